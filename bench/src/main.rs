@@ -1,0 +1,2 @@
+//! The bench command: paired measurements of every path.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The front driver.
+#![no_std]

@@ -1,0 +1,2 @@
+//! poolfs: the command line.
+fn main() {}

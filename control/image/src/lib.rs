@@ -1,0 +1,1 @@
+//! OCI images: import, layers, configuration.

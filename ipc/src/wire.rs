@@ -1,0 +1,378 @@
+//! The messages of the user-level path, byte by byte: handshake, adoption, requests and replies.
+//!
+//! All numbers are little-endian (both ends run on one machine). Every structure has a fixed size, no padding and no
+//! invalid bit patterns; what its fields mean is checked once, by the side that receives it.
+
+use poolfs_types::{Attributes, FileType, Timestamp};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// First word of every handshake message: `PFS1`.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
+
+/// Version of everything in this module; both ends must have the same.
+pub const VERSION: u32 = 1;
+
+/// File-system type of every poolfs mount in `/proc/self/mountinfo`.
+pub const MOUNT_TYPE: &str = "fuse.poolfs";
+
+/// Prefix of the source field of a poolfs mount; the instance's name follows.
+pub const MOUNT_SOURCE_PREFIX: &str = "poolfs:";
+
+/// Where an instance's socket is found, on the host and in its containers: `/run/poolfs/INSTANCE.sock`.
+pub const SOCKET_DIRECTORY: &str = "/run/poolfs";
+
+/// What comes after the instance's name in its socket's file name.
+pub const SOCKET_SUFFIX: &str = ".sock";
+
+/// The client's first message on the instance's socket (`SOCK_SEQPACKET`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Hello {
+    /// [`MAGIC`]
+    pub magic: u32,
+    /// [`VERSION`]
+    pub version: u32,
+}
+
+/// The service's answer to [`Hello`], with the descriptors of the buffers' memory file and of each queue's, in that order.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Welcome {
+    /// [`MAGIC`]
+    pub magic: u32,
+    /// [`VERSION`]
+    pub version: u32,
+    /// The session's number in its instance.
+    pub session: u32,
+    /// Request buffers in the memory file.
+    pub buffers: u32,
+    /// Bytes of one buffer's data area.
+    pub buffer_data: u32,
+    /// Request queues (one per core group): as many descriptors follow the first.
+    pub queues: u32,
+    /// Slots of each queue, a power of two.
+    pub queue_slots: u32,
+    /// Core group of CPU n in byte n (CPUs from 64 on: group 0).
+    pub group_of_cpu: [u8; 64],
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Number of the adoption ioctl: `_IOWR('P', 1, [u8; 64])`. Sent on a descriptor of the mount.
+pub const ADOPT: u32 = (3 << 30) | (64 << 16) | ((b'P' as u32) << 8) | 1;
+
+/// What the adoption ioctl carries, in and out. The service matches the calling thread to its process's session.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Adopt {
+    /// In: [`MAGIC`].
+    pub magic: u32,
+    /// In: the session's number.
+    pub session: u32,
+    /// Out: the handle, for requests of this session; 0: not to be had, use the kernel.
+    pub handle: u64,
+    /// Out: the file's inode number.
+    pub inode: u64,
+    /// Out: the open flags (`O_*`) of the description.
+    pub open_flags: u32,
+    /// Out: `st_mode` at that moment.
+    pub mode: u32,
+    /// Zero.
+    pub reserved: [u8; 32],
+}
+
+/// What a request asks. The file is named by `handle` when `path_length` is 0, else by the path: relative to the adopted
+/// directory `directory`, or from the instance's root when that is 0. Paths are the first `path_length` bytes of the
+/// data area; a second path, name or value follows with `second_length`, a value after a name with `third_length`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Operation {
+    /// Nothing; answers `value` = `offset`. For measuring a round trip.
+    Echo = 1,
+    /// `handle`, `offset`, `length`: bytes into the data area, their count into `length`.
+    Read = 2,
+    /// `handle`, `offset`, `length` bytes of the data area; `value` = offset of the first byte written, `length` = count.
+    Write = 3,
+    /// Attributes of file or path ([`RequestFlags::NO_FOLLOW`]).
+    Stat = 4,
+    /// Whether the session's (real: [`RequestFlags::REAL_IDS`], effective otherwise) ids may `mode` (R 4, W 2, X 1, 0 exists).
+    Access = 5,
+    /// `offset` = the new size; by handle (must be writable) or path.
+    Truncate = 6,
+    /// `handle`; [`RequestFlags::DATA_ONLY`] for fdatasync.
+    Sync = 7,
+    /// `handle`, `mode` = `FALLOC_FL_*`, `offset`, `length`.
+    Allocate = 8,
+    /// `handle`, `offset`; `mode` = 3 SEEK_DATA, 4 SEEK_HOLE; `value` = the offset found.
+    Seek = 9,
+    /// `handle` at `offset` to `second_handle` at `second_offset`, `length` bytes; `value` = count.
+    CopyRange = 10,
+    /// Path, `mode`, `umask`.
+    MakeDirectory = 11,
+    /// Path; `EISDIR` as Linux's unlink.
+    Unlink = 12,
+    /// Path to `second_directory` and second path; `mode` = `RENAME_*`. Directories are answered [`Status::UseKernel`].
+    Rename = 13,
+    /// File or path (`NO_FOLLOW` unless AT_SYMLINK_FOLLOW) gets the second path as a name.
+    Link = 14,
+    /// Path gets a symbolic link to the second string.
+    SymbolicLink = 15,
+    /// Path; target into the data area, its length into `length`.
+    ReadLink = 16,
+    /// Path, `mode` with type, `device`, `umask`.
+    MakeNode = 17,
+    /// File or path, `mode`.
+    ChangeMode = 18,
+    /// File or path (`NO_FOLLOW`), `uid`, `gid`; `u32::MAX` leaves one alone.
+    ChangeOwner = 19,
+    /// File or path (`NO_FOLLOW`), `times`.
+    SetTimes = 20,
+    /// File or path (`NO_FOLLOW`), name in second; up to `length` bytes of value into the data area; `value` = its size;
+    /// `length` 0 asks for the size only.
+    GetXattr = 21,
+    /// File or path, name in second, value in third, `mode` = `XATTR_*`.
+    SetXattr = 22,
+    /// File or path; names, each with a NUL, into the data area, as `GetXattr`.
+    ListXattr = 23,
+    /// File or path, name in second.
+    RemoveXattr = 24,
+    /// File or path; a [`WireStatfs`] into the data area.
+    Statfs = 25,
+}
+
+impl Operation {
+    /// All operations, in the order of their numbers.
+    pub const ALL: [Operation; 25] = [
+        Self::Echo,
+        Self::Read,
+        Self::Write,
+        Self::Stat,
+        Self::Access,
+        Self::Truncate,
+        Self::Sync,
+        Self::Allocate,
+        Self::Seek,
+        Self::CopyRange,
+        Self::MakeDirectory,
+        Self::Unlink,
+        Self::Rename,
+        Self::Link,
+        Self::SymbolicLink,
+        Self::ReadLink,
+        Self::MakeNode,
+        Self::ChangeMode,
+        Self::ChangeOwner,
+        Self::SetTimes,
+        Self::GetXattr,
+        Self::SetXattr,
+        Self::ListXattr,
+        Self::RemoveXattr,
+        Self::Statfs,
+    ];
+
+    /// The operation with this number, if there is one.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get((number as usize).wrapping_sub(1)).copied()
+    }
+}
+
+bitflags::bitflags! {
+    /// Modifiers of a request.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RequestFlags: u32 {
+        /// a symbolic link as last component is the object itself
+        const NO_FOLLOW = 1;
+        /// `fdatasync` instead of `fsync`
+        const DATA_ONLY = 2;
+        /// `access` by the real instead of the effective ids
+        const REAL_IDS = 4;
+    }
+}
+
+/// A time in a request.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct WireTime {
+    /// Whole seconds.
+    pub seconds: i64,
+    /// 0..=999,999,999, or `UTIME_NOW` (0x3fffffff), or `UTIME_OMIT` (0x3ffffffe).
+    pub nanoseconds: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A request, at a fixed place of its buffer.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Request {
+    /// An [`Operation`].
+    pub operation: u32,
+    /// [`RequestFlags`].
+    pub flags: u32,
+    /// An adopted handle, or 0.
+    pub handle: u64,
+    /// An adopted directory's handle, or 0 for the instance's root.
+    pub directory: u64,
+    /// The target's adopted handle (copy range), or 0.
+    pub second_handle: u64,
+    /// The second path's directory, as `directory`.
+    pub second_directory: u64,
+    /// Offset or size.
+    pub offset: u64,
+    /// The second file's offset.
+    pub second_offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Mode, mask, flags or whence, by operation.
+    pub mode: u32,
+    /// Device number (Linux's 32-bit encoding).
+    pub device: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// The caller's umask.
+    pub umask: u32,
+    /// Bytes of the path.
+    pub path_length: u32,
+    /// Bytes of the second string.
+    pub second_length: u32,
+    /// Bytes of the third string.
+    pub third_length: u32,
+    /// Access and modification time.
+    pub times: [WireTime; 2],
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Status {
+    /// served; the reply's fields say what came out
+    Done = 0,
+    /// failed with `errno`
+    Failed = 1,
+    /// not served here, nothing happened: the same call through the kernel will be right
+    UseKernel = 2,
+    /// A symbolic link was met: nothing happened. The data area holds the path to go on with (`length` bytes), absolute when
+    /// it begins with a slash (then from the process's root), else relative to the same starting point as before.
+    Redirect = 3,
+    /// as `Redirect`, for the second path
+    RedirectSecond = 4,
+}
+
+impl Status {
+    /// The status with this number, if there is one.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::Done,
+            1 => Self::Failed,
+            2 => Self::UseKernel,
+            3 => Self::Redirect,
+            4 => Self::RedirectSecond,
+            _ => return None,
+        })
+    }
+}
+
+/// Attributes in a reply.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct WireAttributes {
+    /// `st_ino`
+    pub inode: u64,
+    /// `st_size`
+    pub size: u64,
+    /// `st_blocks`, units of 512 bytes
+    pub blocks: u64,
+    /// `st_mode`
+    pub mode: u32,
+    /// `st_nlink`
+    pub links: u32,
+    /// `st_uid`
+    pub uid: u32,
+    /// `st_gid`
+    pub gid: u32,
+    /// `st_rdev`, Linux's 32-bit encoding
+    pub device: u32,
+    /// Nanoseconds of access, modification and change.
+    pub nanoseconds: [u32; 3],
+    /// Seconds of access, modification and change.
+    pub seconds: [i64; 3],
+}
+
+impl From<&Attributes> for WireAttributes {
+    fn from(a: &Attributes) -> Self {
+        Self {
+            inode: a.inode,
+            size: a.size,
+            blocks: a.blocks,
+            mode: a.mode(),
+            links: a.links,
+            uid: a.uid,
+            gid: a.gid,
+            device: a.device,
+            nanoseconds: [a.accessed.nanoseconds, a.modified.nanoseconds, a.changed.nanoseconds],
+            seconds: [a.accessed.seconds, a.modified.seconds, a.changed.seconds],
+        }
+    }
+}
+
+impl WireAttributes {
+    /// The attributes, or nothing when the peer sent a type that does not exist.
+    #[must_use]
+    pub fn to_attributes(&self) -> Option<Attributes> {
+        let time = |i: usize| Timestamp { seconds: self.seconds[i], nanoseconds: self.nanoseconds[i].min(999_999_999) };
+        Some(Attributes {
+            inode: self.inode,
+            file_type: FileType::from_mode(self.mode)?,
+            permissions: self.mode & 0o7777,
+            links: self.links,
+            uid: self.uid,
+            gid: self.gid,
+            device: self.device,
+            size: self.size,
+            blocks: self.blocks,
+            accessed: time(0),
+            modified: time(1),
+            changed: time(2),
+        })
+    }
+}
+
+/// Filesystem statistics in a reply's data area.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct WireStatfs {
+    /// All blocks.
+    pub blocks: u64,
+    /// Free blocks.
+    pub blocks_free: u64,
+    /// Blocks free to users other than root.
+    pub blocks_available: u64,
+    /// All inodes.
+    pub files: u64,
+    /// Free inodes.
+    pub files_free: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Longest name.
+    pub name_max: u32,
+}
+
+/// A reply, at a fixed place of its buffer.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Reply {
+    /// A [`Status`].
+    pub status: u32,
+    /// The errno (1..=4095) when `Failed`.
+    pub errno: i32,
+    /// A number, by operation.
+    pub value: u64,
+    /// Bytes moved, or of what the data area holds.
+    pub length: u64,
+    /// The file's attributes after the operation (stat, truncate, chmod and the like).
+    pub attributes: WireAttributes,
+}

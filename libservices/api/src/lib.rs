@@ -1,0 +1,384 @@
+//! The one interface of every storage layer: [`Libservice`], its contract, its in-memory reference and its judges.
+//!
+//! A filesystem instance is a stack (or tree) of layers: union, cache, local ... Each sees only the layers below it,
+//! through this trait, and nothing is global. The contract below is what [`conformance`] and [`random_operations`]
+//! check; both run unchanged over every layer and every stack.
+//!
+//! # The contract
+//!
+//! **Nodes.** A [`NodeId`] names one object. `lookup`, `create`, `mkdir`, `mknod`, `symlink` and `link` return an
+//! [`Entry`] and take one reference on its node for the caller; `forget` gives references back. While the caller
+//! holds a reference (or a handle on the node) the number names the same object, also after its last name is gone.
+//! [`NodeId::ROOT`] needs no reference. Hard links of one file have one node. A number is never reused for another
+//! object. A number nobody gave out, or forgotten long ago, is answered `ESTALE`; that is the caller's mistake and
+//! never a crash.
+//!
+//! **Handles.** `open`, `create` and `opendir` return a [`HandleId`], valid until `release` (which never fails and
+//! is called exactly once). Reading needs a handle whose flags are readable, writing one that is writable, else
+//! `EBADF`. A handle stays good after unlink and rename. A handle keeps the number of no other file alive.
+//!
+//! **Who decides.** Layers check types and structure (`ENOTDIR`, `EEXIST`, `ENOTEMPTY` ...), never permissions: the
+//! service has done that. They store owner, group and mode as [`Caller`] and the call say, after taking the umask
+//! away or applying the parent's default ACL (`system.posix_acl_default`) as Linux does. They do not look at the
+//! parent's set-group-id bit; set-id bits of a written file are the service's business too.
+//!
+//! **Order of checks** where several errors apply: node or handle validity, then the parent's type (`ENOTDIR`), then
+//! existence, then the object's type, then space.
+//!
+//! **Times.** Creating or removing a name sets `modified` and `changed` of the directory; writing, truncating and
+//! allocating set `modified` and `changed` of the file; changes of attributes, xattrs and links set `changed`.
+//! A truncate to the same size sets them too. Layers do not maintain `accessed` on reads.
+//!
+//! **Bytes.** A read that starts below the size returns what is there up to it; at or beyond the size it returns 0.
+//! Holes and extended ranges read as zeros. After `write` returned, every later read of any handle sees it. A write
+//! of an `APPEND` handle goes to the end of the file, atomically against other appends. A write may be short only
+//! when space ran out after some bytes; the next one then fails.
+//!
+//! **Durability.** After `fsync` of a handle returned Ok, the content (and with [`Durability::All`] the attributes)
+//! survive a crash of everything; fsync of a directory handle makes its names durable. A layer that delays writes
+//! reports a failed write-back once to every handle open at that time, by that handle's next `fsync` or `flush`.
+//! [`Libservice::sync`] does it for the whole layer.
+//!
+//! **Concurrency.** Every method may be called from many threads at once. No call may wait for another call's
+//! caller. Multi-block reads are not atomic against writes.
+//!
+//! **Hold.** A layer that delays writes keeps back a held block until the hold is released or the node is gone; held
+//! blocks count as dirty for `fsync` only after the release.
+
+#![forbid(unsafe_code)]
+
+mod error;
+
+pub use error::{Error, Result};
+pub use poolfs_types as types;
+
+use poolfs_types::{
+    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
+    RenameFlags, SeekTo, SetAttributes, XattrFlags,
+};
+use std::ops::{ControlFlow, Range};
+
+/// A name resolved: the node, with one reference for the caller, and its attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The node.
+    pub node: NodeId,
+    /// Its attributes at that moment.
+    pub attributes: Attributes,
+}
+
+/// One entry of a directory listing.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectoryEntry<'a> {
+    /// The name; never `.` or `..`.
+    pub name: Name<'a>,
+    /// The inode number, equal to what `lookup` of the name reports.
+    pub inode: u64,
+    /// The type.
+    pub file_type: FileType,
+    /// Where a listing goes on after this entry; never 0.
+    pub cookie: u64,
+}
+
+/// How much `fsync` makes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// content and what is needed to read it back (`fdatasync`)
+    Data,
+    /// all attributes as well (`fsync`)
+    All,
+}
+
+/// What a write did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes written.
+    pub count: usize,
+    /// Where the first of them went (the old end of the file for an `APPEND` handle).
+    pub offset: u64,
+}
+
+/// One storage layer. See the crate's documentation for the contract.
+///
+/// Methods return exactly one [`Error`] each; those named under "Errors" are required by the conformance suite, others
+/// (`EIO`, `ENOSPC`, `EDQUOT`, `ENOMEM`, `EROFS`) may come from below at any time.
+pub trait Libservice: Send + Sync {
+    /// Resolves one name.
+    ///
+    /// # Errors
+    /// `ENOTDIR` when `parent` is none, `ENOENT` when there is no such name.
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry>;
+
+    /// Gives back `count` references on `node`. Unknown nodes and excess counts are ignored.
+    fn forget(&self, node: NodeId, count: u64);
+
+    /// The attributes of `node`.
+    ///
+    /// # Errors
+    /// `ESTALE` when the node is unknown.
+    fn getattr(&self, caller: &Caller, node: NodeId) -> Result<Attributes>;
+
+    /// Changes attributes, all or (on an error) as few as possible, and returns the new ones. With a size, a writable
+    /// `handle` may be given, whose access then counts instead of the node's state.
+    ///
+    /// # Errors
+    /// A size: `EISDIR` for a directory, `EINVAL` for what is neither file nor directory, `EFBIG` beyond the layer's largest
+    /// file, `EBADF` for a handle that is not writable.
+    fn setattr(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        changes: &SetAttributes,
+        handle: Option<HandleId>,
+    ) -> Result<Attributes>;
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// `EINVAL` when `node` is no symbolic link.
+    fn readlink(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>>;
+
+    /// Creates a regular file, which must not exist, and opens it (`flags`: access mode, `APPEND`, sync bits).
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOTDIR`, `ENOENT` when `parent` has been removed.
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)>;
+
+    /// Creates a regular file, fifo, socket or device node.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOTDIR`, `EINVAL` for a type that has its own call, `ENOENT` when `parent` has been removed.
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        file_type: FileType,
+        permissions: u32,
+        device: u32,
+    ) -> Result<Entry>;
+
+    /// Creates a directory.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOTDIR`, `EMLINK`, `ENOENT` when `parent` has been removed.
+    fn mkdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>, permissions: u32) -> Result<Entry>;
+
+    /// Creates a symbolic link to `target` (1 to 4095 bytes, no NUL: `ENOENT`, `ENAMETOOLONG`, `EINVAL`).
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOTDIR`, `ENOENT` when `parent` has been removed.
+    fn symlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry>;
+
+    /// Gives `node` another name.
+    ///
+    /// # Errors
+    /// `EPERM` for a directory, `EEXIST`, `ENOTDIR`, `EMLINK`, `ENOENT` when `node` has no name left or `parent` has
+    /// been removed.
+    fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry>;
+
+    /// Removes a name of something that is not a directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR` when `parent` is none, `EISDIR` for a directory.
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()>;
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`.
+    fn rmdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()>;
+
+    /// Renames, within the layer. Two names of one file: nothing happens, and it succeeds.
+    ///
+    /// # Errors
+    /// `ENOENT`; `EEXIST` with `NO_REPLACE`; `EISDIR`/`ENOTDIR` when file and directory meet; `ENOTEMPTY`; `EINVAL` for a
+    /// directory into itself or below, and for contradicting flags.
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        new_parent: NodeId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()>;
+
+    /// Opens a regular file. `CREATE` and `EXCLUSIVE` are ignored; `TRUNCATE` with write access truncates.
+    ///
+    /// # Errors
+    /// `EISDIR` for a directory, `ELOOP` for a symbolic link, `ENXIO` for devices, fifos and sockets (the kernel opens
+    /// those itself).
+    fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId>;
+
+    /// Reads up to `buffer.len()` bytes at `offset`; returns how many.
+    ///
+    /// # Errors
+    /// `EBADF` when the handle is unknown, not readable or a directory's.
+    fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize>;
+
+    /// Writes `data` at `offset`, or at the end for an `APPEND` handle.
+    ///
+    /// # Errors
+    /// `EBADF` when the handle is unknown, not writable or a directory's; `EFBIG` beyond the layer's largest file.
+    fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written>;
+
+    /// Allocates, punches or zeroes a range.
+    ///
+    /// # Errors
+    /// `EBADF`; `EINVAL` for a length of 0; `EOPNOTSUPP` for a mode the layer lacks and for `PUNCH_HOLE` without `KEEP_SIZE`;
+    /// `EFBIG`.
+    fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()>;
+
+    /// The next data or hole at or after `offset`. A layer that does not know holes calls everything below the size data.
+    ///
+    /// # Errors
+    /// `ENXIO` at or beyond the size, and for data when only holes follow; `EBADF`.
+    fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64>;
+
+    /// Makes the file or directory of `handle` durable.
+    ///
+    /// # Errors
+    /// `EBADF`; what a write-back met since this handle last asked.
+    fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()>;
+
+    /// Called at each close of a descriptor: a chance to report a failed write-back.
+    ///
+    /// # Errors
+    /// `EBADF`; what a write-back met since this handle last asked.
+    fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()>;
+
+    /// Ends a handle of a file or directory. Unknown handles are ignored.
+    fn release(&self, handle: HandleId);
+
+    /// Opens a directory for listing.
+    ///
+    /// # Errors
+    /// `ENOTDIR`.
+    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<HandleId>;
+
+    /// Lists from `cookie` (0: the start) until the end or until `visit` breaks; an entry that broke counts as not
+    /// delivered. Names that exist throughout are delivered exactly once by a walk from 0 to the end; starting again at 0 sees
+    /// what is there then.
+    ///
+    /// # Errors
+    /// `EBADF` when the handle is unknown or a file's.
+    fn readdir(
+        &self,
+        caller: &Caller,
+        handle: HandleId,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()>;
+
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`, `EOPNOTSUPP`.
+    fn getxattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>>;
+
+    /// Sets an extended attribute (`name` with its namespace, 1 to 255 bytes: `ERANGE`; `value` up to 65536: `E2BIG`).
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENODATA` by `flags`; `EOPNOTSUPP`.
+    fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()>;
+
+    /// The names of all extended attributes.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`.
+    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>>;
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`, `EOPNOTSUPP`.
+    fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()>;
+
+    /// Space and inodes of the filesystem that holds `node`.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics>;
+
+    /// Makes everything durable that was written before the call.
+    ///
+    /// # Errors
+    /// The first failure; the rest is still tried.
+    fn sync(&self) -> Result<()>;
+
+    /// Makes the content of a byte range durable, before anything written later. A layer may do more than asked.
+    ///
+    /// # Errors
+    /// As [`Libservice::fsync`].
+    fn flush_range(&self, caller: &Caller, handle: HandleId, range: Range<u64>) -> Result<()> {
+        let _ = range;
+        self.fsync(caller, handle, Durability::Data)
+    }
+
+    /// Holds the blocks of a byte range back from write-back, or lets them go. Layers that write at once ignore it.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    fn hold(&self, caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {
+        let _ = (caller, handle, range, held);
+        Ok(())
+    }
+
+    /// Copies bytes between two files of the layer without passing them through the caller; returns how many.
+    ///
+    /// # Errors
+    /// `EBADF`; `EINVAL` for overlapping ranges of one file.
+    fn copy_range(
+        &self,
+        caller: &Caller,
+        source: HandleId,
+        source_offset: u64,
+        target: HandleId,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        let mut buffer = vec![0; length.min(1 << 17) as usize];
+        let mut done = 0;
+        while done < length {
+            let want = (length - done).min(buffer.len() as u64) as usize;
+            let got = match self.read(caller, source, source_offset + done, &mut buffer[..want]) {
+                Ok(0) => break,
+                Ok(got) => got,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            };
+            match self.write(caller, target, target_offset + done, &buffer[..got]) {
+                Ok(written) => {
+                    done += written.count as u64;
+                    if written.count < got {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Whether the layer refuses every change with `EROFS`.
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+/// Shorthand for a failing call.
+///
+/// # Errors
+/// Always `errno`.
+pub fn fail<T>(errno: Errno) -> Result<T> {
+    Err(Error::from(errno))
+}

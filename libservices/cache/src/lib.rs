@@ -1,0 +1,1 @@
+//! The user-level page and metadata cache over any layer.

@@ -1,0 +1,1 @@
+//! The local-directory backend client: a directory tree, never left.

@@ -1,0 +1,134 @@
+//! What steers a filesystem service: the configuration it starts with, control messages and status.
+//!
+//! The command line (and later the engine) starts a service as a process with a [`ServiceConfig`] as JSON on its
+//! standard input, and talks to it over the Unix socket named there (`SOCK_STREAM`, root only): one JSON [`Command`] a
+//! line, answered by one JSON [`Answer`] a line. No byte of file data passes here.
+
+mod status;
+
+pub use status::{
+    CacheStatus, Histogram, InstanceStatus, KindStatus, OperationPath, ServiceStatus, SketchDamage, UnionStatus,
+};
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// What a service is told at its start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceConfig {
+    /// The pool's name.
+    pub pool: String,
+    /// The CPUs the service's threads run on.
+    pub cpus: Vec<u32>,
+    /// Most bytes of cached file content.
+    pub cache_bytes: u64,
+    /// Where the control socket is made.
+    pub control_socket: PathBuf,
+    /// Where the instances' sockets are made (`INSTANCE.sock`).
+    pub socket_directory: PathBuf,
+}
+
+/// What a filesystem instance is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum StackSpec {
+    /// One directory, no union.
+    Directory {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// A union.
+    Union {
+        /// The writable branch.
+        upper: PathBuf,
+        /// The read-only branches, topmost first.
+        lowers: Vec<PathBuf>,
+    },
+}
+
+/// One filesystem instance to be mounted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MountSpec {
+    /// The instance's name, unique on the host (`POOL-N`): letters, digits, `-`, `_`, `.`; at most 64 bytes.
+    pub instance: String,
+    /// Where the FUSE filesystem is mounted; an existing directory, absolute.
+    pub mount_point: PathBuf,
+    /// The layers.
+    pub stack: StackSpec,
+    /// Whether the kernel may be asked for set-user-id programs and device files (containers: yes).
+    pub devices: bool,
+    /// The root of the applications that will use the instance: the mount point itself for a container, `/` otherwise.
+    /// Absolute symbolic links are followed from there.
+    pub is_root: bool,
+}
+
+/// A control message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Command {
+    /// Mount an instance.
+    Mount(MountSpec),
+    /// Flush and unmount an instance.
+    Unmount {
+        /// Its name.
+        instance: String,
+    },
+    /// Tell what is going on.
+    Status,
+    /// Unmount everything, flush, end.
+    Shutdown,
+}
+
+/// The answer to a [`Command`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// Not done, nothing changed.
+    Failed {
+        /// The thing, the cause and the remedy.
+        message: String,
+    },
+    /// To [`Command::Status`].
+    Status(Box<ServiceStatus>),
+}
+
+/// Whether `name` may name an instance or a pool: 1 to 64 bytes of ASCII letters, digits, `-`, `_` and `.`, beginning with a
+/// letter or digit. Such a name is safe as a file name, in mountinfo and in a shell.
+#[must_use]
+pub fn is_valid_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 64
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && name.as_bytes()[0].is_ascii_alphanumeric()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_safe() {
+        assert!(is_valid_name("pool-1.a_b"));
+        for bad in ["", ".", "..", "-x", "a/b", "a b", "ü", &"x".repeat(65)] {
+            assert!(!is_valid_name(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn commands_survive_a_round_trip_and_strangers_are_refused() {
+        let command = Command::Mount(MountSpec {
+            instance: "p-1".into(),
+            mount_point: "/mnt/a".into(),
+            stack: StackSpec::Union { upper: "/u".into(), lowers: vec!["/l1".into(), "/l2".into()] },
+            devices: true,
+            is_root: true,
+        });
+        let text = serde_json::to_string(&command).expect("serializable");
+        assert_eq!(serde_json::from_str::<Command>(&text).expect("its own output"), command);
+        assert!(serde_json::from_str::<Command>(r#"{"command":"reboot"}"#).is_err());
+    }
+}

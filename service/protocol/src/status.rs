@@ -1,0 +1,145 @@
+//! What a service tells of itself.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Which way an operation came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OperationPath {
+    /// by request over shared memory
+    Library,
+    /// by the kernel, through FUSE
+    Fuse,
+}
+
+/// How often one kind of operation was served on one path, and how long it took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindStatus {
+    /// Operations served.
+    pub count: u64,
+    /// Those that ended with an errno.
+    pub errors: u64,
+    /// Median service time, nanoseconds.
+    pub p50_ns: u64,
+    /// 99th percentile of the service time, nanoseconds.
+    pub p99_ns: u64,
+}
+
+/// Service times by powers of two: bucket n counts times of 2^n up to 2^(n+1)-1 nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram(pub [u64; 40]);
+
+impl Histogram {
+    /// The upper edge of the bucket in which the `percent`th percentile falls; 0 when nothing was counted.
+    #[must_use]
+    pub fn percentile(&self, percent: u64) -> u64 {
+        let total: u64 = self.0.iter().sum();
+        let rank = (total * percent).div_ceil(100);
+        let mut seen = 0;
+        for (bucket, &count) in self.0.iter().enumerate() {
+            seen += count;
+            if count > 0 && seen >= rank {
+                return (2 << bucket) - 1;
+            }
+        }
+        0
+    }
+}
+
+/// The cache of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheStatus {
+    /// Most bytes the cache may hold.
+    pub limit_bytes: u64,
+    /// Bytes it holds.
+    pub used_bytes: u64,
+    /// Bytes not yet written back.
+    pub dirty_bytes: u64,
+    /// Bytes of branches that more than one instance uses.
+    pub shared_bytes: u64,
+    /// Bytes of branches that one instance uses.
+    pub private_bytes: u64,
+    /// Block reads answered from the cache.
+    pub hits: u64,
+    /// Block reads that went below.
+    pub misses: u64,
+    /// Blocks evicted.
+    pub evictions: u64,
+}
+
+/// A sketch that cannot be read, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SketchDamage {
+    /// The file, relative to the union's root.
+    pub path: String,
+    /// What is wrong with it.
+    pub cause: String,
+}
+
+/// What a union did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnionStatus {
+    /// Files copied up as sketches.
+    pub sketches: u64,
+    /// Blocks of 4096 bytes that moved to the upper branch because they were written.
+    pub blocks_moved: u64,
+    /// Blocks of which a part had to be copied from below.
+    pub blocks_copied: u64,
+    /// Directories, links and special files copied up.
+    pub objects_copied: u64,
+    /// Sketches that answer EIO.
+    pub damaged: Vec<SketchDamage>,
+}
+
+/// One filesystem instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InstanceStatus {
+    /// Its name.
+    pub instance: String,
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// Sessions of the library now.
+    pub sessions: u64,
+    /// Open handles.
+    pub handles: u64,
+    /// Nodes the kernel knows.
+    pub nodes: u64,
+    /// Bytes of its files the kernel's page cache holds besides, for FUSE readers (an estimate from what it read).
+    pub kernel_cached_bytes: u64,
+    /// By path, then by kind of operation.
+    pub operations: BTreeMap<OperationPath, BTreeMap<String, KindStatus>>,
+    /// Of a union.
+    pub union: Option<UnionStatus>,
+}
+
+/// A whole service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServiceStatus {
+    /// The pool's name.
+    pub pool: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since its start.
+    pub uptime_seconds: u64,
+    /// The cache.
+    pub cache: CacheStatus,
+    /// The instances.
+    pub instances: Vec<InstanceStatus>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_fall_into_the_right_bucket() {
+        let mut histogram = Histogram([0; 40]);
+        assert_eq!(histogram.percentile(50), 0);
+        histogram.0[3] = 98;
+        histogram.0[10] = 2;
+        assert_eq!(histogram.percentile(50), 15);
+        assert_eq!(histogram.percentile(99), 2047);
+    }
+}

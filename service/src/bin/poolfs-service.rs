@@ -1,0 +1,2 @@
+//! The filesystem service process.
+fn main() {}

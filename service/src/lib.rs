@@ -1,0 +1,1 @@
+//! The filesystem service: one process per pool.

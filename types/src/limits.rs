@@ -1,0 +1,22 @@
+//! The sizes both ends rely on.
+
+/// Bytes of one block: the unit of copy-on-write, caching and block maps.
+pub const BLOCK_SIZE: usize = 4096;
+
+/// `log2` of [`BLOCK_SIZE`].
+pub const BLOCK_SHIFT: u32 = 12;
+
+/// Most bytes of one name, without a terminator.
+pub const NAME_MAX: usize = 255;
+
+/// Most bytes of one path in a request, without a terminator (Linux's PATH_MAX less the terminator).
+pub const PATH_MAX: usize = 4095;
+
+/// Most symbolic links one path may lead through (Linux's MAXSYMLINKS).
+pub const SYMLINKS_MAX: usize = 40;
+
+/// Most bytes of one extended attribute's value (Linux's XATTR_SIZE_MAX).
+pub const XATTR_VALUE_MAX: usize = 65536;
+
+/// Most bytes of a file: offsets are signed 64-bit numbers.
+pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
