@@ -1,2 +1,58 @@
-//! The project's own checks and chores.
-fn main() {}
+//! The project's own checks and chores: `cargo xtask tidy`, `leftovers`, `stages`.
+//!
+//! What a document of this project demands and a program can check is checked here.
+
+mod leftovers;
+mod stages;
+mod tidy;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Checks and chores of the poolfs workspace.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Check the crate graph, where `unsafe` stands, file sizes, first lines and the preload library's imports.
+    Tidy,
+    /// Record what is on the machine (mounts, processes, control groups, loop devices, IPC, sockets), or compare with it.
+    Leftovers {
+        #[command(subcommand)]
+        action: LeftoversAction,
+    },
+    /// Run the stages of `make test`, print the time of each, and fail after 60 minutes.
+    Test {
+        /// Run only the stages whose names contain this.
+        #[arg(long)]
+        only: Option<String>,
+    },
+}
+
+#[derive(Subcommand)]
+enum LeftoversAction {
+    /// Write what is there now.
+    Record {
+        /// The file to write.
+        file: PathBuf,
+    },
+    /// Fail, and name it, when something is there that was not.
+    Compare {
+        /// The file `record` wrote.
+        file: PathBuf,
+    },
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().task {
+        Task::Tidy => tidy::run(),
+        Task::Leftovers { action: LeftoversAction::Record { file } } => leftovers::record(&file),
+        Task::Leftovers { action: LeftoversAction::Compare { file } } => leftovers::compare(&file),
+        Task::Test { only } => stages::run(only.as_deref()),
+    }
+}

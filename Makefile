@@ -1,0 +1,48 @@
+# The two that matter: `make run` shows poolfs at work on a real container image, `make test` runs all tests.
+# Both install what is missing first and leave nothing behind outside this folder (but the Debian packages).
+
+CARGO ?= cargo
+WORK := .poolfs-demo
+TOOLS := target/tools
+
+.PHONY: run test build lint suites soak bench clean help packages tools preload
+
+help:
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: build $(WORK)/root.tar ## the main job: two containers of a Debian image on a filesystem service of their own
+	target/release/poolfs demo --root-image $(WORK)/root.tar --work $(WORK)
+
+$(WORK)/root.tar: | packages
+	packaging/make-root-image.sh $@
+
+build: packages preload ## everything, in release mode
+	$(CARGO) build --release --bins
+	install -m 755 target/preload/libpoolfs_preload.so target/preload/libpoolfs.so target/release/
+
+# Alone, one after the other: a build together with the workspace would give them std's symbols.
+preload:
+	$(CARGO) build -p poolfs-preload --profile preload
+	$(CARGO) build -p poolfs-capi --profile preload
+
+packages:
+	@packaging/install-missing.sh
+
+tools: packages
+	@test -x $(TOOLS)/bin/pjdfstest || $(CARGO) install --quiet --locked --root $(TOOLS) --version 0.2.2 pjdfstest
+	@test -x $(TOOLS)/bin/fsx || $(CARGO) install --quiet --locked --root $(TOOLS) --version 0.3.2 fsx
+
+test: build tools ## all tests: unit, models, conformance, programs over real mounts (at most 60 minutes)
+	$(CARGO) xtask tidy
+	$(CARGO) xtask test
+
+lint: packages ## format, clippy, licences and sources of dependencies, the project's own rules
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy -p poolfs-preload --profile preload -- -D warnings
+	$(CARGO) clippy -p poolfs-capi --profile preload -- -D warnings
+	@test -x $(TOOLS)/bin/cargo-deny || $(CARGO) install --quiet --locked --root $(TOOLS) cargo-deny
+	$(TOOLS)/bin/cargo-deny check bans licenses sources
+
+clean: ## remove what was built, the demo's image included
+	rm -rf target $(WORK)

@@ -1,0 +1,93 @@
+//! The stages of `make test`: each timed, the first failure ends the run, 60 minutes are the end in any case.
+
+use crate::tidy::workspace_root;
+use anyhow::{Context, Result, bail};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60 * 60);
+
+struct Stage {
+    name: &'static str,
+    command: &'static [&'static str],
+    environment: &'static [(&'static str, &'static str)],
+}
+
+const STAGES: &[Stage] = &[
+    Stage {
+        name: "unit, conformance and crate tests",
+        command: &[
+            "cargo",
+            "test",
+            "--workspace",
+            "--exclude",
+            "poolfs-preload",
+            "--exclude",
+            "poolfs-capi",
+            "--exclude",
+            "poolfs-tests",
+        ],
+        environment: &[],
+    },
+    Stage {
+        name: "models of queue and buffer states (loom)",
+        command: &["cargo", "test", "-p", "poolfs-ipc", "--release", "--lib", "loom"],
+        environment: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom"), ("LOOM_MAX_PREEMPTIONS", "2")],
+    },
+    Stage { name: "end to end, over real mounts", command: &["cargo", "test", "-p", "poolfs-tests"], environment: &[] },
+];
+
+/// Runs the stages whose names contain `only`, between two inventories of the machine.
+pub fn run(only: Option<&str>) -> Result<()> {
+    let root = workspace_root();
+    let before = root.join("target/leftovers-before.txt");
+    crate::leftovers::record(&before)?;
+    let start = Instant::now();
+    let mut times = Vec::new();
+    let mut failed = None;
+    for stage in STAGES.iter().filter(|stage| only.is_none_or(|part| stage.name.contains(part))) {
+        println!("==> {}", stage.name);
+        let begun = Instant::now();
+        let passed = run_stage(&root, stage, LIMIT.saturating_sub(start.elapsed()))?;
+        times.push((stage.name, begun.elapsed()));
+        if !passed {
+            failed = Some(stage.name);
+            break;
+        }
+    }
+    println!();
+    for (name, time) in times {
+        println!("{:>6.0} s  {name}", time.as_secs_f64());
+    }
+    crate::leftovers::compare(&before)?;
+    match failed {
+        Some(name) => bail!("stage \"{name}\" failed"),
+        None => Ok(()),
+    }
+}
+
+fn run_stage(root: &std::path::Path, stage: &Stage, left: Duration) -> Result<bool> {
+    let mut command = Command::new(stage.command[0]);
+    command.args(&stage.command[1..]).current_dir(root);
+    for (name, value) in stage.environment {
+        let absolute = *name == "CARGO_TARGET_DIR";
+        command.env(name, if absolute { root.join(value).into_os_string() } else { value.into() });
+    }
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", stage.command[0]))?;
+    let deadline = Instant::now() + left;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.success());
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            bail!(
+                "stage \"{}\" was still running when the run's {} minutes were over",
+                stage.name,
+                LIMIT.as_secs() / 60
+            );
+        }
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+}
