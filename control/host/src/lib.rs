@@ -1,1 +1,49 @@
 //! What the control side asks of the host: control groups, mounts, processes, behind one trait.
+//!
+//! [`Host`] is the whole of it: a few small questions and changes. [`LinuxHost`] asks the kernel, [`RecordingHost`] answers
+//! from a recorded tree and writes down what was asked, so that everything above can be tested without root. Control groups
+//! ([`ControlGroups`]), mount tables ([`MountEntry`]) and process identities ([`ProcessIdentity`]) are plain logic over it.
+//!
+//! Assumptions: one administrator at a time changes a pool (the caller holds the pool's lock); nobody else makes directories
+//! under `poolfs/` in the control-group hierarchies. Nothing here is lasting state.
+
+mod cgroup;
+mod cpus;
+mod error;
+mod linux;
+mod mounts;
+mod process;
+mod recording;
+
+pub use cgroup::{ControlGroups, GroupLayout, Leaf, PoolLimits};
+pub use cpus::CpuSet;
+pub use error::{HostError, Result};
+pub use linux::LinuxHost;
+pub use mounts::{MountEntry, mount_table, parse_mount_table, pool_mounts};
+pub use process::{ProcessIdentity, ProcessSignal, boot_id, parse_start_time};
+pub use recording::RecordingHost;
+
+use std::path::Path;
+use std::time::Duration;
+
+/// What the control side asks of the host.
+pub trait Host: Send + Sync {
+    /// The content of a small text file of the kernel.
+    fn read_text(&self, path: &Path) -> Result<String>;
+    /// Write a value into an existing control file of the kernel.
+    fn write_text(&self, path: &Path, text: &str) -> Result<()>;
+    /// Make a directory; one that exists already is fine.
+    fn make_directory(&self, path: &Path) -> Result<()>;
+    /// Remove an empty directory; one that does not exist is fine.
+    fn remove_directory(&self, path: &Path) -> Result<()>;
+    /// The names of the directories in a directory; none when it does not exist.
+    fn list_directories(&self, path: &Path) -> Result<Vec<String>>;
+    /// Detach what is mounted there (lazily, so that a dead filesystem cannot make it fail).
+    fn detach(&self, mount_point: &Path) -> Result<()>;
+    /// Which process now has this number; none when there is none or it is a zombie.
+    fn identify(&self, pid: u32) -> Option<ProcessIdentity>;
+    /// Send a signal to exactly this process; false when it has ended already.
+    fn signal(&self, process: &ProcessIdentity, signal: ProcessSignal) -> Result<bool>;
+    /// Wait until exactly this process has ended, at most so long; whether it has.
+    fn wait_end(&self, process: &ProcessIdentity, limit: Duration) -> Result<bool>;
+}

@@ -1,0 +1,339 @@
+//! Control groups of pools: `poolfs/POOL/service` and `poolfs/POOL/containers/N`.
+//!
+//! The pool's limit is the sum; the service and the containers have limits of their own that add up to it, so that containers
+//! that run out of memory meet their own limit and never take the service down.
+
+use crate::{CpuSet, Host, HostError, Result, mount_table};
+use std::path::{Path, PathBuf};
+
+/// The directory under which everything of poolfs lives in a hierarchy.
+const PARENT: &str = "poolfs";
+/// Deepest level of groups below a pool that is removed: a container may have made groups of its own.
+const DEPTH_MAX: u32 = 16;
+
+/// One version 1 hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Where it is mounted.
+    pub mount: PathBuf,
+    /// Its controllers; none for a named or a version 2 hierarchy beside version 1.
+    pub controllers: Vec<String>,
+}
+
+/// How control groups are mounted on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupLayout {
+    /// Controllers in hierarchies of their own (also the "hybrid" form with an empty version 2 hierarchy beside).
+    V1(Vec<Hierarchy>),
+    /// One hierarchy for all.
+    V2(PathBuf),
+}
+
+/// What a pool may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolLimits {
+    /// The CPUs.
+    pub cpus: CpuSet,
+    /// Memory of service and containers together, bytes.
+    pub memory_bytes: u64,
+    /// The service's part of it, bytes.
+    pub service_bytes: u64,
+}
+
+/// A group that processes are put in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf<'a> {
+    /// The pool's filesystem service.
+    Service,
+    /// A container, or another command that runs in the pool.
+    Container(&'a str),
+}
+
+/// The control groups of pools on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlGroups {
+    layout: GroupLayout,
+}
+
+impl ControlGroups {
+    /// Find out from the mount table how control groups are mounted.
+    pub fn detect(host: &dyn Host) -> Result<ControlGroups> {
+        let mut version_1 = Vec::new();
+        let mut version_2 = Vec::new();
+        for entry in mount_table(host)? {
+            if entry.kind == "cgroup" {
+                let known = |option: &&str| !matches!(*option, "rw" | "ro") && !option.contains('=');
+                let controllers = entry.super_options.split(',').filter(known).map(str::to_owned).collect();
+                version_1.push(Hierarchy { mount: entry.mount_point, controllers });
+            } else if entry.kind == "cgroup2" {
+                version_2.push(entry.mount_point);
+            }
+        }
+        let serves = |name: &str| version_1.iter().any(|h| h.controllers.iter().any(|c| c == name));
+        let layout = if serves("memory") || serves("cpuset") {
+            version_1.extend(version_2.into_iter().map(|mount| Hierarchy { mount, controllers: Vec::new() }));
+            GroupLayout::V1(version_1)
+        } else {
+            GroupLayout::V2(version_2.into_iter().next().ok_or(HostError::NoControlGroups)?)
+        };
+        Ok(ControlGroups { layout })
+    }
+
+    /// How control groups are mounted.
+    #[must_use]
+    pub fn layout(&self) -> &GroupLayout {
+        &self.layout
+    }
+
+    /// The controllers poolfs needs that this host does not offer.
+    pub fn lacking(&self, host: &dyn Host) -> Result<Vec<&'static str>> {
+        let offered = match &self.layout {
+            GroupLayout::V1(hierarchies) => hierarchies.iter().flat_map(|h| h.controllers.clone()).collect(),
+            GroupLayout::V2(mount) => host
+                .read_text(&mount.join("cgroup.controllers"))?
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>(),
+        };
+        Ok(["cpuset", "memory"].into_iter().filter(|need| !offered.iter().any(|have| have == need)).collect())
+    }
+
+    /// The path of a container's group as an OCI runtime wants it: from the root of every hierarchy.
+    #[must_use]
+    pub fn container_path(pool: &str, container: &str) -> PathBuf {
+        Path::new("/").join(PARENT).join(pool).join("containers").join(container)
+    }
+
+    /// Make a pool's groups with their limits; limits are renewed when they exist.
+    pub fn make_pool(&self, host: &dyn Host, pool: &str, limits: &PoolLimits) -> Result<()> {
+        let containers_bytes = limits.memory_bytes.saturating_sub(limits.service_bytes);
+        let levels = [
+            (PathBuf::from(PARENT), None),
+            (Path::new(PARENT).join(pool), Some(limits.memory_bytes)),
+            (Path::new(PARENT).join(pool).join("service"), Some(limits.service_bytes)),
+            (Path::new(PARENT).join(pool).join("containers"), Some(containers_bytes)),
+        ];
+        for (relative, memory) in &levels {
+            let cpus = if memory.is_some() { Some(&limits.cpus) } else { None };
+            self.make_group(host, relative, cpus, *memory)?;
+        }
+        Ok(())
+    }
+
+    /// Make the group of a container in a pool whose groups exist; without `memory_bytes` it shares the containers' part.
+    pub fn make_container(&self, host: &dyn Host, pool: &str, name: &str, memory_bytes: Option<u64>) -> Result<()> {
+        self.make_group(host, &leaf_path(pool, Leaf::Container(name)), None, memory_bytes)
+    }
+
+    /// Put a process into a group.
+    pub fn attach(&self, host: &dyn Host, pool: &str, leaf: Leaf<'_>, pid: u32) -> Result<()> {
+        let relative = leaf_path(pool, leaf);
+        for (mount, _) in self.limiting() {
+            host.write_text(&mount.join(&relative).join("cgroup.procs"), &pid.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of memory a pool's groups use now, with the page cache charged to them; none when there are no groups.
+    #[must_use]
+    pub fn memory_used(&self, host: &dyn Host, pool: &str) -> Option<u64> {
+        let (mount, file) = match &self.layout {
+            GroupLayout::V1(hierarchies) => (
+                &hierarchies.iter().find(|h| h.controllers.iter().any(|c| c == "memory"))?.mount,
+                "memory.usage_in_bytes",
+            ),
+            GroupLayout::V2(mount) => (mount, "memory.current"),
+        };
+        host.read_text(&mount.join(PARENT).join(pool).join(file)).ok()?.trim().parse().ok()
+    }
+
+    /// Remove a container's group and what it made below, from every hierarchy.
+    pub fn remove_container(&self, host: &dyn Host, pool: &str, name: &str) -> Result<()> {
+        self.remove_everywhere(host, &leaf_path(pool, Leaf::Container(name)))
+    }
+
+    /// Remove a pool's groups, and the common parent when it was the last one.
+    pub fn remove_pool(&self, host: &dyn Host, pool: &str) -> Result<()> {
+        self.remove_everywhere(host, &Path::new(PARENT).join(pool))?;
+        for mount in self.mounts() {
+            let parent = mount.join(PARENT);
+            if host.list_directories(&parent)?.is_empty() {
+                host.remove_directory(&parent)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn mounts(&self) -> Vec<&Path> {
+        match &self.layout {
+            GroupLayout::V1(hierarchies) => hierarchies.iter().map(|h| h.mount.as_path()).collect(),
+            GroupLayout::V2(mount) => vec![mount],
+        }
+    }
+
+    /// The hierarchies in which poolfs sets limits, with what each can limit.
+    fn limiting(&self) -> Vec<(&Path, Vec<&str>)> {
+        let wanted = |name: &&str| matches!(*name, "cpuset" | "memory");
+        match &self.layout {
+            GroupLayout::V1(hierarchies) => hierarchies
+                .iter()
+                .map(|h| {
+                    (h.mount.as_path(), h.controllers.iter().map(String::as_str).filter(wanted).collect::<Vec<_>>())
+                })
+                .filter(|(_, controllers)| !controllers.is_empty())
+                .collect(),
+            GroupLayout::V2(mount) => vec![(mount, vec!["cpuset", "memory"])],
+        }
+    }
+
+    fn make_group(&self, host: &dyn Host, relative: &Path, cpus: Option<&CpuSet>, memory: Option<u64>) -> Result<()> {
+        for (mount, controllers) in self.limiting() {
+            let group = mount.join(relative);
+            host.make_directory(&group)?;
+            match &self.layout {
+                GroupLayout::V1(_) => limit_v1(host, &group, &controllers, cpus, memory)?,
+                GroupLayout::V2(_) => limit_v2(host, &group, cpus, memory)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_everywhere(&self, host: &dyn Host, relative: &Path) -> Result<()> {
+        self.mounts().into_iter().try_for_each(|mount| remove_tree(host, &mount.join(relative), DEPTH_MAX))
+    }
+}
+
+fn leaf_path(pool: &str, leaf: Leaf<'_>) -> PathBuf {
+    let pool = Path::new(PARENT).join(pool);
+    match leaf {
+        Leaf::Service => pool.join("service"),
+        Leaf::Container(name) => pool.join("containers").join(name),
+    }
+}
+
+fn limit_v1(host: &dyn Host, group: &Path, has: &[&str], cpus: Option<&CpuSet>, memory: Option<u64>) -> Result<()> {
+    if has.contains(&"cpuset") {
+        // A new cpuset group of version 1 is empty and takes no process before both files are written.
+        let parent = group.parent().unwrap_or(group);
+        let inherited = |file: &str| host.read_text(&parent.join(file));
+        let cpus = cpus.map_or_else(|| inherited("cpuset.cpus"), |cpus| Ok(cpus.to_string()))?;
+        host.write_text(&group.join("cpuset.mems"), inherited("cpuset.mems")?.trim())?;
+        host.write_text(&group.join("cpuset.cpus"), cpus.trim())?;
+    }
+    if let Some(bytes) = memory.filter(|_| has.contains(&"memory")) {
+        host.write_text(&group.join("memory.limit_in_bytes"), &bytes.to_string())?;
+    }
+    Ok(())
+}
+
+fn limit_v2(host: &dyn Host, group: &Path, cpus: Option<&CpuSet>, memory: Option<u64>) -> Result<()> {
+    // A controller must be handed down by the parent before its files appear in the group.
+    let parent = group.parent().unwrap_or(group);
+    let enabled = host.read_text(&parent.join("cgroup.controllers")).unwrap_or_default();
+    for controller in ["cpuset", "memory"].into_iter().filter(|c| enabled.split_whitespace().any(|e| e == *c)) {
+        host.write_text(&parent.join("cgroup.subtree_control"), &format!("+{controller}"))?;
+    }
+    if let Some(cpus) = cpus {
+        host.write_text(&group.join("cpuset.cpus"), &cpus.to_string())?;
+    }
+    if let Some(bytes) = memory {
+        host.write_text(&group.join("memory.max"), &bytes.to_string())?;
+    }
+    Ok(())
+}
+
+fn remove_tree(host: &dyn Host, group: &Path, depth_left: u32) -> Result<()> {
+    if depth_left > 0 {
+        for child in host.list_directories(group)? {
+            remove_tree(host, &group.join(child), depth_left - 1)?;
+        }
+    }
+    host.remove_directory(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = include_str!("../fixtures/cgroup-hybrid.tree");
+    const UNIFIED: &str = include_str!("../fixtures/cgroup-unified.tree");
+
+    fn limits() -> PoolLimits {
+        let cpus = CpuSet::parse("0-1").expect("valid");
+        PoolLimits { cpus, memory_bytes: 2 << 30, service_bytes: 640 << 20 }
+    }
+
+    fn content(host: &RecordingHost, path: &str) -> String {
+        host.read_text(Path::new(path)).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    use crate::RecordingHost;
+
+    #[test]
+    fn version_1_limits_add_up_and_vanish_again() {
+        let host = RecordingHost::from_tree(HYBRID);
+        let groups = ControlGroups::detect(&host).expect("detected");
+        assert!(matches!(groups.layout(), GroupLayout::V1(h) if h.len() == 10));
+        assert!(groups.lacking(&host).expect("known").is_empty());
+        groups.make_pool(&host, "web", &limits()).expect("made");
+        let memory = "/sys/fs/cgroup/memory/poolfs/web";
+        let total: u64 = content(&host, &format!("{memory}/memory.limit_in_bytes")).parse().expect("a number");
+        let part = |name: &str| -> u64 {
+            content(&host, &format!("{memory}/{name}/memory.limit_in_bytes")).parse().expect("a number")
+        };
+        assert_eq!(total, part("service") + part("containers"));
+        assert_eq!(content(&host, "/sys/fs/cgroup/cpuset/poolfs/web/service/cpuset.cpus"), "0-1");
+        assert_eq!(content(&host, "/sys/fs/cgroup/cpuset/poolfs/web/service/cpuset.mems"), "0");
+        groups.attach(&host, "web", Leaf::Service, 42).expect("attached");
+        assert_eq!(content(&host, &format!("{memory}/service/cgroup.procs")), "42");
+        groups.make_container(&host, "web", "c1", Some(1 << 20)).expect("made");
+        // An OCI runtime makes the container's group in the other hierarchies too.
+        for directory in ["", "/web", "/web/containers", "/web/containers/c1"] {
+            let path = format!("/sys/fs/cgroup/devices/poolfs{directory}");
+            host.make_directory(Path::new(&path)).expect("made");
+        }
+        groups.remove_container(&host, "web", "c1").expect("removed");
+        groups.remove_pool(&host, "web").expect("removed");
+        let left = host.directories_below("/sys/fs/cgroup");
+        assert!(left.iter().all(|d| !d.to_string_lossy().contains("poolfs")), "{left:?}");
+    }
+
+    #[test]
+    fn version_2_hands_controllers_down_before_limits() {
+        let host = RecordingHost::from_tree(UNIFIED);
+        let groups = ControlGroups::detect(&host).expect("detected");
+        assert_eq!(groups.layout(), &GroupLayout::V2("/sys/fs/cgroup".into()));
+        groups.make_pool(&host, "web", &limits()).expect("made");
+        groups.attach(&host, "web", Leaf::Container("c1"), 7).expect_err("there is no such group yet");
+        groups.make_container(&host, "web", "c1", None).expect("made");
+        groups.attach(&host, "web", Leaf::Container("c1"), 7).expect("attached");
+        assert_eq!(content(&host, "/sys/fs/cgroup/poolfs/web/memory.max"), (2u64 << 30).to_string());
+        let log = host.log();
+        let at =
+            |wanted: &str| log.iter().position(|line| line == wanted).unwrap_or_else(|| panic!("{wanted}: {log:?}"));
+        assert!(
+            at("write /sys/fs/cgroup/cgroup.subtree_control +memory")
+                < at(&format!("write /sys/fs/cgroup/poolfs/web/memory.max {}", 2u64 << 30))
+        );
+        groups.remove_container(&host, "web", "c1").expect("removed");
+        groups.remove_pool(&host, "web").expect("removed");
+        assert_eq!(host.directories_below("/sys/fs/cgroup").len(), 1);
+    }
+
+    #[test]
+    fn the_parent_stays_while_another_pool_lives() {
+        let host = RecordingHost::from_tree(UNIFIED);
+        let groups = ControlGroups::detect(&host).expect("detected");
+        groups.make_pool(&host, "a", &limits()).expect("made");
+        groups.make_pool(&host, "b", &limits()).expect("made");
+        groups.remove_pool(&host, "a").expect("removed");
+        assert!(host.directories_below("/sys/fs/cgroup/poolfs").iter().any(|d| d.ends_with("poolfs/b/service")));
+    }
+
+    #[test]
+    fn no_groups_is_a_named_error() {
+        let host = RecordingHost::new();
+        host.set_file("/proc/self/mountinfo", "");
+        assert!(matches!(ControlGroups::detect(&host), Err(HostError::NoControlGroups)));
+    }
+}

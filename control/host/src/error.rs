@@ -1,0 +1,55 @@
+//! What can go wrong when the host is asked for something.
+
+use std::path::{Path, PathBuf};
+
+/// A request to the host failed.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The kernel refused an operation on a path.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was attempted, as a verb.
+        action: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
+    /// The kernel refused an operation on a process.
+    #[error("cannot {action} process {pid}: {source}")]
+    Process {
+        /// What was attempted, as a verb.
+        action: &'static str,
+        /// On which process.
+        pid: u32,
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
+    /// Text of the kernel or of a user that cannot be understood.
+    #[error("{what} is not understood: {text:?}")]
+    Malformed {
+        /// What it should have been.
+        what: &'static str,
+        /// What it was.
+        text: String,
+    },
+    /// The host has no control groups that poolfs can use.
+    #[error("no usable control groups are mounted")]
+    NoControlGroups,
+}
+
+impl HostError {
+    /// An operation on a path that the kernel refused.
+    pub fn io(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Self {
+        HostError::Io { action, path: path.to_path_buf(), source: source.into() }
+    }
+
+    /// Whether the reason is that something does not exist.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(self, HostError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+}
+
+/// The result of asking the host.
+pub type Result<T> = std::result::Result<T, HostError>;

@@ -1,0 +1,114 @@
+//! The mount table of this mount namespace.
+
+use crate::{Host, Result};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// The filesystem type of every poolfs mount.
+const POOLFS_TYPE: &str = "fuse.poolfs";
+/// What the source of a poolfs mount begins with; the instance's name follows.
+const SOURCE_PREFIX: &str = "poolfs:";
+
+/// One line of `/proc/self/mountinfo`, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// The directory of the filesystem that is mounted there.
+    pub root: PathBuf,
+    /// The filesystem's type.
+    pub kind: String,
+    /// The source.
+    pub source: String,
+    /// Options of the filesystem itself.
+    pub super_options: String,
+}
+
+impl MountEntry {
+    /// The poolfs instance that is mounted here.
+    #[must_use]
+    pub fn instance(&self) -> Option<&str> {
+        if self.kind == POOLFS_TYPE { self.source.strip_prefix(SOURCE_PREFIX) } else { None }
+    }
+}
+
+/// The mount table now.
+pub fn mount_table(host: &dyn Host) -> Result<Vec<MountEntry>> {
+    Ok(parse_mount_table(&host.read_text(Path::new("/proc/self/mountinfo"))?))
+}
+
+/// The mounts of one instance, the last mounted first.
+#[must_use]
+pub fn pool_mounts<'a>(table: &'a [MountEntry], instance: &str) -> Vec<&'a MountEntry> {
+    table.iter().rev().filter(|entry| entry.instance() == Some(instance)).collect()
+}
+
+/// Understand the text of `/proc/self/mountinfo`; lines that are not understood are left out.
+#[must_use]
+pub fn parse_mount_table(text: &str) -> Vec<MountEntry> {
+    text.lines().filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &str) -> Option<MountEntry> {
+    let (front, back) = line.split_once(" - ")?;
+    let mut front = front.split(' ').skip(3);
+    let (root, mount_point) = (front.next()?, front.next()?);
+    let mut back = back.split(' ');
+    Some(MountEntry {
+        mount_point: unescape_path(mount_point),
+        root: unescape_path(root),
+        kind: back.next()?.to_owned(),
+        source: unescape_path(back.next()?).to_string_lossy().into_owned(),
+        super_options: back.next().unwrap_or_default().to_owned(),
+    })
+}
+
+/// The kernel writes blanks, line ends and backslashes as three octal digits.
+fn unescape_path(text: &str) -> PathBuf {
+    let bytes = text.as_bytes();
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
+        let value =
+            octal.and_then(|digits| std::str::from_utf8(digits).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
+        match value {
+            Some(byte) => {
+                plain.push(byte);
+                at += 4;
+            }
+            None => {
+                plain.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "22 27 0:21 / /proc rw,relatime - proc proc rw\n\
+        90 27 0:40 / /mnt/a\\040b rw,nosuid shared:1 master:2 - fuse.poolfs poolfs:web-1 rw,user_id=0\n\
+        broken line\n\
+        91 90 0:40 /sub /mnt/c rw - fuse.poolfs poolfs:web-1 rw\n";
+
+    #[test]
+    fn poolfs_mounts_are_found_with_their_instance() {
+        let table = parse_mount_table(TABLE);
+        assert_eq!(table.len(), 3);
+        assert_eq!(table[0].instance(), None);
+        assert_eq!(table[1].mount_point, Path::new("/mnt/a b"));
+        let found = pool_mounts(&table, "web-1");
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].mount_point, Path::new("/mnt/c"));
+        assert!(pool_mounts(&table, "web-2").is_empty());
+    }
+
+    #[test]
+    fn a_backslash_without_digits_stays() {
+        assert_eq!(unescape_path("/a\\x\\134"), Path::new("/a\\x\\"));
+    }
+}
