@@ -1,1 +1,45 @@
-//! placeholder
+//! End-to-end tests over real mounts: the harness. The tests themselves are in `tests/`, one file a subject.
+//!
+//! Every test runs itself again in mount, process and IPC namespaces of its own ([`isolated`]), so that whatever it mounts and
+//! starts ends with it, also when it fails or hangs. Programs under test are those `make build` put into
+//! `target/release`.
+
+mod command;
+mod isolation;
+mod pool;
+mod tree;
+
+pub use command::{Outcome, run, shell};
+pub use isolation::isolated;
+pub use pool::{Mounted, Pool, Way};
+pub use tree::{checksum, populate};
+
+use std::path::{Path, PathBuf};
+
+/// The workspace's folder.
+#[must_use]
+pub fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace").to_path_buf()
+}
+
+/// A program that `make build` built.
+///
+/// # Panics
+/// When it is not there: the tests do not build what they test.
+#[must_use]
+pub fn program(name: &str) -> PathBuf {
+    let path = workspace().join("target/release").join(name);
+    assert!(path.exists(), "{} is missing: run `make build` first", path.display());
+    path
+}
+
+/// A tool that `make tools` installed.
+///
+/// # Panics
+/// When it is not there.
+#[must_use]
+pub fn tool(name: &str) -> PathBuf {
+    let path = workspace().join("target/tools/bin").join(name);
+    assert!(path.exists(), "{} is missing: run `make tools` first", path.display());
+    path
+}

@@ -1,0 +1,76 @@
+//! Running programs with a limit on their time.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How a program ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Exit code; 128 and the signal's number when a signal ended it.
+    pub code: i32,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl Outcome {
+    /// The output of a program that must succeed.
+    ///
+    /// # Panics
+    /// When it failed, with all it said.
+    #[must_use]
+    pub fn expect(self, what: &str) -> String {
+        assert_eq!(self.code, 0, "{what} failed\n--- output\n{}\n--- errors\n{}", self.out, self.err);
+        self.out
+    }
+}
+
+/// Runs a program to its end; at most five minutes.
+///
+/// # Panics
+/// When it does not start or does not end.
+#[must_use]
+pub fn run(command: &mut Command) -> Outcome {
+    let text = format!("{command:?}");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{text}: {error}"));
+    let mut out = child.stdout.take().expect("piped");
+    let mut err = child.stderr.take().expect("piped");
+    let (out, err) = (std::thread::spawn(move || read_all(&mut out)), std::thread::spawn(move || read_all(&mut err)));
+    let deadline = Instant::now() + Duration::from_secs(300);
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("the child is ours") {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill().expect("the child is ours");
+            panic!("{text} did not end within 300 s");
+        }
+        std::thread::park_timeout(Duration::from_millis(5));
+    };
+    use std::os::unix::process::ExitStatusExt;
+    Outcome {
+        code: status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+        out: out.join().expect("reading ends"),
+        err: err.join().expect("reading ends"),
+    }
+}
+
+/// Runs a shell script.
+#[must_use]
+pub fn shell(script: &str) -> Outcome {
+    run(Command::new("sh").args(["-euc", script]))
+}
+
+fn read_all(stream: &mut dyn Read) -> String {
+    let mut bytes = Vec::new();
+    // A stream that breaks off has said what it said.
+    let _ = stream.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}

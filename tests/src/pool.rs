@@ -1,0 +1,191 @@
+//! Pools and mounts of a test, by the command line as a user has it.
+
+use crate::{Outcome, program, run};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Which way a program's file operations go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// the preloaded library
+    Library,
+    /// the kernel, by FUSE
+    Legacy,
+}
+
+/// A pool with state of its own.
+pub struct Pool {
+    name: String,
+    folder: PathBuf,
+}
+
+/// The name of the pools of the test with this folder.
+#[must_use]
+pub fn name_of(folder: &Path) -> String {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or("poolfs-test");
+    name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "x")
+}
+
+impl Pool {
+    /// Creates a pool with its state in `folder`.
+    ///
+    /// # Panics
+    /// When the command fails.
+    #[must_use]
+    pub fn create(folder: &Path, cache: &str) -> Self {
+        let pool = Self { name: name_of(folder), folder: folder.to_path_buf() };
+        let _ = pool
+            .poolfs(&["pool", "create", &pool.name, "--cpus", "0-1", "--memory", "2G", "--cache", cache])
+            .expect("pool create");
+        pool
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A `poolfs` command with the test's own state.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(program("poolfs"));
+        command.arg("--state").arg(self.folder.join("state")).arg("--run-dir").arg("/run/poolfs");
+        command
+    }
+
+    /// Runs a `poolfs` command to its end.
+    #[must_use]
+    pub fn poolfs(&self, arguments: &[&str]) -> Outcome {
+        run(self.command().args(arguments))
+    }
+
+    /// Mounts a directory.
+    #[must_use]
+    pub fn mount_directory(&self, at: &Path, directory: &Path) -> Mounted<'_> {
+        self.mount(at, &["--dir", path(directory)])
+    }
+
+    /// Mounts a union.
+    #[must_use]
+    pub fn mount_union(&self, at: &Path, upper: &Path, lowers: &[&Path]) -> Mounted<'_> {
+        let lowers: Vec<&str> = lowers.iter().map(|lower| path(lower)).collect();
+        self.mount(at, &["--upper", path(upper), "--lower", &lowers.join(":")])
+    }
+
+    fn mount(&self, at: &Path, stack: &[&str]) -> Mounted<'_> {
+        std::fs::create_dir_all(at).expect("a mount point");
+        let mut arguments = vec!["mount", &self.name, path(at)];
+        arguments.extend_from_slice(stack);
+        let _ = self.poolfs(&arguments).expect("mount");
+        Mounted { pool: self, at: at.to_path_buf() }
+    }
+
+    /// Runs a shell script on the pool's cores, by the library or by the kernel.
+    #[must_use]
+    pub fn shell(&self, way: Way, script: &str) -> Outcome {
+        let mut command = self.command();
+        command.args(["exec", &self.name]);
+        if way == Way::Legacy {
+            command.arg("--legacy");
+        }
+        run(command.args(["--", "sh", "-euc", script]))
+    }
+
+    /// `poolfs status POOL --json`.
+    ///
+    /// # Panics
+    /// When it fails or prints no JSON.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let text = self.poolfs(&["status", &self.name, "--json"]).expect("status");
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("status --json: {error}\n{text}"))
+    }
+
+    /// Operations the pool's instances have served by this way.
+    #[must_use]
+    pub fn operations(&self, way: Way) -> u64 {
+        let key = if way == Way::Library { "library" } else { "fuse" };
+        sum_counts(&self.status(), key)
+    }
+
+    /// The service's process.
+    ///
+    /// # Panics
+    /// When no service runs.
+    #[must_use]
+    pub fn service_pid(&self) -> i32 {
+        let status = self.status();
+        find(&status, "pid").and_then(Value::as_i64).unwrap_or_else(|| panic!("no service in {status}")) as i32
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // On a failure the namespaces end everything; a failing removal on success is seen by the leftovers check.
+        if !std::thread::panicking() {
+            let removed = self.poolfs(&["pool", "rm", &self.name]);
+            assert_eq!(removed.code, 0, "pool rm: {}", removed.err);
+        }
+    }
+}
+
+/// A mount that is unmounted at the end of its scope.
+pub struct Mounted<'a> {
+    pool: &'a Pool,
+    at: PathBuf,
+}
+
+impl Mounted<'_> {
+    /// Where it is mounted.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.at
+    }
+
+    /// Unmounts and says how that went.
+    #[must_use]
+    pub fn unmount(mut self) -> Outcome {
+        let at = std::mem::take(&mut self.at);
+        self.pool.poolfs(&["umount", &self.pool.name, path(&at)])
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        if !self.at.as_os_str().is_empty() && !std::thread::panicking() {
+            let _ = self.pool.poolfs(&["umount", &self.pool.name, path(&self.at)]).expect("umount");
+        }
+    }
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("paths of tests are text")
+}
+
+fn find<'v>(value: &'v Value, key: &str) -> Option<&'v Value> {
+    match value {
+        Value::Object(map) => map.get(key).or_else(|| map.values().find_map(|inner| find(inner, key))),
+        Value::Array(items) => items.iter().find_map(|inner| find(inner, key)),
+        _ => None,
+    }
+}
+
+fn sum_counts(value: &Value, path_key: &str) -> u64 {
+    match value {
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, inner)| match (key.as_str(), inner) {
+                ("operations", Value::Object(paths)) => paths.get(path_key).map_or(0, |kinds| {
+                    kinds.as_object().map_or(0, |kinds| {
+                        kinds.values().filter_map(|kind| kind.get("count").and_then(Value::as_u64)).sum()
+                    })
+                }),
+                _ => sum_counts(inner, path_key),
+            })
+            .sum(),
+        Value::Array(items) => items.iter().map(|inner| sum_counts(inner, path_key)).sum(),
+        _ => 0,
+    }
+}

@@ -1,0 +1,63 @@
+//! fsx on lower files: through FUSE and through the library, with caches larger and far smaller than the file.
+
+use poolfs_tests::{Pool, Way, checksum, isolated, tool};
+use std::fs;
+use std::path::Path;
+
+const OPERATIONS: u32 = 50_000;
+
+const CONFIGURATION: &str = "flen = 1048576\n[opsize]\nmax = 65536\n[weights]\nclose_open = 1\ninvalidate = 1\nmapread = 10\n\
+    mapwrite = 10\nread = 10\nwrite = 10\ntruncate = 10\nfsync = 0.5\nfdatasync = 0.5\nposix_fallocate = 1\npunch_hole = 5\n\
+    sendfile = 5\nposix_fadvise = 1\ncopy_file_range = 5\n";
+
+fn fsx_on_lower_file(folder: &Path, cache: &str, way: Way, seeds: &[u32]) {
+    let lower = folder.join("lower");
+    fs::create_dir_all(&lower).expect("a folder");
+    fs::create_dir_all(folder.join("upper")).expect("a folder");
+    for seed in seeds {
+        fs::write(lower.join(format!("file-{seed}")), vec![0xa5; 700_001]).expect("a file");
+    }
+    let configuration = folder.join("fsx.toml");
+    fs::write(&configuration, CONFIGURATION).expect("a file");
+    let before = checksum(&lower);
+    let pool = Pool::create(folder, cache);
+    let mount = pool.mount_union(&folder.join("mnt"), &folder.join("upper"), &[&lower]);
+    for seed in seeds {
+        let file = mount.path().join(format!("file-{seed}"));
+        let script = format!(
+            "{} -f {} -N {OPERATIONS} -S {seed} -P {} {}",
+            tool("fsx").display(),
+            configuration.display(),
+            folder.display(),
+            file.display()
+        );
+        let outcome = pool.shell(way, &script);
+        assert_eq!(outcome.code, 0, "fsx, seed {seed}, {way:?}, cache {cache}:\n{}\n{}", outcome.out, outcome.err);
+    }
+    assert!(pool.operations(way) > u64::from(OPERATIONS) / 10, "hardly any operation went by {way:?}");
+    drop(mount);
+    drop(pool);
+    assert_eq!(before, checksum(&lower), "the lower branch changed");
+}
+
+#[test]
+fn fsx_through_fuse() {
+    isolated("fsx_through_fuse", |folder| fsx_on_lower_file(folder, "64M", Way::Legacy, &[1, 2]));
+}
+
+#[test]
+fn fsx_through_the_library() {
+    isolated("fsx_through_the_library", |folder| fsx_on_lower_file(folder, "64M", Way::Library, &[3, 4]));
+}
+
+#[test]
+fn fsx_through_fuse_with_a_tiny_cache() {
+    isolated("fsx_through_fuse_with_a_tiny_cache", |folder| fsx_on_lower_file(folder, "256K", Way::Legacy, &[5]));
+}
+
+#[test]
+fn fsx_through_the_library_with_a_tiny_cache() {
+    isolated("fsx_through_the_library_with_a_tiny_cache", |folder| {
+        fsx_on_lower_file(folder, "256K", Way::Library, &[6]);
+    });
+}
