@@ -48,8 +48,10 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod memory;
 
 pub use error::{Error, Result};
+pub use memory::Memory;
 pub use poolfs_types as types;
 
 use poolfs_types::{
