@@ -7,11 +7,13 @@
 mod command;
 mod isolation;
 mod pool;
+mod steps;
 mod tree;
 
 pub use command::{Outcome, run, shell};
 pub use isolation::isolated;
 pub use pool::{Mounted, Pool, Way};
+pub use steps::{Stepper, compile, hash};
 pub use tree::{checksum, populate};
 
 use std::path::{Path, PathBuf};

@@ -1,0 +1,106 @@
+/* One open file, driven step by step from standard input; built both dynamic (for the library) and static (for the kernel's
+ * path). Every command is answered by one line: "ok VALUE" or "error ERRNO". Content is written as one repeated byte.
+ *
+ *   open PATH FLAGS    close              pread OFFSET LENGTH    pwrite OFFSET LENGTH BYTE
+ *   append LENGTH BYTE size               truncate LENGTH        sync
+ *   map LENGTH         mread OFFSET LEN   mwrite OFFSET LEN BYTE unmap
+ *   rename FROM TO     unlink PATH        statsize PATH          exit
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { BUFFER = 1 << 20 };
+static unsigned char buffer[BUFFER];
+
+static void answer(long long result, unsigned long long value)
+{
+    if (result < 0)
+        printf("error %d\n", errno);
+    else
+        printf("ok %llu\n", value);
+    fflush(stdout);
+}
+
+/* FNV-1a: the test computes the same over what it expects. */
+static uint64_t hash(const unsigned char *bytes, size_t count)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < count; i++)
+        h = (h ^ bytes[i]) * 0x100000001b3u;
+    return h;
+}
+
+int main(void)
+{
+    char line[4096], command[32], a[2048], b[2048];
+    long long x, y, z;
+    int fd = -1;
+    unsigned char *map = NULL;
+    size_t map_length = 0;
+
+    while (fgets(line, sizeof line, stdin)) {
+        if (sscanf(line, "%31s", command) != 1)
+            continue;
+        const char *rest = line + strlen(command);
+        if (!strcmp(command, "open") && sscanf(rest, "%2047s %lli", a, &x) == 2) {
+            fd = open(a, (int)x, 0644);
+            answer(fd, 0);
+        } else if (!strcmp(command, "close")) {
+            answer(close(fd), 0);
+            fd = -1;
+        } else if (!strcmp(command, "pread") && sscanf(rest, "%lli %lli", &x, &y) == 2 && y <= BUFFER) {
+            ssize_t n = pread(fd, buffer, (size_t)y, x);
+            answer(n, n < 0 ? 0 : hash(buffer, (size_t)n));
+        } else if (!strcmp(command, "pwrite") && sscanf(rest, "%lli %lli %lli", &x, &y, &z) == 3 && y <= BUFFER) {
+            memset(buffer, (int)z, (size_t)y);
+            ssize_t n = pwrite(fd, buffer, (size_t)y, x);
+            answer(n, (unsigned long long)n);
+        } else if (!strcmp(command, "append") && sscanf(rest, "%lli %lli", &x, &y) == 2 && x <= BUFFER) {
+            memset(buffer, (int)y, (size_t)x);
+            ssize_t n = write(fd, buffer, (size_t)x);
+            answer(n, (unsigned long long)n);
+        } else if (!strcmp(command, "size")) {
+            struct stat st;
+            int r = fstat(fd, &st);
+            answer(r, (unsigned long long)st.st_size);
+        } else if (!strcmp(command, "statsize") && sscanf(rest, "%2047s", a) == 1) {
+            struct stat st;
+            int r = stat(a, &st);
+            answer(r, (unsigned long long)st.st_size);
+        } else if (!strcmp(command, "truncate") && sscanf(rest, "%lli", &x) == 1) {
+            answer(ftruncate(fd, x), 0);
+        } else if (!strcmp(command, "sync")) {
+            answer(fsync(fd), 0);
+        } else if (!strcmp(command, "map") && sscanf(rest, "%lli", &x) == 1) {
+            map_length = (size_t)x;
+            map = mmap(NULL, map_length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+            answer(map == MAP_FAILED ? -1 : 0, 0);
+        } else if (!strcmp(command, "mread") && sscanf(rest, "%lli %lli", &x, &y) == 2 && (size_t)(x + y) <= map_length) {
+            answer(0, hash(map + x, (size_t)y));
+        } else if (!strcmp(command, "mwrite") && sscanf(rest, "%lli %lli %lli", &x, &y, &z) == 3 &&
+                   (size_t)(x + y) <= map_length) {
+            memset(map + x, (int)z, (size_t)y);
+            answer(0, 0);
+        } else if (!strcmp(command, "unmap")) {
+            answer(munmap(map, map_length), 0);
+            map_length = 0;
+        } else if (!strcmp(command, "rename") && sscanf(rest, "%2047s %2047s", a, b) == 2) {
+            answer(rename(a, b), 0);
+        } else if (!strcmp(command, "unlink") && sscanf(rest, "%2047s", a) == 1) {
+            answer(unlink(a), 0);
+        } else if (!strcmp(command, "exit")) {
+            return 0;
+        } else {
+            printf("what? %s", line);
+            fflush(stdout);
+        }
+    }
+    return 0;
+}

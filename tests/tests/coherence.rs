@@ -1,0 +1,145 @@
+//! One file through both paths: whatever one process does, the other sees at once.
+
+use poolfs_tests::{Pool, Stepper, Way, compile, hash, isolated};
+use std::fs;
+use std::path::Path;
+
+/// A small deterministic generator (Marsaglia's xorshift64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+const SIZE_MAX: u64 = 300_000;
+
+/// One random step by one of the processes, on the process and on the model.
+fn random_step(dice: &mut Dice, process: &mut Stepper, model: &mut Vec<u8>) -> String {
+    let offset = dice.below(SIZE_MAX - 70_000);
+    let longest = if dice.below(4) == 0 { 70_000 } else { 5_000 };
+    let length = 1 + dice.below(longest);
+    let byte = 1 + dice.below(255);
+    match dice.below(10) {
+        0..=3 => {
+            let step = format!("pread {offset} {length}");
+            let end = model.len().min((offset + length) as usize);
+            let expected = hash(model.get(offset as usize..end).unwrap_or_default());
+            assert_eq!(process.step(&step), Ok(expected), "{step}, size {}", model.len());
+            step
+        }
+        4..=6 => {
+            let step = format!("pwrite {offset} {length} {byte}");
+            assert_eq!(process.step(&step), Ok(length), "{step}");
+            let end = (offset + length) as usize;
+            if model.len() < end {
+                model.resize(end, 0);
+            }
+            model[offset as usize..end].fill(byte as u8);
+            step
+        }
+        7 => {
+            let size = dice.below(SIZE_MAX);
+            let step = format!("truncate {size}");
+            assert_eq!(process.step(&step), Ok(0), "{step}");
+            model.resize(size as usize, 0);
+            step
+        }
+        8 => {
+            assert_eq!(process.step("size"), Ok(model.len() as u64), "size");
+            "size".to_owned()
+        }
+        _ => {
+            assert_eq!(process.step("sync"), Ok(0));
+            "sync".to_owned()
+        }
+    }
+}
+
+fn setup(folder: &Path, content: &[u8]) -> (Pool, std::path::PathBuf) {
+    for name in ["lower", "upper"] {
+        fs::create_dir_all(folder.join(name)).expect("a folder");
+    }
+    fs::write(folder.join("lower/file"), content).expect("a file");
+    (Pool::create(folder, "64M"), folder.join("mnt"))
+}
+
+#[test]
+fn both_paths_see_each_others_changes() {
+    isolated("both_paths_see_each_others_changes", |folder| {
+        let mut model: Vec<u8> = (0..200_000u32).map(|i| (i >> 10) as u8).collect();
+        let (pool, at) = setup(folder, &model);
+        let mount = pool.mount_union(&at, &folder.join("upper"), &[&folder.join("lower")]);
+        let mut processes = [
+            Stepper::start(&pool, &compile(folder, "steps", false), Way::Library),
+            Stepper::start(&pool, &compile(folder, "steps", true), Way::Legacy),
+        ];
+        for process in &mut processes {
+            assert_eq!(process.step(&format!("open {} 2", mount.path().join("file").display())), Ok(0));
+        }
+        let mut dice = Dice(0x5eed);
+        for round in 0..3_000 {
+            let who = dice.below(2) as usize;
+            let step = random_step(&mut dice, &mut processes[who], &mut model);
+            if round % 100 == 0 {
+                println!("round {round}: {step}");
+            }
+        }
+        assert!(pool.operations(Way::Library) > 500, "the library sent requests");
+        let path = mount.path().join("file");
+        let moved = mount.path().join("moved");
+        for (who, from, to) in [(0, &path, &moved), (1, &moved, &path)] {
+            assert_eq!(processes[who].step(&format!("rename {} {}", from.display(), to.display())), Ok(0));
+            for process in &mut processes {
+                assert_eq!(process.step(&format!("statsize {}", to.display())), Ok(model.len() as u64));
+                assert_eq!(process.step(&format!("statsize {}", from.display())), Err(libc::ENOENT));
+            }
+        }
+        assert_eq!(processes[0].step(&format!("unlink {}", path.display())), Ok(0));
+        assert_eq!(processes[1].step(&format!("statsize {}", path.display())), Err(libc::ENOENT));
+        for process in &mut processes {
+            assert_eq!(process.step("size"), Ok(model.len() as u64), "open files outlive their name");
+        }
+        drop(processes);
+        drop(mount);
+    });
+}
+
+#[test]
+fn shared_maps_of_static_programs_are_current() {
+    isolated("shared_maps_of_static_programs_are_current", |folder| {
+        let mut model = vec![7u8; 65_536];
+        let (pool, at) = setup(folder, &model);
+        let mount = pool.mount_union(&at, &folder.join("upper"), &[&folder.join("lower")]);
+        let mut library = Stepper::start(&pool, &compile(folder, "steps", false), Way::Library);
+        let mut legacy = Stepper::start(&pool, &compile(folder, "steps", true), Way::Legacy);
+        for process in [&mut library, &mut legacy] {
+            assert_eq!(process.step(&format!("open {} 2", mount.path().join("file").display())), Ok(0));
+        }
+        assert_eq!(library.step("pwrite 0 10 1"), Ok(10));
+        model[..10].fill(1);
+        assert_eq!(legacy.step("map 65536"), Ok(0));
+        let mut dice = Dice(0xface);
+        for round in 0..500 {
+            let offset = dice.below(60_000) as usize;
+            let length = 1 + dice.below(5_000) as usize;
+            let byte = 1 + dice.below(255) as u8;
+            let written = if round % 2 == 0 {
+                library.step(&format!("pwrite {offset} {length} {byte}")).map(|count| count - length as u64)
+            } else {
+                legacy.step(&format!("mwrite {offset} {length} {byte}"))
+            };
+            assert_eq!(written, Ok(0));
+            model[offset..offset + length].fill(byte);
+            let expected = hash(&model);
+            assert_eq!(legacy.step("mread 0 65536"), Ok(expected), "the map, round {round}");
+            assert_eq!(library.step("pread 0 65536"), Ok(expected), "the library, round {round}");
+        }
+        drop((library, legacy));
+        drop(mount);
+    });
+}
