@@ -32,9 +32,12 @@ tools: packages
 	@test -x $(TOOLS)/bin/pjdfstest || $(CARGO) install --quiet --locked --root $(TOOLS) --version 0.2.2 pjdfstest
 	@test -x $(TOOLS)/bin/fsx || $(CARGO) install --quiet --locked --root $(TOOLS) --version 0.3.2 fsx
 
-test: build tools ## all tests: unit, models, conformance, programs over real mounts (at most 60 minutes)
+test: build tools $(WORK)/root.tar ## all tests: unit, models, conformance, programs over real mounts (at most 60 minutes)
 	$(CARGO) xtask tidy
 	$(CARGO) xtask test
+
+bench: build ## paired measurements; writes the tables of docs/benchmarks.md
+	packaging/benchmarks.sh
 
 lint: packages ## format, clippy, licences and sources of dependencies, the project's own rules
 	$(CARGO) fmt --all --check

@@ -1,2 +1,66 @@
-//! The bench command: paired measurements of every path.
-fn main() {}
+//! The bench command: paired measurements of every path, medians and ratios of one run.
+
+mod files;
+mod table;
+mod targets;
+mod worker;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Measures poolfs beside what it competes with, in one run.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// File operations over library, FUSE, ext4, overlayfs and fuse-overlayfs.
+    Files {
+        /// A folder on the disk to measure on; made and removed.
+        #[arg(long)]
+        work: PathBuf,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+        /// How long one measurement takes.
+        #[arg(long, default_value_t = 300)]
+        milliseconds: u64,
+    },
+    /// One operation in this process; prints nanoseconds. The other tasks start it.
+    Worker {
+        /// Where.
+        directory: PathBuf,
+        /// What.
+        operation: String,
+        /// How long.
+        #[arg(long)]
+        milliseconds: u64,
+        /// Touch everything first.
+        #[arg(long)]
+        warm: bool,
+    },
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().task {
+        Task::Files { work, rounds, milliseconds } => {
+            let poolfs = std::env::current_exe()?.with_file_name("poolfs");
+            std::fs::create_dir_all(&work)?;
+            let mut laboratory = targets::Laboratory::new(&work, &poolfs, "0-1")?;
+            let table = files::run(&mut laboratory, rounds, milliseconds);
+            drop(laboratory);
+            std::fs::remove_dir_all(&work)?;
+            print!("{}", table?.markdown());
+        }
+        Task::Worker { directory, operation, milliseconds, warm } => {
+            let operation = worker::Operation::parse(&operation)?;
+            println!("{}", worker::run(&directory, operation, Duration::from_millis(milliseconds), warm)?);
+        }
+    }
+    Ok(())
+}
