@@ -1,6 +1,33 @@
 //! Sessions, request buffers and request queues: how an application's process and a filesystem service talk.
 //!
-//! The peer is never trusted. Shared memory is a hint; what counts is kept where only one side can write.
+//! A session is made over the instance's socket ([`handshake`], [`wire`]); it gives the client its *request buffers*, and
+//! the instance's *request queues*, all sealed memory files ([`memory`], laid out in [`area`]). A call borrows a buffer,
+//! writes the request, and puts a doorbell into the queue of its core group ([`connection`], [`queue`]). A service thread
+//! takes the doorbell, acquires the buffer in a table of its own ([`state`]), copies the request out, serves it and
+//! publishes the reply.
+//!
+//! **Architecture invariants.** The peer is never trusted: shared memory is a hint; what counts is kept where only one
+//! side can write. No Rust reference is made to shared memory except to atomics. Every wait is bounded. The caller's end
+//! allocates nothing, locks nothing, and calls no libc function, so that it works inside any libc call and any signal handler.
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
+#![warn(clippy::missing_errors_doc)]
 
+#[cfg(not(loom))]
+pub mod area;
+#[cfg(not(loom))]
+pub mod connection;
+pub mod copy;
+#[cfg(not(loom))]
+pub mod futex;
+#[cfg(not(loom))]
+pub mod handshake;
+#[cfg(not(loom))]
+pub mod memory;
+pub mod queue;
+pub mod spin;
+pub mod state;
+pub mod sync;
 pub mod wire;
+
+#[cfg(not(loom))]
+pub use connection::{Borrowed, CallError, Connection};

@@ -322,7 +322,7 @@ impl From<&Attributes> for WireAttributes {
 impl WireAttributes {
     /// The attributes, or nothing when the peer sent a type that does not exist.
     #[must_use]
-    pub fn to_attributes(&self) -> Option<Attributes> {
+    pub fn to_attributes(self) -> Option<Attributes> {
         let time = |i: usize| Timestamp { seconds: self.seconds[i], nanoseconds: self.nanoseconds[i].min(999_999_999) };
         Some(Attributes {
             inode: self.inode,

@@ -1,0 +1,194 @@
+//! Where things lie in the memory files: request buffers and queues.
+//!
+//! ```text
+//! buffer n at n * (4096 + data):  0x000 state word   0x040 Request   0x100 Reply   0x1000 data
+//! queue:  0x000 head  0x040 tail  0x080 events, sleepers  0x0C0 space, producers asleep  0x100 slots, 8 bytes each
+//! ```
+//!
+//! This is the only place that turns addresses of shared memory into anything. References are made to atomics alone;
+//! all else is copied, within bounds that this side knows by itself.
+
+use crate::copy::copy;
+use crate::memory::{Mapping, PAGE};
+use crate::queue::{QueueWords, RelaxedQueue};
+use crate::sync::{AtomicU32, AtomicU64};
+use crate::wire::{Reply, Request};
+use core::mem::{align_of, size_of};
+use core::ptr::NonNull;
+use zerocopy::{FromZeros, IntoBytes};
+
+const REQUEST: usize = 0x40;
+const REPLY: usize = 0x100;
+const DATA: usize = PAGE;
+const SLOTS: usize = 0x100;
+
+const _: () = assert!(REQUEST + size_of::<Request>() <= REPLY && REPLY + size_of::<Reply>() <= DATA);
+
+/// Bytes of a data area: the largest read or write of one request.
+pub const DATA_BYTES: usize = 128 * 1024;
+
+/// Most request buffers of a session.
+pub const BUFFERS_MAX: usize = 64;
+
+/// Most queues of an instance: one per core group.
+pub const QUEUES_MAX: usize = 64;
+
+/// Most slots of a queue.
+pub const SLOTS_MAX: usize = 4096;
+
+/// A range beyond the end of a data area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfBounds;
+
+/// Bytes of the memory file of `buffers` request buffers with `data` bytes each.
+pub const fn buffers_length(buffers: usize, data: usize) -> usize {
+    buffers * (DATA + data)
+}
+
+/// Bytes of the memory file of a queue.
+pub const fn queue_length(slots: usize) -> usize {
+    (SLOTS + slots * size_of::<AtomicU64>()).next_multiple_of(PAGE)
+}
+
+/// The atomic word at `offset` of a mapping.
+///
+/// Panics beyond the mapping: offsets are this side's own numbers.
+fn word<T>(mapping: &Mapping, offset: usize) -> &T {
+    assert!(offset + size_of::<T>() <= mapping.length() && offset.is_multiple_of(align_of::<T>()));
+    // SAFETY: in bounds and aligned, mapped as long as the mapping is borrowed; T is an atomic (the two callers'), so
+    // that concurrent changes by a peer are ordinary.
+    unsafe { mapping.base().add(offset).cast::<T>().as_ref() }
+}
+
+/// The queue in a mapping of at least [`queue_length`]`(slots)` bytes.
+pub fn queue(mapping: &Mapping, slots: usize) -> RelaxedQueue<'_> {
+    assert!(slots <= SLOTS_MAX && queue_length(slots) <= mapping.length());
+    let line = |offset| word::<AtomicU32>(mapping, offset);
+    let first = NonNull::from(word::<AtomicU64>(mapping, SLOTS));
+    // SAFETY: `slots` atomics follow the first within the mapping, as asserted above.
+    let slots = unsafe { core::slice::from_raw_parts(first.as_ptr(), slots) };
+    let words = QueueWords {
+        head: line(0),
+        tail: line(0x40),
+        events: line(0x80),
+        sleepers: line(0x84),
+        space: line(0xC0),
+        space_sleepers: line(0xC4),
+    };
+    RelaxedQueue::new(words, slots)
+}
+
+/// One request buffer in a mapping.
+#[derive(Clone, Copy)]
+pub struct BufferArea<'a> {
+    mapping: &'a Mapping,
+    start: usize,
+    data: usize,
+}
+
+impl<'a> BufferArea<'a> {
+    /// Buffer `index` of a mapping of at least [`buffers_length`]`(index + 1, data)` bytes.
+    pub fn new(mapping: &'a Mapping, index: usize, data: usize) -> Self {
+        assert!(buffers_length(index + 1, data) <= mapping.length() && data.is_multiple_of(PAGE));
+        Self { mapping, start: index * (DATA + data), data }
+    }
+
+    /// The state word.
+    pub fn state(&self) -> &'a AtomicU32 {
+        word(self.mapping, self.start)
+    }
+
+    /// Bytes of the data area.
+    pub fn data_bytes(&self) -> usize {
+        self.data
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        self.mapping.base().as_ptr().wrapping_add(self.start + offset)
+    }
+
+    /// Writes the request.
+    pub fn put_request(&self, request: &Request) {
+        let bytes = request.as_bytes();
+        // SAFETY: `new` checked that the whole buffer is mapped; the request's place is inside it.
+        unsafe { copy(bytes.as_ptr(), self.at(REQUEST), bytes.len()) };
+    }
+
+    /// Copies the request out.
+    pub fn get_request(&self) -> Request {
+        let mut request = Request::new_zeroed();
+        let bytes = request.as_mut_bytes();
+        // SAFETY: as in `put_request`; `bytes` is this function's own.
+        unsafe { copy(self.at(REQUEST), bytes.as_mut_ptr(), bytes.len()) };
+        request
+    }
+
+    /// Writes the reply.
+    pub fn put_reply(&self, reply: &Reply) {
+        let bytes = reply.as_bytes();
+        // SAFETY: as in `put_request`.
+        unsafe { copy(bytes.as_ptr(), self.at(REPLY), bytes.len()) };
+    }
+
+    /// Copies the reply out.
+    pub fn get_reply(&self) -> Reply {
+        let mut reply = Reply::new_zeroed();
+        let bytes = reply.as_mut_bytes();
+        // SAFETY: as in `get_request`.
+        unsafe { copy(self.at(REPLY), bytes.as_mut_ptr(), bytes.len()) };
+        reply
+    }
+
+    fn data_at(&self, offset: usize, length: usize) -> Result<*mut u8, OutOfBounds> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.data => Ok(self.at(DATA + offset)),
+            _ => Err(OutOfBounds),
+        }
+    }
+
+    /// Copies `source` into the data area.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    pub fn put_data(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+        // SAFETY: a slice is readable for its length.
+        unsafe { self.put_data_raw(offset, source.as_ptr(), source.len()) }
+    }
+
+    /// Copies from the data area into `target`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
+        // SAFETY: a slice is writable for its length.
+        unsafe { self.get_data_raw(offset, target.as_mut_ptr(), target.len()) }
+    }
+
+    /// As [`put_data`](Self::put_data), from memory that other threads may be writing.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    ///
+    /// # Safety
+    /// `source` must be readable for `length` bytes and lie outside the mapping.
+    pub unsafe fn put_data_raw(&self, offset: usize, source: *const u8, length: usize) -> Result<(), OutOfBounds> {
+        let target = self.data_at(offset, length)?;
+        // SAFETY: `data_at` checked the target's bounds; the caller vouches for the source.
+        unsafe { copy(source, target, length) };
+        Ok(())
+    }
+
+    /// As [`get_data`](Self::get_data), into memory that other threads may be using.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    ///
+    /// # Safety
+    /// `target` must be writable for `length` bytes and lie outside the mapping.
+    pub unsafe fn get_data_raw(&self, offset: usize, target: *mut u8, length: usize) -> Result<(), OutOfBounds> {
+        let source = self.data_at(offset, length)?;
+        // SAFETY: `data_at` checked the source's bounds; the caller vouches for the target.
+        unsafe { copy(source, target, length) };
+        Ok(())
+    }
+}

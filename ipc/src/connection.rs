@@ -1,0 +1,448 @@
+//! The caller's end of a session: connect, borrow a buffer, submit, wait.
+//!
+//! Nothing here allocates, locks, uses thread-local storage or libc, so that a signal handler may call it at any point.
+
+use crate::area::{self, BUFFERS_MAX, BufferArea, OutOfBounds, QUEUES_MAX};
+use crate::futex::{self, Woken};
+use crate::handshake::{receive_welcome, send_hello, wait_readable};
+use crate::memory::{ForkMarker, Mapping, errno};
+use crate::queue::{Doorbell, DoorbellQueue, Full, RelaxedQueue};
+use crate::spin::Spinner;
+use crate::state::{CallerState, Sequence};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::wire::{Reply, Request, Welcome};
+use core::ffi::CStr;
+use core::mem::ManuallyDrop;
+use core::time::Duration;
+use poolfs_types::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Longest sleep before a caller rings again and tests whether the service lives.
+const SLEEP_MAX: Duration = Duration::from_millis(50);
+
+/// Longest sleep for a free slot of a full queue.
+const FULL_SLEEP_MAX: Duration = Duration::from_millis(5);
+
+/// Longest wait for the service's answer to a connection.
+const WELCOME_WAIT_MS_MAX: u32 = 1000;
+
+/// Calls one thread may have under way: its own and those of two nested signal handlers.
+const DEPTH_MAX: usize = 3;
+
+/// The session's socket is kept at or above this number, out of the way of programs that rely on low ones.
+const SOCKET_NUMBER_MIN: i32 = 500;
+
+/// Why a call brought no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallError {
+    /// The session is not this process's (it was inherited over a fork), or was closed: nothing happened. Use the kernel.
+    NoSession,
+    /// No buffer is free, or this thread is too deep in signal handlers: nothing happened. Use the kernel.
+    Busy,
+    /// The service died or dropped the session; whether the request was served is not known: `EIO`.
+    Dead,
+}
+
+/// A session with a filesystem instance. All methods may be called from many threads and from signal handlers.
+pub struct Connection {
+    marker: ForkMarker,
+    /// Number of the socket's descriptor; negative when closed. The program may have closed it behind our back: see
+    /// [`Connection::with_socket`].
+    socket: i32,
+    cookie: u64,
+    welcome: Welcome,
+    buffers: ManuallyDrop<Mapping>,
+    queues: ManuallyDrop<[Option<Mapping>; QUEUES_MAX]>,
+    /// Per queue: whether another CPU serves it too, so that spinning can pay.
+    shared_by_cpus: u64,
+    /// Thread that borrowed each buffer; 0: nobody.
+    owners: [AtomicUsize; BUFFERS_MAX],
+    closed: AtomicBool,
+    spinner: Spinner,
+    calls: AtomicU64,
+}
+
+/// A number that tells the calling thread from all other threads of the process; never 0.
+fn thread_token() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let token: usize;
+        // SAFETY: on x86-64 Linux the thread pointer's first word points to itself, for every libc; reading it has no effect.
+        unsafe { core::arch::asm!("mov {}, fs:[0]", out(reg) token, options(nostack, readonly, preserves_flags)) };
+        token | 1
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        rustix::thread::gettid().as_raw_nonzero().get() as usize
+    }
+}
+
+impl Connection {
+    /// Connects to the instance's socket at `path`. Waits at most a second.
+    ///
+    /// # Errors
+    /// Those of `connect(2)`; `ETIMEDOUT`; `EPROTO` when the peer is no service of this version; `ECONNRESET` when the service
+    /// refused.
+    pub fn open(path: &CStr) -> Result<Self, Errno> {
+        let address = SocketAddrUnix::new(path).map_err(errno)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(errno)?;
+        rustix::net::connect(&socket, &address).map_err(errno)?;
+        Self::greet(socket)
+    }
+
+    /// Makes a session over a connected socket.
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn greet(socket: OwnedFd) -> Result<Self, Errno> {
+        send_hello(socket.as_fd())?;
+        if !wait_readable(socket.as_fd(), WELCOME_WAIT_MS_MAX)? {
+            return Err(Errno::ETIMEDOUT);
+        }
+        let mut files = [const { None }; 1 + QUEUES_MAX];
+        let welcome = receive_welcome(socket.as_fd(), |index, file| {
+            if let Some(place) = files.get_mut(index) {
+                *place = Some(file);
+            }
+        })?;
+        let map = |file: &Option<OwnedFd>, length| match file {
+            Some(file) => Mapping::of_sealed(file, length, true),
+            None => Err(Errno::EPROTO),
+        };
+        let buffers = map(&files[0], area::buffers_length(welcome.buffers as usize, welcome.buffer_data as usize))?;
+        let mut queues = [const { None }; QUEUES_MAX];
+        for (queue, file) in queues.iter_mut().zip(&files[1..]).take(welcome.queues as usize) {
+            *queue = Some(map(file, area::queue_length(welcome.queue_slots as usize))?);
+        }
+        let cookie = rustix::net::sockopt::socket_cookie(&socket).map_err(errno)?;
+        let marker = ForkMarker::new()?;
+        let socket = rustix::io::fcntl_dupfd_cloexec(&socket, SOCKET_NUMBER_MIN).unwrap_or(socket);
+        Ok(Self {
+            marker,
+            socket: socket.into_raw_fd(),
+            cookie,
+            shared_by_cpus: shared_by_cpus(&welcome),
+            welcome,
+            buffers: ManuallyDrop::new(buffers),
+            queues: ManuallyDrop::new(queues),
+            owners: [const { AtomicUsize::new(0) }; BUFFERS_MAX],
+            closed: AtomicBool::new(false),
+            spinner: Spinner::default(),
+            calls: AtomicU64::new(0),
+        })
+    }
+
+    /// The session's number, as the adoption ioctl wants it.
+    pub fn session(&self) -> u32 {
+        self.welcome.session
+    }
+
+    /// Bytes of a data area: the most one request carries.
+    pub fn data_bytes(&self) -> usize {
+        self.welcome.buffer_data as usize
+    }
+
+    /// Requests submitted so far.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Number of the socket's descriptor, so that the library can keep the program from closing it by mistake.
+    pub fn socket_number(&self) -> i32 {
+        self.socket
+    }
+
+    /// Whether this process may use the session: it was not inherited over a fork, not closed, and was not found dead.
+    pub fn is_usable(&self) -> bool {
+        self.marker.is_ours() && !self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether the session was inherited over a fork: its memory is not mapped here.
+    pub fn is_inherited(&self) -> bool {
+        !self.marker.is_ours()
+    }
+
+    /// Whether no call is under way, so that the value may be dropped once nobody can start one.
+    pub fn is_idle(&self) -> bool {
+        self.owners.iter().all(|owner| owner.load(Ordering::Acquire) == 0)
+    }
+
+    /// Runs `use_it` with the socket, if the number still is our socket's.
+    fn with_socket<T>(&self, use_it: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
+        if self.socket < 0 {
+            return None;
+        }
+        // SAFETY: the number is only used for calls that fail cleanly on a closed one, and the cookie, unique on this
+        // kernel, tells whether it is still our socket before anything is done with it.
+        let socket = unsafe { BorrowedFd::borrow_raw(self.socket) };
+        match rustix::net::sockopt::socket_cookie(socket) {
+            Ok(cookie) if cookie == self.cookie => Some(use_it(socket)),
+            _ => None,
+        }
+    }
+
+    /// Whether the service still holds its end, and the program has not closed ours. One or two system calls.
+    pub fn is_connected(&self) -> bool {
+        self.with_socket(|socket| {
+            let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let hang_up = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+            !matches!(poll(&mut polled, Some(&now)), Ok(1..) if polled[0].revents().intersects(hang_up))
+        })
+        .unwrap_or(false)
+    }
+
+    /// Ends the session: calls under way end with [`CallError::Dead`] unless they were served, later ones with
+    /// [`CallError::NoSession`]. The memory stays mapped until the value is dropped.
+    ///
+    /// In a forked child this only closes the child's copy of the descriptor.
+    pub fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let ours = self.marker.is_ours();
+        self.with_socket(|socket| {
+            if ours {
+                // A failure means that the peer is gone already.
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            }
+            // SAFETY: the descriptor is our socket's (its cookie matched) and `closed` keeps anybody from closing it again.
+            drop(unsafe { OwnedFd::from_raw_fd(self.socket) });
+        });
+        if ours {
+            for index in 0..self.welcome.buffers as usize {
+                futex::wake(self.buffer(index).state(), u32::MAX);
+            }
+        }
+    }
+
+    fn buffer(&self, index: usize) -> BufferArea<'_> {
+        BufferArea::new(&self.buffers, index, self.welcome.buffer_data as usize)
+    }
+
+    /// The queue of the core group this thread runs on, and its number.
+    fn queue(&self) -> (usize, Option<RelaxedQueue<'_>>) {
+        let cpu = rustix::thread::sched_getcpu();
+        let group = usize::from(self.welcome.group_of_cpu.get(cpu).copied().unwrap_or(0));
+        let group = if group < self.welcome.queues as usize { group } else { 0 };
+        let queue = self.queues[group].as_ref().map(|mapping| area::queue(mapping, self.welcome.queue_slots as usize));
+        (group, queue)
+    }
+
+    /// Borrows a request buffer for one call or several in a row.
+    ///
+    /// # Errors
+    /// [`CallError::NoSession`] or [`CallError::Busy`].
+    pub fn borrow(&self) -> Result<Borrowed<'_>, CallError> {
+        if !self.is_usable() {
+            return Err(CallError::NoSession);
+        }
+        let count = self.welcome.buffers as usize;
+        let token = thread_token();
+        let depth = self.owners[..count].iter().filter(|owner| owner.load(Ordering::Relaxed) == token).count();
+        if depth >= DEPTH_MAX {
+            return Err(CallError::Busy);
+        }
+        // Thread control blocks lie whole pages apart: the bits above choose well.
+        let first = (token >> 12) ^ (token >> 18);
+        for step in 0..count {
+            let index = first.wrapping_add(step) % count;
+            if let Some(sequence) = CallerState::new(self.buffer(index).state()).borrow() {
+                self.owners[index].store(token, Ordering::Relaxed);
+                return Ok(Borrowed { connection: self, index, sequence, in_flight: false });
+            }
+        }
+        Err(CallError::Busy)
+    }
+
+    /// One call: copies `input` (its parts one after another) into the data area, and from the data area of a served reply as
+    /// many bytes into `output` as the reply's `length` says and `output` holds.
+    ///
+    /// # Errors
+    /// See [`CallError`]; [`CallError::Busy`] also for input beyond [`Connection::data_bytes`].
+    pub fn call(&self, request: &Request, input: &[&[u8]], output: &mut [u8]) -> Result<Reply, CallError> {
+        let mut buffer = self.borrow()?;
+        let mut offset = 0;
+        for part in input {
+            buffer.put_data(offset, part).map_err(|OutOfBounds| CallError::Busy)?;
+            offset += part.len();
+        }
+        let reply = buffer.execute(request)?;
+        let length = (reply.length.min(self.data_bytes() as u64) as usize).min(output.len());
+        buffer.get_data(0, &mut output[..length]).map_err(|OutOfBounds| CallError::Dead)?;
+        Ok(reply)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.close();
+        if self.marker.is_ours() {
+            // SAFETY: dropped once, here; in a forked child they are not mapped, and their addresses may be others'.
+            unsafe {
+                ManuallyDrop::drop(&mut self.buffers);
+                ManuallyDrop::drop(&mut self.queues);
+            }
+        }
+    }
+}
+
+/// Bit n: the core group n has more than one CPU.
+fn shared_by_cpus(welcome: &Welcome) -> u64 {
+    let (mut seen, mut twice) = (0u64, 0u64);
+    for group in welcome.group_of_cpu.iter().filter(|&&group| u32::from(group) < welcome.queues) {
+        let bit = 1 << group;
+        twice |= seen & bit;
+        seen |= bit;
+    }
+    twice
+}
+
+/// A request buffer borrowed by the calling thread. Given back when dropped.
+pub struct Borrowed<'a> {
+    connection: &'a Connection,
+    index: usize,
+    sequence: Sequence,
+    in_flight: bool,
+}
+
+impl Borrowed<'_> {
+    fn area(&self) -> BufferArea<'_> {
+        self.connection.buffer(self.index)
+    }
+
+    /// Copies `source` into the data area.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    pub fn put_data(&mut self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+        self.area().put_data(offset, source)
+    }
+
+    /// Copies from the data area.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.area().get_data(offset, target)
+    }
+
+    /// As [`put_data`](Self::put_data), from the program's own memory.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    ///
+    /// # Safety
+    /// `source` must be readable for `length` bytes (a fault is the program's own).
+    pub unsafe fn put_data_raw(&mut self, offset: usize, source: *const u8, length: usize) -> Result<(), OutOfBounds> {
+        // SAFETY: the caller vouches for the source; no program has a pointer into the session's memory.
+        unsafe { self.area().put_data_raw(offset, source, length) }
+    }
+
+    /// As [`get_data`](Self::get_data), into the program's own memory.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    ///
+    /// # Safety
+    /// `target` must be writable for `length` bytes (a fault is the program's own).
+    pub unsafe fn get_data_raw(&self, offset: usize, target: *mut u8, length: usize) -> Result<(), OutOfBounds> {
+        // SAFETY: the caller vouches for the target; no program has a pointer into the session's memory.
+        unsafe { self.area().get_data_raw(offset, target, length) }
+    }
+
+    /// Submits `request`, waits for its end and returns the reply. The data area then holds what the reply says.
+    ///
+    /// # Errors
+    /// [`CallError::Dead`], at most 100 ms after the service's death; [`CallError::NoSession`].
+    pub fn execute(&mut self, request: &Request) -> Result<Reply, CallError> {
+        if !self.connection.is_usable() {
+            return Err(CallError::NoSession);
+        }
+        self.area().put_request(request);
+        self.sequence = CallerState::new(self.area().state()).submit(self.sequence);
+        self.in_flight = true;
+        self.connection.calls.fetch_add(1, Ordering::Relaxed);
+        let group = self.ring(false)?;
+        self.wait(group)?;
+        self.in_flight = false;
+        Ok(self.area().get_reply())
+    }
+
+    /// Puts the doorbell into the queue of this CPU's core group and wakes a service thread if one may sleep.
+    fn ring(&self, again: bool) -> Result<usize, CallError> {
+        let doorbell = Doorbell { session: self.connection.welcome.session, buffer: self.index as u16, again };
+        loop {
+            let (group, queue) = self.connection.queue();
+            let Some(queue) = queue else { return Err(CallError::Dead) };
+            match queue.publish(doorbell) {
+                Ok(sleepers) => {
+                    if sleepers || again {
+                        futex::wake(queue.ring(), 1);
+                    }
+                    return Ok(group);
+                }
+                Err(Full) => {
+                    futex::wake(queue.ring(), 1);
+                    let seen = queue.announce_full();
+                    let woken = futex::wait(queue.space(), seen, FULL_SLEEP_MAX);
+                    queue.end_full();
+                    if woken == Woken::TimedOut {
+                        self.test_service()?;
+                    }
+                }
+            }
+            // A doorbell of this session that was rung again may have had the buffer served meanwhile.
+            if CallerState::new(self.area().state()).is_done(self.sequence) {
+                return Ok(group);
+            }
+        }
+    }
+
+    fn wait(&self, group: usize) -> Result<(), CallError> {
+        let area = self.area();
+        let state = CallerState::new(area.state());
+        if self.connection.shared_by_cpus >> group & 1 == 1
+            && self.connection.spinner.spin(|| state.is_done(self.sequence))
+        {
+            return Ok(());
+        }
+        while !state.is_done(self.sequence) {
+            if self.connection.closed.load(Ordering::Acquire) {
+                return Err(CallError::Dead);
+            }
+            let Some(expected) = state.announce_sleep(self.sequence) else { continue };
+            if futex::wait(area.state(), expected, SLEEP_MAX) == Woken::TimedOut && !state.is_done(self.sequence) {
+                self.test_service()?;
+                self.ring(true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the service still lives; closes the session when it does not.
+    fn test_service(&self) -> Result<(), CallError> {
+        if self.connection.is_connected() {
+            return Ok(());
+        }
+        self.connection.close();
+        // The service may have served the request before it let go.
+        if CallerState::new(self.area().state()).is_done(self.sequence) { Ok(()) } else { Err(CallError::Dead) }
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        // A request whose end is not known keeps its buffer: the service might still write there.
+        if self.connection.marker.is_ours() {
+            if !self.in_flight {
+                CallerState::new(self.area().state()).give_back(self.sequence);
+            }
+            self.connection.owners[self.index].store(0, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Sleeping on a word of shared memory. Every wait is bounded.
+
+use crate::sync::AtomicU32;
+use core::time::Duration;
+use rustix::thread::futex;
+use rustix::thread::futex::Timespec;
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// woken, interrupted, or the word had changed already: look again
+    LookAgain,
+    /// the time was up
+    TimedOut,
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().min(i64::MAX as u64) as i64, tv_nsec: i64::from(time.subsec_nanos()) }
+}
+
+/// Sleeps while `word` holds `expected`, at most `limit`.
+pub fn wait(word: &AtomicU32, expected: u32, limit: Duration) -> Woken {
+    // Empty flags: the futex is shared between processes.
+    match futex::wait(word, futex::Flags::empty(), expected, Some(&timespec(limit))) {
+        Err(rustix::io::Errno::TIMEDOUT) => Woken::TimedOut,
+        _ => Woken::LookAgain,
+    }
+}
+
+/// Wakes up to `count` sleepers of `word`.
+pub fn wake(word: &AtomicU32, count: u32) {
+    // It can only fail for an address that is not mapped, and then nobody sleeps there.
+    let _ = futex::wake(word, futex::Flags::empty(), count);
+}
+
+/// Most words one thread can sleep on at once (the kernel's FUTEX_WAITV_MAX).
+#[cfg(feature = "std")]
+pub const WORDS_MAX: usize = 128;
+
+/// Sleeps while each word holds its expected value, at most `limit`. At most [`WORDS_MAX`] words; the rest are not
+/// slept on.
+#[cfg(feature = "std")]
+pub fn wait_any(words: &[(&AtomicU32, u32)], limit: Duration) -> Woken {
+    let [(word, expected)] = words else { return wait_several(words, limit) };
+    wait(word, *expected, limit)
+}
+
+#[cfg(feature = "std")]
+fn wait_several(words: &[(&AtomicU32, u32)], limit: Duration) -> Woken {
+    use rustix::time::{ClockId, clock_gettime};
+    let mut waits = [futex::Wait::new(); WORDS_MAX];
+    let count = words.len().min(WORDS_MAX);
+    if count == 0 {
+        std::thread::sleep(limit);
+        return Woken::TimedOut;
+    }
+    for (wait, (word, expected)) in waits.iter_mut().zip(words) {
+        wait.val = u64::from(*expected);
+        wait.uaddr = futex::WaitPtr::new(std::ptr::from_ref(*word).cast_mut().cast());
+        wait.flags = futex::WaitFlags::SIZE_U32;
+    }
+    let now = clock_gettime(ClockId::Monotonic);
+    let until = Duration::new(now.tv_sec as u64, now.tv_nsec as u32) + limit;
+    match futex::waitv(&waits[..count], futex::WaitvFlags::empty(), Some(&timespec(until)), ClockId::Monotonic) {
+        Err(rustix::io::Errno::TIMEDOUT) => Woken::TimedOut,
+        _ => Woken::LookAgain,
+    }
+}

@@ -1,0 +1,183 @@
+//! The life of one request buffer: the shared state word, and the service's own record beside it.
+//!
+//! ```text
+//! shared word   [1:0] FREE 0, BORROWED 1, SUBMITTED 2, DONE 3   [2] a caller sleeps on the word   [31:3] sequence number
+//!
+//! caller:   FREE n -> BORROWED n -> SUBMITTED n+1 ............ DONE n+1 -> FREE n+1
+//! service:                          IDLE n -> RUNNING n+1 -> IDLE n+1        (private: only the service can write it)
+//! ```
+//!
+//! The shared word is a hint. The service runs a request only after its own record went from `IDLE n` to
+//! `RUNNING n+1` in one compare-and-swap, so a forged, repeated or late doorbell runs nothing twice.
+
+use crate::sync::{AtomicU32, Ordering};
+
+const FREE: u32 = 0;
+const BORROWED: u32 = 1;
+const SUBMITTED: u32 = 2;
+const DONE: u32 = 3;
+const STATE_MASK: u32 = 3;
+const WAITING: u32 = 4;
+const SEQUENCE_SHIFT: u32 = 3;
+const SEQUENCE_MASK: u32 = u32::MAX >> SEQUENCE_SHIFT;
+
+/// The number of one call on one buffer; wraps at 2^29.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence(u32);
+
+impl Sequence {
+    fn of(word: u32) -> Self {
+        Self(word >> SEQUENCE_SHIFT)
+    }
+
+    fn next(self) -> Self {
+        Self(self.0.wrapping_add(1) & SEQUENCE_MASK)
+    }
+
+    fn with(self, state: u32) -> u32 {
+        (self.0 << SEQUENCE_SHIFT) | state
+    }
+}
+
+/// The caller's view of a buffer's state word.
+pub struct CallerState<'a>(&'a AtomicU32);
+
+impl<'a> CallerState<'a> {
+    /// The view of `word`.
+    pub fn new(word: &'a AtomicU32) -> Self {
+        Self(word)
+    }
+
+    /// FREE to BORROWED, by the caller that wins.
+    pub fn borrow(&self) -> Option<Sequence> {
+        let word = self.0.load(Ordering::Relaxed);
+        if word & STATE_MASK != FREE {
+            return None;
+        }
+        let sequence = Sequence::of(word);
+        self.0
+            .compare_exchange(word, sequence.with(BORROWED), Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| sequence)
+    }
+
+    /// BORROWED to SUBMITTED: publishes the request. Returns the number the reply will carry.
+    pub fn submit(&self, borrowed: Sequence) -> Sequence {
+        let sequence = borrowed.next();
+        self.0.store(sequence.with(SUBMITTED), Ordering::Release);
+        sequence
+    }
+
+    /// Whether the reply to `submitted` is there; if so it is visible to this thread.
+    pub fn is_done(&self, submitted: Sequence) -> bool {
+        self.0.load(Ordering::Acquire) & !WAITING == submitted.with(DONE)
+    }
+
+    /// Says that the caller is about to sleep: the value to sleep on, or nothing when it need not.
+    pub fn announce_sleep(&self, submitted: Sequence) -> Option<u32> {
+        let before = submitted.with(SUBMITTED);
+        match self.0.compare_exchange(before, before | WAITING, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Some(before | WAITING),
+            Err(now) if now == before | WAITING => Some(now),
+            Err(_) => None,
+        }
+    }
+
+    /// Back to FREE, keeping the number.
+    pub fn give_back(&self, last: Sequence) {
+        self.0.store(last.with(FREE), Ordering::Release);
+    }
+}
+
+const RUNNING: u32 = 1;
+
+/// The service's private record of one buffer.
+#[derive(Debug)]
+pub struct Acquisition(AtomicU32);
+
+impl Default for Acquisition {
+    fn default() -> Self {
+        Self(AtomicU32::new(0))
+    }
+}
+
+impl Acquisition {
+    /// Acquires the buffer whose shared state is `word`, when that is SUBMITTED with the number after the last one served.
+    /// The request is then visible to this thread. Whatever the word holds otherwise, nothing changes.
+    pub fn acquire(&self, word: &AtomicU32) -> Option<Sequence> {
+        let record = self.0.load(Ordering::Acquire);
+        if record & RUNNING != 0 {
+            return None;
+        }
+        let next = Sequence(record >> 1).next();
+        if word.load(Ordering::Acquire) & !WAITING != next.with(SUBMITTED) {
+            return None;
+        }
+        self.0
+            .compare_exchange(record, (next.0 << 1) | RUNNING, Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| next)
+    }
+
+    /// Publishes the reply written before; returns whether the caller has to be woken.
+    ///
+    /// The record is IDLE before the word says DONE, so that a next request never finds its buffer still running.
+    pub fn finish(&self, word: &AtomicU32, sequence: Sequence) -> bool {
+        self.0.store(sequence.0 << 1, Ordering::Release);
+        word.swap(sequence.with(DONE), Ordering::AcqRel) & WAITING != 0
+    }
+
+    /// Whether a request of this buffer is being served.
+    pub fn is_running(&self) -> bool {
+        self.0.load(Ordering::Acquire) & RUNNING != 0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_goes_round_and_its_doorbell_runs_nothing_twice() {
+        let word = AtomicU32::new(0);
+        let caller = CallerState::new(&word);
+        let record = Acquisition::default();
+        for _ in 0..3 {
+            let borrowed = caller.borrow().expect("free");
+            assert!(caller.borrow().is_none(), "borrowed twice");
+            assert!(record.acquire(&word).is_none(), "not submitted");
+            let submitted = caller.submit(borrowed);
+            let running = record.acquire(&word).expect("submitted");
+            assert!(record.acquire(&word).is_none(), "acquired twice");
+            assert!(!caller.is_done(submitted));
+            assert!(caller.announce_sleep(submitted).is_some());
+            assert!(record.finish(&word, running), "the sleeper is to be woken");
+            assert!(record.acquire(&word).is_none(), "served twice");
+            assert!(caller.is_done(submitted));
+            assert!(caller.announce_sleep(submitted).is_none());
+            caller.give_back(submitted);
+        }
+    }
+
+    #[test]
+    fn no_scribble_on_the_word_runs_an_old_request_again() {
+        let record = Acquisition::default();
+        let word = AtomicU32::new(Sequence(1).with(SUBMITTED));
+        let first = record.acquire(&word).expect("the first request");
+        record.finish(&word, first);
+        for scribble in [0, 1, 1 << 3 | SUBMITTED, 3 << 3 | SUBMITTED, u32::MAX, 2 << 3 | DONE] {
+            word.store(scribble, Ordering::Relaxed);
+            assert!(record.acquire(&word).is_none(), "{scribble:#x}");
+        }
+        word.store(Sequence(2).with(SUBMITTED) | WAITING, Ordering::Relaxed);
+        assert!(record.acquire(&word).is_some());
+    }
+
+    #[test]
+    fn numbers_wrap() {
+        let word = AtomicU32::new(Sequence(SEQUENCE_MASK).with(FREE));
+        let caller = CallerState::new(&word);
+        let submitted = caller.submit(caller.borrow().expect("free"));
+        assert_eq!(submitted, Sequence(0));
+    }
+}
