@@ -1,6 +1,8 @@
 //! The bench command: paired measurements of every path, medians and ratios of one run.
 
+mod copies;
 mod files;
+mod roundtrip;
 mod table;
 mod targets;
 mod worker;
@@ -31,6 +33,17 @@ enum Task {
         #[arg(long, default_value_t = 300)]
         milliseconds: u64,
     },
+    /// A request's round trip beside a futex hand-over and a FUSE getattr, on one core and across cores.
+    RoundTrip {
+        /// A folder to work in; made and removed.
+        #[arg(long)]
+        work: PathBuf,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 15)]
+        rounds: u32,
+    },
+    /// Plain memory copy beside the copy with non-temporal loads and stores, by size.
+    Copy,
     /// One operation in this process; prints nanoseconds. The other tasks start it.
     Worker {
         /// Where.
@@ -57,6 +70,13 @@ fn main() -> Result<()> {
             std::fs::remove_dir_all(&work)?;
             print!("{}", table?.markdown());
         }
+        Task::RoundTrip { work, rounds } => {
+            let poolfs = std::env::current_exe()?.with_file_name("poolfs");
+            let table = roundtrip::run(&work, &poolfs, rounds);
+            std::fs::remove_dir_all(&work)?;
+            print!("{}", table?.markdown());
+        }
+        Task::Copy => print!("{}", copies::run().markdown()),
         Task::Worker { directory, operation, milliseconds, warm } => {
             let operation = worker::Operation::parse(&operation)?;
             println!("{}", worker::run(&directory, operation, Duration::from_millis(milliseconds), warm)?);

@@ -1,0 +1,115 @@
+//! What one request costs: a bare futex hand-over and back, an echo through a session, a getattr through FUSE.
+
+use crate::table::{Row, Table};
+use crate::targets::{Laboratory, Target, succeed};
+use crate::worker::median;
+use anyhow::{Context, Result};
+use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, Operation, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX};
+use poolfs_ipc::{Connection, futex};
+use std::ffi::CString;
+use std::fs::File;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const TRIPS: u32 = 2_000;
+
+/// Medians over `rounds` rounds, the service on CPU 0, the caller on CPU 0 and on CPU 1.
+pub fn run(work: &Path, poolfs: &Path, rounds: u32) -> Result<Table> {
+    let laboratory = Laboratory::new(work, poolfs, "0")?;
+    let at = laboratory.directory(Target::Library);
+    std::fs::create_dir_all(&at)?;
+    std::fs::write(laboratory.lower().join("file"), "x")?;
+    succeed(laboratory.poolfs().args(["mount", laboratory.pool()]).arg(&at).arg("--dir").arg(laboratory.lower()))?;
+    let measured = measure(&at, rounds);
+    let unmounted = succeed(laboratory.poolfs().args(["umount", laboratory.pool()]).arg(&at));
+    let table = measured?;
+    unmounted?;
+    Ok(table)
+}
+
+fn measure(at: &Path, rounds: u32) -> Result<Table> {
+    let socket = CString::new(format!("{SOCKET_DIRECTORY}/{}{SOCKET_SUFFIX}", instance_at(at)?))?;
+    let mut rows = Vec::new();
+    for (cpu, title) in [(0, "same core"), (1, "across cores")] {
+        pin(cpu)?;
+        let connection = Connection::open(&socket).map_err(|errno| anyhow::anyhow!("{socket:?}: {errno}"))?;
+        let file = File::open(at.join("file"))?;
+        let (mut bare, mut echo, mut fuse) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            bare.push(hand_over(cpu)?);
+            echo.push(per_trip(|| {
+                let request = Request { operation: Operation::Echo as u32, offset: 7, ..Request::default() };
+                let reply =
+                    connection.call(&request, &[], &mut []).map_err(|error| anyhow::anyhow!("echo: {error:?}"))?;
+                anyhow::ensure!(reply.value == 7, "the echo answered {}", reply.value);
+                Ok(())
+            })?);
+            fuse.push(per_trip(|| Ok(drop(file.metadata()?)))?);
+        }
+        rows.push(Row {
+            title: title.to_owned(),
+            medians: vec![median(&mut bare), median(&mut echo), median(&mut fuse)],
+        });
+        connection.close();
+    }
+    Ok(Table { columns: ["futex hand-over and back", "request", "FUSE getattr"].map(str::to_owned).to_vec(), rows })
+}
+
+fn per_trip(mut trip: impl FnMut() -> Result<()>) -> Result<f64> {
+    let begun = Instant::now();
+    for _ in 0..TRIPS {
+        trip()?;
+    }
+    Ok(begun.elapsed().as_nanos() as f64 / f64::from(TRIPS))
+}
+
+/// Two threads that wake each other in turn, the other one on CPU 0.
+fn hand_over(cpu: usize) -> Result<f64> {
+    let turn = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Without its CPU the thread still answers; the caller's own pin has been checked.
+            let _ = pin(0);
+            for trip in 0..TRIPS {
+                await_turn(&turn, trip * 2 + 1);
+                turn.store(trip * 2 + 2, Ordering::SeqCst);
+                futex::wake(&turn, 1);
+            }
+        });
+        pin(cpu)?;
+        let begun = Instant::now();
+        for trip in 0..TRIPS {
+            turn.store(trip * 2 + 1, Ordering::SeqCst);
+            futex::wake(&turn, 1);
+            await_turn(&turn, trip * 2 + 2);
+        }
+        Ok(begun.elapsed().as_nanos() as f64 / f64::from(TRIPS))
+    })
+}
+
+fn await_turn(turn: &AtomicU32, wanted: u32) {
+    loop {
+        let now = turn.load(Ordering::SeqCst);
+        if now >= wanted {
+            return;
+        }
+        futex::wait(turn, now, Duration::from_millis(50));
+    }
+}
+
+fn pin(cpu: usize) -> Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot run on CPU {cpu}"))
+}
+
+fn instance_at(at: &Path) -> Result<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    mounts
+        .lines()
+        .filter(|line| line.split(' ').nth(4) == at.to_str())
+        .find_map(|line| line.split(' ').find_map(|field| field.strip_prefix(MOUNT_SOURCE_PREFIX)))
+        .map(str::to_owned)
+        .with_context(|| format!("no poolfs mount at {}", at.display()))
+}
