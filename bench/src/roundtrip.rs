@@ -45,7 +45,10 @@ fn measure(at: &Path, rounds: u32) -> Result<Table> {
                 anyhow::ensure!(reply.value == 7, "the echo answered {}", reply.value);
                 Ok(())
             })?);
-            fuse.push(per_trip(|| Ok(drop(file.metadata()?)))?);
+            fuse.push(per_trip(|| {
+                file.metadata()?;
+                Ok(())
+            })?);
         }
         rows.push(Row {
             title: title.to_owned(),

@@ -82,12 +82,18 @@ pub fn run(directory: &Path, operation: Operation, time: Duration, warm: bool) -
             }
             Box::new(move || Ok(file.write_all_at(&buffer, random_block(&mut dice, bytes))?))
         }
-        Operation::OpenClose => Box::new(move || Ok(drop(File::open(&data)?))),
-        Operation::Stat => Box::new(move || Ok(drop(fs::metadata(&data)?))),
+        Operation::OpenClose => Box::new(move || {
+            File::open(&data)?;
+            Ok(())
+        }),
+        Operation::Stat => Box::new(move || {
+            fs::metadata(&data)?;
+            Ok(())
+        }),
         Operation::CreateUnlink => {
             let path = directory.join("created");
             Box::new(move || {
-                drop(File::create(&path)?);
+                File::create(&path)?;
                 Ok(fs::remove_file(&path)?)
             })
         }
