@@ -1,1 +1,40 @@
-//! The filesystem service: one process per pool.
+//! The filesystem service: one process per pool that serves the pool's filesystem instances.
+//!
+//! A request comes in by one of two fronts, is turned into the one request type ([`Request`]), and is served by one
+//! function ([`Instance::dispatch`]) down the instance's stack of layers:
+//!
+//! ```text
+//! legacy (FUSE: the kernel)  \
+//!                              Request -> Instance::dispatch -> union -> cache -> local
+//! queue front (shared memory) /            |
+//!                                          access, set-id bits, handles, nodes, statistics, notifications
+//! ```
+//!
+//! **Invariants.** Only [`stack`] names concrete layers. Nothing behind a front trusts a peer's bytes. There is one
+//! permission function ([`access`]). Handlers of FUSE requests never wait for a notification to the kernel; requests of
+//! the user-level path that change what the kernel may cache answer only after the kernel was told. There is no async
+//! runtime, and every table and queue has a bound.
+//!
+//! Nothing here is lasting state: what fsync promised is in the layers' backends, and a new service mounts it again.
+
+#![forbid(unsafe_code)]
+
+pub mod access;
+mod dispatch;
+mod handles;
+mod instance;
+pub mod legacy;
+mod nodes;
+mod notify;
+mod request;
+pub mod stack;
+mod statistics;
+mod walk;
+
+pub use handles::{HANDLES_MAX, HandleTable, OpenFile};
+pub use instance::{Adopter, Instance};
+pub use nodes::{KernelView, NodeTable, ROOT_NUMBER};
+pub use notify::{Job, KernelCache, Notifications};
+pub use request::{Context, Failure, Kind, Reply, Request, WriteMode};
+pub use statistics::Statistics;
+pub use walk::{Astray, Found, Held, Place};

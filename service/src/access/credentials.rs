@@ -1,0 +1,166 @@
+//! Who asks: ids, groups and capabilities, as the kernel vouched for them.
+
+use poolfs_libservice::types::Attributes;
+use std::fs;
+
+/// The capabilities a filesystem asks for; values of Linux's `CAP_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Capability {
+    /// may change owners
+    Chown = 0,
+    /// ignores permission bits
+    DacOverride = 1,
+    /// reads and searches whatever the permission bits say
+    DacReadSearch = 2,
+    /// acts as owner of every file
+    FileOwner = 3,
+    /// keeps set-id bits
+    FileSetId = 4,
+    /// administers the system
+    SystemAdmin = 21,
+    /// makes device files
+    MakeNode = 27,
+    /// gives programs capabilities
+    SetFileCapabilities = 31,
+}
+
+/// Which ids of the host a user namespace maps, as `[first, first + count)` ranges of the host's ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IdMap(Vec<(u32, u32)>);
+
+impl IdMap {
+    /// A map from ranges `(first id of the host, count)`.
+    #[must_use]
+    pub fn new(ranges: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        Self(ranges.into_iter().collect())
+    }
+
+    /// The map in the text of `/proc/PID/uid_map`, read from the initial user namespace; `None` when it is malformed.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let range = |line: &str| {
+            let mut numbers = line.split_ascii_whitespace().map(str::parse::<u32>);
+            let (_inside, host, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+            numbers.next().is_none().then_some((host, count))
+        };
+        text.lines().map(range).collect::<Option<Vec<_>>>().map(Self)
+    }
+
+    /// Whether `id` of the host has a counterpart in the namespace.
+    #[must_use]
+    pub fn contains(&self, id: u32) -> bool {
+        self.0.iter().any(|&(first, count)| id >= first && id - first < count)
+    }
+}
+
+/// Credentials of a process or session, in the host's ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// The user the filesystem sees (fsuid).
+    pub uid: u32,
+    /// The group the filesystem sees (fsgid).
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Effective capabilities, one bit each, in the caller's own user namespace.
+    pub capabilities: u64,
+    /// The uids and gids its user namespace maps; `None` in the initial one, which maps all.
+    pub user_namespace: Option<(IdMap, IdMap)>,
+}
+
+impl Credentials {
+    /// The service itself: root with everything.
+    #[must_use]
+    pub fn root() -> Self {
+        Self { uid: 0, gid: 0, groups: Vec::new(), capabilities: u64::MAX, user_namespace: None }
+    }
+
+    /// Whether `gid` is the caller's group or one of its supplementary ones.
+    #[must_use]
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+
+    fn holds(&self, capability: Capability) -> bool {
+        self.capabilities >> (capability as u32) & 1 == 1
+    }
+
+    /// Whether the capability holds on the host (`capable`).
+    #[must_use]
+    pub fn capable(&self, capability: Capability) -> bool {
+        self.user_namespace.is_none() && self.holds(capability)
+    }
+
+    /// Whether the capability holds for this object: its owner and group exist in the caller's user namespace
+    /// (`capable_wrt_inode_uidgid`).
+    #[must_use]
+    pub fn capable_for(&self, capability: Capability, object: &Attributes) -> bool {
+        let mapped = self
+            .user_namespace
+            .as_ref()
+            .is_none_or(|(uids, gids)| uids.contains(object.uid) && gids.contains(object.gid));
+        mapped && self.holds(capability)
+    }
+
+    /// The credentials of a live thread, from `/proc`; `None` when it is gone.
+    #[must_use]
+    pub fn of_thread(thread: u32) -> Option<Self> {
+        if thread == 0 {
+            return None;
+        }
+        let mut credentials = Self::parse_status(&fs::read_to_string(format!("/proc/{thread}/status")).ok()?)?;
+        let own = fs::read_link("/proc/self/ns/user").ok()?;
+        if fs::read_link(format!("/proc/{thread}/ns/user")).ok()? != own {
+            let map = |file: &str| IdMap::parse(&fs::read_to_string(format!("/proc/{thread}/{file}")).ok()?);
+            credentials.user_namespace = Some((map("uid_map")?, map("gid_map")?));
+        }
+        Some(credentials)
+    }
+
+    /// The credentials in the text of `/proc/PID/status`, as of the initial user namespace.
+    #[must_use]
+    pub fn parse_status(status: &str) -> Option<Self> {
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let fourth = |name: &str| field(name)?.split_ascii_whitespace().nth(3)?.parse().ok();
+        Some(Self {
+            uid: fourth("Uid")?,
+            gid: fourth("Gid")?,
+            groups: field("Groups")?.split_ascii_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?,
+            capabilities: u64::from_str_radix(field("CapEff")?.trim(), 16).ok()?,
+            user_namespace: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_are_parsed_and_bounded() {
+        let map = IdMap::parse("         0     100000      65536\n     70000  5 1\n").expect("well-formed");
+        assert!(map.contains(100_000) && map.contains(165_535) && map.contains(5));
+        assert!(!map.contains(0) && !map.contains(165_536) && !map.contains(6));
+        assert_eq!(IdMap::parse("0 0"), None);
+        assert_eq!(IdMap::parse("0 0 -1"), None);
+        assert!(IdMap::parse("0 4294967290 4294967295").expect("well-formed").contains(u32::MAX));
+    }
+
+    #[test]
+    fn a_status_file_tells_the_filesystem_ids() {
+        let text = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \nCapEff:\t0000000000000002\n";
+        let credentials = Credentials::parse_status(text).expect("well-formed");
+        assert_eq!((credentials.uid, credentials.gid), (4, 8));
+        assert!(credentials.in_group(10) && credentials.in_group(8) && !credentials.in_group(5));
+        assert!(credentials.capable(Capability::DacOverride) && !credentials.capable(Capability::Chown));
+        assert_eq!(Credentials::parse_status("Uid:\t1"), None);
+    }
+
+    #[test]
+    fn this_thread_is_who_it_is() {
+        let own = Credentials::of_thread(std::process::id()).expect("alive");
+        assert_eq!(own.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(Credentials::of_thread(0), None);
+    }
+}

@@ -1,0 +1,17 @@
+//! The one permission function: may these credentials do this to that object? It decides as Linux does for a
+//! filesystem mounted in the initial user namespace; FUSE requests do not come here, the kernel decides those
+//! (`default_permissions`), and a test compares the two.
+//!
+//! What belongs to the host's policy and not to the filesystem stays outside: the `protected_*` sysctls, LSMs,
+//! Landlock, seccomp, immutable flags.
+
+mod acl;
+mod credentials;
+mod rules;
+
+pub use acl::{Acl, AclEntry, AclTag};
+pub use credentials::{Capability, Credentials, IdMap};
+pub use rules::{
+    EXECUTE, READ, WRITE, XattrUse, may_access, may_change_group, may_change_owner, may_delete, may_own,
+    strips_set_group_id, without_set_id, xattr_rule,
+};

@@ -1,0 +1,107 @@
+//! Attributes and their changes.
+
+use super::privileges::{Writer, credentials_of, remaining_mode};
+use super::{Served, Stop};
+use crate::access::{self, Credentials};
+use crate::handles::OpenFile;
+use crate::instance::Instance;
+use crate::request::{Context, Reply};
+use poolfs_libservice::types::{Attributes, Errno, NodeId, SetAttributes, SetTime};
+
+const SET_GROUP_ID: u32 = 0o2000;
+
+impl Instance {
+    pub(super) fn access(&self, context: &Context<'_>, node: NodeId, mask: u32) -> Served {
+        if mask & !7 != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let object = self.check(context, node, mask)?;
+        let changes_nothing = mask & access::WRITE == 0 || !matches_content(&object);
+        if !changes_nothing && self.layer().read_only() {
+            return Err(Errno::EROFS.into());
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn change(
+        &self,
+        context: &Context<'_>,
+        node: NodeId,
+        mut changes: SetAttributes,
+        file: Option<&OpenFile>,
+    ) -> Served {
+        let before = self.layer().getattr(&context.caller, node)?;
+        if let Some(credentials) = context.credentials {
+            self.check_change(context, credentials, (node, &before), &mut changes, file)?;
+        }
+        if let Some(file) = file.filter(|file| changes.size.is_some() && !file.flags().writable()) {
+            return Err(if file.is_directory() { Errno::EBADF } else { Errno::EINVAL }.into());
+        }
+        if changes.size.is_some() {
+            if context.is_library() && self.nodes.may_map(node) {
+                return Err(Stop::UseKernel);
+            }
+            self.drop_privileges(context, node, Writer::Caller)?;
+        }
+        if (changes.uid.is_some() || changes.gid.is_some()) && !before.is_directory() {
+            self.drop_capability(node)?;
+            if changes.permissions.is_none() && before.permissions & 0o6000 != 0 {
+                changes.permissions = remaining_mode(&credentials_of(context), &before);
+            }
+        }
+        let handle = file.filter(|file| file.flags().writable() && changes.size.is_some()).map(OpenFile::handle);
+        if changes.permissions.is_some() {
+            self.nodes.set_unprivileged(node, false);
+        }
+        let after = self.layer().setattr(&context.caller, node, &changes, handle)?;
+        if changes.size.is_some() && context.is_library() {
+            let grown = (after.size > before.size).then_some((after.size, 0));
+            self.content_changed(node, grown);
+        }
+        Ok(Reply::Attributes(after))
+    }
+
+    fn check_change(
+        &self,
+        context: &Context<'_>,
+        credentials: &Credentials,
+        (node, object): (NodeId, &Attributes),
+        changes: &mut SetAttributes,
+        file: Option<&OpenFile>,
+    ) -> Served<()> {
+        if let Some(uid) = changes.uid {
+            access::may_change_owner(credentials, object, uid)?;
+        }
+        if let Some(gid) = changes.gid {
+            access::may_change_group(credentials, object, gid)?;
+        }
+        if let Some(permissions) = &mut changes.permissions {
+            access::may_own(credentials, object)?;
+            let gid = changes.gid.unwrap_or(object.gid);
+            if access::strips_set_group_id(credentials, object, gid) {
+                *permissions &= !SET_GROUP_ID;
+            }
+        }
+        if changes.size.is_some() && file.is_none() {
+            if object.is_directory() {
+                return Err(Errno::EISDIR.into());
+            }
+            self.check_object(context, node, object, access::WRITE)?;
+        }
+        let times = [changes.accessed, changes.modified];
+        if times.iter().any(|time| matches!(time, Some(SetTime::At(_)))) || times.contains(&None) {
+            if times != [None, None] {
+                access::may_own(credentials, object)?;
+            }
+        } else if access::may_own(credentials, object).is_err() {
+            self.check_object(context, node, object, access::WRITE)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a read-only filesystem refuses writing to this kind of object: devices, pipes and sockets are not in it.
+fn matches_content(object: &Attributes) -> bool {
+    use poolfs_libservice::types::FileType::{Directory, Regular, Symlink};
+    matches!(object.file_type, Regular | Directory | Symlink)
+}

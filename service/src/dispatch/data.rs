@@ -1,0 +1,230 @@
+//! Content: opening, reading, writing, making durable.
+
+use super::privileges::Writer;
+use super::{Served, Stop};
+use crate::access::{self, READ, WRITE};
+use crate::handles::{OpenFile, layer_flags};
+use crate::instance::Instance;
+use crate::request::{Context, Reply, WriteMode};
+use poolfs_libservice::types::limits::FILE_SIZE_MAX;
+use poolfs_libservice::types::{AllocateMode, Errno, FileType, NodeId, OpenFlags, SeekTo};
+use poolfs_libservice::{Durability, Written};
+
+/// Most bytes one copy request moves, so that a service thread comes back within a moment.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+
+impl Instance {
+    pub(super) fn open(&self, context: &Context<'_>, node: NodeId, flags: OpenFlags) -> Served {
+        let truncates = flags.contains(OpenFlags::TRUNCATE) && flags.writable();
+        if let Some(credentials) = context.credentials {
+            let mut mask = if flags.readable() { READ } else { 0 };
+            if flags.writable() || truncates {
+                mask |= WRITE;
+            }
+            let object = self.check(context, node, mask)?;
+            if flags.contains(OpenFlags::NO_ATIME) {
+                access::may_own(credentials, &object)?;
+            }
+        }
+        let room = self.handles.reserve()?;
+        if truncates {
+            self.drop_privileges(context, node, Writer::Caller)?;
+        }
+        let handle = self.layer().open(&context.caller, node, layer_flags(flags))?;
+        let file = room.enter(node, handle, flags, false);
+        if truncates && context.is_library() {
+            self.content_changed(node, None);
+        }
+        Ok(Reply::Opened { file, entry: None })
+    }
+
+    pub(super) fn open_directory(&self, context: &Context<'_>, node: NodeId) -> Served {
+        if context.credentials.is_some() {
+            self.check(context, node, READ)?;
+        }
+        let room = self.handles.reserve()?;
+        let handle = self.layer().opendir(&context.caller, node)?;
+        Ok(Reply::Opened { file: room.enter(node, handle, OpenFlags::READ_ONLY, true), entry: None })
+    }
+
+    /// Whether the content of the file may be touched by the user-level path: not while the kernel may hold changes.
+    fn check_content(&self, context: &Context<'_>, file: &OpenFile) -> Served<()> {
+        if context.is_library() && self.nodes.may_map(file.node()) {
+            return Err(Stop::UseKernel);
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&self, context: &Context<'_>, file: &OpenFile, offset: u64, buffer: &mut [u8]) -> Served {
+        if file.is_directory() {
+            return Err(Errno::EISDIR.into());
+        }
+        self.check_content(context, file)?;
+        if !file.flags().readable() {
+            return Err(Errno::EBADF.into());
+        }
+        if !context.is_library() {
+            self.nodes.touched(file.node(), offset, buffer.len() as u64, false);
+        }
+        Ok(Reply::Count(self.layer().read(&context.caller, file.handle(), offset, buffer)?))
+    }
+
+    pub(super) fn write(
+        &self,
+        context: &Context<'_>,
+        file: &OpenFile,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> Served {
+        if !file.flags().writable() || file.is_directory() {
+            return Err(Errno::EBADF.into());
+        }
+        self.check_content(context, file)?;
+        let length = data.len() as u64;
+        let append = mode.append && !mode.from_mapping;
+        if !append && offset.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX) {
+            return Err(Errno::EFBIG.into());
+        }
+        if !context.is_library() {
+            self.nodes.touched(file.node(), offset, length, mode.from_mapping);
+        }
+        if data.is_empty() {
+            return Ok(Reply::Written(Written { count: 0, offset }));
+        }
+        if !mode.from_mapping {
+            let kernel = Writer::Kernel { kill_set_id: mode.kill_set_id };
+            let writer = if context.is_library() { Writer::Caller } else { kernel };
+            self.drop_privileges(context, file.node(), writer)?;
+        }
+        let handle = file.handle_for(&context.caller, append)?;
+        let written = self.layer().write(&context.caller, handle, offset, data)?;
+        if context.is_library() && written.count > 0 {
+            let end = written.offset + written.count as u64;
+            let last = data.get(written.count - 1).copied().unwrap_or(0);
+            self.content_changed(file.node(), Some((end, last)));
+        }
+        self.sync_if_asked(context, file)?;
+        Ok(Reply::Written(written))
+    }
+
+    /// `O_SYNC` and `O_DSYNC`: what was written is durable before the answer.
+    fn sync_if_asked(&self, context: &Context<'_>, file: &OpenFile) -> Served<()> {
+        let flags = file.flags();
+        if flags.contains(OpenFlags::DATA_SYNC) {
+            let all = flags.contains(OpenFlags::FILE_SYNC);
+            self.sync_handles(context, file, if all { Durability::All } else { Durability::Data })?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn allocate(
+        &self,
+        context: &Context<'_>,
+        file: &OpenFile,
+        mode: AllocateMode,
+        offset: u64,
+        length: u64,
+    ) -> Served {
+        if !file.flags().writable() || file.is_directory() {
+            return Err(Errno::EBADF.into());
+        }
+        if length == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX).ok_or(Errno::EFBIG)?;
+        self.check_content(context, file)?;
+        self.drop_privileges(context, file.node(), Writer::Caller)?;
+        self.layer().fallocate(&context.caller, file.handle(), mode, offset, length)?;
+        if context.is_library() {
+            let grown = (!mode.contains(AllocateMode::KEEP_SIZE)).then_some((end, 0));
+            self.content_changed(file.node(), grown);
+        }
+        self.sync_if_asked(context, file)?;
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn seek(&self, context: &Context<'_>, file: &OpenFile, offset: u64, to: SeekTo) -> Served {
+        if file.is_directory() {
+            return Err(Errno::EINVAL.into());
+        }
+        self.check_content(context, file)?;
+        Ok(Reply::Offset(self.layer().seek(&context.caller, file.handle(), offset, to)?))
+    }
+
+    pub(super) fn sync_file(&self, context: &Context<'_>, file: &OpenFile, durability: Durability) -> Served {
+        self.check_content(context, file)?;
+        self.sync_handles(context, file, durability)?;
+        Ok(Reply::Done)
+    }
+
+    /// All handles are asked, so that each has reported what it met; the first failure counts.
+    fn sync_handles(&self, context: &Context<'_>, file: &OpenFile, durability: Durability) -> Served<()> {
+        let mut outcome = Ok(());
+        for handle in file.handles() {
+            outcome = outcome.and(self.layer().fsync(&context.caller, handle, durability));
+        }
+        Ok(outcome?)
+    }
+
+    pub(super) fn flush(&self, context: &Context<'_>, file: &OpenFile) -> Served {
+        let mut outcome = Ok(());
+        if !file.is_directory() {
+            for handle in file.handles() {
+                outcome = outcome.and(self.layer().flush(&context.caller, handle));
+            }
+        }
+        outcome?;
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn copy_range(
+        &self,
+        context: &Context<'_>,
+        (source, source_offset): (&OpenFile, u64),
+        (target, target_offset): (&OpenFile, u64),
+        length: u64,
+    ) -> Served {
+        if !source.flags().readable() || !target.flags().writable() || source.is_directory() || target.is_directory() {
+            return Err(Errno::EBADF.into());
+        }
+        if target.flags().contains(OpenFlags::APPEND) {
+            return Err(Errno::EBADF.into());
+        }
+        self.check_content(context, source)?;
+        self.check_content(context, target)?;
+        let length = length.min(COPY_BYTES_MAX);
+        let ends = [source_offset, target_offset].map(|offset| offset.checked_add(length));
+        if ends.iter().any(|end| end.is_none_or(|end| end > FILE_SIZE_MAX)) {
+            return Err(Errno::EFBIG.into());
+        }
+        let (from, to) = (source_offset, target_offset);
+        if source.node() == target.node() && from < to.saturating_add(length) && to < from.saturating_add(length) {
+            return Err(Errno::EINVAL.into());
+        }
+        self.drop_privileges(context, target.node(), Writer::Caller)?;
+        let (source_handle, target_handle) = (source.handle(), target.handle());
+        let copied = self.layer().copy_range(&context.caller, source_handle, from, target_handle, to, length)?;
+        if context.is_library() && copied > 0 {
+            let mut last = [0];
+            let end = to + copied;
+            let handle = source.handle();
+            let _ = self.layer().read(&context.caller, handle, from + copied - 1, &mut last);
+            self.content_changed(target.node(), Some((end, last[0])));
+        }
+        self.sync_if_asked(context, target)?;
+        Ok(Reply::Offset(copied))
+    }
+
+    /// Whether a FUSE open of the node may keep the pages the kernel has.
+    #[must_use]
+    pub fn keeps_kernel_pages(&self) -> bool {
+        self.stack.private
+    }
+
+    /// Whether the kernel opens objects of this type itself.
+    #[must_use]
+    pub fn is_special(file_type: FileType) -> bool {
+        !matches!(file_type, FileType::Regular | FileType::Directory)
+    }
+}

@@ -1,0 +1,225 @@
+//! Names: looking up, making, linking, removing, renaming.
+
+use super::{Served, Stop};
+use crate::access::{self, Capability, EXECUTE, WRITE};
+use crate::handles::layer_flags;
+use crate::instance::Instance;
+use crate::request::{Context, Reply};
+use poolfs_libservice::Entry;
+use poolfs_libservice::types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags};
+
+const SET_GROUP_ID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+impl Instance {
+    pub(super) fn lookup(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served {
+        if context.credentials.is_some() {
+            self.check_search(context, parent)?;
+        }
+        Ok(Reply::Entry(self.layer().lookup(&context.caller, parent, name)?))
+    }
+
+    fn check_search(&self, context: &Context<'_>, directory: NodeId) -> Served<()> {
+        let object = self.layer().getattr(&context.caller, directory)?;
+        if !object.is_directory() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        self.check_object(context, directory, &object, EXECUTE)
+    }
+
+    /// The directory's attributes, once the caller may add or remove names in it.
+    fn check_directory(&self, context: &Context<'_>, directory: NodeId) -> Served<Attributes> {
+        let object = self.layer().getattr(&context.caller, directory)?;
+        if !object.is_directory() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        self.check_object(context, directory, &object, WRITE | EXECUTE)?;
+        Ok(object)
+    }
+
+    /// Existing names are reported before missing permission, as Linux does.
+    fn refuse_existing(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served<()> {
+        if context.credentials.is_none() {
+            return Ok(());
+        }
+        self.check_search(context, parent)?;
+        match self.layer().lookup(&context.caller, parent, name) {
+            Ok(entry) => {
+                self.layer().forget(entry.node, 1);
+                Err(Errno::EEXIST.into())
+            }
+            Err(error) if error.errno() == Errno::ENOENT => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Checks the parent and answers owner, group and mode of what will be made in it: a set-group-id directory passes its
+    /// group on, and the bit to directories.
+    fn prepare(
+        &self,
+        context: &Context<'_>,
+        parent: NodeId,
+        name: Name<'_>,
+        file_type: FileType,
+        permissions: u32,
+    ) -> Served<(Caller, u32)> {
+        self.refuse_existing(context, parent, name)?;
+        let directory = self.check_directory(context, parent)?;
+        let mut caller = context.caller;
+        let mut permissions = permissions & 0o7777;
+        if directory.permissions & SET_GROUP_ID != 0 {
+            caller.gid = directory.gid;
+            if file_type == FileType::Directory {
+                permissions |= SET_GROUP_ID;
+            } else if let Some(credentials) = context.credentials
+                && permissions & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID | GROUP_EXECUTE
+                && access::strips_set_group_id(credentials, &directory, caller.gid)
+            {
+                permissions &= !SET_GROUP_ID;
+            }
+        }
+        Ok((caller, permissions))
+    }
+
+    pub(super) fn create(
+        &self,
+        context: &Context<'_>,
+        parent: NodeId,
+        name: Name<'_>,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Served {
+        let (caller, permissions) = self.prepare(context, parent, name, FileType::Regular, permissions)?;
+        let room = self.handles.reserve()?;
+        let (entry, handle) = self.layer().create(&caller, parent, name, permissions, layer_flags(flags))?;
+        Ok(Reply::Opened { file: room.enter(entry.node, handle, flags, false), entry: Some(entry) })
+    }
+
+    pub(super) fn make_node(
+        &self,
+        context: &Context<'_>,
+        parent: NodeId,
+        name: Name<'_>,
+        file_type: FileType,
+        permissions: u32,
+        device: u32,
+    ) -> Served {
+        let (caller, permissions) = self.prepare(context, parent, name, file_type, permissions)?;
+        let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+        let is_whiteout = file_type == FileType::CharDevice && device == 0;
+        if is_device
+            && !is_whiteout
+            && context.credentials.is_some_and(|credentials| !credentials.capable(Capability::MakeNode))
+        {
+            return Err(Errno::EPERM.into());
+        }
+        Ok(Reply::Entry(self.layer().mknod(&caller, parent, name, file_type, permissions, device)?))
+    }
+
+    pub(super) fn make_directory(
+        &self,
+        context: &Context<'_>,
+        parent: NodeId,
+        name: Name<'_>,
+        permissions: u32,
+    ) -> Served {
+        let permissions = permissions & 0o1777;
+        let (caller, permissions) = self.prepare(context, parent, name, FileType::Directory, permissions)?;
+        Ok(Reply::Entry(self.layer().mkdir(&caller, parent, name, permissions)?))
+    }
+
+    pub(super) fn symbolic_link(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>, target: &[u8]) -> Served {
+        let (caller, _) = self.prepare(context, parent, name, FileType::Symlink, 0o777)?;
+        Ok(Reply::Entry(self.layer().symlink(&caller, parent, name, target)?))
+    }
+
+    pub(super) fn link(&self, context: &Context<'_>, node: NodeId, parent: NodeId, name: Name<'_>) -> Served {
+        self.refuse_existing(context, parent, name)?;
+        self.check_directory(context, parent)?;
+        Ok(Reply::Entry(self.layer().link(&context.caller, node, parent, name)?))
+    }
+
+    pub(super) fn unlink(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served {
+        self.check_removal(context, parent, name)?;
+        self.layer().unlink(&context.caller, parent, name)?;
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn remove_directory(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served {
+        self.check_removal(context, parent, name)?;
+        self.layer().rmdir(&context.caller, parent, name)?;
+        Ok(Reply::Done)
+    }
+
+    /// Whether the caller may take the name away. Nothing is looked up for requests the kernel has checked.
+    fn check_removal(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served<()> {
+        let Some(credentials) = context.credentials else {
+            return Ok(());
+        };
+        self.check_search(context, parent)?;
+        let victim = self.layer().lookup(&context.caller, parent, name)?;
+        self.layer().forget(victim.node, 1);
+        let directory = self.check_directory(context, parent)?;
+        access::may_delete(credentials, &directory, &victim.attributes)?;
+        Ok(())
+    }
+
+    pub(super) fn rename(
+        &self,
+        context: &Context<'_>,
+        (parent, name): (NodeId, Name<'_>),
+        (new_parent, new_name): (NodeId, Name<'_>),
+        flags: RenameFlags,
+    ) -> Served {
+        if context.is_library() {
+            self.check_rename(context, (parent, name), (new_parent, new_name), flags)?;
+        }
+        self.layer().rename(&context.caller, parent, name, new_parent, new_name, flags)?;
+        Ok(Reply::Done)
+    }
+
+    /// Directories are left to the kernel: a mount below one that is renamed behind the kernel's back would be lost.
+    fn check_rename(
+        &self,
+        context: &Context<'_>,
+        (parent, name): (NodeId, Name<'_>),
+        (new_parent, new_name): (NodeId, Name<'_>),
+        flags: RenameFlags,
+    ) -> Served<()> {
+        if flags.contains(RenameFlags::WHITEOUT) {
+            return Err(Stop::UseKernel);
+        }
+        self.check_search(context, parent)?;
+        self.check_search(context, new_parent)?;
+        let source = self.peek(context, parent, name)?.ok_or(Errno::ENOENT)?;
+        let target = self.peek(context, new_parent, new_name)?;
+        let is_directory = |entry: &Entry| entry.attributes.is_directory();
+        if is_directory(&source) || target.as_ref().is_some_and(is_directory) {
+            return Err(Stop::UseKernel);
+        }
+        if target.is_some() && flags.contains(RenameFlags::NO_REPLACE) {
+            return Err(Errno::EEXIST.into());
+        }
+        let from = self.check_directory(context, parent)?;
+        let to = self.check_directory(context, new_parent)?;
+        if let Some(credentials) = context.credentials {
+            access::may_delete(credentials, &from, &source.attributes)?;
+            if let Some(target) = target {
+                access::may_delete(credentials, &to, &target.attributes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a name stands for at this moment; no reference is kept.
+    fn peek(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served<Option<Entry>> {
+        match self.layer().lookup(&context.caller, parent, name) {
+            Ok(entry) => {
+                self.layer().forget(entry.node, 1);
+                Ok(Some(entry))
+            }
+            Err(error) if error.errno() == Errno::ENOENT => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

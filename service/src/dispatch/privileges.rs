@@ -1,0 +1,86 @@
+//! Set-id bits and file capabilities, which a write, a truncate and a change of owner take away.
+
+use super::Served;
+use crate::access::{Capability, Credentials, strips_set_group_id, without_set_id};
+use crate::instance::Instance;
+use crate::request::Context;
+use poolfs_libservice::types::{Attributes, Caller, Errno, FileType, NodeId, SetAttributes};
+use std::borrow::Cow;
+
+/// The attribute that holds a program's capabilities.
+pub(super) const CAPABILITY: &[u8] = b"security.capability";
+
+const SET_ID: u32 = 0o6000;
+
+/// Who writes: somebody with credentials, or the kernel on somebody's behalf.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Writer {
+    /// the credentials decide, or those of the calling thread
+    Caller,
+    /// the kernel says whether set-id bits go
+    Kernel {
+        /// they go
+        kill_set_id: bool,
+    },
+}
+
+/// The credentials behind a request. For FUSE requests they are looked up, which is slow and only done for files that
+/// have something to lose; a thread that is gone or unknown counts as having neither groups nor capabilities.
+pub(super) fn credentials_of<'a>(context: &Context<'a>) -> Cow<'a, Credentials> {
+    match context.credentials {
+        Some(credentials) => Cow::Borrowed(credentials),
+        None => Cow::Owned(Credentials::of_thread(context.thread).unwrap_or_else(|| Credentials {
+            uid: context.caller.uid,
+            gid: context.caller.gid,
+            groups: Vec::new(),
+            capabilities: 0,
+            user_namespace: None,
+        })),
+    }
+}
+
+impl Instance {
+    /// Before the content of `node` changes: what its writer may not keep goes.
+    pub(super) fn drop_privileges(&self, context: &Context<'_>, node: NodeId, writer: Writer) -> Served<()> {
+        if self.nodes.is_unprivileged(node) {
+            return Ok(());
+        }
+        let object = self.layer().getattr(&context.caller, node)?;
+        if object.file_type != FileType::Regular {
+            return Ok(());
+        }
+        let capability = self.drop_capability(node)?;
+        if object.permissions & SET_ID == 0 {
+            self.nodes.set_unprivileged(node, !capability);
+            return Ok(());
+        }
+        let credentials = credentials_of(context);
+        let keeps = match writer {
+            Writer::Kernel { kill_set_id } => !kill_set_id,
+            Writer::Caller => credentials.capable_for(Capability::FileSetId, &object),
+        };
+        if !keeps && let Some(permissions) = remaining_mode(&credentials, &object) {
+            let changes = SetAttributes { permissions: Some(permissions), ..SetAttributes::default() };
+            self.layer().setattr(&Caller::ROOT, node, &changes, None)?;
+        }
+        Ok(())
+    }
+
+    /// Takes away a file's capabilities; whether it had some.
+    pub(super) fn drop_capability(&self, node: NodeId) -> Served<bool> {
+        match self.layer().getxattr(&Caller::ROOT, node, CAPABILITY) {
+            Ok(_) => match self.layer().removexattr(&Caller::ROOT, node, CAPABILITY) {
+                Ok(()) => Ok(true),
+                Err(error) if error.errno() == Errno::ENODATA => Ok(false),
+                Err(error) => Err(error.into()),
+            },
+            Err(error) if matches!(error.errno(), Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The mode that is left when set-id bits are taken away, if anything is.
+pub(super) fn remaining_mode(credentials: &Credentials, object: &Attributes) -> Option<u32> {
+    without_set_id(object, !strips_set_group_id(credentials, object, object.gid))
+}

@@ -1,0 +1,1 @@
+//! The legacy path: kernel VFS, FUSE, service.

@@ -1,0 +1,334 @@
+//! What the service remembers of the nodes the kernel knows: their FUSE numbers, the kernel's references, and what the
+//! kernel may hold of their content.
+//!
+//! A node's FUSE number is its inode number: the FUSE library puts the same number into both, and `d_ino` of a listing
+//! must equal `st_ino`. Should two live nodes ever have one inode number, the second gets a number of its own.
+//!
+//! Two flags decide how the two paths meet on one file. `may_cache`: FUSE has read or written it, so the kernel may hold
+//! pages. `may_map`: it is open for writing by somebody who is not known to work by requests, or pages of a mapping
+//! have been written back, so that the kernel may hold changes nobody has told the service of.
+
+use hashbrown::HashMap;
+use poolfs_libservice::types::NodeId;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// FUSE's number of the root directory.
+pub const ROOT_NUMBER: u64 = 1;
+
+const SHARDS: usize = 64;
+
+/// Numbers from here on are not inode numbers.
+const OWN_NUMBERS: u64 = 1 << 63;
+
+#[derive(Default)]
+struct NodeState {
+    number: u64,
+    kernel_references: u64,
+    open_files: u32,
+    /// Files open for writing by FUSE that no session adopted.
+    writers: u32,
+    /// Files open to append.
+    appenders: u32,
+    /// Bytes the kernel has read or written since its pages were last dropped, at most up to the highest of them.
+    cached_bytes: u64,
+    highest_byte: u64,
+    may_cache: bool,
+    /// Pages of a shared mapping were written back; until the last file is closed.
+    mapped: bool,
+    /// Known to have neither set-id bits nor capabilities, so that a write need not look.
+    unprivileged: bool,
+}
+
+impl NodeState {
+    fn is_idle(&self) -> bool {
+        self.kernel_references == 0 && self.open_files == 0
+    }
+}
+
+/// What a change by the user-level path has to tell the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelView {
+    /// FUSE's number of the node.
+    pub number: u64,
+    /// It may hold pages of the file.
+    pub may_cache: bool,
+    /// It has the file open to append and goes by the size it knows.
+    pub appends: bool,
+}
+
+/// The nodes the kernel knows.
+pub struct NodeTable {
+    states: [Mutex<HashMap<NodeId, NodeState>>; SHARDS],
+    numbers: [Mutex<HashMap<u64, NodeId>>; SHARDS],
+    next_own: AtomicU64,
+    count: AtomicU64,
+    cached_bytes: AtomicU64,
+}
+
+impl Default for NodeTable {
+    fn default() -> Self {
+        Self {
+            states: std::array::from_fn(|_| Mutex::default()),
+            numbers: std::array::from_fn(|_| Mutex::default()),
+            next_own: AtomicU64::new(OWN_NUMBERS),
+            count: AtomicU64::new(0),
+            cached_bytes: AtomicU64::new(0),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl NodeTable {
+    fn states(&self, node: NodeId) -> MutexGuard<'_, HashMap<NodeId, NodeState>> {
+        lock(&self.states[node.0 as usize % SHARDS])
+    }
+
+    fn numbers(&self, number: u64) -> MutexGuard<'_, HashMap<u64, NodeId>> {
+        lock(&self.numbers[number as usize % SHARDS])
+    }
+
+    /// Notes one reference of the kernel (the layers' one is its counterpart) and answers the node's FUSE number.
+    pub fn enter(&self, node: NodeId, inode: u64) -> u64 {
+        if node == NodeId::ROOT {
+            return ROOT_NUMBER;
+        }
+        let mut states = self.states(node);
+        let state = states.entry(node).or_default();
+        if state.number == 0 {
+            state.number = self.number_for(node, inode);
+        }
+        if state.kernel_references == 0 {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        state.kernel_references += 1;
+        state.number
+    }
+
+    fn number_for(&self, node: NodeId, inode: u64) -> u64 {
+        if inode > ROOT_NUMBER && inode < OWN_NUMBERS {
+            let mut numbers = self.numbers(inode);
+            if !numbers.contains_key(&inode) {
+                numbers.insert(inode, node);
+                return inode;
+            }
+        }
+        let own = self.next_own.fetch_add(1, Ordering::Relaxed);
+        self.numbers(own).insert(own, node);
+        own
+    }
+
+    /// The node with this FUSE number.
+    #[must_use]
+    pub fn node(&self, number: u64) -> Option<NodeId> {
+        if number == ROOT_NUMBER {
+            return Some(NodeId::ROOT);
+        }
+        self.numbers(number).get(&number).copied()
+    }
+
+    /// The kernel gives back `count` references of the node with this number; answers the node and how many references
+    /// the layers are owed.
+    pub fn forget(&self, number: u64, count: u64) -> Option<(NodeId, u64)> {
+        if number == ROOT_NUMBER {
+            return None;
+        }
+        let node = self.node(number)?;
+        let mut states = self.states(node);
+        let state = states.get_mut(&node)?;
+        let given_back = count.min(state.kernel_references);
+        state.kernel_references -= given_back;
+        if state.kernel_references == 0 && given_back > 0 {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.tidy(&mut states, node);
+        Some((node, given_back))
+    }
+
+    /// Forgets every reference of the kernel: the mount is gone. Answers what the layers are owed.
+    pub fn forget_all(&self) -> Vec<(NodeId, u64)> {
+        let mut owed = Vec::new();
+        for shard in &self.states {
+            let mut states = lock(shard);
+            for (&node, state) in states.iter_mut() {
+                owed.push((node, std::mem::take(&mut state.kernel_references)));
+            }
+            states.clear();
+        }
+        for shard in &self.numbers {
+            lock(shard).clear();
+        }
+        self.count.store(0, Ordering::Relaxed);
+        self.cached_bytes.store(0, Ordering::Relaxed);
+        owed
+    }
+
+    fn tidy(&self, states: &mut HashMap<NodeId, NodeState>, node: NodeId) {
+        let Some(state) = states.get(&node).filter(|state| state.is_idle()) else {
+            return;
+        };
+        let (number, cached) = (state.number, state.cached_bytes);
+        states.remove(&node);
+        self.cached_bytes.fetch_sub(cached, Ordering::Relaxed);
+        if number != 0 {
+            self.numbers(number).remove(&number);
+        }
+    }
+
+    /// A file of the node was opened by FUSE.
+    pub fn opened(&self, node: NodeId, writable: bool, append: bool) {
+        let mut states = self.states(node);
+        let state = states.entry(node).or_default();
+        state.open_files += 1;
+        state.writers += u32::from(writable);
+        state.appenders += u32::from(append);
+    }
+
+    /// A file of the node was closed for good.
+    pub fn closed(&self, node: NodeId, counts_as_writer: bool, append: bool) {
+        let mut states = self.states(node);
+        if let Some(state) = states.get_mut(&node) {
+            state.open_files = state.open_files.saturating_sub(1);
+            state.writers = state.writers.saturating_sub(u32::from(counts_as_writer));
+            state.appenders = state.appenders.saturating_sub(u32::from(append));
+            state.mapped &= state.open_files > 0;
+        }
+        self.tidy(&mut states, node);
+    }
+
+    /// A writable open file was adopted (-1) or let go (+1) by a session.
+    pub(crate) fn change_writers(&self, node: NodeId, by: i32) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.writers = state.writers.saturating_add_signed(by);
+        }
+    }
+
+    /// Whether the kernel may hold changes of the content that the service does not know.
+    #[must_use]
+    pub fn may_map(&self, node: NodeId) -> bool {
+        self.states(node).get(&node).is_some_and(|state| state.writers > 0 || state.mapped)
+    }
+
+    /// FUSE is about to read or write `bytes` of the node. To be called before the layers are, so that whoever changes the
+    /// content afterwards sees the flag.
+    pub fn touched(&self, node: NodeId, offset: u64, bytes: u64, from_mapping: bool) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.may_cache = true;
+            state.mapped |= from_mapping;
+            state.highest_byte = state.highest_byte.max(offset.saturating_add(bytes));
+            let cached = state.cached_bytes.saturating_add(bytes).min(state.highest_byte);
+            self.cached_bytes.fetch_add(cached - state.cached_bytes, Ordering::Relaxed);
+            state.cached_bytes = cached;
+        }
+    }
+
+    /// The content was changed by the user-level path: answers what the kernel must be told, and takes the node as not cached
+    /// from here on (a READ that comes now sees the new content and sets the flag again).
+    pub fn changed(&self, node: NodeId) -> Option<KernelView> {
+        let mut states = self.states(node);
+        let state = states.get_mut(&node)?;
+        let view = KernelView {
+            number: if node == NodeId::ROOT { ROOT_NUMBER } else { state.number },
+            may_cache: std::mem::take(&mut state.may_cache),
+            appends: state.appenders > 0,
+        };
+        state.highest_byte = 0;
+        self.cached_bytes.fetch_sub(std::mem::take(&mut state.cached_bytes), Ordering::Relaxed);
+        (view.number != 0 && (view.may_cache || view.appends)).then_some(view)
+    }
+
+    /// Whether the node is known to have neither set-id bits nor capabilities.
+    #[must_use]
+    pub fn is_unprivileged(&self, node: NodeId) -> bool {
+        self.states(node).get(&node).is_some_and(|state| state.unprivileged)
+    }
+
+    /// Notes what is known of its set-id bits and capabilities.
+    pub fn set_unprivileged(&self, node: NodeId, unprivileged: bool) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.unprivileged = unprivileged;
+        }
+    }
+
+    /// Nodes the kernel knows.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether it knows none but the root.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes the kernel has read or written since it was last told to drop them: at most what it caches of these files.
+    #[must_use]
+    pub fn cached_bytes(&self) -> u64 {
+        self.cached_bytes.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_inode_numbers_unless_taken() {
+        let table = NodeTable::default();
+        assert_eq!(table.enter(NodeId(7), 70), 70);
+        assert_eq!(table.enter(NodeId(7), 70), 70);
+        let second = table.enter(NodeId(8), 70);
+        assert!(second >= OWN_NUMBERS);
+        assert!(table.enter(NodeId(9), 1) >= OWN_NUMBERS);
+        assert_eq!((table.node(70), table.node(second)), (Some(NodeId(7)), Some(NodeId(8))));
+        assert_eq!(table.len(), 3);
+        assert_eq!(table.forget(70, 1), Some((NodeId(7), 1)));
+        assert_eq!(table.forget(70, 5), Some((NodeId(7), 1)));
+        assert_eq!((table.node(70), table.forget(70, 1)), (None, None));
+        assert_eq!(table.len(), 2);
+        assert_eq!(table.enter(NodeId::ROOT, 2), ROOT_NUMBER);
+    }
+
+    #[test]
+    fn the_kernel_is_told_once_and_only_when_it_may_hold_pages() {
+        let table = NodeTable::default();
+        table.enter(NodeId(7), 70);
+        table.opened(NodeId(7), false, false);
+        assert_eq!(table.changed(NodeId(7)), None);
+        table.touched(NodeId(7), 0, 4096, false);
+        assert_eq!(table.cached_bytes(), 4096);
+        assert_eq!(table.changed(NodeId(7)), Some(KernelView { number: 70, may_cache: true, appends: false }));
+        assert_eq!(table.changed(NodeId(7)), None);
+        assert_eq!(table.cached_bytes(), 0);
+    }
+
+    #[test]
+    fn unadopted_writers_and_mappings_keep_the_user_level_path_off() {
+        let table = NodeTable::default();
+        table.enter(NodeId(7), 70);
+        table.opened(NodeId(7), true, false);
+        assert!(table.may_map(NodeId(7)));
+        table.change_writers(NodeId(7), -1);
+        assert!(!table.may_map(NodeId(7)));
+        table.touched(NodeId(7), 0, 4096, true);
+        assert!(table.may_map(NodeId(7)));
+        table.closed(NodeId(7), false, false);
+        assert!(!table.may_map(NodeId(7)));
+    }
+
+    #[test]
+    fn an_open_file_outlives_the_kernels_references() {
+        let table = NodeTable::default();
+        table.enter(NodeId(7), 70);
+        table.opened(NodeId(7), false, false);
+        table.forget(70, 1);
+        assert_eq!(table.node(70), Some(NodeId(7)));
+        table.closed(NodeId(7), false, false);
+        assert_eq!(table.node(70), None);
+        assert!(table.forget_all().is_empty());
+    }
+}
