@@ -47,6 +47,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 mod error;
 pub mod memory;
 

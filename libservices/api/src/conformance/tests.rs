@@ -1,0 +1,7 @@
+use super::*;
+use crate::Memory;
+
+#[test]
+fn the_reference_conforms() {
+    run(&|| Memory::new());
+}
