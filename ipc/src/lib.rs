@@ -24,6 +24,8 @@ pub mod handshake;
 #[cfg(not(loom))]
 pub mod memory;
 pub mod queue;
+#[cfg(all(feature = "std", not(loom)))]
+pub mod service;
 pub mod spin;
 pub mod state;
 pub mod sync;

@@ -6,7 +6,8 @@
 //! in the wrong state goes on to the next, and a consumer that found nothing gives its ticket back.
 //!
 //! Nothing in the shared words is believed. Indices are masked at each use; a doorbell is checked by who takes it; the
-//! count of sleepers decides only whether a producer makes a system call, and every sleep is bounded.
+//! count of sleepers decides only whether a producer makes a system call, is put right by every consumer that goes to
+//! sleep, and every sleep is bounded.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -69,14 +70,12 @@ pub trait DoorbellQueue {
     /// The word consumers sleep on.
     fn events(&self) -> &AtomicU32;
 
-    /// Says that this consumer is about to sleep; returns the event count to sleep on.
-    fn announce_sleep(&self) -> u32;
+    /// Says that `sleepers` consumers, this one among them, sleep or are about to; returns the event count to sleep on.
+    /// The number is the service's own, so that whatever was scribbled there is put right each time.
+    fn announce_sleep(&self, sleepers: u32) -> u32;
 
-    /// Takes [`announce_sleep`](Self::announce_sleep) back.
-    fn end_sleep(&self);
-
-    /// Makes the count of sleepers err on the safe side, after a consumer found work that nobody had woken it for.
-    fn repair(&self);
+    /// Says that this consumer is awake and `sleepers` others are not.
+    fn end_sleep(&self, sleepers: u32);
 }
 
 /// The words of a [`RelaxedQueue`] that are not slots.
@@ -103,9 +102,6 @@ pub struct RelaxedQueue<'a> {
 
 /// Neighbouring tickets go to different cache lines: slots in one line.
 const SLOTS_PER_LINE: usize = 8;
-
-/// What [`DoorbellQueue::repair`] sets: more sleepers than there can be, so that producers always wake.
-const ASSUME_SLEEPERS: u32 = 1 << 30;
 
 impl<'a> RelaxedQueue<'a> {
     /// A queue over these words; the number of slots is a power of two, at least 2.
@@ -215,20 +211,16 @@ impl DoorbellQueue for RelaxedQueue<'_> {
         self.words.events
     }
 
-    fn announce_sleep(&self) -> u32 {
+    fn announce_sleep(&self, sleepers: u32) -> u32 {
         let seen = self.words.events.load(Ordering::Acquire);
-        self.words.sleepers.fetch_add(1, Ordering::Relaxed);
+        self.words.sleepers.store(sleepers, Ordering::Relaxed);
         // The announcement before the last look at the slots: the other half is in `publish`.
         fence(Ordering::SeqCst);
         seen
     }
 
-    fn end_sleep(&self) {
-        self.words.sleepers.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    fn repair(&self) {
-        self.words.sleepers.store(ASSUME_SLEEPERS, Ordering::Relaxed);
+    fn end_sleep(&self, sleepers: u32) {
+        self.words.sleepers.store(sleepers, Ordering::Relaxed);
     }
 }
 
@@ -305,16 +297,19 @@ mod tests {
     }
 
     #[test]
-    fn producers_are_told_of_sleepers_and_repair_errs_on_the_safe_side() {
+    fn producers_are_told_of_sleepers_and_a_scribbled_count_is_put_right() {
         let memory = Memory::new(4);
         let queue = memory.queue();
         assert_eq!(queue.publish(bell(1)), Ok(false));
-        let seen = queue.announce_sleep();
+        let seen = queue.announce_sleep(1);
         assert_eq!(queue.publish(bell(2)), Ok(true));
         assert_eq!(queue.ring().load(Ordering::Relaxed), seen + 1);
         memory.words[3].store(0, Ordering::Relaxed);
         assert_eq!(queue.publish(bell(3)), Ok(false), "the scribbled count hides the sleeper");
-        queue.repair();
+        queue.announce_sleep(2);
         assert_eq!(queue.publish(bell(4)), Ok(true));
+        queue.take(&mut 0);
+        queue.end_sleep(0);
+        assert_eq!(queue.publish(bell(5)), Ok(false));
     }
 }

@@ -119,17 +119,18 @@ impl Acquisition {
             .map(|_| next)
     }
 
+    /// Whether `word` holds a request that was not acquired yet.
+    pub fn is_due(&self, word: &AtomicU32) -> bool {
+        let record = self.0.load(Ordering::Acquire);
+        record & RUNNING == 0 && word.load(Ordering::Relaxed) & !WAITING == Sequence(record >> 1).next().with(SUBMITTED)
+    }
+
     /// Publishes the reply written before; returns whether the caller has to be woken.
     ///
     /// The record is IDLE before the word says DONE, so that a next request never finds its buffer still running.
     pub fn finish(&self, word: &AtomicU32, sequence: Sequence) -> bool {
         self.0.store(sequence.0 << 1, Ordering::Release);
         word.swap(sequence.with(DONE), Ordering::AcqRel) & WAITING != 0
-    }
-
-    /// Whether a request of this buffer is being served.
-    pub fn is_running(&self) -> bool {
-        self.0.load(Ordering::Acquire) & RUNNING != 0
     }
 }
 

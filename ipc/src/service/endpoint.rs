@@ -1,0 +1,258 @@
+//! One instance's end: queues and sessions.
+
+use crate::area::{self, DATA_BYTES};
+use crate::futex;
+use crate::memory::{Mapping, create_sealed};
+use crate::queue::{Doorbell, DoorbellQueue, RelaxedQueue};
+use crate::service::groups::CoreGroups;
+use crate::service::peer::PeerFacts;
+use crate::service::session::{Acquired, Session};
+use crate::wire::{MAGIC, VERSION, Welcome};
+use poolfs_types::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+/// Sizes and bounds of an endpoint.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// The core groups of the pool.
+    pub groups: CoreGroups,
+    /// Request buffers of a session.
+    pub buffers: usize,
+    /// Slots of a queue, a power of two.
+    pub queue_slots: usize,
+    /// Most sessions at a time, up to 4096.
+    pub sessions_max: usize,
+    /// Most sessions of one user at a time.
+    pub sessions_per_user_max: usize,
+}
+
+impl EndpointConfig {
+    /// The usual sizes: one user cannot take all sessions.
+    #[must_use]
+    pub fn new(groups: CoreGroups) -> Self {
+        Self { groups, buffers: 16, queue_slots: 128, sessions_max: 1024, sessions_per_user_max: 768 }
+    }
+}
+
+/// What an endpoint has counted.
+#[derive(Debug, Default)]
+pub struct EndpointCounters {
+    /// Words in queues that were no doorbells.
+    pub rejected: AtomicU64,
+    /// Doorbells that named no session, or no request that was due.
+    pub stray: AtomicU64,
+    /// Doorbells rung again for a request nobody had taken: a ring that got lost, or a long backlog.
+    pub repeated: AtomicU64,
+}
+
+struct Queue {
+    file: OwnedFd,
+    mapping: Mapping,
+    slots: usize,
+    /// Consumers asleep on the queue, as only this process can write it. Held while the shared count is set.
+    sleepers: Mutex<u32>,
+}
+
+impl Queue {
+    fn new(slots: usize) -> Result<Self, Errno> {
+        let length = area::queue_length(slots);
+        let file = create_sealed(c"poolfs-queue", length)?;
+        let mapping = Mapping::of_sealed(&file, length, true)?;
+        Ok(Self { file, mapping, slots, sleepers: Mutex::new(0) })
+    }
+
+    fn words(&self) -> RelaxedQueue<'_> {
+        area::queue(&self.mapping, self.slots)
+    }
+
+    fn announce_sleep(&self) -> u32 {
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        *sleepers += 1;
+        self.words().announce_sleep(*sleepers)
+    }
+
+    fn end_sleep(&self) {
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        *sleepers -= 1;
+        self.words().end_sleep(*sleepers);
+    }
+}
+
+/// Low bits of a session's number: its place in the table. The bits above count how often the place was used.
+const PLACE_BITS: u32 = 12;
+
+/// One instance's queues and sessions. `C` is what the service keeps with a session.
+pub struct Endpoint<C> {
+    config: EndpointConfig,
+    queues: Vec<Queue>,
+    places: Box<[RwLock<Option<Arc<Session<C>>>>]>,
+    /// Sessions let in so far.
+    admitted: AtomicU32,
+    counters: EndpointCounters,
+}
+
+impl<C> Endpoint<C> {
+    /// Makes the queues.
+    ///
+    /// # Errors
+    /// `EINVAL` for sizes out of bounds; those of making memory files.
+    pub fn new(config: EndpointConfig) -> Result<Self, Errno> {
+        let sizes_fit = (1..=area::BUFFERS_MAX).contains(&config.buffers)
+            && (2..=area::SLOTS_MAX).contains(&config.queue_slots)
+            && config.queue_slots.is_power_of_two()
+            && (1..=1 << PLACE_BITS).contains(&config.sessions_max);
+        if !sizes_fit {
+            return Err(Errno::EINVAL);
+        }
+        let queues = (0..config.groups.count()).map(|_| Queue::new(config.queue_slots)).collect::<Result<_, _>>()?;
+        let places = (0..config.sessions_max).map(|_| RwLock::new(None)).collect();
+        let counters = EndpointCounters::default();
+        Ok(Self { config, queues, places, admitted: AtomicU32::new(0), counters })
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &EndpointCounters {
+        &self.counters
+    }
+
+    /// The core groups.
+    pub fn groups(&self) -> &CoreGroups {
+        &self.config.groups
+    }
+
+    /// The live session with this number.
+    pub fn session(&self, number: u32) -> Option<Arc<Session<C>>> {
+        let place = self.places.get(number as usize & ((1 << PLACE_BITS) - 1))?;
+        let session = place.read().unwrap_or_else(PoisonError::into_inner);
+        session.as_ref().filter(|session| session.number() == number).cloned()
+    }
+
+    /// All live sessions.
+    pub fn sessions(&self) -> Vec<Arc<Session<C>>> {
+        let all = self.places.iter();
+        all.filter_map(|place| place.read().unwrap_or_else(PoisonError::into_inner).clone()).collect()
+    }
+
+    /// Makes a session for a client, with the message and the buffers' file to send.
+    ///
+    /// # Errors
+    /// `EUSERS` when there are too many sessions; those of making memory files; that of `content`.
+    pub(super) fn admit(
+        &self,
+        facts: PeerFacts,
+        content: impl FnOnce(&PeerFacts) -> Result<C, Errno>,
+    ) -> Result<(Arc<Session<C>>, Welcome, OwnedFd), Errno> {
+        let of_user = self.sessions().iter().filter(|session| session.facts().uid == facts.uid).count();
+        if of_user >= self.config.sessions_per_user_max {
+            return Err(Errno::EUSERS);
+        }
+        let is_free = |place: &RwLock<Option<_>>| place.read().unwrap_or_else(PoisonError::into_inner).is_none();
+        let place = self.places.iter().position(is_free).ok_or(Errno::EUSERS)?;
+        let use_number = self.admitted.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let number = (use_number << PLACE_BITS) | place as u32;
+        let length = area::buffers_length(self.config.buffers, DATA_BYTES);
+        let file = create_sealed(c"poolfs-buffers", length)?;
+        let mapping = Mapping::of_sealed(&file, length, true)?;
+        let content = content(&facts)?;
+        let session = Arc::new(Session::new(number, facts, content, mapping, self.config.buffers, DATA_BYTES));
+        *self.places[place].write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
+        let welcome = Welcome {
+            magic: MAGIC,
+            version: VERSION,
+            session: number,
+            buffers: self.config.buffers as u32,
+            buffer_data: DATA_BYTES as u32,
+            queues: self.queues.len() as u32,
+            queue_slots: self.config.queue_slots as u32,
+            group_of_cpu: self.config.groups.table(),
+            reserved: 0,
+        };
+        Ok((session, welcome, file))
+    }
+
+    /// The queues' files, in the order of the groups.
+    pub(super) fn queue_files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.queues.iter().map(|queue| queue.file.as_fd())
+    }
+
+    /// Takes the session out of the table: no request of it is acquired any more, those under way end.
+    pub(super) fn dismiss(&self, session: &Arc<Session<C>>) {
+        session.end();
+        let Some(place) = self.places.get(session.number() as usize & ((1 << PLACE_BITS) - 1)) else { return };
+        let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
+        if place.as_ref().is_some_and(|other| Arc::ptr_eq(other, session)) {
+            *place = None;
+        }
+    }
+
+    /// Takes a request from the queue of `group`, if there is one.
+    pub fn take(&self, group: usize) -> Option<Acquired<C>> {
+        let queue = self.queues[group].words();
+        // As many as were there when we came: whoever refills the queue with rubbish does not keep us here.
+        for _ in 0..self.config.queue_slots {
+            let mut rejected = 0;
+            let doorbell = queue.take(&mut rejected);
+            if rejected > 0 {
+                self.counters.rejected.fetch_add(rejected, Ordering::Relaxed);
+            }
+            let doorbell = doorbell?;
+            if queue.must_wake_producers() {
+                futex::wake(queue.space(), u32::MAX);
+            }
+            if let Some(acquired) = self.answer(doorbell, &queue) {
+                return Some(acquired);
+            }
+            self.counters.stray.fetch_add(1, Ordering::Relaxed);
+        }
+        None
+    }
+
+    fn answer(&self, doorbell: Doorbell, queue: &RelaxedQueue<'_>) -> Option<Acquired<C>> {
+        let session = self.session(doorbell.session)?;
+        let acquired = session.acquire(usize::from(doorbell.buffer));
+        if doorbell.again && acquired.is_some() {
+            self.counters.repeated.fetch_add(1, Ordering::Relaxed);
+            // Its first ring was lost: others of the session may have been too. A full queue is no harm, they ring again.
+            for index in (0..session.buffers()).filter(|&index| session.is_waiting(index)) {
+                let other = Doorbell { session: doorbell.session, buffer: index as u16, again: false };
+                if queue.publish(other).is_err() {
+                    break;
+                }
+            }
+        }
+        acquired
+    }
+
+    /// Doorbells waiting in the queue of `group`, counted up to `limit`.
+    pub fn backlog(&self, group: usize, limit: usize) -> usize {
+        self.queues[group].words().backlog(limit)
+    }
+
+    /// Wakes everybody who sleeps on the queue of `group`.
+    pub fn wake_all(&self, group: usize) {
+        futex::wake(self.queues[group].words().ring(), u32::MAX);
+    }
+}
+
+/// Sleeps until a doorbell is rung in the queue of `group` of some endpoint, `change` no longer holds `seen`, or `limit` has
+/// passed. At most [`futex::WORDS_MAX`]` - 1` endpoints. The caller scans all queues afterwards.
+pub fn wait_for_doorbells<C>(
+    endpoints: &[Arc<Endpoint<C>>],
+    group: usize,
+    change: &AtomicU32,
+    seen: u32,
+    limit: Duration,
+) {
+    let queues: Vec<&Queue> = endpoints.iter().map(|endpoint| &endpoint.queues[group]).collect();
+    let views: Vec<RelaxedQueue<'_>> = queues.iter().map(|queue| queue.words()).collect();
+    let mut words = Vec::with_capacity(queues.len() + 1);
+    words.extend(queues.iter().zip(&views).map(|(queue, view)| (view.events(), queue.announce_sleep())));
+    words.push((change, seen));
+    if views.iter().all(|view| view.backlog(1) == 0) {
+        futex::wait_any(&words, limit);
+    }
+    queues.iter().for_each(|queue| queue.end_sleep());
+}

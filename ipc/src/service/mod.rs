@@ -1,0 +1,16 @@
+//! The service's end of sessions and queues.
+//!
+//! An [`Endpoint`] is one instance's: its listening socket, its queues and its sessions. One thread of the service runs
+//! [`Reception::run`], which lets sessions in and ends them; its service threads take requests from the queues.
+
+mod endpoint;
+mod groups;
+mod peer;
+mod reception;
+mod session;
+
+pub use endpoint::{Endpoint, EndpointConfig, EndpointCounters, wait_for_doorbells};
+pub use groups::CoreGroups;
+pub use peer::{IdRange, PeerFacts};
+pub use reception::{Reception, Stop};
+pub use session::{Acquired, Session};

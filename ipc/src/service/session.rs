@@ -1,0 +1,154 @@
+//! A session, and a request taken from it.
+
+use crate::area::{BufferArea, OutOfBounds};
+use crate::futex;
+use crate::memory::Mapping;
+use crate::service::peer::PeerFacts;
+use crate::state::{Acquisition, Sequence};
+use crate::wire::{Reply, Request, Status};
+use poolfs_types::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One client's session. `C` is what the service keeps with it.
+pub struct Session<C> {
+    number: u32,
+    facts: PeerFacts,
+    content: C,
+    buffers: Mapping,
+    data_bytes: usize,
+    records: Box<[Acquisition]>,
+    ended: AtomicBool,
+}
+
+impl<C> Session<C> {
+    pub(super) fn new(
+        number: u32,
+        facts: PeerFacts,
+        content: C,
+        buffers: Mapping,
+        count: usize,
+        data_bytes: usize,
+    ) -> Self {
+        let records = (0..count).map(|_| Acquisition::default()).collect();
+        Self { number, facts, content, buffers, data_bytes, records, ended: AtomicBool::new(false) }
+    }
+
+    /// Its number in the instance.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Who the client is.
+    pub fn facts(&self) -> &PeerFacts {
+        &self.facts
+    }
+
+    /// What the service keeps with it.
+    pub fn content(&self) -> &C {
+        &self.content
+    }
+
+    /// Whether the client is gone or was sent away; requests under way still end.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Whether `thread` (as this process numbers it) is one of the client's. One system call.
+    pub fn owns_thread(&self, thread: u32) -> bool {
+        if thread == 0 || self.has_ended() {
+            return false;
+        }
+        // SAFETY: signal 0 sends nothing; the kernel only says whether the thread belongs to the process.
+        let result = unsafe { libc::syscall(libc::SYS_tgkill, self.facts.process, thread, 0) };
+        result == 0
+    }
+
+    fn area(&self, index: usize) -> BufferArea<'_> {
+        BufferArea::new(&self.buffers, index, self.data_bytes)
+    }
+
+    pub(super) fn buffers(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Acquires buffer `index` if a new request was submitted in it.
+    pub(super) fn acquire(self: &Arc<Self>, index: usize) -> Option<Acquired<C>> {
+        let record = self.records.get(index)?;
+        if self.has_ended() {
+            return None;
+        }
+        let area = self.area(index);
+        let sequence = record.acquire(area.state())?;
+        let request = area.get_request();
+        Some(Acquired { session: Arc::clone(self), index, sequence, request, reply: None })
+    }
+
+    /// Whether buffer `index` holds a request nobody has acquired.
+    pub(super) fn is_waiting(&self, index: usize) -> bool {
+        !self.has_ended() && self.records[index].is_due(self.area(index).state())
+    }
+}
+
+/// A request taken from a session. When dropped it publishes the reply given to [`Acquired::finish`], or `EIO` when the
+/// thread that served it gave up.
+pub struct Acquired<C> {
+    session: Arc<Session<C>>,
+    index: usize,
+    sequence: Sequence,
+    request: Request,
+    reply: Option<Reply>,
+}
+
+impl<C> Acquired<C> {
+    /// The session it came from.
+    pub fn session(&self) -> &Arc<Session<C>> {
+        &self.session
+    }
+
+    /// The request, copied out: the client can no longer change it.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Bytes of the data area.
+    pub fn data_bytes(&self) -> usize {
+        self.session.data_bytes
+    }
+
+    /// Copies from the data area into `target`. Whatever is checked is to be checked on the copy.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.session.area(self.index).get_data(offset, target)
+    }
+
+    /// Copies `source` into the data area.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    pub fn put_data(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+        self.session.area(self.index).put_data(offset, source)
+    }
+
+    /// Publishes the reply and wakes the caller if it sleeps.
+    pub fn finish(mut self, reply: &Reply) {
+        self.reply = Some(*reply);
+    }
+}
+
+impl<C> Drop for Acquired<C> {
+    fn drop(&mut self) {
+        let failed = Reply { status: Status::Failed as u32, errno: Errno::EIO.raw(), ..Reply::default() };
+        let area = self.session.area(self.index);
+        area.put_reply(self.reply.as_ref().unwrap_or(&failed));
+        if self.session.records[self.index].finish(area.state(), self.sequence) {
+            futex::wake(area.state(), u32::MAX);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! An echoing service for the tests, in this process or in one of its own.
+
+use poolfs_ipc::service::{Acquired, CoreGroups, Endpoint, EndpointConfig, Reception, Stop, wait_for_doorbells};
+use poolfs_ipc::wire::{Operation, Reply, Request};
+use poolfs_ipc::{Connection, wire};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub struct EchoService {
+    pub endpoint: Arc<Endpoint<()>>,
+    pub socket: PathBuf,
+    stop: Stop,
+    ending: Arc<(AtomicBool, AtomicU32)>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Sleeping requests: `mode` milliseconds.
+fn serve(acquired: Acquired<()>) {
+    let request = *acquired.request();
+    let mut data = vec![0; request.path_length as usize];
+    if acquired.get_data(0, &mut data).is_err() {
+        return;
+    }
+    std::thread::sleep(Duration::from_millis(u64::from(request.mode)));
+    data.reverse();
+    acquired.put_data(0, &data).expect("as long as before");
+    acquired.finish(&Reply { value: request.offset, length: data.len() as u64, ..Reply::default() });
+}
+
+impl EchoService {
+    pub fn start(socket: &Path, threads: usize, adjust: impl FnOnce(&mut EndpointConfig)) -> Self {
+        let mut config = EndpointConfig::new(CoreGroups::of_cpus(&[0, 1]));
+        adjust(&mut config);
+        let endpoint = Arc::new(Endpoint::new(config).expect("endpoint"));
+        let reception = Reception::bind(socket, Arc::clone(&endpoint)).expect("socket");
+        let stop = reception.stop();
+        let ending = Arc::new((AtomicBool::new(false), AtomicU32::new(0)));
+        let mut handles = vec![std::thread::spawn(move || reception.run(|_| Ok(())).expect("reception"))];
+        for group in 0..endpoint.groups().count() {
+            for _ in 0..threads {
+                let (endpoint, ending) = (Arc::clone(&endpoint), Arc::clone(&ending));
+                handles.push(std::thread::spawn(move || {
+                    let endpoints = [Arc::clone(&endpoint)];
+                    while !ending.0.load(Ordering::Acquire) {
+                        match endpoint.take(group) {
+                            Some(acquired) => serve(acquired),
+                            None => wait_for_doorbells(&endpoints, group, &ending.1, 0, Duration::from_secs(1)),
+                        }
+                    }
+                }));
+            }
+        }
+        Self { endpoint, socket: socket.to_owned(), stop, ending, threads: handles }
+    }
+
+    pub fn connect(&self) -> Connection {
+        connect(&self.socket)
+    }
+}
+
+impl Drop for EchoService {
+    fn drop(&mut self) {
+        self.stop.stop();
+        self.ending.0.store(true, Ordering::Release);
+        self.ending.1.store(1, Ordering::Release);
+        for group in 0..self.endpoint.groups().count() {
+            self.endpoint.wake_all(group);
+        }
+        for thread in self.threads.drain(..) {
+            thread.join().expect("service thread");
+        }
+    }
+}
+
+pub fn connect(socket: &Path) -> Connection {
+    let path = CString::new(socket.as_os_str().as_bytes()).expect("no NUL");
+    let start = Instant::now();
+    loop {
+        match Connection::open(&path) {
+            Ok(connection) => return connection,
+            Err(error) if start.elapsed() > Duration::from_secs(10) => panic!("no session: {error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+pub fn echo(value: u64, length: usize) -> Request {
+    Request {
+        operation: Operation::Echo as u32,
+        offset: value,
+        path_length: u32::try_from(length).expect("small"),
+        ..Request::default()
+    }
+}
+
+pub fn assert_echo(connection: &Connection, value: u64, data: &[u8]) {
+    let mut back = vec![0; data.len()];
+    let (first, second) = data.split_at(data.len() / 3);
+    let reply = connection.call(&echo(value, data.len()), &[first, second], &mut back).expect("reply");
+    assert_eq!((reply.status, reply.value), (wire::Status::Done as u32, value));
+    back.reverse();
+    assert_eq!(back, data);
+}
