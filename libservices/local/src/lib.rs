@@ -1,1 +1,49 @@
-//! The local-directory backend client: a directory tree, never left.
+//! The local-directory backend client: one directory tree of the host, never left.
+//!
+//! # How the tree is held
+//!
+//! [`Local::open`] clones the mount of the directory, that directory alone, into a *private detached mount*. Everything
+//! afterwards is relative to it. So the kernel itself sees to the boundaries:
+//! - **Mount points below the directory are not entered**: the clone does not have them. What shows instead is the
+//!   directory they cover. Mounts made later do not appear either (the clone's propagation is private).
+//! - `..` cannot leave the clone, symbolic links are never followed in it (`MOUNT_ATTR_NOSYMFOLLOW`, and every name is
+//!   resolved alone with `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV`), device files never open
+//!   (`MOUNT_ATTR_NODEV`), and access times are never updated.
+//! - A directory that somebody moves out of the tree while a node of it is held is refused (`ESTALE`) from then on:
+//!   each use of a directory first asks the kernel whether it is still below the root of the clone. A *file* that is held
+//!   and moved out stays readable and writable, as an open descriptor would.
+//! - A read-only [`Local`] uses a read-only clone: no code path can change anything below it.
+//!
+//! # Nodes
+//!
+//! A node is an inode, named by the filesystem's file handle; see `nodes`. Filesystems without lasting handles (FUSE,
+//! most network filesystems, overlayfs) keep a descriptor per node, and answer `ENFILE` beyond a limit.
+//!
+//! # Bytes
+//!
+//! Whole pages of files of 64 KiB and more move by `O_DIRECT`; everything else goes through the kernel's page cache
+//! with `RWF_DONTCACHE` where the filesystem offers it. The kernel keeps the two coherent as long as they never share a page
+//! in one request, which `transfer` sees to. The layer keeps no bytes of its own.
+//!
+//! # What is lasting and what is not
+//!
+//! Nothing but the directory is lasting state. Nodes and handles live as long as the [`Local`].
+
+mod attributes;
+mod backing;
+mod bounce;
+mod budget;
+mod directories;
+mod error;
+mod files;
+mod layer;
+mod listing;
+mod names;
+mod nodes;
+mod ownership;
+mod sys;
+mod transfer;
+mod xattrs;
+
+pub use error::OpenError;
+pub use layer::{Local, LocalOptions};

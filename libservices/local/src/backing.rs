@@ -1,0 +1,132 @@
+//! The directory that is served: its private mount, and the way from an `O_PATH` descriptor to an open file.
+
+use crate::error::OpenError;
+use crate::nodes::Identity;
+use crate::sys;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
+use rustix::io::{Errno, Result};
+use rustix::mount::OpenTreeFlags;
+use rustix::path::DecInt;
+use std::path::Path;
+
+/// Names are single components; these flags hold even if one were not.
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
+
+/// How often a resolution that the kernel could not finish beside somebody's rename is tried.
+const RESOLVE_TRIES_MAX: u32 = 16;
+
+// Filesystems whose handles find an inode again as long as it has a name (f_type of statfs). Others may forget it (FUSE) or
+// cannot tell.
+const FILESYSTEMS_WITH_HANDLES: [u64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0xF2F5_2010];
+
+/// f_type of tmpfs, where `O_DIRECT` opens but gains nothing.
+const TMPFS: u64 = 0x0102_1994;
+
+/// The private mount of the served directory.
+pub(crate) struct Backing {
+    /// Keeps the detached mount alive.
+    _tree: OwnedFd,
+    root: OwnedFd,
+    proc: OwnedFd,
+    handles: bool,
+    memory: bool,
+    device: u64,
+}
+
+/// The device number of `stat`, as one number.
+pub(crate) fn device_of(stat: &Statx) -> u64 {
+    u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor)
+}
+
+impl Backing {
+    pub(crate) fn open(directory: &Path, read_only: bool) -> std::result::Result<Self, OpenError> {
+        let no_directory = |raw: Errno| OpenError::Directory { directory: directory.into(), source: raw.into() };
+        let no_mount = |raw: Errno| OpenError::PrivateMount { directory: directory.into(), source: raw.into() };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let given = rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(no_directory)?;
+        let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+        let tree = rustix::mount::open_tree(&given, c"", clone).map_err(no_mount)?;
+        sys::restrict_mount(&tree, read_only).map_err(no_mount)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(&tree, c".", flags, Mode::empty()).map_err(no_directory)?;
+        let proc = open_proc().map_err(|raw| OpenError::Proc { source: raw.into() })?;
+        let kind = rustix::fs::fstatfs(&root).map_err(no_directory)?.f_type as u64;
+        let handles = FILESYSTEMS_WITH_HANDLES.contains(&kind)
+            && sys::file_handle(&root).and_then(|h| sys::open_handle(&root, &h, libc::O_PATH)).is_ok();
+        let stat = stat(&root).map_err(no_directory)?;
+        Ok(Self { _tree: tree, root, proc, handles, memory: kind == TMPFS, device: device_of(&stat) })
+    }
+
+    /// The open directory that the tree hangs from.
+    pub(crate) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    /// Whether direct I/O can gain anything.
+    pub(crate) fn has_device(&self) -> bool {
+        !self.memory
+    }
+
+    /// What names the inode behind `fd`.
+    pub(crate) fn identity(&self, fd: impl AsFd, stat: &Statx) -> Result<Identity> {
+        if self.handles {
+            return sys::file_handle(fd).map(Identity::Handle);
+        }
+        Ok(Identity::Inode(device_of(stat), stat.stx_ino))
+    }
+
+    /// The inode number users see. Inodes of other devices (subvolumes) are moved out of the way of the root's.
+    pub(crate) fn shown_inode(&self, device: u64, inode: u64) -> u64 {
+        if device == self.device { inode } else { inode ^ device.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1 << 63 }
+    }
+
+    /// Opens the file behind the `O_PATH` descriptor `fd` with `flags`.
+    pub(crate) fn reopen(&self, fd: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
+        let number = DecInt::from_fd(fd);
+        rustix::fs::openat(&self.proc, number.as_c_str(), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+    }
+
+    /// Where the file behind a descriptor is found by calls that take a path; see [`Backing::number`].
+    pub(crate) fn proc(&self) -> BorrowedFd<'_> {
+        self.proc.as_fd()
+    }
+}
+
+/// The private way to `/proc/self/fd`, past anything mounted over a part of it.
+fn open_proc() -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let proc = rustix::fs::openat(CWD, c"/proc", flags | OFlags::NOFOLLOW, Mode::empty())?;
+    if rustix::fs::fstatfs(&proc)?.f_type as u64 != rustix::fs::PROC_SUPER_MAGIC as u64 {
+        return Err(Errno::NODEV);
+    }
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(&proc, c"self/fd", flags, Mode::empty(), resolve)
+}
+
+/// `openat2` of one name below a directory, never through a symbolic link.
+pub(crate) fn open_name(directory: impl AsFd, name: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat2(directory.as_fd(), name, flags, mode, RESOLVE) {
+            Err(Errno::AGAIN) if tries < RESOLVE_TRIES_MAX => {}
+            result => return result,
+        }
+    }
+}
+
+/// The attributes of what is behind `fd`.
+pub(crate) fn stat(fd: impl AsFd) -> Result<Statx> {
+    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, StatxFlags::BASIC_STATS)
+}
+
+/// Whether the directory `fd` is still below the root of its mount. The kernel answers `ENOENT` for `..` when not.
+pub(crate) fn is_connected(fd: impl AsFd) -> Result<bool> {
+    match rustix::fs::statx(fd, c"..", AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC, StatxFlags::empty()) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(raw) => Err(raw),
+    }
+}

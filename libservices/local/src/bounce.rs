@@ -1,0 +1,74 @@
+//! Aligned memory for direct I/O of callers whose buffers are not: bounded, reused, never waited for.
+
+use crate::budget::{Budget, Permit};
+use crate::nodes::lock;
+use std::sync::{Arc, Mutex};
+
+/// Bytes of one buffer.
+pub(crate) const BOUNCE_BYTES: usize = 256 << 10;
+
+/// Most buffers at a time; who finds none uses buffered I/O.
+const BUFFERS_MAX: usize = 16;
+
+/// No device asks for more than a page.
+const ALIGNMENT: usize = 4096;
+
+#[derive(Debug)]
+pub(crate) struct Bounce {
+    budget: Arc<Budget>,
+    idle: Mutex<Vec<Vec<u8>>>,
+}
+
+/// A borrowed buffer.
+pub(crate) struct Borrowed<'a> {
+    pool: &'a Bounce,
+    memory: Vec<u8>,
+    start: usize,
+    _permit: Permit,
+}
+
+impl Bounce {
+    pub(crate) fn new() -> Self {
+        Self { budget: Budget::new(BUFFERS_MAX), idle: Mutex::default() }
+    }
+
+    /// A buffer, unless all are in use.
+    pub(crate) fn borrow(&self) -> Option<Borrowed<'_>> {
+        let permit = self.budget.take()?;
+        let memory = lock(&self.idle).pop().unwrap_or_else(|| vec![0; BOUNCE_BYTES + ALIGNMENT]);
+        let start = memory.as_ptr().align_offset(ALIGNMENT);
+        (start <= ALIGNMENT).then(|| Borrowed { pool: self, memory, start, _permit: permit })
+    }
+}
+
+impl Borrowed<'_> {
+    /// The aligned bytes.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + BOUNCE_BYTES]
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        lock(&self.pool.idle).push(std::mem::take(&mut self.memory));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_bounded_and_come_back() {
+        let pool = Bounce::new();
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.borrow()).collect();
+        assert_eq!(all.len(), BUFFERS_MAX);
+        for buffer in &mut all {
+            assert_eq!(buffer.bytes().as_ptr().align_offset(ALIGNMENT), 0);
+            assert_eq!(buffer.bytes().len(), BOUNCE_BYTES);
+        }
+        drop(all);
+        assert_eq!(lock(&pool.idle).len(), BUFFERS_MAX);
+        assert!(pool.borrow().is_some());
+    }
+}

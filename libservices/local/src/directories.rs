@@ -1,0 +1,69 @@
+//! Finding names: from a directory node and one component to a node.
+
+use crate::backing::{device_of, is_connected, open_name, stat};
+use crate::error::backend;
+use crate::layer::Local;
+use crate::nodes::Node;
+use poolfs_libservice::{Entry, Result, fail};
+use poolfs_types::{Errno, FileType, Name, NodeId};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, Statx};
+use std::sync::{Arc, PoisonError};
+
+/// The type in a `stat` of the kernel.
+pub(crate) fn type_of(stat: &Statx) -> FileType {
+    FileType::from_mode(u32::from(stat.stx_mode)).unwrap_or(FileType::Regular)
+}
+
+impl Local {
+    /// The node, if it is a directory.
+    pub(crate) fn directory(&self, id: NodeId) -> Result<Arc<Node>> {
+        let node = self.nodes.get(id)?;
+        if node.file_type == FileType::Directory { Ok(node) } else { fail(Errno::ENOTDIR) }
+    }
+
+    /// A descriptor of a directory that is still inside the tree.
+    pub(crate) fn entered(&self, node: &Node) -> Result<Arc<OwnedFd>> {
+        let descriptor = self.nodes.descriptor(node)?;
+        if node.id != NodeId::ROOT
+            && !is_connected(&descriptor).map_err(|raw| backend("checking a directory's place", raw))?
+        {
+            return fail(Errno::ESTALE);
+        }
+        Ok(descriptor)
+    }
+
+    pub(crate) fn find(&self, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        let parent = self.directory(parent)?;
+        let _names = parent.names.read().unwrap_or_else(PoisonError::into_inner);
+        let directory = self.entered(&parent)?;
+        let found = self
+            .nodes
+            .with_room(|| open_name(&directory, name.as_bytes(), OFlags::PATH, Mode::empty()))
+            .map_err(|raw| backend("looking a name up", raw))?;
+        self.entry(Arc::new(found))
+    }
+
+    /// The entry of what the `O_PATH` descriptor `found` is.
+    pub(crate) fn entry(&self, found: Arc<OwnedFd>) -> Result<Entry> {
+        let fault = |raw| backend("identifying a file", raw);
+        let first = stat(&found).map_err(fault)?;
+        let identity = self.backing.identity(&found, &first).map_err(fault)?;
+        let node = self.nodes.acquire(identity, type_of(&first), device_of(&first), || Ok(Arc::clone(&found)))?;
+        let checked = self.remembered(&node, &found);
+        checked.map(|now| Entry { node: node.id, attributes: self.attributes(&now) }).inspect_err(|_| {
+            self.nodes.forget(node.id, 1);
+        })
+    }
+
+    /// Remembers the descriptor of a node just acquired and returns its attributes. They are asked for again only after the
+    /// node is in the table: whoever removes the last name either finds the node there, or is noticed here.
+    fn remembered(&self, node: &Node, found: &Arc<OwnedFd>) -> Result<Statx> {
+        let now = stat(found).map_err(|raw| backend("identifying a file", raw))?;
+        if now.stx_nlink == 0 && !node.is_kept() {
+            self.nodes.keep(node, found, self.nodes.permit()?);
+        }
+        self.nodes.remember(node, found);
+        Ok(now)
+    }
+}

@@ -1,0 +1,310 @@
+//! Open files: reading, writing, allocating, seeking, making durable.
+
+use crate::budget::Permit;
+use crate::error::backend;
+use crate::layer::{Handle, Local};
+use crate::nodes::{Node, lock};
+use crate::transfer::{DIRECT_SIZE_MIN, Direct};
+use poolfs_libservice::{Durability, Error, Result, Written, fail};
+use poolfs_types::limits::FILE_SIZE_MAX;
+use poolfs_types::{AccessMode, AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SeekTo};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+use rustix::io::Errno as Raw;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// Most bytes one `copy_file_range` is asked to move.
+const COPY_BYTES_MAX: u64 = 1 << 30;
+
+/// Bytes moved at a time where the kernel does not copy between two files.
+const COPY_BUFFER_BYTES: u64 = 128 << 10;
+
+/// One open file.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) node: Arc<Node>,
+    flags: OpenFlags,
+    file: OwnedFd,
+    direct: OnceLock<Option<Direct>>,
+    /// Held while the description's position matters: it tells where an append went.
+    position: Mutex<()>,
+    _permit: Permit,
+}
+
+/// The `O_*` bits that a descriptor of the backing file gets: access mode and synchrony. `O_APPEND` is not among them: appends
+/// say so one by one, because the layer has to know where they went.
+pub(crate) fn backing_flags(flags: OpenFlags) -> OFlags {
+    let access = match flags.access() {
+        AccessMode::Read => OFlags::RDONLY,
+        AccessMode::Write => OFlags::WRONLY,
+        AccessMode::ReadWrite => OFlags::RDWR,
+    };
+    let sync = flags & (OpenFlags::DATA_SYNC | OpenFlags::FILE_SYNC);
+    access | OFlags::from_bits_retain(sync.bits())
+}
+
+impl OpenFile {
+    pub(crate) fn new(node: Arc<Node>, flags: OpenFlags, file: OwnedFd, permit: Permit) -> Self {
+        Self { node, flags, file, direct: OnceLock::new(), position: Mutex::new(()), _permit: permit }
+    }
+
+    fn readable(&self) -> Result<&Self> {
+        if self.flags.readable() { Ok(self) } else { fail(Errno::EBADF) }
+    }
+
+    pub(crate) fn writable(&self) -> Result<&Self> {
+        if self.flags.writable() { Ok(self) } else { fail(Errno::EBADF) }
+    }
+
+    pub(crate) fn truncate(&self, size: u64) -> Result<()> {
+        rustix::fs::ftruncate(&self.file, size).map_err(|raw| backend("truncating a file", raw))
+    }
+}
+
+impl Local {
+    pub(crate) fn open_file(&self, id: NodeId, flags: OpenFlags) -> Result<HandleId> {
+        let node = self.nodes.get(id)?;
+        match node.file_type {
+            FileType::Regular => {}
+            FileType::Directory => return fail(Errno::EISDIR),
+            FileType::Symlink => return fail(Errno::ELOOP),
+            _ => return fail(Errno::ENXIO),
+        }
+        if flags.writable() {
+            self.changeable()?;
+        }
+        let permit = self.open_permit()?;
+        let descriptor = self.nodes.descriptor(&node)?;
+        let truncate = flags.contains(OpenFlags::TRUNCATE) && flags.writable();
+        let how = backing_flags(flags) | if truncate { OFlags::TRUNC } else { OFlags::empty() };
+        let file = self
+            .nodes
+            .with_room(|| self.backing.reopen(&descriptor, how))
+            .map_err(|raw| backend("opening a file", raw))?;
+        self.add_handle(Handle::File(OpenFile::new(node, flags, file, permit)))
+    }
+
+    /// The direct description of `open`, made when first needed.
+    fn direct<'a>(&self, open: &'a OpenFile) -> Option<&'a Direct> {
+        if !self.backing.has_device() {
+            return None;
+        }
+        let make = || {
+            let flags = backing_flags(open.flags) | OFlags::DIRECT;
+            Direct::new(self.backing.reopen(&open.file, flags).ok()?)
+        };
+        open.direct.get_or_init(make).as_ref()
+    }
+
+    /// The part of `range` that moves by direct I/O, if the file is large enough, and the description to move it by.
+    fn direct_part<'a>(&self, open: &'a OpenFile, range: &Range<u64>, grows: bool) -> Option<(&'a Direct, Range<u64>)> {
+        if range.end - range.start < 4096 {
+            return None;
+        }
+        let size = || rustix::fs::fstat(&open.file).map_or(0, |stat| stat.st_size as u64);
+        if !(grows && range.end >= DIRECT_SIZE_MIN) && size() < DIRECT_SIZE_MIN {
+            return None;
+        }
+        let direct = self.direct(open)?;
+        let body = direct.body(range);
+        (!body.is_empty()).then_some((direct, body))
+    }
+
+    pub(crate) fn read_file(&self, open: &OpenFile, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        open.readable()?;
+        let room = FILE_SIZE_MAX.saturating_sub(offset).min(buffer.len() as u64) as usize;
+        let buffer = &mut buffer[..room];
+        let fault = |raw| backend("reading a file", raw);
+        let range = offset..offset + room as u64;
+        let Some((direct, body)) = self.direct_part(open, &range, false) else {
+            return self.buffered.read(open.file.as_fd(), offset, buffer).map_err(fault);
+        };
+        let head = (body.start - offset) as usize;
+        let (first, rest) = buffer.split_at_mut(head);
+        let (middle, last) = rest.split_at_mut((body.end - body.start) as usize);
+        let mut done = self.buffered.read(open.file.as_fd(), offset, first).map_err(fault)?;
+        if done < head {
+            return Ok(done);
+        }
+        let got = direct
+            .read(&self.bounce, body.start, middle)
+            .unwrap_or_else(|| self.buffered.read(open.file.as_fd(), body.start, middle));
+        match got {
+            Ok(got) => done += got,
+            Err(_) if done > 0 => return Ok(done),
+            Err(raw) => return Err(fault(raw)),
+        }
+        if done < head + middle.len() {
+            return Ok(done);
+        }
+        // The bytes before were read: a failure of the rest is the next read's to report.
+        Ok(done + self.buffered.read(open.file.as_fd(), body.end, last).unwrap_or(0))
+    }
+
+    pub(crate) fn write_file(&self, open: &OpenFile, offset: u64, data: &[u8]) -> Result<Written> {
+        open.writable()?;
+        let fault = |raw| backend("writing a file", raw);
+        if open.flags.contains(OpenFlags::APPEND) {
+            return self.append(open, data);
+        }
+        let room = FILE_SIZE_MAX.saturating_sub(offset).min(data.len() as u64) as usize;
+        if room == 0 && !data.is_empty() {
+            return fail(Errno::EFBIG);
+        }
+        let data = &data[..room];
+        let range = offset..offset.saturating_add(room as u64);
+        let Some((direct, body)) = self.direct_part(open, &range, true) else {
+            let count = self.buffered.write(open.file.as_fd(), offset, data).map_err(fault)?;
+            return Ok(Written { count, offset });
+        };
+        let (first, rest) = data.split_at((body.start - offset) as usize);
+        let (middle, last) = rest.split_at((body.end - body.start) as usize);
+        let buffered = |at, part: &[u8]| self.buffered.write(open.file.as_fd(), at, part);
+        let mut count = 0;
+        for (at, part, is_body) in [(offset, first, false), (body.start, middle, true), (body.end, last, false)] {
+            let put = if is_body {
+                direct.write(&self.bounce, at, part).unwrap_or_else(|| buffered(at, part))
+            } else {
+                buffered(at, part)
+            };
+            match put {
+                Ok(put) => count += put,
+                Err(_) if count > 0 => break,
+                Err(raw) => return Err(fault(raw)),
+            }
+            if count < (at - offset) as usize + part.len() {
+                break;
+            }
+        }
+        Ok(Written { count, offset })
+    }
+
+    /// One append. The kernel finds the end and writes there in one step; the description's position tells where that was.
+    fn append(&self, open: &OpenFile, data: &[u8]) -> Result<Written> {
+        let fault = |raw| backend("appending to a file", raw);
+        let _position = lock(&open.position);
+        if data.is_empty() {
+            let size = rustix::fs::fstat(&open.file).map_err(fault)?.st_size as u64;
+            return Ok(Written { count: 0, offset: size });
+        }
+        let count = self.buffered.append(open.file.as_fd(), data).map_err(fault)?;
+        let end = rustix::fs::tell(&open.file).map_err(fault)?;
+        Ok(Written { count, offset: end.saturating_sub(count as u64) })
+    }
+
+    pub(crate) fn allocate(&self, open: &OpenFile, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        open.writable()?;
+        if length == 0 {
+            return fail(Errno::EINVAL);
+        }
+        if mode.contains(AllocateMode::PUNCH_HOLE) && !mode.contains(AllocateMode::KEEP_SIZE) {
+            return fail(Errno::EOPNOTSUPP);
+        }
+        if offset.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX) {
+            return fail(Errno::EFBIG);
+        }
+        let flags = FallocateFlags::from_bits_retain(mode.bits());
+        loop {
+            match rustix::fs::fallocate(&open.file, flags, offset, length) {
+                Err(Raw::INTR) => {}
+                result => return result.map_err(|raw| backend("allocating space", raw)),
+            }
+        }
+    }
+
+    pub(crate) fn seek_file(&self, open: &OpenFile, offset: u64, to: SeekTo) -> Result<u64> {
+        if offset > FILE_SIZE_MAX {
+            return fail(Errno::ENXIO);
+        }
+        let from = match to {
+            SeekTo::Data => SeekFrom::Data(offset),
+            SeekTo::Hole => SeekFrom::Hole(offset),
+        };
+        let _position = lock(&open.position);
+        rustix::fs::seek(&open.file, from).map_err(|raw| backend("looking for data", raw))
+    }
+
+    pub(crate) fn sync_descriptor(fd: &OwnedFd, durability: Durability) -> Result<()> {
+        let result = match durability {
+            Durability::Data => rustix::fs::fdatasync(fd),
+            Durability::All => rustix::fs::fsync(fd),
+        };
+        result.map_err(|raw| backend("making a file durable", raw))
+    }
+
+    pub(crate) fn sync_file(&self, open: &OpenFile, durability: Durability) -> Result<()> {
+        Self::sync_descriptor(&open.file, durability)
+    }
+
+    pub(crate) fn copy_files(
+        &self,
+        source: &OpenFile,
+        from: u64,
+        target: &OpenFile,
+        to: u64,
+        length: u64,
+    ) -> Result<u64> {
+        source.readable()?;
+        target.writable()?;
+        if target.flags.contains(OpenFlags::APPEND) {
+            return fail(Errno::EBADF);
+        }
+        if from.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX)
+            || to.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX)
+        {
+            return fail(Errno::EFBIG);
+        }
+        let same = source.node.id == target.node.id;
+        if same && from < to.saturating_add(length) && to < from.saturating_add(length) {
+            return fail(Errno::EINVAL);
+        }
+        let mut done = 0;
+        while done < length {
+            let (mut at, mut into) = (from + done, to + done);
+            let want = (length - done).min(COPY_BYTES_MAX) as usize;
+            match rustix::fs::copy_file_range(&source.file, Some(&mut at), &target.file, Some(&mut into), want) {
+                Ok(0) => break,
+                Ok(copied) => done += copied as u64,
+                Err(Raw::INTR) => {}
+                Err(Raw::XDEV | Raw::OPNOTSUPP | Raw::NOSYS | Raw::INVAL) => {
+                    return self.copy_through(source, from, target, to, length, done);
+                }
+                Err(_) if done > 0 => break,
+                Err(raw) => return Err(backend("copying between files", raw)),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Copies what the kernel does not copy by itself.
+    fn copy_through(
+        &self,
+        source: &OpenFile,
+        from: u64,
+        target: &OpenFile,
+        to: u64,
+        length: u64,
+        mut done: u64,
+    ) -> Result<u64> {
+        let mut buffer = vec![0; length.min(COPY_BUFFER_BYTES) as usize];
+        let step = |done: u64, buffer: &mut [u8]| -> std::result::Result<(usize, usize), Error> {
+            let got = self.read_file(source, from + done, buffer)?;
+            Ok((got, self.write_file(target, to + done, &buffer[..got])?.count))
+        };
+        while done < length {
+            let want = (length - done).min(buffer.len() as u64) as usize;
+            match step(done, &mut buffer[..want]) {
+                Ok((got, put)) => {
+                    done += put as u64;
+                    if got == 0 || put < got {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+}

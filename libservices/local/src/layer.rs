@@ -1,0 +1,339 @@
+//! [`Local`] and its face to the layers above.
+
+use crate::backing::{Backing, device_of, stat};
+use crate::bounce::Bounce;
+use crate::budget::{Budget, Permit};
+use crate::error::{OpenError, backend};
+use crate::files::OpenFile;
+use crate::listing::OpenDirectory;
+use crate::names::read_only;
+use crate::nodes::{Node, Nodes};
+use crate::transfer::Buffered;
+use hashbrown::HashMap;
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Libservice, Result, Written, fail};
+use poolfs_types::{
+    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
+    RenameFlags, SeekTo, SetAttributes, XattrFlags,
+};
+use rustix::fs::AtFlags;
+use rustix::process::{Resource, getrlimit};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Shards of the table of handles; a power of two.
+const SHARDS: usize = 16;
+
+/// How a directory is served. The defaults share the process's descriptor limit out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalOptions {
+    /// Refuse every change with `EROFS`.
+    pub read_only: bool,
+    /// Most descriptors remembered of nodes that could be opened again by their handle.
+    pub remembered_descriptors: usize,
+    /// Most descriptors kept of nodes that could not: removed ones, and all on filesystems without handles.
+    pub kept_descriptors: usize,
+    /// Most files and directories open at a time.
+    pub open_files: usize,
+}
+
+impl Default for LocalOptions {
+    fn default() -> Self {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20).min(1 << 20) as usize;
+        Self {
+            read_only: false,
+            remembered_descriptors: (limit / 16).clamp(16, 1024),
+            kept_descriptors: limit / 4,
+            open_files: limit / 2,
+        }
+    }
+}
+
+/// A directory of the host as a layer.
+pub struct Local {
+    pub(crate) backing: Backing,
+    pub(crate) nodes: Nodes,
+    pub(crate) buffered: Buffered,
+    pub(crate) bounce: Bounce,
+    handles: Vec<RwLock<HashMap<u64, Arc<Handle>>>>,
+    next_handle: AtomicU64,
+    open: Arc<Budget>,
+    read_only: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum Handle {
+    File(OpenFile),
+    Directory(OpenDirectory),
+}
+
+impl Handle {
+    fn node(&self) -> &Arc<Node> {
+        match self {
+            Handle::File(open) => &open.node,
+            Handle::Directory(open) => &open.node,
+        }
+    }
+
+    fn file(&self) -> Result<&OpenFile> {
+        match self {
+            Handle::File(open) => Ok(open),
+            Handle::Directory(_) => fail(Errno::EBADF),
+        }
+    }
+
+    fn directory(&self) -> Result<&OpenDirectory> {
+        match self {
+            Handle::Directory(open) => Ok(open),
+            Handle::File(_) => fail(Errno::EBADF),
+        }
+    }
+}
+
+impl Local {
+    /// Serves `directory`.
+    ///
+    /// # Errors
+    /// When it is no directory, or the host does not allow a private mount of it.
+    pub fn open(directory: &Path, options: LocalOptions) -> std::result::Result<Arc<Self>, OpenError> {
+        let backing = Backing::open(directory, options.read_only)?;
+        let failed = |source: std::io::Error| OpenError::Directory { directory: directory.into(), source };
+        let mount = backing.root().try_clone_to_owned().map_err(failed)?;
+        let root = Arc::new(backing.root().try_clone_to_owned().map_err(failed)?);
+        let seen = stat(&root).map_err(|raw| failed(raw.into()))?;
+        let identity = backing.identity(&root, &seen).map_err(|raw| failed(raw.into()))?;
+        let nodes = Nodes::new(mount, options.remembered_descriptors, options.kept_descriptors.max(1));
+        let full = |error: Error| failed(std::io::Error::from_raw_os_error(error.errno().raw()));
+        let node =
+            nodes.acquire(identity, FileType::Directory, device_of(&seen), || Ok(Arc::clone(&root))).map_err(full)?;
+        if !node.is_kept() {
+            nodes.keep(&node, &root, nodes.permit().map_err(full)?);
+        }
+        Ok(Arc::new(Self {
+            backing,
+            nodes,
+            buffered: Buffered::new(),
+            bounce: Bounce::new(),
+            handles: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            next_handle: AtomicU64::new(1),
+            open: Budget::new(options.open_files),
+            read_only: options.read_only,
+        }))
+    }
+
+    /// Refuses a change of a read-only layer. Calls that make a name leave it to the kernel, whose mount is read-only as well,
+    /// because a name that exists is `EEXIST` even there.
+    pub(crate) fn changeable(&self) -> Result<()> {
+        if self.read_only { Err(read_only()) } else { Ok(()) }
+    }
+
+    pub(crate) fn open_permit(&self) -> Result<Permit> {
+        self.open.take().ok_or_else(|| {
+            Error::new(Errno::ENFILE, "local directory: too many open files; raise the layer's limit of open files")
+        })
+    }
+
+    fn handles(&self, id: HandleId) -> &RwLock<HashMap<u64, Arc<Handle>>> {
+        &self.handles[id.0 as usize % SHARDS]
+    }
+
+    pub(crate) fn add_handle(&self, handle: Handle) -> Result<HandleId> {
+        if !self.nodes.handle_opened(handle.node()) {
+            return fail(Errno::ESTALE);
+        }
+        let id = HandleId(self.next_handle.fetch_add(1, Ordering::Relaxed));
+        self.handles(id).write().unwrap_or_else(PoisonError::into_inner).insert(id.0, Arc::new(handle));
+        Ok(id)
+    }
+
+    fn handle(&self, id: HandleId) -> Result<Arc<Handle>> {
+        let handles = self.handles(id).read().unwrap_or_else(PoisonError::into_inner);
+        handles.get(&id.0).cloned().ok_or_else(|| Error::from(Errno::EBADF))
+    }
+}
+
+impl Libservice for Local {
+    fn lookup(&self, _caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        self.find(parent, name)
+    }
+
+    fn forget(&self, node: NodeId, count: u64) {
+        self.nodes.forget(node, count);
+    }
+
+    fn getattr(&self, _caller: &Caller, node: NodeId) -> Result<Attributes> {
+        self.attributes_of(node)
+    }
+
+    fn setattr(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        changes: &SetAttributes,
+        handle: Option<HandleId>,
+    ) -> Result<Attributes> {
+        let handle = handle.map(|id| self.handle(id)).transpose()?;
+        let open = handle.as_deref().map(Handle::file).transpose()?;
+        self.change_attributes(node, changes, open)
+    }
+
+    fn readlink(&self, _caller: &Caller, node: NodeId) -> Result<Vec<u8>> {
+        self.link_target(node)
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        self.create_file(caller, parent, name, permissions, flags)
+    }
+
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        file_type: FileType,
+        permissions: u32,
+        device: u32,
+    ) -> Result<Entry> {
+        self.make_node(caller, parent, name, file_type, permissions, device)
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>, permissions: u32) -> Result<Entry> {
+        self.make_directory(caller, parent, name, permissions)
+    }
+
+    fn symlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        self.make_symlink(caller, parent, name, target)
+    }
+
+    fn link(&self, _caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        self.make_link(node, parent, name)
+    }
+
+    fn unlink(&self, _caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
+        self.remove(parent, name, AtFlags::empty())
+    }
+
+    fn rmdir(&self, _caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
+        self.remove(parent, name, AtFlags::REMOVEDIR)
+    }
+
+    fn rename(
+        &self,
+        _caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        new_parent: NodeId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.move_name(parent, name, new_parent, new_name, flags)
+    }
+
+    fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {
+        self.open_file(node, flags)
+    }
+
+    fn read(&self, _caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.read_file(self.handle(handle)?.file()?, offset, buffer)
+    }
+
+    fn write(&self, _caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
+        self.write_file(self.handle(handle)?.file()?, offset, data)
+    }
+
+    fn fallocate(
+        &self,
+        _caller: &Caller,
+        handle: HandleId,
+        mode: AllocateMode,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        self.allocate(self.handle(handle)?.file()?, mode, offset, length)
+    }
+
+    fn seek(&self, _caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
+        self.seek_file(self.handle(handle)?.file()?, offset, to)
+    }
+
+    fn fsync(&self, _caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
+        match &*self.handle(handle)? {
+            Handle::File(open) => self.sync_file(open, durability),
+            Handle::Directory(open) => Self::sync_descriptor(&open.directory, durability),
+        }
+    }
+
+    fn flush(&self, _caller: &Caller, handle: HandleId) -> Result<()> {
+        self.handle(handle).map(drop)
+    }
+
+    fn release(&self, handle: HandleId) {
+        let removed = self.handles(handle).write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
+        if let Some(open) = removed {
+            self.nodes.handle_closed(open.node());
+        }
+    }
+
+    fn opendir(&self, _caller: &Caller, node: NodeId) -> Result<HandleId> {
+        self.open_directory(node)
+    }
+
+    fn readdir(
+        &self,
+        _caller: &Caller,
+        handle: HandleId,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.list(self.handle(handle)?.directory()?, cookie, visit)
+    }
+
+    fn getxattr(&self, _caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
+        self.xattr(node, name)
+    }
+
+    fn setxattr(&self, _caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.set_xattr(node, name, value, flags)
+    }
+
+    fn listxattr(&self, _caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.xattr_names(node)
+    }
+
+    fn removexattr(&self, _caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
+        self.remove_xattr(node, name)
+    }
+
+    fn statfs(&self, _caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
+        self.space(node)
+    }
+
+    fn sync(&self) -> Result<()> {
+        rustix::fs::syncfs(self.backing.root()).map_err(|raw| backend("making the directory durable", raw))
+    }
+
+    fn copy_range(
+        &self,
+        _caller: &Caller,
+        source: HandleId,
+        source_offset: u64,
+        target: HandleId,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        let (source, target) = (self.handle(source)?, self.handle(target)?);
+        self.copy_files(source.file()?, source_offset, target.file()?, target_offset, length)
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+}

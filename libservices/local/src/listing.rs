@@ -1,0 +1,147 @@
+//! Open directories: listing them in pieces that can be taken up again anywhere.
+
+use crate::backing::{open_name, stat};
+use crate::budget::Permit;
+use crate::error::backend;
+use crate::layer::{Handle, Local};
+use crate::nodes::{Node, lock};
+use poolfs_libservice::{DirectoryEntry, Result};
+use poolfs_types::{FileType, HandleId, Name, NodeId};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
+use std::ops::{ControlFlow, Range};
+use std::sync::{Arc, Mutex};
+
+/// Bytes of the kernel's answer that are fetched at a time.
+const CHUNK_BYTES: usize = 32 << 10;
+
+#[derive(Debug)]
+struct Listed {
+    name: Range<usize>,
+    inode: u64,
+    file_type: FileType,
+    cookie: u64,
+}
+
+/// One answer of the kernel, taken apart.
+#[derive(Debug)]
+struct Chunk {
+    /// The cookie that leads to the first entry.
+    start: u64,
+    /// The cookie that leads on after the last one.
+    end: u64,
+    names: Vec<u8>,
+    entries: Vec<Listed>,
+}
+
+impl Chunk {
+    /// Which entry follows `cookie`, if the chunk knows.
+    fn index_after(&self, cookie: u64) -> Option<usize> {
+        if cookie == self.start {
+            return Some(0);
+        }
+        self.entries.iter().position(|entry| entry.cookie == cookie).map(|index| index + 1)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// Where the description stands.
+    position: u64,
+    /// What the last call fetched and did not deliver wholly.
+    rest: Option<Chunk>,
+}
+
+/// One directory open for listing.
+#[derive(Debug)]
+pub(crate) struct OpenDirectory {
+    pub(crate) node: Arc<Node>,
+    pub(crate) directory: OwnedFd,
+    progress: Mutex<Progress>,
+    _permit: Permit,
+}
+
+impl OpenDirectory {
+    /// The chunk that goes on after `cookie`, or `None` at the end. A listing from the start sees what is there now.
+    fn chunk(&self, cookie: u64) -> rustix::io::Result<Option<Chunk>> {
+        let mut progress = lock(&self.progress);
+        if let Some(rest) = progress.rest.take()
+            && cookie != 0
+            && rest.index_after(cookie).is_some_and(|index| index < rest.entries.len())
+        {
+            return Ok(Some(rest));
+        }
+        if cookie == 0 || cookie != progress.position {
+            progress.position = rustix::fs::seek(&self.directory, SeekFrom::Start(cookie))?;
+        }
+        let mut space = Vec::with_capacity(CHUNK_BYTES);
+        let mut raw = RawDir::new(&self.directory, space.spare_capacity_mut());
+        let mut chunk = Chunk { start: cookie, end: cookie, names: Vec::new(), entries: Vec::new() };
+        let mut any = false;
+        while let Some(entry) = raw.next() {
+            let entry = entry?;
+            any = true;
+            chunk.end = entry.next_entry_cookie();
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                let start = chunk.names.len();
+                chunk.names.extend_from_slice(name);
+                let file_type = file_type(entry.file_type()).unwrap_or_else(|| self.look(name));
+                let (inode, cookie) = (entry.ino(), chunk.end);
+                chunk.entries.push(Listed { name: start..chunk.names.len(), inode, file_type, cookie });
+            }
+            if raw.is_buffer_empty() {
+                break;
+            }
+        }
+        progress.position = chunk.end;
+        Ok(any.then_some(chunk))
+    }
+
+    /// The type of an entry whose filesystem does not list types; a name that has just gone counts as a file.
+    fn look(&self, name: &[u8]) -> FileType {
+        let found = open_name(&self.directory, name, OFlags::PATH, Mode::empty()).and_then(stat);
+        found.ok().and_then(|stat| FileType::from_mode(u32::from(stat.stx_mode))).unwrap_or(FileType::Regular)
+    }
+}
+
+fn file_type(raw: rustix::fs::FileType) -> Option<FileType> {
+    FileType::from_mode(raw.as_raw_mode()).filter(|_| raw != rustix::fs::FileType::Unknown)
+}
+
+impl Local {
+    pub(crate) fn open_directory(&self, id: NodeId) -> Result<HandleId> {
+        let node = self.directory(id)?;
+        let permit = self.open_permit()?;
+        let descriptor = self.entered(&node)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let directory = self
+            .nodes
+            .with_room(|| self.backing.reopen(&descriptor, flags))
+            .map_err(|raw| backend("opening a directory", raw))?;
+        let progress = Mutex::default();
+        self.add_handle(Handle::Directory(OpenDirectory { node, directory, progress, _permit: permit }))
+    }
+
+    pub(crate) fn list(
+        &self,
+        open: &OpenDirectory,
+        mut cookie: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        // The callback runs without the lock: it may list again, and it may take its time.
+        while let Some(chunk) = open.chunk(cookie).map_err(|raw| backend("listing a directory", raw))? {
+            let next = chunk.index_after(cookie).unwrap_or(0);
+            for entry in &chunk.entries[next..] {
+                let Ok(name) = Name::new(&chunk.names[entry.name.clone()]) else { continue };
+                let inode = self.backing.shown_inode(open.node.device, entry.inode);
+                if visit(DirectoryEntry { name, inode, file_type: entry.file_type, cookie: entry.cookie }).is_break() {
+                    lock(&open.progress).rest = Some(chunk);
+                    return Ok(());
+                }
+            }
+            cookie = chunk.end;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,247 @@
+//! Making, removing and moving names.
+
+use crate::attributes::decode_device;
+use crate::backing::{open_name, stat};
+use crate::budget::Permit;
+use crate::directories::type_of;
+use crate::error::backend;
+use crate::files::{OpenFile, backing_flags};
+use crate::layer::{Handle, Local};
+use crate::nodes::{Identity, Node};
+use crate::ownership::with_umask;
+use poolfs_libservice::{Entry, Error, Result, fail};
+use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno as Raw;
+use rustix::path::DecInt;
+use std::sync::{Arc, PoisonError, RwLockReadGuard};
+
+/// Longest target of a symbolic link (Linux's PATH_MAX less the terminator).
+const TARGET_BYTES_MAX: usize = 4095;
+
+/// What a removal may take the last name from.
+struct Removal {
+    found: Arc<OwnedFd>,
+    identity: Identity,
+    is_directory: bool,
+    permit: Option<Permit>,
+}
+
+fn shared(node: &Node) -> RwLockReadGuard<'_, ()> {
+    node.names.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn mode(permissions: u32) -> Mode {
+    Mode::from_raw_mode(permissions & 0o7777)
+}
+
+fn rustix_type(file_type: FileType) -> rustix::fs::FileType {
+    rustix::fs::FileType::from_raw_mode(file_type.mode_bits())
+}
+
+impl Local {
+    pub(crate) fn create_file(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        let parent = self.directory(parent)?;
+        let permit = self.open_permit()?;
+        let _names = parent.names.write().unwrap_or_else(PoisonError::into_inner);
+        let directory = self.entered(&parent)?;
+        let how = backing_flags(flags) | OFlags::CREATE | OFlags::EXCL;
+        let make = || with_umask(caller.umask, || open_name(&directory, name.as_bytes(), how, mode(permissions)));
+        let file = self.nodes.with_room(make).map_err(|raw| backend("creating a file", raw))?;
+        let opened = self.settled(&file, caller, permissions).and_then(|entry| {
+            let node = self.nodes.get(entry.node)?;
+            let file = file.try_clone().map_err(|_| backend("creating a file", Raw::MFILE))?;
+            let handle = self.add_handle(Handle::File(OpenFile::new(node, flags, file, permit)));
+            handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
+        });
+        opened.inspect_err(|_| undo(&directory, name, Some(&file), AtFlags::empty()))
+    }
+
+    /// Puts the owner of a new object right and gives it a node.
+    fn settled(&self, made: &OwnedFd, caller: &Caller, permissions: u32) -> Result<Entry> {
+        let fault = |raw| backend("giving a new file its owner", raw);
+        self.backing.settle(made.as_fd(), caller, permissions).map_err(fault)?;
+        let path = self.nodes.with_room(|| self.backing.reopen(made, OFlags::PATH)).map_err(fault)?;
+        self.entry(Arc::new(path))
+    }
+
+    /// Makes one object that is not opened: `make` gives it its name, everything else is common.
+    fn make(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        permissions: u32,
+        make: impl Fn(&OwnedFd) -> rustix::io::Result<()>,
+        remove: AtFlags,
+    ) -> Result<Entry> {
+        let parent = self.directory(parent)?;
+        let fault = |raw| backend("making a new name", raw);
+        let _names = parent.names.write().unwrap_or_else(PoisonError::into_inner);
+        let directory = self.entered(&parent)?;
+        with_umask(caller.umask, || make(&directory)).map_err(fault)?;
+        let made = self.nodes.with_room(|| open_name(&directory, name.as_bytes(), OFlags::PATH, Mode::empty()));
+        let made = made.map_err(fault).inspect_err(|_| undo(&directory, name, None, remove))?;
+        let settle = || {
+            self.backing.settle(made.as_fd(), caller, permissions).map_err(fault)?;
+            self.entry(Arc::new(made.try_clone().map_err(|_| fault(Raw::MFILE))?))
+        };
+        settle().inspect_err(|_| undo(&directory, name, Some(&made), remove))
+    }
+
+    pub(crate) fn make_node(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        file_type: FileType,
+        permissions: u32,
+        device: u32,
+    ) -> Result<Entry> {
+        if matches!(file_type, FileType::Directory | FileType::Symlink) {
+            self.directory(parent)?;
+            return fail(Errno::EINVAL);
+        }
+        let device = match file_type {
+            FileType::CharDevice | FileType::BlockDevice => {
+                let (major, minor) = decode_device(device);
+                rustix::fs::makedev(major, minor)
+            }
+            _ => 0,
+        };
+        let make = |directory: &OwnedFd| {
+            rustix::fs::mknodat(directory, name.as_bytes(), rustix_type(file_type), mode(permissions), device)
+        };
+        self.make(caller, parent, name, permissions, make, AtFlags::empty())
+    }
+
+    pub(crate) fn make_directory(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        permissions: u32,
+    ) -> Result<Entry> {
+        let make = |directory: &OwnedFd| rustix::fs::mkdirat(directory, name.as_bytes(), mode(permissions));
+        self.make(caller, parent, name, permissions, make, AtFlags::REMOVEDIR)
+    }
+
+    pub(crate) fn make_symlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        self.directory(parent)?;
+        if target.is_empty() {
+            return fail(Errno::ENOENT);
+        }
+        if target.len() > TARGET_BYTES_MAX {
+            return fail(Errno::ENAMETOOLONG);
+        }
+        if target.contains(&0) {
+            return fail(Errno::EINVAL);
+        }
+        let make = |directory: &OwnedFd| rustix::fs::symlinkat(target, directory, name.as_bytes());
+        self.make(caller, parent, name, 0o777, make, AtFlags::empty())
+    }
+
+    pub(crate) fn make_link(&self, id: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        let node = self.nodes.get(id)?;
+        let parent = self.directory(parent)?;
+        let _names = shared(&parent);
+        let directory = self.entered(&parent)?;
+        let descriptor = self.nodes.descriptor(&node)?;
+        let number = DecInt::from_fd(descriptor.as_fd());
+        let (from, name) = (number.as_c_str(), name.as_bytes());
+        rustix::fs::linkat(self.backing.proc(), from, &directory, name, AtFlags::SYMLINK_FOLLOW)
+            .map_err(|raw| backend("making a link", raw))?;
+        self.entry(descriptor)
+    }
+
+    pub(crate) fn remove(&self, parent: NodeId, name: Name<'_>, flags: AtFlags) -> Result<()> {
+        let parent = self.directory(parent)?;
+        self.changeable()?;
+        let _names = shared(&parent);
+        let directory = self.entered(&parent)?;
+        let removal = self.removal(&directory, name)?;
+        rustix::fs::unlinkat(&directory, name.as_bytes(), flags).map_err(|raw| backend("removing a name", raw))?;
+        self.removed(removal)
+    }
+
+    /// Takes hold of what `name` is, before the name goes.
+    fn removal(&self, directory: &OwnedFd, name: Name<'_>) -> Result<Option<Removal>> {
+        let fault = |raw| backend("removing a name", raw);
+        let open = || open_name(directory, name.as_bytes(), OFlags::PATH, Mode::empty());
+        let found = match self.nodes.with_room(open) {
+            Ok(found) => Arc::new(found),
+            Err(raw @ (Raw::MFILE | Raw::NFILE)) => return Err(fault(raw)),
+            // The call itself says what is wrong.
+            Err(_) => return Ok(None),
+        };
+        let seen = stat(&found).map_err(fault)?;
+        let identity = self.backing.identity(&found, &seen).map_err(fault)?;
+        let held = self.nodes.held(&identity).is_some_and(|node| !node.is_kept());
+        let permit = match self.nodes.permit() {
+            Err(error) if held => return Err(error),
+            permit => permit.ok(),
+        };
+        Ok(Some(Removal { found, identity, is_directory: type_of(&seen) == FileType::Directory, permit }))
+    }
+
+    /// Keeps a descriptor of what lost its last name while somebody holds it.
+    fn removed(&self, removal: Option<Removal>) -> Result<()> {
+        let Some(Removal { found, identity, is_directory, permit: Some(permit) }) = removal else { return Ok(()) };
+        // Directories have one name; not every filesystem counts it.
+        let gone = is_directory || stat(&found).is_ok_and(|now| now.stx_nlink == 0);
+        if gone && let Some(node) = self.nodes.held(&identity) {
+            self.nodes.keep(&node, &found, permit);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn move_name(
+        &self,
+        parent: NodeId,
+        name: Name<'_>,
+        new_parent: NodeId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let from = self.directory(parent)?;
+        let to = self.directory(new_parent)?;
+        self.changeable()?;
+        // In the order of their numbers: a waiting writer of one lock must not stand between two readers of both.
+        let (first, second) = if from.id <= to.id { (&from, &to) } else { (&to, &from) };
+        let _first = shared(first);
+        let _second = (first.id != second.id).then(|| shared(second));
+        let (source, target) = (self.entered(&from)?, self.entered(&to)?);
+        let stays = flags.contains(RenameFlags::EXCHANGE) || (from.id == to.id && name == new_name);
+        let replaced = if stays { None } else { self.removal(&target, new_name)? };
+        let how = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
+        rustix::fs::renameat_with(&source, name.as_bytes(), &target, new_name.as_bytes(), how)
+            .map_err(|raw| backend("renaming", raw))?;
+        self.removed(replaced)
+    }
+}
+
+/// Removes what a failed call has made: the name, if it still is what was made.
+fn undo(directory: &OwnedFd, name: Name<'_>, made: Option<&OwnedFd>, flags: AtFlags) {
+    let here = rustix::fs::statx(directory, name.as_bytes(), AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO);
+    let same = match (made.map(stat), here) {
+        (None, Ok(_)) => true,
+        (Some(Ok(made)), Ok(here)) => made.stx_ino == here.stx_ino,
+        _ => false,
+    };
+    if same && let Err(raw) = rustix::fs::unlinkat(directory, name.as_bytes(), flags) {
+        tracing::warn!(%name, %raw, "a failed create left its name behind");
+    }
+}
+
+/// The error of a change to a read-only layer.
+pub(crate) fn read_only() -> Error {
+    Error::from(Errno::EROFS)
+}

@@ -1,0 +1,69 @@
+//! How a new object gets exactly the owner and the mode that the call says.
+//!
+//! The kernel applies the umask or the parent's default ACL, as the calling thread's umask tells it; owner, group and
+//! set-id bits are then put right, because the kernel would take them from this process and from set-group-id
+//! directories.
+
+use crate::backing::{Backing, stat};
+use crate::sys;
+use poolfs_types::Caller;
+use rustix::fd::BorrowedFd;
+use rustix::fs::{AtFlags, Gid, Mode, Statx, Uid};
+use rustix::io::Result;
+use rustix::path::DecInt;
+use std::cell::Cell;
+
+thread_local! {
+    static HAS_OWN_UMASK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Puts the thread's umask back, also when the call between panics.
+struct Restore(Mode);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        rustix::process::umask(self.0);
+    }
+}
+
+/// Runs `call` with the caller's umask in force, for this thread alone.
+pub(crate) fn with_umask<T>(umask: u32, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    if !HAS_OWN_UMASK.get() {
+        sys::own_thread_state()?;
+        HAS_OWN_UMASK.set(true);
+    }
+    let _restore = Restore(rustix::process::umask(Mode::from_raw_mode(umask & 0o777)));
+    call()
+}
+
+impl Backing {
+    /// Gives the new object behind `fd` its owner and, but for symbolic links, its set-id bits; returns what it became.
+    pub(crate) fn settle(&self, fd: BorrowedFd<'_>, caller: &Caller, permissions: u32) -> Result<Statx> {
+        let made = stat(fd)?;
+        let mode = u32::from(made.stx_mode);
+        let foreign = (made.stx_uid, made.stx_gid) != (caller.uid, caller.gid);
+        if foreign {
+            self.change_owner(fd, Some(caller.uid), Some(caller.gid))?;
+        }
+        let symlink = mode & 0o170_000 == 0o120_000;
+        let wanted = mode & 0o777 | permissions & 0o7000;
+        // A change of owner takes set-id bits away.
+        let other_mode = mode & 0o7777 != wanted || foreign && wanted & 0o6000 != 0;
+        if other_mode && !symlink {
+            self.change_mode(fd, wanted)?;
+        } else if !foreign {
+            return Ok(made);
+        }
+        stat(fd)
+    }
+
+    pub(crate) fn change_owner(&self, fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+        rustix::fs::chownat(fd, c"", uid.map(Uid::from_raw), gid.map(Gid::from_raw), AtFlags::EMPTY_PATH)
+    }
+
+    pub(crate) fn change_mode(&self, fd: BorrowedFd<'_>, permissions: u32) -> Result<()> {
+        let number = DecInt::from_fd(fd);
+        let mode = Mode::from_raw_mode(permissions & 0o7777);
+        rustix::fs::chmodat(self.proc(), number.as_c_str(), mode, AtFlags::empty())
+    }
+}
