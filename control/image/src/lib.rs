@@ -1,1 +1,33 @@
 //! OCI images: import, layers, configuration.
+//!
+//! An image is imported from an OCI layout, a `docker save` archive, a root filesystem in an archive or in a directory.
+//! Each of its layers is unpacked once into `layers/DIGEST/` of the state directory, in the form that a union takes as a
+//! lower branch, and shared by every image that has it; `images/NAME.json` lists an image's layers and keeps how its
+//! programs are started. These two are lasting state; there is no cache.
+//!
+//! Archives are hostile until shown otherwise: digests are verified, sizes bounded, and every path is walked by the kernel
+//! with the layer's directory as its root, so that nothing outside can be reached. On any error nothing of the image stays.
+
+mod archive;
+mod decompress;
+mod digest;
+mod directory;
+mod error;
+mod layers;
+mod limits;
+mod pax;
+mod record;
+mod source;
+mod store;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod unpack;
+
+pub use digest::Digest;
+pub use error::{ImageError, Result};
+pub use layers::LayerRecord;
+pub use limits::{Limits, Progress, Silent};
+pub use record::{ImageConfig, ImageRecord, check_name};
+pub use source::Source;
+pub use store::{ImageStore, Removed, StoreLock};

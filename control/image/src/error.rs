@@ -1,0 +1,88 @@
+//! What can be wrong with an image.
+
+use std::path::{Path, PathBuf};
+
+/// An image, a layer or an archive could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The kernel refused something.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was attempted, as a verb.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
+    /// A source that is not one of the known forms.
+    #[error(
+        "image source {0:?} is not understood: oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE, tar:FILE and dir:DIR are"
+    )]
+    UnknownSource(String),
+    /// A name that cannot name an image.
+    #[error(
+        "image name {0:?} is not allowed: letters, digits, '.', '_', '-' and ':' are, at most 128, a letter or digit first"
+    )]
+    BadName(String),
+    /// The image is there already.
+    #[error("image {0} exists already")]
+    Exists(String),
+    /// There is no such image.
+    #[error("image {0} does not exist")]
+    Absent(String),
+    /// A member of an archive that must not be unpacked.
+    #[error("archive member {member:?}: {cause}")]
+    Member {
+        /// The member's name.
+        member: String,
+        /// Why not.
+        cause: String,
+    },
+    /// An archive that breaks its own format.
+    #[error("malformed archive: {0}")]
+    Archive(String),
+    /// An image description that breaks its own format.
+    #[error("malformed {what}: {cause}")]
+    Description {
+        /// Which document.
+        what: String,
+        /// What is wrong.
+        cause: String,
+    },
+    /// Content that is not what its digest says.
+    #[error("{what} is damaged: its digest is {found}, expected {expected}")]
+    Damaged {
+        /// Which content.
+        what: String,
+        /// The digest it has.
+        found: String,
+        /// The digest it should have.
+        expected: String,
+    },
+    /// An image larger than the bounds allow.
+    #[error("{what} is over the limit of {limit}")]
+    TooLarge {
+        /// What is too large.
+        what: &'static str,
+        /// The bound.
+        limit: u64,
+    },
+}
+
+impl ImageError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Self {
+        ImageError::Io { action, path: path.to_path_buf(), source: source.into() }
+    }
+
+    pub(crate) fn member(path: &[u8], cause: impl Into<String>) -> Self {
+        ImageError::Member { member: String::from_utf8_lossy(path).into_owned(), cause: cause.into() }
+    }
+
+    pub(crate) fn description(what: impl Into<String>, cause: impl ToString) -> Self {
+        ImageError::Description { what: what.into(), cause: cause.to_string() }
+    }
+}
+
+/// The result of an operation on images.
+pub type Result<T> = std::result::Result<T, ImageError>;

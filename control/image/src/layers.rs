@@ -1,0 +1,186 @@
+//! The store of unpacked layers: `layers/DIGEST/`, each once, shared by all images that have it.
+//!
+//! A layer appears under its name only when it is complete, verified and durable; what an import leaves behind when it is
+//! killed begins with [`TEMPORARY_PREFIX`] and is swept by the next one. Callers hold the store's lock.
+
+use crate::decompress::Decompressor;
+use crate::digest::HashingReader;
+use crate::unpack::{Unpacked, unpack};
+use crate::{Digest, ImageError, Limits, Progress, Result, tree};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// What temporary directories begin with.
+const TEMPORARY_PREFIX: &str = ".tmp-";
+
+/// One layer of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerRecord {
+    /// The digest of its uncompressed archive, and the name of its directory.
+    pub digest: Digest,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Its files, directories and links.
+    pub members: u64,
+}
+
+/// Where a layer's archive comes from.
+pub(crate) struct LayerBlob {
+    /// For messages and progress.
+    pub name: String,
+    pub file: File,
+    /// The digest of the blob as it is stored, when it is known.
+    pub blob_digest: Option<Digest>,
+    /// The digest of the uncompressed archive, when it is known.
+    pub expected: Option<Digest>,
+}
+
+/// The directory of layers.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerStore {
+    directory: PathBuf,
+}
+
+impl LayerStore {
+    pub(crate) fn open(directory: PathBuf) -> Result<LayerStore> {
+        std::fs::create_dir_all(&directory).map_err(|source| ImageError::io("make", &directory, source))?;
+        Ok(LayerStore { directory })
+    }
+
+    pub(crate) fn path(&self, digest: &Digest) -> PathBuf {
+        self.directory.join(digest.hex())
+    }
+
+    pub(crate) fn contains(&self, digest: &Digest) -> bool {
+        self.path(digest).is_dir()
+    }
+
+    /// Take away what killed imports left.
+    pub(crate) fn sweep(&self) -> Result<()> {
+        for name in self.names()? {
+            if name.starts_with(TEMPORARY_PREFIX) {
+                let path = self.directory.join(name);
+                std::fs::remove_dir_all(&path).map_err(|source| ImageError::io("remove", &path, source))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The layers that are there.
+    pub(crate) fn digests(&self) -> Result<Vec<Digest>> {
+        Ok(self.names()?.iter().filter_map(|name| Digest::parse(&format!("sha256:{name}")).ok()).collect())
+    }
+
+    pub(crate) fn remove(&self, digest: &Digest) -> Result<()> {
+        let (path, dead) = (self.path(digest), self.directory.join(format!("{TEMPORARY_PREFIX}{}", digest.hex())));
+        // Renamed first: a half-removed layer must never be found under its name.
+        std::fs::rename(&path, &dead).map_err(|source| ImageError::io("remove", &path, source))?;
+        std::fs::remove_dir_all(&dead).map_err(|source| ImageError::io("remove", &dead, source))
+    }
+
+    /// A directory that vanishes unless it is kept as a layer.
+    pub(crate) fn temporary(&self) -> Result<tempfile::TempDir> {
+        tempfile::Builder::new()
+            .prefix(TEMPORARY_PREFIX)
+            .tempdir_in(&self.directory)
+            .map_err(|source| ImageError::io("make a directory in", &self.directory, source))
+    }
+
+    /// Unpack a layer's archive; true when it was not there before.
+    pub(crate) fn add(
+        &self,
+        blob: LayerBlob,
+        limits: &Limits,
+        progress: &mut dyn Progress,
+    ) -> Result<(LayerRecord, bool)> {
+        let place = self.temporary()?;
+        let tree_path = place.path().join("tree");
+        std::fs::create_dir(&tree_path).map_err(|source| ImageError::io("make", &tree_path, source))?;
+        let name = blob.name.clone();
+        let (blob_digest, expected) = (blob.blob_digest.clone(), blob.expected.clone());
+        let (unpacked, found_blob, found) = unpack_verified(blob, &tree_path, limits, progress)?;
+        check(&name, blob_digest, found_blob)?;
+        check(&name, expected, found.clone())?;
+        self.keep(&tree_path, found, unpacked)
+    }
+
+    /// Give a complete tree its name.
+    pub(crate) fn keep(&self, tree_path: &Path, digest: Digest, unpacked: Unpacked) -> Result<(LayerRecord, bool)> {
+        let record = LayerRecord { digest, bytes: unpacked.bytes, members: unpacked.members };
+        if self.contains(&record.digest) {
+            return Ok((record, false));
+        }
+        tree::make_durable(tree_path)?;
+        let path = self.path(&record.digest);
+        std::fs::rename(tree_path, &path).map_err(|source| ImageError::io("name", &path, source))?;
+        Ok((record, true))
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let listed = std::fs::read_dir(&self.directory).map_err(|s| ImageError::io("list", &self.directory, s))?;
+        Ok(listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+    }
+}
+
+fn unpack_verified(
+    blob: LayerBlob,
+    tree_path: &Path,
+    limits: &Limits,
+    progress: &mut dyn Progress,
+) -> Result<(Unpacked, Digest, Digest)> {
+    let broken = |source: std::io::Error| ImageError::Archive(format!("{}: {source}", blob.name));
+    let length = blob.file.metadata().map_or(0, |metadata| metadata.len());
+    progress.begin(&blob.name, length);
+    let watched = Watched { inner: blob.file, progress: &mut *progress };
+    let plain = Decompressor::new(HashingReader::new(watched)).map_err(broken)?;
+    // Headers and padding count too: a bomb of empty members must end as well.
+    let bounded = Bounded { inner: plain, left: limits.layer_bytes };
+    let (unpacked, hashing) = unpack(HashingReader::new(bounded), tree_path, limits)?;
+    let (digest, _, bounded) = hashing.finish().map_err(broken)?;
+    // What was buffered has been hashed already; the rest of the blob follows.
+    let compressed = bounded.inner.into_inner().into_inner();
+    let (blob_digest, _, _) = compressed.finish().map_err(broken)?;
+    progress.end();
+    Ok((unpacked, blob_digest, digest))
+}
+
+fn check(what: &str, expected: Option<Digest>, found: Digest) -> Result<()> {
+    match expected {
+        Some(expected) if expected != found => {
+            Err(ImageError::Damaged { what: what.to_owned(), found: found.to_string(), expected: expected.to_string() })
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Watched<'a, R> {
+    inner: R,
+    progress: &'a mut dyn Progress,
+}
+
+impl<R: Read> Read for Watched<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.progress.advance(count as u64);
+        Ok(count)
+    }
+}
+
+struct Bounded<R> {
+    inner: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.left = self
+            .left
+            .checked_sub(count as u64)
+            .ok_or_else(|| std::io::Error::other("the uncompressed archive is over its limit"))?;
+        Ok(count)
+    }
+}

@@ -1,0 +1,348 @@
+//! Images from end to end, honest and hostile ones. These tests make device nodes and set owners: they need root.
+
+use crate::{Digest, ImageError, ImageStore, Limits, Silent};
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use tar::{Builder, EntryType, Header};
+
+struct Place {
+    directory: tempfile::TempDir,
+    store: ImageStore,
+}
+
+impl Place {
+    fn new() -> Place {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = ImageStore::open(&directory.path().join("state")).expect("opened");
+        Place { directory, store }
+    }
+
+    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.directory.path().join(name);
+        fs::write(&path, bytes).expect("written");
+        path
+    }
+
+    fn import_tar(&self, name: &str, bytes: &[u8]) -> crate::Result<PathBuf> {
+        let path = self.file(&format!("{name}.tar"), bytes);
+        let source = format!("tar:{}", path.display());
+        let image = self.store.import(name, &source, &Limits::default(), &mut Silent)?;
+        Ok(self.store.layer_path(&image.layers[0].digest))
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        let names = |path: &str| {
+            let listed = fs::read_dir(self.directory.path().join("state").join(path)).expect("listed");
+            listed.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
+        };
+        names("layers").into_iter().chain(names("images")).filter(|name| name != ".lock").collect()
+    }
+}
+
+fn entry(kind: EntryType, mode: u32, size: u64) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_uid(7);
+    header.set_gid(8);
+    header.set_mtime(1_000_000);
+    header
+}
+
+fn file(builder: &mut Builder<Vec<u8>>, path: &str, content: &[u8]) {
+    builder.append_data(&mut entry(EntryType::Regular, 0o640, content.len() as u64), path, content).expect("in memory");
+}
+
+fn directory(builder: &mut Builder<Vec<u8>>, path: &str) {
+    builder.append_data(&mut entry(EntryType::Directory, 0o750, 0), path, &b""[..]).expect("in memory");
+}
+
+fn link(builder: &mut Builder<Vec<u8>>, kind: EntryType, path: &str, target: &str) {
+    let mut header = entry(kind, 0o777, 0);
+    builder.append_link(&mut header, path, target).expect("in memory");
+}
+
+/// A member whose name is written as it is: the crate's own functions refuse hostile ones.
+fn raw(builder: &mut Builder<Vec<u8>>, path: &str, content: &[u8]) {
+    let mut header = entry(EntryType::Regular, 0o644, content.len() as u64);
+    header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
+    header.set_cksum();
+    builder.append(&header, content).expect("in memory");
+}
+
+fn archive(build: impl FnOnce(&mut Builder<Vec<u8>>)) -> Vec<u8> {
+    let mut builder = Builder::new(Vec::new());
+    build(&mut builder);
+    builder.into_inner().expect("in memory")
+}
+
+fn attribute(path: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut value = vec![0; 256];
+    let length = rustix::fs::lgetxattr(path, name, &mut value).ok()?;
+    value.truncate(length);
+    Some(value)
+}
+
+#[test]
+fn everything_of_a_layer_comes_through() {
+    let place = Place::new();
+    let root = place
+        .import_tar(
+            "all",
+            &archive(|b| {
+                directory(b, "d/");
+                let pax =
+                    [("SCHILY.xattr.user.note", &b"a\nb"[..]), ("SCHILY.xattr.trusted.overlay.redirect", b"/etc")];
+                b.append_pax_extensions(pax.into_iter().chain([("mtime", &b"12.000000345"[..])])).expect("in memory");
+                file(b, "d/f", b"content");
+                link(b, EntryType::Link, "d/hard", "d/f");
+                link(b, EntryType::Symlink, "d/soft", "/no/where");
+                let mut device = entry(EntryType::Char, 0o666, 0);
+                device.set_device_major(1).expect("fits");
+                device.set_device_minor(3).expect("fits");
+                b.append_data(&mut device, "null", &b""[..]).expect("in memory");
+                b.append_data(&mut entry(EntryType::Fifo, 0o600, 0), "pipe", &b""[..]).expect("in memory");
+                b.append_data(&mut entry(EntryType::Regular, 0o4755, 1), "deep/not/listed/suid", &b"x"[..])
+                    .expect("ok");
+            }),
+        )
+        .expect("imported");
+    let status = fs::metadata(root.join("d/f")).expect("there");
+    assert_eq!((status.uid(), status.gid(), status.mode() & 0o7777), (7, 8, 0o640));
+    assert_eq!((status.mtime(), status.mtime_nsec(), status.nlink()), (12, 345, 2));
+    assert_eq!(attribute(&root.join("d/f"), "user.note").expect("kept"), b"a\nb");
+    assert_eq!(attribute(&root.join("d/f"), "trusted.overlay.redirect"), None);
+    assert_eq!(fs::metadata(root.join("d")).expect("there").mtime(), 1_000_000, "set after its entries");
+    assert_eq!(fs::read_link(root.join("d/soft")).expect("a link"), Path::new("/no/where"));
+    assert!(fs::metadata(root.join("pipe")).expect("there").file_type().is_fifo());
+    assert_eq!(fs::metadata(root.join("null")).expect("there").rdev(), 0x103);
+    assert_eq!(fs::metadata(root.join("deep/not/listed/suid")).expect("there").mode() & 0o7777, 0o4755);
+}
+
+#[test]
+fn whiteouts_take_the_form_of_lower_branches() {
+    let place = Place::new();
+    let root = place
+        .import_tar(
+            "white",
+            &archive(|b| {
+                file(b, "etc/.wh.gone", b"");
+                file(b, "var/.wh..wh..opq", b"");
+                file(b, "etc/.wh.back", b"");
+                directory(b, "etc/back/");
+                file(b, "etc/both", b"new");
+                file(b, "etc/.wh.both", b"");
+                let mut zero = entry(EntryType::Char, 0o666, 0);
+                zero.set_device_major(0).expect("fits");
+                zero.set_device_minor(0).expect("fits");
+                b.append_data(&mut zero, "zero", &b""[..]).expect("in memory");
+            }),
+        )
+        .expect("imported");
+    let gone = fs::symlink_metadata(root.join("etc/gone")).expect("a whiteout");
+    assert!(gone.file_type().is_char_device() && gone.rdev() == 0);
+    assert_eq!(attribute(&root.join("var"), "trusted.overlay.opaque").expect("opaque"), b"y");
+    assert_eq!(attribute(&root.join("etc/back"), "trusted.overlay.opaque").expect("opaque"), b"y");
+    assert_eq!(fs::read(root.join("etc/both")).expect("the new one"), b"new");
+    assert!(!root.join("zero").exists());
+}
+
+#[test]
+fn nothing_outside_is_reached() {
+    let outside = tempfile::tempdir().expect("a directory");
+    let target = outside.path().to_str().expect("plain");
+    let refused: Vec<(&str, Vec<u8>)> = vec![
+        ("dots", archive(|b| raw(b, "a/../../x", b"evil"))),
+        ("link-up", archive(|b| link(b, EntryType::Link, "x", "../../../etc/passwd"))),
+        (
+            "through-link",
+            archive(|b| {
+                link(b, EntryType::Symlink, "out", target);
+                file(b, "out/x", b"evil");
+            }),
+        ),
+        ("absent-link", archive(|b| link(b, EntryType::Link, "x", "/etc/passwd"))),
+        ("whiteout-of-dots", archive(|b| raw(b, ".wh...", b""))),
+        ("whiteout-directory", archive(|b| raw(b, ".wh.x/y", b""))),
+        ("root-link", archive(|b| link(b, EntryType::Symlink, "./.", "/etc"))),
+        (
+            "strange-type",
+            archive(|b| {
+                let mut header = entry(EntryType::new(b'Q'), 0o644, 0);
+                header.set_cksum();
+                b.append(&header, &b""[..]).expect("in memory");
+            }),
+        ),
+    ];
+    for (name, bytes) in refused {
+        let place = Place::new();
+        let result = place.import_tar(name, &bytes);
+        assert!(result.is_err(), "{name} was taken");
+        assert!(place.leftovers().is_empty(), "{name} left {:?}", place.leftovers());
+    }
+    assert_eq!(fs::read_dir(outside.path()).expect("listed").count(), 0);
+}
+
+#[test]
+fn links_and_absolute_names_stay_inside() {
+    let outside = tempfile::tempdir().expect("a directory");
+    fs::write(outside.path().join("victim"), "safe").expect("written");
+    let victim = outside.path().join("victim");
+    let victim = victim.to_str().expect("plain");
+    let place = Place::new();
+    let root = place
+        .import_tar(
+            "inside",
+            &archive(|b| {
+                raw(b, "/absolute", b"here");
+                // A later file of the same name replaces the link and never follows it.
+                link(b, EntryType::Symlink, "swap", victim);
+                file(b, "swap", b"mine");
+                directory(b, "usr/lib/");
+                link(b, EntryType::Symlink, "lib", "/usr/lib");
+                file(b, "lib/so", b"merged");
+                // A directory replaced by a link: what follows goes through the link, inside.
+                directory(b, "dir/");
+                file(b, "dir/old", b"old");
+                link(b, EntryType::Symlink, "dir", "usr");
+                file(b, "dir/new", b"new");
+            }),
+        )
+        .expect("imported");
+    assert_eq!(fs::read(root.join("absolute")).expect("inside"), b"here");
+    assert_eq!(fs::read(root.join("swap")).expect("inside"), b"mine");
+    assert_eq!(fs::read_to_string(victim).expect("there"), "safe");
+    assert_eq!(fs::read(root.join("usr/lib/so")).expect("inside"), b"merged");
+    assert_eq!(fs::read(root.join("usr/new")).expect("inside"), b"new");
+}
+
+#[test]
+fn compressed_archives_share_one_layer_and_bounds_hold() {
+    let place = Place::new();
+    let bytes = archive(|b| file(b, "zeros", &vec![0; 1 << 20]));
+    let plain = place.import_tar("plain", &bytes).expect("imported");
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&bytes).expect("in memory");
+    assert_eq!(place.import_tar("gzip", &gzip.finish().expect("in memory")).expect("imported"), plain);
+    let packed = zstd::encode_all(&bytes[..], 1).expect("in memory");
+    assert_eq!(place.import_tar("zstd", &packed).expect("imported"), plain);
+    assert!(matches!(place.import_tar("zstd", &packed), Err(ImageError::Exists(_))));
+
+    let bomb = place.file("bomb", &packed);
+    let limits = Limits { layer_bytes: 100_000, ..Limits::default() };
+    place.store.import("bomb", &format!("tar:{}", bomb.display()), &limits, &mut Silent).expect_err("too large");
+    place.import_tar("cut", &packed[..packed.len() / 2]).expect_err("cut off");
+
+    assert_eq!(place.store.remove("plain", Vec::new).expect("removed").layers, 0);
+    assert_eq!(place.store.remove("gzip", Vec::new).expect("removed").layers, 0);
+    let digest = place.store.get("zstd").expect("there").layers[0].digest.clone();
+    assert_eq!(place.store.remove("zstd", || vec![digest]).expect("removed").layers, 0, "a container has it");
+    place.import_tar("again", &bytes).expect("imported");
+    assert_eq!(place.store.remove("again", Vec::new).expect("removed").layers, 1);
+    assert!(place.leftovers().is_empty(), "{:?}", place.leftovers());
+}
+
+/// Write an OCI layout with one image of these layers.
+fn oci_layout(place: &Place, layers: &[Vec<u8>], damage: bool) -> PathBuf {
+    let layout = place.directory.path().join("layout");
+    fs::create_dir_all(layout.join("blobs/sha256")).expect("made");
+    let blob = |bytes: &[u8]| {
+        let digest = Digest::of(bytes);
+        fs::write(layout.join("blobs/sha256").join(digest.hex()), bytes).expect("written");
+        serde_json::json!({"digest": digest.to_string(), "size": bytes.len()})
+    };
+    let typed = |mut descriptor: serde_json::Value, kind: &str| {
+        descriptor["mediaType"] = format!("application/vnd.oci.image.{kind}").into();
+        descriptor
+    };
+    let diff_ids: Vec<String> = layers.iter().map(|bytes| Digest::of(bytes).to_string()).collect();
+    let config = serde_json::json!({"architecture": "amd64", "os": "linux",
+        "config": {"Env": ["PATH=/bin"], "Cmd": ["sh"], "Entrypoint": ["/init"], "User": "www:8", "WorkingDir": "/srv",
+            "Labels": {"a": "b"}},
+        "rootfs": {"type": "layers", "diff_ids": diff_ids}, "history": []});
+    let config = typed(blob(config.to_string().as_bytes()), "config.v1+json");
+    let described: Vec<_> = layers.iter().map(|bytes| typed(blob(bytes), "layer.v1.tar")).collect();
+    let manifest = serde_json::json!({"schemaVersion": 2, "config": config, "layers": described});
+    let manifest = typed(blob(manifest.to_string().as_bytes()), "manifest.v1+json");
+    let mut tagged = manifest.clone();
+    tagged["annotations"] = serde_json::json!({"org.opencontainers.image.ref.name": "v1"});
+    let index = serde_json::json!({"schemaVersion": 2, "manifests": [tagged]});
+    fs::write(layout.join("index.json"), index.to_string()).expect("written");
+    if damage {
+        let path = layout.join("blobs/sha256").join(Digest::of(&layers[0]).hex());
+        let mut bytes = fs::read(&path).expect("there");
+        let at = bytes.iter().position(|byte| *byte == b'#').expect("a mark");
+        bytes[at] = b'!';
+        fs::write(&path, bytes).expect("written");
+    }
+    layout
+}
+
+#[test]
+fn an_oci_layout_keeps_its_configuration_and_order() {
+    let place = Place::new();
+    let layers = [archive(|b| file(b, "a", b"#lower")), archive(|b| file(b, "b", b"upper"))];
+    let layout = oci_layout(&place, &layers, false);
+    let source = format!("oci:{}:v1", layout.display());
+    let image = place.store.import("app", &source, &Limits::default(), &mut Silent).expect("imported");
+    let digests: Vec<_> = layers.iter().map(|bytes| Digest::of(bytes)).collect();
+    assert_eq!(image.layers.iter().map(|l| l.digest.clone()).collect::<Vec<_>>(), digests);
+    assert_eq!(image.config.env, ["PATH=/bin"]);
+    assert_eq!((image.config.entrypoint[0].as_str(), image.config.cmd[0].as_str()), ("/init", "sh"));
+    assert_eq!((image.config.user.as_str(), image.config.working_directory.as_str()), ("www:8", "/srv"));
+    assert_eq!(place.store.get("app").expect("kept"), image);
+    assert_eq!(place.store.list().expect("listed"), vec![image]);
+    let wrong = format!("oci:{}:v2", layout.display());
+    let error = place.store.import("other", &wrong, &Limits::default(), &mut Silent).expect_err("no such tag");
+    assert!(error.to_string().contains("v1"), "{error}");
+}
+
+#[test]
+fn a_damaged_blob_is_named_and_leaves_nothing() {
+    let place = Place::new();
+    let layout = oci_layout(&place, &[archive(|b| file(b, "a", b"#lower"))], true);
+    let source = format!("oci:{}", layout.display());
+    let error = place.store.import("app", &source, &Limits::default(), &mut Silent).expect_err("damaged");
+    assert!(matches!(error, ImageError::Damaged { .. }), "{error}");
+    assert!(place.leftovers().is_empty());
+}
+
+#[test]
+fn a_directory_becomes_a_layer_with_its_links() {
+    let place = Place::new();
+    let tree = place.directory.path().join("tree");
+    fs::create_dir_all(tree.join("a/b")).expect("made");
+    fs::write(tree.join("a/b/f"), "text").expect("written");
+    fs::hard_link(tree.join("a/b/f"), tree.join("second")).expect("linked");
+    std::os::unix::fs::symlink("a/b", tree.join("s")).expect("linked");
+    fs::set_permissions(tree.join("a"), fs::Permissions::from_mode(0o711)).expect("set");
+    let source = format!("dir:{}", tree.display());
+    let image = place.store.import("tree", &source, &Limits::default(), &mut Silent).expect("imported");
+    let root = place.store.layer_path(&image.layers[0].digest);
+    assert_eq!(fs::read(root.join("s/f")).expect("there"), b"text");
+    assert_eq!(fs::metadata(root.join("second")).expect("there").nlink(), 2);
+    assert_eq!(fs::metadata(root.join("a")).expect("there").mode() & 0o7777, 0o711);
+    let again = place.store.import("again", &source, &Limits::default(), &mut Silent).expect("imported");
+    assert_eq!(again.layers, image.layers, "the same content is the same layer");
+}
+
+#[test]
+fn imports_at_once_do_not_disturb_each_other() {
+    let place = Place::new();
+    let bytes = archive(|b| (0..200).for_each(|n| file(b, &format!("d/{n}"), &[n as u8; 1000])));
+    place.file("shared.tar", &bytes);
+    let source = format!("tar:{}", place.directory.path().join("shared.tar").display());
+    std::thread::scope(|scope| {
+        let store = &place.store;
+        let source = &source;
+        for n in 0..4 {
+            scope.spawn(move || {
+                store.import(&format!("i{n}"), source, &Limits::default(), &mut Silent).expect("imported");
+            });
+        }
+    });
+    assert_eq!(place.leftovers().len(), 5, "one layer, four images: {:?}", place.leftovers());
+}
