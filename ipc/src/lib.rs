@@ -33,3 +33,6 @@ pub mod wire;
 
 #[cfg(not(loom))]
 pub use connection::{Borrowed, CallError, Connection};
+
+#[cfg(all(test, loom))]
+mod models;

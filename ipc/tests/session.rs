@@ -145,13 +145,13 @@ fn strangers_and_talkers_are_sent_away_and_numbers_are_bounded() {
     let service = EchoService::start(&socket_in(&directory), 1, |config| config.sessions_per_user_max = 2);
     let mut stranger = [0; 64];
     for hello in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PFS1", b"PFS1\x02\0\0\0", b"PFS1\x01\0\0\0\0"] {
-        let socket = raw_socket(&service.socket);
+        let socket = raw_socket(service.socket());
         rustix::net::send(&socket, hello, SendFlags::NOSIGNAL).expect("send");
         assert!(matches!(rustix::io::read(&socket, &mut stranger), Ok(0) | Err(_)), "{hello:?}");
     }
     let first = service.connect();
-    let talker = bare_session(&service.socket);
-    let path = std::ffi::CString::new(service.socket.to_str().expect("text")).expect("no NUL");
+    let talker = bare_session(service.socket());
+    let path = std::ffi::CString::new(service.socket().to_str().expect("text")).expect("no NUL");
     assert!(Connection::open(&path).is_err(), "a third session of one user");
     rustix::net::send(&talker._socket, b"hello again", SendFlags::NOSIGNAL).expect("send");
     eventually("the talker's session ends", || service.endpoint.session(talker.welcome.session).is_none());
@@ -195,7 +195,7 @@ fn a_neighbour_that_scribbles_on_the_queues_slows_but_breaks_nothing() {
     let directory = tempfile::tempdir().expect("directory");
     let service = EchoService::start(&socket_in(&directory), 2, |_| {});
     let connection = service.connect();
-    let hostile = bare_session(&service.socket);
+    let hostile = bare_session(service.socket());
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -228,7 +228,7 @@ fn forged_and_repeated_doorbells_run_nothing_twice() {
     let directory = tempfile::tempdir().expect("directory");
     let service = EchoService::start(&socket_in(&directory), 1, |_| {});
     let connection = service.connect();
-    let hostile = bare_session(&service.socket);
+    let hostile = bare_session(service.socket());
     let slots = hostile.welcome.queue_slots as usize;
     for round in 0..50 {
         for buffer in [0, 1, 15, 16, u16::MAX] {
@@ -260,7 +260,7 @@ fn forged_and_repeated_doorbells_run_nothing_twice() {
 fn a_forked_child_has_no_session() {
     let directory = tempfile::tempdir().expect("directory");
     let service = EchoService::start(&socket_in(&directory), 1, |_| {});
-    let connection = connect(&service.socket);
+    let connection = connect(service.socket());
     // SAFETY: the child only makes calls that are safe after a fork (the library's whole point) and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {

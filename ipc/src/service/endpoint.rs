@@ -84,11 +84,14 @@ impl Queue {
 /// Low bits of a session's number: its place in the table. The bits above count how often the place was used.
 const PLACE_BITS: u32 = 12;
 
+/// A place in the table of sessions.
+type Place<C> = RwLock<Option<Arc<Session<C>>>>;
+
 /// One instance's queues and sessions. `C` is what the service keeps with a session.
 pub struct Endpoint<C> {
     config: EndpointConfig,
     queues: Vec<Queue>,
-    places: Box<[RwLock<Option<Arc<Session<C>>>>]>,
+    places: Box<[Place<C>]>,
     /// Sessions let in so far.
     admitted: AtomicU32,
     counters: EndpointCounters,
@@ -149,7 +152,7 @@ impl<C> Endpoint<C> {
         if of_user >= self.config.sessions_per_user_max {
             return Err(Errno::EUSERS);
         }
-        let is_free = |place: &RwLock<Option<_>>| place.read().unwrap_or_else(PoisonError::into_inner).is_none();
+        let is_free = |place: &Place<C>| place.read().unwrap_or_else(PoisonError::into_inner).is_none();
         let place = self.places.iter().position(is_free).ok_or(Errno::EUSERS)?;
         let use_number = self.admitted.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let number = (use_number << PLACE_BITS) | place as u32;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 pub struct EchoService {
     pub endpoint: Arc<Endpoint<()>>,
-    pub socket: PathBuf,
+    socket: PathBuf,
     stop: Stop,
     ending: Arc<(AtomicBool, AtomicU32)>,
     threads: Vec<JoinHandle<()>>,
@@ -56,6 +56,10 @@ impl EchoService {
             }
         }
         Self { endpoint, socket: socket.to_owned(), stop, ending, threads: handles }
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
     }
 
     pub fn connect(&self) -> Connection {
