@@ -50,6 +50,7 @@
 pub mod conformance;
 mod error;
 pub mod memory;
+pub mod random_operations;
 
 pub use error::{Error, Result};
 pub use memory::Memory;
