@@ -20,13 +20,16 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+pub mod control;
 mod dispatch;
 mod handles;
 mod instance;
 pub mod legacy;
 mod nodes;
 mod notify;
+pub mod process;
 mod request;
+pub mod service;
 pub mod stack;
 mod statistics;
 mod walk;

@@ -48,9 +48,11 @@ pub struct StackBuilder {
 
 impl StackBuilder {
     /// A builder for a pool with this much cache.
-    #[must_use]
-    pub fn new(cache_bytes: u64) -> Self {
-        Self { cache_bytes }
+    ///
+    /// # Errors
+    /// When the cache cannot be made.
+    pub fn new(cache_bytes: u64) -> Result<Self, StackError> {
+        Ok(Self { cache_bytes })
     }
 
     /// Builds what `spec` says.

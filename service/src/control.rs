@@ -1,0 +1,128 @@
+//! The control socket: commands and answers, one JSON text a line, from root only.
+
+use crate::service::Service;
+use poolfs_service_protocol::{Answer, Command};
+use rustix::fs::Mode;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::thread;
+use std::time::Duration;
+use tracing::warn;
+
+/// Most bytes of one command.
+const COMMAND_BYTES_MAX: u64 = 256 << 10;
+
+/// Most connections at once.
+const CONNECTIONS_MAX: usize = 32;
+
+/// A connection that says nothing for so long is closed.
+const SILENCE_MAX: Duration = Duration::from_secs(600);
+
+/// The socket; its file goes when it is dropped.
+pub struct ControlSocket {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl ControlSocket {
+    /// Makes the socket at `path`, only for root. What a dead service left there is replaced.
+    ///
+    /// # Errors
+    /// When the directory is missing, or a live service listens there.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        if UnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another service listens there"));
+        }
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+        let listener = UnixListener::bind(path);
+        rustix::process::umask(before);
+        Ok(Self { path: path.to_owned(), listener: listener? })
+    }
+
+    /// Takes the socket's file away: nobody new finds the service.
+    pub fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    /// Serves connections, each on a thread of its own, until the process ends. [`Command::Shutdown`] is passed to `shutdown`
+    /// with the way to answer it when it is done.
+    pub fn serve(&self, service: &Arc<Service>, shutdown: &SyncSender<Option<UnixStream>>) {
+        let open = Arc::new(AtomicUsize::new(0));
+        for stream in self.listener.incoming() {
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => {
+                    warn!(%error, "accepting a control connection failed");
+                    thread::sleep(Duration::from_millis(100));
+                    continue;
+                }
+            };
+            if open.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
+                open.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let (service, shutdown, count) = (Arc::clone(service), shutdown.clone(), Arc::clone(&open));
+            let spawned = thread::Builder::new().name("control".into()).spawn(move || {
+                if let Err(error) = converse(stream, &service, &shutdown) {
+                    warn!(%error, "a control connection failed");
+                }
+                count.fetch_sub(1, Ordering::Relaxed);
+            });
+            if spawned.is_err() {
+                open.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<UnixStream>>) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+    if !peer.uid.is_root() {
+        return answer(&stream, &Answer::Failed { message: "only root may command a service".into() });
+    }
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    let mut input = BufReader::new(stream.try_clone()?);
+    loop {
+        let mut line = Vec::new();
+        let read = input.by_ref().take(COMMAND_BYTES_MAX).read_until(b'\n', &mut line)?;
+        if read == 0 {
+            return Ok(());
+        }
+        if read as u64 == COMMAND_BYTES_MAX && !line.ends_with(b"\n") {
+            let message = format!("a command is longer than {COMMAND_BYTES_MAX} bytes");
+            return answer(&stream, &Answer::Failed { message });
+        }
+        match serde_json::from_slice(&line) {
+            Ok(Command::Shutdown) => {
+                // A second one finds the channel full: the first is being carried out, and the process ends.
+                let _ = shutdown.try_send(Some(stream.try_clone()?));
+            }
+            Ok(command) => answer(&stream, &service.command(command))?,
+            Err(error) => answer(&stream, &Answer::Failed { message: format!("not a command: {error}") })?,
+        }
+    }
+}
+
+/// Sends one answer.
+///
+/// # Errors
+/// Those of the connection.
+pub fn answer(mut stream: &UnixStream, answer: &Answer) -> io::Result<()> {
+    let mut text = serde_json::to_vec(answer)?;
+    text.push(b'\n');
+    stream.write_all(&text)
+}

@@ -1,0 +1,193 @@
+//! The mount of one instance: made by hand, so that its type is `fuse.poolfs`, and never left behind.
+
+use super::filesystem::Front;
+use crate::instance::Instance;
+use fuser::{Config, Session, SessionACL};
+use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// Dead mounts stacked on one directory that are taken away before giving up.
+const DEAD_MOUNTS_MAX: usize = 64;
+
+/// Threads that serve the kernel: some wait for disks while others answer from the cache.
+const THREADS_PER_CPU: usize = 2;
+const THREADS_MIN: usize = 6;
+const THREADS_MAX: usize = 32;
+
+/// Why an instance cannot be mounted, or not be unmounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// No FUSE on this host.
+    #[error("/dev/fuse cannot be opened ({0}); load the fuse module, and allow the device in the service's cgroup")]
+    Device(io::Error),
+    /// mount(2) says no.
+    #[error(
+        "{path} cannot be mounted on ({cause}); it must be an existing directory, and the service needs CAP_SYS_ADMIN"
+    )]
+    Mount {
+        /// the mount point
+        path: PathBuf,
+        /// what the kernel said
+        cause: io::Error,
+    },
+    /// The kernel and the service did not agree, or no thread was to be had.
+    #[error("the FUSE session of {path} did not start ({cause})")]
+    Session {
+        /// the mount point
+        path: PathBuf,
+        /// what went wrong
+        cause: io::Error,
+    },
+    /// Files are open, or something is mounted below.
+    #[error("{path} is in use; end the programs that use it, or unmount what is mounted below it")]
+    Busy {
+        /// the mount point
+        path: PathBuf,
+    },
+    /// umount(2) says no.
+    #[error("{path} cannot be unmounted ({cause})")]
+    Unmount {
+        /// the mount point
+        path: PathBuf,
+        /// what the kernel said
+        cause: io::Error,
+    },
+}
+
+/// A live mount.
+pub struct LegacyMount {
+    guard: MountGuard,
+    ended: Receiver<()>,
+}
+
+/// A mount that is detached when nobody says otherwise.
+struct MountGuard {
+    path: PathBuf,
+    mounted: bool,
+}
+
+impl MountGuard {
+    fn detach(&mut self) -> io::Result<()> {
+        if !std::mem::take(&mut self.mounted) {
+            return Ok(());
+        }
+        Ok(rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+    }
+}
+
+impl Drop for MountGuard {
+    fn drop(&mut self) {
+        if let Err(error) = self.detach() {
+            warn!(mount_point = %self.path.display(), %error, "a mount could not be detached");
+        }
+    }
+}
+
+/// Detaches mounts on `path` whose service has died. Other mounts stay.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn detach_dead(path: &Path) -> io::Result<usize> {
+    for detached in 0..DEAD_MOUNTS_MAX {
+        match rustix::fs::stat(path) {
+            Err(Errno::NOTCONN | Errno::CONNABORTED) => {
+                rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
+            }
+            _ => return Ok(detached),
+        }
+    }
+    Err(io::Error::from_raw_os_error(Errno::LOOP.raw_os_error()))
+}
+
+impl LegacyMount {
+    /// Mounts `instance` where its specification says, and serves it until the mount is gone.
+    ///
+    /// # Errors
+    /// Nothing is mounted then.
+    pub fn start(instance: &Arc<Instance>, cpus: usize) -> Result<Self, MountError> {
+        let spec = instance.spec();
+        let path = spec.mount_point.clone();
+        let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|error| MountError::Device(error.into()))?;
+        mount(&device, &path, &spec.instance, spec.devices)
+            .map_err(|cause| MountError::Mount { path: path.clone(), cause })?;
+        let guard = MountGuard { path: path.clone(), mounted: true };
+        let failed = |cause| MountError::Session { path: path.clone(), cause };
+
+        let mut config = Config::default();
+        config.acl = SessionACL::All;
+        config.n_threads = Some((cpus * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX));
+        let front = Front { instance: Arc::clone(instance) };
+        let session = Session::from_fd(front, device, SessionACL::All, config).map_err(failed)?;
+        instance.attach_kernel(Box::new(session.notifier())).map_err(failed)?;
+
+        let (end, ended) = sync_channel(1);
+        let name = instance.name().to_owned();
+        thread::Builder::new()
+            .name(format!("fuse-{name}"))
+            .spawn(move || {
+                match session.run() {
+                    Ok(()) => info!(instance = name, "the mount has ended"),
+                    Err(error) => warn!(instance = name, %error, "the FUSE session has ended"),
+                }
+                let _ = end.send(());
+            })
+            .map_err(failed)?;
+        Ok(Self { guard, ended })
+    }
+
+    /// Unmounts, unless it is in use.
+    ///
+    /// # Errors
+    /// [`MountError::Busy`] and others: it is still mounted then.
+    pub fn unmount(&mut self) -> Result<(), MountError> {
+        let path = self.guard.path.clone();
+        match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
+            // EINVAL: somebody has unmounted it already.
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {
+                self.guard.mounted = false;
+                Ok(())
+            }
+            Err(Errno::BUSY) => Err(MountError::Busy { path }),
+            Err(error) => Err(MountError::Unmount { path, cause: error.into() }),
+        }
+    }
+
+    /// Takes the mount away whoever uses it: those keep what they have open until they close it or the service ends.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn detach(&mut self) -> Result<(), MountError> {
+        let path = self.guard.path.clone();
+        self.guard.detach().map_err(|cause| MountError::Unmount { path, cause })
+    }
+
+    /// Waits until the kernel has let the mount go altogether; whether it has.
+    #[must_use]
+    pub fn wait(&self, time_max: Duration) -> bool {
+        !matches!(self.ended.recv_timeout(time_max), Err(RecvTimeoutError::Timeout))
+    }
+}
+
+fn mount(device: &OwnedFd, path: &Path, instance: &str, devices: bool) -> io::Result<()> {
+    let options =
+        format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions", device.as_raw_fd());
+    let options = CString::new(options)?;
+    let mut flags = MountFlags::NOATIME;
+    if !devices {
+        flags |= MountFlags::NODEV | MountFlags::NOSUID;
+    }
+    let source = format!("{MOUNT_SOURCE_PREFIX}{instance}");
+    Ok(rustix::mount::mount(source, path, MOUNT_TYPE, flags, options.as_c_str())?)
+}

@@ -1,0 +1,288 @@
+//! The filesystem table of a service: which instances there are, and the steps that make and end one.
+
+use crate::instance::Instance;
+use crate::legacy::{LegacyMount, MountError, detach_dead};
+use crate::stack::{StackBuilder, StackError};
+use poolfs_service_protocol::{Answer, Command, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::{error, info, warn};
+
+/// Most instances of one service.
+pub const INSTANCES_MAX: usize = 1024;
+
+/// Most branches of one union.
+pub const LOWERS_MAX: usize = 128;
+
+/// How long an unmount waits for the kernel to let go, before the rest is left to the background.
+const UNMOUNT_WAIT: Duration = Duration::from_secs(5);
+
+/// How long an unmount of a busy mount is repeated: a program that has just ended may hold it for a moment.
+const BUSY_WAIT: Duration = Duration::from_millis(500);
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+
+/// Why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The name cannot be used.
+    #[error(
+        "\"{0}\" is no name for an instance: 1 to 64 letters, digits, '-', '_' and '.', beginning with a letter or digit"
+    )]
+    Name(String),
+    /// There is one of this name.
+    #[error("the instance {0} exists already; unmount it first, or take another name")]
+    Exists(String),
+    /// There is none of this name.
+    #[error("there is no instance {0} in this service; see `poolfs status`")]
+    Unknown(String),
+    /// There are too many.
+    #[error("the service has {INSTANCES_MAX} instances, which is the most; unmount one, or use another pool")]
+    TooMany,
+    /// A path cannot be used.
+    #[error("{what} {path}: {cause}")]
+    Path {
+        /// mount point, upper, lower ...
+        what: &'static str,
+        /// the path
+        path: PathBuf,
+        /// what is wrong, and what to do
+        cause: String,
+    },
+    /// A branch cannot be used.
+    #[error(transparent)]
+    Stack(#[from] StackError),
+    /// The mount failed.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+}
+
+struct Mounted {
+    instance: Arc<Instance>,
+    mount: LegacyMount,
+}
+
+/// A running service.
+pub struct Service {
+    config: ServiceConfig,
+    builder: StackBuilder,
+    started: Instant,
+    /// Held while an instance is made or ended, so that only one is at a time.
+    changes: Mutex<()>,
+    instances: Mutex<BTreeMap<String, Mounted>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Service {
+    /// A service without instances.
+    ///
+    /// # Errors
+    /// When the pool's cache cannot be made.
+    pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
+        let builder = StackBuilder::new(config.cache_bytes)?;
+        let (changes, instances) = Default::default();
+        Ok(Self { config, builder, started: Instant::now(), changes, instances })
+    }
+
+    /// Its configuration.
+    #[must_use]
+    pub fn config(&self) -> &ServiceConfig {
+        &self.config
+    }
+
+    /// Carries a command out; [`Command::Shutdown`] is for whoever owns the process.
+    #[must_use]
+    pub fn command(&self, command: Command) -> Answer {
+        let done = match command {
+            Command::Mount(spec) => self.mount(spec),
+            Command::Unmount { instance } => self.unmount(&instance),
+            Command::Status => return Answer::Status(Box::new(self.status())),
+            Command::Shutdown => Ok(()),
+        };
+        match done {
+            Ok(()) => Answer::Done,
+            Err(error) => {
+                warn!(%error, "a command failed");
+                Answer::Failed { message: error.to_string() }
+            }
+        }
+    }
+
+    /// Mounts an instance.
+    ///
+    /// # Errors
+    /// Nothing has changed then.
+    pub fn mount(&self, spec: MountSpec) -> Result<(), ServiceError> {
+        let _one_at_a_time = lock(&self.changes);
+        self.check(&spec)?;
+        let mount_point = &spec.mount_point;
+        detach_dead(mount_point).map_err(|cause| path_error("mount point", mount_point, cause.to_string()))?;
+        check_directory("mount point", mount_point)?;
+        let stack = self.builder.build(&spec.stack)?;
+        let instance = Instance::new(spec, stack);
+        let mount = LegacyMount::start(&instance, self.config.cpus.len())?;
+        info!(instance = instance.name(), mount_point = %instance.spec().mount_point.display(), "mounted");
+        lock(&self.instances).insert(instance.name().to_owned(), Mounted { instance, mount });
+        Ok(())
+    }
+
+    fn check(&self, spec: &MountSpec) -> Result<(), ServiceError> {
+        if !is_valid_name(&spec.instance) {
+            return Err(ServiceError::Name(spec.instance.clone()));
+        }
+        check_path("mount point", &spec.mount_point)?;
+        let instances = lock(&self.instances);
+        if instances.contains_key(&spec.instance) {
+            return Err(ServiceError::Exists(spec.instance.clone()));
+        }
+        if instances.len() >= INSTANCES_MAX {
+            return Err(ServiceError::TooMany);
+        }
+        let own: Vec<&Path> = instances.values().map(|own| own.instance.spec().mount_point.as_path()).collect();
+        check_branches(&spec.stack, &own)
+    }
+
+    /// Flushes and unmounts an instance.
+    ///
+    /// # Errors
+    /// It is still mounted then.
+    pub fn unmount(&self, name: &str) -> Result<(), ServiceError> {
+        let _one_at_a_time = lock(&self.changes);
+        let unknown = || ServiceError::Unknown(name.to_owned());
+        let instance = Arc::clone(&lock(&self.instances).get(name).ok_or_else(unknown)?.instance);
+        if let Err(error) = instance.layer().sync() {
+            warn!(instance = name, %error, "flushing before the unmount failed");
+        }
+        let give_up = Instant::now() + BUSY_WAIT;
+        loop {
+            let mut instances = lock(&self.instances);
+            let mounted = instances.get_mut(name).ok_or_else(unknown)?;
+            match mounted.mount.unmount() {
+                Ok(()) => {
+                    let mounted = instances.remove(name);
+                    drop(instances);
+                    mounted.into_iter().for_each(end);
+                    return Ok(());
+                }
+                Err(MountError::Busy { .. }) if Instant::now() < give_up => {
+                    drop(instances);
+                    std::thread::sleep(BUSY_PAUSE);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Unmounts everything, whoever uses it, and flushes.
+    pub fn shut_down(&self) {
+        let _one_at_a_time = lock(&self.changes);
+        let all = std::mem::take(&mut *lock(&self.instances));
+        for (name, mut mounted) in all {
+            if let Err(error) = mounted.mount.detach() {
+                warn!(instance = name, %error, "unmounting at the end failed");
+            }
+            end(mounted);
+        }
+    }
+
+    /// What the service does and holds.
+    #[must_use]
+    pub fn status(&self) -> ServiceStatus {
+        let instances = lock(&self.instances);
+        ServiceStatus {
+            pool: self.config.pool.clone(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            cache: self.builder.cache_status(),
+            instances: instances.values().map(|mounted| mounted.instance.status()).collect(),
+        }
+    }
+}
+
+/// After the mount is gone from its place: waits for its last users, then flushes. Whoever still uses it from another mount
+/// namespace keeps it alive in the background until the service ends.
+fn end(mounted: Mounted) {
+    let Mounted { instance, mount } = mounted;
+    if mount.wait(UNMOUNT_WAIT) {
+        wind_up(&instance);
+        return;
+    }
+    warn!(instance = instance.name(), "the mount is still used elsewhere and ends with its last user");
+    if let Err(error) = instance.layer().sync() {
+        error!(instance = instance.name(), %error, "flushing failed");
+    }
+    let lingering = std::thread::Builder::new().name("lingering".into());
+    let spawned = lingering.spawn(move || {
+        while !mount.wait(Duration::from_secs(3600)) {}
+        wind_up(&instance);
+    });
+    if let Err(error) = spawned {
+        error!(%error, "no thread for a mount that lingers");
+    }
+}
+
+fn wind_up(instance: &Instance) {
+    match instance.wind_up() {
+        Ok(()) => info!(instance = instance.name(), "unmounted"),
+        Err(error) => error!(instance = instance.name(), %error, "flushing at the end failed"),
+    }
+}
+
+fn path_error(what: &'static str, path: &Path, cause: impl Into<String>) -> ServiceError {
+    ServiceError::Path { what, path: path.to_owned(), cause: cause.into() }
+}
+
+fn check_path(what: &'static str, path: &Path) -> Result<(), ServiceError> {
+    if !path.is_absolute() {
+        return Err(path_error(what, path, "it is not absolute; give the whole path"));
+    }
+    if path.components().any(|component| component == Component::ParentDir) {
+        return Err(path_error(what, path, "it contains \"..\"; give the path without"));
+    }
+    Ok(())
+}
+
+fn check_directory(what: &'static str, path: &Path) -> Result<(), ServiceError> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Ok(()),
+        Ok(_) => Err(path_error(what, path, "it is no directory; name one")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(path_error(what, path, "it does not exist; create the directory"))
+        }
+        Err(error) => Err(path_error(what, path, error.to_string())),
+    }
+}
+
+/// Whether the branches can be used together, and none is served by this very service (it would wait for itself).
+fn check_branches(stack: &StackSpec, own_mounts: &[&Path]) -> Result<(), ServiceError> {
+    let branches: Vec<(&'static str, &Path)> = match stack {
+        StackSpec::Directory { directory } => vec![("directory", directory)],
+        StackSpec::Union { upper, lowers } => {
+            if lowers.is_empty() || lowers.len() > LOWERS_MAX {
+                let cause = format!("a union of {} lower branches; give 1 to {LOWERS_MAX}", lowers.len());
+                return Err(path_error("upper", upper, cause));
+            }
+            let lowers = lowers.iter().map(|lower| ("lower", lower.as_path()));
+            std::iter::once(("upper", upper.as_path())).chain(lowers).collect()
+        }
+    };
+    let mut seen: Vec<PathBuf> = Vec::new();
+    for (what, path) in branches {
+        check_path(what, path)?;
+        check_directory(what, path)?;
+        let real = path.canonicalize().map_err(|error| path_error(what, path, error.to_string()))?;
+        if own_mounts.iter().any(|mount| real.starts_with(mount)) {
+            return Err(path_error(what, path, "it is served by this pool itself; name the directory behind it"));
+        }
+        if seen.iter().any(|other| real.starts_with(other) || other.starts_with(&real)) {
+            return Err(path_error(what, path, "it contains, or lies in, another branch; keep them apart"));
+        }
+        seen.push(real);
+    }
+    Ok(())
+}
