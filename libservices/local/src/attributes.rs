@@ -5,9 +5,12 @@ use crate::directories::type_of;
 use crate::error::backend;
 use crate::files::OpenFile;
 use crate::layer::Local;
+use crate::nodes::Node;
 use poolfs_libservice::{Result, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
-use poolfs_types::{Attributes, Errno, FileSystemStatistics, FileType, NodeId, SetAttributes, SetTime, Timestamp};
+use poolfs_types::{
+    Attributes, Errno, FileSystemStatistics, FileType, HandleId, NodeId, SetAttributes, SetTime, Timestamp,
+};
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, OFlags, Statx, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use std::sync::Arc;
@@ -33,6 +36,25 @@ pub(crate) fn encode_device(major: u32, minor: u32) -> u32 {
 /// Major and minor of Linux's 32-bit encoding.
 pub(crate) fn decode_device(device: u32) -> (u32, u32) {
     (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xfff00)
+}
+
+/// Refuses changes that the node cannot take.
+fn check(node: &Arc<Node>, changes: &SetAttributes, open: Option<&OpenFile>) -> Result<()> {
+    if open.is_some_and(|open| !Arc::ptr_eq(&open.node, node)) {
+        return fail(Errno::EBADF);
+    }
+    match (node.file_type, changes.size) {
+        (_, None) => {}
+        (FileType::Regular, Some(size)) if size > FILE_SIZE_MAX => return fail(Errno::EFBIG),
+        (FileType::Regular, Some(_)) => {}
+        (FileType::Directory, Some(_)) => return fail(Errno::EISDIR),
+        (_, Some(_)) => return fail(Errno::EINVAL),
+    }
+    if node.file_type == FileType::Symlink && changes.permissions.is_some() {
+        return fail(Errno::EOPNOTSUPP);
+    }
+    let bad = |time| matches!(time, Some(SetTime::At(Timestamp { nanoseconds: 1_000_000_000.., .. })));
+    if bad(changes.accessed) || bad(changes.modified) { fail(Errno::EINVAL) } else { Ok(()) }
 }
 
 impl Local {
@@ -68,34 +90,22 @@ impl Local {
         &self,
         id: NodeId,
         changes: &SetAttributes,
-        handle: Option<&OpenFile>,
+        handle: Option<HandleId>,
     ) -> Result<Attributes> {
         let node = self.nodes.get(id)?;
-        if let Some(size) = changes.size {
-            match node.file_type {
-                FileType::Regular if size > FILE_SIZE_MAX => return fail(Errno::EFBIG),
-                FileType::Regular => {}
-                FileType::Directory => return fail(Errno::EISDIR),
-                _ => return fail(Errno::EINVAL),
-            }
-            handle.map(OpenFile::writable).transpose()?;
-        }
-        let bad_time = |time| matches!(time, Some(SetTime::At(Timestamp { nanoseconds: 1_000_000_000.., .. })));
-        if bad_time(changes.accessed) || bad_time(changes.modified) {
-            return fail(Errno::EINVAL);
-        }
+        let handle = handle.filter(|_| changes.size.is_some()).map(|id| self.handle(id)).transpose()?;
+        let open = handle.as_deref().map(|handle| handle.file()?.writable()).transpose()?;
+        check(&node, changes, open)?;
         self.changeable()?;
         let descriptor = self.nodes.descriptor(&node)?;
-        if let Some(size) = changes.size {
-            match handle.filter(|open| Arc::ptr_eq(&open.node, &node)) {
-                Some(open) => open.truncate(size)?,
-                None => {
-                    let file = self
-                        .nodes
-                        .with_room(|| self.backing.reopen(&descriptor, OFlags::WRONLY))
-                        .map_err(|raw| backend("truncating a file", raw))?;
-                    rustix::fs::ftruncate(&file, size).map_err(|raw| backend("truncating a file", raw))?;
-                }
+        match (changes.size, open) {
+            (None, _) => {}
+            (Some(size), Some(open)) => open.truncate(size)?,
+            (Some(size), None) => {
+                let fault = |raw| backend("truncating a file", raw);
+                let reopen = || self.backing.reopen(&descriptor, OFlags::WRONLY);
+                let file = self.nodes.with_room(reopen).map_err(fault)?;
+                rustix::fs::ftruncate(&file, size).map_err(fault)?;
             }
         }
         self.change_owner_and_mode(descriptor.as_fd(), changes)?;

@@ -198,7 +198,10 @@ impl Local {
         if length == 0 {
             return fail(Errno::EINVAL);
         }
-        if mode.contains(AllocateMode::PUNCH_HOLE) && !mode.contains(AllocateMode::KEEP_SIZE) {
+        let punch = mode.contains(AllocateMode::PUNCH_HOLE);
+        let whole_size = !mode.contains(AllocateMode::KEEP_SIZE) || mode.contains(AllocateMode::ZERO_RANGE);
+        // Other modes of the kernel move data about, which no layer above expects.
+        if punch && whole_size || !AllocateMode::all().contains(mode) {
             return fail(Errno::EOPNOTSUPP);
         }
         if offset.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX) {
@@ -247,9 +250,6 @@ impl Local {
     ) -> Result<u64> {
         source.readable()?;
         target.writable()?;
-        if target.flags.contains(OpenFlags::APPEND) {
-            return fail(Errno::EBADF);
-        }
         if from.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX)
             || to.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX)
         {
@@ -258,6 +258,9 @@ impl Local {
         let same = source.node.id == target.node.id;
         if same && from < to.saturating_add(length) && to < from.saturating_add(length) {
             return fail(Errno::EINVAL);
+        }
+        if target.flags.contains(OpenFlags::APPEND) {
+            return self.copy_through(source, from, target, to, length, 0);
         }
         let mut done = 0;
         while done < length {

@@ -76,7 +76,7 @@ impl Handle {
         }
     }
 
-    fn file(&self) -> Result<&OpenFile> {
+    pub(crate) fn file(&self) -> Result<&OpenFile> {
         match self {
             Handle::File(open) => Ok(open),
             Handle::Directory(_) => fail(Errno::EBADF),
@@ -147,7 +147,7 @@ impl Local {
         Ok(id)
     }
 
-    fn handle(&self, id: HandleId) -> Result<Arc<Handle>> {
+    pub(crate) fn handle(&self, id: HandleId) -> Result<Arc<Handle>> {
         let handles = self.handles(id).read().unwrap_or_else(PoisonError::into_inner);
         handles.get(&id.0).cloned().ok_or_else(|| Error::from(Errno::EBADF))
     }
@@ -173,9 +173,7 @@ impl Libservice for Local {
         changes: &SetAttributes,
         handle: Option<HandleId>,
     ) -> Result<Attributes> {
-        let handle = handle.map(|id| self.handle(id)).transpose()?;
-        let open = handle.as_deref().map(Handle::file).transpose()?;
-        self.change_attributes(node, changes, open)
+        self.change_attributes(node, changes, handle)
     }
 
     fn readlink(&self, _caller: &Caller, node: NodeId) -> Result<Vec<u8>> {

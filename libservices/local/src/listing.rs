@@ -9,6 +9,7 @@ use poolfs_libservice::{DirectoryEntry, Result};
 use poolfs_types::{FileType, HandleId, Name, NodeId};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
+use rustix::io::Errno;
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex};
 
@@ -79,7 +80,12 @@ impl OpenDirectory {
         let mut chunk = Chunk { start: cookie, end: cookie, names: Vec::new(), entries: Vec::new() };
         let mut any = false;
         while let Some(entry) = raw.next() {
-            let entry = entry?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                // A removed directory is not listed at all; to its holders it is an empty one.
+                Err(Errno::NOENT) => break,
+                Err(raw) => return Err(raw),
+            };
             any = true;
             chunk.end = entry.next_entry_cookie();
             let name = entry.file_name().to_bytes();

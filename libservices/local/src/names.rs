@@ -56,13 +56,13 @@ impl Local {
         let how = backing_flags(flags) | OFlags::CREATE | OFlags::EXCL;
         let make = || with_umask(caller.umask, || open_name(&directory, name.as_bytes(), how, mode(permissions)));
         let file = self.nodes.with_room(make).map_err(|raw| backend("creating a file", raw))?;
+        let inode = stat(&file).map(|stat| stat.stx_ino).ok();
         let opened = self.settled(&file, caller, permissions).and_then(|entry| {
-            let node = self.nodes.get(entry.node)?;
-            let file = file.try_clone().map_err(|_| backend("creating a file", Raw::MFILE))?;
-            let handle = self.add_handle(Handle::File(OpenFile::new(node, flags, file, permit)));
+            let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, permit)));
+            let handle = self.nodes.get(entry.node).and_then(open);
             handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
         });
-        opened.inspect_err(|_| undo(&directory, name, Some(&file), AtFlags::empty()))
+        opened.inspect_err(|_| undo(&directory, name, inode, AtFlags::empty()))
     }
 
     /// Puts the owner of a new object right and gives it a node.
@@ -90,11 +90,9 @@ impl Local {
         with_umask(caller.umask, || make(&directory)).map_err(fault)?;
         let made = self.nodes.with_room(|| open_name(&directory, name.as_bytes(), OFlags::PATH, Mode::empty()));
         let made = made.map_err(fault).inspect_err(|_| undo(&directory, name, None, remove))?;
-        let settle = || {
-            self.backing.settle(made.as_fd(), caller, permissions).map_err(fault)?;
-            self.entry(Arc::new(made.try_clone().map_err(|_| fault(Raw::MFILE))?))
-        };
-        settle().inspect_err(|_| undo(&directory, name, Some(&made), remove))
+        let inode = stat(&made).map(|stat| stat.stx_ino).ok();
+        let settled = self.backing.settle(made.as_fd(), caller, permissions).map_err(fault);
+        settled.and_then(|()| self.entry(Arc::new(made))).inspect_err(|_| undo(&directory, name, inode, remove))
     }
 
     pub(crate) fn make_node(
@@ -222,21 +220,22 @@ impl Local {
         let stays = flags.contains(RenameFlags::EXCHANGE) || (from.id == to.id && name == new_name);
         let replaced = if stays { None } else { self.removal(&target, new_name)? };
         let how = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
-        rustix::fs::renameat_with(&source, name.as_bytes(), &target, new_name.as_bytes(), how)
-            .map_err(|raw| backend("renaming", raw))?;
+        match rustix::fs::renameat_with(&source, name.as_bytes(), &target, new_name.as_bytes(), how) {
+            // POSIX leaves the choice of number, and xfs makes the other one.
+            Err(Raw::EXIST) if !flags.contains(RenameFlags::NO_REPLACE) => return fail(Errno::ENOTEMPTY),
+            result => result.map_err(|raw| backend("renaming", raw))?,
+        }
         self.removed(replaced)
     }
 }
 
-/// Removes what a failed call has made: the name, if it still is what was made.
-fn undo(directory: &OwnedFd, name: Name<'_>, made: Option<&OwnedFd>, flags: AtFlags) {
+/// Removes what a failed call has made: the name, unless it is known to be something else by now.
+fn undo(directory: &OwnedFd, name: Name<'_>, made: Option<u64>, flags: AtFlags) {
     let here = rustix::fs::statx(directory, name.as_bytes(), AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO);
-    let same = match (made.map(stat), here) {
-        (None, Ok(_)) => true,
-        (Some(Ok(made)), Ok(here)) => made.stx_ino == here.stx_ino,
-        _ => false,
-    };
-    if same && let Err(raw) = rustix::fs::unlinkat(directory, name.as_bytes(), flags) {
+    if !here.is_ok_and(|here| made.is_none_or(|made| made == here.stx_ino)) {
+        return;
+    }
+    if let Err(raw) = rustix::fs::unlinkat(directory, name.as_bytes(), flags) {
         tracing::warn!(%name, %raw, "a failed create left its name behind");
     }
 }

@@ -8,7 +8,7 @@ use crate::backing::{Backing, stat};
 use crate::sys;
 use poolfs_types::Caller;
 use rustix::fd::BorrowedFd;
-use rustix::fs::{AtFlags, Gid, Mode, Statx, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, Uid};
 use rustix::io::Result;
 use rustix::path::DecInt;
 use std::cell::Cell;
@@ -37,8 +37,8 @@ pub(crate) fn with_umask<T>(umask: u32, call: impl FnOnce() -> Result<T>) -> Res
 }
 
 impl Backing {
-    /// Gives the new object behind `fd` its owner and, but for symbolic links, its set-id bits; returns what it became.
-    pub(crate) fn settle(&self, fd: BorrowedFd<'_>, caller: &Caller, permissions: u32) -> Result<Statx> {
+    /// Gives the new object behind `fd` its owner and, but for symbolic links, its set-id bits.
+    pub(crate) fn settle(&self, fd: BorrowedFd<'_>, caller: &Caller, permissions: u32) -> Result<()> {
         let made = stat(fd)?;
         let mode = u32::from(made.stx_mode);
         let foreign = (made.stx_uid, made.stx_gid) != (caller.uid, caller.gid);
@@ -49,12 +49,7 @@ impl Backing {
         let wanted = mode & 0o777 | permissions & 0o7000;
         // A change of owner takes set-id bits away.
         let other_mode = mode & 0o7777 != wanted || foreign && wanted & 0o6000 != 0;
-        if other_mode && !symlink {
-            self.change_mode(fd, wanted)?;
-        } else if !foreign {
-            return Ok(made);
-        }
-        stat(fd)
+        if other_mode && !symlink { self.change_mode(fd, wanted) } else { Ok(()) }
     }
 
     pub(crate) fn change_owner(&self, fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {

@@ -1,11 +1,9 @@
 //! A first walk through the layer on every kind of filesystem.
 
-mod support;
-
+use crate::support::{Filesystem, ROOT, create, in_namespace, name, open, read, write};
 use poolfs_libservice::{Durability, Libservice};
 use poolfs_types::{Caller, NodeId, OpenFlags, SeekTo};
 use std::ops::ControlFlow;
-use support::{Filesystem, ROOT, create, in_namespace, name, open, read, write};
 
 fn walk(kind: &str) {
     let filesystem = Filesystem::new(kind, 320);
@@ -15,7 +13,7 @@ fn walk(kind: &str) {
     let a = directory.attributes;
     assert_eq!((a.uid, a.gid, a.permissions), (1000, 1001, 0o750), "{kind}");
     let (file, handle) = create(&layer, directory.node, "f");
-    let data: Vec<u8> = (0..200_001u32).map(|i| (i * 7 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..200_001u32).map(|i| ((i * 7) >> 3) as u8).collect();
     write(&layer, handle, 0, &data);
     assert_eq!(read(&layer, handle, 0, 300_000), data, "{kind}");
     assert_eq!(read(&layer, handle, 5, 190_000), data[5..190_005], "{kind}");
@@ -50,25 +48,25 @@ fn walk(kind: &str) {
 
 #[test]
 fn tmpfs() {
-    in_namespace("tmpfs", || walk("tmpfs"));
+    in_namespace("smoke::tmpfs", || walk("tmpfs"));
 }
 
 #[test]
 fn ext4() {
-    in_namespace("ext4", || walk("ext4"));
+    in_namespace("smoke::ext4", || walk("ext4"));
 }
 
 #[test]
 fn xfs() {
-    in_namespace("xfs", || walk("xfs"));
+    in_namespace("smoke::xfs", || walk("xfs"));
 }
 
 #[test]
 fn btrfs() {
-    in_namespace("btrfs", || walk("btrfs"));
+    in_namespace("smoke::btrfs", || walk("btrfs"));
 }
 
 #[test]
 fn overlay_without_handles() {
-    in_namespace("overlay_without_handles", || walk("overlay"));
+    in_namespace("smoke::overlay_without_handles", || walk("overlay"));
 }

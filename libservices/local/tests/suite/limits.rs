@@ -1,0 +1,203 @@
+//! What happens at the limits: few descriptors, no space, a read-only layer.
+
+use crate::support::{Filesystem, ROOT, create, in_namespace, name, open, read, write};
+use poolfs_libservice::Libservice;
+use poolfs_local::{Local, LocalOptions};
+use poolfs_types::{AllocateMode, Errno, FileType, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime, XattrFlags};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::os::unix::fs::MetadataExt;
+
+/// Lowers the descriptor limit of this process, which the namespace runner has to itself.
+fn few_descriptors(count: u64) {
+    setrlimit(Resource::Nofile, Rlimit { current: Some(count), maximum: Some(count) }).expect("setrlimit");
+}
+
+#[test]
+fn a_tree_larger_than_the_descriptor_table() {
+    in_namespace("limits::a_tree_larger_than_the_descriptor_table", || {
+        const FILES: usize = 25_000;
+        for kind in ["ext4", "tmpfs"] {
+            let filesystem = Filesystem::new(kind, 320);
+            let files = filesystem.path().join("files");
+            std::fs::create_dir(&files).expect("a directory");
+            for at in 0..FILES {
+                std::fs::File::create(files.join(at.to_string())).expect("a file");
+            }
+            few_descriptors(256);
+            let layer = open(&filesystem.path());
+            let parent = layer.lookup(&ROOT, NodeId::ROOT, name("files")).expect("lookup").node;
+            let nodes: Vec<_> =
+                (0..FILES).map(|at| layer.lookup(&ROOT, parent, name(&at.to_string())).expect("lookup")).collect();
+            for entry in nodes.iter().step_by(7) {
+                assert_eq!(layer.getattr(&ROOT, entry.node).expect("getattr"), entry.attributes, "{kind}");
+            }
+            // Names may change behind a node that has no descriptor: it stays the same file.
+            for (at, entry) in nodes.iter().enumerate().step_by(1000) {
+                let (old, new) = (at.to_string(), format!("renamed-{at}"));
+                layer.rename(&ROOT, parent, name(&old), parent, name(&new), RenameFlags::empty()).expect("rename");
+                assert_eq!(layer.lookup(&ROOT, parent, name(&new)).expect("lookup").node, entry.node);
+                layer.forget(entry.node, 1);
+            }
+            for entry in &nodes {
+                layer.forget(entry.node, 1);
+            }
+            let gone = layer.getattr(&ROOT, nodes[3].node);
+            assert!(gone.is_err_and(|error| error == Errno::ESTALE), "{kind}");
+        }
+    });
+}
+
+#[test]
+fn removed_files_in_use_are_bounded() {
+    in_namespace("limits::removed_files_in_use_are_bounded", || {
+        let filesystem = Filesystem::new("ext4", 64);
+        let options = LocalOptions { kept_descriptors: 11, ..LocalOptions::default() };
+        let layer = Local::open(&filesystem.path(), options).expect("open");
+        let mut held = Vec::new();
+        let mut refused = None;
+        for at in 0..20 {
+            let text = at.to_string();
+            let entry = layer.mknod(&ROOT, NodeId::ROOT, name(&text), FileType::Regular, 0o600, 0).expect("mknod");
+            held.push(entry.node);
+            if let Err(error) = layer.unlink(&ROOT, NodeId::ROOT, name(&text)) {
+                refused.get_or_insert((at, error));
+            }
+        }
+        let (at, error) = refused.expect("a bound");
+        assert_eq!((at, error.errno()), (10, Errno::ENFILE));
+        assert!(error.message().is_some());
+        for &node in &held[..10] {
+            assert_eq!(layer.getattr(&ROOT, node).expect("removed, but held").links, 0);
+        }
+        // What was refused is still there, and goes when there is room again.
+        assert_eq!(layer.getattr(&ROOT, held[10]).expect("getattr").links, 1);
+        held.iter().for_each(|&node| layer.forget(node, 1));
+        for at in 10..20 {
+            layer.unlink(&ROOT, NodeId::ROOT, name(&at.to_string())).expect("unlink");
+        }
+    });
+}
+
+#[test]
+fn without_handles_nodes_are_bounded() {
+    in_namespace("limits::without_handles_nodes_are_bounded", || {
+        let filesystem = Filesystem::new("overlay", 64);
+        let options = LocalOptions { kept_descriptors: 101, ..LocalOptions::default() };
+        let layer = Local::open(&filesystem.path(), options).expect("open");
+        for at in 0..101 {
+            let made = layer.mknod(&ROOT, NodeId::ROOT, name(&at.to_string()), FileType::Regular, 0o600, 0);
+            match made {
+                Ok(_) => assert!(at < 100),
+                Err(error) => {
+                    assert_eq!((at, error.errno()), (100, Errno::ENFILE));
+                    let left = layer.lookup(&ROOT, NodeId::ROOT, name("100"));
+                    assert!(left.is_err_and(|error| error == Errno::ENOENT), "a failed create left its name");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn open_files_are_bounded() {
+    in_namespace("limits::open_files_are_bounded", || {
+        let filesystem = Filesystem::new("tmpfs", 16);
+        let layer =
+            Local::open(&filesystem.path(), LocalOptions { open_files: 3, ..LocalOptions::default() }).expect("open");
+        let (node, first) = create(&layer, NodeId::ROOT, "file");
+        let _second = layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect("second");
+        let _third = layer.opendir(&ROOT, NodeId::ROOT).expect("third");
+        assert_eq!(layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect_err("a bound").errno(), Errno::ENFILE);
+        let made = layer.create(&ROOT, NodeId::ROOT, name("other"), 0o600, OpenFlags::READ_WRITE);
+        assert_eq!(made.expect_err("a bound").errno(), Errno::ENFILE);
+        layer.release(first);
+        layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect("room again");
+        assert!(layer.lookup(&ROOT, NodeId::ROOT, name("other")).is_err());
+    });
+}
+
+#[test]
+fn a_full_disk_keeps_what_was_accepted() {
+    in_namespace("limits::a_full_disk_keeps_what_was_accepted", || {
+        let filesystem = Filesystem::new("ext4", 20);
+        let layer = open(&filesystem.path());
+        let (node, handle) = create(&layer, NodeId::ROOT, "file");
+        let piece: Vec<u8> = (0..300_000u32).map(|at| (at % 239) as u8).collect();
+        let mut accepted = 0u64;
+        let error = loop {
+            match layer.write(&ROOT, handle, accepted, &piece) {
+                Ok(written) => accepted += written.count as u64,
+                Err(error) => break error,
+            }
+            assert!(accepted < 20 << 20);
+        };
+        assert_eq!(error.errno(), Errno::ENOSPC);
+        assert!(accepted > 10 << 20);
+        let size = layer.getattr(&ROOT, node).expect("getattr").size;
+        assert!(size >= accepted);
+        for at in (0..accepted).step_by(piece.len()) {
+            let want = piece.len().min((accepted - at) as usize);
+            assert!(read(&layer, handle, at, want) == piece[..want], "bytes at {at} are lost");
+        }
+        let (_, other) = create(&layer, NodeId::ROOT, "other");
+        let range = layer.fallocate(&ROOT, other, AllocateMode::empty(), 0, 5 << 20);
+        assert_eq!(range.expect_err("no space").errno(), Errno::ENOSPC);
+        layer.setattr(&ROOT, node, &SetAttributes { size: Some(0), ..Default::default() }, None).expect("truncate");
+        write(&layer, handle, 0, &piece);
+    });
+}
+
+#[test]
+fn read_only_means_nothing_changes() {
+    in_namespace("limits::read_only_means_nothing_changes", || {
+        for kind in ["tmpfs", "ext4", "xfs", "btrfs"] {
+            let filesystem = Filesystem::new(kind, 320);
+            let at = filesystem.path();
+            std::fs::create_dir(at.join("d")).expect("a directory");
+            std::fs::write(at.join("d/f"), b"content").expect("a file");
+            let before = std::fs::metadata(at.join("d/f")).expect("metadata");
+            let options = LocalOptions { read_only: true, ..LocalOptions::default() };
+            let layer = Local::open(&at, options).expect("open");
+            assert!(layer.read_only());
+            let d = layer.lookup(&ROOT, NodeId::ROOT, name("d")).expect("lookup").node;
+            let f = layer.lookup(&ROOT, d, name("f")).expect("lookup").node;
+            let handle = layer.open(&ROOT, f, OpenFlags::READ_ONLY).expect("open to read");
+            assert_eq!(read(&layer, handle, 0, 100), b"content");
+            every_change_is_refused(&layer, d, f);
+            let taken = layer.mkdir(&ROOT, d, name("f"), 0o755);
+            assert_eq!(taken.expect_err("exists").errno(), Errno::EEXIST, "{kind}");
+            let after = std::fs::metadata(at.join("d/f")).expect("metadata");
+            assert_eq!((before.atime_nsec(), before.ctime_nsec()), (after.atime_nsec(), after.ctime_nsec()));
+            assert_eq!((before.mtime_nsec(), before.len()), (after.mtime_nsec(), after.len()));
+        }
+    });
+}
+
+fn every_change_is_refused(layer: &Local, d: NodeId, f: NodeId) {
+    let new = name("new");
+    let flags = OpenFlags::READ_WRITE;
+    let changes = [
+        SetAttributes { permissions: Some(0), ..Default::default() },
+        SetAttributes { uid: Some(1), ..Default::default() },
+        SetAttributes { size: Some(1), ..Default::default() },
+        SetAttributes { accessed: Some(SetTime::Now), ..Default::default() },
+    ];
+    let mut results = vec![
+        layer.create(&ROOT, d, new, 0o600, flags).map(drop),
+        layer.mkdir(&ROOT, d, new, 0o700).map(drop),
+        layer.mknod(&ROOT, d, new, FileType::Fifo, 0o600, 0).map(drop),
+        layer.symlink(&ROOT, d, new, b"target").map(drop),
+        layer.link(&ROOT, f, d, new).map(drop),
+        layer.unlink(&ROOT, d, name("f")),
+        layer.rmdir(&ROOT, NodeId::ROOT, name("d")),
+        layer.rename(&ROOT, d, name("f"), d, new, RenameFlags::empty()),
+        layer.open(&ROOT, f, OpenFlags::WRITE_ONLY).map(drop),
+        layer.open(&ROOT, f, OpenFlags::READ_WRITE | OpenFlags::TRUNCATE).map(drop),
+        layer.setxattr(&ROOT, f, b"user.x", b"v", XattrFlags::empty()),
+        layer.removexattr(&ROOT, f, b"user.x"),
+    ];
+    results.extend(changes.iter().map(|change| layer.setattr(&ROOT, f, change, None).map(drop)));
+    for (at, result) in results.into_iter().enumerate() {
+        assert_eq!(result.expect_err("refused").errno(), Errno::EROFS, "change {at}");
+    }
+}

@@ -1,0 +1,9 @@
+//! The layer on real filesystems: tmpfs, and loop-mounted ext4, xfs and btrfs. Needs root, loop devices and the
+//! filesystems' mkfs programs.
+
+mod bytes;
+mod escape;
+mod judges;
+mod limits;
+mod smoke;
+mod support;
