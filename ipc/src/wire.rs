@@ -52,7 +52,7 @@ pub struct Welcome {
     pub queues: u32,
     /// Slots of each queue, a power of two.
     pub queue_slots: u32,
-    /// Core group of CPU n in byte n (CPUs from 64 on: group 0).
+    /// Core group of CPU n in byte n. CPUs from 64 on, and those with a number that is no queue's (not the pool's): group 0.
     pub group_of_cpu: [u8; 64],
     /// Zero.
     pub reserved: u32,
@@ -69,7 +69,9 @@ pub struct Adopt {
     pub magic: u32,
     /// In: the session's number.
     pub session: u32,
-    /// Out: the handle, for requests of this session; 0: not to be had, use the kernel.
+    /// In: 0; or a handle of this session to give up, because its file is about to be mapped shared and writable: it and the
+    /// description are not adopted again.
+    /// Out: the handle, for requests of this session; 0: not to be had (or given up), use the kernel.
     pub handle: u64,
     /// Out: the file's inode number.
     pub inode: u64,
