@@ -50,6 +50,8 @@
 pub mod conformance;
 mod error;
 pub mod memory;
+#[cfg(test)]
+mod mutations;
 pub mod random_operations;
 
 pub use error::{Error, Result};
