@@ -5,5 +5,7 @@ mod bytes;
 mod escape;
 mod judges;
 mod limits;
+mod ownership;
+mod races;
 mod smoke;
 mod support;

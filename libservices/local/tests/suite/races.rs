@@ -1,0 +1,105 @@
+//! What is held stays what it is, while others make and remove names as fast as they can.
+
+use crate::support::{Filesystem, ROOT, in_namespace, name};
+use poolfs_libservice::Libservice;
+use poolfs_local::{Local, LocalOptions};
+use poolfs_types::{Errno, FileType, NodeId, OpenFlags, RenameFlags};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A layer that remembers next to no descriptor, so that every use of a node has to find its inode again.
+fn forgetful(filesystem: &Filesystem) -> std::sync::Arc<Local> {
+    let options = LocalOptions { remembered_descriptors: 1, ..LocalOptions::default() };
+    Local::open(&filesystem.path(), options).expect("open")
+}
+
+#[test]
+fn a_held_node_outlives_its_name() {
+    in_namespace("races::a_held_node_outlives_its_name", || {
+        for kind in ["tmpfs", "ext4", "xfs", "btrfs", "overlay"] {
+            let filesystem = Filesystem::new(kind, 320);
+            let layer = forgetful(&filesystem);
+            let other = layer.mkdir(&ROOT, NodeId::ROOT, name("other"), 0o755).expect("mkdir").node;
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let remover = scope.spawn(|| {
+                    for round in 0..600 {
+                        let made = layer.mknod(&ROOT, NodeId::ROOT, name("x"), FileType::Regular, 0o600, 0);
+                        layer.forget(made.expect("mknod").node, 1);
+                        match round % 3 {
+                            0 => layer.unlink(&ROOT, NodeId::ROOT, name("x")).expect("unlink"),
+                            1 => {
+                                let to = (other, name("y"));
+                                let moved =
+                                    layer.rename(&ROOT, NodeId::ROOT, name("x"), to.0, to.1, RenameFlags::empty());
+                                moved.expect("rename");
+                            }
+                            _ => {
+                                let made = layer.mknod(&ROOT, other, name("z"), FileType::Regular, 0o600, 0);
+                                layer.forget(made.expect("mknod").node, 1);
+                                let from = (other, name("z"));
+                                let moved =
+                                    layer.rename(&ROOT, from.0, from.1, NodeId::ROOT, name("x"), RenameFlags::empty());
+                                moved.expect("rename over");
+                                layer.unlink(&ROOT, NodeId::ROOT, name("x")).expect("unlink");
+                            }
+                        }
+                    }
+                    done.store(true, Ordering::Release);
+                });
+                let mut found = 0;
+                while !done.load(Ordering::Acquire) {
+                    match layer.lookup(&ROOT, NodeId::ROOT, name("x")) {
+                        Ok(entry) => {
+                            found += 1;
+                            // Pushes the descriptor of `x` out of what is remembered.
+                            layer.getattr(&ROOT, other).expect("getattr");
+                            for _ in 0..3 {
+                                let now = layer.getattr(&ROOT, entry.node).expect("a held node");
+                                assert_eq!(now.inode, entry.attributes.inode, "{kind}");
+                            }
+                            let handle = layer.open(&ROOT, entry.node, OpenFlags::READ_ONLY).expect("open");
+                            layer.forget(entry.node, 1);
+                            layer.getattr(&ROOT, entry.node).expect("an open node");
+                            layer.release(handle);
+                        }
+                        Err(error) => assert_eq!(error.errno(), Errno::ENOENT, "{kind}"),
+                    }
+                }
+                remover.join().expect("the remover");
+                assert!(found > 0, "{kind}: the race never happened");
+            });
+        }
+    });
+}
+
+/// Whoever finds a name finds it complete: never with the owner or mode it had for a moment.
+#[test]
+fn nobody_sees_a_name_without_its_owner() {
+    in_namespace("races::nobody_sees_a_name_without_its_owner", || {
+        let filesystem = Filesystem::new("tmpfs", 64);
+        let layer = forgetful(&filesystem);
+        let caller = poolfs_types::Caller { uid: 77, gid: 78, umask: 0 };
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let maker = scope.spawn(|| {
+                for _ in 0..3000 {
+                    let made = layer.mkdir(&caller, NodeId::ROOT, name("x"), 0o2755).expect("mkdir");
+                    layer.forget(made.node, 1);
+                    layer.rmdir(&ROOT, NodeId::ROOT, name("x")).expect("rmdir");
+                }
+                done.store(true, Ordering::Release);
+            });
+            let mut found = 0;
+            while !done.load(Ordering::Acquire) {
+                if let Ok(entry) = layer.lookup(&ROOT, NodeId::ROOT, name("x")) {
+                    let seen = entry.attributes;
+                    assert_eq!((seen.uid, seen.gid, seen.permissions), (77, 78, 0o2755));
+                    layer.forget(entry.node, 1);
+                    found += 1;
+                }
+            }
+            maker.join().expect("the maker");
+            assert!(found > 0, "the race never happened");
+        });
+    });
+}
