@@ -5,17 +5,27 @@ use hashbrown::HashMap;
 use poolfs_libservice::types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Result};
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 /// Most files and directories one instance keeps open.
 pub const HANDLES_MAX: usize = 1 << 17;
 
 const SHARDS: usize = 16;
 
-const KERNEL_ONLY: u8 = 0;
-const ADOPTED: u8 = 1;
-const CLOSED: u8 = 2;
+/// Who works on an open file besides the kernel.
+#[derive(Default)]
+struct Adoption {
+    sessions: u32,
+    given_up: bool,
+    closed: bool,
+}
+
+impl Adoption {
+    fn counts_for_sessions(&self) -> bool {
+        self.sessions > 0 && !self.given_up
+    }
+}
 
 /// One open file or directory. It ends in the layers when its last user lets it go, so that a request in service is
 /// never left with a handle that was released under it.
@@ -28,7 +38,7 @@ pub struct OpenFile {
     /// A second handle with the opposite of `APPEND`: a description changes that flag while it is open (F_SETFL), and
     /// pages of a mapping are written back at their own offset through any handle.
     other: OnceLock<HandleId>,
-    state: AtomicU8,
+    adoption: Mutex<Adoption>,
     layer: Arc<dyn Libservice>,
     nodes: Arc<NodeTable>,
 }
@@ -71,26 +81,53 @@ impl OpenFile {
     /// Whether a session of the user-level path works on it.
     #[must_use]
     pub fn is_adopted(&self) -> bool {
-        self.state.load(Ordering::Acquire) == ADOPTED
+        self.adoption().counts_for_sessions()
     }
 
-    /// Notes that a session adopted the file, or let it go. While no session has, a file open for writing may be changed
-    /// through a mapping of the kernel, and the user-level path keeps off its content. A closed file stays closed.
-    pub fn set_adopted(&self, adopted: bool) {
-        let (from, to) = if adopted { (KERNEL_ONLY, ADOPTED) } else { (ADOPTED, KERNEL_ONLY) };
-        let changed = self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if changed && self.counts_as_writer() {
-            self.nodes.change_writers(self.node, if adopted { -1 } else { 1 });
-        }
+    /// Notes that a session adopts the file; `false`: it may not, use the kernel. While no session has adopted a file that
+    /// is open for writing, it may be changed through a mapping of the kernel, and the user-level path keeps off its
+    /// content. Every `true` is owed one [`OpenFile::let_go`].
+    #[must_use]
+    pub fn adopt(&self) -> bool {
+        self.change_adoption(|state| {
+            let allowed = !state.given_up && !state.closed;
+            state.sessions += u32::from(allowed);
+            allowed
+        })
+    }
+
+    /// A session that adopted the file has ended, or gives it up.
+    pub fn let_go(&self) {
+        self.change_adoption(|state| state.sessions = state.sessions.saturating_sub(1));
+    }
+
+    /// The file is about to be mapped shared and writable: from here on its content is the kernel's for all sessions, and it
+    /// is not adopted again.
+    pub fn give_up(&self) {
+        self.change_adoption(|state| state.given_up = true);
     }
 
     /// The kernel has closed the file for good.
     pub(crate) fn close(&self) {
-        let before = self.state.swap(CLOSED, Ordering::AcqRel);
-        if before != CLOSED {
-            let writer = before == KERNEL_ONLY && self.counts_as_writer();
+        let mut state = self.adoption();
+        if !std::mem::replace(&mut state.closed, true) {
+            let writer = self.counts_as_writer() && !state.counts_for_sessions();
             self.nodes.closed(self.node, writer, self.flags.contains(OpenFlags::APPEND));
         }
+    }
+
+    fn adoption(&self) -> MutexGuard<'_, Adoption> {
+        self.adoption.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change_adoption<T>(&self, change: impl FnOnce(&mut Adoption) -> T) -> T {
+        let mut state = self.adoption();
+        let before = state.counts_for_sessions();
+        let outcome = change(&mut state);
+        if before != state.counts_for_sessions() && !state.closed && self.counts_as_writer() {
+            self.nodes.change_writers(self.node, if before { 1 } else { -1 });
+        }
+        outcome
     }
 
     fn counts_as_writer(&self) -> bool {
@@ -231,7 +268,7 @@ impl Reservation<'_> {
             directory,
             handle,
             other: OnceLock::new(),
-            state: AtomicU8::new(KERNEL_ONLY),
+            adoption: Mutex::default(),
             layer: Arc::clone(&self.table.layer),
             nodes: Arc::clone(&self.table.nodes),
         });
@@ -246,5 +283,67 @@ impl Drop for Reservation<'_> {
         if !self.used {
             self.table.count.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use poolfs_libservice::memory::Memory;
+    use poolfs_libservice::types::Name;
+
+    const ROOT: Caller = Caller::ROOT;
+
+    fn table() -> (Arc<Memory>, HandleTable) {
+        let layer = Memory::new();
+        (Arc::clone(&layer), HandleTable::new(layer, Arc::new(NodeTable::default())))
+    }
+
+    fn create(layer: &Memory, table: &HandleTable, flags: OpenFlags) -> Arc<OpenFile> {
+        let name = Name::new(b"a").expect("a name");
+        let (entry, handle) = layer.create(&ROOT, NodeId::ROOT, name, 0o600, flags).expect("room");
+        table.nodes.enter(entry.node, entry.attributes.inode);
+        table.reserve().expect("room").enter(entry.node, handle, flags, false)
+    }
+
+    #[test]
+    fn a_writer_belongs_to_the_kernel_until_all_is_adopted_and_after_it_is_given_up() {
+        let (layer, table) = table();
+        let file = create(&layer, &table, OpenFlags::READ_WRITE);
+        assert!(table.nodes.may_map(file.node()));
+        assert!(file.adopt() && file.adopt());
+        file.let_go();
+        assert!(!table.nodes.may_map(file.node()));
+        file.let_go();
+        assert!(table.nodes.may_map(file.node()));
+        assert!(file.adopt());
+        file.give_up();
+        assert!(table.nodes.may_map(file.node()) && !file.is_adopted() && !file.adopt());
+        file.let_go();
+        file.close();
+        assert!(!table.nodes.may_map(file.node()) && !file.adopt());
+    }
+
+    #[test]
+    fn appending_can_be_switched_on_an_open_file_and_all_handles_end() {
+        let (layer, table) = table();
+        let file = create(&layer, &table, OpenFlags::READ_WRITE);
+        layer.write(&ROOT, file.handle_for(&ROOT, false).expect("open"), 0, b"ab").expect("room");
+        layer.write(&ROOT, file.handle_for(&ROOT, true).expect("open"), 0, b"cd").expect("room");
+        let mut bytes = [0; 8];
+        assert_eq!(layer.read(&ROOT, file.handle(), 0, &mut bytes).expect("readable"), 4);
+        assert_eq!(&bytes[..4], b"abcd");
+        assert_eq!(layer.outstanding().1, 2);
+        let key = file.key();
+        drop(file);
+        assert!(table.remove(key).is_some() && table.get(key).is_err() && table.is_empty());
+        assert_eq!(layer.outstanding().1, 0);
+    }
+
+    #[test]
+    fn room_that_is_not_used_is_given_back() {
+        let (_, table) = table();
+        drop(table.reserve().expect("room"));
+        assert!(table.is_empty());
     }
 }

@@ -1,0 +1,172 @@
+//! One instance's end of the user-level path: its socket, its sessions, adoption.
+
+use crate::handles::OpenFile;
+use crate::instance::{Adopter, Instance};
+use crate::queue_front::serve::serve;
+use crate::queue_front::session::SessionState;
+use crate::queue_front::threads::ServiceThreads;
+use hashbrown::HashMap;
+use poolfs_ipc::service::{Acquired, Endpoint, EndpointConfig, Reception, Session, Stop};
+use poolfs_ipc::wire::{Adopt, SOCKET_SUFFIX};
+use poolfs_libservice::types::Errno;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tracing::{error, warn};
+
+/// How long an instance that ends waits for requests under way.
+const CLOSE_WAIT: Duration = Duration::from_secs(5);
+const CLOSE_PAUSE: Duration = Duration::from_millis(2);
+
+/// Adopted files: by key, the sessions that have a handle on them.
+type Adopted = HashMap<u64, Vec<Weak<Session<SessionState>>>>;
+
+/// One instance's queue front.
+pub struct QueueFront {
+    instance: Weak<Instance>,
+    endpoint: Arc<Endpoint<SessionState>>,
+    adopted: Mutex<Adopted>,
+    serving: AtomicUsize,
+    reception: Mutex<Option<(Stop, JoinHandle<()>)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl QueueFront {
+    /// Makes the instance's socket in `directory` and serves its sessions with `threads`; the instance's adoptions come here
+    /// from now on. Once per instance.
+    ///
+    /// # Errors
+    /// When memory, socket or thread cannot be had; nothing is left behind then.
+    pub fn start(instance: &Arc<Instance>, directory: &Path, threads: &ServiceThreads) -> io::Result<Arc<Self>> {
+        let config = EndpointConfig::new(threads.groups().clone());
+        let endpoint = Endpoint::new(config).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
+        let endpoint = Arc::new(endpoint);
+        let socket = directory.join(format!("{}{SOCKET_SUFFIX}", instance.name()));
+        let reception = Reception::bind(&socket, Arc::clone(&endpoint))?;
+        let front = Arc::new(Self {
+            instance: Arc::downgrade(instance),
+            endpoint,
+            adopted: Mutex::default(),
+            serving: AtomicUsize::new(0),
+            reception: Mutex::default(),
+        });
+        threads.add(Arc::clone(&front))?;
+        let stop = reception.stop();
+        let name = instance.name().to_owned();
+        let receiving = std::thread::Builder::new().name("reception".into()).spawn(move || {
+            if let Err(error) = reception.run(|facts| Ok(SessionState::new(facts))) {
+                error!(instance = name, %error, "no more sessions are let in");
+            }
+        });
+        match receiving {
+            Ok(handle) => *lock(&front.reception) = Some((stop, handle)),
+            Err(error) => {
+                threads.remove(&front);
+                return Err(error);
+            }
+        }
+        instance.set_adopter(Arc::clone(&front) as Arc<dyn Adopter>);
+        Ok(front)
+    }
+
+    /// Ends all sessions and waits, for a while, for the requests under way. Then nothing of this front uses the instance.
+    pub fn close(self: &Arc<Self>, threads: &ServiceThreads) {
+        if let Some((stop, handle)) = lock(&self.reception).take() {
+            stop.stop();
+            if handle.join().is_err() {
+                error!("a reception thread panicked");
+            }
+        }
+        threads.remove(self);
+        let give_up = Instant::now() + CLOSE_WAIT;
+        while self.serving.load(Ordering::Acquire) > 0 {
+            if Instant::now() > give_up {
+                warn!("requests of the user-level path are still under way");
+                return;
+            }
+            std::thread::sleep(CLOSE_PAUSE);
+        }
+        lock(&self.adopted).clear();
+    }
+
+    pub(super) fn endpoint(&self) -> &Arc<Endpoint<SessionState>> {
+        &self.endpoint
+    }
+
+    /// Serves a request and publishes its reply: `EIO` when the instance is gone or a layer panics.
+    pub(super) fn answer(&self, acquired: Acquired<SessionState>, scratch: &mut [u8]) {
+        self.serving.fetch_add(1, Ordering::AcqRel);
+        if let Some(instance) = self.instance.upgrade() {
+            let session = Arc::clone(acquired.session());
+            let request = *acquired.request();
+            let served =
+                catch_unwind(AssertUnwindSafe(|| serve(&instance, session.content(), &request, &acquired, scratch)));
+            match served {
+                Ok(reply) => acquired.finish(&reply),
+                Err(_) => error!(instance = instance.name(), ?request, "a layer panicked; the request failed"),
+            }
+        }
+        self.serving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Lets the handles of sessions go that have ended. Called when a session adopts, so that what ended sessions keep is
+    /// bounded by what living ones do.
+    fn release_ended(&self, adopted: &mut Adopted, files: &[Arc<OpenFile>]) {
+        for file in files {
+            if let Some(sessions) = adopted.get_mut(&file.key()) {
+                sessions.retain(|session| session.upgrade().is_some_and(|session| !session.has_ended()));
+                if sessions.is_empty() {
+                    adopted.remove(&file.key());
+                    file.set_adopted(false);
+                }
+            }
+        }
+    }
+}
+
+impl Adopter for QueueFront {
+    fn adopt(&self, thread: u32, file: &Arc<OpenFile>, asked: Adopt) -> Result<Adopt, Errno> {
+        let refused = Adopt { handle: 0, ..asked };
+        let (Some(instance), Some(session)) = (self.instance.upgrade(), self.endpoint.session(asked.session)) else {
+            return Ok(refused);
+        };
+        if !session.owns_thread(thread) {
+            return Ok(refused);
+        }
+        let caller = poolfs_libservice::types::Caller::ROOT;
+        let attributes = instance.layer().getattr(&caller, file.node()).map_err(|error| error.errno())?;
+        let mut adopted = lock(&self.adopted);
+        let Some(handle) = session.content().adopt(file) else { return Ok(refused) };
+        let sessions = adopted.entry(file.key()).or_default();
+        sessions.retain(|other| other.upgrade().is_some_and(|other| !other.has_ended()));
+        if !sessions.iter().any(|other| other.as_ptr() == Arc::as_ptr(&session)) {
+            sessions.push(Arc::downgrade(&session));
+        }
+        file.set_adopted(true);
+        Ok(Adopt {
+            handle,
+            inode: attributes.inode,
+            open_flags: file.flags().bits(),
+            mode: attributes.mode(),
+            ..asked
+        })
+    }
+
+    fn released(&self, file: &Arc<OpenFile>) {
+        let sessions = lock(&self.adopted).remove(&file.key()).unwrap_or_default();
+        for session in sessions.iter().filter_map(Weak::upgrade) {
+            session.content().release(file.key());
+        }
+    }
+
+    fn sessions(&self) -> u64 {
+        self.endpoint.sessions().len() as u64
+    }
+}

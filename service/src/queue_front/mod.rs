@@ -1,0 +1,28 @@
+//! The queue front: requests of the user-level path, from shared memory to [`crate::Instance::dispatch`].
+//!
+//! ```text
+//! client --- socket ---> Reception thread: who is it? -> session (credentials, handles)
+//!        --- doorbell -> service thread of its core group -> Message::check -> serve -> reply
+//! ```
+//!
+//! A [`QueueFront`] is one instance's; the [`ServiceThreads`] are the pool's and take requests from the queues of all
+//! fronts. A session names files by path or by handles it adopted from the kernel's descriptors. Whatever this front cannot
+//! do exactly as the kernel would is answered "use the kernel", before anything has happened.
+//!
+//! **Invariant.** A client's bytes are copied out once, checked on the copy ([`Message`]), and never looked at again.
+
+mod front;
+mod message;
+mod operations;
+mod serve;
+mod session;
+mod threads;
+
+pub use front::QueueFront;
+pub use message::{DataArea, Message};
+pub use serve::serve;
+pub use session::{HANDLES_PER_SESSION_MAX, SessionState};
+pub use threads::{SERVICE_THREADS_PER_GROUP_MAX, ServiceThreads};
+
+#[cfg(test)]
+mod tests;

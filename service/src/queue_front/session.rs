@@ -1,0 +1,119 @@
+//! What the service keeps with a session: who it is, and the files it adopted.
+
+use crate::access::{Credentials, IdMap};
+use crate::handles::OpenFile;
+use hashbrown::HashMap;
+use poolfs_ipc::service::{IdRange, PeerFacts};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Most files one session can have adopted; the rest goes through the kernel.
+pub const HANDLES_PER_SESSION_MAX: usize = 1 << 15;
+
+/// A session's credentials and handles.
+#[derive(Debug)]
+pub struct SessionState {
+    effective: Credentials,
+    real: Credentials,
+    handles: RwLock<HashMap<u64, Arc<OpenFile>>>,
+}
+
+impl SessionState {
+    /// The state of a new session.
+    #[must_use]
+    pub fn new(facts: &PeerFacts) -> Self {
+        let map = |ranges: &[IdRange]| IdMap::new(ranges.iter().map(|range| (range.host, range.count)));
+        let effective = Credentials {
+            uid: facts.uid,
+            gid: facts.gid,
+            groups: facts.groups.clone(),
+            capabilities: facts.capabilities,
+            user_namespace: facts.user_namespace.as_ref().map(|(uids, gids)| (map(uids), map(gids))),
+        };
+        Self::with(effective, facts)
+    }
+
+    /// As `access(2)` sees the caller: its real ids, with all it may have as root and with nothing otherwise.
+    fn with(effective: Credentials, facts: &PeerFacts) -> Self {
+        let root = match &facts.user_namespace {
+            None => facts.real_uid == 0,
+            Some((uids, _)) => uids.iter().any(|range| range.inside == 0 && range.host == facts.real_uid),
+        };
+        let capabilities = if root { facts.permitted } else { 0 };
+        let real = Credentials { uid: facts.real_uid, gid: facts.real_gid, capabilities, ..effective.clone() };
+        Self { effective, real, handles: RwLock::default() }
+    }
+
+    /// A session with the same credentials for all purposes.
+    #[must_use]
+    pub fn of(credentials: Credentials) -> Self {
+        Self { real: credentials.clone(), effective: credentials, handles: RwLock::default() }
+    }
+
+    /// Who asks.
+    #[must_use]
+    pub fn credentials(&self) -> &Credentials {
+        &self.effective
+    }
+
+    /// Who asks `access`.
+    #[must_use]
+    pub fn real_credentials(&self) -> &Credentials {
+        &self.real
+    }
+
+    /// The file behind a handle.
+    #[must_use]
+    pub fn file(&self, handle: u64) -> Option<Arc<OpenFile>> {
+        self.handles.read().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned()
+    }
+
+    /// Gives the session a handle on `file`, unless it has too many; returns the handle.
+    pub fn adopt(&self, file: &Arc<OpenFile>) -> Option<u64> {
+        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        if handles.len() >= HANDLES_PER_SESSION_MAX && !handles.contains_key(&file.key()) {
+            return None;
+        }
+        handles.insert(file.key(), Arc::clone(file));
+        Some(file.key())
+    }
+
+    /// Takes a handle back.
+    pub fn release(&self, handle: u64) -> bool {
+        self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&handle).is_some()
+    }
+
+    /// Takes all handles back.
+    pub fn release_all(&self) -> Vec<Arc<OpenFile>> {
+        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *handles).into_values().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(real_uid: u32) -> PeerFacts {
+        PeerFacts {
+            process: 1,
+            uid: 0,
+            gid: 0,
+            real_uid,
+            real_gid: 7,
+            groups: vec![3],
+            capabilities: 6,
+            permitted: 15,
+            user_namespace: None,
+        }
+    }
+
+    #[test]
+    fn access_is_asked_by_the_real_ids() {
+        let root = SessionState::new(&facts(0));
+        assert_eq!((root.credentials().capabilities, root.real_credentials().capabilities), (6, 15));
+        let user = SessionState::new(&facts(1000));
+        let real = user.real_credentials();
+        assert_eq!((real.uid, real.gid, real.capabilities), (1000, 7, 0));
+        assert_eq!((user.credentials().uid, &user.credentials().groups), (0, &real.groups));
+    }
+}

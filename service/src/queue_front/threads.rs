@@ -1,0 +1,217 @@
+//! The pool's service threads: pinned to their core group, as many as are needed up to a bound.
+//!
+//! A thread that takes a request looks whether another one of its group is still waiting; if none is, it starts one. So a
+//! request that blocks in a layer never keeps the next one waiting, and a pool that is idle has two threads per group.
+
+use crate::queue_front::front::QueueFront;
+use poolfs_ipc::area::DATA_BYTES;
+use poolfs_ipc::futex;
+use poolfs_ipc::service::{CoreGroups, wait_for_doorbells};
+use rustix::thread::CpuSet;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tracing::{error, warn};
+
+/// Most service threads of one core group.
+pub const SERVICE_THREADS_PER_GROUP_MAX: usize = 16;
+
+/// Threads of a group that stay though there is nothing to do.
+const THREADS_MIN: usize = 2;
+
+/// A sleep that ends without a doorbell: time to see whether the thread is still needed.
+const SLEEP_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+struct Group {
+    threads: AtomicUsize,
+    waiting: AtomicUsize,
+}
+
+/// The service threads.
+pub struct ServiceThreads {
+    groups: CoreGroups,
+    state: Vec<Group>,
+    fronts: Mutex<Arc<Vec<Arc<QueueFront>>>>,
+    /// Advances with every change of `fronts`; threads sleep on it too.
+    changes: AtomicU32,
+    ending: AtomicBool,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ServiceThreads {
+    /// Starts the first threads of each core group of `cpus`.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn start(cpus: &[u32]) -> io::Result<Arc<Self>> {
+        let groups = CoreGroups::of_cpus(cpus);
+        let threads = Arc::new(Self {
+            state: (0..groups.count()).map(|_| Group::default()).collect(),
+            groups,
+            fronts: Mutex::default(),
+            changes: AtomicU32::new(0),
+            ending: AtomicBool::new(false),
+            handles: Mutex::default(),
+        });
+        for group in 0..threads.groups.count() {
+            for _ in 0..THREADS_MIN {
+                if let Err(error) = threads.add_thread(group) {
+                    threads.stop();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(threads)
+    }
+
+    /// The core groups.
+    #[must_use]
+    pub fn groups(&self) -> &CoreGroups {
+        &self.groups
+    }
+
+    /// Threads now, of all groups.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.state.iter().map(|group| group.threads.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Serves a front from now on.
+    ///
+    /// # Errors
+    /// When a thread can sleep on no more queues.
+    pub(super) fn add(&self, front: Arc<QueueFront>) -> io::Result<()> {
+        let mut fronts = lock(&self.fronts);
+        if fronts.len() + 1 >= futex::WORDS_MAX {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        Arc::make_mut(&mut fronts).push(front);
+        drop(fronts);
+        self.tell();
+        Ok(())
+    }
+
+    /// Serves a front no more; requests already taken go on.
+    pub(super) fn remove(&self, front: &Arc<QueueFront>) {
+        Arc::make_mut(&mut lock(&self.fronts)).retain(|other| !Arc::ptr_eq(other, front));
+        self.tell();
+    }
+
+    fn tell(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        futex::wake(&self.changes, u32::MAX);
+    }
+
+    /// Ends all threads, after the requests they serve.
+    pub fn stop(&self) {
+        self.ending.store(true, Ordering::Release);
+        self.tell();
+        let handles = std::mem::take(&mut *lock(&self.handles));
+        for handle in handles.into_iter().filter(|handle| handle.thread().id() != std::thread::current().id()) {
+            if handle.join().is_err() {
+                error!("a service thread panicked");
+            }
+        }
+    }
+
+    fn add_thread(self: &Arc<Self>, group: usize) -> io::Result<()> {
+        let state = &self.state[group];
+        let number = state.threads.fetch_add(1, Ordering::AcqRel);
+        if number >= SERVICE_THREADS_PER_GROUP_MAX || self.ending.load(Ordering::Acquire) {
+            state.threads.fetch_sub(1, Ordering::AcqRel);
+            return Ok(());
+        }
+        state.waiting.fetch_add(1, Ordering::AcqRel);
+        let threads = Arc::clone(self);
+        let spawned =
+            std::thread::Builder::new().name(format!("serve-{group}-{number}")).spawn(move || threads.run(group));
+        match spawned {
+            Ok(handle) => {
+                let mut handles = lock(&self.handles);
+                handles.retain(|handle| !handle.is_finished());
+                handles.push(handle);
+                Ok(())
+            }
+            Err(error) => {
+                state.waiting.fetch_sub(1, Ordering::AcqRel);
+                state.threads.fetch_sub(1, Ordering::AcqRel);
+                Err(error)
+            }
+        }
+    }
+
+    fn pin(&self, group: usize) {
+        let mut cpus = CpuSet::new();
+        let own = self.groups.cpus(group).iter().filter(|&&cpu| (cpu as usize) < CpuSet::MAX_CPU);
+        own.for_each(|&cpu| cpus.set(cpu as usize));
+        if cpus.count() > 0
+            && let Err(error) = rustix::thread::sched_setaffinity(None, &cpus)
+        {
+            warn!(group, %error, "a service thread runs unpinned");
+        }
+    }
+
+    fn run(self: Arc<Self>, group: usize) {
+        self.pin(group);
+        let state = &self.state[group];
+        let mut scratch = vec![0; DATA_BYTES];
+        let mut seen = self.changes.load(Ordering::Acquire);
+        let mut fronts = Arc::clone(&lock(&self.fronts));
+        let mut first = 0;
+        while !self.ending.load(Ordering::Acquire) {
+            let now = self.changes.load(Ordering::Acquire);
+            if now != seen {
+                seen = now;
+                fronts = Arc::clone(&lock(&self.fronts));
+            }
+            if self.serve_one(group, &fronts, &mut first, &mut scratch) {
+                continue;
+            }
+            let endpoints: Vec<_> = fronts.iter().map(|front| Arc::clone(front.endpoint())).collect();
+            wait_for_doorbells(&endpoints, group, &self.changes, seen, SLEEP_MAX);
+            if self.is_surplus(group) && fronts.iter().all(|front| front.endpoint().backlog(group, 1) == 0) {
+                break;
+            }
+        }
+        state.waiting.fetch_sub(1, Ordering::AcqRel);
+        state.threads.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// More threads wait than an idle group keeps. Two that decide so at once leave one too few, which the next request
+    /// makes good.
+    fn is_surplus(&self, group: usize) -> bool {
+        self.state[group].waiting.load(Ordering::Acquire) > THREADS_MIN
+    }
+
+    /// Takes and serves a request of one of the fronts, each in its turn.
+    fn serve_one(
+        self: &Arc<Self>,
+        group: usize,
+        fronts: &[Arc<QueueFront>],
+        first: &mut usize,
+        scratch: &mut [u8],
+    ) -> bool {
+        for step in 0..fronts.len() {
+            let index = (*first + step) % fronts.len();
+            let Some(acquired) = fronts[index].endpoint().take(group) else { continue };
+            *first = index + 1;
+            let state = &self.state[group];
+            if state.waiting.fetch_sub(1, Ordering::AcqRel) == 1
+                && let Err(error) = self.add_thread(group)
+            {
+                warn!(group, %error, "no further service thread");
+            }
+            fronts[index].answer(acquired, scratch);
+            state.waiting.fetch_add(1, Ordering::AcqRel);
+            return true;
+        }
+        false
+    }
+}
