@@ -16,14 +16,14 @@ const SHARDS: usize = 16;
 /// Who works on an open file besides the kernel.
 #[derive(Default)]
 struct Adoption {
-    sessions: u32,
+    by_sessions: bool,
     given_up: bool,
     closed: bool,
 }
 
 impl Adoption {
     fn counts_for_sessions(&self) -> bool {
-        self.sessions > 0 && !self.given_up
+        self.by_sessions && !self.given_up
     }
 }
 
@@ -84,21 +84,14 @@ impl OpenFile {
         self.adoption().counts_for_sessions()
     }
 
-    /// Notes that a session adopts the file; `false`: it may not, use the kernel. While no session has adopted a file that
+    /// Notes that sessions have adopted the file, or that the last of them has let it go. While none has adopted a file that
     /// is open for writing, it may be changed through a mapping of the kernel, and the user-level path keeps off its
-    /// content. Every `true` is owed one [`OpenFile::let_go`].
-    #[must_use]
-    pub fn adopt(&self) -> bool {
+    /// content. Answers whether the file counts as adopted now: one that is closed or was given up does not.
+    pub fn set_adopted(&self, adopted: bool) -> bool {
         self.change_adoption(|state| {
-            let allowed = !state.given_up && !state.closed;
-            state.sessions += u32::from(allowed);
-            allowed
+            state.by_sessions = adopted && !state.closed;
+            state.counts_for_sessions()
         })
-    }
-
-    /// A session that adopted the file has ended, or gives it up.
-    pub fn let_go(&self) {
-        self.change_adoption(|state| state.sessions = state.sessions.saturating_sub(1));
     }
 
     /// The file is about to be mapped shared and writable: from here on its content is the kernel's for all sessions, and it
@@ -311,17 +304,15 @@ mod tests {
         let (layer, table) = table();
         let file = create(&layer, &table, OpenFlags::READ_WRITE);
         assert!(table.nodes.may_map(file.node()));
-        assert!(file.adopt() && file.adopt());
-        file.let_go();
+        assert!(file.set_adopted(true) && file.set_adopted(true));
         assert!(!table.nodes.may_map(file.node()));
-        file.let_go();
+        assert!(!file.set_adopted(false));
         assert!(table.nodes.may_map(file.node()));
-        assert!(file.adopt());
+        assert!(file.set_adopted(true));
         file.give_up();
-        assert!(table.nodes.may_map(file.node()) && !file.is_adopted() && !file.adopt());
-        file.let_go();
+        assert!(table.nodes.may_map(file.node()) && !file.is_adopted() && !file.set_adopted(true));
         file.close();
-        assert!(!table.nodes.may_map(file.node()) && !file.adopt());
+        assert!(!table.nodes.may_map(file.node()) && !file.set_adopted(true));
     }
 
     #[test]
