@@ -23,7 +23,8 @@
 //! parent's set-group-id bit; set-id bits of a written file are the service's business too.
 //!
 //! **Order of checks** where several errors apply: node or handle validity, then the parent's type (`ENOTDIR`), then
-//! existence, then the object's type, then space.
+//! existence, then the object's type, then space. What is wrong with the arguments alone (contradicting flags, the
+//! target of a symbolic link) may be refused at any of these points.
 //!
 //! **Times.** Creating or removing a name sets `modified` and `changed` of the directory; writing, truncating and
 //! allocating set `modified` and `changed` of the file; changes of attributes, xattrs and links set `changed`.

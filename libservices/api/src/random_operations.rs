@@ -3,7 +3,8 @@
 //! After every operation results, errnos, bytes and attributes must agree, at the end both whole trees. What is
 //! compared of attributes: type, mode, owner, group and device always; size and links of everything but directories;
 //! the time of modification where the last to set it was an explicit change (and that it is *not* such a time where
-//! something else set it since). Blocks and the places of holes are a layer's own, as long as no data lies in them.
+//! something else set it since). Blocks and the places of holes are a layer's own, as long as no data lies in them;
+//! owner and access lists of whiteouts are the backend's.
 //!
 //! A failure names the seed and the operations that led there: the same seed, count and options give the same program.
 

@@ -38,6 +38,7 @@ impl State {
         permissions: u32,
         device: u32,
     ) -> Result<Entry> {
+        self.directory(parent)?;
         let (body, device) = match file_type {
             FileType::Directory | FileType::Symlink => return fail(Errno::EINVAL),
             FileType::Regular => (Body::File(Content::default()), 0),
@@ -67,6 +68,7 @@ impl State {
     }
 
     pub(super) fn symlink(&mut self, caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        self.directory(parent)?;
         if target.is_empty() {
             return fail(Errno::ENOENT);
         }
@@ -126,14 +128,14 @@ impl State {
     }
 
     pub(super) fn rename(&mut self, caller: &Caller, from: Place<'_>, to: Place<'_>, flags: RenameFlags) -> Result<()> {
+        self.directory(from.0)?;
+        self.directory(to.0)?;
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         if exchange && flags.intersects(RenameFlags::NO_REPLACE | RenameFlags::WHITEOUT)
             || !RenameFlags::all().contains(flags)
         {
             return fail(Errno::EINVAL);
         }
-        self.directory(from.0)?;
-        self.directory(to.0)?;
         let source = self.existing(from.0, from.1)?;
         let target = self.directory(to.0)?.get(to.1.as_bytes());
         if target.is_none() && (exchange || self.inode(to.0)?.attributes.links == 0) {

@@ -1,6 +1,6 @@
 //! When attributes count as equal.
 
-use crate::types::{Attributes, Timestamp};
+use crate::types::{Attributes, FileType, Timestamp};
 use std::collections::HashMap;
 
 /// Times that programs set lie before this second, those of the clock after it.
@@ -22,8 +22,8 @@ impl Inodes {
 pub(super) fn disagreement(subject: &Attributes, reference: &Attributes) -> Option<String> {
     let shown = |attributes: &Attributes| {
         let sized = if attributes.is_directory() { (0, 0) } else { (attributes.links, attributes.size) };
-        let own = (attributes.file_type, attributes.permissions, attributes.uid, attributes.gid, attributes.device);
-        (own, sized)
+        let owner = if is_whiteout(attributes) { (0, 0) } else { (attributes.uid, attributes.gid) };
+        (attributes.file_type, attributes.permissions, attributes.device, owner, sized)
     };
     if shown(subject) != shown(reference) {
         return Some(format!("{}, the reference: {}", text(subject), text(reference)));
@@ -32,6 +32,11 @@ pub(super) fn disagreement(subject: &Attributes, reference: &Attributes) -> Opti
         return Some(format!("modified {:?}, the reference: {:?}", subject.modified, reference.modified));
     }
     None
+}
+
+/// What a rename may leave behind: its owner and access lists are the backend's business.
+pub(super) fn is_whiteout(attributes: &Attributes) -> bool {
+    attributes.file_type == FileType::CharDevice && attributes.device == 0
 }
 
 /// Explicit times are equal, others only both no explicit ones.

@@ -1,5 +1,6 @@
 //! Comparing and walking whole trees.
 
+use super::inodes::is_whiteout;
 use super::world::{Both, ROOT_USER, Side, Verdict, World};
 use crate::types::{FileType, Name, NodeId};
 use crate::{DirectoryEntry, Libservice};
@@ -63,6 +64,7 @@ impl World {
             let same = same.and_then(|()| match visited.insert(numbers.0, numbers.1) {
                 Some(other) if other != numbers.1 => Err(located("shares its inode number with another file".into())),
                 Some(_) => Ok(()),
+                None if is_whiteout(&attributes.reference) => Ok(()),
                 None => self.compare_object(node, attributes.reference.file_type).map_err(located),
             });
             self.forget_pending(node);
