@@ -1,0 +1,269 @@
+//! Reading and writing at given offsets, and what else concerns the content of an open file.
+
+use super::{by_file, kernel, kernel_cancellable, on, request, sort_error};
+use crate::files::{OpenFile, open_file};
+use crate::memory::UserMemory;
+use crate::outcome::{Refusal, Served, finish};
+use crate::paths::{self, Extra};
+use crate::state::State;
+use linux_raw_sys::general as sys;
+use poolfs_ipc::wire::{Operation, RequestFlags, Status};
+use poolfs_types::limits::FILE_SIZE_MAX;
+
+/// Most bytes of one read or write, as in the kernel.
+pub const TRANSFER_MAX: usize = 0x7fff_f000;
+
+/// `pread`
+pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
+    let served = || {
+        let state = on()?;
+        let file = readable(state, descriptor)?;
+        read_at(state, &file, memory, from_user(offset)?)
+    };
+    finish(served(), || kernel_cancellable(sys::__NR_pread64, words(descriptor, memory, offset)))
+}
+
+/// `pwrite`
+pub fn pwrite(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
+    let served = || {
+        let state = on()?;
+        let file = writable(state, descriptor)?;
+        let offset = from_user(offset)?;
+        write_at(state, &file, memory, offset).map(|(count, _)| count)
+    };
+    finish(served(), || kernel_cancellable(sys::__NR_pwrite64, words(descriptor, memory, offset)))
+}
+
+fn words(descriptor: i32, memory: UserMemory, offset: i64) -> [usize; 6] {
+    [descriptor as usize, memory.address(), memory.length(), offset as usize, 0, 0]
+}
+
+/// An offset that is one; others get the kernel's errno from the kernel.
+pub(super) fn from_user(offset: i64) -> Served<u64> {
+    u64::try_from(offset).map_err(|_| Refusal::Kernel)
+}
+
+/// The adopted regular file behind a number, for reading.
+pub(super) fn readable(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
+    let file = open_file(state, descriptor)?;
+    if file.is_regular() && file.is_readable() { Ok(file) } else { Err(Refusal::Kernel) }
+}
+
+/// The adopted regular file behind a number, for writing.
+pub(super) fn writable(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
+    let file = open_file(state, descriptor)?;
+    let allowed = file.is_regular() && file.is_writable() && !state.file_size_limited();
+    if allowed { Ok(file) } else { Err(Refusal::Kernel) }
+}
+
+/// Reads into `memory` from `offset`, in as many requests as it takes.
+pub(super) fn read_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<usize> {
+    let length = transfer(memory, offset)?;
+    let mut borrowed = file.session.connection().borrow()?;
+    let room = file.session.connection().data_bytes();
+    let mut done = 0;
+    while done < length {
+        let mut request = request(Operation::Read);
+        request.handle = file.adopted.handle;
+        request.offset = offset + done as u64;
+        request.length = (length - done).min(room) as u64;
+        let reply = match paths::execute(&mut borrowed, &request) {
+            Ok(reply) => reply,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(sort_error(state, file, error)),
+        };
+        let got = reply.length.min(request.length) as usize;
+        let target = memory.part(done, got);
+        // SAFETY: the application's own memory, to be filled by this call; `part` stays inside.
+        let copied = unsafe { borrowed.get_data_raw(0, target.address() as *mut u8, target.length()) };
+        if reply.status != Status::Done as u32 || copied.is_err() {
+            return Err(Refusal::Kernel);
+        }
+        done += got;
+        if (got as u64) < request.length {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Writes `memory` at `offset`; returns how much, and the offset of the first byte (for appends, where that is).
+pub(super) fn write_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<(usize, u64)> {
+    let length = transfer(memory, offset)?;
+    let mut borrowed = file.session.connection().borrow()?;
+    let room = file.session.connection().data_bytes();
+    // One append is one request, or its pieces could be apart.
+    if file.appends() && length > room {
+        return Err(Refusal::Kernel);
+    }
+    let (mut done, mut first) = (0, offset);
+    while done < length {
+        let piece = memory.part(done, (length - done).min(room));
+        // SAFETY: the application's own memory, readable for this call; `part` stays inside.
+        let put = unsafe { borrowed.put_data_raw(0, piece.address() as *const u8, piece.length()) };
+        put.map_err(|_| Refusal::Kernel)?;
+        let mut request = request(Operation::Write);
+        request.handle = file.adopted.handle;
+        request.offset = offset + done as u64;
+        request.length = piece.length() as u64;
+        let reply = match paths::execute(&mut borrowed, &request) {
+            Ok(reply) => reply,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(sort_error(state, file, error)),
+        };
+        if done == 0 {
+            first = reply.value;
+        }
+        let count = reply.length.min(request.length) as usize;
+        done += count;
+        if (count as u64) < request.length {
+            break;
+        }
+    }
+    Ok((done, first))
+}
+
+/// The bytes of a transfer; nothing to transfer and impossible offsets are the kernel's to judge.
+fn transfer(memory: UserMemory, offset: u64) -> Served<usize> {
+    let length = memory.length().min(TRANSFER_MAX);
+    let fits = offset.checked_add(length as u64).is_some_and(|end| end <= FILE_SIZE_MAX);
+    if memory.is_null() || length == 0 || !fits { Err(Refusal::Kernel) } else { Ok(length) }
+}
+
+/// `preadv2`; `preadv` when there are no `flags`
+pub fn preadv(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i32>) -> isize {
+    let served = || {
+        let state = on()?;
+        if flags.unwrap_or(0) != 0 || offset < 0 {
+            return Err(Refusal::Foreign);
+        }
+        let file = readable(state, descriptor)?;
+        let mut at = from_user(offset)?;
+        each_vector(vectors, |memory| {
+            let count = read_at(state, &file, memory, at)?;
+            at += count as u64;
+            Ok(count)
+        })
+    };
+    finish(served(), || kernel_vectors((sys::__NR_preadv, sys::__NR_preadv2), descriptor, vectors, offset, flags))
+}
+
+/// `pwritev2`; `pwritev` when there are no `flags`
+pub fn pwritev(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i32>) -> isize {
+    let served = || {
+        let state = on()?;
+        if flags.unwrap_or(0) != 0 || offset < 0 {
+            return Err(Refusal::Foreign);
+        }
+        let file = writable(state, descriptor)?;
+        if file.appends() {
+            return Err(Refusal::Kernel);
+        }
+        let mut at = from_user(offset)?;
+        each_vector(vectors, |memory| {
+            let (count, _) = write_at(state, &file, memory, at)?;
+            at += count as u64;
+            Ok(count)
+        })
+    };
+    finish(served(), || kernel_vectors((sys::__NR_pwritev, sys::__NR_pwritev2), descriptor, vectors, offset, flags))
+}
+
+fn kernel_vectors(numbers: (u32, u32), descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i32>) -> isize {
+    let count = vectors.length() / size_of::<[usize; 2]>();
+    let number = if flags.is_none() { numbers.0 } else { numbers.1 };
+    let flags = flags.unwrap_or(0) as usize;
+    kernel_cancellable(number, [descriptor as usize, vectors.address(), count, offset as usize, 0, flags])
+}
+
+/// Runs `transfer` on each piece of a vector until one is not done wholly; returns the sum.
+pub(super) fn each_vector(vectors: UserMemory, mut transfer: impl FnMut(UserMemory) -> Served<usize>) -> Served<usize> {
+    const VECTORS_MAX: usize = 1024;
+    let size = size_of::<[usize; 2]>();
+    let count = vectors.length() / size;
+    if vectors.is_null() || count == 0 || count > VECTORS_MAX {
+        return Err(Refusal::Kernel);
+    }
+    let mut done = 0;
+    for index in 0..count {
+        let [base, length] = vectors.part(index * size, size).get::<[usize; 2]>().ok_or(Refusal::Kernel)?;
+        if length == 0 {
+            continue;
+        }
+        // SAFETY: a piece of the application's own vector, whose memory it gave for this call.
+        let memory = unsafe { UserMemory::new(base as *mut u8, length) };
+        match transfer(memory) {
+            Ok(moved) => {
+                done += moved;
+                if moved < length {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    if done == 0 && total_length(vectors) == 0 { Err(Refusal::Kernel) } else { Ok(done) }
+}
+
+/// Bytes of all pieces of a vector.
+pub(super) fn total_length(vectors: UserMemory) -> usize {
+    let size = size_of::<[usize; 2]>();
+    (0..vectors.length() / size)
+        .filter_map(|index| vectors.part(index * size, size).get::<[usize; 2]>())
+        .fold(0, |sum, [_, length]| sum.saturating_add(length))
+}
+
+/// `fsync` and, with `data_only`, `fdatasync`
+pub fn sync(descriptor: i32, data_only: bool) -> isize {
+    let served = || {
+        let state = on()?;
+        let file = open_file(state, descriptor)?;
+        let mut request = request(Operation::Sync);
+        request.flags = if data_only { RequestFlags::DATA_ONLY.bits() } else { 0 };
+        by_file(state, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
+    };
+    let number = if data_only { sys::__NR_fdatasync } else { sys::__NR_fsync };
+    finish(served(), || kernel_cancellable(number, [descriptor as usize, 0, 0, 0, 0, 0]))
+}
+
+/// `ftruncate`
+pub fn ftruncate(descriptor: i32, length: i64) -> isize {
+    let served = || {
+        let state = on()?;
+        let file = writable(state, descriptor)?;
+        let mut request = request(Operation::Truncate);
+        request.offset = from_user(length)?;
+        by_file(state, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
+    };
+    finish(served(), || kernel(sys::__NR_ftruncate, [descriptor as usize, length as usize, 0, 0, 0, 0]))
+}
+
+/// `fallocate`
+pub fn fallocate(descriptor: i32, mode: i32, offset: i64, length: i64) -> isize {
+    finish(allocate(descriptor, mode, offset, length), || {
+        kernel_cancellable(
+            sys::__NR_fallocate,
+            [descriptor as usize, mode as usize, offset as usize, length as usize, 0, 0],
+        )
+    })
+}
+
+/// `fallocate` by the user-level path alone; nothing when the kernel, or libc with it, is to do it.
+pub fn allocate_in_instance(descriptor: i32, mode: i32, offset: i64, length: i64) -> Option<isize> {
+    match allocate(descriptor, mode, offset, length) {
+        Ok(_) => Some(0),
+        Err(Refusal::Failed(errno)) => Some(-(errno.raw() as isize)),
+        Err(Refusal::Kernel | Refusal::Foreign) => None,
+    }
+}
+
+fn allocate(descriptor: i32, mode: i32, offset: i64, length: i64) -> Served<usize> {
+    let state = on()?;
+    let file = writable(state, descriptor)?;
+    let mut request = request(Operation::Allocate);
+    request.mode = mode as u32;
+    request.offset = from_user(offset)?;
+    request.length = from_user(length).ok().filter(|&length| length > 0).ok_or(Refusal::Kernel)?;
+    by_file(state, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
+}

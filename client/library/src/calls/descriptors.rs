@@ -1,0 +1,158 @@
+//! Opening, closing and duplicating descriptors, and mapping what they stand for. The kernel does it; the table follows.
+
+use super::{kernel, kernel_cancellable};
+use crate::files;
+use crate::memory::{UserMemory, UserPath};
+use crate::state::{State, state};
+use crate::{process, rights};
+use linux_raw_sys::general as sys;
+
+const EBADF: isize = 9;
+
+/// `close_range` marks the descriptors close-on-exec instead of closing them.
+const CLOSE_RANGE_CLOEXEC: u32 = 4;
+
+/// `openat`
+pub fn openat(descriptor: i32, path: UserPath, flags: i32, mode: u32) -> isize {
+    let arguments = [descriptor as usize, path.address(), flags as usize, mode as usize, 0, 0];
+    opened(kernel_cancellable(sys::__NR_openat, arguments))
+}
+
+/// `openat2`
+pub fn openat2(descriptor: i32, path: UserPath, how: UserMemory) -> isize {
+    let arguments = [descriptor as usize, path.address(), how.address(), how.length(), 0, 0];
+    opened(kernel_cancellable(sys::__NR_openat2, arguments))
+}
+
+fn opened(result: isize) -> isize {
+    if let (Ok(descriptor), Some(state)) = (u16::try_from(result), state()) {
+        let forks = process::forks();
+        // A `vfork` child has descriptors of its own, and this table is its parent's.
+        if forks == 0 || state.is_own_process() {
+            state.descriptors.opened(i32::from(descriptor), forks);
+        } else {
+            state.descriptors.clear(i32::from(descriptor));
+        }
+    }
+    result
+}
+
+/// Whether a number is a descriptor of the library's own, which the program did not open and must not close.
+fn is_own(state: &State, descriptor: i32) -> bool {
+    state.sessions.owns(descriptor) || state.mounts.own_descriptor() == Some(descriptor)
+}
+
+/// `close`. Our own descriptors are none of the program's: to it they do not exist.
+pub fn close(descriptor: i32) -> isize {
+    if let Some(state) = state() {
+        if is_own(state, descriptor) {
+            return -EBADF;
+        }
+        state.descriptors.clear(descriptor);
+    }
+    kernel_cancellable(sys::__NR_close, [descriptor as usize, 0, 0, 0, 0, 0])
+}
+
+/// `close_range`; our own descriptors stay.
+pub fn close_range(first: u32, last: u32, flags: u32) -> isize {
+    let close =
+        |first: u32, last: u32| kernel(sys::__NR_close_range, [first as usize, last as usize, flags as usize, 0, 0, 0]);
+    let Some(state) = state() else { return close(first, last) };
+    let only_marks = flags & CLOSE_RANGE_CLOEXEC != 0;
+    if only_marks || first > last {
+        return close(first, last);
+    }
+    state.descriptors.clear_range(first, last);
+    let mut from = first;
+    while let Some(own) = lowest_own(state, from, last) {
+        if own > from {
+            let result = close(from, own - 1);
+            if result != 0 {
+                return result;
+            }
+        }
+        if own == last {
+            return 0;
+        }
+        from = own + 1;
+    }
+    close(from, last)
+}
+
+/// The lowest of our own descriptors in a range.
+fn lowest_own(state: &State, first: u32, last: u32) -> Option<u32> {
+    let mounts = state.mounts.own_descriptor();
+    state
+        .sessions
+        .descriptors()
+        .chain(mounts)
+        .filter_map(|descriptor| u32::try_from(descriptor).ok())
+        .filter(|descriptor| (first..=last).contains(descriptor))
+        .min()
+}
+
+/// `dup`
+pub fn dup(descriptor: i32) -> isize {
+    duplicated(kernel(sys::__NR_dup, [descriptor as usize, 0, 0, 0, 0, 0]))
+}
+
+/// `dup2`
+pub fn dup2(from: i32, to: i32) -> isize {
+    let result = kernel(sys::__NR_dup2, [from as usize, to as usize, 0, 0, 0, 0]);
+    if from == to { result } else { duplicated(result) }
+}
+
+/// `dup3`
+pub fn dup3(from: i32, to: i32, flags: i32) -> isize {
+    duplicated(kernel(sys::__NR_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0]))
+}
+
+/// `fcntl` with one of the commands that duplicate a descriptor
+pub fn duplicate_above(descriptor: i32, command: i32, lowest: usize) -> isize {
+    duplicated(kernel(sys::__NR_fcntl, [descriptor as usize, command as usize, lowest, 0, 0, 0]))
+}
+
+/// Whether a command of `fcntl` duplicates the descriptor.
+pub fn duplicates(command: i32) -> bool {
+    matches!(command as u32, sys::F_DUPFD | sys::F_DUPFD_CLOEXEC)
+}
+
+fn duplicated(result: isize) -> isize {
+    if let (Ok(descriptor), Some(state)) = (i32::try_from(result), state()) {
+        state.descriptors.clear(descriptor);
+    }
+    result
+}
+
+/// `mmap`. A mapping is the kernel's. One that may change a file for others without a call that anybody sees takes the
+/// description away from the user-level path first, so that the service sends every user of the file to the kernel.
+pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, offset: i64) -> isize {
+    let shared = matches!(flags as u32 & sys::MAP_TYPE, sys::MAP_SHARED | sys::MAP_SHARED_VALIDATE);
+    if let Some(state) = state().filter(|_| shared && flags as u32 & sys::MAP_ANONYMOUS == 0) {
+        files::give_up(state, descriptor);
+    }
+    let arguments =
+        [place.address(), place.length(), protection as usize, flags as usize, descriptor as usize, offset as usize];
+    kernel(sys::__NR_mmap, arguments)
+}
+
+/// `umask`
+pub fn umask(mask: u32) -> isize {
+    if let Some(state) = state() {
+        state.forget_umask();
+    }
+    let before = kernel(sys::__NR_umask, [mask as usize, 0, 0, 0, 0, 0]);
+    if let Some(state) = state() {
+        state.forget_umask();
+    }
+    before
+}
+
+/// `prlimit`; `setrlimit` is a special case
+pub fn prlimit(process: i32, resource: u32, new: UserMemory, old: UserMemory) -> isize {
+    rights::forget_limits();
+    let arguments = [process as usize, resource as usize, new.address(), old.address(), 0, 0];
+    let result = kernel(sys::__NR_prlimit64, arguments);
+    rights::forget_limits();
+    result
+}

@@ -1,0 +1,206 @@
+//! Reading and writing where the description's offset stands. The offset lives in the kernel and stays there.
+//!
+//! A transfer first moves the offset by its whole length, which is one atomic step of the kernel, works in the range so
+//! taken, and gives back what it did not use. So a signal handler that uses the same descriptor in between works on a
+//! range of its own. Served only on descriptions that are this process's alone; the kernel does the others.
+
+use super::data::{each_vector, from_user, read_at, readable, total_length, writable, write_at};
+use super::{by_file, kernel, kernel_cancellable, on, request};
+use crate::files::{OpenFile, open_file};
+use crate::memory::UserMemory;
+use crate::outcome::{Refusal, Served, finish};
+use crate::paths::Extra;
+use crate::raw;
+use linux_raw_sys::general as sys;
+use poolfs_ipc::wire::Operation;
+
+/// Most bytes one copy between files moves before it returns: the caller goes on, and can be interrupted.
+const COPY_MAX: u64 = 16 << 20;
+
+/// `read`
+pub fn read(descriptor: i32, memory: UserMemory) -> isize {
+    let served = || {
+        let state = on()?;
+        let file = owned(readable(state, descriptor)?)?;
+        at_offset(&file, memory.length(), |offset| read_at(state, &file, memory, offset))
+    };
+    finish(served(), || {
+        kernel_cancellable(sys::__NR_read, [descriptor as usize, memory.address(), memory.length(), 0, 0, 0])
+    })
+}
+
+/// `write`
+pub fn write(descriptor: i32, memory: UserMemory) -> isize {
+    let served = || {
+        let state = on()?;
+        let file = owned(writable(state, descriptor)?)?;
+        if file.appends() {
+            let (count, first) = write_at(state, &file, memory, 0)?;
+            let end = first.checked_add(count as u64).and_then(|end| i64::try_from(end).ok());
+            if let Some(end) = end {
+                raw::seek(descriptor, end, sys::SEEK_SET).ok();
+            }
+            return Ok(count);
+        }
+        at_offset(&file, memory.length(), |offset| write_at(state, &file, memory, offset).map(|(count, _)| count))
+    };
+    finish(served(), || {
+        kernel_cancellable(sys::__NR_write, [descriptor as usize, memory.address(), memory.length(), 0, 0, 0])
+    })
+}
+
+/// `readv`
+pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
+    let served = || {
+        let state = on()?;
+        let file = owned(readable(state, descriptor)?)?;
+        at_offset(&file, total_length(vectors), |offset| {
+            let mut at = offset;
+            each_vector(vectors, |memory| {
+                let count = read_at(state, &file, memory, at)?;
+                at += count as u64;
+                Ok(count)
+            })
+        })
+    };
+    finish(served(), || kernel_vector(sys::__NR_readv, descriptor, vectors))
+}
+
+/// `writev`
+pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
+    let served = || {
+        let state = on()?;
+        let file = owned(writable(state, descriptor)?)?;
+        if file.appends() {
+            return Err(Refusal::Kernel);
+        }
+        at_offset(&file, total_length(vectors), |offset| {
+            let mut at = offset;
+            each_vector(vectors, |memory| {
+                let (count, _) = write_at(state, &file, memory, at)?;
+                at += count as u64;
+                Ok(count)
+            })
+        })
+    };
+    finish(served(), || kernel_vector(sys::__NR_writev, descriptor, vectors))
+}
+
+fn kernel_vector(number: u32, descriptor: i32, vectors: UserMemory) -> isize {
+    let count = vectors.length() / size_of::<[usize; 2]>();
+    kernel_cancellable(number, [descriptor as usize, vectors.address(), count, 0, 0, 0])
+}
+
+fn owned(file: OpenFile<'_>) -> Served<OpenFile<'_>> {
+    if file.owns_offset { Ok(file) } else { Err(Refusal::Kernel) }
+}
+
+/// Runs a transfer of up to `length` bytes in the range that the offset is moved over.
+fn at_offset(file: &OpenFile<'_>, length: usize, transfer: impl FnOnce(u64) -> Served<usize>) -> Served<usize> {
+    let whole = i64::try_from(length).ok().filter(|&length| length > 0).ok_or(Refusal::Kernel)?;
+    if length > super::data::TRANSFER_MAX {
+        return Err(Refusal::Kernel);
+    }
+    let end = raw::seek(file.descriptor, whole, sys::SEEK_CUR).map_err(|_| Refusal::Kernel)?;
+    let result = transfer(end - whole as u64);
+    let unused = whole - result.as_ref().map_or(0, |&count| count as i64);
+    if unused > 0 {
+        raw::seek(file.descriptor, -unused, sys::SEEK_CUR).ok();
+    }
+    result
+}
+
+/// `lseek`; data and holes are asked of the service, the rest the kernel knows.
+pub fn lseek(descriptor: i32, offset: i64, whence: i32) -> isize {
+    let served = || {
+        if !matches!(whence as u32, sys::SEEK_DATA | sys::SEEK_HOLE) {
+            return Err(Refusal::Foreign);
+        }
+        let state = on()?;
+        let file = open_file(state, descriptor)?;
+        if !file.is_regular() {
+            return Err(Refusal::Kernel);
+        }
+        let mut request = request(Operation::Seek);
+        request.offset = from_user(offset)?;
+        request.mode = whence as u32;
+        let reply = by_file(state, &file, &request, &Extra::default(), &mut |_, _, _| {})?;
+        let found = i64::try_from(reply.value).map_err(|_| Refusal::Kernel)?;
+        raw::seek(descriptor, found, sys::SEEK_SET).map(|offset| offset as usize).map_err(|_| Refusal::Kernel)
+    };
+    finish(served(), || kernel(sys::__NR_lseek, [descriptor as usize, offset as usize, whence as usize, 0, 0, 0]))
+}
+
+/// Where one side of a copy stands: at a number of the caller's, or at the description's offset.
+enum Position {
+    Given(UserMemory, i64),
+    Offset(i64),
+}
+
+impl Position {
+    fn of(file: &OpenFile<'_>, given: UserMemory) -> Served<Self> {
+        if !given.is_null() {
+            return given.get::<i64>().map(|offset| Self::Given(given, offset)).ok_or(Refusal::Kernel);
+        }
+        if !file.owns_offset {
+            return Err(Refusal::Kernel);
+        }
+        let offset = raw::seek(file.descriptor, 0, sys::SEEK_CUR).map_err(|_| Refusal::Kernel)?;
+        Ok(Self::Offset(offset as i64))
+    }
+
+    fn offset(&self) -> Served<u64> {
+        let (Self::Given(_, offset) | Self::Offset(offset)) = self;
+        from_user(*offset)
+    }
+
+    fn advance(&self, descriptor: i32, count: u64) {
+        match self {
+            Self::Given(memory, offset) => memory.put(offset + count as i64),
+            Self::Offset(_) => {
+                raw::seek(descriptor, count as i64, sys::SEEK_CUR).ok();
+            }
+        }
+    }
+}
+
+/// Copies between two adopted files of one session, without the bytes passing through this process.
+fn copy(from: (i32, UserMemory), to: (i32, UserMemory), length: usize) -> Served<usize> {
+    let state = on()?;
+    let source = readable(state, from.0)?;
+    let target = writable(state, to.0)?;
+    let same =
+        source.adopted.instance == target.adopted.instance && source.session.generation == target.session.generation;
+    if !same || target.appends() || length == 0 {
+        return Err(Refusal::Kernel);
+    }
+    let (at, to_at) = (Position::of(&source, from.1)?, Position::of(&target, to.1)?);
+    let mut request = request(Operation::CopyRange);
+    request.second_handle = target.adopted.handle;
+    request.offset = at.offset()?;
+    request.second_offset = to_at.offset()?;
+    request.length = (length as u64).min(COPY_MAX);
+    let reply = by_file(state, &source, &request, &Extra::default(), &mut |_, _, _| {})?;
+    let count = reply.value.min(request.length);
+    at.advance(from.0, count);
+    to_at.advance(to.0, count);
+    Ok(count as usize)
+}
+
+/// `copy_file_range`; the offsets are where the caller keeps them, or null.
+pub fn copy_file_range(from: (i32, UserMemory), to: (i32, UserMemory), length: usize, flags: u32) -> isize {
+    let served = if flags == 0 { copy(from, to, length) } else { Err(Refusal::Foreign) };
+    finish(served, || {
+        let arguments = [from.0 as usize, from.1.address(), to.0 as usize, to.1.address(), length, flags as usize];
+        kernel_cancellable(sys::__NR_copy_file_range, arguments)
+    })
+}
+
+/// `sendfile`; between two files of an instance a copy there, else (to a socket or pipe) the kernel's.
+pub fn sendfile(to: i32, from: i32, offset: UserMemory, length: usize) -> isize {
+    // SAFETY: null.
+    let none = unsafe { UserMemory::new(core::ptr::null_mut(), 0) };
+    finish(copy((from, offset), (to, none), length), || {
+        kernel_cancellable(sys::__NR_sendfile, [to as usize, from as usize, offset.address(), length, 0, 0])
+    })
+}

@@ -1,0 +1,266 @@
+//! What is known of each descriptor number: nothing, not ours, or a file of an instance with an adopted handle.
+//!
+//! libc opens and closes descriptors behind our back, so an entry is a memory of what a number once stood for, never
+//! a fact: whoever uses one first verifies that the number still is that file ([`crate::files`]).
+//!
+//! An entry is read and written without locks: its state word carries a version, which every change raises, and the
+//! fields count only when the word is the same before and after reading them. A writer that a signal interrupts
+//! leaves the entry `BUSY`, which sends others to the kernel; whoever clears it meanwhile wins.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Descriptor numbers from here on are left to the kernel.
+pub const DESCRIPTORS_MAX: usize = 1 << 16;
+
+const KIND: u64 = 7;
+const UNKNOWN: u64 = 0;
+const NOT_OURS: u64 = 1;
+const BUSY: u64 = 2;
+const ADOPTED: u64 = 3;
+const CANDIDATE: u64 = 4;
+const REFUSED: u64 = 5;
+/// The description was made by an `open` of this process that we saw.
+const OWN: u64 = 8;
+const USES_SHIFT: u32 = 4;
+const USES_MASK: u64 = 0xff;
+const VERSION: u64 = 1 << 12;
+
+/// A file that an adopted descriptor stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// The handle in the session.
+    pub handle: u64,
+    /// The session's generation, without which the handle means nothing.
+    pub generation: u64,
+    /// `st_ino`
+    pub inode: u64,
+    /// `stx_mnt_id`
+    pub mount: u64,
+    /// `O_*`
+    pub flags: u32,
+    /// The instance's slot.
+    pub instance: u32,
+    /// `st_mode` at adoption: the type does not change.
+    pub mode: u32,
+}
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// nothing
+    Unknown,
+    /// to be left to the kernel
+    NotOurs,
+    /// of an instance, not adopted yet, used that often
+    Candidate(u32),
+    /// of an instance; the service did not give a handle
+    Refused,
+    /// adopted
+    Adopted(Adopted),
+}
+
+/// What an entry said at one moment, and what is needed to change it only if it still says so.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// What it said.
+    pub known: Known,
+    word: u64,
+    forks: u32,
+}
+
+#[repr(C)]
+struct Entry {
+    word: AtomicU64,
+    handle: AtomicU64,
+    generation: AtomicU64,
+    inode: AtomicU64,
+    mount: AtomicU64,
+    flags: AtomicU32,
+    instance: AtomicU32,
+    mode: AtomicU32,
+    forks: AtomicU32,
+}
+
+/// The table, by number.
+#[repr(transparent)]
+pub struct Descriptors([Entry; DESCRIPTORS_MAX]);
+
+impl Descriptors {
+    fn entry(&self, descriptor: i32) -> Option<&Entry> {
+        usize::try_from(descriptor).ok().and_then(|number| self.0.get(number))
+    }
+
+    /// Whether the number is known not to be ours, which is never wrong in a harmful way: the kernel serves it.
+    #[inline]
+    pub fn is_foreign(&self, descriptor: i32) -> bool {
+        self.entry(descriptor).is_none_or(|entry| entry.word.load(Ordering::Relaxed) & KIND == NOT_OURS)
+    }
+
+    /// What is known of a number; nothing while somebody changes it.
+    pub fn look(&self, descriptor: i32) -> Option<Seen> {
+        let entry = self.entry(descriptor)?;
+        let word = entry.word.load(Ordering::Acquire);
+        let known = match word & KIND {
+            UNKNOWN => Known::Unknown,
+            NOT_OURS => Known::NotOurs,
+            CANDIDATE => Known::Candidate((word >> USES_SHIFT & USES_MASK) as u32),
+            REFUSED => Known::Refused,
+            ADOPTED => Known::Adopted(Adopted {
+                handle: entry.handle.load(Ordering::Relaxed),
+                generation: entry.generation.load(Ordering::Relaxed),
+                inode: entry.inode.load(Ordering::Relaxed),
+                mount: entry.mount.load(Ordering::Relaxed),
+                flags: entry.flags.load(Ordering::Relaxed),
+                instance: entry.instance.load(Ordering::Relaxed),
+                mode: entry.mode.load(Ordering::Relaxed),
+            }),
+            _ => return None,
+        };
+        let forks = entry.forks.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        (entry.word.load(Ordering::Relaxed) == word).then_some(Seen { known, word, forks })
+    }
+
+    /// Forgets a number: at close, and before it is given a new meaning.
+    pub fn clear(&self, descriptor: i32) {
+        if let Some(entry) = self.entry(descriptor) {
+            // A number nobody has asked about costs no page of its own.
+            if entry.word.load(Ordering::Relaxed) & (KIND | OWN) != 0 {
+                let mut word = entry.word.load(Ordering::Relaxed);
+                while let Err(now) = entry.word.compare_exchange_weak(
+                    word,
+                    next_version(word) | UNKNOWN,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                ) {
+                    word = now;
+                }
+            }
+        }
+    }
+
+    /// Forgets all numbers from `first` to `last`.
+    pub fn clear_range(&self, first: u32, last: u32) {
+        for descriptor in first as usize..=(last as usize).min(DESCRIPTORS_MAX - 1) {
+            self.clear(descriptor as i32);
+        }
+    }
+
+    /// Notes that this process has just opened the description a number stands for.
+    pub fn opened(&self, descriptor: i32, forks: u32) {
+        if let Some(entry) = self.entry(descriptor) {
+            self.clear(descriptor);
+            let word = entry.word.load(Ordering::Relaxed);
+            entry.forks.store(forks, Ordering::Relaxed);
+            entry.word.compare_exchange(word, word | OWN, Ordering::Release, Ordering::Relaxed).ok();
+        }
+    }
+
+    /// Notes what a number turned out to be, unless something happened to it since it was looked at.
+    pub fn note(&self, descriptor: i32, seen: &Seen, known: Known) {
+        let Some(entry) = self.entry(descriptor) else { return };
+        let own = seen.word & OWN;
+        let busy = next_version(seen.word) | own | BUSY;
+        if entry.word.compare_exchange(seen.word, busy, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let kind = match known {
+            Known::Unknown => UNKNOWN,
+            Known::NotOurs => NOT_OURS,
+            Known::Candidate(uses) => CANDIDATE | (u64::from(uses) & USES_MASK) << USES_SHIFT,
+            Known::Refused => REFUSED,
+            Known::Adopted(adopted) => {
+                entry.store(&adopted);
+                ADOPTED
+            }
+        };
+        let done = next_version(busy) | own | kind;
+        entry.word.compare_exchange(busy, done, Ordering::Release, Ordering::Relaxed).ok();
+    }
+}
+
+impl Seen {
+    /// Whether the kernel's offset of the description is this process's alone: it opened it and has not shared it since.
+    pub fn is_own(&self, forks: u32) -> bool {
+        self.word & OWN != 0 && self.forks == forks
+    }
+}
+
+impl Entry {
+    fn store(&self, adopted: &Adopted) {
+        // The BUSY word was stored before; its release fence keeps these after it.
+        fence(Ordering::Release);
+        self.handle.store(adopted.handle, Ordering::Relaxed);
+        self.generation.store(adopted.generation, Ordering::Relaxed);
+        self.inode.store(adopted.inode, Ordering::Relaxed);
+        self.mount.store(adopted.mount, Ordering::Relaxed);
+        self.flags.store(adopted.flags, Ordering::Relaxed);
+        self.instance.store(adopted.instance, Ordering::Relaxed);
+        self.mode.store(adopted.mode, Ordering::Relaxed);
+    }
+}
+
+/// The next version, with no kind and no flags.
+fn next_version(word: u64) -> u64 {
+    (word & !(VERSION - 1)).wrapping_add(VERSION)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+
+    fn table() -> Box<Descriptors> {
+        // SAFETY: atomics of zeros.
+        unsafe { Box::new_zeroed().assume_init() }
+    }
+
+    const FILE: Adopted =
+        Adopted { handle: 7, generation: 1, inode: 42, mount: 3, flags: 2, instance: 0, mode: 0o100_644 };
+
+    #[test]
+    fn what_is_noted_is_seen_until_it_is_cleared() {
+        let table = table();
+        let seen = table.look(5).expect("an entry");
+        assert_eq!(seen.known, Known::Unknown);
+        table.note(5, &seen, Known::Adopted(FILE));
+        assert_eq!(table.look(5).map(|seen| seen.known), Some(Known::Adopted(FILE)));
+        table.clear(5);
+        assert_eq!(table.look(5).map(|seen| seen.known), Some(Known::Unknown));
+    }
+
+    #[test]
+    fn a_note_about_a_number_closed_meanwhile_is_dropped() {
+        let table = table();
+        let seen = table.look(5).expect("an entry");
+        table.note(5, &seen, Known::Candidate(1));
+        let seen = table.look(5).expect("an entry");
+        table.clear(5);
+        table.note(5, &seen, Known::Adopted(FILE));
+        assert_eq!(table.look(5).map(|seen| seen.known), Some(Known::Unknown));
+    }
+
+    #[test]
+    fn own_descriptions_stop_being_own_at_fork_and_at_close() {
+        let table = table();
+        table.opened(5, 0);
+        let seen = table.look(5).expect("an entry");
+        assert!(seen.is_own(0) && !seen.is_own(1));
+        table.note(5, &seen, Known::Adopted(FILE));
+        assert!(table.look(5).expect("an entry").is_own(0));
+        table.clear(5);
+        assert!(!table.look(5).expect("an entry").is_own(0));
+    }
+
+    #[test]
+    fn numbers_outside_the_table_are_the_kernels() {
+        let table = table();
+        for number in [-1, i32::MIN, DESCRIPTORS_MAX as i32, i32::MAX] {
+            assert!(table.is_foreign(number));
+            assert!(table.look(number).is_none());
+            table.clear(number);
+            table.opened(number, 0);
+        }
+        table.clear_range(65_530, u32::MAX);
+    }
+}

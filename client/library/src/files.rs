@@ -1,0 +1,210 @@
+//! From a descriptor number to an adopted file, verified: nothing is done on a number that may have got a new meaning.
+//!
+//! Two system calls of about 0.2 us tell whether a number still is the file it was adopted as: `statx` from what the kernel
+//! knows already (inode and mount), and the open flags. What they cannot tell apart is another description of the same
+//! file in the same mode, for which the handle is as good until the service has seen the old one's release; then the
+//! service does not know the handle any more, and the kernel serves.
+
+use crate::descriptors::{Adopted, Known, Seen};
+use crate::mounts::{Freshness, MountPoint};
+use crate::outcome::{Refusal, Served};
+use crate::session::Session;
+use crate::state::State;
+use crate::{process, raw};
+use linux_raw_sys::general as sys;
+use poolfs_ipc::wire::{Adopt, MAGIC};
+
+/// A descriptor that is only read is adopted at this use of it: one that is used less often does not pay the ioctl.
+const ADOPT_AT_USE: u32 = 2;
+
+/// Flags of a description that both sides must agree on.
+const FLAGS_THAT_COUNT: u32 = sys::O_ACCMODE | sys::O_APPEND | sys::O_DIRECT | sys::O_SYNC | sys::O_PATH;
+
+/// An open file of an instance, verified for one call.
+pub struct OpenFile<'a> {
+    /// What it was adopted as.
+    pub adopted: Adopted,
+    /// The session its handle belongs to.
+    pub session: Session<'a>,
+    /// The mount it was opened through.
+    pub mount: MountPoint,
+    /// The number.
+    pub descriptor: i32,
+    /// Whether this process alone moves the kernel's offset of it.
+    pub owns_offset: bool,
+}
+
+impl OpenFile<'_> {
+    /// Whether it may be read.
+    pub fn is_readable(&self) -> bool {
+        self.adopted.flags & sys::O_ACCMODE != sys::O_WRONLY
+    }
+
+    /// Whether it may be written.
+    pub fn is_writable(&self) -> bool {
+        self.adopted.flags & sys::O_ACCMODE != sys::O_RDONLY
+    }
+
+    /// Whether every write goes to its end.
+    pub fn appends(&self) -> bool {
+        self.adopted.flags & sys::O_APPEND != 0
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_regular(&self) -> bool {
+        self.adopted.mode & sys::S_IFMT == sys::S_IFREG
+    }
+
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.adopted.mode & sys::S_IFMT == sys::S_IFDIR
+    }
+}
+
+/// The adopted file a number stands for now.
+///
+/// # Errors
+/// [`Refusal::Foreign`] when it is none of ours; [`Refusal::Kernel`] when it is, and is not adopted.
+pub fn open_file(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
+    if state.descriptors.is_foreign(descriptor) {
+        return Err(Refusal::Foreign);
+    }
+    let seen = state.descriptors.look(descriptor).ok_or(Refusal::Foreign)?;
+    let found = raw::statx_descriptor(descriptor).map_err(|_| Refusal::Foreign)?;
+    if let Known::Adopted(adopted) = seen.known {
+        if let Some(file) = verified(state, descriptor, &seen, &adopted, &found) {
+            return Ok(file);
+        }
+        state.descriptors.clear(descriptor);
+        return Err(Refusal::Kernel);
+    }
+    classify(state, descriptor, &seen, &found)
+}
+
+fn verified<'a>(
+    state: &'a State,
+    descriptor: i32,
+    seen: &Seen,
+    adopted: &Adopted,
+    found: &sys::statx,
+) -> Option<OpenFile<'a>> {
+    if found.stx_ino != adopted.inode || found.stx_mnt_id != adopted.mount {
+        return None;
+    }
+    let flags = raw::open_flags(descriptor).ok()?;
+    if (flags ^ adopted.flags) & FLAGS_THAT_COUNT != 0 {
+        return None;
+    }
+    let mount = mount_of(state, found)?;
+    let session = state.sessions.enter_for(state, adopted)?;
+    Some(OpenFile { adopted: *adopted, session, mount, descriptor, owns_offset: owns_offset(seen) })
+}
+
+fn owns_offset(seen: &Seen) -> bool {
+    seen.is_own(process::forks()) && process::single_threaded()
+}
+
+/// The instance's mount that what `statx` found is on.
+fn mount_of(state: &State, found: &sys::statx) -> Option<MountPoint> {
+    let device = (found.stx_dev_major, found.stx_dev_minor);
+    let by_id = |freshness| {
+        state.mounts.with(&state.sessions, freshness, |table| {
+            table.by_id(found.stx_mnt_id).filter(|mount| mount.device == device).copied()
+        })
+    };
+    // A number in the table on the right device is that mount; one that is missing may have been mounted just now.
+    by_id(Freshness::Lazy).flatten().or_else(|| {
+        let anonymous = found.stx_dev_major == 0;
+        if anonymous { by_id(Freshness::Exact).flatten() } else { None }
+    })
+}
+
+fn classify<'a>(state: &'a State, descriptor: i32, seen: &Seen, found: &sys::statx) -> Served<OpenFile<'a>> {
+    let kind = u32::from(found.stx_mode) & sys::S_IFMT;
+    let mount = if kind == sys::S_IFREG || kind == sys::S_IFDIR { mount_of(state, found) } else { None };
+    let instance = mount.and_then(|mount| mount.instance());
+    let (Some(mount), Some(instance)) = (mount, instance) else {
+        state.descriptors.note(descriptor, seen, Known::NotOurs);
+        return Err(Refusal::Foreign);
+    };
+    let uses = match seen.known {
+        Known::Unknown => 1,
+        Known::Candidate(uses) => uses + 1,
+        _ => return Err(Refusal::Kernel),
+    };
+    let flags = raw::open_flags(descriptor).map_err(|_| Refusal::Kernel)?;
+    let writable = flags & sys::O_ACCMODE != sys::O_RDONLY;
+    if uses < ADOPT_AT_USE && !writable {
+        state.descriptors.note(descriptor, seen, Known::Candidate(uses));
+        return Err(Refusal::Kernel);
+    }
+    let session = state.sessions.enter(state, instance).ok_or(Refusal::Kernel)?;
+    match adopt(descriptor, &session, found, flags) {
+        Some(handle) => {
+            let adopted = Adopted {
+                handle,
+                generation: session.generation,
+                inode: found.stx_ino,
+                mount: found.stx_mnt_id,
+                flags,
+                instance: instance as u32,
+                mode: u32::from(found.stx_mode),
+            };
+            state.descriptors.note(descriptor, seen, Known::Adopted(adopted));
+            Ok(OpenFile { adopted, session, mount, descriptor, owns_offset: owns_offset(seen) })
+        }
+        None => {
+            state.descriptors.note(descriptor, seen, Known::Refused);
+            Err(Refusal::Kernel)
+        }
+    }
+}
+
+/// Asks the service for a handle on the description behind a number.
+fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32) -> Option<u64> {
+    if flags & (sys::O_DIRECT | sys::O_PATH) != 0 {
+        return None;
+    }
+    let mut message = message(session);
+    raw::adopt(descriptor, &mut message).ok()?;
+    let agreed = message.inode == found.stx_ino && (message.open_flags ^ flags) & FLAGS_THAT_COUNT == 0;
+    (message.handle != 0 && agreed).then_some(message.handle)
+}
+
+fn message(session: &Session<'_>) -> Adopt {
+    Adopt {
+        magic: MAGIC,
+        session: session.connection().session(),
+        handle: 0,
+        inode: 0,
+        open_flags: 0,
+        mode: 0,
+        reserved: [0; 32],
+    }
+}
+
+/// Gives an adopted descriptor that may be written back to the kernel, before it is mapped shared.
+///
+/// Also later `mprotect` can make such a mapping writable, so that the protection asked for now does not matter.
+pub fn give_up(state: &State, descriptor: i32) {
+    let Some(seen) = state.descriptors.look(descriptor) else { return };
+    if seen.known == Known::NotOurs {
+        return;
+    }
+    let writable = raw::open_flags(descriptor).is_ok_and(|flags| flags & sys::O_ACCMODE == sys::O_RDWR);
+    if !writable {
+        return;
+    }
+    if let Known::Adopted(adopted) = seen.known
+        && let Some(session) = state.sessions.enter_for(state, &adopted)
+    {
+        let mut message = message(&session);
+        message.handle = adopted.handle;
+        let given_up = raw::adopt(descriptor, &mut message).is_ok() && message.handle == 0;
+        if !given_up {
+            // A service that cannot do it lets go of everything when the session ends.
+            session.end();
+        }
+    }
+    state.descriptors.note(descriptor, &seen, Known::NotOurs);
+}

@@ -1,0 +1,145 @@
+//! Memory of the application: the pointers it passed to libc's names, checked only for what the kernel does not check.
+
+use core::ffi::{CStr, c_char};
+use poolfs_types::limits::PATH_MAX;
+
+/// A path as the application passed it.
+#[derive(Clone, Copy, Debug)]
+pub struct UserPath(*const c_char);
+
+impl UserPath {
+    /// The path at `pointer`.
+    ///
+    /// # Safety
+    /// `pointer` is null or leads to a string with a NUL, which nobody changes during the call.
+    #[must_use]
+    pub const unsafe fn new(pointer: *const c_char) -> Self {
+        Self(pointer)
+    }
+
+    /// The bytes without their NUL; nothing for a null pointer or a path longer than any the kernel takes.
+    #[must_use]
+    pub fn bytes(&self) -> Option<&[u8]> {
+        if self.0.is_null() {
+            return None;
+        }
+        // SAFETY: `new` promised a terminated string.
+        let bytes = unsafe { CStr::from_ptr(self.0) }.to_bytes();
+        (bytes.len() <= PATH_MAX).then_some(bytes)
+    }
+
+    /// The pointer, as an argument for the kernel.
+    #[must_use]
+    pub fn address(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A range of the application's memory, to be read or filled.
+#[derive(Clone, Copy, Debug)]
+pub struct UserMemory {
+    pointer: *mut u8,
+    length: usize,
+}
+
+impl UserMemory {
+    /// `length` bytes at `pointer`.
+    ///
+    /// # Safety
+    /// The range is the application's to be used in the way of the call it is passed to: filled by reads, read by
+    /// writes. A null pointer is allowed.
+    #[must_use]
+    pub const unsafe fn new(pointer: *mut u8, length: usize) -> Self {
+        Self { pointer, length }
+    }
+
+    /// Bytes of the range.
+    #[must_use]
+    pub const fn length(self) -> usize {
+        self.length
+    }
+
+    /// The pointer, as an argument for the kernel.
+    #[must_use]
+    pub fn address(self) -> usize {
+        self.pointer as usize
+    }
+
+    /// Whether the pointer is null.
+    #[must_use]
+    pub fn is_null(self) -> bool {
+        self.pointer.is_null()
+    }
+
+    /// The part from `offset` on, at most `length` bytes of it.
+    #[must_use]
+    pub fn part(self, offset: usize, length: usize) -> Self {
+        let offset = offset.min(self.length);
+        Self { pointer: self.pointer.wrapping_add(offset), length: length.min(self.length - offset) }
+    }
+
+    /// Fills the beginning of the range; more than its length is cut.
+    pub fn fill(self, bytes: &[u8]) {
+        let length = bytes.len().min(self.length);
+        // SAFETY: `new` promised that the range may be written; `bytes` is ours and does not overlap it.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer, length) };
+    }
+
+    /// Writes one structure, when it fits.
+    pub fn put<T: Copy>(self, value: T) {
+        if size_of::<T>() <= self.length {
+            // SAFETY: as in `fill`; C structures may stand at any address here.
+            unsafe { self.pointer.cast::<T>().write_unaligned(value) };
+        }
+    }
+
+    /// Reads one structure of numbers, when the range holds one.
+    #[must_use]
+    pub fn get<T: zerocopy::FromBytes + Copy>(self) -> Option<T> {
+        if self.pointer.is_null() || size_of::<T>() > self.length {
+            return None;
+        }
+        // SAFETY: the range is readable by `new`, and any bytes are a valid `T`.
+        Some(unsafe { self.pointer.cast::<T>().read_unaligned() })
+    }
+
+    /// The bytes, for a call that reads them.
+    ///
+    /// # Safety
+    /// The application must not write to the range during the call, and it must be initialised.
+    #[must_use]
+    pub unsafe fn as_slice<'a>(self) -> &'a [u8] {
+        if self.length == 0 {
+            return &[];
+        }
+        // SAFETY: the caller's promise and that of `new`.
+        unsafe { core::slice::from_raw_parts(self.pointer, self.length) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_stay_inside() {
+        let mut bytes = [0_u8; 10];
+        // SAFETY: a local array.
+        let memory = unsafe { UserMemory::new(bytes.as_mut_ptr(), bytes.len()) };
+        assert_eq!(memory.part(4, 100).length(), 6);
+        assert_eq!(memory.part(11, 1).length(), 0);
+        memory.part(8, 2).fill(b"abcdef");
+        assert_eq!(&bytes[6..], b"\0\0ab");
+    }
+
+    #[test]
+    fn a_path_of_4096_bytes_is_left_to_the_kernel() {
+        let long = [vec![b'a'; PATH_MAX + 1], vec![0]].concat();
+        // SAFETY: terminated.
+        assert_eq!(unsafe { UserPath::new(long.as_ptr().cast()) }.bytes(), None);
+        // SAFETY: terminated.
+        assert_eq!(unsafe { UserPath::new(long[1..].as_ptr().cast()) }.bytes().map(<[u8]>::len), Some(PATH_MAX));
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { UserPath::new(core::ptr::null()) }.bytes(), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! From `/proc/self/mountinfo` to a [`Table`].
+
+use super::table::{New, Table, components};
+use crate::raw;
+use crate::session::Sessions;
+use core::ffi::CStr;
+use linux_raw_sys::general as sys;
+use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
+
+/// Room for one piece of the file; a longer line ends the reading.
+const PIECE: usize = 16 * 1024;
+
+/// Longest path of a mount point that is taken.
+const PATH_BYTES: usize = 1024;
+
+/// Working memory of one reading.
+#[repr(C)]
+pub struct Scratch {
+    piece: [u8; PIECE],
+    point: [u8; PATH_BYTES],
+    root: [u8; PATH_BYTES],
+}
+
+/// One line.
+#[derive(Debug, PartialEq, Eq)]
+struct Line<'a> {
+    id: u64,
+    device: (u32, u32),
+    root: &'a [u8],
+    point: &'a [u8],
+    read_only: bool,
+    /// The instance's name, when the mount is one of ours.
+    instance: Option<&'a [u8]>,
+}
+
+/// Fills the table from the open mountinfo file; nothing when that is not possible.
+///
+/// The instances' mounts first, then whatever is mounted below them: those are in the way of a path.
+pub fn fill(table: &mut Table, scratch: &mut Scratch, file: i32, sessions: &Sessions) -> Option<()> {
+    table.clear();
+    let Scratch { piece, point, root } = scratch;
+    let mut ours = |line: &Line<'_>| -> Option<()> {
+        let Some(name) = line.instance else { return Some(()) };
+        let length = decode(line.point, point)?;
+        let root_length = decode(line.root, root)?;
+        if !is_reached(point, length, line.id) {
+            return Some(());
+        }
+        let instance = sessions.slot_of(name);
+        let new = New {
+            id: line.id,
+            device: line.device,
+            instance,
+            read_only: line.read_only,
+            point: &point[..length],
+            root: &root[..root_length],
+        };
+        table.add(&new).ok()
+    };
+    for_each_line(file, piece, &mut ours)?;
+    let instances = table.points().len();
+    let mut others = |line: &Line<'_>| -> Option<()> {
+        let length = decode(line.point, point)?;
+        let known = &table.points()[..instances];
+        if known.iter().any(|ours| ours.id == line.id) {
+            return Some(());
+        }
+        let below = known.iter().any(|ours| {
+            let mut path = components(&point[..length]);
+            let mut prefix = components(table.place(ours));
+            prefix.all(|name| path.next() == Some(name)) && path.next().is_some()
+        });
+        if !below {
+            return Some(());
+        }
+        let new = New {
+            id: line.id,
+            device: line.device,
+            instance: None,
+            read_only: false,
+            point: &point[..length],
+            root: b"/",
+        };
+        table.add(&new).ok()
+    };
+    if instances > 0 { for_each_line(file, piece, &mut others) } else { Some(()) }
+}
+
+/// Whether a path really leads to the mount, for this process: nothing is mounted over it, and it may search what
+/// leads there. `point` has room for a NUL after `length`.
+fn is_reached(point: &mut [u8; PATH_BYTES], length: usize, id: u64) -> bool {
+    let Some(end) = point.get_mut(length) else { return false };
+    *end = 0;
+    let Ok(path) = CStr::from_bytes_until_nul(point) else { return false };
+    let flags = sys::AT_NO_AUTOMOUNT | sys::AT_STATX_DONT_SYNC | sys::AT_SYMLINK_NOFOLLOW;
+    raw::statx(sys::AT_FDCWD, path, flags).is_ok_and(|found| found.stx_mnt_id == id)
+}
+
+fn for_each_line(file: i32, piece: &mut [u8; PIECE], take: &mut dyn FnMut(&Line<'_>) -> Option<()>) -> Option<()> {
+    raw::seek(file, 0, sys::SEEK_SET).ok()?;
+    let mut held = 0;
+    loop {
+        let got = raw::read(file, piece.get_mut(held..)?).ok()?;
+        if got == 0 {
+            return if held == 0 { Some(()) } else { None };
+        }
+        held += got;
+        let mut start = 0;
+        while let Some(length) = piece[start..held].iter().position(|&byte| byte == b'\n') {
+            // A line this reader does not understand is no mount of ours, but may be in the way of one.
+            take(&parse_line(&piece[start..start + length])?)?;
+            start += length + 1;
+        }
+        if start == 0 && held == PIECE {
+            return None;
+        }
+        piece.copy_within(start..held, 0);
+        held -= start;
+    }
+}
+
+/// `36 35 98:0 /root /point rw,noatime shared:1 - type source options`
+fn parse_line(line: &[u8]) -> Option<Line<'_>> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let id = number(fields.next()?)?;
+    fields.next()?;
+    let mut device = fields.next()?.split(|&byte| byte == b':');
+    let device = (number(device.next()?)? as u32, number(device.next()?)? as u32);
+    let (root, point, options) = (fields.next()?, fields.next()?, fields.next()?);
+    fields.find(|field| *field == b"-")?;
+    let (kind, source) = (fields.next()?, fields.next()?);
+    let ours = kind == MOUNT_TYPE.as_bytes();
+    Some(Line {
+        id,
+        device,
+        root,
+        point,
+        read_only: options.split(|&byte| byte == b',').any(|option| option == b"ro"),
+        instance: source.strip_prefix(MOUNT_SOURCE_PREFIX.as_bytes()).filter(|_| ours),
+    })
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    core::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Undoes the kernel's octal escapes; returns the length.
+fn decode(escaped: &[u8], out: &mut [u8; PATH_BYTES]) -> Option<usize> {
+    let (mut from, mut to) = (0, 0);
+    while let Some(&byte) = escaped.get(from) {
+        let octal = match (byte, escaped.get(from + 1..from + 4)) {
+            (b'\\', Some(digits)) if digits.iter().all(|digit| (b'0'..=b'7').contains(digit)) => Some(digits),
+            _ => None,
+        };
+        // One byte stays free for a NUL.
+        let place = out[..PATH_BYTES - 1].get_mut(to)?;
+        *place = match octal {
+            Some(digits) => digits.iter().fold(0_u32, |value, digit| value << 3 | u32::from(digit - b'0')) as u8,
+            None => byte,
+        };
+        from += if octal.is_some() { 4 } else { 1 };
+        to += 1;
+    }
+    Some(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let line = b"36 35 0:98 / /mnt/a\\040b rw,noatime shared:1 master:2 - fuse.poolfs poolfs:tree rw,user_id=0";
+        let parsed = parse_line(line).expect("a line");
+        assert_eq!(parsed.id, 36);
+        assert_eq!(parsed.device, (0, 98));
+        assert_eq!(parsed.instance, Some(&b"tree"[..]));
+        assert!(!parsed.read_only);
+        let foreign = parse_line(b"1 0 8:1 / / ro - ext4 poolfs:tree rw").expect("a line");
+        assert!(foreign.instance.is_none() && foreign.read_only);
+        assert_eq!(parse_line(b"1 0 8:1 / / ro ext4"), None);
+        assert_eq!(parse_line(b""), None);
+    }
+
+    #[test]
+    fn escapes_are_undone_and_lengths_bounded() {
+        let mut out = [0; PATH_BYTES];
+        let length = decode(b"/mnt/a\\040b\\134", &mut out).expect("short");
+        assert_eq!(&out[..length], b"/mnt/a b\\");
+        assert_eq!(decode(b"/x\\04", &mut out), Some(5));
+        assert_eq!(decode(&[b'a'; PATH_BYTES], &mut out), None);
+    }
+
+    #[test]
+    fn this_processes_mounts_are_read() {
+        let file = raw::open_read(c"/proc/self/mountinfo").expect("mountinfo");
+        let mut piece = std::boxed::Box::new([0; PIECE]);
+        let mut lines = 0;
+        for_each_line(file, &mut piece, &mut |_| {
+            lines += 1;
+            Some(())
+        })
+        .expect("readable");
+        raw::close(file);
+        assert!(lines > 0);
+    }
+}

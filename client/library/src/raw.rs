@@ -1,0 +1,323 @@
+//! System calls without libc: its functions are the ones we stand in for.
+
+use core::arch::asm;
+use linux_raw_sys::general as sys;
+
+/// The largest errno the kernel returns, negated, from a system call.
+const ERRNO_MAX: isize = 4095;
+
+/// One system call with the kernel's convention: a result, or a negative errno.
+///
+/// # Safety
+/// The arguments must be what the kernel expects of `number`: above all, memory it writes to must be the caller's to
+/// give away.
+#[inline(always)]
+pub unsafe fn system_call(number: u32, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the instruction clobbers rcx and r11 and nothing else but rax; what the kernel does to memory is the
+    // caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") arguments[0],
+            in("rsi") arguments[1],
+            in("rdx") arguments[2],
+            in("r10") arguments[3],
+            in("r8") arguments[4],
+            in("r9") arguments[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// A result of the kernel as a `Result`.
+pub fn check(result: isize) -> Result<usize, i32> {
+    if (-ERRNO_MAX..0).contains(&result) { Err(-result as i32) } else { Ok(result as usize) }
+}
+
+/// What `statx` says of an open descriptor, from what the kernel already knows.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn statx_descriptor(descriptor: i32) -> Result<sys::statx, i32> {
+    statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_DONT_SYNC)
+}
+
+/// `statx` with the basic fields and the mount's number.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn statx(descriptor: i32, path: &core::ffi::CStr, flags: u32) -> Result<sys::statx, i32> {
+    let mut out = core::mem::MaybeUninit::<sys::statx>::zeroed();
+    // SAFETY: the path ends with a NUL and the kernel writes one `statx` to `out`.
+    let result = unsafe {
+        system_call(
+            sys::__NR_statx,
+            [
+                descriptor as usize,
+                path.as_ptr() as usize,
+                flags as usize,
+                (sys::STATX_BASIC_STATS | sys::STATX_MNT_ID) as usize,
+                out.as_mut_ptr() as usize,
+                0,
+            ],
+        )
+    };
+    // SAFETY: plain numbers, zeroed before.
+    check(result).map(|_| unsafe { out.assume_init() })
+}
+
+/// `openat` for reading, close-on-exec, without following a final symbolic link's mode bits.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn open_read(path: &core::ffi::CStr) -> Result<i32, i32> {
+    let flags = sys::O_RDONLY | sys::O_CLOEXEC;
+    // SAFETY: the path ends with a NUL.
+    check(unsafe {
+        system_call(sys::__NR_openat, [sys::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0])
+    })
+    .map(|descriptor| descriptor as i32)
+}
+
+/// `openat` of the path in `path`, which ends at its first NUL.
+///
+/// # Errors
+/// The kernel's errno; `EINVAL` when there is no NUL.
+pub fn open(path: &[u8], flags: u32, mode: u32) -> Result<i32, i32> {
+    let path = core::ffi::CStr::from_bytes_until_nul(path).map_err(|_| sys_errno::EINVAL)?;
+    // SAFETY: the path ends with a NUL.
+    check(unsafe {
+        system_call(
+            sys::__NR_openat,
+            [sys::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, mode as usize, 0, 0],
+        )
+    })
+    .map(|descriptor| descriptor as i32)
+}
+
+/// `read`, repeated when a signal interrupted it.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn read(descriptor: i32, buffer: &mut [u8]) -> Result<usize, i32> {
+    loop {
+        // SAFETY: the kernel writes at most the slice's length into it.
+        let result = check(unsafe {
+            system_call(sys::__NR_read, [descriptor as usize, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0])
+        });
+        if result != Err(sys_errno::EINTR) {
+            return result;
+        }
+    }
+}
+
+/// `write`.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn write(descriptor: i32, bytes: &[u8]) -> Result<usize, i32> {
+    // SAFETY: the kernel only reads the slice.
+    check(unsafe { system_call(sys::__NR_write, [descriptor as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]) })
+}
+
+/// `close`.
+pub fn close(descriptor: i32) {
+    simple(sys::__NR_close, [descriptor as usize, 0, 0]).ok();
+}
+
+/// `lseek`.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn seek(descriptor: i32, offset: i64, whence: u32) -> Result<u64, i32> {
+    simple(sys::__NR_lseek, [descriptor as usize, offset as usize, whence as usize]).map(|offset| offset as u64)
+}
+
+/// The open flags of a descriptor.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn open_flags(descriptor: i32) -> Result<u32, i32> {
+    simple(sys::__NR_fcntl, [descriptor as usize, sys::F_GETFL as usize, 0]).map(|flags| flags as u32)
+}
+
+/// A duplicate of `descriptor` at or above `lowest`, close-on-exec; the original is closed.
+///
+/// # Errors
+/// The kernel's errno; the original stays open.
+pub fn move_up(descriptor: i32, lowest: i32) -> Result<i32, i32> {
+    let moved = simple(sys::__NR_fcntl, [descriptor as usize, sys::F_DUPFD_CLOEXEC as usize, lowest as usize])? as i32;
+    close(descriptor);
+    Ok(moved)
+}
+
+/// The process's number.
+pub fn process_id() -> u32 {
+    simple(sys::__NR_getpid, [0; 3]).unwrap_or(0) as u32
+}
+
+/// Events pending on one descriptor, without waiting.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn poll_now(descriptor: i32, events: i16) -> Result<i16, i32> {
+    let mut poll = sys::pollfd { fd: descriptor, events, revents: 0 };
+    // SAFETY: one structure, which the kernel fills in.
+    check(unsafe { system_call(sys::__NR_poll, [&raw mut poll as usize, 1, 0, 0, 0, 0]) })?;
+    Ok(poll.revents)
+}
+
+/// The soft and hard limit of a resource.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn limit(resource: u32) -> Result<(u64, u64), i32> {
+    let mut limits = [0_u64; 2];
+    // SAFETY: the kernel writes two 64-bit numbers.
+    check(unsafe { system_call(sys::__NR_prlimit64, [0, resource as usize, 0, limits.as_mut_ptr() as usize, 0, 0]) })?;
+    Ok((limits[0], limits[1]))
+}
+
+/// The number that tells a socket from all others of this kernel.
+///
+/// # Errors
+/// The kernel's errno: `EBADF`, `ENOTSOCK`.
+pub fn socket_cookie(descriptor: i32) -> Result<u64, i32> {
+    const SOL_SOCKET: usize = 1;
+    const SO_COOKIE: usize = 57;
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as u32;
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`, and the length.
+    check(unsafe {
+        system_call(
+            sys::__NR_getsockopt,
+            [descriptor as usize, SOL_SOCKET, SO_COOKIE, &raw mut cookie as usize, &raw mut length as usize, 0],
+        )
+    })?;
+    Ok(cookie)
+}
+
+/// A monotonic time, some milliseconds coarse.
+pub fn coarse_time_ns() -> u64 {
+    let mut time = [0_i64; 2];
+    // SAFETY: the kernel writes one `timespec`.
+    unsafe {
+        system_call(
+            sys::__NR_clock_gettime,
+            [sys::CLOCK_MONOTONIC_COARSE as usize, time.as_mut_ptr() as usize, 0, 0, 0, 0],
+        )
+    };
+    time[0] as u64 * 1_000_000_000 + time[1] as u64
+}
+
+/// The adoption ioctl; `adopt` is its argument and answer.
+///
+/// # Errors
+/// The kernel's errno: `ENOTTY` for anything but a descriptor of a poolfs mount.
+pub fn adopt(descriptor: i32, adopt: &mut poolfs_ipc::wire::Adopt) -> Result<(), i32> {
+    // SAFETY: the number says that 64 bytes go in and out, the size of the structure.
+    check(unsafe {
+        system_call(
+            sys::__NR_ioctl,
+            [descriptor as usize, poolfs_ipc::wire::ADOPT as usize, &raw mut *adopt as usize, 0, 0, 0],
+        )
+    })
+    .map(|_| ())
+}
+
+/// The target of `/proc/self/fd/N`-like links: `readlink` into `buffer`.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn read_link(path: &core::ffi::CStr, buffer: &mut [u8]) -> Result<usize, i32> {
+    // SAFETY: the path ends with a NUL; the kernel writes at most the slice's length.
+    check(unsafe {
+        system_call(sys::__NR_readlink, [path.as_ptr() as usize, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0])
+    })
+}
+
+/// `faccessat2` by the effective ids.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn may_search(path: &core::ffi::CStr) -> Result<(), i32> {
+    // SAFETY: the path ends with a NUL.
+    check(unsafe {
+        system_call(
+            sys::__NR_faccessat2,
+            [sys::AT_FDCWD as usize, path.as_ptr() as usize, sys::X_OK as usize, sys::AT_EACCESS as usize, 0, 0],
+        )
+    })
+    .map(|_| ())
+}
+
+/// Fresh anonymous memory that reads as zeros, and as zeros again in a forked child.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn map_wiped_on_fork(length: usize) -> Result<*mut u8, i32> {
+    let protection = sys::PROT_READ | sys::PROT_WRITE;
+    let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
+    // SAFETY: a new mapping at a place of the kernel's choice disturbs nobody.
+    let address =
+        check(unsafe { system_call(sys::__NR_mmap, [0, length, protection as usize, flags as usize, usize::MAX, 0]) })?;
+    // SAFETY: it is our own new mapping.
+    let advised =
+        check(unsafe { system_call(sys::__NR_madvise, [address, length, sys::MADV_WIPEONFORK as usize, 0, 0, 0]) });
+    if let Err(errno) = advised {
+        // SAFETY: nobody has seen the mapping yet.
+        unsafe { unmap(address as *mut u8, length) };
+        return Err(errno);
+    }
+    Ok(address as *mut u8)
+}
+
+/// `munmap`.
+///
+/// # Safety
+/// Nobody may use the range afterwards.
+pub unsafe fn unmap(address: *mut u8, length: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { system_call(sys::__NR_munmap, [address as usize, length, 0, 0, 0, 0]) };
+}
+
+/// A system call whose arguments are numbers only.
+fn simple(number: u32, [a, b, c]: [usize; 3]) -> Result<usize, i32> {
+    // SAFETY: no pointers are passed; the callers above choose numbers of calls that take none.
+    check(unsafe { system_call(number, [a, b, c, 0, 0, 0]) })
+}
+
+/// The kernel's error numbers, as the raw calls return them.
+pub mod sys_errno {
+    /// interrupted
+    pub const EINTR: i32 = 4;
+    /// bad descriptor
+    pub const EBADF: i32 = 9;
+    /// invalid argument
+    pub const EINVAL: i32 = 22;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_and_errnos_are_told_apart() {
+        assert_eq!(check(0), Ok(0));
+        assert_eq!(check(-9), Err(9));
+        assert_eq!(check(-4095), Err(4095));
+        assert_eq!(check(-4096), Ok(-4096_isize as usize));
+    }
+
+    #[test]
+    fn the_kernel_answers() {
+        assert_eq!(process_id(), std::process::id());
+        assert_eq!(statx_descriptor(-1).err(), Some(sys_errno::EBADF));
+        assert!(limit(sys::RLIMIT_NOFILE).is_ok_and(|(soft, hard)| soft > 0 && soft <= hard));
+    }
+}

@@ -1,0 +1,94 @@
+//! Changes of rights, and processes that come to share descriptions: what has to happen before the kernel is asked.
+
+use crate::process;
+use crate::state::{state, switch_off};
+use linux_raw_sys::general as sys;
+use linux_raw_sys::prctl;
+
+/// What a call is about to do to this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Other ids or groups for the whole process: sessions end, new ones are made with the new ids.
+    Identity,
+    /// Something that only the kernel will see rightly from now on: another root, other mounts, rules of a security
+    /// module, rights of a single thread.
+    View,
+    /// Another process gets this one's descriptions.
+    Sharing,
+}
+
+/// To be called before the change.
+pub fn before(change: Change) {
+    match change {
+        Change::Identity => end_sessions(),
+        Change::View => {
+            switch_off();
+            end_sessions();
+        }
+        Change::Sharing => process::note_fork(),
+    }
+}
+
+fn end_sessions() {
+    if let Some(state) = state_even_if_off() {
+        state.sessions.end_all();
+    }
+}
+
+fn state_even_if_off() -> Option<&'static crate::state::State> {
+    state().or_else(crate::state::state_if_mapped)
+}
+
+/// To be called before a system call by number, as `syscall` makes them: what libc's names would have told us.
+pub fn before_system_call(number: u32, arguments: [usize; 3]) {
+    match number {
+        // By number these change the calling thread alone.
+        sys::__NR_setuid
+        | sys::__NR_setgid
+        | sys::__NR_setreuid
+        | sys::__NR_setregid
+        | sys::__NR_setresuid
+        | sys::__NR_setresgid
+        | sys::__NR_setgroups
+        | sys::__NR_setfsuid
+        | sys::__NR_setfsgid
+        | sys::__NR_capset
+        | sys::__NR_unshare
+        | sys::__NR_setns
+        | sys::__NR_chroot
+        | sys::__NR_pivot_root
+        | sys::__NR_seccomp
+        | sys::__NR_landlock_restrict_self => before(Change::View),
+        sys::__NR_prctl if is_filter(arguments[0]) => before(Change::View),
+        sys::__NR_fork | sys::__NR_vfork | sys::__NR_clone | sys::__NR_clone3 => before(Change::Sharing),
+        sys::__NR_sendmsg | sys::__NR_sendmmsg => before(Change::Sharing),
+        sys::__NR_close => forget(arguments[0], arguments[0]),
+        sys::__NR_dup2 | sys::__NR_dup3 => forget(arguments[1], arguments[1]),
+        sys::__NR_close_range => forget(arguments[0], arguments[1]),
+        sys::__NR_umask => {
+            if let Some(state) = state() {
+                state.forget_umask();
+            }
+        }
+        sys::__NR_setrlimit | sys::__NR_prlimit64 => forget_limits(),
+        _ => {}
+    }
+}
+
+/// Whether a `prctl` puts system calls under a filter.
+pub fn is_filter(option: usize) -> bool {
+    option == prctl::PR_SET_SECCOMP as usize
+}
+
+/// To be called before a limit of resources changes, and after.
+pub fn forget_limits() {
+    if let Some(state) = state() {
+        state.forget_limits();
+    }
+}
+
+fn forget(first: usize, last: usize) {
+    if let (Some(state), Ok(first)) = (state(), u32::try_from(first)) {
+        state.descriptors.clear_range(first, u32::try_from(last).unwrap_or(u32::MAX));
+    }
+}

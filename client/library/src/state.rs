@@ -1,0 +1,165 @@
+//! The state of the library in one process: one mapping that a forked child finds empty.
+//!
+//! Everything a session owns or a description's history tells stands in [`State`], which the kernel wipes at fork
+//! (`MADV_WIPEONFORK`). So a child starts from nothing, whoever made it, and needs no handler that runs in it.
+//!
+//! A child of `vfork` shares this memory until it executes something. It may use what is there, as its parent
+//! would, and may forget entries; but it never connects, because [`State::process`] is not its own number.
+
+use crate::descriptors::Descriptors;
+use crate::mounts::Mounts;
+use crate::session::{self, Sessions};
+use crate::{process, raw, trace};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+const WIPED: u32 = 0;
+const SETTING_UP: u32 = 1;
+const READY: u32 = 2;
+
+/// Bit of [`State::umask`] that says the rest is known.
+const KNOWN: u32 = 1 << 31;
+
+/// The library's state. All zeros is a valid one: the state of a process that has done nothing yet.
+#[repr(C)]
+pub struct State {
+    ready: AtomicU32,
+    process: AtomicU32,
+    umask: AtomicU32,
+    file_size: AtomicU32,
+    /// Sessions, one per instance.
+    pub sessions: Sessions,
+    /// Where instances are mounted.
+    pub mounts: Mounts,
+    /// What is known of each descriptor.
+    pub descriptors: Descriptors,
+}
+
+static STATE: AtomicPtr<State> = AtomicPtr::new(core::ptr::null_mut());
+
+/// 0: on. Not in the wiped state: a child of a process that is off is off.
+static OFF: AtomicU32 = AtomicU32::new(0);
+
+const ON: u32 = 0;
+const SWITCHED_OFF: u32 = 1;
+const CHECKED: u32 = 2;
+
+/// From now on every call goes to the kernel, in this process and its children.
+pub fn switch_off() {
+    OFF.store(SWITCHED_OFF, Ordering::SeqCst);
+}
+
+/// The state, or nothing when the kernel is to do everything.
+#[inline]
+pub fn state() -> Option<&'static State> {
+    let state = STATE.load(Ordering::Acquire);
+    if !state.is_null() && OFF.load(Ordering::Relaxed) == CHECKED {
+        // SAFETY: the mapping is never given back, and zeros or what was stored there are a valid `State`.
+        let state = unsafe { &*state };
+        if state.ready.load(Ordering::Acquire) == READY {
+            return Some(state);
+        }
+    }
+    set_up()
+}
+
+/// The state as it stands, also when the library is off; nothing when there is none yet.
+pub fn state_if_mapped() -> Option<&'static State> {
+    // SAFETY: as in `state`.
+    let state = unsafe { STATE.load(Ordering::Acquire).as_ref() }?;
+    (state.ready.load(Ordering::Acquire) == READY).then_some(state)
+}
+
+#[cold]
+fn set_up() -> Option<&'static State> {
+    match OFF.load(Ordering::Relaxed) {
+        SWITCHED_OFF => return None,
+        ON => check_circumstances(),
+        _ => {}
+    }
+    if OFF.load(Ordering::Relaxed) != CHECKED {
+        return None;
+    }
+    let state = mapped()?;
+    match state.ready.compare_exchange(WIPED, SETTING_UP, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            session::close_inherited();
+            state.process.store(raw::process_id(), Ordering::Relaxed);
+            trace::start();
+            state.ready.store(READY, Ordering::Release);
+            Some(state)
+        }
+        Err(READY) => Some(state),
+        // A thread or the code this handler interrupted is at it; nobody waits.
+        Err(_) => None,
+    }
+}
+
+/// Whether this program may use the library at all; asked once.
+fn check_circumstances() {
+    let wanted = process::environment("POOLFS_OFF").is_none_or(<[u8]>::is_empty) && !process::runs_secure();
+    let verdict = if wanted { CHECKED } else { SWITCHED_OFF };
+    OFF.compare_exchange(ON, verdict, Ordering::AcqRel, Ordering::Acquire).ok();
+}
+
+fn mapped() -> Option<&'static State> {
+    let mut state = STATE.load(Ordering::Acquire);
+    if state.is_null() {
+        let fresh = raw::map_wiped_on_fork(size_of::<State>()).ok()?.cast::<State>();
+        match STATE.compare_exchange(core::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => state = fresh,
+            Err(others) => {
+                // SAFETY: nobody has seen our mapping.
+                unsafe { raw::unmap(fresh.cast(), size_of::<State>()) };
+                state = others;
+            }
+        }
+    }
+    // SAFETY: page-aligned zeros of the right length, never unmapped.
+    Some(unsafe { &*state })
+}
+
+impl State {
+    /// Whether the caller is the process this state belongs to, and not its `vfork` child.
+    pub fn is_own_process(&self) -> bool {
+        self.process.load(Ordering::Relaxed) == raw::process_id()
+    }
+
+    /// The file creation mask.
+    pub fn umask(&self) -> Option<u32> {
+        let known = self.umask.load(Ordering::Relaxed);
+        if known & KNOWN != 0 {
+            return Some(known & !KNOWN);
+        }
+        let mask = process::read_umask()?;
+        // A change in between has set it back to unknown, and stays.
+        self.umask.compare_exchange(known, mask | KNOWN, Ordering::Relaxed, Ordering::Relaxed).ok();
+        Some(mask)
+    }
+
+    /// Says that the mask is about to change, or has.
+    pub fn forget_umask(&self) {
+        // Another value each time, so that a reader in between does not take the old mask for the new one.
+        let before = self.umask.load(Ordering::Relaxed);
+        self.umask.store(if before & KNOWN != 0 { 0 } else { (before + 1) & !KNOWN }, Ordering::Relaxed);
+    }
+
+    /// Whether writes have to go to the kernel because it limits the size of files.
+    pub fn file_size_limited(&self) -> bool {
+        const LIMITED: u32 = 1;
+        const UNLIMITED: u32 = 2;
+        match self.file_size.load(Ordering::Relaxed) {
+            LIMITED => true,
+            UNLIMITED => false,
+            _ => {
+                let limited = process::file_size_limited();
+                self.file_size.store(if limited { LIMITED } else { UNLIMITED }, Ordering::Relaxed);
+                limited
+            }
+        }
+    }
+
+    /// Says that a limit of resources changes.
+    pub fn forget_limits(&self) {
+        self.file_size.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,78 @@
+//! Opening, closing, duplicating and mapping.
+
+use crate::macros::{intercept, memory, path, structure};
+use crate::next::Next;
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use poolfs_client::calls;
+use poolfs_client::paths::WORKING_DIRECTORY;
+
+/// `O_CREAT|O_WRONLY|O_TRUNC`
+const CREATE: c_int = 0o1101;
+
+intercept! {
+    open | open64 | __open | __open64(name: *const c_char, flags: c_int, mode: c_uint) -> c_int =
+        calls::openat(WORKING_DIRECTORY, path(name), flags, mode);
+    openat | openat64(directory: c_int, name: *const c_char, flags: c_int, mode: c_uint) -> c_int =
+        calls::openat(directory, path(name), flags, mode);
+    __open_2 | __open64_2(name: *const c_char, flags: c_int) -> c_int =
+        calls::openat(WORKING_DIRECTORY, path(name), flags, 0);
+    __openat_2 | __openat64_2(directory: c_int, name: *const c_char, flags: c_int) -> c_int =
+        calls::openat(directory, path(name), flags, 0);
+    creat | creat64(name: *const c_char, mode: c_uint) -> c_int =
+        calls::openat(WORKING_DIRECTORY, path(name), CREATE, mode);
+    openat2(directory: c_int, name: *const c_char, how: *const c_void, size: usize) -> c_int =
+        calls::openat2(directory, path(name), memory(how, size));
+    close | __close(descriptor: c_int) -> c_int = calls::close(descriptor);
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = calls::close_range(first, last, flags as u32);
+    dup(descriptor: c_int) -> c_int = calls::dup(descriptor);
+    dup2 | __dup2(from: c_int, to: c_int) -> c_int = calls::dup2(from, to);
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int = calls::dup3(from, to, flags);
+    umask(mask: c_uint) -> c_uint = calls::umask(mask);
+    setrlimit | setrlimit64(resource: c_uint, limits: *const c_void) -> c_int =
+        calls::prlimit(0, resource, structure::<[u64; 2]>(limits), structure::<[u64; 2]>(core::ptr::null()));
+    prlimit | prlimit64(process: c_int, resource: c_uint, new: *const c_void, old: *mut c_void) -> c_int =
+        calls::prlimit(process, resource, structure::<[u64; 2]>(new), structure::<[u64; 2]>(old));
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn closefrom(first: c_int) {
+    calls::close_range(first.max(0) as u32, u32::MAX, 0);
+}
+
+macro_rules! map {
+    ($($name:ident),+) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name(
+                place: *mut c_void, length: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: i64,
+            ) -> *mut c_void {
+                let result = calls::mmap(memory(place, length), protection, flags, descriptor, offset);
+                poolfs_client::errno::convert(result) as *mut c_void
+            }
+        )+
+    };
+}
+map!(mmap, mmap64);
+
+macro_rules! control {
+    ($($name:ident $text:literal),+) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name(descriptor: c_int, command: c_int, argument: usize) -> c_int {
+                static NEXT: Next = Next::new($text);
+                if calls::duplicates(command) {
+                    let result = calls::duplicate_above(descriptor, command, argument);
+                    return poolfs_client::errno::convert(result) as c_int;
+                }
+                let next = NEXT.address();
+                if next.is_null() {
+                    return crate::next::missing() as c_int;
+                }
+                // SAFETY: libc's function of this name; its variable arguments travel like fixed ones.
+                let next: extern "C" fn(c_int, c_int, usize) -> c_int = unsafe { core::mem::transmute(next) };
+                next(descriptor, command, argument)
+            }
+        )+
+    };
+}
+control!(fcntl c"fcntl", fcntl64 c"fcntl64");

@@ -1,0 +1,86 @@
+//! The beginning and the end of the process, what shares its descriptions with others, and what changes its rights.
+
+use crate::next::announce_and_go_on;
+use core::ffi::c_int;
+use linux_raw_sys::general as sys;
+use poolfs_client::rights::{self, Change};
+use poolfs_client::{raw, state, trace};
+
+/// Run by the loader before the program's own code, so that the first call finds everything set up.
+extern "C" fn begin() {
+    state::state();
+}
+
+extern "C" fn end() {
+    trace::report();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+fn sharing(_: usize, _: usize, _: usize) {
+    rights::before(Change::Sharing);
+}
+
+fn identity(_: usize, _: usize, _: usize) {
+    rights::before(Change::Identity);
+}
+
+fn view(_: usize, _: usize, _: usize) {
+    rights::before(Change::View);
+}
+
+fn process_control(option: usize, _: usize, _: usize) {
+    if rights::is_filter(option) {
+        rights::before(Change::View);
+    }
+}
+
+announce_and_go_on! { sharing:
+    fork c"fork", _Fork c"_Fork", vfork c"vfork", __vfork c"__vfork", clone c"clone", __clone c"__clone",
+    posix_spawn c"posix_spawn", posix_spawnp c"posix_spawnp", system c"system", popen c"popen",
+    forkpty c"forkpty", daemon c"daemon", wordexp c"wordexp", sendmsg c"sendmsg", sendmmsg c"sendmmsg",
+}
+
+announce_and_go_on! { identity:
+    setuid c"setuid", setgid c"setgid", seteuid c"seteuid", setegid c"setegid", setreuid c"setreuid",
+    setregid c"setregid", setresuid c"setresuid", setresgid c"setresgid", setgroups c"setgroups",
+    initgroups c"initgroups",
+}
+
+announce_and_go_on! { view:
+    setfsuid c"setfsuid", setfsgid c"setfsgid", capset c"capset", unshare c"unshare", setns c"setns",
+    chroot c"chroot", pivot_root c"pivot_root",
+}
+
+announce_and_go_on! { process_control: prctl c"prctl" }
+
+/// Ends the process at once, without a word to libc.
+pub fn abort() -> ! {
+    const SIGABRT: c_int = 6;
+    exit_by_kernel(128 + SIGABRT)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _exit(status: c_int) -> ! {
+    trace::report();
+    exit_by_kernel(status)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _Exit(status: c_int) -> ! {
+    trace::report();
+    exit_by_kernel(status)
+}
+
+fn exit_by_kernel(status: c_int) -> ! {
+    loop {
+        // SAFETY: a call without pointers.
+        unsafe { raw::system_call(sys::__NR_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}

@@ -1,0 +1,45 @@
+//! `syscall`: made by the kernel as asked, after a look at what it is about to do.
+
+use poolfs_client::{errno, rights};
+
+extern "C" fn look(number: usize, a: usize, b: usize, c: usize) {
+    if let Ok(number) = u32::try_from(number) {
+        rights::before_system_call(number, [a, b, c]);
+    }
+}
+
+extern "C" fn set_errno(errno: i32) {
+    errno::set(errno);
+}
+
+/// In assembly, because a system call may return on another stack, or twice.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall() {
+    core::arch::naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+        "call {look}",
+        "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "mov rax, rdi",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "mov rdx, rcx",
+        "mov r10, r8",
+        "mov r8, r9",
+        "mov r9, [rsp + 8]",
+        "syscall",
+        "cmp rax, -4095",
+        "jae 2f",
+        "ret",
+        "2:",
+        "neg eax",
+        "mov edi, eax",
+        "push rax",
+        "call {set_errno}",
+        "pop rax",
+        "mov rax, -1",
+        "ret",
+        look = sym look,
+        set_errno = sym set_errno,
+    )
+}
