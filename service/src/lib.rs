@@ -28,6 +28,7 @@ pub mod legacy;
 mod nodes;
 mod notify;
 pub mod process;
+pub mod queue_front;
 mod request;
 pub mod service;
 pub mod stack;

@@ -2,11 +2,11 @@
 
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
+use crate::queue_front::adoptions::Adoptions;
 use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
-use hashbrown::HashMap;
-use poolfs_ipc::service::{Acquired, Endpoint, EndpointConfig, Reception, Session, Stop};
+use poolfs_ipc::service::{Acquired, Endpoint, EndpointConfig, Reception, Stop};
 use poolfs_ipc::wire::{Adopt, SOCKET_SUFFIX};
 use poolfs_libservice::types::Errno;
 use std::io;
@@ -22,14 +22,11 @@ use tracing::{error, warn};
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 const CLOSE_PAUSE: Duration = Duration::from_millis(2);
 
-/// Adopted files: by key, the sessions that have a handle on them.
-type Adopted = HashMap<u64, Vec<Weak<Session<SessionState>>>>;
-
 /// One instance's queue front.
 pub struct QueueFront {
     instance: Weak<Instance>,
     endpoint: Arc<Endpoint<SessionState>>,
-    adopted: Mutex<Adopted>,
+    adoptions: Arc<Adoptions>,
     serving: AtomicUsize,
     reception: Mutex<Option<(Stop, JoinHandle<()>)>>,
 }
@@ -53,15 +50,16 @@ impl QueueFront {
         let front = Arc::new(Self {
             instance: Arc::downgrade(instance),
             endpoint,
-            adopted: Mutex::default(),
+            adoptions: Arc::default(),
             serving: AtomicUsize::new(0),
             reception: Mutex::default(),
         });
         threads.add(Arc::clone(&front))?;
+        let adoptions = Arc::clone(&front.adoptions);
         let stop = reception.stop();
         let name = instance.name().to_owned();
         let receiving = std::thread::Builder::new().name("reception".into()).spawn(move || {
-            if let Err(error) = reception.run(|facts| Ok(SessionState::new(facts))) {
+            if let Err(error) = reception.run(|facts| Ok(SessionState::new(facts, &adoptions))) {
                 error!(instance = name, %error, "no more sessions are let in");
             }
         });
@@ -93,16 +91,24 @@ impl QueueFront {
             }
             std::thread::sleep(CLOSE_PAUSE);
         }
-        lock(&self.adopted).clear();
     }
 
     pub(super) fn endpoint(&self) -> &Arc<Endpoint<SessionState>> {
         &self.endpoint
     }
 
+    /// Takes a request from the queue of `group`; it counts as under way until [`QueueFront::answer`] has ended.
+    pub(super) fn take(&self, group: usize) -> Option<Acquired<SessionState>> {
+        self.serving.fetch_add(1, Ordering::AcqRel);
+        let acquired = self.endpoint.take(group);
+        if acquired.is_none() {
+            self.serving.fetch_sub(1, Ordering::AcqRel);
+        }
+        acquired
+    }
+
     /// Serves a request and publishes its reply: `EIO` when the instance is gone or a layer panics.
     pub(super) fn answer(&self, acquired: Acquired<SessionState>, scratch: &mut [u8]) {
-        self.serving.fetch_add(1, Ordering::AcqRel);
         if let Some(instance) = self.instance.upgrade() {
             let session = Arc::clone(acquired.session());
             let request = *acquired.request();
@@ -114,20 +120,6 @@ impl QueueFront {
             }
         }
         self.serving.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Lets the handles of sessions go that have ended. Called when a session adopts, so that what ended sessions keep is
-    /// bounded by what living ones do.
-    fn release_ended(&self, adopted: &mut Adopted, files: &[Arc<OpenFile>]) {
-        for file in files {
-            if let Some(sessions) = adopted.get_mut(&file.key()) {
-                sessions.retain(|session| session.upgrade().is_some_and(|session| !session.has_ended()));
-                if sessions.is_empty() {
-                    adopted.remove(&file.key());
-                    file.set_adopted(false);
-                }
-            }
-        }
     }
 }
 
@@ -142,28 +134,12 @@ impl Adopter for QueueFront {
         }
         let caller = poolfs_libservice::types::Caller::ROOT;
         let attributes = instance.layer().getattr(&caller, file.node()).map_err(|error| error.errno())?;
-        let mut adopted = lock(&self.adopted);
-        let Some(handle) = session.content().adopt(file) else { return Ok(refused) };
-        let sessions = adopted.entry(file.key()).or_default();
-        sessions.retain(|other| other.upgrade().is_some_and(|other| !other.has_ended()));
-        if !sessions.iter().any(|other| other.as_ptr() == Arc::as_ptr(&session)) {
-            sessions.push(Arc::downgrade(&session));
-        }
-        file.set_adopted(true);
-        Ok(Adopt {
-            handle,
-            inode: attributes.inode,
-            open_flags: file.flags().bits(),
-            mode: attributes.mode(),
-            ..asked
-        })
+        let Some(handle) = self.adoptions.adopt(&session, file) else { return Ok(refused) };
+        Ok(Adopt { handle, inode: attributes.inode, open_flags: file.flags().bits(), mode: attributes.mode(), ..asked })
     }
 
     fn released(&self, file: &Arc<OpenFile>) {
-        let sessions = lock(&self.adopted).remove(&file.key()).unwrap_or_default();
-        for session in sessions.iter().filter_map(Weak::upgrade) {
-            session.content().release(file.key());
-        }
+        self.adoptions.released(file);
     }
 
     fn sessions(&self) -> u64 {

@@ -11,6 +11,7 @@
 //!
 //! **Invariant.** A client's bytes are copied out once, checked on the copy ([`Message`]), and never looked at again.
 
+mod adoptions;
 mod front;
 mod message;
 mod operations;

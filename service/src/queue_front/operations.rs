@@ -7,7 +7,7 @@ use crate::queue_front::serve::Refused;
 use crate::queue_front::session::SessionState;
 use crate::request::{Context, Reply as Outcome, Request, WriteMode};
 use crate::walk::{Found, Place};
-use poolfs_ipc::wire::{Operation, Reply, RequestFlags, WireAttributes, WireStatfs, WireTime};
+use poolfs_ipc::wire::{Operation, Reply, RequestFlags, WireStatfs, WireTime};
 use poolfs_libservice::types::{
     AllocateMode, Attributes, Errno, FileType, NodeId, OpenFlags, RenameFlags, SeekTo, SetAttributes, SetTime,
     Timestamp, XattrFlags,
@@ -166,7 +166,8 @@ impl<'a> Call<'a> {
         let request = &self.message.request;
         let file = self.file(request.handle)?;
         let buffer = &mut scratch[..request.length as usize];
-        let Outcome::Count(count) = self.dispatch(Request::Read { file: &file, offset: request.offset, buffer })? else {
+        let Outcome::Count(count) = self.dispatch(Request::Read { file: &file, offset: request.offset, buffer })?
+        else {
             return Err(Errno::EIO.into());
         };
         self.area.put(0, &scratch[..count]).map_err(|_| Errno::EIO)?;
@@ -296,8 +297,7 @@ impl<'a> Call<'a> {
 
     fn link(&self, path: &[u8], second: &[u8]) -> Answer {
         let object = self.object(path, self.follows())?;
-        let (_start, place) =
-            self.place(self.message.request.second_directory, second).map_err(Refused::of_second)?;
+        let (_start, place) = self.place(self.message.request.second_directory, second).map_err(Refused::of_second)?;
         let linked = Request::Link { node: object.node(), parent: place.parent.node(), name: place.name };
         match self.dispatch(linked)? {
             Outcome::Entry(entry) => {

@@ -2,6 +2,7 @@
 
 use crate::access::{Credentials, IdMap};
 use crate::handles::OpenFile;
+use crate::queue_front::adoptions::Adoptions;
 use hashbrown::HashMap;
 use poolfs_ipc::service::{IdRange, PeerFacts};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -10,17 +11,17 @@ use std::sync::{Arc, PoisonError, RwLock};
 pub const HANDLES_PER_SESSION_MAX: usize = 1 << 15;
 
 /// A session's credentials and handles.
-#[derive(Debug)]
 pub struct SessionState {
     effective: Credentials,
     real: Credentials,
     handles: RwLock<HashMap<u64, Arc<OpenFile>>>,
+    adoptions: Arc<Adoptions>,
 }
 
 impl SessionState {
     /// The state of a new session.
     #[must_use]
-    pub fn new(facts: &PeerFacts) -> Self {
+    pub(super) fn new(facts: &PeerFacts, adoptions: &Arc<Adoptions>) -> Self {
         let map = |ranges: &[IdRange]| IdMap::new(ranges.iter().map(|range| (range.host, range.count)));
         let effective = Credentials {
             uid: facts.uid,
@@ -29,24 +30,19 @@ impl SessionState {
             capabilities: facts.capabilities,
             user_namespace: facts.user_namespace.as_ref().map(|(uids, gids)| (map(uids), map(gids))),
         };
-        Self::with(effective, facts)
-    }
-
-    /// As `access(2)` sees the caller: its real ids, with all it may have as root and with nothing otherwise.
-    fn with(effective: Credentials, facts: &PeerFacts) -> Self {
-        let root = match &facts.user_namespace {
-            None => facts.real_uid == 0,
-            Some((uids, _)) => uids.iter().any(|range| range.inside == 0 && range.host == facts.real_uid),
-        };
-        let capabilities = if root { facts.permitted } else { 0 };
-        let real = Credentials { uid: facts.real_uid, gid: facts.real_gid, capabilities, ..effective.clone() };
-        Self { effective, real, handles: RwLock::default() }
+        let real = real_credentials(&effective, facts);
+        Self { effective, real, handles: RwLock::default(), adoptions: Arc::clone(adoptions) }
     }
 
     /// A session with the same credentials for all purposes.
     #[must_use]
     pub fn of(credentials: Credentials) -> Self {
-        Self { real: credentials.clone(), effective: credentials, handles: RwLock::default() }
+        Self {
+            real: credentials.clone(),
+            effective: credentials,
+            handles: RwLock::default(),
+            adoptions: Arc::default(),
+        }
     }
 
     /// Who asks.
@@ -68,7 +64,7 @@ impl SessionState {
     }
 
     /// Gives the session a handle on `file`, unless it has too many; returns the handle.
-    pub fn adopt(&self, file: &Arc<OpenFile>) -> Option<u64> {
+    pub(super) fn adopt(&self, file: &Arc<OpenFile>) -> Option<u64> {
         let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
         if handles.len() >= HANDLES_PER_SESSION_MAX && !handles.contains_key(&file.key()) {
             return None;
@@ -78,15 +74,26 @@ impl SessionState {
     }
 
     /// Takes a handle back.
-    pub fn release(&self, handle: u64) -> bool {
-        self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&handle).is_some()
+    pub(super) fn release(&self, handle: u64) {
+        self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);
     }
+}
 
-    /// Takes all handles back.
-    pub fn release_all(&self) -> Vec<Arc<OpenFile>> {
-        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut *handles).into_values().collect()
+impl Drop for SessionState {
+    fn drop(&mut self) {
+        let handles = std::mem::take(self.handles.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.adoptions.let_go(handles.into_values());
     }
+}
+
+/// As `access(2)` sees the caller: its real ids, with all it may have as root and with nothing otherwise.
+fn real_credentials(effective: &Credentials, facts: &PeerFacts) -> Credentials {
+    let root = match &facts.user_namespace {
+        None => facts.real_uid == 0,
+        Some((uids, _)) => uids.iter().any(|range| range.inside == 0 && range.host == facts.real_uid),
+    };
+    let capabilities = if root { facts.permitted } else { 0 };
+    Credentials { uid: facts.real_uid, gid: facts.real_gid, capabilities, ..effective.clone() }
 }
 
 #[cfg(test)]
@@ -109,9 +116,9 @@ mod tests {
 
     #[test]
     fn access_is_asked_by_the_real_ids() {
-        let root = SessionState::new(&facts(0));
+        let root = SessionState::new(&facts(0), &Arc::default());
         assert_eq!((root.credentials().capabilities, root.real_credentials().capabilities), (6, 15));
-        let user = SessionState::new(&facts(1000));
+        let user = SessionState::new(&facts(1000), &Arc::default());
         let real = user.real_credentials();
         assert_eq!((real.uid, real.gid, real.capabilities), (1000, 7, 0));
         assert_eq!((user.credentials().uid, &user.credentials().groups), (0, &real.groups));

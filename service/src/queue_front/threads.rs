@@ -200,7 +200,7 @@ impl ServiceThreads {
     ) -> bool {
         for step in 0..fronts.len() {
             let index = (*first + step) % fronts.len();
-            let Some(acquired) = fronts[index].endpoint().take(group) else { continue };
+            let Some(acquired) = fronts[index].take(group) else { continue };
             *first = index + 1;
             let state = &self.state[group];
             if state.waiting.fetch_sub(1, Ordering::AcqRel) == 1

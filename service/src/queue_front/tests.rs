@@ -1,0 +1,377 @@
+//! The whole way of requests, from a client's connection to an instance over the in-memory layer; and [`serve`] alone for
+//! clients this process cannot be.
+
+use super::{DataArea, QueueFront, SERVICE_THREADS_PER_GROUP_MAX, ServiceThreads, SessionState, serve};
+use crate::access::Credentials;
+use crate::handles::OpenFile;
+use crate::instance::{Adopter, Instance};
+use crate::request::{Context, Reply as Outcome, Request as Asked};
+use crate::stack::Stack;
+use poolfs_ipc::area::{DATA_BYTES, OutOfBounds};
+use poolfs_ipc::wire::{Adopt, MAGIC, Operation, Reply, Request, RequestFlags, Status, WireTime};
+use poolfs_ipc::{CallError, Connection};
+use poolfs_libservice::Memory;
+use poolfs_libservice::types::{Errno, Name, NodeId, OpenFlags};
+use poolfs_service_protocol::{MountSpec, StackSpec};
+use std::cell::RefCell;
+use std::ffi::CString;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn instance() -> Arc<Instance> {
+    let spec = MountSpec {
+        instance: "test-1".into(),
+        mount_point: "/nowhere".into(),
+        stack: StackSpec::Directory { directory: "/nowhere".into() },
+        devices: true,
+        is_root: false,
+    };
+    Instance::new(spec, Stack::of(Memory::new()))
+}
+
+struct Served {
+    instance: Arc<Instance>,
+    front: Arc<QueueFront>,
+    threads: Arc<ServiceThreads>,
+    connection: Connection,
+    directory: tempfile::TempDir,
+}
+
+fn served() -> Served {
+    let directory = tempfile::tempdir().expect("directory");
+    let instance = instance();
+    let threads = ServiceThreads::start(&[0, 1]).expect("threads");
+    let front = QueueFront::start(&instance, directory.path(), &threads).expect("front");
+    let connection = connect(&directory);
+    Served { instance, front, threads, connection, directory }
+}
+
+fn connect(directory: &tempfile::TempDir) -> Connection {
+    let path = directory.path().join("test-1.sock");
+    Connection::open(&CString::new(path.to_str().expect("text")).expect("no NUL")).expect("session")
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.front.close(&self.threads);
+        self.threads.stop();
+        assert_eq!(self.threads.count(), 0);
+    }
+}
+
+fn request(operation: Operation, path: &str, second: &str) -> Request {
+    Request {
+        operation: operation as u32,
+        path_length: path.len() as u32,
+        second_length: second.len() as u32,
+        umask: 0o022,
+        ..Request::default()
+    }
+}
+
+fn open(instance: &Instance, path: &str, flags: OpenFlags) -> Arc<OpenFile> {
+    let context = Context::fuse(0, 0, 0, 0);
+    let name = Name::new(path.as_bytes()).expect("a name");
+    let opened = match instance.dispatch(&context, Asked::Lookup { parent: NodeId::ROOT, name }) {
+        Ok(Outcome::Entry(entry)) => instance.dispatch(&context, Asked::Open { node: entry.node, flags }),
+        _ => instance.dispatch(&context, Asked::Create { parent: NodeId::ROOT, name, permissions: 0o644, flags }),
+    };
+    match opened {
+        Ok(Outcome::Opened { file, .. }) => file,
+        other => panic!("{path}: {other:?}"),
+    }
+}
+
+impl Served {
+    fn call(&self, request: &Request, input: &[&[u8]], room: usize) -> (Reply, Vec<u8>) {
+        let mut output = vec![0; room];
+        let reply = self.connection.call(request, input, &mut output).expect("a reply");
+        output.truncate(reply.length as usize);
+        (reply, output)
+    }
+
+    fn by_path(&self, operation: Operation, path: &str, change: impl FnOnce(&mut Request)) -> Reply {
+        let mut request = request(operation, path, "");
+        change(&mut request);
+        self.call(&request, &[path.as_bytes()], 0).0
+    }
+
+    fn by_two(&self, operation: Operation, path: &str, second: &str, change: impl FnOnce(&mut Request)) -> Reply {
+        let mut request = request(operation, path, second);
+        change(&mut request);
+        self.call(&request, &[path.as_bytes(), second.as_bytes()], 0).0
+    }
+
+    fn adopt(&self, file: &Arc<OpenFile>) -> Adopt {
+        let asked = Adopt {
+            magic: MAGIC,
+            session: self.connection.session(),
+            handle: 0,
+            inode: 0,
+            open_flags: 0,
+            mode: 0,
+            reserved: [0; 32],
+        };
+        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        self.front.adopt(thread, file, asked).expect("an answer")
+    }
+}
+
+fn failed(reply: &Reply) -> Errno {
+    assert_eq!(reply.status, Status::Failed as u32, "{reply:?}");
+    Errno::from_raw(reply.errno)
+}
+
+fn done(reply: &Reply) {
+    assert_eq!(reply.status, Status::Done as u32, "{reply:?}");
+}
+
+fn kernel(reply: &Reply) {
+    assert_eq!(reply.status, Status::UseKernel as u32, "{reply:?}");
+}
+
+#[test]
+fn names_are_made_found_moved_and_removed() {
+    let served = served();
+    let made = served.by_path(Operation::MakeDirectory, "d", |request| request.mode = 0o777);
+    done(&made);
+    assert_eq!(made.attributes.mode, 0o040_755);
+    done(&served.by_path(Operation::MakeNode, "d/f", |request| request.mode = 0o100_666));
+    assert_eq!(failed(&served.by_path(Operation::MakeNode, "d/f", |request| request.mode = 0o644)), Errno::EEXIST);
+    assert_eq!(served.by_path(Operation::Stat, "/d//./f", |_| {}).attributes.mode, 0o100_644);
+    done(&served.by_two(Operation::Link, "d/f", "g", |_| {}));
+    assert_eq!(served.by_path(Operation::Stat, "g", |_| {}).attributes.links, 2);
+    done(&served.by_two(Operation::Rename, "g", "d/h", |_| {}));
+    assert_eq!(failed(&served.by_two(Operation::Rename, "d/f", "d/h", |request| request.mode = 1)), Errno::EEXIST);
+    assert_eq!(failed(&served.by_path(Operation::Stat, "g", |_| {})), Errno::ENOENT);
+    assert_eq!(failed(&served.by_path(Operation::Unlink, "d", |_| {})), Errno::EISDIR);
+    assert_eq!(failed(&served.by_path(Operation::Stat, "d/f/x", |_| {})), Errno::ENOTDIR);
+    done(&served.by_path(Operation::Unlink, "d/h", |_| {}));
+    done(&served.by_path(Operation::Access, "d/f", |request| request.mode = 6));
+    let statfs = served.call(&request(Operation::Statfs, "d", ""), &[b"d"], 56);
+    done(&statfs.0);
+    assert_eq!(statfs.1.len(), 56);
+}
+
+#[test]
+fn attributes_and_extended_attributes_are_changed() {
+    let served = served();
+    done(&served.by_path(Operation::MakeNode, "f", |request| request.mode = 0o644));
+    assert_eq!(
+        served.by_path(Operation::ChangeMode, "f", |request| request.mode = 0o100_600).attributes.mode,
+        0o100_600
+    );
+    let owned =
+        served.by_path(Operation::ChangeOwner, "f", |request| (request.uid, request.gid) = (5, u32::MAX)).attributes;
+    assert_eq!((owned.uid, owned.gid), (5, 0));
+    assert_eq!(served.by_path(Operation::Truncate, "f", |request| request.offset = 77).attributes.size, 77);
+    let times = [
+        WireTime { seconds: -5, nanoseconds: 7, reserved: 0 },
+        WireTime { seconds: 0, nanoseconds: 0x3fff_fffe, reserved: 0 },
+    ];
+    let timed = served.by_path(Operation::SetTimes, "f", |request| request.times = times).attributes;
+    assert_eq!((timed.seconds[0], timed.nanoseconds[0]), (-5, 7));
+    let bad = WireTime { nanoseconds: 1_000_000_000, ..times[0] };
+    assert_eq!(failed(&served.by_path(Operation::SetTimes, "f", |request| request.times = [bad; 2])), Errno::EINVAL);
+    let set = Request { third_length: 5, ..request(Operation::SetXattr, "f", "user.a") };
+    done(&served.call(&set, &[b"f", b"user.a", b"value"], 0).0);
+    let get = Request { length: 100, ..request(Operation::GetXattr, "f", "user.a") };
+    let (reply, value) = served.call(&get, &[b"f", b"user.a"], 100);
+    assert_eq!((reply.value, value.as_slice()), (5, &b"value"[..]));
+    let size = served.call(&Request { length: 0, ..get }, &[b"f", b"user.a"], 100).0;
+    assert_eq!((size.value, size.length), (5, 0));
+    assert_eq!(failed(&served.call(&Request { length: 4, ..get }, &[b"f", b"user.a"], 100).0), Errno::ERANGE);
+    let list = Request { length: 100, ..request(Operation::ListXattr, "f", "") };
+    assert_eq!(served.call(&list, &[b"f"], 100).1, b"user.a\0");
+    done(&served.by_two(Operation::RemoveXattr, "f", "user.a", |_| {}));
+    assert_eq!(failed(&served.by_two(Operation::RemoveXattr, "f", "user.a", |_| {})), Errno::ENODATA);
+}
+
+#[test]
+fn links_lead_on_and_what_leaves_the_instance_is_the_kernels() {
+    let served = served();
+    done(&served.by_path(Operation::MakeDirectory, "d", |request| request.mode = 0o755));
+    done(&served.by_path(Operation::MakeNode, "f", |request| request.mode = 0o644));
+    done(&served.by_two(Operation::SymbolicLink, "l", "d/deep", |_| {}));
+    done(&served.by_two(Operation::SymbolicLink, "a", "/etc", |_| {}));
+    assert_eq!(served.call(&request(Operation::ReadLink, "l", ""), &[b"l"], 100).1, b"d/deep");
+    let (reply, path) = served.call(&request(Operation::Stat, "l/x", ""), &[b"l/x"], 100);
+    assert_eq!((reply.status, path.as_slice()), (Status::Redirect as u32, &b"d/deep/x"[..]));
+    let (reply, path) = served.call(&request(Operation::Stat, "d/../a/x", ""), &[b"d/../a/x"], 100);
+    assert_eq!((reply.status, path.as_slice()), (Status::Redirect as u32, &b"/etc/x"[..]));
+    let (reply, path) = served.call(&request(Operation::Rename, "f", "a/g"), &[b"f", b"a/g"], 100);
+    assert_eq!((reply.status, path.as_slice()), (Status::RedirectSecond as u32, &b"/etc/g"[..]));
+    let no_follow = |request: &mut Request| request.flags = RequestFlags::NO_FOLLOW.bits();
+    assert_eq!(served.by_path(Operation::Stat, "l", no_follow).attributes.mode & 0o170_000, 0o120_000);
+    kernel(&served.by_path(Operation::ChangeMode, "l", no_follow));
+    kernel(&served.by_path(Operation::Stat, "../x", |_| {}));
+    kernel(&served.by_path(Operation::MakeDirectory, "e/", |request| request.mode = 0o755));
+    kernel(&served.by_two(Operation::Rename, "d", "e", |_| {}));
+    kernel(&served.by_two(Operation::RemoveXattr, "f", "system.posix_acl_access", |_| {}));
+}
+
+#[test]
+fn adopted_files_are_read_and_written_until_the_kernel_closes_them() {
+    let served = served();
+    let file = open(&served.instance, "f", OpenFlags::READ_WRITE);
+    let adopted = served.adopt(&file);
+    assert_ne!(adopted.handle, 0);
+    assert_eq!((adopted.open_flags, adopted.mode), (OpenFlags::READ_WRITE.bits(), 0o100_644));
+    let of = |operation: Operation, offset: u64, length: u64| Request {
+        handle: adopted.handle,
+        offset,
+        length,
+        ..request(operation, "", "")
+    };
+    let data: Vec<u8> = (0..DATA_BYTES).map(|n| (n / 7) as u8).collect();
+    let written = served.call(&of(Operation::Write, 3, DATA_BYTES as u64), &[&data], 0).0;
+    assert_eq!((written.value, written.length), (3, DATA_BYTES as u64));
+    let (reply, back) = served.call(&of(Operation::Read, 4, DATA_BYTES as u64), &[], DATA_BYTES);
+    assert_eq!((reply.length, back.as_slice()), (DATA_BYTES as u64 - 1, &data[1..]));
+    assert_eq!(served.call(&of(Operation::Stat, 0, 0), &[], 0).0.attributes.size, DATA_BYTES as u64 + 3);
+    assert_eq!(served.call(&of(Operation::Truncate, 10, 0), &[], 0).0.attributes.size, 10);
+    done(&served.call(&of(Operation::Sync, 0, 0), &[], 0).0);
+    done(&served.call(&of(Operation::Allocate, 0, 100), &[], 0).0);
+    assert_eq!(served.call(&Request { mode: 3, ..of(Operation::Seek, 0, 0) }, &[], 0).0.value, 0);
+    let copied = served.call(
+        &Request { second_handle: adopted.handle, second_offset: 50, ..of(Operation::CopyRange, 0, 10) },
+        &[],
+        0,
+    );
+    assert_eq!(copied.0.value, 10);
+    served.instance.release(file.key());
+    kernel(&served.call(&of(Operation::Read, 0, 1), &[], 1).0);
+}
+
+#[test]
+fn appends_go_to_the_end_and_directories_start_paths() {
+    let served = served();
+    let file = open(&served.instance, "f", OpenFlags::WRITE_ONLY | OpenFlags::APPEND);
+    let handle = served.adopt(&file).handle;
+    for expected in [0, 5] {
+        let append = Request { handle, offset: 77, length: 5, ..request(Operation::Write, "", "") };
+        assert_eq!(served.call(&append, &[b"12345"], 0).0.value, expected);
+    }
+    assert_eq!(
+        failed(&served.call(&Request { handle, length: 1, ..request(Operation::Read, "", "") }, &[], 1).0),
+        Errno::EBADF
+    );
+    done(&served.by_path(Operation::MakeDirectory, "d", |request| request.mode = 0o755));
+    let context = Context::fuse(0, 0, 0, 0);
+    let entry = served.instance.layer().lookup(&context.caller, NodeId::ROOT, Name::new(b"d").expect("name"));
+    let opened = served.instance.dispatch(&context, Asked::OpenDirectory { node: entry.expect("there").node });
+    let Ok(Outcome::Opened { file: directory, .. }) = opened else { panic!("{opened:?}") };
+    let start = served.adopt(&directory).handle;
+    done(&served.by_path(Operation::MakeNode, "x", |request| (request.directory, request.mode) = (start, 0o600)));
+    done(&served.by_path(Operation::Stat, "d/x", |_| {}));
+    assert_eq!(failed(&served.by_path(Operation::Stat, "x", |request| request.directory = handle)), Errno::ENOTDIR);
+    kernel(&served.by_path(Operation::Stat, "../f", |request| request.directory = start));
+}
+
+#[test]
+fn adoption_is_for_the_sessions_own_threads_and_ends_with_it() {
+    let served = served();
+    let file = open(&served.instance, "f", OpenFlags::READ_WRITE);
+    let asked = Adopt { session: served.connection.session(), ..served.adopt(&file) };
+    assert_eq!(served.front.adopt(1, &file, asked).expect("an answer").handle, 0, "another process's thread");
+    assert_eq!(served.front.adopt(0, &file, asked).expect("an answer").handle, 0);
+    let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let stranger = Adopt { session: asked.session ^ 1 << 20, ..asked };
+    assert_eq!(served.front.adopt(thread, &file, stranger).expect("an answer").handle, 0, "another session");
+    assert!(file.is_adopted());
+    // Another session of the process knows nothing of the handle.
+    let other = connect(&served.directory);
+    let read = Request { handle: asked.handle, length: 1, ..request(Operation::Read, "", "") };
+    assert_eq!(other.call(&read, &[], &mut [0]).expect("a reply").status, Status::UseKernel as u32);
+    assert_eq!(served.front.sessions(), 2);
+    served.connection.close();
+    let start = Instant::now();
+    while file.is_adopted() || served.front.sessions() > 1 {
+        assert!(start.elapsed() < Duration::from_secs(5), "the session's handles stay");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    drop(other);
+}
+
+#[test]
+fn what_the_kernel_may_have_changed_is_the_kernels() {
+    let served = served();
+    let adopted = open(&served.instance, "f", OpenFlags::READ_WRITE);
+    let handle = served.adopt(&adopted).handle;
+    let read = Request { handle, length: 1, ..request(Operation::Read, "", "") };
+    done(&served.call(&read, &[], 1).0);
+    let writer = open(&served.instance, "f", OpenFlags::WRITE_ONLY);
+    kernel(&served.call(&read, &[], 1).0);
+    kernel(&served.by_path(Operation::Truncate, "f", |_| {}));
+    served.instance.release(writer.key());
+    drop(writer);
+    done(&served.call(&read, &[], 1).0);
+}
+
+/// A data area of this process's own.
+struct Plain(RefCell<Vec<u8>>);
+
+impl DataArea for Plain {
+    fn bytes(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    fn get(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
+        target.copy_from_slice(self.0.borrow().get(offset..offset + target.len()).ok_or(OutOfBounds)?);
+        Ok(())
+    }
+
+    fn put(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+        self.0.borrow_mut().get_mut(offset..offset + source.len()).ok_or(OutOfBounds)?.copy_from_slice(source);
+        Ok(())
+    }
+}
+
+#[test]
+fn who_may_not_is_told_so() {
+    let instance = instance();
+    let user = Credentials { uid: 1000, gid: 1000, groups: vec![], capabilities: 0, user_namespace: None };
+    let sessions = [SessionState::of(Credentials::root()), SessionState::of(user)];
+    let mut scratch = vec![0; DATA_BYTES];
+    let mut ask = |who: usize, operation: Operation, path: &str, mode: u32| {
+        let area = Plain(RefCell::new(vec![0; DATA_BYTES]));
+        area.put(0, path.as_bytes()).expect("room");
+        let request = Request { mode, ..request(operation, path, "") };
+        serve(&instance, &sessions[who], &request, &area, &mut scratch)
+    };
+    done(&ask(0, Operation::MakeDirectory, "private", 0o700));
+    done(&ask(0, Operation::MakeNode, "private/f", 0o666));
+    done(&ask(0, Operation::MakeNode, "f", 0o640));
+    done(&ask(1, Operation::Stat, "f", 0));
+    assert_eq!(failed(&ask(1, Operation::Access, "f", 4)), Errno::EACCES);
+    assert_eq!(failed(&ask(1, Operation::Stat, "private/f", 0)), Errno::EACCES);
+    assert_eq!(failed(&ask(1, Operation::Unlink, "f", 0)), Errno::EACCES);
+    assert_eq!(failed(&ask(1, Operation::MakeDirectory, "mine", 0o755)), Errno::EACCES);
+    assert_eq!(failed(&ask(1, Operation::ChangeMode, "f", 0o777)), Errno::EPERM);
+}
+
+#[test]
+fn callers_at_once_get_threads_up_to_the_bound_and_the_end_comes_to_all() {
+    let mut served = served();
+    done(&served.by_path(Operation::MakeDirectory, "d", |request| request.mode = 0o755));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    done(&served.by_path(Operation::Stat, "d", |_| {}));
+                }
+            });
+        }
+    });
+    let groups = served.threads.groups().count();
+    assert!((2 * groups..=SERVICE_THREADS_PER_GROUP_MAX * groups).contains(&served.threads.count()));
+    served.front.close(&served.threads);
+    let late = served.connection.call(&request(Operation::Echo, "", ""), &[], &mut []);
+    assert!(matches!(late, Err(CallError::Dead | CallError::NoSession)), "{late:?}");
+    assert!(!served.directory.path().join("test-1.sock").exists());
+    served.connection = {
+        served.front = QueueFront::start(&served.instance, served.directory.path(), &served.threads).expect("again");
+        connect(&served.directory)
+    };
+    done(&served.by_path(Operation::Stat, "d", |_| {}));
+}
