@@ -1,2 +1,88 @@
 //! poolfs: the command line.
-fn main() {}
+//!
+//! One invocation does one thing and ends; no daemon is needed. What must be remembered (pools, images, containers) are
+//! documents in the state directory, changed under a lock and replaced by rename ([`state`]). A pool's filesystem service is
+//! started by the first mount and ended by the last unmount ([`service`]); a container that runs detached is watched by a
+//! process of its own ([`container`]). What a killed command left behind is recognised by the identity of the processes it
+//! named, and removed by the next command ([`pool`]).
+//!
+//! **Invariant:** no file data passes here, and the code of the service is never linked.
+
+mod arguments;
+mod container;
+mod context;
+mod execute;
+mod failure;
+mod images;
+mod mount;
+mod pool;
+mod record;
+mod service;
+mod signals;
+mod state;
+mod text;
+
+use arguments::{Arguments, Command, ImageCommand, PoolCommand};
+use clap::Parser;
+use context::Context;
+use failure::Result;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("POOLFS_LOG");
+    tracing_subscriber::fmt()
+        .with_env_filter(filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")))
+        .with_writer(std::io::stderr)
+        .without_time()
+        .init();
+    match dispatch(arguments) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            eprintln!("poolfs: {failure}");
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+fn dispatch(arguments: Arguments) -> Result<u8> {
+    let context = Context::new(arguments.state, arguments.run_dir, arguments.json)?;
+    let context = &context;
+    match arguments.command {
+        Command::Pool(command) => pool_command(context, command)?,
+        Command::Image(command) => image_command(context, command)?,
+        Command::Mount(arguments) => {
+            pool::sweep(context);
+            mount::mount(context, arguments)?;
+        }
+        Command::Umount { pool, mount_point } => mount::umount(context, &pool, &mount_point)?,
+        Command::Exec(arguments) => {
+            pool::sweep(context);
+            return execute::execute(context, &arguments);
+        }
+        Command::Enter(arguments) => return execute::enter(context, &arguments),
+    }
+    Ok(0)
+}
+
+fn pool_command(context: &Context, command: PoolCommand) -> Result<()> {
+    match command {
+        PoolCommand::Create { name, cpus, memory, cache } => {
+            pool::sweep(context);
+            let new = pool::NewPool { name, cpus, memory_bytes: memory, cache_bytes: cache, owner: None };
+            pool::create(context, new)
+        }
+        PoolCommand::Ls => pool::list(context),
+        PoolCommand::Inspect { name } => pool::inspect(context, &name),
+        PoolCommand::Rm { name } => pool::remove(context, &name),
+    }
+}
+
+fn image_command(context: &Context, command: ImageCommand) -> Result<()> {
+    match command {
+        ImageCommand::Import { name, source } => images::import(context, &name, &source),
+        ImageCommand::Ls => images::list(context),
+        ImageCommand::Inspect { name } => images::inspect(context, &name),
+        ImageCommand::Rm { name } => images::remove(context, &name),
+    }
+}

@@ -152,6 +152,32 @@ impl ControlGroups {
         self.remove_everywhere(host, &leaf_path(pool, Leaf::Container(name)))
     }
 
+    /// The groups of containers and commands that a pool has.
+    #[must_use]
+    pub fn containers(&self, host: &dyn Host, pool: &str) -> Vec<String> {
+        let relative = Path::new(PARENT).join(pool).join("containers");
+        let mounts = self.mounts();
+        let listed = mounts.iter().flat_map(|mount| host.list_directories(&mount.join(&relative)).unwrap_or_default());
+        let mut names: Vec<String> = listed.collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// Hand the processes of a container's group back to the root of each hierarchy, then remove it: for programs that
+    /// their command left running.
+    pub fn release_container(&self, host: &dyn Host, pool: &str, name: &str) -> Result<()> {
+        let relative = leaf_path(pool, Leaf::Container(name));
+        for (mount, _) in self.limiting() {
+            let members = host.read_text(&mount.join(&relative).join("cgroup.procs")).unwrap_or_default();
+            for pid in members.split_whitespace() {
+                // It may end at any moment.
+                let _ = host.write_text(&mount.join("cgroup.procs"), pid);
+            }
+        }
+        self.remove_container(host, pool, name)
+    }
+
     /// Remove a pool's groups, and the common parent when it was the last one.
     pub fn remove_pool(&self, host: &dyn Host, pool: &str) -> Result<()> {
         self.remove_everywhere(host, &Path::new(PARENT).join(pool))?;
@@ -292,7 +318,9 @@ mod tests {
             let path = format!("/sys/fs/cgroup/devices/poolfs{directory}");
             host.make_directory(Path::new(&path)).expect("made");
         }
+        assert_eq!(groups.containers(&host, "web"), ["c1"]);
         groups.remove_container(&host, "web", "c1").expect("removed");
+        assert!(groups.containers(&host, "web").is_empty());
         groups.remove_pool(&host, "web").expect("removed");
         let left = host.directories_below("/sys/fs/cgroup");
         assert!(left.iter().all(|d| !d.to_string_lossy().contains("poolfs")), "{left:?}");

@@ -121,15 +121,15 @@ impl ImageStore {
         Ok(record)
     }
 
-    /// Remove an image and the layers that no other image has and `in_use` does not name.
-    pub fn remove(&self, name: &str, in_use: impl FnOnce() -> Vec<Digest>) -> Result<Removed> {
+    /// Remove an image and the layers that no other image has and `in_use` does not name. The lock is an exclusive one,
+    /// taken before `in_use` was found out.
+    pub fn remove(&self, _lock: &StoreLock, name: &str, in_use: &[Digest]) -> Result<Removed> {
         check_name(name)?;
-        let _lock = self.lock(true)?;
         self.get(name)?;
         let path = self.record_path(name);
         std::fs::remove_file(&path).map_err(|source| ImageError::io("remove", &path, source))?;
         self.layers.sweep()?;
-        let mut wanted: BTreeSet<Digest> = in_use().into_iter().collect();
+        let mut wanted: BTreeSet<Digest> = in_use.iter().cloned().collect();
         for image in self.list()? {
             wanted.extend(image.layers.into_iter().map(|layer| layer.digest));
         }

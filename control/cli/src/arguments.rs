@@ -1,0 +1,201 @@
+//! The command line.
+
+use crate::text::parse_size;
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Filesystems at user level, one service for each pool of containers.
+#[derive(Debug, Parser)]
+#[command(name = "poolfs", version, propagate_version = true, disable_help_subcommand = true)]
+pub struct Arguments {
+    /// The directory of pools, images and containers
+    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/poolfs")]
+    pub state: PathBuf,
+    /// The directory of sockets
+    #[arg(long, global = true, value_name = "DIR", default_value = "/run/poolfs", hide = true)]
+    pub run_dir: PathBuf,
+    /// Print JSON instead of a table
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make, list and remove pools
+    #[command(subcommand)]
+    Pool(PoolCommand),
+    /// Mount a directory or a union of directories
+    Mount(MountArguments),
+    /// Unmount what was mounted with `mount`
+    Umount {
+        /// The pool
+        pool: String,
+        /// Where it is mounted
+        mount_point: PathBuf,
+    },
+    /// Run a command on a pool's cores with the library preloaded
+    Exec(ExecArguments),
+    /// Import, list and remove images
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Enter a control group and become another program
+    #[command(name = "__enter", hide = true)]
+    Enter(EnterArguments),
+}
+
+/// Commands on pools.
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// Make a pool
+    Create {
+        /// Its name
+        name: String,
+        /// Its CPUs, such as 0-1 [default: all that are online]
+        #[arg(long)]
+        cpus: Option<String>,
+        /// Memory of service and containers together
+        #[arg(long, value_parser = parse_size, default_value = "2G")]
+        memory: u64,
+        /// The service's cache, a part of the memory
+        #[arg(long, value_parser = parse_size, default_value = "512M")]
+        cache: u64,
+    },
+    /// List the pools
+    Ls,
+    /// Show everything about a pool
+    Inspect {
+        /// The pool
+        name: String,
+    },
+    /// Remove a pool in which nothing is mounted
+    Rm {
+        /// The pool
+        name: String,
+    },
+}
+
+/// Commands on images.
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Import an image
+    Import {
+        /// Its name here
+        name: String,
+        /// oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE, tar:FILE (plain, gzip or zstd) or dir:DIR
+        source: String,
+    },
+    /// List the images
+    Ls,
+    /// Show everything about an image
+    Inspect {
+        /// The image
+        name: String,
+    },
+    /// Remove an image, and the layers nobody else uses
+    Rm {
+        /// The image
+        name: String,
+    },
+}
+
+/// Arguments of `mount`.
+#[derive(Debug, Args)]
+#[command(override_usage = "poolfs mount POOL MOUNTPOINT --dir DIR\n       \
+                            poolfs mount POOL MOUNTPOINT --upper DIR --lower DIR[:DIR...]")]
+pub struct MountArguments {
+    /// The pool
+    pub pool: String,
+    /// Where to mount
+    pub mount_point: PathBuf,
+    /// One directory, no union
+    #[arg(long, conflicts_with_all = ["upper", "lower"], required_unless_present_all = ["upper", "lower"])]
+    pub dir: Option<PathBuf>,
+    /// The writable branch of a union
+    #[arg(long, requires = "lower")]
+    pub upper: Option<PathBuf>,
+    /// The read-only branches of a union, topmost first: DIR[:DIR...]
+    #[arg(long, requires = "upper")]
+    pub lower: Option<String>,
+}
+
+/// Arguments of `exec`.
+#[derive(Debug, Args)]
+#[command(override_usage = "poolfs exec [POOL] [--mount SPEC ...] [--legacy] -- CMD ...")]
+pub struct ExecArguments {
+    /// The pool [default: one that is thrown away afterwards]
+    pub pool: Option<String>,
+    /// Mount this for the command: at=DIR,dir=DIR or at=DIR,upper=DIR,lower=DIR[:DIR...]
+    #[arg(long = "mount", value_name = "SPEC")]
+    pub mounts: Vec<String>,
+    /// Without the library: everything through the kernel
+    #[arg(long)]
+    pub legacy: bool,
+    /// The command
+    #[arg(last = true, required = true)]
+    pub command: Vec<String>,
+}
+
+/// Arguments of the step between `exec` and its command.
+#[derive(Debug, Args)]
+pub struct EnterArguments {
+    /// The pool
+    #[arg(long)]
+    pub pool: String,
+    /// The group in it
+    #[arg(long)]
+    pub group: String,
+    /// The library to preload
+    #[arg(long)]
+    pub preload: Option<PathBuf>,
+    /// The program
+    #[arg(last = true, required = true)]
+    pub command: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Arguments, clap::Error> {
+        Arguments::try_parse_from(line.split(' '))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_form_is_understood() {
+        for line in [
+            "poolfs pool create web --cpus 0-1 --memory 2G --cache 512M",
+            "poolfs pool ls --json",
+            "poolfs mount web /mnt --dir /data",
+            "poolfs mount web /mnt --upper /u --lower /l1:/l2",
+            "poolfs umount web /mnt",
+            "poolfs exec -- ls -l",
+            "poolfs exec web --mount at=/a,dir=/b --mount at=/c,upper=/u,lower=/l --legacy -- sh -c true",
+            "poolfs image import debian oci:/x:v1",
+        ] {
+            parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+
+    #[test]
+    fn wrong_combinations_are_refused() {
+        for line in [
+            "poolfs mount web /mnt",
+            "poolfs mount web /mnt --upper /u",
+            "poolfs mount web /mnt --dir /d --upper /u --lower /l",
+            "poolfs exec web",
+            "poolfs pool create web --memory lots",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

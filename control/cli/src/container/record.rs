@@ -1,0 +1,80 @@
+//! What is kept of a container: `containers/NAME/container.json`, beside its upper branch, its bundle and its log.
+
+use crate::context::Context;
+use crate::record::ProcessRecord;
+use poolfs_image::Digest;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// How far a container has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContainerState {
+    /// Its root is being mounted.
+    Created,
+    /// It was started.
+    Running,
+    /// It has ended, and its root is unmounted.
+    Ended,
+}
+
+/// A container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContainerRecord {
+    /// The version of this form.
+    pub version: u32,
+    /// Its name.
+    pub name: String,
+    /// Its pool.
+    pub pool: String,
+    /// The image it was made of.
+    pub image: String,
+    /// The image's layers, the lowest first: they stay while the container does.
+    pub layers: Vec<Digest>,
+    /// What it runs.
+    pub command: Vec<String>,
+    /// Most memory, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Without the library.
+    pub legacy: bool,
+    /// With a terminal.
+    pub tty: bool,
+    /// Its standard input stays open.
+    pub interactive: bool,
+    /// Removed when it ends.
+    pub remove_at_end: bool,
+    /// The instance its root is.
+    pub instance: Option<String>,
+    /// When it was made, seconds since 1970.
+    pub created_seconds: u64,
+    /// The process that watches over it.
+    pub monitor: Option<ProcessRecord>,
+    /// How far it has come.
+    pub state: ContainerState,
+    /// Its exit status, when it has ended.
+    pub exit_status: Option<u8>,
+}
+
+impl ContainerRecord {
+    /// Whether somebody watches over it.
+    pub fn is_watched(&self, context: &Context) -> bool {
+        self.monitor.as_ref().is_some_and(|monitor| monitor.is_alive(&*context.host))
+    }
+
+    /// In a few words, how it is.
+    pub fn described_state(&self, context: &Context) -> String {
+        match (self.state, self.exit_status) {
+            (ContainerState::Ended, Some(status)) => format!("ended ({status})"),
+            (ContainerState::Ended, None) => "ended".to_owned(),
+            _ if !self.is_watched(context) => "lost".to_owned(),
+            (ContainerState::Created, _) => "starting".to_owned(),
+            (ContainerState::Running, _) => "running".to_owned(),
+        }
+    }
+
+    /// The lower branches of its root, topmost first.
+    pub fn lowers(&self, images: &poolfs_image::ImageStore) -> Vec<PathBuf> {
+        self.layers.iter().rev().map(|digest| images.layer_path(digest)).collect()
+    }
+}

@@ -1,0 +1,92 @@
+//! Where everything is: the state directory, the sockets, the programs that belong to this one.
+
+use crate::failure::{Failure, Result};
+use crate::state::Collection;
+use poolfs_host::{Host, LinuxHost};
+use poolfs_image::ImageStore;
+use std::path::{Path, PathBuf};
+
+/// The fixed surroundings of one invocation.
+pub struct Context {
+    /// The host.
+    pub host: Box<dyn Host>,
+    /// The state directory.
+    pub state: PathBuf,
+    /// The directory of sockets and other things that end with the host.
+    pub run: PathBuf,
+    /// Whether to print JSON.
+    pub json: bool,
+    /// The directory this program was found in.
+    program_directory: PathBuf,
+}
+
+impl Context {
+    /// Of this process.
+    pub fn new(state: PathBuf, run: PathBuf, json: bool) -> Result<Context> {
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::new("poolfs", format!("where it lies is unknown: {error}"), "mount /proc"))?;
+        let absolute = |path: PathBuf| std::path::absolute(&path).map_err(|error| Failure::file(&path, error));
+        Ok(Context {
+            host: Box::new(LinuxHost),
+            state: absolute(state)?,
+            run: absolute(run)?,
+            json,
+            program_directory: program.parent().map(Path::to_path_buf).unwrap_or_default(),
+        })
+    }
+
+    /// The pools.
+    pub fn pools(&self) -> Result<Collection> {
+        Collection::open(&self.state, "pool")
+    }
+
+    /// The containers.
+    pub fn containers(&self) -> Result<Collection> {
+        Collection::open(&self.state, "container")
+    }
+
+    /// The images.
+    pub fn images(&self) -> Result<ImageStore> {
+        crate::state::make_private(&self.state)?;
+        Ok(ImageStore::open(&self.state)?)
+    }
+
+    /// This program.
+    pub fn program(&self) -> PathBuf {
+        self.program_directory.join("poolfs")
+    }
+
+    /// The program of a filesystem service.
+    pub fn service_program(&self) -> Result<PathBuf> {
+        self.companion(
+            "poolfs-service",
+            &["", "../libexec/poolfs"],
+            "build it: cargo build --release -p poolfs-service",
+        )
+    }
+
+    /// The library that is preloaded.
+    pub fn preload_library(&self) -> Result<PathBuf> {
+        let remedy =
+            "build it: cargo build -p poolfs-preload --profile preload, and put it beside poolfs; or use --legacy";
+        self.companion("libpoolfs_preload.so", &["", "../lib/poolfs", "../preload"], remedy)
+    }
+
+    fn companion(&self, name: &str, places: &[&str], remedy: &str) -> Result<PathBuf> {
+        let mut candidates = places.iter().map(|place| self.program_directory.join(place).join(name));
+        candidates
+            .find_map(|path| path.canonicalize().ok())
+            .ok_or_else(|| Failure::new(name, format!("it is not beside {}", self.program().display()), remedy))
+    }
+
+    /// The directory of sockets, made when it is not there. Containers' users must be able to reach sockets in it.
+    pub fn make_run_directory(&self) -> Result<()> {
+        std::fs::create_dir_all(&self.run).map_err(|error| Failure::file(&self.run, error))
+    }
+
+    /// Remove the directory of sockets when nothing is in it any more.
+    pub fn remove_run_directory(&self) {
+        // Not empty means that others still use it.
+        let _ = std::fs::remove_dir(&self.run);
+    }
+}

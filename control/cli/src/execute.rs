@@ -1,0 +1,211 @@
+//! The command `exec`: a program in a pool, with the library preloaded.
+
+use crate::arguments::{EnterArguments, ExecArguments};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::mount::{Wanted, mount_instance, split_lowers, unmount_instance};
+use crate::pool::{self, NewPool};
+use crate::record::{PoolRecord, ProcessRecord};
+use crate::service;
+use crate::signals::{Signals, status_code};
+use poolfs_host::{ControlGroups, CpuSet, Leaf};
+use poolfs_service_protocol::StackSpec;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Memory and cache of a throw-away pool.
+const THROW_AWAY_MEMORY: u64 = 2 << 30;
+const THROW_AWAY_CACHE: u64 = 512 << 20;
+/// The exit statuses by which shells say that a program could not be started.
+const STATUS_NOT_FOUND: u8 = 127;
+const STATUS_NOT_STARTED: u8 = 126;
+
+/// Run a program; its exit status.
+pub fn execute(context: &Context, arguments: &ExecArguments) -> Result<u8> {
+    let mounts = arguments.mounts.iter().map(|text| parse_spec(text)).collect::<Result<Vec<_>>>()?;
+    // From here on a signal is kept until the program runs, so that everything can be removed again.
+    let mut signals = Signals::catch()?;
+    let own = ProcessRecord::of(&*context.host, std::process::id())
+        .ok_or_else(|| Failure::new("exec", "this process is not in /proc", "mount /proc"))?;
+    let name = match &arguments.pool {
+        Some(name) => name.clone(),
+        None => throw_away_pool(context, own.clone())?,
+    };
+    let mut mounted = Vec::new();
+    let result = mount_all(context, &name, mounts, &own, &mut mounted)
+        .and_then(|()| run_in_pool(context, arguments, &name, &mut signals));
+    let cleaned = clean_up(context, &name, &mounted, arguments.pool.is_none());
+    result.and_then(|status| cleaned.map(|()| status))
+}
+
+fn throw_away_pool(context: &Context, owner: ProcessRecord) -> Result<String> {
+    let name = format!("exec-{}", owner.pid);
+    pool::create(
+        context,
+        NewPool {
+            name: name.clone(),
+            cpus: None,
+            memory_bytes: THROW_AWAY_MEMORY,
+            cache_bytes: THROW_AWAY_CACHE,
+            owner: Some(owner),
+        },
+    )?;
+    Ok(name)
+}
+
+fn mount_all(
+    context: &Context,
+    name: &str,
+    mounts: Vec<(PathBuf, StackSpec)>,
+    own: &ProcessRecord,
+    mounted: &mut Vec<String>,
+) -> Result<()> {
+    let mut pool = pool::lock(context, name)?;
+    for (mount_point, stack) in mounts {
+        let wanted = Wanted { mount_point, stack, owner: Some(own.clone()), container: None };
+        mounted.push(mount_instance(context, &mut pool, wanted)?.instance);
+    }
+    // Also without a mount the program runs on the pool's cores and in its memory.
+    let groups = ControlGroups::detect(&*context.host)?;
+    groups.make_pool(&*context.host, name, &pool.record.limits()?)?;
+    groups.make_container(&*context.host, name, &group_name(std::process::id()), None)?;
+    Ok(())
+}
+
+fn group_name(pid: u32) -> String {
+    format!("exec-{pid}")
+}
+
+fn run_in_pool(context: &Context, arguments: &ExecArguments, pool: &str, signals: &mut Signals) -> Result<u8> {
+    let mut command = Command::new(context.program());
+    command.arg("--state").arg(&context.state).arg("--run-dir").arg(&context.run);
+    command.args(["__enter", "--pool", pool, "--group", &group_name(std::process::id())]);
+    if !arguments.legacy {
+        command.arg("--preload").arg(context.preload_library()?);
+    }
+    command.arg("--").args(&arguments.command);
+    if signals.end_was_asked() {
+        return Err(
+            Failure::new("exec", "it was asked to end before the command began", "").with_status(STATUS_NOT_STARTED)
+        );
+    }
+    let mut child = command.spawn().map_err(|error| Failure::file(&context.program(), error))?;
+    signals.wait(&*context.host, &mut child).map(status_code)
+}
+
+fn clean_up(context: &Context, name: &str, mounted: &[String], throw_away: bool) -> Result<()> {
+    let groups = ControlGroups::detect(&*context.host)?;
+    let group = group_name(std::process::id());
+    // What the program left running in the background loses its group's limits only with its own end.
+    let removed = groups.remove_container(&*context.host, name, &group);
+    let mut result = Ok(());
+    let mut pool = context.pools()?.lock::<PoolRecord>(name)?;
+    for instance in mounted.iter().rev() {
+        result = result.and(unmount_instance(context, &mut pool, instance));
+    }
+    if let Err(error) = removed {
+        tracing::debug!(%error, "the command left processes behind");
+        groups.release_container(&*context.host, name, &group)?;
+    }
+    if throw_away {
+        result = result.and(service::end(context, &mut pool));
+        return result.and(pool.remove());
+    }
+    if pool.record.instances.is_empty() {
+        result = result.and(service::remove_groups(context, name));
+    }
+    result
+}
+
+/// Whether a group in a pool was made by an `exec` that has ended.
+pub fn is_group_of_dead(context: &Context, group: &str) -> bool {
+    let pid = group.strip_prefix("exec-").and_then(|pid| pid.parse().ok());
+    pid.is_some_and(|pid: u32| context.host.identify(pid).is_none())
+}
+
+/// The step between `exec` and its program: enter the pool's group, then become the program.
+pub fn enter(context: &Context, arguments: &EnterArguments) -> Result<u8> {
+    let pools = context.pools()?;
+    let pool: PoolRecord = pools.peek(&arguments.pool)?.ok_or_else(|| pools.absent(&arguments.pool))?;
+    let groups = ControlGroups::detect(&*context.host)?;
+    groups.attach(&*context.host, &pool.name, Leaf::Container(&arguments.group), std::process::id())?;
+    bind_to(&CpuSet::parse(&pool.cpus)?)?;
+    let [program, rest @ ..] = arguments.command.as_slice() else {
+        return Err(Failure::new("exec", "there is no command", "give one after --"));
+    };
+    let mut command = Command::new(program);
+    command.args(rest);
+    if let Some(library) = &arguments.preload {
+        command.env("LD_PRELOAD", library);
+    }
+    let error = command.exec();
+    let status = if error.kind() == std::io::ErrorKind::NotFound { STATUS_NOT_FOUND } else { STATUS_NOT_STARTED };
+    Err(Failure::new(program, error, "check the command's name and that it is executable").with_status(status))
+}
+
+/// Where the host has no cpuset controller this keeps the program on the pool's cores.
+fn bind_to(cpus: &CpuSet) -> Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    for cpu in cpus.numbers().iter().filter(|cpu| (**cpu as usize) < rustix::thread::CpuSet::MAX_CPU) {
+        set.set(*cpu as usize);
+    }
+    rustix::thread::sched_setaffinity(None, &set).map_err(|errno| {
+        Failure::new("exec", format!("CPUs {cpus} cannot be taken: {errno}"), "check the pool's --cpus")
+    })
+}
+
+/// Understand `at=DIR,dir=DIR` or `at=DIR,upper=DIR,lower=DIR[:DIR...]`.
+fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
+    let wrong = |cause: &str| {
+        let remedy = "write at=DIR,dir=DIR or at=DIR,upper=DIR,lower=DIR[:DIR...]";
+        Failure::new(format!("--mount {text}"), cause, remedy)
+    };
+    let (mut at, mut dir, mut upper, mut lower) = (None, None, None, None);
+    for part in text.split(',') {
+        let (key, value) = part.split_once('=').ok_or_else(|| wrong("a part of it has no ="))?;
+        let place = match key {
+            "at" => &mut at,
+            "dir" => &mut dir,
+            "upper" => &mut upper,
+            "lower" => &mut lower,
+            _ => return Err(wrong("a key of it is unknown")),
+        };
+        if value.is_empty() || place.replace(value).is_some() {
+            return Err(wrong("a value of it is empty or given twice"));
+        }
+    }
+    let at = at.map(PathBuf::from).ok_or_else(|| wrong("at= is missing"))?;
+    match (dir, upper, lower) {
+        (Some(dir), None, None) => Ok((at, StackSpec::Directory { directory: dir.into() })),
+        (None, Some(upper), Some(lower)) => {
+            Ok((at, StackSpec::Union { upper: upper.into(), lowers: split_lowers(lower) }))
+        }
+        _ => Err(wrong("neither dir=, nor upper= and lower=")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_understood() {
+        let (at, stack) = parse_spec("at=/a,dir=/b").expect("a directory");
+        assert_eq!((at, stack), ("/a".into(), StackSpec::Directory { directory: "/b".into() }));
+        let (_, stack) = parse_spec("upper=/u,lower=/l:/m,at=/a").expect("a union");
+        assert_eq!(stack, StackSpec::Union { upper: "/u".into(), lowers: vec!["/l".into(), "/m".into()] });
+        for bad in [
+            "",
+            "at=/a",
+            "dir=/b",
+            "at=/a,dir=/b,upper=/c",
+            "at=/a,upper=/u",
+            "at=,dir=/b",
+            "at=/a,at=/b,dir=/c",
+            "x=y",
+        ] {
+            assert!(parse_spec(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Commands on images.
+
+use crate::container::ContainerRecord;
+use crate::context::Context;
+use crate::failure::Result;
+use crate::text::{age, print, print_json, print_table, size, table};
+use indicatif::{ProgressBar, ProgressStyle};
+use poolfs_image::{Digest, ImageRecord, Limits, Progress};
+use std::time::SystemTime;
+
+/// Characters of a digest that are shown.
+const SHORT_DIGEST: usize = 12;
+
+/// Import an image, with a progress bar on a terminal.
+pub fn import(context: &Context, name: &str, source: &str) -> Result<()> {
+    let mut bar = Bar::default();
+    let image = context.images()?.import(name, source, &Limits::default(), &mut bar)?;
+    if context.json {
+        return print_json(&image);
+    }
+    print(&format!("{name}: {} in {} layers\n", size(image.bytes()), image.layers.len()))
+}
+
+/// Print the images.
+pub fn list(context: &Context) -> Result<()> {
+    let images = context.images()?.list()?;
+    if context.json {
+        return print_json(&images);
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    let mut table = table(&["name", "layers", "size", "imported"]);
+    for image in &images {
+        let ago = format!("{} ago", age(now.saturating_sub(image.imported_seconds)));
+        table.add_row([image.name.clone(), image.layers.len().to_string(), size(image.bytes()), ago]);
+    }
+    print_table(&table)
+}
+
+/// Print everything about an image.
+pub fn inspect(context: &Context, name: &str) -> Result<()> {
+    let image = context.images()?.get(name)?;
+    if context.json { print_json(&image) } else { print(&described(&image)) }
+}
+
+fn described(image: &ImageRecord) -> String {
+    let config = &image.config;
+    let or_none = |text: String| if text.is_empty() { "-".to_owned() } else { text };
+    let mut text = format!(
+        "image       {}\nsource      {}\nsize        {}\nentrypoint  {}\ncommand     {}\ndirectory   {}\nuser        {}\n",
+        image.name,
+        image.source,
+        size(image.bytes()),
+        or_none(config.entrypoint.join(" ")),
+        or_none(config.cmd.join(" ")),
+        or_none(config.working_directory.clone()),
+        or_none(config.user.clone()),
+    );
+    for variable in &config.env {
+        text += &format!("env         {variable}\n");
+    }
+    for (key, value) in &config.labels {
+        text += &format!("label       {key}={value}\n");
+    }
+    for layer in &image.layers {
+        let digest = &layer.digest.hex()[..SHORT_DIGEST];
+        text += &format!("layer       {digest}  {} in {} files\n", size(layer.bytes), layer.members);
+    }
+    text
+}
+
+/// Remove an image; layers that containers use stay.
+pub fn remove(context: &Context, name: &str) -> Result<()> {
+    let store = context.images()?;
+    // A container that is being made holds the lock shared until its record names its layers.
+    let lock = store.lock(true)?;
+    let containers: Vec<ContainerRecord> = context.containers()?.peek_all()?;
+    let in_use: Vec<Digest> = containers.into_iter().flat_map(|container| container.layers).collect();
+    let removed = store.remove(&lock, name, &in_use)?;
+    if context.json {
+        return print_json(&serde_json::json!({"image": name, "layers_removed": removed.layers}));
+    }
+    print(&format!("{name}: removed, with {} layers nobody else uses\n", removed.layers))
+}
+
+/// A bar for each thing that is read; indicatif draws nothing when the output is no terminal.
+#[derive(Default)]
+struct Bar(Option<ProgressBar>);
+
+impl Progress for Bar {
+    fn begin(&mut self, what: &str, bytes: u64) {
+        let bar = ProgressBar::new(bytes);
+        let form = "{spinner} {wide_msg} {bar:30} {bytes:>10} of {total_bytes:10} {eta:>4}";
+        if let Ok(style) = ProgressStyle::with_template(form) {
+            bar.set_style(style);
+        }
+        bar.set_message(what.to_owned());
+        self.0 = Some(bar);
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        if let Some(bar) = &self.0 {
+            bar.inc(bytes);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(bar) = self.0.take() {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Mounts instances and unmounts them.
+
+use crate::arguments::MountArguments;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
+use crate::state::Locked;
+use crate::{pool, service};
+use poolfs_host::{mount_table, pool_mounts};
+use poolfs_service_protocol::{Command, MountSpec, StackSpec};
+use std::path::{Path, PathBuf};
+
+/// Most lower branches of a union.
+const LOWERS_MAX: usize = 500;
+
+/// What is to be mounted, and for whom.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Where.
+    pub mount_point: PathBuf,
+    /// What.
+    pub stack: StackSpec,
+    /// The command it is for.
+    pub owner: Option<ProcessRecord>,
+    /// The container whose root it is.
+    pub container: Option<String>,
+}
+
+/// The command `mount`.
+pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
+    let stack = match (arguments.dir, arguments.upper, arguments.lower) {
+        (Some(directory), None, None) => StackSpec::Directory { directory },
+        (None, Some(upper), Some(lower)) => StackSpec::Union { upper, lowers: split_lowers(&lower) },
+        _ => {
+            return Err(Failure::new("mount", "neither a directory nor a union", "give --dir, or --upper and --lower"));
+        }
+    };
+    let mut pool = pool::lock(context, &arguments.pool)?;
+    let wanted = Wanted { mount_point: arguments.mount_point, stack, owner: None, container: None };
+    mount_instance(context, &mut pool, wanted).map(|_| ())
+}
+
+/// The command `umount`.
+pub fn umount(context: &Context, name: &str, mount_point: &Path) -> Result<()> {
+    let mut pool = pool::lock(context, name)?;
+    let absolute = std::path::absolute(mount_point).map_err(|error| Failure::file(mount_point, error))?;
+    // Only the way to it is resolved: a dead mount itself cannot be looked at.
+    let resolved = match (absolute.parent().and_then(|parent| parent.canonicalize().ok()), absolute.file_name()) {
+        (Some(parent), Some(name)) => parent.join(name),
+        _ => absolute.clone(),
+    };
+    let fits =
+        |instance: &&InstanceRecord| instance.spec.mount_point == resolved || instance.spec.mount_point == absolute;
+    let Some(instance) = pool.record.instances.iter().rev().find(fits) else {
+        let remedy = format!("`poolfs pool inspect {name}` lists what is mounted");
+        return Err(Failure::new(mount_point.display().to_string(), format!("pool {name} has no mount there"), remedy));
+    };
+    if let Some(container) = &instance.container {
+        let remedy = format!("end the container with `poolfs stop {container}`");
+        let cause = format!("it is the root of the container {container}");
+        return Err(Failure::new(mount_point.display().to_string(), cause, remedy));
+    }
+    let instance = instance.spec.instance.clone();
+    unmount_instance(context, &mut pool, &instance)
+}
+
+/// `DIR[:DIR...]`, topmost first.
+pub fn split_lowers(text: &str) -> Vec<PathBuf> {
+    text.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect()
+}
+
+/// Mount an instance in a pool, whose service is started when it does not run. On failure nothing stays of it.
+pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Result<MountSpec> {
+    let stack = checked_stack(wanted.stack)?;
+    if let StackSpec::Union { upper, .. } = &stack {
+        refuse_shared_upper(context, &pool.record, upper)?;
+    }
+    detach_dead(context, pool, &wanted.mount_point)?;
+    let mount_point = directory(&wanted.mount_point)?;
+    service::ensure(context, pool)?;
+    let spec = MountSpec {
+        instance: next_instance(context, pool)?,
+        mount_point,
+        stack,
+        devices: wanted.container.is_some(),
+        is_root: wanted.container.is_some(),
+    };
+    // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
+    let record = InstanceRecord { spec: spec.clone(), owner: wanted.owner, container: wanted.container };
+    pool.record.instances.push(record);
+    pool.save()?;
+    let result = service::tell(context, &pool.record.name, &Command::Mount(spec.clone()))
+        .and_then(|()| confirm_visible(context, &spec));
+    match result {
+        Ok(()) => Ok(spec),
+        Err(failure) => {
+            // The first failure is the one to report.
+            let _ = unmount_instance(context, pool, &spec.instance);
+            Err(failure.of(spec.mount_point.display().to_string()))
+        }
+    }
+}
+
+/// Unmount an instance; the service ends with its last one.
+pub fn unmount_instance(context: &Context, pool: &mut Locked<PoolRecord>, instance: &str) -> Result<()> {
+    let name = pool.record.name.clone();
+    let mut result = Ok(());
+    if pool.record.service_alive(&*context.host) == Some(true) {
+        result = service::tell(context, &name, &Command::Unmount { instance: instance.to_owned() });
+    }
+    // Whatever the service said, or if it is dead: nothing of it may stay mounted.
+    let table = mount_table(&*context.host)?;
+    for entry in pool_mounts(&table, instance) {
+        context.host.detach(&entry.mount_point)?;
+    }
+    // Absent is what is wanted.
+    let _ = std::fs::remove_file(context.run.join(format!("{instance}.sock")));
+    pool.record.instances.retain(|known| known.spec.instance != instance);
+    pool.save()?;
+    if pool.record.instances.is_empty() {
+        result = result.and(service::end(context, pool));
+    }
+    result
+}
+
+/// Take a dead mount away from a place where something new is to be mounted.
+fn detach_dead(context: &Context, pool: &Locked<PoolRecord>, place: &Path) -> Result<()> {
+    let place = std::path::absolute(place).map_err(|error| Failure::file(place, error))?;
+    for entry in mount_table(&*context.host)?.iter().rev().filter(|entry| entry.mount_point == place) {
+        let Some(instance) = entry.instance() else { continue };
+        if std::fs::metadata(&place).is_ok() {
+            let remedy = format!("unmount it first with `poolfs umount {} {}`", pool.record.name, place.display());
+            return Err(Failure::new(place.display().to_string(), format!("{instance} is mounted there"), remedy));
+        }
+        context.host.detach(&place)?;
+    }
+    Ok(())
+}
+
+fn next_instance(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<String> {
+    let table = mount_table(&*context.host)?;
+    loop {
+        let name = format!("{}-{}", pool.record.name, pool.record.next_instance);
+        pool.record.next_instance += 1;
+        if pool_mounts(&table, &name).is_empty() && !context.run.join(format!("{name}.sock")).exists() {
+            return Ok(name);
+        }
+    }
+}
+
+/// The service mounts where it lives: in the mount namespace of the command that started it.
+fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<()> {
+    if pool_mounts(&mount_table(&*context.host)?, &spec.instance).is_empty() {
+        let remedy = "run all commands on one pool in one mount namespace";
+        return Err(Failure::new("mount", "the pool's service mounted it in another mount namespace", remedy));
+    }
+    Ok(())
+}
+
+fn checked_stack(stack: StackSpec) -> Result<StackSpec> {
+    match stack {
+        StackSpec::Directory { directory: path } => Ok(StackSpec::Directory { directory: directory(&path)? }),
+        StackSpec::Union { upper, lowers } => {
+            let upper = directory(&upper)?;
+            let lowers = lowers.iter().map(|lower| directory(lower)).collect::<Result<Vec<_>>>()?;
+            if lowers.is_empty() || lowers.len() > LOWERS_MAX {
+                let cause = format!("{} lower branches", lowers.len());
+                return Err(Failure::new("union", cause, format!("give one to {LOWERS_MAX}")));
+            }
+            for lower in &lowers {
+                if lower.starts_with(&upper) || upper.starts_with(lower) {
+                    let cause = format!("it overlaps the branch {}", lower.display());
+                    return Err(Failure::new(
+                        upper.display().to_string(),
+                        cause,
+                        "use directories apart from each other",
+                    ));
+                }
+            }
+            Ok(StackSpec::Union { upper, lowers })
+        }
+    }
+}
+
+fn directory(path: &Path) -> Result<PathBuf> {
+    let resolved = path.canonicalize().map_err(|error| Failure::file(path, error))?;
+    if resolved.is_dir() { Ok(resolved) } else { Err(Failure::file(path, "it is not a directory")) }
+}
+
+/// Two unions that write to one upper branch would destroy it.
+fn refuse_shared_upper(context: &Context, own: &PoolRecord, upper: &Path) -> Result<()> {
+    let others: Vec<PoolRecord> = context.pools()?.peek_all()?;
+    let pools = others.iter().filter(|pool| pool.name != own.name).chain([own]);
+    for pool in pools.filter(|pool| pool.service_alive(&*context.host) == Some(true)) {
+        for instance in &pool.instances {
+            if matches!(&instance.spec.stack, StackSpec::Union { upper: used, .. } if used == upper) {
+                let place = instance.spec.mount_point.display();
+                let cause = format!("it is the upper branch of what pool {} has mounted at {place}", pool.name);
+                return Err(Failure::new(
+                    upper.display().to_string(),
+                    cause,
+                    "unmount that first, or use another --upper",
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_branches_are_refused() {
+        let place = tempfile::tempdir().expect("a directory");
+        let make = |name: &str| {
+            let path = place.path().join(name);
+            std::fs::create_dir_all(&path).expect("made");
+            path
+        };
+        let (upper, lower, inside) = (make("upper"), make("lower"), make("lower/inside"));
+        let union = |upper: &Path, lowers: &[&Path]| {
+            let lowers = lowers.iter().map(|lower| lower.to_path_buf()).collect();
+            checked_stack(StackSpec::Union { upper: upper.to_path_buf(), lowers })
+        };
+        assert!(union(&upper, &[&lower]).is_ok());
+        assert!(union(&inside, &[&lower]).is_err());
+        assert!(union(&lower, &[&inside]).is_err());
+        assert!(union(&upper, &[]).is_err());
+        assert!(union(&upper, &[&place.path().join("absent")]).is_err());
+    }
+
+    #[test]
+    fn lists_of_branches_are_split() {
+        assert_eq!(split_lowers("/a:/b"), [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert!(split_lowers("::").is_empty());
+    }
+}

@@ -1,0 +1,254 @@
+//! Starts, asks and ends a pool's filesystem service.
+
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::record::{PoolRecord, ProcessRecord};
+use crate::state::Locked;
+use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
+use poolfs_service_protocol::{Answer, Command, ServiceConfig, ServiceStatus};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a new service to listen.
+const START_WAIT: Duration = Duration::from_secs(20);
+/// Longest wait for an answer that needs no flush.
+const ANSWER_WAIT: Duration = Duration::from_secs(30);
+/// Longest wait for a flush of everything.
+const FLUSH_WAIT: Duration = Duration::from_secs(300);
+/// Longest wait for a process that was asked to end.
+const END_WAIT: Duration = Duration::from_secs(10);
+/// Longest wait for a group to be empty after its last process ended.
+const GROUP_WAIT: Duration = Duration::from_secs(5);
+/// Most bytes of one answer.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// Where a pool's service listens.
+pub fn control_socket(context: &Context, pool: &str) -> PathBuf {
+    context.run.join(format!("{pool}.control"))
+}
+
+fn log_path(pool: &Locked<PoolRecord>) -> PathBuf {
+    pool.path().join("service.log")
+}
+
+/// Send one command and wait for its answer.
+pub fn ask(context: &Context, pool: &str, command: &Command) -> Result<Answer> {
+    let wait = match command {
+        Command::Status => ANSWER_WAIT,
+        Command::Mount(_) | Command::Unmount { .. } | Command::Shutdown => FLUSH_WAIT,
+    };
+    let path = control_socket(context, pool);
+    let failed = |error: std::io::Error| {
+        let remedy = format!("`poolfs status {pool}` says how it is; a mount starts a new service");
+        Failure::new(format!("service of pool {pool}"), format!("no answer from {}: {error}", path.display()), remedy)
+    };
+    let mut stream = UnixStream::connect(&path).map_err(failed)?;
+    stream.set_read_timeout(Some(wait)).and_then(|()| stream.set_write_timeout(Some(ANSWER_WAIT))).map_err(failed)?;
+    let mut line = serde_json::to_string(command).map_err(|error| failed(error.into()))?;
+    line.push('\n');
+    stream.write_all(line.as_bytes()).map_err(failed)?;
+    let mut answer = String::new();
+    BufReader::new(stream.take(ANSWER_BYTES_MAX)).read_line(&mut answer).map_err(failed)?;
+    serde_json::from_str(&answer).map_err(|error| failed(error.into()))
+}
+
+/// Send one command that is either done or not.
+pub fn tell(context: &Context, pool: &str, command: &Command) -> Result<()> {
+    match ask(context, pool, command)? {
+        Answer::Done => Ok(()),
+        Answer::Failed { message } => Err(Failure::new(
+            format!("service of pool {pool}"),
+            message,
+            "nothing was changed; correct it and try again",
+        )),
+        Answer::Status(_) => Err(unexpected(pool)),
+    }
+}
+
+/// What a service tells of itself.
+pub fn status(context: &Context, pool: &str) -> Result<ServiceStatus> {
+    match ask(context, pool, &Command::Status)? {
+        Answer::Status(status) => Ok(*status),
+        Answer::Failed { message } => Err(Failure::new(format!("service of pool {pool}"), message, "")),
+        Answer::Done => Err(unexpected(pool)),
+    }
+}
+
+fn unexpected(pool: &str) -> Failure {
+    let remedy = "use the poolfs and the poolfs-service of one build";
+    Failure::new(format!("service of pool {pool}"), "it gave an answer to another question", remedy)
+}
+
+/// See to it that the pool's service runs. What a dead one left mounted is detached first.
+pub fn ensure(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
+    match pool.record.service_alive(&*context.host) {
+        Some(true) => return Ok(()),
+        Some(false) => bury(context, pool)?,
+        None => {}
+    }
+    let name = pool.record.name.clone();
+    let socket = control_socket(context, &name);
+    if UnixStream::connect(&socket).is_ok() {
+        return Err(Failure::new(
+            format!("service of pool {name}"),
+            format!("another one listens at {}", socket.display()),
+            "a pool of this name runs from another state directory: choose another name or --run-dir",
+        ));
+    }
+    let result = start(context, pool, socket);
+    if result.is_err() {
+        // The first failure is the one to report.
+        let _ = end(context, pool);
+    }
+    result.map_err(|failure| failure.of(format!("service of pool {name}")))
+}
+
+fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> Result<()> {
+    let name = pool.record.name.clone();
+    let program = context.service_program()?;
+    context.make_run_directory()?;
+    let groups = ControlGroups::detect(&*context.host)?;
+    let limits = pool.record.limits()?;
+    groups.make_pool(&*context.host, &name, &limits)?;
+    let config = ServiceConfig {
+        pool: name.clone(),
+        cpus: CpuSet::parse(&pool.record.cpus)?.numbers().to_vec(),
+        cache_bytes: pool.record.cache_bytes,
+        control_socket: socket,
+        socket_directory: context.run.clone(),
+    };
+    let log = log_path(pool);
+    let open_log = || File::options().create(true).append(true).open(&log).map_err(|error| Failure::file(&log, error));
+    let mut child = std::process::Command::new(&program)
+        .stdin(Stdio::piped())
+        .stdout(open_log()?)
+        .stderr(open_log()?)
+        // A signal for the terminal's foreground group is not for the service.
+        .process_group(0)
+        .current_dir("/")
+        .spawn()
+        .map_err(|error| Failure::file(&program, error))?;
+    // It is known and in its group before it is told what to do: should this command be killed here, the service ends
+    // because its input does.
+    pool.record.service = ProcessRecord::of(&*context.host, child.id());
+    pool.save()?;
+    groups.attach(&*context.host, &name, Leaf::Service, child.id())?;
+    let text = serde_json::to_vec(&config).map_err(|error| Failure::new("service configuration", error, ""))?;
+    let mut input = child.stdin.take().ok_or_else(|| Failure::new("service", "it has no standard input", ""))?;
+    input
+        .write_all(&text)
+        .map_err(|error| Failure::new("service", format!("it took no configuration: {error}"), ""))?;
+    drop(input);
+    let end = Instant::now() + START_WAIT;
+    while status(context, &name).is_err() {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Err(Failure::new(
+                "start",
+                format!("it ended at once ({status}){}", last_lines(pool)),
+                "see its log",
+            ));
+        }
+        if Instant::now() > end {
+            let cause = format!("it does not listen after {} s{}", START_WAIT.as_secs(), last_lines(pool));
+            return Err(Failure::new("start", cause, "see its log"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// The end of the service's log, for a message.
+fn last_lines(pool: &Locked<PoolRecord>) -> String {
+    let text = std::fs::read_to_string(log_path(pool)).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().rev().take(5).collect();
+    lines.iter().rev().map(|line| format!("\n    {line}")).collect()
+}
+
+/// Clean up after a service that died: detach its mounts, forget its instances.
+fn bury(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
+    let detached = detach_all(context, &pool.record)?;
+    if detached > 0 {
+        let name = &pool.record.name;
+        eprintln!("poolfs: the service of pool {name} had died: {detached} dead mounts were detached");
+    }
+    pool.record.instances.clear();
+    pool.record.service = None;
+    remove_sockets(context, &pool.record);
+    pool.save()
+}
+
+/// Detach whatever the mount table still has of a pool; how many mounts that were.
+fn detach_all(context: &Context, record: &PoolRecord) -> Result<u64> {
+    let table = mount_table(&*context.host)?;
+    let mut detached = 0;
+    for instance in &record.instances {
+        for entry in pool_mounts(&table, &instance.spec.instance) {
+            context.host.detach(&entry.mount_point)?;
+            detached += 1;
+        }
+    }
+    Ok(detached)
+}
+
+fn remove_sockets(context: &Context, record: &PoolRecord) {
+    let sockets = record.instances.iter().map(|i| context.run.join(format!("{}.sock", i.spec.instance)));
+    for socket in sockets.chain([control_socket(context, &record.name)]) {
+        // Absent is what is wanted.
+        let _ = std::fs::remove_file(socket);
+    }
+}
+
+/// End a pool's service, in order if it answers, else by force; then its control groups.
+pub fn end(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
+    let name = pool.record.name.clone();
+    let mut result = Ok(());
+    if let Some(service) = pool.record.service.clone() {
+        let process = service.identity();
+        if process.is_alive(&*context.host) {
+            result = tell(context, &name, &Command::Shutdown);
+            let orderly = result.is_ok() && context.host.wait_end(&process, END_WAIT)?;
+            if !orderly {
+                context.host.signal(&process, ProcessSignal::Terminate)?;
+                if !context.host.wait_end(&process, END_WAIT)? {
+                    context.host.signal(&process, ProcessSignal::Kill)?;
+                    context.host.wait_end(&process, END_WAIT)?;
+                }
+            }
+        }
+        detach_all(context, &pool.record)?;
+        remove_sockets(context, &pool.record);
+        pool.record.service = None;
+        pool.record.instances.clear();
+        pool.save()?;
+    }
+    remove_groups(context, &name)?;
+    context.remove_run_directory();
+    result
+}
+
+/// Remove the control groups of a pool, unless commands still run in it: the last of them does it then.
+pub fn remove_groups(context: &Context, pool: &str) -> Result<()> {
+    let groups = ControlGroups::detect(&*context.host)?;
+    for name in groups.containers(&*context.host, pool) {
+        // A command that was killed could not remove its group.
+        if crate::execute::is_group_of_dead(context, &name) {
+            groups.release_container(&*context.host, pool, &name)?;
+        } else {
+            return Ok(());
+        }
+    }
+    let end = Instant::now() + GROUP_WAIT;
+    loop {
+        match groups.remove_pool(&*context.host, pool) {
+            Ok(()) => return Ok(()),
+            // A process that has just ended still counts for a moment.
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

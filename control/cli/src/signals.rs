@@ -1,0 +1,75 @@
+//! Waits for a child while passing on the signals that ask this process to end or to do something.
+
+use crate::failure::{Failure, Result};
+use poolfs_host::{Host, ProcessSignal};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+
+/// Signals that are passed on and no longer end this process, so that it can clean up.
+pub struct Signals(SignalsInfo<WithOrigin>);
+
+impl Signals {
+    /// From now on they are kept until [`Signals::wait`] passes them on.
+    pub fn catch() -> Result<Signals> {
+        let numbers = [SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
+        SignalsInfo::<WithOrigin>::new(numbers)
+            .map(Signals)
+            .map_err(|error| Failure::new("signals", format!("they cannot be caught: {error}"), ""))
+    }
+
+    /// Whether one came that asks this process to end.
+    pub fn end_was_asked(&mut self) -> bool {
+        self.0.pending().any(|origin| matches!(origin.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM))
+    }
+
+    /// Wait for the child. What the terminal sends reaches it by itself when it is in the same process group.
+    pub fn wait(&mut self, host: &dyn Host, child: &mut Child) -> Result<ExitStatus> {
+        let failed = |error: std::io::Error| Failure::new("command", format!("it cannot be waited for: {error}"), "");
+        let process = host.identify(child.id());
+        loop {
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                return Ok(status);
+            }
+            for origin in self.0.wait() {
+                let from_terminal = origin.cause == Cause::Kernel;
+                if origin.signal != SIGCHLD && !from_terminal {
+                    if let Some(process) = &process {
+                        host.signal(process, ProcessSignal::Other(origin.signal))?;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The exit status of a shell for it: that of the command, or 128 and the signal that ended it.
+pub fn status_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(255);
+    u8::try_from(code & 0xff).unwrap_or(255)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use poolfs_host::LinuxHost;
+    use std::process::Command;
+
+    #[test]
+    fn codes_and_signals_become_a_status() {
+        let run = |script: &str| Command::new("sh").args(["-c", script]).status().expect("sh exists");
+        assert_eq!(status_code(run("exit 7")), 7);
+        assert_eq!(status_code(run("kill -TERM $$")), 128 + 15);
+    }
+
+    #[test]
+    fn a_child_is_waited_for() {
+        let mut signals = Signals::catch().expect("caught");
+        let mut child = Command::new("sh").args(["-c", "sleep 0.05; exit 3"]).spawn().expect("sh exists");
+        let status = signals.wait(&LinuxHost, &mut child).expect("waited");
+        assert_eq!(status.code(), Some(3));
+    }
+}

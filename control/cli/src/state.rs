@@ -1,0 +1,249 @@
+//! Lasting state: documents in one directory, changed under a lock and replaced by rename.
+//!
+//! A thing (a pool, a container) is a directory with a JSON document in it. The lock is the directory itself (`flock`), so
+//! that it goes away with the thing. Readers need no lock: a document is always a whole one.
+
+use crate::failure::{Failure, Result};
+use rustix::fs::{CWD, FlockOperation, RenameFlags};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs::{DirBuilder, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Most bytes of one document.
+const DOCUMENT_BYTES_MAX: u64 = 16 << 20;
+/// What the directory of a thing that is being made begins with.
+const NEW_PREFIX: &str = ".new-";
+
+/// One kind of things: `STATE/pools` or `STATE/containers`.
+#[derive(Clone, Debug)]
+pub struct Collection {
+    /// For messages: `pool`, `container`.
+    kind: &'static str,
+    directory: PathBuf,
+    document: String,
+}
+
+/// A thing that nobody else changes while this lives.
+#[derive(Debug)]
+pub struct Locked<T> {
+    /// Its document; [`Locked::save`] makes a change lasting.
+    pub record: T,
+    path: PathBuf,
+    document: PathBuf,
+    _lock: File,
+}
+
+impl Collection {
+    /// The things of one kind below a state directory, which only root may look into: it holds set-user-id programs.
+    pub fn open(state: &Path, kind: &'static str) -> Result<Collection> {
+        make_private(state)?;
+        let directory = state.join(format!("{kind}s"));
+        make_private(&directory)?;
+        Ok(Collection { kind, directory, document: format!("{kind}.json") })
+    }
+
+    /// The directory of a thing.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Make a thing; `prepare` fills its directory before anybody sees it.
+    pub fn create<T: Serialize>(
+        &self,
+        name: &str,
+        record: &T,
+        prepare: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let place = tempfile::Builder::new()
+            .prefix(NEW_PREFIX)
+            .tempdir_in(&self.directory)
+            .map_err(|error| Failure::file(&self.directory, error))?;
+        prepare(place.path())?;
+        write_document(&place.path().join(&self.document), record)?;
+        let path = self.path(name);
+        match rustix::fs::renameat_with(CWD, place.path(), CWD, &path, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::EXIST) => Err(Failure::new(
+                format!("{} {name}", self.kind),
+                "the name is taken",
+                format!("choose another name, or remove the old {}", self.kind),
+            )),
+            Err(errno) => Err(Failure::file(&path, errno)),
+        }
+    }
+
+    /// The names of all things, sorted.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let listed = std::fs::read_dir(&self.directory).map_err(|error| Failure::file(&self.directory, error))?;
+        let mut names: Vec<String> = listed
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| !name.starts_with('.'))
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// A thing as it was a moment ago; none when there is none.
+    pub fn peek<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        if !poolfs_service_protocol::is_valid_name(name) {
+            return Err(bad_name(self.kind, name));
+        }
+        read_document(&self.path(name).join(&self.document))
+    }
+
+    /// All things as they were a moment ago.
+    pub fn peek_all<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
+        let mut all = Vec::new();
+        for name in self.names()? {
+            all.extend(self.peek(&name)?);
+        }
+        Ok(all)
+    }
+
+    /// Take a thing's lock, waiting for whoever changes it now.
+    pub fn lock<T: DeserializeOwned>(&self, name: &str) -> Result<Locked<T>> {
+        self.try_lock(name)?.ok_or_else(|| self.absent(name))
+    }
+
+    /// The same; none when there is no such thing (any more).
+    pub fn try_lock<T: DeserializeOwned>(&self, name: &str) -> Result<Option<Locked<T>>> {
+        if !poolfs_service_protocol::is_valid_name(name) {
+            return Err(bad_name(self.kind, name));
+        }
+        let path = self.path(name);
+        loop {
+            let lock = match File::open(&path) {
+                Ok(lock) => lock,
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(Failure::file(&path, error)),
+            };
+            rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|errno| Failure::file(&path, errno))?;
+            // While we waited the thing may have been removed, and another made under its name.
+            let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+            let same = lock.metadata().ok().map(identity) == std::fs::metadata(&path).ok().map(identity);
+            if same {
+                let document = path.join(&self.document);
+                let record = read_document(&document)?;
+                return Ok(record.map(|record| Locked { record, path, document, _lock: lock }));
+            }
+        }
+    }
+
+    /// The failure that there is no such thing.
+    pub fn absent(&self, name: &str) -> Failure {
+        let kind = self.kind;
+        let remedy = match kind {
+            "pool" => "`poolfs pool ls` lists the pools, `poolfs pool create` makes one".to_owned(),
+            _ => "`poolfs ps` lists the containers".to_owned(),
+        };
+        Failure::new(format!("{kind} {name}"), format!("there is no such {kind}"), remedy)
+    }
+}
+
+impl<T: Serialize> Locked<T> {
+    /// Make the record lasting.
+    pub fn save(&self) -> Result<()> {
+        write_document(&self.document, &self.record)
+    }
+}
+
+impl<T> Locked<T> {
+    /// The thing's directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Remove the thing with everything in its directory.
+    pub fn remove(self) -> Result<()> {
+        // The document first: a directory without one is no thing any more.
+        std::fs::remove_file(&self.document).map_err(|error| Failure::file(&self.document, error))?;
+        std::fs::remove_dir_all(&self.path).map_err(|error| Failure::file(&self.path, error))
+    }
+}
+
+/// Make a directory, with those above it, that only root may look into.
+pub fn make_private(path: &Path) -> Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| Failure::file(path, error))
+}
+
+/// The failure that a name is not allowed.
+pub fn bad_name(kind: &str, name: &str) -> Failure {
+    Failure::new(
+        format!("{kind} name {name:?}"),
+        "it is not allowed",
+        "use up to 48 letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    )
+}
+
+fn read_document<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let mut text = String::new();
+    match File::open(path).and_then(|file| file.take(DOCUMENT_BYTES_MAX).read_to_string(&mut text)) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Failure::file(path, error)),
+    }
+    serde_json::from_str(&text).map(Some).map_err(|error| {
+        let remedy = "it was changed by hand or by another version of poolfs: restore it, or remove its directory";
+        Failure::new(path.display().to_string(), error, remedy)
+    })
+}
+
+fn write_document<T: Serialize>(path: &Path, record: &T) -> Result<()> {
+    let failed = |error: std::io::Error| Failure::file(path, error);
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
+    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
+    file.write_all(&text).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_at_once_are_all_kept() {
+        let place = tempfile::tempdir().expect("a directory");
+        let pools = Collection::open(place.path(), "pool").expect("opened");
+        pools.create("a", &0u64, |_| Ok(())).expect("made");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10 {
+                        let mut locked = pools.lock::<u64>("a").expect("locked");
+                        locked.record += 1;
+                        locked.save().expect("saved");
+                    }
+                });
+            }
+        });
+        assert_eq!(pools.peek::<u64>("a").expect("read"), Some(40));
+    }
+
+    #[test]
+    fn a_name_is_given_once_and_free_again_after_removal() {
+        let place = tempfile::tempdir().expect("a directory");
+        let pools = Collection::open(place.path(), "pool").expect("opened");
+        pools.create("a", &1u64, |_| Ok(())).expect("made");
+        let failure = pools.create("a", &2u64, |_| Ok(())).expect_err("taken");
+        assert!(failure.to_string().contains("pool a: the name is taken"), "{failure}");
+        pools.lock::<u64>("a").expect("locked").remove().expect("removed");
+        assert!(pools.try_lock::<u64>("a").expect("no failure").is_none());
+        pools.create("a", &3u64, |_| Ok(())).expect("made again");
+        assert_eq!(pools.names().expect("listed"), ["a"]);
+    }
+
+    #[test]
+    fn a_damaged_document_is_named() {
+        let place = tempfile::tempdir().expect("a directory");
+        let pools = Collection::open(place.path(), "pool").expect("opened");
+        pools.create("a", &"text", |_| Ok(())).expect("made");
+        let failure = pools.lock::<u64>("a").expect_err("no number");
+        assert!(failure.to_string().contains("pool.json"), "{failure}");
+        assert!(pools.lock::<u64>("../a").is_err());
+    }
+}

@@ -1,0 +1,118 @@
+//! Sizes, times and tables as people read them.
+
+use crate::failure::{Failure, Result};
+use comfy_table::presets::NOTHING;
+use comfy_table::{ContentArrangement, Table};
+use serde::Serialize;
+use std::io::Write;
+
+/// Understand a size: bytes, or with `K`, `M`, `G` or `T` (powers of 1024).
+pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(format!("{text:?} is no size: write a number and K, M, G or T, as in 512M")),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("{text:?} is no size: write it as in 512M"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
+}
+
+/// A size with a unit, three digits or so.
+pub fn size(bytes: u64) -> String {
+    let mut unit = 0;
+    let mut value = bytes as f64;
+    while value >= 1024.0 && unit < 4 {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let unit_name = ["B", "KiB", "MiB", "GiB", "TiB"][unit];
+    if unit == 0 || value >= 100.0 { format!("{value:.0} {unit_name}") } else { format!("{value:.1} {unit_name}") }
+}
+
+/// A duration in nanoseconds with a unit.
+pub fn duration(nanoseconds: u64) -> String {
+    match nanoseconds {
+        0..1_000 => format!("{nanoseconds} ns"),
+        1_000..1_000_000 => format!("{:.1} us", nanoseconds as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", nanoseconds as f64 / 1e6),
+        _ => format!("{:.1} s", nanoseconds as f64 / 1e9),
+    }
+}
+
+/// How long something is ago.
+pub fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+/// A table with these headings.
+pub fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(headings.iter().map(|heading| heading.to_uppercase()));
+    table
+}
+
+/// Write to standard output; a reader that has gone away is no failure of ours.
+pub fn print(text: &str) -> Result<()> {
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new("standard output", error, "check where the output goes"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Print a table, lines without trailing blanks.
+pub fn print_table(table: &Table) -> Result<()> {
+    let lines: Vec<String> = table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
+    print(&(lines.join("\n") + "\n"))
+}
+
+/// Print as JSON.
+pub fn print_json<T: Serialize>(value: &T) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::new("output", error, ""))?;
+    print(&(text + "\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_understood() {
+        for (text, bytes) in [("0", 0), ("512M", 512 << 20), ("2g", 2 << 30), ("1KiB", 1024), ("3TB", 3 << 40)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "M", "1X", "-1", "1.5G", "99999999999T"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn numbers_get_units() {
+        assert_eq!((size(0), size(1536), size(512 << 20)), ("0 B".into(), "1.5 KiB".into(), "512 MiB".into()));
+        assert_eq!(
+            (duration(15), duration(2047), duration(3_000_000)),
+            ("15 ns".into(), "2.0 us".into(), "3.0 ms".into())
+        );
+        assert_eq!((age(5), age(600), age(90_000)), ("5 s".into(), "10 min".into(), "25 h".into()));
+    }
+
+    #[test]
+    fn tables_have_headings_and_no_frames() {
+        let mut table = table(&["name", "size"]);
+        table.add_row(["a", "1 B"]);
+        let lines: Vec<String> = table.to_string().lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines, ["NAMESIZE", "a1B"]);
+    }
+}
