@@ -10,6 +10,7 @@ use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Errno, NodeId};
 use poolfs_service_protocol::{InstanceStatus, MountSpec};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The user-level path's side of adoption. The queue front implements it; without one every adoption answers "use the
@@ -38,6 +39,7 @@ pub struct Instance {
     pub(crate) statistics: Statistics,
     notifications: OnceLock<Notifications>,
     adopter: OnceLock<Arc<dyn Adopter>>,
+    refusing: AtomicBool,
 }
 
 impl Instance {
@@ -54,6 +56,7 @@ impl Instance {
             statistics: Statistics::default(),
             notifications: OnceLock::new(),
             adopter: OnceLock::new(),
+            refusing: AtomicBool::new(false),
         })
     }
 
@@ -111,6 +114,15 @@ impl Instance {
     pub fn attach_kernel(&self, kernel: Box<dyn KernelCache>) -> io::Result<()> {
         let _ = self.notifications.set(Notifications::start(self.name(), kernel)?);
         Ok(())
+    }
+
+    /// From here on every request fails: what is flushed next is all there will be.
+    pub fn refuse(&self) {
+        self.refusing.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_refusing(&self) -> bool {
+        self.refusing.load(Ordering::Acquire)
     }
 
     /// Ends an open file for good. Unknown keys are ignored.

@@ -7,7 +7,7 @@ use poolfs_service_protocol::{Answer, Command, MountSpec, ServiceConfig, Service
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -19,6 +19,9 @@ pub const LOWERS_MAX: usize = 128;
 
 /// How long an unmount waits for the kernel to let go, before the rest is left to the background.
 const UNMOUNT_WAIT: Duration = Duration::from_secs(5);
+
+/// The same when the whole service ends: then nobody is waited for much longer than a program needs to notice.
+const SHUTDOWN_WAIT: Duration = Duration::from_millis(500);
 
 /// How long an unmount of a busy mount is repeated: a program that has just ended may hold it for a moment.
 const BUSY_WAIT: Duration = Duration::from_millis(500);
@@ -72,6 +75,8 @@ pub struct Service {
     /// Held while an instance is made or ended, so that only one is at a time.
     changes: Mutex<()>,
     instances: Mutex<BTreeMap<String, Mounted>>,
+    /// Unmounted, but still used from other mount namespaces.
+    lingering: Mutex<Vec<Weak<Instance>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -85,8 +90,8 @@ impl Service {
     /// When the pool's cache cannot be made.
     pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
         let builder = StackBuilder::new(config.cache_bytes)?;
-        let (changes, instances) = Default::default();
-        Ok(Self { config, builder, started: Instant::now(), changes, instances })
+        let (changes, instances, lingering) = Default::default();
+        Ok(Self { config, builder, started: Instant::now(), changes, instances, lingering })
     }
 
     /// Its configuration.
@@ -166,7 +171,7 @@ impl Service {
                 Ok(()) => {
                     let mounted = instances.remove(name);
                     drop(instances);
-                    mounted.into_iter().for_each(end);
+                    mounted.into_iter().for_each(|mounted| self.linger(mounted));
                     return Ok(());
                 }
                 Err(MountError::Busy { .. }) if Instant::now() < give_up => {
@@ -178,15 +183,47 @@ impl Service {
         }
     }
 
-    /// Unmounts everything, whoever uses it, and flushes.
+    /// After the mount is gone from its place: waits for its last users, then flushes. Whoever still uses it from another mount
+    /// namespace keeps it alive in the background until the service ends.
+    fn linger(&self, mounted: Mounted) {
+        let Mounted { instance, mount } = mounted;
+        if mount.wait(UNMOUNT_WAIT) {
+            return wind_up(&instance);
+        }
+        warn!(instance = instance.name(), "the mount is still used elsewhere and ends with its last user");
+        let mut lingering = lock(&self.lingering);
+        lingering.retain(|instance| instance.strong_count() > 0);
+        lingering.push(Arc::downgrade(&instance));
+        drop(lingering);
+        let spawned = std::thread::Builder::new().name("lingering".into()).spawn(move || {
+            while !mount.wait(Duration::from_secs(3600)) {}
+            wind_up(&instance);
+        });
+        if let Err(error) = spawned {
+            error!(%error, "no thread for a mount that lingers");
+        }
+    }
+
+    /// Unmounts everything, whoever uses it, and flushes. Who still has something open finds it gone (`ENOTCONN`).
     pub fn shut_down(&self) {
         let _one_at_a_time = lock(&self.changes);
-        let all = std::mem::take(&mut *lock(&self.instances));
-        for (name, mut mounted) in all {
+        let mut all = std::mem::take(&mut *lock(&self.instances));
+        for (name, mounted) in &mut all {
             if let Err(error) = mounted.mount.detach() {
                 warn!(instance = name, %error, "unmounting at the end failed");
             }
-            end(mounted);
+        }
+        let deadline = Instant::now() + SHUTDOWN_WAIT;
+        for Mounted { instance, mount } in all.into_values() {
+            if !mount.wait(deadline.saturating_duration_since(Instant::now())) {
+                warn!(instance = instance.name(), "the mount is still used; its users lose it");
+                instance.refuse();
+            }
+            wind_up(&instance);
+        }
+        for instance in lock(&self.lingering).drain(..).filter_map(|instance| instance.upgrade()) {
+            instance.refuse();
+            wind_up(&instance);
         }
     }
 
@@ -201,28 +238,6 @@ impl Service {
             cache: self.builder.cache_status(),
             instances: instances.values().map(|mounted| mounted.instance.status()).collect(),
         }
-    }
-}
-
-/// After the mount is gone from its place: waits for its last users, then flushes. Whoever still uses it from another mount
-/// namespace keeps it alive in the background until the service ends.
-fn end(mounted: Mounted) {
-    let Mounted { instance, mount } = mounted;
-    if mount.wait(UNMOUNT_WAIT) {
-        wind_up(&instance);
-        return;
-    }
-    warn!(instance = instance.name(), "the mount is still used elsewhere and ends with its last user");
-    if let Err(error) = instance.layer().sync() {
-        error!(instance = instance.name(), %error, "flushing failed");
-    }
-    let lingering = std::thread::Builder::new().name("lingering".into());
-    let spawned = lingering.spawn(move || {
-        while !mount.wait(Duration::from_secs(3600)) {}
-        wind_up(&instance);
-    });
-    if let Err(error) = spawned {
-        error!(%error, "no thread for a mount that lingers");
     }
 }
 

@@ -43,6 +43,9 @@ impl Instance {
     /// # Errors
     /// Exactly one errno, or [`Failure::UseKernel`] for requests of the user-level path.
     pub fn dispatch(&self, context: &Context<'_>, request: Request<'_>) -> Result<Reply, Failure> {
+        if self.is_refusing() {
+            return Err(Failure::Errno(Errno::ENOTCONN));
+        }
         let kind = request.kind();
         let started = Instant::now();
         let served = self.serve(context, request);

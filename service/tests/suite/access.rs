@@ -1,0 +1,1 @@
+//! Our permission function against the kernel's.

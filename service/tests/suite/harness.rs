@@ -1,0 +1,154 @@
+//! A service under test: started, commanded, ended; nothing is left behind, also when a test fails.
+
+use poolfs_service_protocol::{Answer, Command as Order, MountSpec, ServiceConfig, ServiceStatus, StackSpec};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+const INSIDE: &str = "POOLFS_SERVICE_TEST_INSIDE";
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// Runs `body` with a folder of its own, in new mount and process namespaces. `name` is the calling test's full name.
+pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
+    if let Some(folder) = std::env::var_os(INSIDE) {
+        return body(Path::new(&folder));
+    }
+    let folder = tempfile::Builder::new().prefix("poolfs-service-").tempdir().expect("a temporary folder");
+    let status = Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"])
+        .arg(std::env::current_exe().expect("the test's own path"))
+        .args(["--exact", name, "--nocapture", "--test-threads", "1"])
+        .env(INSIDE, folder.path())
+        .status()
+        .expect("unshare (package util-linux) runs");
+    assert!(status.success(), "{name} failed in its namespaces, see above");
+}
+
+/// A running `poolfs-service`.
+pub struct Running {
+    child: Child,
+    config: ServiceConfig,
+    folder: PathBuf,
+}
+
+impl Running {
+    pub fn start(folder: &Path) -> Self {
+        Self::start_with(folder, 64 << 20)
+    }
+
+    pub fn start_with(folder: &Path, cache_bytes: u64) -> Self {
+        let config = ServiceConfig {
+            pool: "pool".into(),
+            cpus: vec![0],
+            cache_bytes,
+            control_socket: folder.join("run/control.sock"),
+            socket_directory: folder.join("run"),
+        };
+        let child = spawn(&serde_json::to_string(&config).expect("serializable"), Stdio::inherit());
+        let running = Self { child, config, folder: folder.to_owned() };
+        let deadline = Instant::now() + WAIT_MAX;
+        while UnixStream::connect(&running.config.control_socket).is_err() {
+            assert!(Instant::now() < deadline, "the service does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        running
+    }
+
+    pub fn control_socket(&self) -> &Path {
+        &self.config.control_socket
+    }
+
+    pub fn order(&self, order: &Order) -> Answer {
+        self.send(&serde_json::to_string(order).expect("serializable"))
+    }
+
+    pub fn send(&self, line: &str) -> Answer {
+        let mut stream = UnixStream::connect(&self.config.control_socket).expect("the service listens");
+        writeln!(stream, "{line}").expect("sent");
+        let mut text = String::new();
+        BufReader::new(stream).read_line(&mut text).expect("an answer");
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    pub fn spec(&self, name: &str, stack: StackSpec) -> MountSpec {
+        let mount_point = self.folder.join(format!("mnt-{name}"));
+        // It may be there with a dead mount on it.
+        let _ = std::fs::create_dir_all(&mount_point);
+        MountSpec { instance: name.into(), mount_point, stack, devices: true, is_root: false }
+    }
+
+    pub fn mount(&self, name: &str, stack: StackSpec) -> PathBuf {
+        let spec = self.spec(name, stack);
+        let at = spec.mount_point.clone();
+        assert_eq!(self.order(&Order::Mount(spec)), Answer::Done);
+        at
+    }
+
+    pub fn mount_directory(&self, name: &str) -> (PathBuf, PathBuf) {
+        let directory = make(&self.folder.join(format!("dir-{name}")));
+        (self.mount(name, StackSpec::Directory { directory: directory.clone() }), directory)
+    }
+
+    pub fn unmount(&self, name: &str) -> Answer {
+        self.order(&Order::Unmount { instance: name.into() })
+    }
+
+    pub fn status(&self) -> ServiceStatus {
+        match self.order(&Order::Status) {
+            Answer::Status(status) => *status,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("alive");
+        self.child.wait().expect("ours");
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + WAIT_MAX;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("ours") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the service does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts the service with this text as configuration.
+pub fn spawn(config: &str, errors: Stdio) -> Child {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_poolfs-service"))
+        .stdin(Stdio::piped())
+        .stderr(errors)
+        .env("POOLFS_LOG", "warn")
+        .spawn()
+        .expect("the service starts");
+    child.stdin.take().expect("a pipe").write_all(config.as_bytes()).expect("read by the service");
+    child
+}
+
+pub fn make(folder: &Path) -> PathBuf {
+    std::fs::create_dir_all(folder).expect("a folder");
+    folder.to_owned()
+}
+
+/// The poolfs mounts of this namespace.
+pub fn mounts() -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    table.lines().filter(|line| line.contains("fuse.poolfs")).map(str::to_owned).collect()
+}

@@ -1,0 +1,6 @@
+//! Tests of the real process over real mounts, each in mount and process namespaces of its own, and the comparison of
+//! our permission function with the kernel's.
+
+mod access;
+mod harness;
+mod mounts;
