@@ -232,7 +232,7 @@ impl Libservice for Local {
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
-        self.move_name(parent, name, new_parent, new_name, flags)
+        self.move_name((parent, name), (new_parent, new_name), flags)
     }
 
     fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {

@@ -41,6 +41,7 @@ mod listing;
 mod names;
 mod nodes;
 mod ownership;
+mod renames;
 mod sys;
 mod transfer;
 mod xattrs;

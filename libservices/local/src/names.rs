@@ -1,4 +1,4 @@
-//! Making, removing and moving names.
+//! Making and removing names.
 
 use crate::attributes::decode_device;
 use crate::backing::{open_name, stat};
@@ -10,7 +10,7 @@ use crate::layer::{Handle, Local};
 use crate::nodes::{Identity, Node};
 use crate::ownership::with_umask;
 use poolfs_libservice::{Entry, Error, Result, fail};
-use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags};
+use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno as Raw;
@@ -21,14 +21,14 @@ use std::sync::{Arc, PoisonError, RwLockReadGuard};
 const TARGET_BYTES_MAX: usize = 4095;
 
 /// What a removal may take the last name from.
-struct Removal {
+pub(crate) struct Removal {
     found: Arc<OwnedFd>,
     identity: Identity,
     is_directory: bool,
     permit: Option<Permit>,
 }
 
-fn shared(node: &Node) -> RwLockReadGuard<'_, ()> {
+pub(crate) fn shared(node: &Node) -> RwLockReadGuard<'_, ()> {
     node.names.read().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -167,11 +167,12 @@ impl Local {
         let directory = self.entered(&parent)?;
         let removal = self.removal(&directory, name)?;
         rustix::fs::unlinkat(&directory, name.as_bytes(), flags).map_err(|raw| backend("removing a name", raw))?;
-        self.removed(removal)
+        self.removed(removal);
+        Ok(())
     }
 
     /// Takes hold of what `name` is, before the name goes.
-    fn removal(&self, directory: &OwnedFd, name: Name<'_>) -> Result<Option<Removal>> {
+    pub(crate) fn removal(&self, directory: &OwnedFd, name: Name<'_>) -> Result<Option<Removal>> {
         let fault = |raw| backend("removing a name", raw);
         let open = || open_name(directory, name.as_bytes(), OFlags::PATH, Mode::empty());
         let found = match self.nodes.with_room(open) {
@@ -191,41 +192,13 @@ impl Local {
     }
 
     /// Keeps a descriptor of what lost its last name while somebody holds it.
-    fn removed(&self, removal: Option<Removal>) -> Result<()> {
-        let Some(Removal { found, identity, is_directory, permit: Some(permit) }) = removal else { return Ok(()) };
+    pub(crate) fn removed(&self, removal: Option<Removal>) {
+        let Some(Removal { found, identity, is_directory, permit: Some(permit) }) = removal else { return };
         // Directories have one name; not every filesystem counts it.
         let gone = is_directory || stat(&found).is_ok_and(|now| now.stx_nlink == 0);
         if gone && let Some(node) = self.nodes.held(&identity) {
             self.nodes.keep(&node, &found, permit);
         }
-        Ok(())
-    }
-
-    pub(crate) fn move_name(
-        &self,
-        parent: NodeId,
-        name: Name<'_>,
-        new_parent: NodeId,
-        new_name: Name<'_>,
-        flags: RenameFlags,
-    ) -> Result<()> {
-        let from = self.directory(parent)?;
-        let to = self.directory(new_parent)?;
-        self.changeable()?;
-        // In the order of their numbers: a waiting writer of one lock must not stand between two readers of both.
-        let (first, second) = if from.id <= to.id { (&from, &to) } else { (&to, &from) };
-        let _first = shared(first);
-        let _second = (first.id != second.id).then(|| shared(second));
-        let (source, target) = (self.entered(&from)?, self.entered(&to)?);
-        let stays = flags.contains(RenameFlags::EXCHANGE) || (from.id == to.id && name == new_name);
-        let replaced = if stays { None } else { self.removal(&target, new_name)? };
-        let how = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
-        match rustix::fs::renameat_with(&source, name.as_bytes(), &target, new_name.as_bytes(), how) {
-            // POSIX leaves the choice of number, and xfs makes the other one.
-            Err(Raw::EXIST) if !flags.contains(RenameFlags::NO_REPLACE) => return fail(Errno::ENOTEMPTY),
-            result => result.map_err(|raw| backend("renaming", raw))?,
-        }
-        self.removed(replaced)
     }
 }
 

@@ -21,6 +21,10 @@ const LIST_BYTES_MAX: usize = 65536;
 /// Bytes tried first; most values and lists are shorter.
 const FIRST_BYTES: usize = 512;
 
+/// What xfs lists beside `system.posix_acl_access` and `system.posix_acl_default`: the same lists once more, in a form of its
+/// own. Whoever copied both would write each list twice.
+const OTHER_FORMS: [&[u8]; 2] = [b"trusted.SGI_ACL_FILE", b"trusted.SGI_ACL_DEFAULT"];
+
 fn checked(name: &[u8]) -> Result<CString> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return fail(Errno::ERANGE);
@@ -97,7 +101,8 @@ impl Local {
         let node = self.nodes.get(id)?;
         let descriptor = self.nodes.descriptor(&node)?;
         let list = self.backing.xattr_names(&descriptor).map_err(|raw| backend("listing extended attributes", raw))?;
-        Ok(list.split(|&byte| byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
+        let names = list.split(|&byte| byte == 0);
+        Ok(names.filter(|name| !name.is_empty() && !OTHER_FORMS.contains(name)).map(<[u8]>::to_vec).collect())
     }
 
     pub(crate) fn remove_xattr(&self, id: NodeId, name: &[u8]) -> Result<()> {
