@@ -215,7 +215,7 @@ impl Connection {
         });
         if ours {
             for index in 0..self.welcome.buffers as usize {
-                futex::wake(self.buffer(index).state(), u32::MAX);
+                futex::wake_all(self.buffer(index).state());
             }
         }
     }
@@ -382,12 +382,12 @@ impl Borrowed<'_> {
             match queue.publish(doorbell) {
                 Ok(sleepers) => {
                     if sleepers || again {
-                        futex::wake(queue.ring(), 1);
+                        futex::wake_one(queue.ring());
                     }
                     return Ok(group);
                 }
                 Err(Full) => {
-                    futex::wake(queue.ring(), 1);
+                    futex::wake_one(queue.ring());
                     let seen = queue.announce_full();
                     let woken = futex::wait(queue.space(), seen, FULL_SLEEP_MAX);
                     queue.end_full();

@@ -27,8 +27,18 @@ pub fn wait(word: &AtomicU32, expected: u32, limit: Duration) -> Woken {
     }
 }
 
-/// Wakes up to `count` sleepers of `word`.
-pub fn wake(word: &AtomicU32, count: u32) {
+/// Wakes one sleeper of `word`.
+pub fn wake_one(word: &AtomicU32) {
+    wake(word, 1);
+}
+
+/// Wakes all sleepers of `word`.
+pub fn wake_all(word: &AtomicU32) {
+    // The kernel takes the number as signed, and -1 for one.
+    wake(word, i32::MAX as u32);
+}
+
+fn wake(word: &AtomicU32, count: u32) {
     // It can only fail for an address that is not mapped, and then nobody sleeps there.
     let _ = futex::wake(word, futex::Flags::empty(), count);
 }

@@ -161,11 +161,13 @@ fn a_session_ends_with_its_process_though_a_child_holds_the_socket(socket: &Path
     }
 }
 
+type Test = fn(&Path);
+
 fn main() {
     if let (Ok(role), Ok(socket)) = (std::env::var(ROLE), std::env::var(SOCKET)) {
         return play(&role, &PathBuf::from(socket));
     }
-    let tests: [(&str, fn(&Path)); 5] = [
+    let tests: [(&str, Test); 5] = [
         ("requests_cross_processes", requests_cross_processes),
         ("a_dead_service_is_an_error_within_100_ms", a_dead_service_is_an_error_within_100_ms),
         ("a_stopped_service_is_waited_for", a_stopped_service_is_waited_for),

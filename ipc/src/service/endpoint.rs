@@ -203,7 +203,7 @@ impl<C> Endpoint<C> {
             }
             let doorbell = doorbell?;
             if queue.must_wake_producers() {
-                futex::wake(queue.space(), u32::MAX);
+                futex::wake_all(queue.space());
             }
             if let Some(acquired) = self.answer(doorbell, &queue) {
                 return Some(acquired);
@@ -236,7 +236,7 @@ impl<C> Endpoint<C> {
 
     /// Wakes everybody who sleeps on the queue of `group`.
     pub fn wake_all(&self, group: usize) {
-        futex::wake(self.queues[group].words().ring(), u32::MAX);
+        futex::wake_all(self.queues[group].words().ring());
     }
 }
 

@@ -148,7 +148,7 @@ impl<C> Drop for Acquired<C> {
         let area = self.session.area(self.index);
         area.put_reply(self.reply.as_ref().unwrap_or(&failed));
         if self.session.records[self.index].finish(area.state(), self.sequence) {
-            futex::wake(area.state(), u32::MAX);
+            futex::wake_all(area.state());
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::instance::{Adopter, Instance};
 use crate::request::{Context, Reply as Outcome, Request as Asked};
 use crate::stack::Stack;
 use poolfs_ipc::area::{DATA_BYTES, OutOfBounds};
-use poolfs_ipc::wire::{Adopt, MAGIC, Operation, Reply, Request, RequestFlags, Status, WireTime};
+use poolfs_ipc::wire::{Adopt, MAGIC, Operation, Reply, Request, RequestFlags, Status, WireStatfs, WireTime};
 use poolfs_ipc::{CallError, Connection};
 use poolfs_libservice::Memory;
 use poolfs_libservice::types::{Errno, Name, NodeId, OpenFlags};
@@ -148,9 +148,9 @@ fn names_are_made_found_moved_and_removed() {
     assert_eq!(failed(&served.by_path(Operation::Stat, "d/f/x", |_| {})), Errno::ENOTDIR);
     done(&served.by_path(Operation::Unlink, "d/h", |_| {}));
     done(&served.by_path(Operation::Access, "d/f", |request| request.mode = 6));
-    let statfs = served.call(&request(Operation::Statfs, "d", ""), &[b"d"], 56);
+    let statfs = served.call(&request(Operation::Statfs, "d", ""), &[b"d"], 100);
     done(&statfs.0);
-    assert_eq!(statfs.1.len(), 56);
+    assert_eq!(statfs.1.len(), size_of::<WireStatfs>());
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl ServiceThreads {
 
     fn tell(&self) {
         self.changes.fetch_add(1, Ordering::Release);
-        futex::wake(&self.changes, u32::MAX);
+        futex::wake_all(&self.changes);
     }
 
     /// Ends all threads, after the requests they serve.
