@@ -154,12 +154,12 @@ impl Sessions {
         unsafe { (*slot.connection.get()).write(connection) };
         let generation = word / GENERATION + 1;
         // A change of rights that came meanwhile has asked for the end by ENDED; then nobody gets in.
-        let live = generation * GENERATION | LIVE | USER;
+        let live = (generation * GENERATION) | LIVE | USER;
         let session = Session { slot, generation };
         match slot.word.compare_exchange(connecting, live, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) => Some(session),
             Err(_) => {
-                slot.word.store(generation * GENERATION | ENDED | USER, Ordering::Release);
+                slot.word.store((generation * GENERATION) | ENDED | USER, Ordering::Release);
                 drop(session);
                 None
             }
