@@ -20,7 +20,13 @@
 //! **Who decides.** Layers check types and structure (`ENOTDIR`, `EEXIST`, `ENOTEMPTY` ...), never permissions: the
 //! service has done that. They store owner, group and mode as [`Caller`] and the call say, after taking the umask
 //! away or applying the parent's default ACL (`system.posix_acl_default`) as Linux does. They do not look at the
-//! parent's set-group-id bit; set-id bits of a written file are the service's business too.
+//! parent's set-group-id bit; set-id bits of a written file are the service's business too. Whether a change of owner
+//! alone clears set-id bits is up to the backend: who cares names the permissions in the same call. So are owner and
+//! access lists of a whiteout that a rename leaves behind.
+//!
+//! **Attributes.** Links and size of a directory are the layer's own. A mode cannot be set on a symbolic link
+//! (`EOPNOTSUPP`). Setting an access ACL sets the mode, and the other way round, as on Linux; removing an ACL that is
+//! not there works. Xattrs in `user.` exist on files and directories only (else `EPERM` to set, `ENODATA` to get).
 //!
 //! **Order of checks** where several errors apply: node or handle validity, then the parent's type (`ENOTDIR`), then
 //! existence, then the object's type, then space. What is wrong with the arguments alone (contradicting flags, the
@@ -28,7 +34,8 @@
 //!
 //! **Times.** Creating or removing a name sets `modified` and `changed` of the directory; writing, truncating and
 //! allocating set `modified` and `changed` of the file; changes of attributes, xattrs and links set `changed`.
-//! A truncate to the same size sets them too. Layers do not maintain `accessed` on reads.
+//! A truncate to the same size sets them too, a write of no bytes does not. A time named explicitly wins over the one
+//! that the rest of the same call would set. Layers do not maintain `accessed` on reads.
 //!
 //! **Bytes.** A read that starts below the size returns what is there up to it; at or beyond the size it returns 0.
 //! Holes and extended ranges read as zeros. After `write` returned, every later read of any handle sees it. A write
@@ -273,7 +280,7 @@ pub trait Libservice: Send + Sync {
 
     /// Lists from `cookie` (0: the start) until the end or until `visit` breaks; an entry that broke counts as not
     /// delivered. Names that exist throughout are delivered exactly once by a walk from 0 to the end; starting again at 0 sees
-    /// what is there then.
+    /// what is there then. `visit` does not call the layer.
     ///
     /// # Errors
     /// `EBADF` when the handle is unknown or a file's.
@@ -339,7 +346,8 @@ pub trait Libservice: Send + Sync {
         Ok(())
     }
 
-    /// Copies bytes between two files of the layer without passing them through the caller; returns how many.
+    /// Copies bytes between two files of the layer without passing them through the caller; returns how many, perhaps
+    /// fewer than asked for, 0 only where the source ends. The target's handle does not append.
     ///
     /// # Errors
     /// `EBADF`; `EINVAL` for overlapping ranges of one file.
