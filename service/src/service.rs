@@ -2,6 +2,7 @@
 
 use crate::instance::Instance;
 use crate::legacy::{LegacyMount, MountError, detach_dead};
+use crate::queue_front::{QueueFront, ServiceThreads};
 use crate::stack::{StackBuilder, StackError};
 use poolfs_service_protocol::{Answer, Command, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name};
 use std::collections::BTreeMap;
@@ -60,17 +61,27 @@ pub enum ServiceError {
     /// The mount failed.
     #[error(transparent)]
     Mount(#[from] MountError),
+    /// The user-level path cannot be had.
+    #[error("no sessions at {place}: {cause}; see `poolfs doctor`")]
+    Sessions {
+        /// where the sockets are
+        place: PathBuf,
+        /// what is wrong
+        cause: io::Error,
+    },
 }
 
 struct Mounted {
     instance: Arc<Instance>,
     mount: LegacyMount,
+    front: Arc<QueueFront>,
 }
 
 /// A running service.
 pub struct Service {
     config: ServiceConfig,
     builder: StackBuilder,
+    threads: Arc<ServiceThreads>,
     started: Instant,
     /// Held while an instance is made or ended, so that only one is at a time.
     changes: Mutex<()>,
@@ -87,11 +98,13 @@ impl Service {
     /// A service without instances.
     ///
     /// # Errors
-    /// When the pool's cache cannot be made.
+    /// When the pool's cache or its service threads cannot be made.
     pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
         let builder = StackBuilder::new(config.cache_bytes)?;
         let (changes, instances, lingering) = Default::default();
-        Ok(Self { config, builder, started: Instant::now(), changes, instances, lingering })
+        let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
+        let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;
+        Ok(Self { config, builder, threads, started: Instant::now(), changes, instances, lingering })
     }
 
     /// Its configuration.
@@ -130,9 +143,13 @@ impl Service {
         check_directory("mount point", mount_point)?;
         let stack = self.builder.build(&spec.stack)?;
         let instance = Instance::new(spec, stack);
-        let mount = LegacyMount::start(&instance, self.config.cpus.len())?;
+        let sockets = &self.config.socket_directory;
+        let front = QueueFront::start(&instance, sockets, &self.threads)
+            .map_err(|cause| ServiceError::Sessions { place: sockets.clone(), cause })?;
+        let mount =
+            LegacyMount::start(&instance, self.config.cpus.len()).inspect_err(|_| front.close(&self.threads))?;
         info!(instance = instance.name(), mount_point = %instance.spec().mount_point.display(), "mounted");
-        lock(&self.instances).insert(instance.name().to_owned(), Mounted { instance, mount });
+        lock(&self.instances).insert(instance.name().to_owned(), Mounted { instance, mount, front });
         Ok(())
     }
 
@@ -186,7 +203,8 @@ impl Service {
     /// After the mount is gone from its place: waits for its last users, then flushes. Whoever still uses it from another mount
     /// namespace keeps it alive in the background until the service ends.
     fn linger(&self, mounted: Mounted) {
-        let Mounted { instance, mount } = mounted;
+        let Mounted { instance, mount, front } = mounted;
+        front.close(&self.threads);
         if mount.wait(UNMOUNT_WAIT) {
             return wind_up(&instance);
         }
@@ -214,7 +232,8 @@ impl Service {
             }
         }
         let deadline = Instant::now() + SHUTDOWN_WAIT;
-        for Mounted { instance, mount } in all.into_values() {
+        for Mounted { instance, mount, front } in all.into_values() {
+            front.close(&self.threads);
             if !mount.wait(deadline.saturating_duration_since(Instant::now())) {
                 warn!(instance = instance.name(), "the mount is still used; its users lose it");
                 instance.refuse();
@@ -238,6 +257,12 @@ impl Service {
             cache: self.builder.cache_status(),
             instances: instances.values().map(|mounted| mounted.instance.status()).collect(),
         }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.threads.stop();
     }
 }
 
