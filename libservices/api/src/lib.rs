@@ -90,7 +90,7 @@ pub struct DirectoryEntry<'a> {
     pub inode: u64,
     /// The type.
     pub file_type: FileType,
-    /// Where a listing goes on after this entry; never 0.
+    /// Where a listing goes on after this entry; never 0, and at most `i64::MAX - 16`.
     pub cookie: u64,
 }
 

@@ -235,3 +235,6 @@ impl Libservice for Memory {
         self.state().copy_range((source, source_offset), (target, target_offset), length)
     }
 }
+
+#[cfg(test)]
+mod tests;

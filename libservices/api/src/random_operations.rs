@@ -111,11 +111,11 @@ impl<'a> Comparison<'a> {
             recent.push_back(operation.clone());
             let outcome = world.apply(&operation).and_then(|()| self.between(number, &mut world));
             if let Err(difference) = outcome {
-                self.fail(number, &difference, &recent);
+                self.fail(number, &difference, &recent, &world);
             }
         }
         if let Err(difference) = world.compare_trees() {
-            self.fail(self.operations, &difference, &recent);
+            self.fail(self.operations, &difference, &recent, &world);
         }
         world.let_go();
         world.summary()
@@ -137,12 +137,13 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    fn fail(&self, number: usize, difference: &str, recent: &VecDeque<Operation>) -> ! {
+    fn fail(&self, number: usize, difference: &str, recent: &VecDeque<Operation>, world: &World) -> ! {
         let shown: Vec<String> = recent.iter().map(|operation| format!("  {operation:?}")).collect();
         panic!(
-            "random operations, seed {}, after {number} of {} operations: {difference}\nthe last {}:\n{}",
+            "random operations, seed {}, after {number} of {} operations: {difference}\nheld now:\n{}the last {}:\n{}",
             self.seed,
             self.operations,
+            world.held(),
             shown.len(),
             shown.join("\n")
         )

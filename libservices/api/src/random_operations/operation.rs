@@ -10,13 +10,16 @@ pub(super) type NodeSlot = usize;
 /// Which of the handles held at that moment.
 pub(super) type HandleSlot = usize;
 
-/// Bytes that show as text.
+/// Bytes that show as text, long ones by their start and length.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Text(pub(super) Vec<u8>);
 
 impl fmt::Debug for Text {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\"", self.0.escape_ascii())
+        match self.0.split_at_checked(24) {
+            Some((start, rest)) if rest.len() > 8 => write!(f, "\"{}...\"({})", start.escape_ascii(), self.0.len()),
+            _ => write!(f, "\"{}\"", self.0.escape_ascii()),
+        }
     }
 }
 

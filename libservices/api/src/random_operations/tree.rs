@@ -1,6 +1,7 @@
 //! Comparing and walking whole trees.
 
 use super::inodes::is_whiteout;
+use super::operation::Text;
 use super::world::{Both, ROOT_USER, Side, Verdict, World};
 use crate::types::{FileType, Name, NodeId};
 use crate::{DirectoryEntry, Libservice};
@@ -87,6 +88,25 @@ impl World {
             self.layer(Side::Subject).forget(node.subject, 1);
             self.layer(Side::Reference).forget(node.reference, 1);
         }
+    }
+
+    /// What the program holds, for a failure: instructions name nodes and handles by these places.
+    pub(super) fn held(&self) -> String {
+        let paths = self.reference_paths();
+        let path_of = |node: NodeId| match paths.get(&node) {
+            Some(path) => path.iter().map(|name| format!("/{:?}", Text(name.clone()))).collect(),
+            None => "no name".to_owned(),
+        };
+        let mut text = String::new();
+        for (slot, held) in self.nodes.iter().enumerate() {
+            let (subject, path) = (held.id.subject, path_of(held.id.reference));
+            text += &format!("  node {slot}: {:?}, the subject's {subject:?}: {path}\n", held.file_type);
+        }
+        for (slot, held) in self.handles.iter().enumerate() {
+            let (subject, path) = (held.id.subject, path_of(held.node.reference));
+            text += &format!("  handle {slot}: {:?}, the subject's {subject:?}: {path}\n", held.flags);
+        }
+        text
     }
 
     /// One path to every object of the reference that has a name.
