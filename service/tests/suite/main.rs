@@ -4,3 +4,4 @@
 mod access;
 mod harness;
 mod mounts;
+mod queue;

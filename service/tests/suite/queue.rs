@@ -1,0 +1,141 @@
+//! The two paths on one mount: requests beside the kernel, with the adoption ioctl between them.
+
+use crate::harness::{Running, isolated};
+use poolfs_ipc::Connection;
+use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC, Operation, Reply, Request, Status};
+use poolfs_service_protocol::{Answer, OperationPath};
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::Path;
+
+fn connect(folder: &Path, instance: &str) -> Connection {
+    let path = folder.join(format!("run/{instance}.sock"));
+    Connection::open(&CString::new(path.to_str().expect("text")).expect("no NUL")).expect("a session")
+}
+
+fn adopt(file: &File, session: u32) -> Adopt {
+    let mut message = Adopt { magic: MAGIC, session, handle: 0, inode: 0, open_flags: 0, mode: 0, reserved: [0; 32] };
+    // SAFETY: the ioctl reads and writes exactly the 64 bytes of the message.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(ADOPT), &raw mut message) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    message
+}
+
+fn handle(file: &File, connection: &Connection) -> u64 {
+    let adopted = adopt(file, connection.session());
+    assert_ne!(adopted.handle, 0);
+    assert_eq!(adopted.inode, file.metadata().expect("stat").ino());
+    adopted.handle
+}
+
+fn read(connection: &Connection, handle: u64, offset: u64, length: usize) -> Vec<u8> {
+    let request =
+        Request { operation: Operation::Read as u32, handle, offset, length: length as u64, ..Request::default() };
+    let mut bytes = vec![0; length];
+    let reply = connection.call(&request, &[], &mut bytes).expect("a reply");
+    assert_eq!(reply.status, Status::Done as u32, "{reply:?}");
+    bytes.truncate(reply.length as usize);
+    bytes
+}
+
+fn write(connection: &Connection, handle: u64, offset: u64, bytes: &[u8]) -> Reply {
+    let length = bytes.len() as u64;
+    let request = Request { operation: Operation::Write as u32, handle, offset, length, ..Request::default() };
+    connection.call(&request, &[bytes], &mut []).expect("a reply")
+}
+
+fn by_path(connection: &Connection, operation: Operation, path: &str) -> Reply {
+    let request = Request { operation: operation as u32, path_length: path.len() as u32, ..Request::default() };
+    connection.call(&request, &[path.as_bytes()], &mut []).expect("a reply")
+}
+
+#[test]
+fn one_file_by_both_paths_is_always_current() {
+    isolated("queue::one_file_by_both_paths_is_always_current", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        fs::write(at.join("f"), vec![1; 10_000]).expect("write");
+        let file = OpenOptions::new().read(true).write(true).open(at.join("f")).expect("open");
+        let handle = handle(&file, &connection);
+        let mut kernel = vec![0; 10_000];
+        for round in 2..50u8 {
+            // The kernel holds the pages, then the other path changes them: it reads the new ones.
+            file.read_exact_at(&mut kernel, 0).expect("read");
+            assert_eq!(write(&connection, handle, 4000, &[round; 300]).length, 300);
+            file.read_exact_at(&mut kernel, 0).expect("read");
+            assert_eq!((kernel[3999], kernel[4000], kernel[4299], kernel[4300]), (1, round, round, 1));
+            file.write_all_at(&[round; 10], 9000).expect("write");
+            assert_eq!(read(&connection, handle, 9000, 10), [round; 10]);
+        }
+        assert_eq!(write(&connection, handle, 20_000, b"end").length, 3);
+        assert_eq!(file.metadata().expect("stat").len(), 20_003);
+        assert_eq!(by_path(&connection, Operation::Stat, "f").attributes.size, 20_003);
+        fs::rename(at.join("f"), at.join("g")).expect("rename");
+        assert_eq!(by_path(&connection, Operation::Stat, "f").errno, libc::ENOENT);
+        assert_eq!(by_path(&connection, Operation::Unlink, "g").status, Status::Done as u32);
+        assert!(!at.join("g").exists());
+        assert_eq!(read(&connection, handle, 20_000, 10), b"end");
+        let operations = &service.status().instances[0].operations[&OperationPath::Library];
+        assert!(operations["read"].count >= 48 && operations["unlink"].count == 1);
+        drop((file, connection));
+        assert_eq!(service.unmount("one"), Answer::Done);
+        assert!(!folder.join("run/one.sock").exists());
+    });
+}
+
+#[test]
+fn adoption_needs_the_callers_own_session_and_ends_with_the_descriptor() {
+    isolated("queue::adoption_needs_the_callers_own_session_and_ends_with_the_descriptor", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let (other_at, _) = service.mount_directory("two");
+        let connection = connect(folder, "one");
+        let mut file = File::create(at.join("f")).expect("create");
+        assert_eq!(adopt(&file, connection.session() ^ 1 << 13).handle, 0, "no such session");
+        let elsewhere = File::create(other_at.join("f")).expect("create");
+        assert_eq!(adopt(&elsewhere, connection.session()).handle, 0, "another instance's");
+        let handle = handle(&file, &connection);
+        file.write_all(b"hello").expect("write");
+        // An unadopted writer may map: the content is the kernel's until it is closed.
+        let writer = OpenOptions::new().write(true).open(at.join("f")).expect("open");
+        assert_eq!(write(&connection, handle, 0, b"H").status, Status::UseKernel as u32);
+        drop(writer);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while write(&connection, handle, 0, b"H").status != Status::Done as u32 {
+            assert!(std::time::Instant::now() < deadline, "the writer's end is not noticed");
+        }
+        drop(file);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while write(&connection, handle, 0, b"x").status != Status::UseKernel as u32 {
+            assert!(std::time::Instant::now() < deadline, "the handle outlives its descriptor");
+        }
+        assert_eq!(fs::read(at.join("f")).expect("read").len(), 5);
+        symlink("f", at.join("l")).expect("symlink");
+        assert_eq!(by_path(&connection, Operation::Stat, "l").status, Status::Redirect as u32);
+        assert_eq!(service.status().instances.iter().map(|instance| instance.sessions).sum::<u64>(), 1);
+    });
+}
+
+#[test]
+fn a_killed_service_fails_its_callers_and_the_next_one_serves_them() {
+    isolated("queue::a_killed_service_fails_its_callers_and_the_next_one_serves_them", |folder| {
+        let mut service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        fs::write(at.join("f"), b"kept").expect("write");
+        File::open(at.join("f")).expect("open").sync_all().expect("sync");
+        assert_eq!(by_path(&connection, Operation::Stat, "f").attributes.size, 4);
+        service.kill();
+        let start = std::time::Instant::now();
+        let request = Request { operation: Operation::Echo as u32, ..Request::default() };
+        assert_eq!(connection.call(&request, &[], &mut []).err(), Some(poolfs_ipc::CallError::Dead));
+        assert!(start.elapsed() < std::time::Duration::from_millis(100));
+        let service = Running::start(folder);
+        service.mount_directory("one");
+        assert_eq!(by_path(&connect(folder, "one"), Operation::Stat, "f").attributes.size, 4);
+    });
+}
