@@ -3,27 +3,21 @@
 //! Nothing here allocates, locks, uses thread-local storage or libc, so that a signal handler may call it at any point.
 
 use crate::area::{self, BUFFERS_MAX, BufferArea, OutOfBounds, QUEUES_MAX};
-use crate::futex::{self, Woken};
+use crate::borrowed::Borrowed;
+use crate::futex;
 use crate::handshake::{receive_welcome, send_hello, wait_readable};
 use crate::memory::{ForkMarker, Mapping, errno};
-use crate::queue::{Doorbell, DoorbellQueue, Full, RelaxedQueue};
+use crate::queue::RelaxedQueue;
 use crate::spin::Spinner;
-use crate::state::{CallerState, Sequence};
+use crate::state::CallerState;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::wire::{Reply, Request, Welcome};
 use core::ffi::CStr;
 use core::mem::ManuallyDrop;
-use core::time::Duration;
 use poolfs_types::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-
-/// Longest sleep before a caller rings again and tests whether the service lives.
-const SLEEP_MAX: Duration = Duration::from_millis(50);
-
-/// Longest sleep for a free slot of a full queue.
-const FULL_SLEEP_MAX: Duration = Duration::from_millis(5);
 
 /// Longest wait for the service's answer to a connection.
 const WELCOME_WAIT_MS_MAX: u32 = 1000;
@@ -47,21 +41,21 @@ pub enum CallError {
 
 /// A session with a filesystem instance. All methods may be called from many threads and from signal handlers.
 pub struct Connection {
-    marker: ForkMarker,
+    pub(crate) marker: ForkMarker,
     /// Number of the socket's descriptor; negative when closed. The program may have closed it behind our back: see
     /// [`Connection::with_socket`].
     socket: i32,
     cookie: u64,
-    welcome: Welcome,
+    pub(crate) welcome: Welcome,
     buffers: ManuallyDrop<Mapping>,
     queues: ManuallyDrop<[Option<Mapping>; QUEUES_MAX]>,
     /// Per queue: whether another CPU serves it too, so that spinning can pay.
-    shared_by_cpus: u64,
+    pub(crate) shared_by_cpus: u64,
     /// Thread that borrowed each buffer; 0: nobody.
-    owners: [AtomicUsize; BUFFERS_MAX],
-    closed: AtomicBool,
-    spinner: Spinner,
-    calls: AtomicU64,
+    pub(crate) owners: [AtomicUsize; BUFFERS_MAX],
+    pub(crate) closed: AtomicBool,
+    pub(crate) spinner: Spinner,
+    pub(crate) calls: AtomicU64,
 }
 
 /// A number that tells the calling thread from all other threads of the process; never 0.
@@ -220,12 +214,12 @@ impl Connection {
         }
     }
 
-    fn buffer(&self, index: usize) -> BufferArea<'_> {
+    pub(crate) fn buffer(&self, index: usize) -> BufferArea<'_> {
         BufferArea::new(&self.buffers, index, self.welcome.buffer_data as usize)
     }
 
     /// The queue of the core group this thread runs on, and its number.
-    fn queue(&self) -> (usize, Option<RelaxedQueue<'_>>) {
+    pub(crate) fn queue(&self) -> (usize, Option<RelaxedQueue<'_>>) {
         let cpu = rustix::thread::sched_getcpu();
         let group = usize::from(self.welcome.group_of_cpu.get(cpu).copied().unwrap_or(0));
         let group = if group < self.welcome.queues as usize { group } else { 0 };
@@ -253,7 +247,7 @@ impl Connection {
             let index = first.wrapping_add(step) % count;
             if let Some(sequence) = CallerState::new(self.buffer(index).state()).borrow() {
                 self.owners[index].store(token, Ordering::Relaxed);
-                return Ok(Borrowed { connection: self, index, sequence, in_flight: false });
+                return Ok(Borrowed::new(self, index, sequence));
             }
         }
         Err(CallError::Busy)
@@ -300,149 +294,4 @@ fn shared_by_cpus(welcome: &Welcome) -> u64 {
         seen |= bit;
     }
     twice
-}
-
-/// A request buffer borrowed by the calling thread. Given back when dropped.
-pub struct Borrowed<'a> {
-    connection: &'a Connection,
-    index: usize,
-    sequence: Sequence,
-    in_flight: bool,
-}
-
-impl Borrowed<'_> {
-    fn area(&self) -> BufferArea<'_> {
-        self.connection.buffer(self.index)
-    }
-
-    /// Copies `source` into the data area.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
-    pub fn put_data(&mut self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
-        self.area().put_data(offset, source)
-    }
-
-    /// Copies from the data area.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
-    pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
-        self.area().get_data(offset, target)
-    }
-
-    /// As [`put_data`](Self::put_data), from the program's own memory.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
-    ///
-    /// # Safety
-    /// `source` must be readable for `length` bytes (a fault is the program's own).
-    pub unsafe fn put_data_raw(&mut self, offset: usize, source: *const u8, length: usize) -> Result<(), OutOfBounds> {
-        // SAFETY: the caller vouches for the source; no program has a pointer into the session's memory.
-        unsafe { self.area().put_data_raw(offset, source, length) }
-    }
-
-    /// As [`get_data`](Self::get_data), into the program's own memory.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
-    ///
-    /// # Safety
-    /// `target` must be writable for `length` bytes (a fault is the program's own).
-    pub unsafe fn get_data_raw(&self, offset: usize, target: *mut u8, length: usize) -> Result<(), OutOfBounds> {
-        // SAFETY: the caller vouches for the target; no program has a pointer into the session's memory.
-        unsafe { self.area().get_data_raw(offset, target, length) }
-    }
-
-    /// Submits `request`, waits for its end and returns the reply. The data area then holds what the reply says.
-    ///
-    /// # Errors
-    /// [`CallError::Dead`], at most 100 ms after the service's death; [`CallError::NoSession`].
-    pub fn execute(&mut self, request: &Request) -> Result<Reply, CallError> {
-        if !self.connection.is_usable() {
-            return Err(CallError::NoSession);
-        }
-        self.area().put_request(request);
-        self.sequence = CallerState::new(self.area().state()).submit(self.sequence);
-        self.in_flight = true;
-        self.connection.calls.fetch_add(1, Ordering::Relaxed);
-        let group = self.ring(false)?;
-        self.wait(group)?;
-        self.in_flight = false;
-        Ok(self.area().get_reply())
-    }
-
-    /// Puts the doorbell into the queue of this CPU's core group and wakes a service thread if one may sleep.
-    fn ring(&self, again: bool) -> Result<usize, CallError> {
-        let doorbell = Doorbell { session: self.connection.welcome.session, buffer: self.index as u16, again };
-        loop {
-            let (group, queue) = self.connection.queue();
-            let Some(queue) = queue else { return Err(CallError::Dead) };
-            match queue.publish(doorbell) {
-                Ok(sleepers) => {
-                    if sleepers || again {
-                        futex::wake_one(queue.ring());
-                    }
-                    return Ok(group);
-                }
-                Err(Full) => {
-                    futex::wake_one(queue.ring());
-                    let seen = queue.announce_full();
-                    let woken = futex::wait(queue.space(), seen, FULL_SLEEP_MAX);
-                    queue.end_full();
-                    if woken == Woken::TimedOut {
-                        self.test_service()?;
-                    }
-                }
-            }
-            // A doorbell of this session that was rung again may have had the buffer served meanwhile.
-            if CallerState::new(self.area().state()).is_done(self.sequence) {
-                return Ok(group);
-            }
-        }
-    }
-
-    fn wait(&self, group: usize) -> Result<(), CallError> {
-        let area = self.area();
-        let state = CallerState::new(area.state());
-        if self.connection.shared_by_cpus >> group & 1 == 1
-            && self.connection.spinner.spin(|| state.is_done(self.sequence))
-        {
-            return Ok(());
-        }
-        while !state.is_done(self.sequence) {
-            if self.connection.closed.load(Ordering::Acquire) {
-                return Err(CallError::Dead);
-            }
-            let Some(expected) = state.announce_sleep(self.sequence) else { continue };
-            if futex::wait(area.state(), expected, SLEEP_MAX) == Woken::TimedOut && !state.is_done(self.sequence) {
-                self.test_service()?;
-                self.ring(true)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the service still lives; closes the session when it does not.
-    fn test_service(&self) -> Result<(), CallError> {
-        if self.connection.is_connected() {
-            return Ok(());
-        }
-        self.connection.close();
-        // The service may have served the request before it let go.
-        if CallerState::new(self.area().state()).is_done(self.sequence) { Ok(()) } else { Err(CallError::Dead) }
-    }
-}
-
-impl Drop for Borrowed<'_> {
-    fn drop(&mut self) {
-        // A request whose end is not known keeps its buffer: the service might still write there.
-        if self.connection.marker.is_ours() {
-            if !self.in_flight {
-                CallerState::new(self.area().state()).give_back(self.sequence);
-            }
-            self.connection.owners[self.index].store(0, Ordering::Release);
-        }
-    }
 }

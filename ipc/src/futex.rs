@@ -76,3 +76,52 @@ fn wait_several(words: &[(&AtomicU32, u32)], limit: Duration) -> Woken {
         _ => Woken::LookAgain,
     }
 }
+
+#[cfg(all(test, feature = "std", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::Ordering;
+    use std::time::Instant;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn one_or_all_sleepers_are_woken_on_one_word_or_several() {
+        let (first, second) = (AtomicU32::new(0), AtomicU32::new(0));
+        let asleep = AtomicU32::new(0);
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for n in 0..4 {
+                let (words, asleep) = ([(&first, 0), (&second, 0)], &asleep);
+                scope.spawn(move || {
+                    asleep.fetch_add(1, Ordering::SeqCst);
+                    let woken = if n % 2 == 0 { wait_any(&words, LONG) } else { wait(words[1].0, 0, LONG) };
+                    assert_eq!(woken, Woken::LookAgain);
+                    asleep.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+            let count = |wanted| {
+                while asleep.load(Ordering::SeqCst) != wanted {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                std::thread::sleep(Duration::from_millis(50));
+                asleep.load(Ordering::SeqCst)
+            };
+            assert_eq!(count(4), 4);
+            wake_one(&second);
+            assert_eq!(count(3), 3);
+            wake_all(&second);
+        });
+        assert!(start.elapsed() < LONG);
+    }
+
+    #[test]
+    fn waits_are_bounded_and_do_not_begin_on_another_value() {
+        let word = AtomicU32::new(7);
+        let short = Duration::from_millis(5);
+        assert_eq!(wait(&word, 7, short), Woken::TimedOut);
+        assert_eq!(wait(&word, 8, LONG), Woken::LookAgain);
+        assert_eq!(wait_any(&[(&word, 7), (&word, 7)], short), Woken::TimedOut);
+        assert_eq!(wait_any(&[(&word, 7), (&word, 8)], LONG), Woken::LookAgain);
+    }
+}

@@ -15,6 +15,8 @@
 #[cfg(not(loom))]
 pub mod area;
 #[cfg(not(loom))]
+mod borrowed;
+#[cfg(not(loom))]
 pub mod connection;
 pub mod copy;
 #[cfg(not(loom))]
@@ -32,7 +34,9 @@ pub mod sync;
 pub mod wire;
 
 #[cfg(not(loom))]
-pub use connection::{Borrowed, CallError, Connection};
+pub use borrowed::Borrowed;
+#[cfg(not(loom))]
+pub use connection::{CallError, Connection};
 
 #[cfg(all(test, loom))]
 mod models;

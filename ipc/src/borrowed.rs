@@ -1,0 +1,165 @@
+//! One call: a request buffer in the hands of a thread.
+
+use crate::area::{BufferArea, OutOfBounds};
+use crate::connection::{CallError, Connection};
+use crate::futex::{self, Woken};
+use crate::queue::{Doorbell, DoorbellQueue, Full};
+use crate::state::{CallerState, Sequence};
+use crate::sync::Ordering;
+use crate::wire::{Reply, Request};
+use core::time::Duration;
+
+/// Longest sleep before a caller rings again and tests whether the service lives.
+const SLEEP_MAX: Duration = Duration::from_millis(50);
+
+/// Longest sleep for a free slot of a full queue.
+const FULL_SLEEP_MAX: Duration = Duration::from_millis(5);
+
+/// A request buffer borrowed by the calling thread. Given back when dropped.
+pub struct Borrowed<'a> {
+    connection: &'a Connection,
+    index: usize,
+    sequence: Sequence,
+    in_flight: bool,
+}
+
+impl<'a> Borrowed<'a> {
+    pub(crate) fn new(connection: &'a Connection, index: usize, sequence: Sequence) -> Self {
+        Self { connection, index, sequence, in_flight: false }
+    }
+
+    fn area(&self) -> BufferArea<'_> {
+        self.connection.buffer(self.index)
+    }
+
+    /// Copies `source` into the data area.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    pub fn put_data(&mut self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+        self.area().put_data(offset, source)
+    }
+
+    /// Copies from the data area.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.area().get_data(offset, target)
+    }
+
+    /// As [`put_data`](Self::put_data), from the program's own memory.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    ///
+    /// # Safety
+    /// `source` must be readable for `length` bytes (a fault is the program's own).
+    pub unsafe fn put_data_raw(&mut self, offset: usize, source: *const u8, length: usize) -> Result<(), OutOfBounds> {
+        // SAFETY: the caller vouches for the source; no program has a pointer into the session's memory.
+        unsafe { self.area().put_data_raw(offset, source, length) }
+    }
+
+    /// As [`get_data`](Self::get_data), into the program's own memory.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], and nothing is copied.
+    ///
+    /// # Safety
+    /// `target` must be writable for `length` bytes (a fault is the program's own).
+    pub unsafe fn get_data_raw(&self, offset: usize, target: *mut u8, length: usize) -> Result<(), OutOfBounds> {
+        // SAFETY: the caller vouches for the target; no program has a pointer into the session's memory.
+        unsafe { self.area().get_data_raw(offset, target, length) }
+    }
+
+    /// Submits `request`, waits for its end and returns the reply. The data area then holds what the reply says.
+    ///
+    /// # Errors
+    /// [`CallError::Dead`], at most 100 ms after the service's death; [`CallError::NoSession`].
+    pub fn execute(&mut self, request: &Request) -> Result<Reply, CallError> {
+        if !self.connection.is_usable() {
+            return Err(CallError::NoSession);
+        }
+        self.area().put_request(request);
+        self.sequence = CallerState::new(self.area().state()).submit(self.sequence);
+        self.in_flight = true;
+        self.connection.calls.fetch_add(1, Ordering::Relaxed);
+        let group = self.ring(false)?;
+        self.wait(group)?;
+        self.in_flight = false;
+        Ok(self.area().get_reply())
+    }
+
+    /// Puts the doorbell into the queue of this CPU's core group and wakes a service thread if one may sleep.
+    fn ring(&self, again: bool) -> Result<usize, CallError> {
+        let doorbell = Doorbell { session: self.connection.welcome.session, buffer: self.index as u16, again };
+        loop {
+            let (group, queue) = self.connection.queue();
+            let Some(queue) = queue else { return Err(CallError::Dead) };
+            match queue.publish(doorbell) {
+                Ok(sleepers) => {
+                    if sleepers || again {
+                        futex::wake_one(queue.ring());
+                    }
+                    return Ok(group);
+                }
+                Err(Full) => {
+                    futex::wake_one(queue.ring());
+                    let seen = queue.announce_full();
+                    let woken = futex::wait(queue.space(), seen, FULL_SLEEP_MAX);
+                    queue.end_full();
+                    if woken == Woken::TimedOut {
+                        self.test_service()?;
+                    }
+                }
+            }
+            // A doorbell of this session that was rung again may have had the buffer served meanwhile.
+            if CallerState::new(self.area().state()).is_done(self.sequence) {
+                return Ok(group);
+            }
+        }
+    }
+
+    fn wait(&self, group: usize) -> Result<(), CallError> {
+        let area = self.area();
+        let state = CallerState::new(area.state());
+        if self.connection.shared_by_cpus >> group & 1 == 1
+            && self.connection.spinner.spin(|| state.is_done(self.sequence))
+        {
+            return Ok(());
+        }
+        while !state.is_done(self.sequence) {
+            if self.connection.closed.load(Ordering::Acquire) {
+                return Err(CallError::Dead);
+            }
+            let Some(expected) = state.announce_sleep(self.sequence) else { continue };
+            if futex::wait(area.state(), expected, SLEEP_MAX) == Woken::TimedOut && !state.is_done(self.sequence) {
+                self.test_service()?;
+                self.ring(true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the service still lives; closes the session when it does not.
+    fn test_service(&self) -> Result<(), CallError> {
+        if self.connection.is_connected() {
+            return Ok(());
+        }
+        self.connection.close();
+        // The service may have served the request before it let go.
+        if CallerState::new(self.area().state()).is_done(self.sequence) { Ok(()) } else { Err(CallError::Dead) }
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        // A request whose end is not known keeps its buffer: the service might still write there.
+        if self.connection.marker.is_ours() {
+            if !self.in_flight {
+                CallerState::new(self.area().state()).give_back(self.sequence);
+            }
+            self.connection.owners[self.index].store(0, Ordering::Release);
+        }
+    }
+}
