@@ -18,7 +18,10 @@ const RESOLVE_TRIES_MAX: u32 = 16;
 
 // Filesystems whose handles find an inode again as long as it has a name (f_type of statfs). Others may forget it (FUSE) or
 // cannot tell.
-const FILESYSTEMS_WITH_HANDLES: [u64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0xF2F5_2010];
+const FILESYSTEMS_WITH_HANDLES: [u64; 5] = [0xEF53, 0x5846_5342, BTRFS, TMPFS, 0xF2F5_2010];
+
+/// f_type of btrfs, which does not count the punching of a hole into a hole as a change.
+const BTRFS: u64 = 0x9123_683E;
 
 /// f_type of tmpfs, where `O_DIRECT` opens but gains nothing.
 const TMPFS: u64 = 0x0102_1994;
@@ -30,7 +33,7 @@ pub(crate) struct Backing {
     root: OwnedFd,
     proc: OwnedFd,
     handles: bool,
-    memory: bool,
+    kind: u64,
     device: u64,
 }
 
@@ -55,7 +58,7 @@ impl Backing {
         let handles = FILESYSTEMS_WITH_HANDLES.contains(&kind)
             && sys::file_handle(&root).and_then(|h| sys::open_handle(&root, &h, libc::O_PATH)).is_ok();
         let stat = stat(&root).map_err(no_directory)?;
-        Ok(Self { _tree: tree, root, proc, handles, memory: kind == TMPFS, device: device_of(&stat) })
+        Ok(Self { _tree: tree, root, proc, handles, kind, device: device_of(&stat) })
     }
 
     /// The open directory that the tree hangs from.
@@ -65,7 +68,12 @@ impl Backing {
 
     /// Whether direct I/O can gain anything.
     pub(crate) fn has_device(&self) -> bool {
-        !self.memory
+        self.kind != TMPFS
+    }
+
+    /// Whether the times of a punched file have to be set by hand.
+    pub(crate) fn skips_times(&self) -> bool {
+        self.kind == BTRFS
     }
 
     /// What names the inode behind `fd`.
@@ -87,7 +95,7 @@ impl Backing {
         rustix::fs::openat(&self.proc, number.as_c_str(), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
     }
 
-    /// Where the file behind a descriptor is found by calls that take a path; see [`Backing::number`].
+    /// `/proc/self/fd`, where calls that take a path find the file behind a descriptor by its number.
     pub(crate) fn proc(&self) -> BorrowedFd<'_> {
         self.proc.as_fd()
     }

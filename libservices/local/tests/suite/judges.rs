@@ -56,7 +56,8 @@ fn conformance_without_handles() {
 /// over the same directory now and then.
 fn compare(kind: &str, lacking: &[Capability]) {
     const OPERATIONS: usize = 4000;
-    for seed in 1..=3 {
+    // 103 and 112 met peculiarities of btrfs and xfs.
+    for seed in [1, 2, 103, 112] {
         let filesystem = Filesystem::new(kind, 1024);
         let directory = filesystem.path().join("served");
         std::fs::create_dir(&directory).expect("a directory");
