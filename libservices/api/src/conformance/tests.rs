@@ -1,3 +1,5 @@
+//! The suite judged by the reference.
+
 use super::*;
 use crate::Memory;
 

@@ -1,3 +1,5 @@
+//! What the reference does beyond the contract: room, strictness, no lock while visiting.
+
 use super::*;
 use crate::types::Errno;
 

@@ -1,3 +1,5 @@
+//! The reference compared with itself, and the hooks.
+
 use super::*;
 
 #[test]
