@@ -106,6 +106,21 @@ pub fn may_delete(credentials: &Credentials, directory: &Attributes, victim: &At
     }
 }
 
+/// Whether the host restricts hard links (`fs.protected_hardlinks`), as the kernel would ask at this moment.
+#[must_use]
+pub fn host_protects_hard_links() -> bool {
+    std::fs::read("/proc/sys/fs/protected_hardlinks").is_ok_and(|value| value.starts_with(b"1"))
+}
+
+/// Whether another name for this file gives nobody anything, as far as type and set-id bits tell.
+#[must_use]
+pub fn is_harmless_link_source(object: &Attributes) -> bool {
+    let set_group_id = SET_GROUP_ID | 0o010;
+    object.file_type == FileType::Regular
+        && object.permissions & 0o4000 == 0
+        && object.permissions & set_group_id != set_group_id
+}
+
 /// Whether a change of mode, ACL or creation by this caller loses the set-group-id bit for a file of group `gid`.
 #[must_use]
 pub fn strips_set_group_id(credentials: &Credentials, object: &Attributes, gid: u32) -> bool {

@@ -44,10 +44,14 @@ impl Instance {
             self.drop_privileges(context, node, Writer::Caller)?;
         }
         if (changes.uid.is_some() || changes.gid.is_some()) && !before.is_directory() {
-            self.drop_capability(node)?;
             if changes.permissions.is_none() && before.permissions & 0o6000 != 0 {
                 changes.permissions = remaining_mode(&credentials_of(context), &before);
+                // Linux carries this out as a chmod, which asks for more than the change of owner did.
+                if let (Some(credentials), Some(_)) = (context.credentials, changes.permissions) {
+                    access::may_own(credentials, &before)?;
+                }
             }
+            self.drop_capability(node)?;
         }
         let handle = file.filter(|file| file.flags().writable() && changes.size.is_some()).map(OpenFile::handle);
         if changes.permissions.is_some() {

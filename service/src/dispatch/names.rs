@@ -1,7 +1,7 @@
 //! Names: looking up, making, linking, removing, renaming.
 
 use super::{Served, Stop};
-use crate::access::{self, Capability, EXECUTE, WRITE};
+use crate::access::{self, Capability, EXECUTE, READ, WRITE};
 use crate::handles::layer_flags;
 use crate::instance::Instance;
 use crate::request::{Context, Reply};
@@ -135,8 +135,25 @@ impl Instance {
 
     pub(super) fn link(&self, context: &Context<'_>, node: NodeId, parent: NodeId, name: Name<'_>) -> Served {
         self.refuse_existing(context, parent, name)?;
+        self.check_link_source(context, node)?;
         self.check_directory(context, parent)?;
         Ok(Reply::Entry(self.layer().link(&context.caller, node, parent, name)?))
+    }
+
+    /// Where the host protects hard links, only owners link files that others could not read and write anyway.
+    fn check_link_source(&self, context: &Context<'_>, node: NodeId) -> Served<()> {
+        let Some(credentials) = context.credentials else {
+            return Ok(());
+        };
+        let object = self.layer().getattr(&context.caller, node)?;
+        if access::may_own(credentials, &object).is_ok() || !access::host_protects_hard_links() {
+            return Ok(());
+        }
+        let harmless = access::is_harmless_link_source(&object);
+        if harmless && self.check_object(context, node, &object, READ | WRITE).is_ok() {
+            return Ok(());
+        }
+        Err(Errno::EPERM.into())
     }
 
     pub(super) fn unlink(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served {
@@ -201,12 +218,12 @@ impl Instance {
             return Err(Errno::EEXIST.into());
         }
         let from = self.check_directory(context, parent)?;
-        let to = self.check_directory(context, new_parent)?;
         if let Some(credentials) = context.credentials {
             access::may_delete(credentials, &from, &source.attributes)?;
-            if let Some(target) = target {
-                access::may_delete(credentials, &to, &target.attributes)?;
-            }
+        }
+        let to = self.check_directory(context, new_parent)?;
+        if let (Some(credentials), Some(target)) = (context.credentials, target) {
+            access::may_delete(credentials, &to, &target.attributes)?;
         }
         Ok(())
     }
