@@ -42,9 +42,37 @@ pub enum Command {
     /// Import, list and remove images
     #[command(subcommand)]
     Image(ImageCommand),
+    /// Run a container
+    Run(RunArguments),
+    /// List the containers
+    Ps,
+    /// Print what a container wrote to its output (containers that run detached)
+    Logs {
+        /// The container
+        container: String,
+    },
+    /// Ask a container to end, and end it after ten seconds
+    Stop {
+        /// The container
+        container: String,
+        /// Seconds to wait before it is killed
+        #[arg(long, default_value_t = 10)]
+        time: u64,
+    },
+    /// Remove a container that has ended, with what it wrote
+    Rm {
+        /// The container
+        container: String,
+    },
     /// Enter a control group and become another program
     #[command(name = "__enter", hide = true)]
     Enter(EnterArguments),
+    /// Watch over a container that runs detached
+    #[command(name = "__monitor", hide = true)]
+    Monitor {
+        /// The container
+        container: String,
+    },
 }
 
 /// Commands on pools.
@@ -139,6 +167,43 @@ pub struct ExecArguments {
     pub command: Vec<String>,
 }
 
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+#[command(override_usage = "poolfs run POOL IMAGE [OPTIONS] [-- CMD ...]")]
+pub struct RunArguments {
+    /// The pool
+    pub pool: String,
+    /// The image
+    pub image: String,
+    /// The container's name [default: made up]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Set a variable of the environment
+    #[arg(long, short, value_name = "K=V")]
+    pub env: Vec<String>,
+    /// Most memory of the container
+    #[arg(long, value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Without the library: everything through the kernel
+    #[arg(long)]
+    pub legacy: bool,
+    /// Keep the standard input open
+    #[arg(short)]
+    pub interactive: bool,
+    /// Give it a terminal
+    #[arg(short)]
+    pub tty: bool,
+    /// Leave it running and return
+    #[arg(short)]
+    pub detach: bool,
+    /// Remove it when it ends
+    #[arg(long)]
+    pub rm: bool,
+    /// The command [default: the image's]
+    #[arg(last = true)]
+    pub command: Vec<String>,
+}
+
 /// Arguments of the step between `exec` and its command.
 #[derive(Debug, Args)]
 pub struct EnterArguments {
@@ -181,6 +246,9 @@ mod tests {
             "poolfs exec -- ls -l",
             "poolfs exec web --mount at=/a,dir=/b --mount at=/c,upper=/u,lower=/l --legacy -- sh -c true",
             "poolfs image import debian oci:/x:v1",
+            "poolfs run web debian --name n --env A=B --memory 100M --legacy -i -t -d --rm -- sh",
+            "poolfs run web debian -it",
+            "poolfs ps --state /tmp/s",
         ] {
             parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

@@ -34,13 +34,13 @@ pub fn execute(context: &Context, arguments: &ExecArguments) -> Result<u8> {
     };
     let mut mounted = Vec::new();
     let result = mount_all(context, &name, mounts, &own, &mut mounted)
-        .and_then(|()| run_in_pool(context, arguments, &name, &mut signals));
-    let cleaned = clean_up(context, &name, &mounted, arguments.pool.is_none());
+        .and_then(|()| run_in_pool(context, arguments, &name, &own, &mut signals));
+    let cleaned = clean_up(context, &name, &mounted, &own, arguments.pool.is_none());
     result.and_then(|status| cleaned.map(|()| status))
 }
 
 fn throw_away_pool(context: &Context, owner: ProcessRecord) -> Result<String> {
-    let name = format!("exec-{}", owner.pid);
+    let name = group_name(&owner);
     pool::create(
         context,
         NewPool {
@@ -69,18 +69,25 @@ fn mount_all(
     // Also without a mount the program runs on the pool's cores and in its memory.
     let groups = ControlGroups::detect(&*context.host)?;
     groups.make_pool(&*context.host, name, &pool.record.limits()?)?;
-    groups.make_container(&*context.host, name, &group_name(std::process::id()), None)?;
+    groups.make_container(&*context.host, name, &group_name(own), None)?;
     Ok(())
 }
 
-fn group_name(pid: u32) -> String {
-    format!("exec-{pid}")
+/// A name nobody else has: numbers of processes are given again, and to others in other namespaces.
+fn group_name(own: &ProcessRecord) -> String {
+    format!("exec-{}-{}", own.pid, own.start_ticks)
 }
 
-fn run_in_pool(context: &Context, arguments: &ExecArguments, pool: &str, signals: &mut Signals) -> Result<u8> {
+fn run_in_pool(
+    context: &Context,
+    arguments: &ExecArguments,
+    pool: &str,
+    own: &ProcessRecord,
+    signals: &mut Signals,
+) -> Result<u8> {
     let mut command = Command::new(context.program());
     command.arg("--state").arg(&context.state).arg("--run-dir").arg(&context.run);
-    command.args(["__enter", "--pool", pool, "--group", &group_name(std::process::id())]);
+    command.args(["__enter", "--pool", pool, "--group", &group_name(own)]);
     if !arguments.legacy {
         command.arg("--preload").arg(context.preload_library()?);
     }
@@ -94,9 +101,9 @@ fn run_in_pool(context: &Context, arguments: &ExecArguments, pool: &str, signals
     signals.wait(&*context.host, &mut child).map(status_code)
 }
 
-fn clean_up(context: &Context, name: &str, mounted: &[String], throw_away: bool) -> Result<()> {
+fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessRecord, throw_away: bool) -> Result<()> {
     let groups = ControlGroups::detect(&*context.host)?;
-    let group = group_name(std::process::id());
+    let group = group_name(own);
     // What the program left running in the background loses its group's limits only with its own end.
     let removed = groups.remove_container(&*context.host, name, &group);
     let mut result = Ok(());
@@ -120,8 +127,9 @@ fn clean_up(context: &Context, name: &str, mounted: &[String], throw_away: bool)
 
 /// Whether a group in a pool was made by an `exec` that has ended.
 pub fn is_group_of_dead(context: &Context, group: &str) -> bool {
-    let pid = group.strip_prefix("exec-").and_then(|pid| pid.parse().ok());
-    pid.is_some_and(|pid: u32| context.host.identify(pid).is_none())
+    let Some((pid, start)) = group.strip_prefix("exec-").and_then(|rest| rest.split_once('-')) else { return false };
+    let (Ok(pid), Ok(start)) = (pid.parse::<u32>(), start.parse::<u64>()) else { return false };
+    context.host.identify(pid).is_none_or(|process| process.start_ticks != start)
 }
 
 /// The step between `exec` and its program: enter the pool's group, then become the program.

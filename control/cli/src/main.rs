@@ -27,6 +27,7 @@ use clap::Parser;
 use context::Context;
 use failure::Result;
 use std::process::ExitCode;
+use std::time::Duration;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -60,6 +61,15 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
             pool::sweep(context);
             return execute::execute(context, &arguments);
         }
+        Command::Run(arguments) => {
+            pool::sweep(context);
+            return container::run(context, &arguments);
+        }
+        Command::Ps => container::list(context)?,
+        Command::Logs { container } => container::logs(context, &container)?,
+        Command::Stop { container, time } => container::stop(context, &container, Duration::from_secs(time))?,
+        Command::Rm { container } => container::remove(context, &container)?,
+        Command::Monitor { container } => return container::watch(context, &container),
         Command::Enter(arguments) => return execute::enter(context, &arguments),
     }
     Ok(0)

@@ -53,7 +53,7 @@ pub struct ContainerRecord {
     /// How far it has come.
     pub state: ContainerState,
     /// Its exit status, when it has ended.
-    pub exit_status: Option<u8>,
+    pub exit_code: Option<u8>,
 }
 
 impl ContainerRecord {
@@ -64,7 +64,7 @@ impl ContainerRecord {
 
     /// In a few words, how it is.
     pub fn described_state(&self, context: &Context) -> String {
-        match (self.state, self.exit_status) {
+        match (self.state, self.exit_code) {
             (ContainerState::Ended, Some(status)) => format!("ended ({status})"),
             (ContainerState::Ended, None) => "ended".to_owned(),
             _ if !self.is_watched(context) => "lost".to_owned(),

@@ -1,0 +1,145 @@
+//! `ps`, `logs`, `stop` and `rm`.
+
+use crate::container::monitor::old_log;
+use crate::container::record::{ContainerRecord, ContainerState};
+use crate::container::runtime::Runtime;
+use crate::container::supervise::{self, Places, Start};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::text::{age, print_json, print_table, table};
+use serde::Serialize;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Longest wait for a killed container to be cleaned up.
+const CLEAN_WAIT: Duration = Duration::from_secs(120);
+/// Most characters of a command in a table.
+const COMMAND_WIDTH: usize = 40;
+
+/// A container as `ps --json` shows it.
+#[derive(Serialize)]
+struct Listed<'a> {
+    #[serde(flatten)]
+    record: &'a ContainerRecord,
+    status: String,
+}
+
+/// List the containers.
+pub fn list(context: &Context) -> Result<()> {
+    let records: Vec<ContainerRecord> = context.containers()?.peek_all()?;
+    let status = |record: &ContainerRecord| record.described_state(context);
+    if context.json {
+        let listed: Vec<_> = records.iter().map(|record| Listed { record, status: status(record) }).collect();
+        return print_json(&listed);
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut table = table(&["name", "pool", "image", "status", "path", "age", "command"]);
+    for record in &records {
+        let command: String = record.command.join(" ").chars().take(COMMAND_WIDTH).collect();
+        let path = if record.legacy { "kernel" } else { "library" };
+        let age = age(now.saturating_sub(record.created_seconds));
+        table.add_row([&record.name, &record.pool, &record.image, &status(record), path, &age, &command]);
+    }
+    print_table(&table)
+}
+
+/// Print what a container wrote.
+pub fn logs(context: &Context, name: &str) -> Result<()> {
+    let containers = context.containers()?;
+    containers.peek::<ContainerRecord>(name)?.ok_or_else(|| containers.absent(name))?;
+    let log = Places::of(&containers.path(name)).log;
+    for path in [old_log(&log), log] {
+        match File::open(&path) {
+            Ok(mut file) => {
+                let copied = std::io::copy(&mut file, &mut std::io::stdout().lock());
+                if let Err(error) = copied.as_ref() {
+                    if error.kind() != ErrorKind::BrokenPipe {
+                        return Err(Failure::file(&path, error));
+                    }
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(Failure::file(&path, error)),
+        }
+    }
+    Ok(())
+}
+
+/// Ask a container to end; kill it when it has not after `wait`.
+pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
+    let containers = context.containers()?;
+    let record: ContainerRecord = containers.peek(name)?.ok_or_else(|| containers.absent(name))?;
+    if recover(context, &record)? {
+        return Ok(());
+    }
+    let runtime = Runtime::find(context)?;
+    let Some(instance) = record.instance.clone() else {
+        let remedy = "wait a moment and try again";
+        return Err(Failure::new(format!("container {name}"), "it is only just being started", remedy));
+    };
+    let signal = stop_signal(context, name);
+    let asked = runtime.kill(&instance, &signal);
+    if has_ended(context, name, wait)? {
+        return Ok(());
+    }
+    if let Err(failure) = runtime.kill(&instance, "KILL") {
+        // Neither signal was delivered and it still counts as running: say why.
+        if let (Err(_), false) = (asked, has_ended(context, name, Duration::from_secs(1))?) {
+            return Err(failure.of(format!("container {name}")));
+        }
+    }
+    if has_ended(context, name, CLEAN_WAIT)? {
+        return Ok(());
+    }
+    let remedy = format!("`poolfs status {}` says whether its service still answers", record.pool);
+    Err(Failure::new(format!("container {name}"), "it was killed, but its root is not unmounted yet", remedy))
+}
+
+/// Remove a container that has ended.
+pub fn remove(context: &Context, name: &str) -> Result<()> {
+    let containers = context.containers()?;
+    let record: ContainerRecord = containers.peek(name)?.ok_or_else(|| containers.absent(name))?;
+    recover(context, &record)?;
+    let Some(locked) = containers.try_lock::<ContainerRecord>(name)? else { return Ok(()) };
+    if locked.record.state != ContainerState::Ended {
+        let remedy = format!("end it first with `poolfs stop {name}`");
+        return Err(Failure::new(format!("container {name}"), "it is running", remedy));
+    }
+    locked.remove()
+}
+
+/// Clean up after a container whose monitor was killed; whether the container has ended now.
+fn recover(context: &Context, record: &ContainerRecord) -> Result<bool> {
+    if record.state == ContainerState::Ended {
+        return Ok(true);
+    }
+    if record.is_watched(context) {
+        return Ok(false);
+    }
+    supervise::finish(context, &record.name, None).map(|()| true)
+}
+
+/// Wait until the monitor has cleaned up.
+fn has_ended(context: &Context, name: &str, wait: Duration) -> Result<bool> {
+    let containers = context.containers()?;
+    let end = Instant::now() + wait;
+    loop {
+        let ended = match containers.peek::<ContainerRecord>(name)? {
+            None => true,
+            Some(record) => recover(context, &record)?,
+        };
+        if ended || Instant::now() >= end {
+            return Ok(ended);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The signal the image wants to be asked with.
+fn stop_signal(context: &Context, name: &str) -> String {
+    let path = context.containers().map(|containers| containers.path(name).join(crate::container::START_NAME));
+    let text = path.ok().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+    let start: Option<Start> = serde_json::from_str(&text).ok();
+    start.and_then(|start| start.image.stop_signal).unwrap_or_else(|| "TERM".to_owned())
+}

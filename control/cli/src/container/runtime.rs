@@ -1,0 +1,133 @@
+//! The OCI runtime: runc, or crun.
+
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The runtimes that will do, the preferred one first.
+const RUNTIMES: [&str; 2] = ["runc", "crun"];
+/// Where it says what went wrong.
+const LOG_NAME: &str = "runtime.log";
+/// Where it writes the first process's number.
+const PID_NAME: &str = "pid";
+/// Exit statuses as Docker gives them.
+const STATUS_RUNTIME: u8 = 125;
+const STATUS_NOT_EXECUTABLE: u8 = 126;
+const STATUS_NOT_FOUND: u8 = 127;
+
+/// An OCI runtime with the directory of its own state.
+pub struct Runtime {
+    program: PathBuf,
+    root: PathBuf,
+}
+
+/// One line of its log.
+#[derive(Deserialize)]
+struct LogLine {
+    #[serde(default)]
+    level: String,
+    #[serde(default)]
+    msg: String,
+}
+
+impl Runtime {
+    /// Find one in the search path.
+    pub fn find(context: &Context) -> Result<Runtime> {
+        let program = RUNTIMES
+            .iter()
+            .find_map(|name| find_program(name))
+            .ok_or_else(|| Failure::new("OCI runtime", "neither runc nor crun is installed", "apt-get install runc"))?;
+        Ok(Runtime { program, root: context.run.join("runtime") })
+    }
+
+    /// The command that runs a bundle to its end. It passes signals on, and moves a terminal's bytes and size.
+    pub fn run(&self, bundle: &Path, id: &str) -> Command {
+        let mut command = self.command();
+        command.arg("--log").arg(bundle.join(LOG_NAME)).args(["--log-format", "json"]);
+        command.arg("run").arg("--bundle").arg(bundle).arg("--pid-file").arg(bundle.join(PID_NAME)).arg(id);
+        command
+    }
+
+    /// Whether the container of a bundle has got as far as its first process.
+    pub fn has_started(bundle: &Path) -> bool {
+        bundle.join(PID_NAME).exists()
+    }
+
+    /// Why a container did not start; none when it did.
+    pub fn start_failure(bundle: &Path, name: &str) -> Option<Failure> {
+        if Runtime::has_started(bundle) {
+            return None;
+        }
+        let text = std::fs::read_to_string(bundle.join(LOG_NAME)).unwrap_or_default();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<LogLine>(line).ok());
+        let cause = lines.filter(|line| line.level == "error").map(|line| line.msg).last()?;
+        let (status, remedy) = if cause.contains("not found") || cause.contains("no such file") {
+            (STATUS_NOT_FOUND, "check the command's name: the image does not have it")
+        } else if cause.contains("permission denied") {
+            (STATUS_NOT_EXECUTABLE, "make the command executable in the image")
+        } else {
+            (STATUS_RUNTIME, "`poolfs doctor` says what this host lacks")
+        };
+        Some(Failure::new(format!("container {name}"), cause, remedy).with_status(status))
+    }
+
+    /// Send a signal to a container's first process.
+    pub fn kill(&self, id: &str, signal: &str) -> Result<()> {
+        let output = self.command().args(["kill", id, signal]).stdin(Stdio::null()).output();
+        let output = output.map_err(|error| Failure::file(&self.program, error))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let cause = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(Failure::new("OCI runtime", cause, "the container may have ended meanwhile: `poolfs ps`"))
+    }
+
+    /// End and forget a container, whatever state it is in; one that does not exist is fine.
+    pub fn delete(&self, id: &str) {
+        if self.root.join(id).exists() {
+            // What it says is of no use: that it is gone is seen by the next steps.
+            let _ = self.command().args(["delete", "--force", id]).stdin(Stdio::null()).output();
+        }
+        // Not empty means that other containers run.
+        let _ = std::fs::remove_dir(&self.root);
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--root").arg(&self.root);
+        command
+    }
+}
+
+/// A program in the search path.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let fixed = ["/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(fixed).map(|directory| directory.join(name)).find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_runtime_logs_becomes_a_status() {
+        let bundle = tempfile::tempdir().expect("a directory");
+        let log = |text: &str| std::fs::write(bundle.path().join(LOG_NAME), text).expect("written");
+        assert!(Runtime::start_failure(bundle.path(), "c").is_none(), "nothing is known");
+        log("{\"level\":\"error\",\"msg\":\"exec: \\\"x\\\": executable file not found in $PATH\"}\nnoise\n");
+        assert_eq!(Runtime::start_failure(bundle.path(), "c").expect("a failure").status, STATUS_NOT_FOUND);
+        log("{\"level\":\"error\",\"msg\":\"something else\"}\n");
+        assert_eq!(Runtime::start_failure(bundle.path(), "c").expect("a failure").status, STATUS_RUNTIME);
+        std::fs::write(bundle.path().join(PID_NAME), "1").expect("written");
+        assert!(Runtime::start_failure(bundle.path(), "c").is_none(), "it started: the code is its own");
+    }
+
+    #[test]
+    fn programs_are_found_in_the_search_path() {
+        assert!(find_program("sh").is_some());
+        assert!(find_program("no-such-program-here").is_none());
+    }
+}

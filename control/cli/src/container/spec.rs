@@ -1,0 +1,233 @@
+//! The OCI runtime's view of a container: the bundle's `config.json`.
+
+use crate::container::seccomp;
+use crate::container::user::User;
+use poolfs_image::ImageConfig;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Where sockets and the library lie in a container.
+const RUN_DIRECTORY: &str = "/run/poolfs";
+/// The preloaded library in a container.
+const PRELOAD_PATH: &str = "/run/poolfs/libpoolfs_preload.so";
+/// Where programs are looked for when an image does not say.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// What root in a container may do, as with Docker.
+const CAPABILITIES: &[(&str, u32)] = &[
+    ("CAP_CHOWN", 0),
+    ("CAP_DAC_OVERRIDE", 1),
+    ("CAP_FOWNER", 3),
+    ("CAP_FSETID", 4),
+    ("CAP_KILL", 5),
+    ("CAP_SETGID", 6),
+    ("CAP_SETUID", 7),
+    ("CAP_SETPCAP", 8),
+    ("CAP_NET_BIND_SERVICE", 10),
+    ("CAP_NET_RAW", 13),
+    ("CAP_SYS_CHROOT", 18),
+    ("CAP_MKNOD", 27),
+    ("CAP_AUDIT_WRITE", 29),
+    ("CAP_SETFCAP", 31),
+];
+const MASKED_PATHS: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+];
+const READ_ONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// What a container's specification is made of.
+pub struct Wanted<'a> {
+    /// Its name, also its host's name.
+    pub name: &'a str,
+    /// Its root, mounted.
+    pub root: &'a Path,
+    /// What it runs.
+    pub command: &'a [String],
+    /// The image's configuration.
+    pub image: &'a ImageConfig,
+    /// Variables that were asked for.
+    pub env: &'a [String],
+    /// As whom.
+    pub user: &'a User,
+    /// With a terminal.
+    pub tty: bool,
+    /// Its control group.
+    pub group: PathBuf,
+    /// Most memory.
+    pub memory_bytes: Option<u64>,
+    /// The directory with `hosts`, `hostname` and `resolv.conf` for it.
+    pub files: &'a Path,
+    /// The library and the instance's socket; none for the kernel's path alone.
+    pub library: Option<Library>,
+    /// The capabilities this host can give, as a bit set.
+    pub capabilities: u64,
+    /// Whether the host has control groups of version 2.
+    pub is_unified: bool,
+}
+
+/// What a container needs for the user-level path.
+pub struct Library {
+    /// The library to preload.
+    pub preload: PathBuf,
+    /// The instance's socket.
+    pub socket: PathBuf,
+}
+
+/// The whole specification.
+pub fn specification(wanted: &Wanted<'_>) -> Value {
+    let names = CAPABILITIES.iter().filter(|(_, bit)| wanted.capabilities & (1 << bit) != 0);
+    let capabilities: Vec<&str> = names.map(|(name, _)| *name).collect();
+    let directory = &wanted.image.working_directory;
+    let memory = wanted.memory_bytes.map(|bytes| json!({"limit": bytes}));
+    let mut namespaces = vec!["pid", "ipc", "uts", "mount"];
+    if wanted.is_unified {
+        namespaces.push("cgroup");
+    }
+    let mut resources = json!({"devices": devices()});
+    if let Some(memory) = memory {
+        resources["memory"] = memory;
+    }
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": wanted.tty,
+            "user": {"uid": wanted.user.uid, "gid": wanted.user.gid, "additionalGids": wanted.user.groups},
+            "args": wanted.command,
+            "env": environment(wanted),
+            "cwd": if directory.starts_with('/') { directory } else { "/" },
+            "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
+            "noNewPrivileges": false,
+        },
+        "root": {"path": wanted.root, "readonly": false},
+        "hostname": wanted.name,
+        "mounts": mounts(wanted),
+        "linux": {
+            "cgroupsPath": wanted.group,
+            "resources": resources,
+            "namespaces": namespaces.iter().map(|kind| json!({"type": kind})).collect::<Vec<_>>(),
+            "maskedPaths": MASKED_PATHS,
+            "readonlyPaths": READ_ONLY_PATHS,
+            "seccomp": seccomp::profile(),
+        },
+    })
+}
+
+/// Later ones win: defaults, the image's, those that were asked for.
+fn environment(wanted: &Wanted<'_>) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let mut set = |variable: String| {
+        let key_length = variable.find('=').map_or(variable.len(), |at| at + 1);
+        all.retain(|known| !known.starts_with(&variable[..key_length]));
+        all.push(variable);
+    };
+    set(format!("PATH={DEFAULT_PATH}"));
+    set(format!("HOME={}", wanted.user.home));
+    set(format!("HOSTNAME={}", wanted.name));
+    if wanted.tty {
+        set("TERM=xterm".to_owned());
+    }
+    wanted.image.env.iter().chain(wanted.env).cloned().for_each(&mut set);
+    if wanted.library.is_some() {
+        let asked_for = wanted.image.env.iter().chain(wanted.env).rev().find_map(|v| v.strip_prefix("LD_PRELOAD="));
+        set(match asked_for {
+            Some(others) if !others.is_empty() => format!("LD_PRELOAD={PRELOAD_PATH}:{others}"),
+            _ => format!("LD_PRELOAD={PRELOAD_PATH}"),
+        });
+    }
+    all
+}
+
+fn mounts(wanted: &Wanted<'_>) -> Vec<Value> {
+    let plain = |at: &str, kind: &str, options: &[&str]| json!({"destination": at, "type": kind, "source": kind, "options": options});
+    let bind = |at: &str, from: &Path, options: &[&str]| {
+        let options: Vec<&str> = ["bind", "rprivate"].iter().chain(options).copied().collect();
+        json!({"destination": at, "type": "bind", "source": from, "options": options})
+    };
+    let mut mounts = vec![
+        plain("/proc", "proc", &["nosuid", "noexec", "nodev"]),
+        plain("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        plain("/dev/pts", "devpts", &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
+        plain("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
+        plain("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        plain("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        plain("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
+    ];
+    for file in ["hosts", "hostname", "resolv.conf"] {
+        mounts.push(bind(&format!("/etc/{file}"), &wanted.files.join(file), &["nosuid", "nodev", "noexec"]));
+    }
+    if let Some(library) = &wanted.library {
+        let socket = library.socket.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        mounts.push(plain(RUN_DIRECTORY, "tmpfs", &["nosuid", "nodev", "ro", "mode=755", "size=64k"]));
+        mounts.push(bind(PRELOAD_PATH, &library.preload, &["ro", "nosuid", "nodev"]));
+        mounts.push(bind(&format!("{RUN_DIRECTORY}/{socket}"), &library.socket, &["ro", "nosuid", "nodev", "noexec"]));
+    }
+    mounts
+}
+
+/// Nothing but what every program expects; nodes may be made, but not opened. The runtime adds the usual ones itself.
+fn devices() -> Vec<Value> {
+    vec![
+        json!({"allow": false, "access": "rwm"}),
+        json!({"allow": true, "type": "c", "access": "m"}),
+        json!({"allow": true, "type": "b", "access": "m"}),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn specified(library: bool, env: &[&str]) -> Value {
+        let user = User { uid: 5, gid: 6, groups: vec![7], home: "/home".into() };
+        let image = ImageConfig { env: vec!["PATH=/bin".into(), "A=1".into()], ..ImageConfig::default() };
+        let env: Vec<String> = env.iter().map(|text| (*text).to_owned()).collect();
+        let library = library.then(|| Library { preload: "/lib/x.so".into(), socket: "/run/poolfs/p-1.sock".into() });
+        specification(&Wanted {
+            name: "c1",
+            root: Path::new("/r"),
+            command: &["sh".to_owned()],
+            image: &image,
+            env: &env,
+            user: &user,
+            tty: false,
+            group: "/poolfs/p/containers/c1".into(),
+            memory_bytes: Some(1 << 20),
+            files: Path::new("/f"),
+            library,
+            capabilities: !(1 << 13),
+            is_unified: false,
+        })
+    }
+
+    #[test]
+    fn the_library_comes_by_mounts_and_environment_unless_legacy() {
+        let with = specified(true, &["A=2", "LD_PRELOAD=/mine.so"]);
+        let env = with["process"]["env"].to_string();
+        assert!(env.contains("LD_PRELOAD=/run/poolfs/libpoolfs_preload.so:/mine.so"), "{env}");
+        assert!(env.contains("A=2") && !env.contains("A=1") && env.contains("PATH=/bin"), "{env}");
+        assert!(with["mounts"].to_string().contains("/run/poolfs/p-1.sock"));
+        let without = specified(false, &[]).to_string();
+        assert!(!without.contains("LD_PRELOAD") && !without.contains("/run/poolfs"));
+    }
+
+    #[test]
+    fn limits_rights_and_user_are_set() {
+        let spec = specified(false, &[]);
+        assert_eq!(spec["linux"]["resources"]["memory"]["limit"], 1 << 20);
+        assert_eq!(spec["process"]["user"], json!({"uid": 5, "gid": 6, "additionalGids": [7]}));
+        let bounding = spec["process"]["capabilities"]["bounding"].to_string();
+        assert!(bounding.contains("CAP_CHOWN") && !bounding.contains("SYS_ADMIN"));
+        assert!(!bounding.contains("CAP_NET_RAW"), "the host cannot give it");
+        assert_eq!(spec["process"]["cwd"], "/");
+    }
+}

@@ -1,0 +1,216 @@
+//! The life of a container, from mounting its root to unmounting it, in one process that watches over it.
+
+use crate::container::record::{ContainerRecord, ContainerState};
+use crate::container::runtime::Runtime;
+use crate::container::spec::{self, Library, Wanted};
+use crate::container::user;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::mount::{self, mount_instance, unmount_instance};
+use crate::pool;
+use crate::record::{PoolRecord, ProcessRecord};
+use crate::signals::{Signals, status_code};
+use crate::state::Locked;
+use poolfs_host::{ControlGroups, GroupLayout};
+use poolfs_image::ImageConfig;
+use poolfs_service_protocol::{MountSpec, StackSpec};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The directories and files of a container.
+pub struct Places {
+    /// Its upper branch.
+    pub upper: PathBuf,
+    /// Where its root is mounted.
+    pub root: PathBuf,
+    /// The bundle, and the files that are mounted into it.
+    pub bundle: PathBuf,
+    /// What it wrote when it ran detached.
+    pub log: PathBuf,
+}
+
+impl Places {
+    /// Of the container whose directory this is.
+    pub fn of(directory: &Path) -> Places {
+        Places {
+            upper: directory.join("upper"),
+            root: directory.join("rootfs"),
+            bundle: directory.join("bundle"),
+            log: directory.join("log"),
+        }
+    }
+}
+
+/// What was asked for and is needed once only.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Start {
+    /// The image's configuration.
+    pub image: ImageConfig,
+    /// Variables that were asked for.
+    pub env: Vec<String>,
+}
+
+/// Run a container to its end and clean up after it; its exit status. `connect` gives the runtime its input and output,
+/// `started` is called when the first process runs.
+pub fn run(
+    context: &Context,
+    name: &str,
+    start: &Start,
+    signals: &mut Signals,
+    connect: impl FnOnce(&mut Command) -> Result<()>,
+    started: impl FnOnce(),
+) -> Result<u8> {
+    let result =
+        mount_root(context, name).and_then(|spec| run_mounted(context, name, start, &spec, signals, connect, started));
+    let code = result.as_ref().map_or_else(|failure| failure.status, |code| *code);
+    let cleaned = finish(context, name, Some(code));
+    result.and_then(|code| cleaned.map(|()| code))
+}
+
+fn lock(context: &Context, name: &str) -> Result<Locked<ContainerRecord>> {
+    context.containers()?.lock(name)
+}
+
+fn mount_root(context: &Context, name: &str) -> Result<MountSpec> {
+    let mut container = lock(context, name)?;
+    let places = Places::of(container.path());
+    let mut pool = pool::lock(context, &container.record.pool)?;
+    let lowers = container.record.lowers(&context.images()?);
+    let stack = StackSpec::Union { upper: places.upper, lowers };
+    let wanted =
+        mount::Wanted { mount_point: places.root, stack, owner: None, container: Some(container.record.name.clone()) };
+    let spec = mount_instance(context, &mut pool, wanted)?;
+    container.record.instance = Some(spec.instance.clone());
+    container.record.monitor = ProcessRecord::of(&*context.host, std::process::id());
+    container.save()?;
+    Ok(spec)
+}
+
+fn run_mounted(
+    context: &Context,
+    name: &str,
+    start: &Start,
+    spec: &MountSpec,
+    signals: &mut Signals,
+    connect: impl FnOnce(&mut Command) -> Result<()>,
+    started: impl FnOnce(),
+) -> Result<u8> {
+    let containers = context.containers()?;
+    let record: ContainerRecord = containers.peek(name)?.ok_or_else(|| containers.absent(name))?;
+    let places = Places::of(&containers.path(name));
+    write_bundle(context, &record, start, spec, &places)?;
+    let runtime = Runtime::find(context)?;
+    let mut command = runtime.run(&places.bundle, &spec.instance);
+    connect(&mut command)?;
+    if signals.end_was_asked() {
+        return Err(Failure::new(format!("container {name}"), "it was asked to end before it began", ""));
+    }
+    let mut child = command.spawn().map_err(|error| Failure::new("OCI runtime", error, "apt-get install runc"))?;
+    // The command holds the container's ends of pipes and terminals.
+    drop(command);
+    while !Runtime::has_started(&places.bundle) {
+        if child.try_wait().is_ok_and(|status| status.is_some()) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    if Runtime::has_started(&places.bundle) {
+        let mut container = lock(context, name)?;
+        container.record.state = ContainerState::Running;
+        container.save()?;
+        started();
+    }
+    let status = signals.wait(&*context.host, &mut child)?;
+    Runtime::start_failure(&places.bundle, name).map_or_else(|| Ok(status_code(status)), Err)
+}
+
+/// Take away everything of a container but its record, its upper branch and its log; or all, if that was asked for or it
+/// never started.
+pub fn finish(context: &Context, name: &str, code: Option<u8>) -> Result<()> {
+    let mut container = lock(context, name)?;
+    let mut result = Ok(());
+    if let Some(instance) = container.record.instance.clone() {
+        if let Ok(runtime) = Runtime::find(context) {
+            runtime.delete(&instance);
+        }
+        if let Some(mut pool) = context.pools()?.try_lock::<PoolRecord>(&container.record.pool)? {
+            let groups = ControlGroups::detect(&*context.host)?;
+            if let Err(error) = groups.remove_container(&*context.host, &container.record.pool, name) {
+                tracing::debug!(%error, "processes of the container are still there");
+                groups.release_container(&*context.host, &container.record.pool, name)?;
+            }
+            result = unmount_instance(context, &mut pool, &instance);
+        }
+    }
+    let places = Places::of(container.path());
+    for gone in [&places.bundle, &places.root] {
+        if gone.exists() {
+            std::fs::remove_dir_all(gone).map_err(|error| Failure::file(gone, error))?;
+        }
+    }
+    let never_started = container.record.state == ContainerState::Created;
+    if container.record.remove_at_end || never_started {
+        return result.and(container.remove());
+    }
+    container.record.state = ContainerState::Ended;
+    container.record.exit_code = code;
+    container.record.instance = None;
+    container.record.monitor = None;
+    result.and(container.save())
+}
+
+fn write_bundle(
+    context: &Context,
+    record: &ContainerRecord,
+    start: &Start,
+    spec: &MountSpec,
+    places: &Places,
+) -> Result<()> {
+    let user = user::look_up(&spec.mount_point, &start.image.user)?;
+    let library = if record.legacy {
+        None
+    } else {
+        let socket = context.run.join(format!("{}.sock", spec.instance));
+        Some(Library { preload: context.preload_library()?, socket })
+    };
+    write_network_files(&places.bundle, &record.name)?;
+    let groups = ControlGroups::detect(&*context.host)?;
+    let specification = spec::specification(&Wanted {
+        name: &record.name,
+        root: &spec.mount_point,
+        command: &record.command,
+        image: &start.image,
+        env: &start.env,
+        user: &user,
+        tty: record.tty,
+        group: ControlGroups::container_path(&record.pool, &record.name),
+        memory_bytes: record.memory_bytes,
+        files: &places.bundle,
+        library,
+        capabilities: own_capabilities(context),
+        is_unified: matches!(groups.layout(), GroupLayout::V2(_)),
+    });
+    let path = places.bundle.join("config.json");
+    std::fs::write(&path, specification.to_string()).map_err(|error| Failure::file(&path, error))
+}
+
+/// Name resolution as the host has it: containers use the host's network.
+fn write_network_files(bundle: &Path, name: &str) -> Result<()> {
+    let of_host = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let hosts = format!("{}\n127.0.1.1\t{name}\n", of_host("/etc/hosts").trim_end());
+    for (file, content) in
+        [("hosts", hosts), ("hostname", format!("{name}\n")), ("resolv.conf", of_host("/etc/resolv.conf"))]
+    {
+        let path = bundle.join(file);
+        std::fs::write(&path, content).map_err(|error| Failure::file(&path, error))?;
+    }
+    Ok(())
+}
+
+/// The capabilities this process may pass on: its bounding set.
+fn own_capabilities(context: &Context) -> u64 {
+    let status = context.host.read_text(Path::new("/proc/self/status")).unwrap_or_default();
+    let bounding = status.lines().find_map(|line| line.strip_prefix("CapBnd:"));
+    bounding.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,128 @@
+//! Whom a container's first process runs as: the image's user, looked up in the image's own files.
+
+use crate::failure::{Failure, Result};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// Most bytes of `/etc/passwd` and `/etc/group`.
+const FILE_BYTES_MAX: u64 = 8 << 20;
+/// Most supplementary groups, as in Linux.
+const GROUPS_MAX: usize = 65_536;
+
+/// A user as a process has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// User number.
+    pub uid: u32,
+    /// Group number.
+    pub gid: u32,
+    /// Further groups.
+    pub groups: Vec<u32>,
+    /// The home directory.
+    pub home: String,
+}
+
+/// Look up `USER`, `UID`, `USER:GROUP` ... (empty: root) in the files below `root`, which are the image's: hostile.
+pub fn look_up(root: &Path, wanted: &str) -> Result<User> {
+    let passwd = read_in(root, "etc/passwd")?;
+    let group = read_in(root, "etc/group")?;
+    resolve(wanted, &passwd, &group).ok_or_else(|| {
+        let remedy = "make an image whose user is in its /etc/passwd, or is a number";
+        Failure::new(format!("user {wanted:?}"), "the image does not have it", remedy)
+    })
+}
+
+fn resolve(wanted: &str, passwd: &str, group: &str) -> Option<User> {
+    let (user, own_group) = match wanted.split_once(':') {
+        Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
+        None => (wanted, None),
+    };
+    let user = if user.is_empty() { "0" } else { user };
+    let number = user.parse::<u32>().ok();
+    let lines = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let known = lines.filter(|fields| fields.len() >= 7).find(|fields| match number {
+        Some(uid) => fields[2].parse() == Ok(uid),
+        None => fields[0] == user,
+    });
+    let field = |at: usize| known.as_ref().map(|fields| fields[at]);
+    let uid = number.or_else(|| field(2)?.parse().ok())?;
+    let groups_of = |name: &str| -> Vec<u32> {
+        let lines = group.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        let member = lines.filter(|fields| fields.len() >= 4 && fields[3].split(',').any(|member| member == name));
+        member.filter_map(|fields| fields[2].parse().ok()).take(GROUPS_MAX).collect()
+    };
+    let (gid, groups) = match own_group {
+        Some(name) => (group_number(name, group)?, Vec::new()),
+        None => {
+            let gid = field(3).and_then(|gid| gid.parse().ok()).unwrap_or(0);
+            (gid, field(0).map(groups_of).unwrap_or_default())
+        }
+    };
+    let home = field(5).filter(|home| home.starts_with('/')).unwrap_or("/").to_owned();
+    Some(User { uid, gid, groups, home })
+}
+
+fn group_number(name: &str, group: &str) -> Option<u32> {
+    let by_name = || {
+        let mut lines = group.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        lines.find(|fields| fields.len() >= 3 && fields[0] == name)?[2].parse().ok()
+    };
+    name.parse().ok().or_else(by_name)
+}
+
+/// A file of the image, never one outside; empty when it has none.
+fn read_in(root: &Path, name: &str) -> Result<String> {
+    let failed = |error: std::io::Error| Failure::file(&root.join(name), error);
+    let directory = rustix::fs::openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| failed(errno.into()))?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    let file = match rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve) {
+        Ok(file) => File::from(file),
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(String::new()),
+        Err(errno) => return Err(failed(errno.into())),
+    };
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Ok(String::new());
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nbroken\nwww:x:33:34::/srv:/bin/false\n";
+    const GROUP: &str = "root:x:0:\nwww:x:34:\nadm:x:4:syslog,www\n";
+
+    #[test]
+    fn names_and_numbers_are_found() {
+        let user = |wanted| resolve(wanted, PASSWD, GROUP);
+        let root = User { uid: 0, gid: 0, groups: vec![], home: "/root".into() };
+        assert_eq!(user("").expect("root"), root);
+        assert_eq!(user("root").expect("root"), root);
+        let www = User { uid: 33, gid: 34, groups: vec![4], home: "/srv".into() };
+        assert_eq!(user("www").expect("known"), www);
+        assert_eq!(user("33").expect("known"), www);
+        assert_eq!(user("www:adm").expect("known").gid, 4);
+        assert_eq!(user("7:8").expect("numbers"), User { uid: 7, gid: 8, groups: vec![], home: "/".into() });
+        for bad in ["nobody", "www:nogroup", "-1"] {
+            assert_eq!(user(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_image_cannot_point_at_files_of_the_host() {
+        let place = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(place.path().join("etc")).expect("made");
+        std::os::unix::fs::symlink("/etc/passwd", place.path().join("etc/passwd")).expect("linked");
+        assert!(look_up(place.path(), "daemon").is_err(), "a link to itself inside, not the host's file");
+        std::fs::remove_file(place.path().join("etc/passwd")).expect("removed");
+        std::fs::write(place.path().join("etc/passwd"), PASSWD).expect("written");
+        assert_eq!(look_up(place.path(), "www").expect("known").uid, 33);
+    }
+}
