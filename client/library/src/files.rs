@@ -171,6 +171,17 @@ fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32)
     (message.handle != 0 && agreed).then_some(message.handle)
 }
 
+/// Lets the kernel ask the service for the file's size, before it uses the size without asking: in a mapping or a splice,
+/// where a size from before a change by the user-level path would cut the file short.
+pub fn refresh_size(state: &State, descriptor: i32) {
+    // Not by the table: a descriptor that was given up counts as foreign there.
+    let ours = raw::statx_descriptor(descriptor).is_ok_and(|found| mount_of(state, &found).is_some());
+    if ours {
+        // A failure is the kernel's to report in the call itself.
+        raw::statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC).ok();
+    }
+}
+
 fn message(session: &Session<'_>) -> Adopt {
     Adopt {
         magic: MAGIC,

@@ -1,7 +1,6 @@
 //! How an attempt to serve a call by the user-level path ends.
 
 use crate::trace;
-use poolfs_ipc::CallError;
 use poolfs_types::Errno;
 
 /// Why a call is not served by the library.
@@ -13,15 +12,6 @@ pub enum Refusal {
     Kernel,
     /// It was served, and failed.
     Failed(Errno),
-}
-
-impl From<CallError> for Refusal {
-    fn from(error: CallError) -> Self {
-        match error {
-            CallError::NoSession | CallError::Busy => Self::Kernel,
-            CallError::Dead => Self::Failed(Errno::EIO),
-        }
-    }
 }
 
 /// What a served call returns.

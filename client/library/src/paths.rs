@@ -9,12 +9,12 @@ use crate::files::{OpenFile, open_file};
 use crate::memory::{UserMemory, UserPath};
 use crate::mounts::{Freshness, MountPoint, Table, components};
 use crate::outcome::{Refusal, Served};
+use crate::raw;
 use crate::state::State;
-use crate::{raw, trace};
 use core::fmt::Write;
 use linux_raw_sys::general as sys;
+use poolfs_ipc::Borrowed;
 use poolfs_ipc::wire::{Reply, Request, Status};
-use poolfs_ipc::{Borrowed, CallError};
 use poolfs_types::Errno;
 use poolfs_types::limits::{PATH_MAX, SYMLINKS_MAX};
 
@@ -190,7 +190,7 @@ fn once(
         Some(_) => Err(Refusal::Kernel),
     };
     let mut request = *template;
-    let mut borrowed = session.connection().borrow()?;
+    let mut borrowed = session.borrow()?;
     request.directory = directory(first)?;
     let mut length = put_path(&mut borrowed, 0, first)?;
     request.path_length = length as u32;
@@ -203,11 +203,7 @@ fn once(
     }
     length += request.second_length as usize;
     put_value(&mut borrowed, length, extra, &mut request)?;
-    let reply = execute(&mut borrowed, &request).inspect_err(|error| {
-        if *error == Refusal::Failed(Errno::EIO) {
-            session.end();
-        }
-    })?;
+    let reply = session.execute(&mut borrowed, &request)?;
     answered(&reply, &borrowed)
 }
 
@@ -217,26 +213,6 @@ pub fn put_value(borrowed: &mut Borrowed<'_>, offset: usize, extra: &Extra<'_>, 
     request.third_length = value.length() as u32;
     // SAFETY: the application's own memory, readable for the call it was passed to.
     unsafe { borrowed.put_data_raw(offset, value.address() as *const u8, value.length()) }.map_err(|_| Refusal::Kernel)
-}
-
-/// Submits a request and sorts its reply: done and redirected ones come back.
-pub fn execute(borrowed: &mut Borrowed<'_>, request: &Request) -> Served<Reply> {
-    let reply = borrowed.execute(request).map_err(|error| match error {
-        CallError::Dead => Refusal::Failed(Errno::EIO),
-        CallError::NoSession | CallError::Busy => Refusal::Kernel,
-    })?;
-    match Status::from_number(reply.status) {
-        Some(Status::UseKernel) => Err(Refusal::Kernel),
-        Some(Status::Failed) => {
-            trace::library();
-            Err(Refusal::Failed(Errno::from_raw(reply.errno)))
-        }
-        Some(Status::Done | Status::Redirect | Status::RedirectSecond) => {
-            trace::library();
-            Ok(reply)
-        }
-        None => Err(Refusal::Failed(Errno::EIO)),
-    }
 }
 
 /// A request by one path.

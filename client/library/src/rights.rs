@@ -1,5 +1,6 @@
 //! Changes of rights, and processes that come to share descriptions: what has to happen before the kernel is asked.
 
+use crate::calls;
 use crate::process;
 use crate::state::{state, switch_off};
 use linux_raw_sys::general as sys;
@@ -40,7 +41,9 @@ fn state_even_if_off() -> Option<&'static crate::state::State> {
 }
 
 /// To be called before a system call by number, as `syscall` makes them: what libc's names would have told us.
-pub fn before_system_call(number: u32, arguments: [usize; 3]) {
+///
+/// An answer stands for the call, which then is not made.
+pub fn before_system_call(number: u32, arguments: [usize; 3]) -> Option<isize> {
     match number {
         // By number these change the calling thread alone.
         sys::__NR_setuid
@@ -62,9 +65,15 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) {
         sys::__NR_prctl if is_filter(arguments[0]) => before(Change::View),
         sys::__NR_fork | sys::__NR_vfork | sys::__NR_clone | sys::__NR_clone3 => before(Change::Sharing),
         sys::__NR_sendmsg | sys::__NR_sendmmsg => before(Change::Sharing),
-        sys::__NR_close => forget(arguments[0], arguments[0]),
-        sys::__NR_dup2 | sys::__NR_dup3 => forget(arguments[1], arguments[1]),
-        sys::__NR_close_range => forget(arguments[0], arguments[1]),
+        sys::__NR_close => return Some(calls::close(arguments[0] as i32)),
+        sys::__NR_close_range => {
+            return Some(calls::close_range(arguments[0] as u32, arguments[1] as u32, arguments[2] as u32));
+        }
+        sys::__NR_dup2 | sys::__NR_dup3 => {
+            if let Some(state) = state() {
+                state.descriptors.clear(arguments[1] as i32);
+            }
+        }
         sys::__NR_umask => {
             if let Some(state) = state() {
                 state.forget_umask();
@@ -73,6 +82,7 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) {
         sys::__NR_setrlimit | sys::__NR_prlimit64 => forget_limits(),
         _ => {}
     }
+    None
 }
 
 /// Whether a `prctl` puts system calls under a filter.
@@ -84,11 +94,5 @@ pub fn is_filter(option: usize) -> bool {
 pub fn forget_limits() {
     if let Some(state) = state() {
         state.forget_limits();
-    }
-}
-
-fn forget(first: usize, last: usize) {
-    if let (Some(state), Ok(first)) = (state(), u32::try_from(first)) {
-        state.descriptors.clear_range(first, u32::try_from(last).unwrap_or(u32::MAX));
     }
 }

@@ -3,14 +3,16 @@
 //! One slot per instance. Its word holds what the slot is and how many calls use it; a slot that was ended is taken down by
 //! the last call that leaves it, so that nothing waits and no call loses its memory under its hands.
 
+use crate::outcome::{Refusal, Served};
 use crate::state::State;
-use crate::{descriptors::Adopted, raw};
+use crate::{descriptors::Adopted, raw, trace};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use poolfs_ipc::Connection;
-use poolfs_ipc::wire::{SOCKET_DIRECTORY, SOCKET_SUFFIX};
+use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, Status};
+use poolfs_ipc::{Borrowed, CallError, Connection};
+use poolfs_types::Errno;
 
 /// Instances one process can talk to; further ones are left to the kernel.
 pub const INSTANCES_MAX: usize = 16;
@@ -216,6 +218,47 @@ impl Session<'_> {
     pub fn connection(&self) -> &Connection {
         // SAFETY: written before the slot was LIVE, and kept while users are counted, of which this is one.
         unsafe { (*self.slot.connection.get()).assume_init_ref() }
+    }
+
+    /// A request buffer.
+    ///
+    /// # Errors
+    /// [`Refusal::Kernel`] when there is none.
+    pub fn borrow(&self) -> Served<Borrowed<'_>> {
+        self.connection().borrow().map_err(|_| Refusal::Kernel)
+    }
+
+    /// Submits a request and sorts its reply: done and redirected ones come back.
+    ///
+    /// # Errors
+    /// The refusal, or what the service answers.
+    pub fn execute(&self, borrowed: &mut Borrowed<'_>, request: &Request) -> Served<Reply> {
+        let reply = borrowed.execute(request).map_err(|error| match error {
+            CallError::Dead => self.lost(request),
+            CallError::NoSession | CallError::Busy => Refusal::Kernel,
+        })?;
+        let status = Status::from_number(reply.status);
+        if status != Some(Status::UseKernel) {
+            trace::library();
+        }
+        match status {
+            Some(Status::Done | Status::Redirect | Status::RedirectSecond) => Ok(reply),
+            Some(Status::UseKernel) => Err(Refusal::Kernel),
+            Some(Status::Failed) => Err(Refusal::Failed(Errno::from_raw(reply.errno))),
+            None => Err(Refusal::Failed(Errno::EIO)),
+        }
+    }
+
+    /// The session was lost while a request waited. When the service lives, something took the socket away from us (the
+    /// program closed its number); what changes nothing can then be asked again, of the kernel.
+    #[cold]
+    fn lost(&self, request: &Request) -> Refusal {
+        self.end();
+        let repeatable = Operation::from_number(request.operation).is_some_and(|operation| {
+            use Operation::{Access, GetXattr, ListXattr, Read, ReadLink, Seek, Stat};
+            matches!(operation, Access | GetXattr | ListXattr | Read | ReadLink | Seek | Stat)
+        });
+        if repeatable && self.slot.open().is_some() { Refusal::Kernel } else { Refusal::Failed(Errno::EIO) }
     }
 
     /// Ends the session: it is gone when its last user leaves.

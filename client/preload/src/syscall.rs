@@ -2,9 +2,19 @@
 
 use poolfs_client::{errno, rights};
 
-extern "C" fn look(number: usize, a: usize, b: usize, c: usize) {
-    if let Ok(number) = u32::try_from(number) {
-        rights::before_system_call(number, [a, b, c]);
+/// What the look at a system call says, in the two registers such a structure returns in.
+#[repr(C)]
+struct Looked {
+    /// Not 0: `result` is the answer, and the kernel is not to be asked.
+    answered: usize,
+    result: isize,
+}
+
+extern "C" fn look(number: usize, a: usize, b: usize, c: usize) -> Looked {
+    let answer = u32::try_from(number).ok().and_then(|number| rights::before_system_call(number, [a, b, c]));
+    match answer {
+        Some(result) => Looked { answered: 1, result },
+        None => Looked { answered: 0, result: 0 },
     }
 }
 
@@ -19,6 +29,8 @@ unsafe extern "C" fn syscall() {
     core::arch::naked_asm!(
         "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
         "call {look}",
+        "test rax, rax",
+        "jnz 3f",
         "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
         "mov rax, rdi",
         "mov rdi, rsi",
@@ -28,6 +40,7 @@ unsafe extern "C" fn syscall() {
         "mov r8, r9",
         "mov r9, [rsp + 8]",
         "syscall",
+        "4:",
         "cmp rax, -4095",
         "jae 2f",
         "ret",
@@ -39,6 +52,10 @@ unsafe extern "C" fn syscall() {
         "pop rax",
         "mov rax, -1",
         "ret",
+        "3:",
+        "mov rax, rdx",
+        "add rsp, 56",
+        "jmp 4b",
         look = sym look,
         set_errno = sym set_errno,
     )

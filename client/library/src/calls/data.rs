@@ -4,7 +4,7 @@ use super::{by_file, kernel, kernel_cancellable, on, request, sort_error};
 use crate::files::{OpenFile, open_file};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
-use crate::paths::{self, Extra};
+use crate::paths::Extra;
 use crate::state::State;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::{Operation, RequestFlags, Status};
@@ -59,7 +59,7 @@ pub(super) fn writable(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
 /// Reads into `memory` from `offset`, in as many requests as it takes.
 pub(super) fn read_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<usize> {
     let length = transfer(memory, offset)?;
-    let mut borrowed = file.session.connection().borrow()?;
+    let mut borrowed = file.session.borrow()?;
     let room = file.session.connection().data_bytes();
     let mut done = 0;
     while done < length {
@@ -67,7 +67,7 @@ pub(super) fn read_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, of
         request.handle = file.adopted.handle;
         request.offset = offset + done as u64;
         request.length = (length - done).min(room) as u64;
-        let reply = match paths::execute(&mut borrowed, &request) {
+        let reply = match file.session.execute(&mut borrowed, &request) {
             Ok(reply) => reply,
             Err(_) if done > 0 => break,
             Err(error) => return Err(sort_error(state, file, error)),
@@ -90,7 +90,7 @@ pub(super) fn read_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, of
 /// Writes `memory` at `offset`; returns how much, and the offset of the first byte (for appends, where that is).
 pub(super) fn write_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<(usize, u64)> {
     let length = transfer(memory, offset)?;
-    let mut borrowed = file.session.connection().borrow()?;
+    let mut borrowed = file.session.borrow()?;
     let room = file.session.connection().data_bytes();
     // One append is one request, or its pieces could be apart.
     if file.appends() && length > room {
@@ -106,7 +106,7 @@ pub(super) fn write_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, o
         request.handle = file.adopted.handle;
         request.offset = offset + done as u64;
         request.length = piece.length() as u64;
-        let reply = match paths::execute(&mut borrowed, &request) {
+        let reply = match file.session.execute(&mut borrowed, &request) {
             Ok(reply) => reply,
             Err(_) if done > 0 => break,
             Err(error) => return Err(sort_error(state, file, error)),

@@ -82,13 +82,13 @@ fn change_by_descriptor(descriptor: i32, request: &Request, extra: &Extra<'_>) -
 ///
 /// A handle the service does not know (any more) is forgotten, and the kernel serves.
 fn by_file(state: &State, file: &OpenFile<'_>, template: &Request, extra: &Extra<'_>, take: Take<'_>) -> Served<Reply> {
-    let mut borrowed = file.session.connection().borrow()?;
+    let mut borrowed = file.session.borrow()?;
     let mut request = *template;
     request.handle = file.adopted.handle;
     borrowed.put_data(0, extra.second).map_err(|_| Refusal::Kernel)?;
     request.second_length = extra.second.len() as u32;
     paths::put_value(&mut borrowed, extra.second.len(), extra, &mut request)?;
-    let reply = paths::execute(&mut borrowed, &request).map_err(|error| sort_error(state, file, error))?;
+    let reply = file.session.execute(&mut borrowed, &request).map_err(|error| sort_error(state, file, error))?;
     take(&reply, &borrowed, &file.mount);
     Ok(reply)
 }
@@ -99,10 +99,6 @@ fn sort_error(state: &State, file: &OpenFile<'_>, error: Refusal) -> Refusal {
         Refusal::Failed(Errno::EBADF | Errno::ESTALE) => {
             state.descriptors.clear(file.descriptor);
             Refusal::Kernel
-        }
-        Refusal::Failed(Errno::EIO) if !file.session.connection().is_usable() => {
-            file.session.end();
-            error
         }
         _ => error,
     }

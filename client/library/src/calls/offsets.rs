@@ -6,11 +6,12 @@
 
 use super::data::{each_vector, from_user, read_at, readable, total_length, writable, write_at};
 use super::{by_file, kernel, kernel_cancellable, on, request};
-use crate::files::{OpenFile, open_file};
+use crate::files::{self, OpenFile, open_file};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
 use crate::raw;
+use crate::state::state;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::Operation;
 
@@ -187,10 +188,17 @@ fn copy(from: (i32, UserMemory), to: (i32, UserMemory), length: usize) -> Served
     Ok(count as usize)
 }
 
+fn refresh_size(descriptor: i32) {
+    if let Some(state) = state() {
+        files::refresh_size(state, descriptor);
+    }
+}
+
 /// `copy_file_range`; the offsets are where the caller keeps them, or null.
 pub fn copy_file_range(from: (i32, UserMemory), to: (i32, UserMemory), length: usize, flags: u32) -> isize {
     let served = if flags == 0 { copy(from, to, length) } else { Err(Refusal::Foreign) };
     finish(served, || {
+        refresh_size(from.0);
         let arguments = [from.0 as usize, from.1.address(), to.0 as usize, to.1.address(), length, flags as usize];
         kernel_cancellable(sys::__NR_copy_file_range, arguments)
     })
@@ -201,6 +209,7 @@ pub fn sendfile(to: i32, from: i32, offset: UserMemory, length: usize) -> isize 
     // SAFETY: null.
     let none = unsafe { UserMemory::new(core::ptr::null_mut(), 0) };
     finish(copy((from, offset), (to, none), length), || {
+        refresh_size(from);
         kernel_cancellable(sys::__NR_sendfile, [to as usize, from as usize, offset.address(), length, 0, 0])
     })
 }

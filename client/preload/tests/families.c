@@ -1,0 +1,262 @@
+/* Every family of calls the library serves, on files below the directory given, by absolute path and by descriptor. */
+#include "check.h"
+
+const char *base;
+
+static void data(void)
+{
+    char buffer[64] = {0};
+    int f, g;
+    SHOW_OPEN(f, open(at("data"), O_RDWR | O_CREAT | O_EXCL, 0640));
+    SHOW(write(f, "hello world", 11));
+    SHOW(pwrite(f, "HE", 2, 0));
+    SHOW(pread(f, buffer, sizeof buffer, 0));
+    SHOW(strcmp(buffer, "HEllo world"));
+    SHOW(pread(f, buffer, 5, 100));
+    SHOW(pread(f, buffer, 5, -1));
+    SHOW(lseek(f, 0, SEEK_CUR));
+    SHOW(lseek(f, -5, SEEK_END));
+    SHOW(read(f, buffer, sizeof buffer));
+    SHOW(read(f, buffer, sizeof buffer));
+    SHOW(lseek(f, 0, SEEK_CUR));
+    SHOW(write(f, "!", 1));
+    struct iovec out[3] = {{"one", 3}, {"", 0}, {"three", 5}};
+    SHOW(writev(f, out, 3));
+    SHOW(pwritev(f, out, 3, 100));
+    SHOW(pwritev2(f, out, 3, 200, 0));
+    char a[4] = {0}, b[8] = {0};
+    struct iovec in[2] = {{a, 3}, {b, 5}};
+    SHOW(preadv(f, in, 2, 12));
+    SHOW(strcmp(a, "one") || strcmp(b, "three"));
+    SHOW(preadv2(f, in, 2, 100, 0));
+    SHOW(preadv(f, in, 2, -1));
+    SHOW(preadv2(f, in, 2, -1, 0));
+    SHOW(lseek(f, 0, SEEK_SET));
+    SHOW(readv(f, in, 2));
+    SHOW(lseek(f, 0, SEEK_CUR));
+    SHOW_FSTAT(f);
+    SHOW(ftruncate(f, 5));
+    SHOW_FSTAT(f);
+    SHOW(ftruncate(f, 20));
+    SHOW(ftruncate(f, -1));
+    SHOW(fsync(f));
+    SHOW(fdatasync(f));
+    SHOW_CONTENT(at("data"));
+    SHOW(posix_fallocate(f, 0, 8192));
+    SHOW(posix_fallocate(f, 0, 0));
+    SHOW_FSTAT(f);
+    SHOW(fallocate(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096));
+    SHOW(pread(f, buffer, 4, 0));
+    SHOW(buffer[0]);
+    SHOW(lseek(f, 0, SEEK_DATA) >= 0 || errno == ENXIO);
+    SHOW(lseek(f, 100000, SEEK_DATA));
+    SHOW(lseek(f, 100000, SEEK_HOLE));
+    SHOW(close(f));
+    SHOW(close(f));
+    SHOW(pread(f, buffer, 1, 0));
+    SHOW_OPEN(f, open(at("data"), O_RDONLY));
+    SHOW(pread(f, buffer, 1, 0));
+    SHOW(pread(f, buffer, 1, 0));
+    SHOW(pwrite(f, buffer, 1, 0));
+    SHOW(ftruncate(f, 0));
+    SHOW(close(f));
+    SHOW_OPEN(f, open(at("data"), O_WRONLY));
+    SHOW(pwrite(f, "z", 1, 0));
+    SHOW(pread(f, buffer, 1, 0));
+    SHOW(close(f));
+    SHOW_OPEN(f, open(at("log"), O_WRONLY | O_CREAT | O_APPEND, 0644));
+    SHOW_OPEN(g, open(at("log"), O_WRONLY | O_APPEND));
+    SHOW(write(f, "first ", 6));
+    SHOW(write(g, "second ", 7));
+    SHOW(write(f, "third ", 6));
+    SHOW(lseek(f, 0, SEEK_CUR));
+    SHOW(pwrite(f, "fourth", 6, 0));
+    SHOW(fcntl(g, F_SETFL, 0));
+    SHOW(pwrite(g, "FIRST", 5, 0));
+    SHOW(fcntl(g, F_GETFL) & O_APPEND);
+    SHOW(close(f) + close(g));
+    SHOW_CONTENT(at("log"));
+}
+
+static void copies(void)
+{
+    int f, g;
+    off_t from = 2, to = 1;
+    SHOW_OPEN(f, open(at("log"), O_RDONLY));
+    SHOW_OPEN(g, open(at("copy"), O_RDWR | O_CREAT | O_TRUNC, 0644));
+    SHOW(copy_file_range(f, &from, g, &to, 5, 0));
+    SHOW(from * 100 + to);
+    SHOW(copy_file_range(f, NULL, g, NULL, 4, 0));
+    SHOW(lseek(f, 0, SEEK_CUR) * 100 + lseek(g, 0, SEEK_CUR));
+    from = 3;
+    SHOW(sendfile(g, f, &from, 6));
+    SHOW(from);
+    SHOW(sendfile(g, f, NULL, 1000));
+    SHOW(close(f) + close(g));
+    SHOW_CONTENT(at("copy"));
+}
+
+static void big(void)
+{
+    static char block[300000], back[300000];
+    int f;
+    for (size_t i = 0; i < sizeof block; i++)
+        block[i] = (char)(i * 7 + i / 1000);
+    SHOW_OPEN(f, open(at("big"), O_RDWR | O_CREAT, 0644));
+    SHOW(pwrite(f, block, sizeof block, 1000));
+    SHOW(pread(f, back, sizeof back, 1000));
+    SHOW(memcmp(block, back, sizeof block));
+    SHOW(lseek(f, 300000, SEEK_SET));
+    SHOW(read(f, back, sizeof back));
+    SHOW(lseek(f, 0, SEEK_CUR));
+    SHOW(write(f, block, sizeof block));
+    SHOW(close(f));
+    SHOW_CONTENT(at("big"));
+}
+
+static void names(void)
+{
+    char target[64] = {0};
+    int d;
+    umask(027);
+    SHOW(mkdir(at("dir"), 0777));
+    SHOW(mkdir(at("dir"), 0777));
+    SHOW_STAT(at("dir"));
+    umask(022);
+    SHOW(mkdir(at("dir/sub"), 0755));
+    SHOW(mkdir(at("none/sub"), 0755));
+    SHOW_OPEN(d, open(at("dir"), O_RDONLY | O_DIRECTORY));
+    SHOW(mknodat(d, "file", S_IFREG | 0600, 0));
+    SHOW(mkdirat(d, "made", 0700));
+    struct stat s;
+    SHOW(fstatat(d, "file", &s, 0));
+    SHOW(fstatat(d, "none", &s, 0));
+    SHOW(fstatat(d, "sub", &s, 0));
+    SHOW(fstatat(d, "", &s, AT_EMPTY_PATH));
+    SHOW(fstatat(d, "../dir/file", &s, 0));
+    SHOW(fstatat(d, "file/x", &s, 0));
+    SHOW(linkat(d, "file", d, "second", 0));
+    SHOW(fstatat(d, "file", &s, 0) + (int)s.st_nlink);
+    SHOW(renameat(d, "second", d, "third"));
+    SHOW(renameat2(d, "third", d, "file", RENAME_NOREPLACE));
+    SHOW(mknodat(d, "other", S_IFREG | 0600, 0));
+    SHOW(renameat2(d, "third", d, "other", RENAME_EXCHANGE));
+    SHOW(unlinkat(d, "third", 0));
+    SHOW(unlinkat(d, "third", 0));
+    SHOW(unlinkat(d, "sub", 0));
+    SHOW(unlinkat(d, "sub", AT_REMOVEDIR));
+    SHOW(close(d));
+    SHOW(rename(at("dir/other"), at("moved")));
+    SHOW(rename(at("dir"), at("folder")));
+    SHOW(rename(at("none"), at("x")));
+    SHOW(link(at("moved"), at("hard")));
+    SHOW(link(at("folder"), at("hard2")));
+    SHOW(symlink("moved", at("soft")));
+    SHOW(symlink("folder/file", at("soft2")));
+    SHOW(symlink(at("moved"), at("absolute")));
+    SHOW(symlink("loop", at("loop")));
+    SHOW(symlink("folder", at("to-folder")));
+    SHOW(symlink("../x", at("folder/up")));
+    SHOW(readlink(at("soft"), target, sizeof target));
+    SHOW(strcmp(target, "moved"));
+    SHOW(readlink(at("soft"), target, 2));
+    SHOW(readlink(at("moved"), target, sizeof target));
+    SHOW_STAT(at("soft"));
+    SHOW_STAT(at("soft2"));
+    SHOW_STAT(at("absolute"));
+    SHOW_STAT(at("loop"));
+    SHOW_STAT(at("to-folder/file"));
+    SHOW_STAT(at("folder/up"));
+    SHOW(lstat(at("loop"), &s));
+    SHOW(S_ISLNK(s.st_mode));
+    SHOW(stat(at("moved/"), &s));
+    SHOW(stat(at("folder/."), &s));
+    SHOW(stat(at("folder/../moved"), &s));
+    SHOW(stat("", &s));
+    SHOW(access(at("moved"), R_OK | W_OK));
+    SHOW(access(at("none"), F_OK));
+    SHOW(access(at("moved"), 077));
+    SHOW(faccessat(AT_FDCWD, at("loop"), F_OK, AT_SYMLINK_NOFOLLOW));
+    SHOW(unlink(at("soft2")));
+    SHOW(unlink(at("folder")));
+    SHOW(remove(at("absolute")));
+    SHOW(remove(at("folder/made")));
+    SHOW(rmdir(at("folder/made")));
+    SHOW(mkfifo(at("fifo"), 0644));
+    SHOW_STAT(at("fifo"));
+    SHOW(truncate(at("moved"), 77));
+    SHOW(truncate(at("soft"), 78));
+    SHOW(truncate(at("folder"), 1));
+    SHOW_STAT(at("hard"));
+    char name[300];
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    SHOW(mkdir(at(name), 0755));
+    struct statx x;
+    SHOW(statx(AT_FDCWD, at("moved"), 0, STATX_BASIC_STATS | STATX_BTIME, &x));
+    SHOW(x.stx_size);
+    SHOW(x.stx_mode);
+}
+
+static void attributes(void)
+{
+    struct stat s;
+    struct timespec times[2] = {{1000, 5}, {2000, 7}};
+    struct timeval values[2] = {{3000, 11}, {4000, 13}};
+    char value[64] = {0}, list[256];
+    int f;
+    SHOW_OPEN(f, open(at("moved"), O_RDWR));
+    SHOW(chmod(at("moved"), 04751));
+    SHOW_FSTAT(f);
+    SHOW(fchmod(f, 0600));
+    SHOW(fchmodat(AT_FDCWD, at("moved"), 0644, 0));
+    SHOW(chown(at("moved"), 12, 34));
+    SHOW(fchown(f, 56, -1));
+    SHOW(lchown(at("soft"), 78, 90));
+    SHOW_STAT(at("moved"));
+    SHOW(lstat(at("soft"), &s) + (int)s.st_uid);
+    SHOW(utimensat(AT_FDCWD, at("moved"), times, 0));
+    SHOW(stat(at("moved"), &s));
+    SHOW(s.st_atim.tv_sec * 1000000000 + s.st_atim.tv_nsec);
+    SHOW(s.st_mtim.tv_sec * 1000000000 + s.st_mtim.tv_nsec);
+    times[0].tv_nsec = UTIME_OMIT;
+    times[1].tv_nsec = UTIME_NOW;
+    SHOW(futimens(f, times));
+    SHOW(fstat(f, &s) + (int)s.st_atim.tv_sec);
+    SHOW(s.st_mtim.tv_sec > 1000000);
+    SHOW(utimes(at("moved"), values));
+    SHOW(stat(at("moved"), &s) + (int)s.st_mtim.tv_sec + (int)s.st_mtim.tv_nsec);
+    values[0].tv_usec = 1000000;
+    SHOW(utimes(at("moved"), values));
+    times[0].tv_nsec = 2000000000;
+    SHOW(utimensat(AT_FDCWD, at("moved"), times, 0));
+    SHOW(setxattr(at("moved"), "user.a", "value", 5, XATTR_CREATE));
+    SHOW(setxattr(at("moved"), "user.a", "value", 5, XATTR_CREATE));
+    SHOW(setxattr(at("moved"), "user.b", "", 0, XATTR_REPLACE));
+    SHOW(fsetxattr(f, "user.b", "second", 6, 0));
+    SHOW(getxattr(at("moved"), "user.a", value, sizeof value));
+    SHOW(getxattr(at("moved"), "user.a", value, 0));
+    SHOW(getxattr(at("moved"), "user.a", value, 2));
+    SHOW(fgetxattr(f, "user.b", value, sizeof value));
+    SHOW(strncmp(value, "second", 6));
+    SHOW(getxattr(at("moved"), "user.none", value, sizeof value));
+    SHOW(listxattr(at("moved"), list, sizeof list));
+    SHOW(flistxattr(f, list, 3));
+    SHOW(removexattr(at("moved"), "user.a"));
+    SHOW(fremovexattr(f, "user.a"));
+    SHOW(lgetxattr(at("soft"), "user.a", value, sizeof value));
+    SHOW(close(f));
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2)
+        return 2;
+    base = argv[1];
+    data();
+    copies();
+    big();
+    names();
+    attributes();
+    return 0;
+}
