@@ -64,7 +64,7 @@ impl SessionState {
     }
 
     /// Gives the session a handle on `file`, unless it has too many; returns the handle.
-    pub(super) fn adopt(&self, file: &Arc<OpenFile>) -> Option<u64> {
+    pub fn adopt(&self, file: &Arc<OpenFile>) -> Option<u64> {
         let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
         if handles.len() >= HANDLES_PER_SESSION_MAX && !handles.contains_key(&file.key()) {
             return None;
