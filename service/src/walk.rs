@@ -270,3 +270,6 @@ fn redirect(path: &[u8], step: &Step<'_>, target: &[u8]) -> Astray {
     }
     Astray::Redirect(next)
 }
+
+#[cfg(test)]
+mod tests;

@@ -144,3 +144,6 @@ impl Instance {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
