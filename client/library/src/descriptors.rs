@@ -156,6 +156,15 @@ impl Descriptors {
         }
     }
 
+    /// Notes that `to` now stands for the same description as `from`.
+    pub fn duplicated(&self, from: i32, to: i32) {
+        self.clear(to);
+        let Some(entry) = self.entry(from) else { return };
+        if entry.word.load(Ordering::Acquire) & OWN != 0 {
+            self.opened(to, entry.forks.load(Ordering::Relaxed));
+        }
+    }
+
     /// Notes what a number turned out to be, unless something happened to it since it was looked at.
     pub fn note(&self, descriptor: i32, seen: &Seen, known: Known) {
         let Some(entry) = self.entry(descriptor) else { return };

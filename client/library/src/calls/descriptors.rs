@@ -25,16 +25,21 @@ pub fn openat2(descriptor: i32, path: UserPath, how: UserMemory) -> isize {
 }
 
 fn opened(result: isize) -> isize {
-    if let (Ok(descriptor), Some(state)) = (u16::try_from(result), state()) {
-        let forks = process::forks();
-        // A `vfork` child has descriptors of its own, and this table is its parent's.
-        if forks == 0 || state.is_own_process() {
-            state.descriptors.opened(i32::from(descriptor), forks);
+    if let (Ok(descriptor), Some(state)) = (i32::try_from(result), state())
+        && descriptor >= 0
+    {
+        if is_own_table(state) {
+            state.descriptors.opened(descriptor, process::forks());
         } else {
-            state.descriptors.clear(i32::from(descriptor));
+            state.descriptors.clear(descriptor);
         }
     }
     result
+}
+
+/// Whether the table's numbers are this process's: a `vfork` child has descriptors of its own, and its parent's table.
+fn is_own_table(state: &State) -> bool {
+    process::forks() == 0 || state.is_own_process()
 }
 
 /// Whether a number is a descriptor of the library's own, which the program did not open and must not close.
@@ -93,23 +98,23 @@ fn lowest_own(state: &State, first: u32, last: u32) -> Option<u32> {
 
 /// `dup`
 pub fn dup(descriptor: i32) -> isize {
-    duplicated(kernel(sys::__NR_dup, [descriptor as usize, 0, 0, 0, 0, 0]))
+    duplicated(descriptor, kernel(sys::__NR_dup, [descriptor as usize, 0, 0, 0, 0, 0]))
 }
 
 /// `dup2`
 pub fn dup2(from: i32, to: i32) -> isize {
     let result = kernel(sys::__NR_dup2, [from as usize, to as usize, 0, 0, 0, 0]);
-    if from == to { result } else { duplicated(result) }
+    if from == to { result } else { duplicated(from, result) }
 }
 
 /// `dup3`
 pub fn dup3(from: i32, to: i32, flags: i32) -> isize {
-    duplicated(kernel(sys::__NR_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0]))
+    duplicated(from, kernel(sys::__NR_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0]))
 }
 
 /// `fcntl` with one of the commands that duplicate a descriptor
 pub fn duplicate_above(descriptor: i32, command: i32, lowest: usize) -> isize {
-    duplicated(kernel(sys::__NR_fcntl, [descriptor as usize, command as usize, lowest, 0, 0, 0]))
+    duplicated(descriptor, kernel(sys::__NR_fcntl, [descriptor as usize, command as usize, lowest, 0, 0, 0]))
 }
 
 /// Whether a command of `fcntl` duplicates the descriptor.
@@ -117,9 +122,15 @@ pub fn duplicates(command: i32) -> bool {
     matches!(command as u32, sys::F_DUPFD | sys::F_DUPFD_CLOEXEC)
 }
 
-fn duplicated(result: isize) -> isize {
-    if let (Ok(descriptor), Some(state)) = (i32::try_from(result), state()) {
-        state.descriptors.clear(descriptor);
+fn duplicated(from: i32, result: isize) -> isize {
+    if let (Ok(descriptor), Some(state)) = (i32::try_from(result), state())
+        && descriptor >= 0
+    {
+        if is_own_table(state) {
+            state.descriptors.duplicated(from, descriptor);
+        } else {
+            state.descriptors.clear(descriptor);
+        }
     }
     result
 }
