@@ -45,7 +45,8 @@ impl Default for LocalOptions {
             read_only: false,
             remembered_descriptors: (limit / 16).clamp(16, 1024),
             kept_descriptors: limit / 4,
-            open_files: limit / 2,
+            // An open file that moves bytes directly takes two.
+            open_files: limit / 3,
         }
     }
 }

@@ -17,7 +17,8 @@
 //! # Nodes
 //!
 //! A node is an inode, named by the filesystem's file handle; see `nodes`. Filesystems without lasting handles (FUSE,
-//! most network filesystems, overlayfs) keep a descriptor per node, and answer `ENFILE` beyond a limit.
+//! most network filesystems, overlayfs) keep a descriptor per node, and answer `ENFILE` beyond a limit. A file that somebody
+//! else removes behind the layer's back, while nobody has it open here, is `ESTALE` afterwards.
 //!
 //! # Bytes
 //!

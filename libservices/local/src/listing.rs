@@ -13,6 +13,12 @@ use rustix::io::Errno;
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex};
 
+/// The largest cookie that is shown: FUSE carries them as signed numbers, and layers above add entries of their own.
+const COOKIE_MAX: u64 = i64::MAX as u64 - 16;
+
+/// The cookie that some filesystems give the last entry.
+const RAW_COOKIE_MAX: u64 = i64::MAX as u64;
+
 /// Bytes of the kernel's answer that are fetched at a time.
 const CHUNK_BYTES: usize = 32 << 10;
 
@@ -111,6 +117,16 @@ impl OpenDirectory {
     }
 }
 
+/// The cookie shown for a filesystem's, whose values are far smaller but for the very last.
+fn shown_cookie(raw: u64) -> u64 {
+    raw.min(COOKIE_MAX)
+}
+
+/// The filesystem's cookie for one that was shown.
+fn raw_cookie(shown: u64) -> u64 {
+    if shown < COOKIE_MAX { shown } else { RAW_COOKIE_MAX }
+}
+
 fn file_type(raw: rustix::fs::FileType) -> Option<FileType> {
     FileType::from_mode(raw.as_raw_mode()).filter(|_| raw != rustix::fs::FileType::Unknown)
 }
@@ -132,16 +148,19 @@ impl Local {
     pub(crate) fn list(
         &self,
         open: &OpenDirectory,
-        mut cookie: u64,
+        cookie: u64,
         visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
+        let mut cookie = raw_cookie(cookie);
         // The callback runs without the lock: it may list again, and it may take its time.
         while let Some(chunk) = open.chunk(cookie).map_err(|raw| backend("listing a directory", raw))? {
             let next = chunk.index_after(cookie).unwrap_or(0);
             for entry in &chunk.entries[next..] {
                 let Ok(name) = Name::new(&chunk.names[entry.name.clone()]) else { continue };
                 let inode = self.backing.shown_inode(open.node.device, entry.inode);
-                if visit(DirectoryEntry { name, inode, file_type: entry.file_type, cookie: entry.cookie }).is_break() {
+                if visit(DirectoryEntry { name, inode, file_type: entry.file_type, cookie: shown_cookie(entry.cookie) })
+                    .is_break()
+                {
                     lock(&open.progress).rest = Some(chunk);
                     return Ok(());
                 }
@@ -149,5 +168,19 @@ impl Local {
             cookie = chunk.end;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cookies_lead_back_to_where_they_came_from() {
+        for raw in [1, 3, 0x7fff_fffe_ffff_fffe, RAW_COOKIE_MAX] {
+            assert!(shown_cookie(raw) <= COOKIE_MAX);
+            assert_eq!(raw_cookie(shown_cookie(raw)), raw);
+        }
+        assert_eq!(raw_cookie(0), 0);
     }
 }

@@ -216,3 +216,36 @@ fn write_all(fd: BorrowedFd<'_>, offset: u64, data: &[u8], flags: ReadWriteFlags
     }
     Ok(done)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_whole_pages_and_never_more_than_was_asked_for() {
+        let fd = std::fs::File::open("/dev/null").expect("/dev/null").into();
+        let direct = Direct { fd, memory: 512, unit: PAGE, refused: AtomicBool::new(false) };
+        assert_eq!(direct.body(&(0..8192)), 0..8192);
+        assert_eq!(direct.body(&(1..12_287)), 4096..8192);
+        assert_eq!(direct.body(&(4096..8192 + 4095)), 4096..8192);
+        for nothing in [0..4095, 1..8191, 5..5, u64::MAX - 10..u64::MAX] {
+            assert!(direct.body(&nothing).is_empty(), "{nothing:?}");
+        }
+        assert!(direct.judge(Err(Errno::INVAL)).is_none());
+        assert!(direct.body(&(0..8192)).is_empty(), "it was refused once");
+    }
+
+    #[test]
+    fn a_filesystem_without_the_flag_is_asked_once() {
+        let buffered = Buffered::new();
+        let mut asked = Vec::new();
+        for _ in 0..2 {
+            let mut call = |flags: ReadWriteFlags| {
+                asked.push(flags);
+                if flags.is_empty() { Ok(1) } else { Err(Errno::OPNOTSUPP) }
+            };
+            assert_eq!(buffered.attempt(&mut call), Ok(1));
+        }
+        assert_eq!(asked, [DONTCACHE, ReadWriteFlags::empty(), ReadWriteFlags::empty()]);
+    }
+}

@@ -57,7 +57,7 @@ fn conformance_without_handles() {
 fn compare(kind: &str, lacking: &[Capability]) {
     const OPERATIONS: usize = 4000;
     // 103 and 112 met peculiarities of btrfs and xfs.
-    for seed in [1, 2, 103, 112] {
+    for seed in [1, 103, 112] {
         let filesystem = Filesystem::new(kind, 1024);
         let directory = filesystem.path().join("served");
         std::fs::create_dir(&directory).expect("a directory");

@@ -44,6 +44,7 @@ fn text(path: &Path) -> &str {
 /// A fresh filesystem of `kind`, mounted below a temporary directory. Call it inside the namespace only.
 pub struct Filesystem {
     directory: tempfile::TempDir,
+    is_overlay: bool,
 }
 
 impl Filesystem {
@@ -55,13 +56,15 @@ impl Filesystem {
         match kind {
             "tmpfs" => run("mount", &["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "tmpfs", text(&mount)]),
             "overlay" => {
-                run("mount", &["-t", "tmpfs", "tmpfs", text(&mount)]);
+                let base = directory.path().join("base");
+                std::fs::create_dir(&base).expect("a mount point");
+                let at = text(&base);
+                run("mount", &["-t", "tmpfs", "tmpfs", at]);
                 for name in ["lower", "upper", "work"] {
-                    std::fs::create_dir(mount.join(name)).expect("a branch");
+                    std::fs::create_dir(base.join(name)).expect("a branch");
                 }
-                let at = text(&mount);
                 let options = format!("lowerdir={at}/lower,upperdir={at}/upper,workdir={at}/work");
-                run("mount", &["-t", "overlay", "-o", &options, "overlay", at]);
+                run("mount", &["-t", "overlay", "-o", &options, "overlay", text(&mount)]);
             }
             _ => {
                 let file = std::fs::File::create(&image).expect("an image");
@@ -80,7 +83,7 @@ impl Filesystem {
             _ => 0x9123_683E,
         };
         assert_eq!(rustix::fs::statfs(&mount).expect("statfs").f_type, magic, "{kind} is not mounted");
-        Self { directory }
+        Self { directory, is_overlay: kind == "overlay" }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -90,9 +93,10 @@ impl Filesystem {
 
 impl Drop for Filesystem {
     fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg("-l").arg(self.path()).status();
-        if !unmounted.is_ok_and(|status| status.success()) && !std::thread::panicking() {
-            panic!("cannot unmount {}", self.path().display());
+        for point in ["mount", "base"].into_iter().take(1 + usize::from(self.is_overlay)) {
+            let unmounted = Command::new("umount").arg("-l").arg(self.directory.path().join(point)).status();
+            let done = unmounted.is_ok_and(|status| status.success());
+            assert!(done || std::thread::panicking(), "cannot unmount {point}");
         }
     }
 }
