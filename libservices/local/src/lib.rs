@@ -30,6 +30,8 @@
 //!
 //! Nothing but the directory is lasting state. Nodes and handles live as long as the [`Local`].
 
+#![deny(unsafe_code)]
+
 mod attributes;
 mod backing;
 mod bounce;
@@ -43,6 +45,7 @@ mod names;
 mod nodes;
 mod ownership;
 mod renames;
+#[allow(unsafe_code)]
 mod sys;
 mod transfer;
 mod xattrs;
