@@ -64,6 +64,13 @@ pub enum Command {
         /// The container
         container: String,
     },
+    /// Show services, instances, caches and operations
+    Status {
+        /// Only this pool
+        pool: Option<String>,
+    },
+    /// Say what this host lacks and what follows from it
+    Doctor,
     /// Enter a control group and become another program
     #[command(name = "__enter", hide = true)]
     Enter(EnterArguments),
@@ -249,6 +256,8 @@ mod tests {
             "poolfs run web debian --name n --env A=B --memory 100M --legacy -i -t -d --rm -- sh",
             "poolfs run web debian -it",
             "poolfs ps --state /tmp/s",
+            "poolfs status web",
+            "poolfs doctor",
         ] {
             parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

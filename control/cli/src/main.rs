@@ -11,6 +11,7 @@
 mod arguments;
 mod container;
 mod context;
+mod doctor;
 mod execute;
 mod failure;
 mod images;
@@ -20,6 +21,7 @@ mod record;
 mod service;
 mod signals;
 mod state;
+mod status;
 mod text;
 
 use arguments::{Arguments, Command, ImageCommand, PoolCommand};
@@ -69,6 +71,8 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Logs { container } => container::logs(context, &container)?,
         Command::Stop { container, time } => container::stop(context, &container, Duration::from_secs(time))?,
         Command::Rm { container } => container::remove(context, &container)?,
+        Command::Status { pool } => status::status(context, pool.as_deref())?,
+        Command::Doctor => return doctor::doctor(context),
         Command::Monitor { container } => return container::watch(context, &container),
         Command::Enter(arguments) => return execute::enter(context, &arguments),
     }

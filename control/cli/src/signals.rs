@@ -36,10 +36,11 @@ impl Signals {
             }
             for origin in self.0.wait() {
                 let from_terminal = origin.cause == Cause::Kernel;
-                if origin.signal != SIGCHLD && !from_terminal {
-                    if let Some(process) = &process {
-                        host.signal(process, ProcessSignal::Other(origin.signal))?;
-                    }
+                if origin.signal != SIGCHLD
+                    && !from_terminal
+                    && let Some(process) = &process
+                {
+                    host.signal(process, ProcessSignal::Other(origin.signal))?;
                 }
             }
         }

@@ -53,10 +53,10 @@ pub fn logs(context: &Context, name: &str) -> Result<()> {
         match File::open(&path) {
             Ok(mut file) => {
                 let copied = std::io::copy(&mut file, &mut std::io::stdout().lock());
-                if let Err(error) = copied.as_ref() {
-                    if error.kind() != ErrorKind::BrokenPipe {
-                        return Err(Failure::file(&path, error));
-                    }
+                if let Err(error) = copied
+                    && error.kind() != ErrorKind::BrokenPipe
+                {
+                    return Err(Failure::file(&path, error));
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}

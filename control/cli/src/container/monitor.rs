@@ -53,8 +53,10 @@ pub fn launch(context: &Context, name: &str) -> Result<()> {
     }
     let status = child.wait().map_err(failed)?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(125);
-    let complaint = complaint.trim().trim_start_matches("poolfs: ").to_owned();
-    Err(Failure::new(format!("container {name}"), complaint, "").with_status(code))
+    let thing = format!("container {name}");
+    let complaint = complaint.trim().trim_start_matches("poolfs: ");
+    let cause = complaint.strip_prefix(&format!("{thing}: ")).unwrap_or(complaint);
+    Err(Failure::new(thing, cause, "").with_status(code))
 }
 
 /// Be the monitor of a container.

@@ -62,7 +62,7 @@ impl Runtime {
         }
         let text = std::fs::read_to_string(bundle.join(LOG_NAME)).unwrap_or_default();
         let lines = text.lines().filter_map(|line| serde_json::from_str::<LogLine>(line).ok());
-        let cause = lines.filter(|line| line.level == "error").map(|line| line.msg).last()?;
+        let cause = lines.filter(|line| line.level == "error").map(|line| line.msg).next_back()?;
         let (status, remedy) = if cause.contains("not found") || cause.contains("no such file") {
             (STATUS_NOT_FOUND, "check the command's name: the image does not have it")
         } else if cause.contains("permission denied") {

@@ -1,0 +1,298 @@
+//! The command `doctor`: what this host lacks, and what follows from it.
+
+use crate::container::find_program;
+use crate::context::Context;
+use crate::failure::Result;
+use crate::text::{print, print_json, size};
+use poolfs_host::{ControlGroups, GroupLayout, Host};
+use rustix::process::Resource;
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Kernel versions from which something is there.
+const KERNEL_MIN: (u32, u32) = (6, 5);
+const KERNEL_PASSTHROUGH: (u32, u32) = (6, 9);
+const KERNEL_URING: (u32, u32) = (6, 14);
+const KERNEL_PRUNE: (u32, u32) = (6, 18);
+/// Fewer open files than this are too few for a service with many of them in its cache.
+const OPEN_FILES_MIN: u64 = 4096;
+const LOCKED_BYTES_MIN: u64 = 8 << 20;
+/// The capability without which nothing can be mounted, and that which raises limits.
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SYS_RESOURCE: u32 = 24;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    /// As it should be.
+    Fine,
+    /// Slower or less than possible.
+    Less,
+    /// Something does not work.
+    Broken,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Finding {
+    thing: &'static str,
+    verdict: Verdict,
+    found: String,
+    consequence: &'static str,
+    remedy: &'static str,
+}
+
+/// Look at everything; 1 when something does not work.
+pub fn doctor(context: &Context) -> Result<u8> {
+    let findings = examine(context);
+    let broken = findings.iter().any(|finding| finding.verdict == Verdict::Broken);
+    if context.json {
+        print_json(&findings)?;
+    } else {
+        print(&readable(&findings))?;
+    }
+    Ok(u8::from(broken))
+}
+
+fn readable(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let mark = match finding.verdict {
+            Verdict::Fine => "fine  ",
+            Verdict::Less => "less  ",
+            Verdict::Broken => "BROKEN",
+        };
+        let _ = writeln!(text, "{mark}  {:<18} {}", finding.thing, finding.found);
+        if finding.verdict != Verdict::Fine {
+            let _ = writeln!(text, "{:27}follows: {}\n{:27}remedy: {}", "", finding.consequence, "", finding.remedy);
+        }
+    }
+    text
+}
+
+fn examine(context: &Context) -> Vec<Finding> {
+    let host = &*context.host;
+    let kernel = kernel_version(host);
+    let mut findings = vec![user(), kernel_finding(kernel)];
+    findings.extend(capabilities(host));
+    findings.push(fuse_device());
+    findings.extend(fuse_features(host, kernel));
+    findings.push(control_groups(host));
+    findings.push(runtime());
+    findings.extend(programs(context));
+    findings.extend(limits());
+    findings.push(huge_pages(host));
+    findings
+}
+
+fn judged(
+    thing: &'static str,
+    verdict: Verdict,
+    found: impl Into<String>,
+    consequence: &'static str,
+    remedy: &'static str,
+) -> Finding {
+    Finding { thing, verdict, found: found.into(), consequence, remedy }
+}
+
+fn fine_or(good: bool, otherwise: Verdict) -> Verdict {
+    if good { Verdict::Fine } else { otherwise }
+}
+
+fn user() -> Finding {
+    let uid = rustix::process::geteuid();
+    judged(
+        "user",
+        fine_or(uid.is_root(), Verdict::Broken),
+        if uid.is_root() { "root".to_owned() } else { format!("user {}", uid.as_raw()) },
+        "pools, mounts and containers cannot be made: they need mount, control groups and owners of files",
+        "run poolfs as root (without it, FUSE by fusermount3, user namespaces and delegated control groups would be needed)",
+    )
+}
+
+fn kernel_version(host: &dyn Host) -> Option<(u32, u32)> {
+    let text = host.read_text(Path::new("/proc/sys/kernel/osrelease")).ok()?;
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn kernel_finding(version: Option<(u32, u32)>) -> Finding {
+    let found = version.map_or_else(|| "unknown".to_owned(), |(major, minor)| format!("{major}.{minor}"));
+    let good = version.is_some_and(|version| version >= KERNEL_MIN);
+    let consequence = "sessions need SO_PEERPIDFD (6.5), services futex_waitv (5.16): only the kernel's path may work";
+    judged("kernel", fine_or(good, Verdict::Broken), found, consequence, "use Linux 6.5 or later")
+}
+
+fn capabilities(host: &dyn Host) -> Vec<Finding> {
+    let status = host.read_text(Path::new("/proc/self/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap_or("0");
+    let effective = u64::from_str_radix(line.trim(), 16).unwrap_or(0);
+    let has = |bit: u32| effective & (1 << bit) != 0;
+    let found = |bit| if has(bit) { "held" } else { "not held" };
+    vec![
+        judged(
+            "CAP_SYS_ADMIN",
+            fine_or(has(CAP_SYS_ADMIN), Verdict::Broken),
+            found(CAP_SYS_ADMIN),
+            "nothing can be mounted",
+            "run poolfs with all of root's capabilities",
+        ),
+        judged(
+            "CAP_SYS_RESOURCE",
+            fine_or(has(CAP_SYS_RESOURCE), Verdict::Less),
+            found(CAP_SYS_RESOURCE),
+            "limits below cannot be raised, and the service cannot be exempted from the host's out-of-memory killer",
+            "none is needed for ordinary use",
+        ),
+    ]
+}
+
+fn fuse_device() -> Finding {
+    let opened = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+    let found = opened.as_ref().map_or_else(ToString::to_string, |_| "can be opened".to_owned());
+    let consequence = "nothing can be mounted: programs cannot be started from a pool's filesystem";
+    judged("/dev/fuse", fine_or(opened.is_ok(), Verdict::Broken), found, consequence, "modprobe fuse")
+}
+
+fn fuse_features(host: &dyn Host, kernel: Option<(u32, u32)>) -> Vec<Finding> {
+    let from = |wanted| kernel.is_some_and(|version| version >= wanted);
+    let offered = |wanted| if from(wanted) { "offered by this kernel" } else { "not offered by this kernel" };
+    let parameter = host.read_text(Path::new("/sys/module/fuse/parameters/enable_uring")).ok();
+    let uring = match parameter.as_deref().map(str::trim) {
+        Some("Y" | "1") => "offered and switched on".to_owned(),
+        Some(_) => "offered and switched off".to_owned(),
+        None => offered(KERNEL_URING).to_owned(),
+    };
+    vec![
+        judged(
+            "FUSE passthrough",
+            fine_or(from(KERNEL_PASSTHROUGH), Verdict::Less),
+            offered(KERNEL_PASSTHROUGH),
+            "program text cannot be mapped from the cache: the kernel keeps a copy of its own",
+            "use Linux 6.9 or later",
+        ),
+        judged(
+            "FUSE io_uring",
+            fine_or(parameter.is_some_and(|text| matches!(text.trim(), "Y" | "1")), Verdict::Less),
+            uring,
+            "a request by the kernel's path to a service on another core waits for it to wake",
+            "Linux 6.14 or later, and: echo Y > /sys/module/fuse/parameters/enable_uring",
+        ),
+        judged(
+            "FUSE prune",
+            fine_or(from(KERNEL_PRUNE), Verdict::Less),
+            offered(KERNEL_PRUNE),
+            "program text that is mapped cannot be given back under memory pressure",
+            "use Linux 6.18 or later",
+        ),
+    ]
+}
+
+fn control_groups(host: &dyn Host) -> Finding {
+    let consequence = "pools are not kept on their cores or within their memory";
+    let remedy = "mount control groups with the controllers cpuset and memory";
+    match ControlGroups::detect(host).and_then(|groups| Ok((groups.lacking(host)?, groups))) {
+        Ok((lacking, groups)) => {
+            let version = match groups.layout() {
+                GroupLayout::V1(_) => "version 1",
+                GroupLayout::V2(_) => "version 2",
+            };
+            let found = if lacking.is_empty() {
+                version.to_owned()
+            } else {
+                format!("{version} without {}", lacking.join(", "))
+            };
+            judged("control groups", fine_or(lacking.is_empty(), Verdict::Broken), found, consequence, remedy)
+        }
+        Err(error) => judged("control groups", Verdict::Broken, error.to_string(), consequence, remedy),
+    }
+}
+
+fn runtime() -> Finding {
+    let found = ["runc", "crun"].into_iter().find_map(find_program);
+    let verdict = fine_or(found.is_some(), Verdict::Broken);
+    let found = found.map_or_else(|| "neither runc nor crun".to_owned(), |path| path.display().to_string());
+    judged("OCI runtime", verdict, found, "`poolfs run` does not work", "apt-get install runc")
+}
+
+fn programs(context: &Context) -> Vec<Finding> {
+    let described = |result: Result<std::path::PathBuf>| match result {
+        Ok(path) => (Verdict::Fine, path.display().to_string()),
+        Err(_) => (Verdict::Broken, "not beside poolfs".to_owned()),
+    };
+    let (service, service_found) = described(context.service_program());
+    let (preload, preload_found) = described(context.preload_library());
+    vec![
+        judged("poolfs-service", service, service_found, "nothing can be mounted", "make build"),
+        judged(
+            "preload library",
+            preload,
+            preload_found,
+            "only --legacy works: every operation goes through the kernel",
+            "make build",
+        ),
+    ]
+}
+
+fn limits() -> Vec<Finding> {
+    let described = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+    let files = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let locked = rustix::process::getrlimit(Resource::Memlock).current;
+    vec![
+        judged(
+            "open files",
+            fine_or(files.is_none_or(|limit| limit >= OPEN_FILES_MIN), Verdict::Less),
+            described(files),
+            "a service can serve only so many open files and sessions at once",
+            "raise the hard limit of RLIMIT_NOFILE (ulimit -Hn)",
+        ),
+        judged(
+            "locked memory",
+            fine_or(locked.is_none_or(|limit| limit >= LOCKED_BYTES_MIN), Verdict::Less),
+            locked.map_or_else(|| "unlimited".to_owned(), size),
+            "io_uring and pinned buffers get less memory",
+            "raise RLIMIT_MEMLOCK (ulimit -l)",
+        ),
+    ]
+}
+
+fn huge_pages(host: &dyn Host) -> Finding {
+    let text = host.read_text(Path::new("/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
+    let found = match &text {
+        Ok(text) => text.trim().to_owned(),
+        Err(_) => "not in this kernel".to_owned(),
+    };
+    let verdict = fine_or(text.is_ok_and(|text| !text.contains("[deny]")), Verdict::Less);
+    let remedy = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    judged("huge pages (tmpfs)", verdict, found, "the cache uses small pages: more memory for page tables", remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use poolfs_host::RecordingHost;
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        let host = RecordingHost::new();
+        host.set_file("/proc/sys/kernel/osrelease", "6.10.3-generic\n");
+        assert_eq!(kernel_version(&host), Some((6, 10)));
+        assert_eq!(kernel_finding(Some((6, 10))).verdict, Verdict::Fine);
+        assert_eq!(kernel_finding(Some((5, 15))).verdict, Verdict::Broken);
+        assert_eq!(kernel_finding(None).verdict, Verdict::Broken);
+    }
+
+    #[test]
+    fn what_is_less_says_why_and_what_to_do() {
+        let host = RecordingHost::new();
+        host.set_file("/sys/module/fuse/parameters/enable_uring", "N\n");
+        let features = fuse_features(&host, Some((6, 18)));
+        let verdicts: Vec<Verdict> = features.iter().map(|finding| finding.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Fine, Verdict::Less, Verdict::Fine]);
+        let text = readable(&features);
+        assert!(text.contains("switched off") && text.contains("remedy: Linux 6.14"), "{text}");
+        assert_eq!(control_groups(&RecordingHost::new()).verdict, Verdict::Broken);
+    }
+}

@@ -1,0 +1,209 @@
+//! The command `status`: what services tell of themselves.
+
+use crate::context::Context;
+use crate::failure::Result;
+use crate::record::PoolRecord;
+use crate::service;
+use crate::text::{duration, print, print_json, size, table};
+use poolfs_host::ControlGroups;
+use poolfs_service_protocol::{InstanceStatus, OperationPath, ServiceStatus, SketchDamage};
+use serde::Serialize;
+use std::fmt::Write;
+
+/// A pool as `status --json` shows it.
+#[derive(Serialize)]
+struct PoolStatus {
+    name: String,
+    /// `running`, `dead`, `silent` (alive, but it does not answer) or `not running`.
+    state: &'static str,
+    /// Why it is silent.
+    cause: Option<String>,
+    memory_limit_bytes: u64,
+    memory_used_bytes: Option<u64>,
+    /// What a dead service had mounted.
+    dead_mounts: Vec<String>,
+    service: Option<ServiceStatus>,
+}
+
+/// Print how all pools are, or one.
+pub fn status(context: &Context, wanted: Option<&str>) -> Result<()> {
+    let pools = context.pools()?;
+    let records: Vec<PoolRecord> = match wanted {
+        Some(name) => vec![pools.peek(name)?.ok_or_else(|| pools.absent(name))?],
+        None => pools.peek_all()?,
+    };
+    let groups = ControlGroups::detect(&*context.host)?;
+    let all: Vec<PoolStatus> = records.iter().map(|record| pool_status(context, &groups, record)).collect();
+    match (context.json, wanted, all.first()) {
+        (true, Some(_), Some(one)) => print_json(one),
+        (true, ..) => print_json(&all),
+        (false, ..) if all.is_empty() => print("there is no pool\n"),
+        (false, ..) => print(&all.iter().map(readable).collect::<Vec<_>>().join("\n")),
+    }
+}
+
+fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -> PoolStatus {
+    let mut status = PoolStatus {
+        name: record.name.clone(),
+        state: "not running",
+        cause: None,
+        memory_limit_bytes: record.memory_bytes,
+        memory_used_bytes: groups.memory_used(&*context.host, &record.name),
+        dead_mounts: Vec::new(),
+        service: None,
+    };
+    match record.service_alive(&*context.host) {
+        None => {}
+        Some(false) => {
+            status.state = "dead";
+            let mounts = record.instances.iter();
+            status.dead_mounts = mounts.map(|i| i.spec.mount_point.display().to_string()).collect();
+        }
+        Some(true) => match service::status(context, &record.name) {
+            Ok(told) => {
+                status.state = "running";
+                status.service = Some(told);
+            }
+            Err(failure) => {
+                status.state = "silent";
+                status.cause = Some(failure.to_string());
+            }
+        },
+    }
+    status
+}
+
+fn readable(pool: &PoolStatus) -> String {
+    let mut text = format!("pool {}: service {}", pool.name, pool.state);
+    if let Some(service) = &pool.service {
+        let _ = write!(text, " (process {}, {} s)", service.pid, service.uptime_seconds);
+    }
+    let used = pool.memory_used_bytes.map_or_else(|| "-".to_owned(), size);
+    let _ = writeln!(text, ", memory {used} of {}", size(pool.memory_limit_bytes));
+    if let Some(cause) = &pool.cause {
+        let _ = writeln!(text, "  it does not answer: {cause}");
+    }
+    if pool.state == "dead" {
+        let _ = writeln!(
+            text,
+            "  the service is dead: its mounts answer with errors until they are unmounted or mounted again"
+        );
+    }
+    for mount in &pool.dead_mounts {
+        let _ = writeln!(text, "  dead mount {mount}: `poolfs umount {} {mount}`", pool.name);
+    }
+    if let Some(service) = &pool.service {
+        text += &cache_lines(service);
+        service.instances.iter().for_each(|instance| text += &instance_lines(instance));
+    }
+    text
+}
+
+fn cache_lines(service: &ServiceStatus) -> String {
+    let cache = &service.cache;
+    let reads = cache.hits + cache.misses;
+    let rate = if reads == 0 { "-".to_owned() } else { format!("{:.1} %", 100.0 * cache.hits as f64 / reads as f64) };
+    format!(
+        "  cache {} of {}, dirty {}, shared {}, private {}; {reads} block reads, {rate} from the cache, {} evicted\n",
+        size(cache.used_bytes),
+        size(cache.limit_bytes),
+        size(cache.dirty_bytes),
+        size(cache.shared_bytes),
+        size(cache.private_bytes),
+        cache.evictions,
+    )
+}
+
+fn instance_lines(instance: &InstanceStatus) -> String {
+    let mut text = format!(
+        "  {} at {}: {} sessions, {} handles, {} nodes; the kernel caches {} besides\n",
+        instance.instance,
+        instance.mount_point.display(),
+        instance.sessions,
+        instance.handles,
+        instance.nodes,
+        size(instance.kernel_cached_bytes),
+    );
+    if let Some(union) = &instance.union {
+        let _ = writeln!(
+            text,
+            "    union: {} sketches, {} blocks moved ({}), {} partly copied, {} objects copied up",
+            union.sketches,
+            union.blocks_moved,
+            size(union.blocks_moved.saturating_mul(4096)),
+            union.blocks_copied,
+            union.objects_copied,
+        );
+        for SketchDamage { path, cause } in &union.damaged {
+            let _ = writeln!(text, "    damaged: {path}: {cause}");
+        }
+    }
+    let mut operations = table(&["operation", "path", "count", "errors", "p50", "p99"]);
+    for (path, kinds) in &instance.operations {
+        let path = match path {
+            OperationPath::Library => "library",
+            OperationPath::Fuse => "kernel",
+        };
+        for (kind, counted) in kinds.iter().filter(|(_, counted)| counted.count > 0) {
+            let (count, errors) = (counted.count.to_string(), counted.errors.to_string());
+            let (p50, p99) = (duration(counted.p50_ns), duration(counted.p99_ns));
+            operations.add_row([kind.as_str(), path, &count, &errors, &p50, &p99]);
+        }
+    }
+    if !operations.is_empty() {
+        operations.to_string().lines().for_each(|line| text += &format!("   {}\n", line.trim_end()));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use poolfs_service_protocol::{CacheStatus, KindStatus, UnionStatus};
+    use std::collections::BTreeMap;
+
+    fn example() -> PoolStatus {
+        let counted = KindStatus { count: 12, errors: 1, p50_ns: 2047, p99_ns: 65_535 };
+        let kinds = BTreeMap::from([("read".to_owned(), counted), ("write".to_owned(), KindStatus::default())]);
+        let damage = SketchDamage { path: "usr/a".into(), cause: "its bitmap is missing".into() };
+        let union = UnionStatus { sketches: 1, blocks_moved: 2, damaged: vec![damage], ..UnionStatus::default() };
+        let instance = InstanceStatus {
+            instance: "web-1".into(),
+            mount_point: "/mnt".into(),
+            sessions: 1,
+            handles: 2,
+            nodes: 3,
+            kernel_cached_bytes: 4096,
+            operations: BTreeMap::from([(OperationPath::Library, kinds)]),
+            union: Some(union),
+        };
+        let cache = CacheStatus { hits: 3, misses: 1, ..CacheStatus::default() };
+        let service =
+            ServiceStatus { pool: "web".into(), pid: 42, uptime_seconds: 5, cache, instances: vec![instance] };
+        PoolStatus {
+            name: "web".into(),
+            state: "running",
+            cause: None,
+            memory_limit_bytes: 1 << 30,
+            memory_used_bytes: Some(1 << 20),
+            dead_mounts: Vec::new(),
+            service: Some(service),
+        }
+    }
+
+    #[test]
+    fn everything_that_was_counted_is_shown() {
+        let text = readable(&example());
+        for part in ["process 42", "75.0 %", "web-1 at /mnt", "usr/a: its bitmap is missing", "2.0 us", "library"] {
+            assert!(text.contains(part), "{part} in:\n{text}");
+        }
+        assert!(!text.contains("write"), "nothing was written:\n{text}");
+    }
+
+    #[test]
+    fn a_dead_service_is_called_dead() {
+        let dead = PoolStatus { state: "dead", service: None, dead_mounts: vec!["/mnt".into()], ..example() };
+        let text = readable(&dead);
+        assert!(text.contains("dead") && text.contains("poolfs umount web /mnt"), "{text}");
+    }
+}
