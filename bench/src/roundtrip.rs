@@ -77,14 +77,14 @@ fn hand_over(cpu: usize) -> Result<f64> {
             for trip in 0..TRIPS {
                 await_turn(&turn, trip * 2 + 1);
                 turn.store(trip * 2 + 2, Ordering::SeqCst);
-                futex::wake(&turn, 1);
+                futex::wake_one(&turn);
             }
         });
         pin(cpu)?;
         let begun = Instant::now();
         for trip in 0..TRIPS {
             turn.store(trip * 2 + 1, Ordering::SeqCst);
-            futex::wake(&turn, 1);
+            futex::wake_one(&turn);
             await_turn(&turn, trip * 2 + 2);
         }
         Ok(begun.elapsed().as_nanos() as f64 / f64::from(TRIPS))
