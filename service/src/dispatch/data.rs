@@ -219,7 +219,7 @@ impl Instance {
     /// Whether a FUSE open of the node may keep the pages the kernel has.
     #[must_use]
     pub fn keeps_kernel_pages(&self) -> bool {
-        self.stack.private
+        self.stack.is_private()
     }
 
     /// Whether the kernel opens objects of this type itself.

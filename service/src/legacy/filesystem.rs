@@ -338,6 +338,10 @@ impl Filesystem for Front {
                 let attr = self.enter(&entry);
                 reply.created(&NO_TIME, &attr, Generation(0), handle, FopenFlags::FOPEN_KEEP_CACHE);
             }
+            // The user-level path was faster with the name. Looking again, the kernel finds it and opens it as it should.
+            Err(Errno::EEXIST) if !flags.contains(OpenFlags::EXCLUSIVE) => {
+                reply.error(convert::errno(Errno::ESTALE));
+            }
             Ok(_) => reply.error(convert::errno(mistaken())),
             Err(errno) => reply.error(convert::errno(errno)),
         }

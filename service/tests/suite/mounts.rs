@@ -219,6 +219,35 @@ fn what_cannot_be_mounted_is_refused_by_name_and_nothing_is_left() {
 }
 
 #[test]
+fn uses_of_one_directory_that_exclude_each_other_are_refused() {
+    isolated("mounts::uses_of_one_directory_that_exclude_each_other_are_refused", |folder| {
+        let service = Running::start(folder);
+        let [a, b, c] = ["a", "b", "c"].map(|name| make(&folder.join(name)));
+        let union = |upper: &Path, lower: &Path| StackSpec::Union { upper: upper.into(), lowers: vec![lower.into()] };
+        let directory = |path: &Path| StackSpec::Directory { directory: path.into() };
+        let refused = |stack: StackSpec, words: &str| {
+            let said = message(service.order(&Order::Mount(service.spec("other", stack))));
+            assert!(said.contains(words), "{said}");
+        };
+        service.mount("one", union(&a, &b));
+        refused(union(&a, &c), "cannot be the upper branch of a union while");
+        refused(directory(&a), "cannot be a mounted directory while");
+        refused(directory(&b), "is a lower branch of a union");
+        refused(directory(folder), "cannot be a mounted directory while");
+        refused(union(&c, &a), "is the upper branch of a union");
+        service.mount("two", union(&c, &b));
+        assert_eq!(service.unmount("two"), Answer::Done);
+        service.mount("three", directory(&c));
+        let at = service.mount("four", directory(&c));
+        fs::write(folder.join("mnt-three/f"), b"one").expect("write");
+        assert_eq!(fs::read(at.join("f")).expect("read"), b"one");
+        fs::write(folder.join("mnt-three/f"), b"two").expect("write");
+        assert_eq!(fs::read(at.join("f")).expect("read"), b"two", "each open sees the other mount's changes");
+        assert_eq!(mounts().len(), 3);
+    });
+}
+
+#[test]
 fn a_busy_mount_stays_until_it_is_left() {
     isolated("mounts::a_busy_mount_stays_until_it_is_left", |folder| {
         let service = Running::start(folder);
