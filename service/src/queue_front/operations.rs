@@ -1,5 +1,6 @@
 //! The operations of the user-level path, each turned into a request of the dispatcher.
 
+use crate::access;
 use crate::handles::OpenFile;
 use crate::instance::Instance;
 use crate::queue_front::message::{DataArea, Message};
@@ -23,6 +24,7 @@ const UTIME_OMIT: u32 = 0x3fff_fffe;
 
 /// What a mode says beside the type.
 const PERMISSION_BITS: u32 = 0o7777;
+const EXECUTE_BITS: u32 = 0o111;
 
 /// A request under way.
 pub(super) struct Call<'a> {
@@ -155,6 +157,16 @@ impl<'a> Call<'a> {
         self.instance.layer().forget(entry.node, 1);
     }
 
+    fn attributes(&self, object: &Object<'_>) -> Result<Attributes, Refused> {
+        match object {
+            Object::Found(found) => Ok(found.attributes),
+            Object::File(file) => match self.dispatch(Request::Stat { node: file.node() })? {
+                Outcome::Attributes(attributes) => Ok(attributes),
+                _ => Err(Errno::EIO.into()),
+            },
+        }
+    }
+
     fn change(&self, object: &Object<'_>, changes: SetAttributes) -> Answer {
         match self.dispatch(Request::Change { node: object.node(), changes, file: object.file() })? {
             Outcome::Attributes(attributes) => Ok(with_attributes(&attributes)),
@@ -234,8 +246,8 @@ impl<'a> Call<'a> {
     }
 
     fn stat(&self, path: &[u8]) -> Answer {
-        let node = self.object(path, self.follows())?;
-        match self.dispatch(Request::Stat { node: node.node() })? {
+        let object = self.object(path, self.follows())?;
+        match self.dispatch(Request::Stat { node: object.node() })? {
             Outcome::Attributes(attributes) => Ok(with_attributes(&attributes)),
             _ => Err(Errno::EIO.into()),
         }
@@ -249,6 +261,10 @@ impl<'a> Call<'a> {
 
     fn truncate(&self, path: &[u8]) -> Answer {
         let object = self.object(path, true)?;
+        // Only the kernel knows whether the program is running (ETXTBSY).
+        if object.file().is_none() && self.attributes(&object)?.permissions & EXECUTE_BITS != 0 {
+            return Err(Refused::KERNEL);
+        }
         self.change(&object, SetAttributes { size: Some(self.message.request.offset), ..SetAttributes::default() })
     }
 

@@ -204,6 +204,8 @@ fn links_lead_on_and_what_leaves_the_instance_is_the_kernels() {
     let no_follow = |request: &mut Request| request.flags = RequestFlags::NO_FOLLOW.bits();
     assert_eq!(served.by_path(Operation::Stat, "l", no_follow).attributes.mode & 0o170_000, 0o120_000);
     kernel(&served.by_path(Operation::ChangeMode, "l", no_follow));
+    done(&served.by_path(Operation::MakeNode, "p", |request| request.mode = 0o755));
+    kernel(&served.by_path(Operation::Truncate, "p", |_| {}));
     kernel(&served.by_path(Operation::Stat, "../x", |_| {}));
     kernel(&served.by_path(Operation::MakeDirectory, "e/", |request| request.mode = 0o755));
     kernel(&served.by_two(Operation::Rename, "d", "e", |_| {}));
@@ -335,8 +337,10 @@ fn who_may_not_is_told_so() {
     let mut scratch = vec![0; DATA_BYTES];
     let mut ask = |who: usize, operation: Operation, path: &str, mode: u32| {
         let area = Plain(RefCell::new(vec![0; DATA_BYTES]));
+        let (path, second) = path.split_once(' ').unwrap_or((path, ""));
         area.put(0, path.as_bytes()).expect("room");
-        let request = Request { mode, ..request(operation, path, "") };
+        area.put(path.len(), second.as_bytes()).expect("room");
+        let request = Request { mode, ..request(operation, path, second) };
         serve(&instance, &sessions[who], &request, &area, &mut scratch)
     };
     done(&ask(0, Operation::MakeDirectory, "private", 0o700));
@@ -348,6 +352,8 @@ fn who_may_not_is_told_so() {
     assert_eq!(failed(&ask(1, Operation::Unlink, "f", 0)), Errno::EACCES);
     assert_eq!(failed(&ask(1, Operation::MakeDirectory, "mine", 0o755)), Errno::EACCES);
     assert_eq!(failed(&ask(1, Operation::ChangeMode, "f", 0o777)), Errno::EPERM);
+    kernel(&ask(1, Operation::Link, "f g", 0));
+    done(&ask(0, Operation::Link, "f g", 0));
 }
 
 #[test]
