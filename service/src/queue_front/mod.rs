@@ -12,8 +12,10 @@
 //! **Invariant.** A client's bytes are copied out once, checked on the copy ([`Message`]), and never looked at again.
 
 mod adoptions;
+mod attributes;
 mod front;
 mod message;
+mod names;
 mod operations;
 mod serve;
 mod session;
