@@ -71,6 +71,8 @@ pub enum Command {
     },
     /// Say what this host lacks and what follows from it
     Doctor,
+    /// Show the main job: two containers of one image in one pool, at work
+    Demo(DemoArguments),
     /// Enter a control group and become another program
     #[command(name = "__enter", hide = true)]
     Enter(EnterArguments),
@@ -211,6 +213,20 @@ pub struct RunArguments {
     pub command: Vec<String>,
 }
 
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArguments {
+    /// A root filesystem with Python, git and a C compiler: a directory or a tar archive
+    #[arg(long, value_name = "DIR_OR_TAR")]
+    pub root_image: PathBuf,
+    /// Where images and containers are kept meanwhile
+    #[arg(long, value_name = "DIR")]
+    pub work: PathBuf,
+    /// Everything through the kernel, without the library
+    #[arg(long)]
+    pub legacy: bool,
+}
+
 /// Arguments of the step between `exec` and its command.
 #[derive(Debug, Args)]
 pub struct EnterArguments {
@@ -258,6 +274,7 @@ mod tests {
             "poolfs ps --state /tmp/s",
             "poolfs status web",
             "poolfs doctor",
+            "poolfs demo --root-image root.tar --work w",
         ] {
             parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

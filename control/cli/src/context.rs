@@ -35,6 +35,12 @@ impl Context {
         })
     }
 
+    /// The same with another state directory.
+    pub fn with_state(&self, state: PathBuf) -> Context {
+        let program_directory = self.program_directory.clone();
+        Context { host: Box::new(LinuxHost), state, run: self.run.clone(), json: self.json, program_directory }
+    }
+
     /// The pools.
     pub fn pools(&self) -> Result<Collection> {
         Collection::open(&self.state, "pool")

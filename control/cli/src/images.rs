@@ -84,7 +84,7 @@ pub fn remove(context: &Context, name: &str) -> Result<()> {
 
 /// A bar for each thing that is read; indicatif draws nothing when the output is no terminal.
 #[derive(Default)]
-struct Bar(Option<ProgressBar>);
+pub struct Bar(Option<ProgressBar>);
 
 impl Progress for Bar {
     fn begin(&mut self, what: &str, bytes: u64) {

@@ -11,6 +11,7 @@
 mod arguments;
 mod container;
 mod context;
+mod demo;
 mod doctor;
 mod execute;
 mod failure;
@@ -73,6 +74,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Rm { container } => container::remove(context, &container)?,
         Command::Status { pool } => status::status(context, pool.as_deref())?,
         Command::Doctor => return doctor::doctor(context),
+        Command::Demo(arguments) => return demo::demo(context, &arguments),
         Command::Monitor { container } => return container::watch(context, &container),
         Command::Enter(arguments) => return execute::enter(context, &arguments),
     }

@@ -176,9 +176,9 @@ fn bury(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
         let name = &pool.record.name;
         eprintln!("poolfs: the service of pool {name} had died: {detached} dead mounts were detached");
     }
+    remove_sockets(context, &pool.record);
     pool.record.instances.clear();
     pool.record.service = None;
-    remove_sockets(context, &pool.record);
     pool.save()
 }
 

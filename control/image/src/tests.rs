@@ -306,6 +306,21 @@ fn an_oci_layout_keeps_its_configuration_and_order() {
 }
 
 #[test]
+fn a_wrapped_archive_is_an_image_again() {
+    let place = Place::new();
+    let bytes = archive(|b| file(b, "a", b"content"));
+    for (name, stored) in [("plain", bytes.clone()), ("packed", zstd::encode_all(&bytes[..], 1).expect("in memory"))] {
+        let path = place.file(&format!("{name}.tar"), &stored);
+        let layout = place.directory.path().join(format!("layout-{name}"));
+        let config = crate::ImageConfig { cmd: vec!["sh".into()], ..Default::default() };
+        crate::write_layout(&path, &layout, "v1", &config, &mut Silent).expect("written");
+        let source = format!("oci:{}:v1", layout.display());
+        let image = place.store.import(name, &source, &Limits::default(), &mut Silent).expect("imported");
+        assert_eq!((image.config, image.layers[0].digest.clone()), (config, Digest::of(&bytes)));
+    }
+}
+
+#[test]
 fn a_damaged_blob_is_named_and_leaves_nothing() {
     let place = Place::new();
     let layout = oci_layout(&place, &[archive(|b| file(b, "a", b"#lower"))], true);

@@ -19,3 +19,10 @@ pub use create::{START_NAME, run};
 pub use monitor::watch;
 pub use record::ContainerRecord;
 pub use runtime::find_program;
+
+use std::path::{Path, PathBuf};
+
+/// The upper branch of the container whose directory this is.
+pub fn upper_of(directory: &Path) -> PathBuf {
+    supervise::Places::of(directory).upper
+}
