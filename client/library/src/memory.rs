@@ -3,6 +3,16 @@
 use core::ffi::{CStr, c_char};
 use poolfs_types::limits::PATH_MAX;
 
+/// Addresses below are never mapped, and those from the second on belong to the kernel.
+const USABLE: core::ops::Range<usize> = 4096..1 << 47;
+
+/// Whether something may be at an address: what cannot be is the kernel's to answer, with its `EFAULT`.
+///
+/// An unmapped address within the program's own range is not found out: using it ends the program here.
+fn is_usable(address: usize) -> bool {
+    USABLE.contains(&address)
+}
+
 /// A path as the application passed it.
 #[derive(Clone, Copy, Debug)]
 pub struct UserPath(*const c_char);
@@ -17,10 +27,10 @@ impl UserPath {
         Self(pointer)
     }
 
-    /// The bytes without their NUL; nothing for a null pointer or a path longer than any the kernel takes.
+    /// The bytes without their NUL; nothing for an impossible pointer or a path longer than any the kernel takes.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
-        if self.0.is_null() {
+        if !is_usable(self.address()) {
             return None;
         }
         // SAFETY: `new` promised a terminated string.
@@ -71,6 +81,12 @@ impl UserMemory {
         self.pointer.is_null()
     }
 
+    /// Whether nothing can be there.
+    #[must_use]
+    pub fn is_impossible(self) -> bool {
+        !is_usable(self.address()) || self.address().checked_add(self.length).is_none_or(|end| end > USABLE.end)
+    }
+
     /// The part from `offset` on, at most `length` bytes of it.
     #[must_use]
     pub fn part(self, offset: usize, length: usize) -> Self {
@@ -78,16 +94,9 @@ impl UserMemory {
         Self { pointer: self.pointer.wrapping_add(offset), length: length.min(self.length - offset) }
     }
 
-    /// Fills the beginning of the range; more than its length is cut.
-    pub fn fill(self, bytes: &[u8]) {
-        let length = bytes.len().min(self.length);
-        // SAFETY: `new` promised that the range may be written; `bytes` is ours and does not overlap it.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer, length) };
-    }
-
     /// Writes one structure, when it fits.
     pub fn put<T: Copy>(self, value: T) {
-        if size_of::<T>() <= self.length {
+        if size_of::<T>() <= self.length && !self.is_impossible() {
             // SAFETY: as in `fill`; C structures may stand at any address here.
             unsafe { self.pointer.cast::<T>().write_unaligned(value) };
         }
@@ -96,24 +105,11 @@ impl UserMemory {
     /// Reads one structure of numbers, when the range holds one.
     #[must_use]
     pub fn get<T: zerocopy::FromBytes + Copy>(self) -> Option<T> {
-        if self.pointer.is_null() || size_of::<T>() > self.length {
+        if self.is_impossible() || size_of::<T>() > self.length {
             return None;
         }
         // SAFETY: the range is readable by `new`, and any bytes are a valid `T`.
         Some(unsafe { self.pointer.cast::<T>().read_unaligned() })
-    }
-
-    /// The bytes, for a call that reads them.
-    ///
-    /// # Safety
-    /// The application must not write to the range during the call, and it must be initialised.
-    #[must_use]
-    pub unsafe fn as_slice<'a>(self) -> &'a [u8] {
-        if self.length == 0 {
-            return &[];
-        }
-        // SAFETY: the caller's promise and that of `new`.
-        unsafe { core::slice::from_raw_parts(self.pointer, self.length) }
     }
 }
 
@@ -128,8 +124,9 @@ mod tests {
         let memory = unsafe { UserMemory::new(bytes.as_mut_ptr(), bytes.len()) };
         assert_eq!(memory.part(4, 100).length(), 6);
         assert_eq!(memory.part(11, 1).length(), 0);
-        memory.part(8, 2).fill(b"abcdef");
-        assert_eq!(&bytes[6..], b"\0\0ab");
+        memory.part(8, 2).put(7_u64);
+        memory.part(8, 2).put(7_u8);
+        assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0, 0, 7, 0]);
     }
 
     #[test]

@@ -127,7 +127,7 @@ pub(super) fn write_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, o
 fn transfer(memory: UserMemory, offset: u64) -> Served<usize> {
     let length = memory.length().min(TRANSFER_MAX);
     let fits = offset.checked_add(length as u64).is_some_and(|end| end <= FILE_SIZE_MAX);
-    if memory.is_null() || length == 0 || !fits { Err(Refusal::Kernel) } else { Ok(length) }
+    if memory.is_impossible() || length == 0 || !fits { Err(Refusal::Kernel) } else { Ok(length) }
 }
 
 /// `preadv2`; `preadv` when there are no `flags`
@@ -181,7 +181,7 @@ pub(super) fn each_vector(vectors: UserMemory, mut transfer: impl FnMut(UserMemo
     const VECTORS_MAX: usize = 1024;
     let size = size_of::<[usize; 2]>();
     let count = vectors.length() / size;
-    if vectors.is_null() || count == 0 || count > VECTORS_MAX {
+    if vectors.is_impossible() || count == 0 || count > VECTORS_MAX {
         return Err(Refusal::Kernel);
     }
     let mut done = 0;

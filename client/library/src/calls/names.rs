@@ -96,7 +96,7 @@ pub fn symlinkat(target: UserPath, descriptor: i32, path: UserPath) -> isize {
 /// `readlinkat`
 pub fn readlinkat(descriptor: i32, path: UserPath, out: UserMemory) -> isize {
     let served = || {
-        if out.is_null() || out.length() == 0 {
+        if out.is_impossible() || out.length() == 0 {
             return Err(Refusal::Foreign);
         }
         let request = request(Operation::ReadLink);

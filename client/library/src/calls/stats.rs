@@ -15,17 +15,20 @@ const ATTRIBUTES_MASK: u64 = (sys::STATX_ATTR_AUTOMOUNT | sys::STATX_ATTR_MOUNT_
 
 /// `fstat`
 pub fn fstat(descriptor: i32, out: UserMemory) -> isize {
-    finish(stat_descriptor(descriptor, &mut |attributes, mount| out.put(stat_of(attributes, mount))), || {
-        kernel(sys::__NR_fstat, [descriptor as usize, out.address(), 0, 0, 0, 0])
-    })
+    let mut take = |attributes: &WireAttributes, mount: &MountPoint| out.put(stat_of(attributes, mount));
+    let served = if out.is_impossible() { Err(Refusal::Foreign) } else { stat_descriptor(descriptor, &mut take) };
+    finish(served, || kernel(sys::__NR_fstat, [descriptor as usize, out.address(), 0, 0, 0, 0]))
 }
 
 /// `fstatat`; `stat` and `lstat` are special cases
 pub fn fstatat(descriptor: i32, path: UserPath, out: UserMemory, flags: i32) -> isize {
     let known = sys::AT_SYMLINK_NOFOLLOW | sys::AT_NO_AUTOMOUNT | sys::AT_EMPTY_PATH;
     let mut take = |attributes: &WireAttributes, mount: &MountPoint| out.put(stat_of(attributes, mount));
-    let served =
-        if flags as u32 & !known == 0 { stat_at(descriptor, path, flags, &mut take) } else { Err(Refusal::Foreign) };
+    let served = if flags as u32 & !known == 0 && !out.is_impossible() {
+        stat_at(descriptor, path, flags, &mut take)
+    } else {
+        Err(Refusal::Foreign)
+    };
     finish(served, || {
         kernel(sys::__NR_newfstatat, [descriptor as usize, path.address(), out.address(), flags as usize, 0, 0])
     })
@@ -36,7 +39,7 @@ pub fn statx(descriptor: i32, path: UserPath, flags: i32, mask: u32, out: UserMe
     let known = sys::AT_SYMLINK_NOFOLLOW | sys::AT_NO_AUTOMOUNT | sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC;
     let tellable = sys::STATX_BASIC_STATS | sys::STATX_BTIME | sys::STATX_MNT_ID;
     let mut take = |attributes: &WireAttributes, mount: &MountPoint| out.put(statx_of(attributes, mount));
-    let served = if flags as u32 & !known == 0 && mask & !tellable == 0 {
+    let served = if flags as u32 & !known == 0 && mask & !tellable == 0 && !out.is_impossible() {
         stat_at(descriptor, path, flags, &mut take)
     } else {
         Err(Refusal::Foreign)

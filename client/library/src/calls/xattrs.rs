@@ -67,7 +67,7 @@ pub fn listxattr(of: Of, out: UserMemory) -> isize {
 /// `setxattr`, `lsetxattr`, `fsetxattr`
 pub fn setxattr(of: Of, name: UserPath, value: UserMemory, flags: i32) -> isize {
     let served = || {
-        if value.length() > XATTR_VALUE_MAX || (value.is_null() && value.length() > 0) {
+        if value.length() > XATTR_VALUE_MAX || (value.is_impossible() && value.length() > 0) {
             return Err(Refusal::Foreign);
         }
         let mut request = request(Operation::SetXattr);
@@ -111,7 +111,7 @@ fn fetch(of: Of, mut request: Request, second: &[u8], out: UserMemory) -> Served
     let state = on()?;
     request.flags = of.flags();
     request.length = out.length().min(XATTR_VALUE_MAX) as u64;
-    if out.is_null() && out.length() > 0 {
+    if out.is_impossible() && out.length() > 0 {
         return Err(Refusal::Foreign);
     }
     let mut result = Err(Refusal::Kernel);
