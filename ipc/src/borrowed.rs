@@ -9,8 +9,9 @@ use crate::sync::Ordering;
 use crate::wire::{Reply, Request};
 use core::time::Duration;
 
-/// Longest sleep before a caller rings again and tests whether the service lives.
-const SLEEP_MAX: Duration = Duration::from_millis(50);
+/// Longest sleep before a caller rings again and tests whether the service lives: well below the 100 ms within which a
+/// caller has to know of a death.
+const SLEEP_MAX: Duration = Duration::from_millis(40);
 
 /// Longest sleep for a free slot of a full queue.
 const FULL_SLEEP_MAX: Duration = Duration::from_millis(5);

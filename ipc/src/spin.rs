@@ -2,11 +2,11 @@
 
 use crate::sync::{AtomicU32, Ordering, spin_loop};
 
-/// Most rounds of one spin: a few microseconds, about what a futex hand-over costs.
-const ROUNDS_MAX: u32 = 2000;
+/// Most rounds of one spin: a few microseconds (a pause takes 40 to 140 cycles), less than waking another CPU costs.
+const ROUNDS_MAX: u32 = 400;
 
 /// Rounds tried while spinning has not paid, so that a change is noticed.
-const ROUNDS_MIN: u32 = 20;
+const ROUNDS_MIN: u32 = 10;
 
 /// How long to spin, learnt from the spins before. Shared by the threads of a process; races only blur it.
 pub struct Spinner(AtomicU32);

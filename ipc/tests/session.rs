@@ -217,7 +217,7 @@ fn a_neighbour_that_scribbles_on_the_queues_slows_but_breaks_nothing() {
         }
         done.store(true, Ordering::Relaxed);
         assert!(round > 20, "only {round} calls got through");
-        assert!(longest < Duration::from_secs(1), "one call took {longest:?}");
+        assert!(longest < Duration::from_secs(2), "one call took {longest:?}");
     });
     assert_echo(&connection, 1, b"and quiet again");
 }

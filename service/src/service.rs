@@ -62,7 +62,7 @@ pub enum ServiceError {
     #[error(transparent)]
     Mount(#[from] MountError),
     /// The user-level path cannot be had.
-    #[error("no sessions at {place}: {cause}; see `poolfs doctor`")]
+    #[error("no sessions at {place}: {cause}")]
     Sessions {
         /// where the sockets are
         place: PathBuf,

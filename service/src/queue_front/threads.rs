@@ -90,7 +90,8 @@ impl ServiceThreads {
     pub(super) fn add(&self, front: Arc<QueueFront>) -> io::Result<()> {
         let mut fronts = lock(&self.fronts);
         if fronts.len() + 1 >= futex::WORDS_MAX {
-            return Err(io::ErrorKind::QuotaExceeded.into());
+            let most = futex::WORDS_MAX - 1;
+            return Err(io::Error::other(format!("a service has at most {most} instances; use another pool")));
         }
         Arc::make_mut(&mut fronts).push(front);
         drop(fronts);
