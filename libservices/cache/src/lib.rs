@@ -1,1 +1,56 @@
 //! The user-level page and metadata cache over any layer.
+//!
+//! One [`CachePool`] per service owns the memory: a budget that is a hard bound, a tmpfs that is mounted nowhere, and
+//! the threads that write back and read ahead. One [`Cache`] per branch stands on it, shared by all instances that use
+//! the branch, so that a file's bytes live once.
+//!
+//! **Assumption.** Nobody but this layer changes the layer below (the mode called `private`). Names, absent names,
+//! attributes and content are therefore kept without an age and dropped only for lack of room.
+//!
+//! **What is lasting and what is not.** Everything here may be lost at any moment except dirty content and the
+//! modification time that belongs to it; both go below within the expire time, or when a file is synced. Changes of names
+//! and attributes, truncations and punched holes go below at once.
+//!
+//! **Reading** copies under a lock of the file that readers share, and no other lock is waited for. What is missing
+//! is read from below in pieces of up to 1 MiB, by one thread at a time for the same blocks, and sequential readers are
+//! read ahead of by threads of the pool. Blocks of zeros take no memory.
+//!
+//! **Writing** reads a block from below only when a part of it is overwritten. When the layer below is nearly full,
+//! when too much is dirty and cannot be written back, or when there is no memory, writes go through, so that the writer
+//! sees the error. What was accepted before stays dirty and readable and is tried again; each handle that was open hears of
+//! the failure once.
+//!
+//! **Times.** A file shows the time of the write, not of the write-back: the modification time is set below after the
+//! data. The change time cannot be set; after a node has left the cache it may be seen to have moved by up to the
+//! write-back's delay.
+//!
+//! **Architecture invariant**: no call below is made while a file's state is locked, and no descriptor, handle below or
+//! thread is held per cached file.
+
+#![forbid(unsafe_code)]
+
+mod attributes;
+mod blocks;
+mod budget;
+mod buffer;
+mod cache;
+mod config;
+mod content;
+mod core;
+mod handles;
+mod layer;
+mod moves;
+mod names;
+mod node;
+mod pool;
+mod ranges;
+mod read;
+mod read_ahead;
+mod segments;
+mod sync;
+mod write;
+mod write_back;
+
+pub use cache::Cache;
+pub use config::{CacheConfig, CacheError, CacheStatistics, LIMIT_BYTES_MIN};
+pub use pool::CachePool;

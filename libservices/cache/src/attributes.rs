@@ -1,0 +1,167 @@
+//! Attributes, symbolic links' targets and extended attributes: asked for below once, kept exact afterwards.
+
+use crate::node::{CachedXattr, Node, State};
+use crate::sync::{lock, read};
+use poolfs_libservice::{Result, fail};
+use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, SetAttributes};
+
+/// How often a question is repeated whose answer a change overtook, before the answer is used without being kept.
+const ATTEMPTS_MAX: usize = 4;
+/// Extended attributes remembered per node, and the longest value.
+const XATTRS_MAX: usize = 8;
+const XATTR_VALUE_MAX: usize = 512;
+
+impl State {
+    /// Takes over attributes that the layer below gave, except what is newer here.
+    fn merge(&mut self, below: &Attributes) {
+        let ours = self.attributes;
+        self.attributes = *below;
+        if ours.file_type == FileType::Regular && self.is_dirty() {
+            self.attributes.size = ours.size;
+            self.attributes.modified = ours.modified;
+            self.attributes.changed = ours.changed.max(below.changed);
+        } else {
+            self.below_size = below.size;
+        }
+    }
+}
+
+impl Node {
+    /// The attributes as users see them.
+    pub(crate) fn attributes(&self) -> Result<Attributes> {
+        {
+            let state = read(&self.state);
+            if !state.stale {
+                return Ok(state.shown());
+            }
+        }
+        let mut answer = None;
+        for _ in 0..ATTEMPTS_MAX {
+            let stamp = read(&self.state).stamp;
+            let below = self.core.below.getattr(&Caller::ROOT, self.id)?;
+            let kept = self.update(None, |state| {
+                if state.stamp != stamp {
+                    return None;
+                }
+                state.merge(&below);
+                state.stale = false;
+                Some(state.shown())
+            });
+            if kept.is_some() {
+                return Ok(kept.unwrap_or(below));
+            }
+            answer = Some(below);
+        }
+        // Writers keep changing it: their size and times are the newest, the rest is as below said.
+        let state = read(&self.state);
+        let mut shown = answer.unwrap_or(state.attributes);
+        if shown.file_type == FileType::Regular {
+            (shown.size, shown.modified) = (state.attributes.size, state.attributes.modified);
+            shown.changed = shown.changed.max(state.attributes.changed);
+        }
+        Ok(shown)
+    }
+
+    /// Something below changed attributes in a way only below knows exactly.
+    pub(crate) fn outdate(&self) {
+        self.update(None, |state| {
+            state.stale = true;
+            state.stamp += 1;
+        });
+    }
+
+    /// The node lost one of its names.
+    pub(crate) fn lose_name(&self) {
+        let was_stale = self.update(None, |state| {
+            let was_stale = state.stale;
+            state.stale = true;
+            state.stamp += 1;
+            if !was_stale && state.attributes.file_type != FileType::Directory {
+                state.attributes.links = state.attributes.links.saturating_sub(1);
+                state.orphan = state.attributes.links == 0;
+            }
+            was_stale
+        });
+        if was_stale && let Ok(attributes) = self.attributes() {
+            let directory = attributes.file_type == FileType::Directory;
+            self.update(None, |state| state.orphan = !directory && attributes.links == 0);
+        }
+    }
+
+    /// Changes attributes. Of a regular file only under a [`Use`](crate::node::Use).
+    pub(crate) fn set_attributes(
+        &self,
+        caller: &Caller,
+        changes: &SetAttributes,
+        handle: Option<HandleId>,
+    ) -> Result<Attributes> {
+        // Write-back sets times, and writes what a truncation drops: neither may happen in between.
+        let _writer = lock(&self.writer);
+        let _flush = lock(&self.flush);
+        let below = self.core.below.setattr(caller, self.id, changes, handle)?;
+        self.update(None, |state| {
+            if let Some(size) = changes.size.filter(|_| state.attributes.file_type == FileType::Regular) {
+                state.truncate(size);
+            }
+            let ours = state.attributes;
+            let newer = state.is_dirty() && changes.size.is_none();
+            state.attributes = below;
+            state.attributes.size = if ours.file_type == FileType::Regular { ours.size } else { below.size };
+            if newer && changes.modified.is_none() {
+                state.attributes.modified = ours.modified;
+            }
+            state.attributes.changed = below.changed.max(ours.changed);
+            state.stamp += 1;
+            state.stale = false;
+            state.xattrs.clear();
+            Ok(state.shown())
+        })
+    }
+
+    /// The target of a symbolic link, which never changes.
+    pub(crate) fn target(&self, caller: &Caller) -> Result<Vec<u8>> {
+        if let Some(target) = &read(&self.state).target {
+            return Ok(target.to_vec());
+        }
+        let target = self.core.below.readlink(caller, self.id)?;
+        self.update(None, |state| state.target = Some(target.clone().into_boxed_slice()));
+        Ok(target)
+    }
+
+    /// An extended attribute's value; short ones, and that there is none, are remembered.
+    pub(crate) fn xattr(&self, caller: &Caller, name: &[u8]) -> Result<Vec<u8>> {
+        let stamp = {
+            let state = read(&self.state);
+            if let Some((_, value)) = state.xattrs.iter().find(|entry| *entry.0 == *name) {
+                return value.as_ref().map_or_else(|| fail(Errno::ENODATA), |value| Ok(value.to_vec()));
+            }
+            state.stamp
+        };
+        let result = self.core.below.getxattr(caller, self.id, name);
+        let entry: Option<CachedXattr> = match &result {
+            Ok(value) if value.len() <= XATTR_VALUE_MAX => Some((name.into(), Some(value.as_slice().into()))),
+            Err(error) if error.errno() == Errno::ENODATA => Some((name.into(), None)),
+            _ => None,
+        };
+        if let Some(entry) = entry {
+            self.update(None, |state| {
+                if state.stamp == stamp && state.xattrs.iter().all(|known| known.0 != entry.0) {
+                    if state.xattrs.len() >= XATTRS_MAX {
+                        state.xattrs.remove(0);
+                    }
+                    state.xattrs.push(entry);
+                }
+            });
+        }
+        result
+    }
+
+    /// An extended attribute changed below.
+    pub(crate) fn xattrs_changed(&self) {
+        self.update(None, |state| {
+            state.stale = true;
+            state.stamp += 1;
+            state.xattrs.clear();
+        });
+    }
+}

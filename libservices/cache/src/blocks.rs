@@ -1,0 +1,260 @@
+//! Which blocks of one file are cached, and how: plain data, 64 blocks to a chunk.
+
+use poolfs_types::limits::{BLOCK_SHIFT, BLOCK_SIZE};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Blocks of one chunk: one bit each in a word.
+pub(crate) const CHUNK_BLOCKS: u64 = 64;
+/// What the description of a chunk costs, bytes; counted so that maps of huge sparse files are bounded too.
+pub(crate) const CHUNK_COST: u64 = 192;
+pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// The block that holds `offset`.
+pub(crate) const fn block_of(offset: u64) -> u64 {
+    offset >> BLOCK_SHIFT
+}
+
+/// Blocks needed for `bytes`.
+pub(crate) const fn blocks_for(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK)
+}
+
+/// The states of 64 neighbouring blocks.
+#[derive(Default)]
+pub(crate) struct Chunk {
+    /// cached bytes are there
+    pub(crate) resident: u64,
+    /// known to be zeros, without bytes
+    pub(crate) zero: u64,
+    /// newer than below
+    pub(crate) dirty: u64,
+    /// on its way below; becomes dirty again if that fails
+    pub(crate) writing: u64,
+    /// not to be written back
+    pub(crate) held: u64,
+    /// written since it became cached: below had other bytes once
+    pub(crate) rewritten: u64,
+    touched: AtomicU64,
+    hot: AtomicBool,
+    /// Tells this chunk from another one at the same place later.
+    pub(crate) ticket: u64,
+}
+
+impl Chunk {
+    /// Blocks that can be dropped without losing anything.
+    pub(crate) fn evictable(&self) -> u64 {
+        (self.resident | self.zero) & !self.pinned()
+    }
+
+    pub(crate) fn pinned(&self) -> u64 {
+        self.dirty | self.writing | (self.held & self.resident)
+    }
+
+    /// Notes a read; a block read again makes the chunk worth keeping, one pass over it does not.
+    pub(crate) fn touch(&self, mask: u64) {
+        let touched = self.touched.load(Ordering::Relaxed);
+        if touched & mask != 0 && !self.hot.load(Ordering::Relaxed) {
+            self.hot.store(true, Ordering::Relaxed);
+        }
+        if touched & mask != mask {
+            self.touched.fetch_or(mask, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the chunk was hot; it has to become so anew.
+    pub(crate) fn cool(&self) -> bool {
+        self.touched.store(0, Ordering::Relaxed);
+        self.hot.swap(false, Ordering::Relaxed)
+    }
+
+    /// Forgets the blocks of `mask`, but not who holds them.
+    pub(crate) fn clear(&mut self, mask: u64) {
+        for word in [&mut self.resident, &mut self.zero, &mut self.dirty, &mut self.writing, &mut self.rewritten] {
+            *word &= !mask;
+        }
+        *self.touched.get_mut() &= !mask;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.resident | self.zero | self.dirty | self.writing | self.held == 0
+    }
+}
+
+/// How much a map holds.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) resident: u64,
+    pub(crate) dirty: u64,
+    pub(crate) chunks: u64,
+}
+
+impl Counts {
+    pub(crate) fn charge(self) -> u64 {
+        self.resident * BLOCK + self.chunks * CHUNK_COST
+    }
+}
+
+/// The chunks of a file.
+#[derive(Default)]
+pub(crate) struct BlockMap {
+    chunks: BTreeMap<u64, Chunk>,
+    counts: Counts,
+    next_ticket: u64,
+    /// Chunks that the eviction order has not heard of yet.
+    pub(crate) fresh: Vec<(u64, u64)>,
+}
+
+/// The parts of a block range by chunk, with the bits it covers there.
+pub(crate) fn by_chunk(range: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        if at >= range.end {
+            return None;
+        }
+        let chunk = at / CHUNK_BLOCKS;
+        let first = at % CHUNK_BLOCKS;
+        let count = (CHUNK_BLOCKS - first).min(range.end - at);
+        at += count;
+        Some((chunk, mask(first, count)))
+    })
+}
+
+/// `count` bits from bit `first`.
+pub(crate) fn mask(first: u64, count: u64) -> u64 {
+    if count >= CHUNK_BLOCKS { u64::MAX } else { ((1 << count) - 1) << first }
+}
+
+impl BlockMap {
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(crate) fn chunk(&self, index: u64) -> Option<&Chunk> {
+        self.chunks.get(&index)
+    }
+
+    /// Whether `pick` of the block's chunk has its bit.
+    pub(crate) fn has(&self, block: u64, pick: impl Fn(&Chunk) -> u64) -> bool {
+        let bit = 1 << (block % CHUNK_BLOCKS);
+        self.chunk(block / CHUNK_BLOCKS).is_some_and(|chunk| pick(chunk) & bit != 0)
+    }
+
+    /// How many blocks from `first`, at most `limit`, have the bit that `pick` yields equal to `value`.
+    pub(crate) fn run(&self, first: u64, limit: u64, value: bool, pick: impl Fn(&Chunk) -> u64) -> u64 {
+        let mut count = 0;
+        while count < limit {
+            let block = first + count;
+            let bits = self.chunk(block / CHUNK_BLOCKS).map_or(0, &pick);
+            let bits = (if value { bits } else { !bits }) >> (block % CHUNK_BLOCKS);
+            let within = CHUNK_BLOCKS - block % CHUNK_BLOCKS;
+            let ones = u64::from(bits.trailing_ones()).min(within);
+            count += ones;
+            if ones < within {
+                break;
+            }
+        }
+        count.min(limit)
+    }
+
+    /// The first block at or after `from` whose bit of `pick` is set.
+    pub(crate) fn next(&self, from: u64, pick: impl Fn(&Chunk) -> u64) -> Option<u64> {
+        for (&index, chunk) in self.chunks.range(from / CHUNK_BLOCKS..) {
+            let mut bits = pick(chunk);
+            if index == from / CHUNK_BLOCKS {
+                bits &= u64::MAX << (from % CHUNK_BLOCKS);
+            }
+            if bits != 0 {
+                return Some(index * CHUNK_BLOCKS + u64::from(bits.trailing_zeros()));
+            }
+        }
+        None
+    }
+
+    /// Changes the chunks of a range, making them where there are none yet.
+    pub(crate) fn change(&mut self, range: Range<u64>, change: impl Fn(&mut Chunk, u64)) {
+        for (index, mask) in by_chunk(range) {
+            self.chunks.entry(index).or_insert_with(|| {
+                self.next_ticket += 1;
+                self.counts.chunks += 1;
+                self.fresh.push((index, self.next_ticket));
+                Chunk { ticket: self.next_ticket, ..Chunk::default() }
+            });
+            self.change_chunk(index, |chunk| change(chunk, mask));
+        }
+    }
+
+    /// Changes the chunks that exist in a range, which may be as long as a file can be.
+    pub(crate) fn change_existing(&mut self, range: Range<u64>, change: impl Fn(&mut Chunk, u64)) {
+        if range.is_empty() {
+            return;
+        }
+        let chunks = range.start / CHUNK_BLOCKS..=(range.end - 1) / CHUNK_BLOCKS;
+        let indices: Vec<u64> = self.chunks.range(chunks).map(|(&index, _)| index).collect();
+        for index in indices {
+            let first = range.start.max(index * CHUNK_BLOCKS);
+            let end = range.end.min((index + 1) * CHUNK_BLOCKS);
+            self.change_chunk(index, |chunk| change(chunk, mask(first % CHUNK_BLOCKS, end - first)));
+        }
+    }
+
+    /// Changes one chunk, if it exists, and drops it when nothing is left in it.
+    pub(crate) fn change_chunk<R>(&mut self, index: u64, change: impl FnOnce(&mut Chunk) -> R) -> Option<R> {
+        let chunk = self.chunks.get_mut(&index)?;
+        let count = |chunk: &Chunk| {
+            (u64::from(chunk.resident.count_ones()), u64::from((chunk.dirty | chunk.writing).count_ones()))
+        };
+        let before = count(chunk);
+        let result = change(chunk);
+        let after = count(chunk);
+        self.counts.resident = self.counts.resident + after.0 - before.0;
+        self.counts.dirty = self.counts.dirty + after.1 - before.1;
+        if chunk.is_empty() {
+            self.chunks.remove(&index);
+            self.counts.chunks -= 1;
+        }
+        Some(result)
+    }
+
+    /// Indices of all chunks.
+    pub(crate) fn indices(&self) -> Vec<u64> {
+        self.chunks.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_and_counts_cross_chunks() {
+        let mut map = BlockMap::default();
+        map.change(60..200, |chunk, mask| chunk.resident |= mask);
+        assert_eq!(map.counts(), Counts { resident: 140, dirty: 0, chunks: 4 });
+        assert_eq!(map.run(60, 1000, true, |chunk| chunk.resident), 140);
+        assert_eq!(map.run(0, 1000, false, |chunk| chunk.resident), 60);
+        assert_eq!(map.run(200, 33, false, |chunk| chunk.resident), 33);
+        map.change(64..128, |chunk, mask| chunk.dirty |= mask);
+        assert_eq!(map.counts().dirty, 64);
+        assert_eq!(map.next(0, |chunk| chunk.dirty), Some(64));
+        assert_eq!(map.next(100, |chunk| chunk.dirty), Some(100));
+        assert_eq!(map.next(128, |chunk| chunk.dirty), None);
+        map.change_existing(61..u64::MAX >> 12, Chunk::clear);
+        assert_eq!(map.counts(), Counts { resident: 1, dirty: 0, chunks: 1 });
+        map.change_existing(0..64, Chunk::clear);
+        assert_eq!(map.counts(), Counts::default());
+    }
+
+    #[test]
+    fn one_pass_leaves_a_chunk_cold() {
+        let chunk = Chunk::default();
+        chunk.touch(1);
+        chunk.touch(2);
+        assert!(!chunk.cool());
+        chunk.touch(1);
+        chunk.touch(1);
+        assert!(chunk.cool());
+        assert!(!chunk.cool());
+    }
+}

@@ -1,0 +1,210 @@
+//! The budget of a pool: a hard bound, taken before memory is used, and the order in which chunks leave.
+//!
+//! The order follows S3-FIFO: new chunks enter a small queue and leave the cache from there unless something was read
+//! twice; chunks that were go round in the main queue as long as they are read again. A chunk that cannot be evicted
+//! (dirty, held, locked) goes to the end of its queue, so nobody waits for it.
+
+use crate::node::{Evicted, Node};
+use crate::sync::lock;
+use crossbeam_utils::CachePadded;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, Weak};
+
+const SHARDS: usize = 8;
+/// One part in this many of a shard's chunks is meant to be in the small queue.
+const SMALL_PART: usize = 10;
+/// How often room is looked for before a reservation fails.
+const ATTEMPTS_MAX: usize = 8;
+
+/// A chunk of a file in the order of eviction.
+struct Entry {
+    node: Weak<Node>,
+    chunk: u64,
+    ticket: u64,
+}
+
+#[derive(Default)]
+struct Queues {
+    small: VecDeque<Entry>,
+    main: VecDeque<Entry>,
+    sweep_at: usize,
+}
+
+impl Queues {
+    /// Entries of chunks that went another way (truncated, file gone) stay behind; they are swept out before they
+    /// outnumber the living.
+    fn sweep(&mut self) {
+        let alive = |entry: &Entry| entry.node.upgrade().is_some_and(|node| node.has_chunk(entry.chunk, entry.ticket));
+        self.small.retain(alive);
+        self.main.retain(alive);
+        self.sweep_at = (self.small.len() + self.main.len()) * 2 + 1024;
+    }
+}
+
+pub(crate) struct Budget {
+    limit: u64,
+    dirty_max: u64,
+    used: CachePadded<AtomicU64>,
+    dirty: CachePadded<AtomicU64>,
+    evictions: AtomicU64,
+    shards: [Mutex<Queues>; SHARDS],
+    next_shard: AtomicUsize,
+}
+
+/// Bytes set aside; what is not used returns to the budget.
+pub(crate) struct Reservation<'a> {
+    budget: &'a Budget,
+    bytes: u64,
+}
+
+impl Reservation<'_> {
+    /// Takes up to `bytes` out of the reservation, for memory that counts for itself from now on.
+    pub(crate) fn consume(&mut self, bytes: u64) -> u64 {
+        let taken = bytes.min(self.bytes);
+        self.bytes -= taken;
+        taken
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Budget {
+    pub(crate) fn new(limit: u64, dirty_percent: u8) -> Self {
+        Self {
+            limit,
+            dirty_max: limit / 100 * u64::from(dirty_percent),
+            used: CachePadded::default(),
+            dirty: CachePadded::default(),
+            evictions: AtomicU64::new(0),
+            shards: Default::default(),
+            next_shard: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn dirty(&self) -> u64 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn dirty_max(&self) -> u64 {
+        self.dirty_max
+    }
+
+    pub(crate) fn evictions(&self) -> u64 {
+        self.evictions.load(Ordering::Relaxed)
+    }
+
+    /// Sets `bytes` aside, evicting for them; nothing when what is cached cannot leave now. Must be called without
+    /// a file's state locked, else that file's chunks cannot leave.
+    pub(crate) fn reserve(&self, bytes: u64) -> Option<Reservation<'_>> {
+        for _ in 0..ATTEMPTS_MAX {
+            let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                (used + bytes <= self.limit).then_some(used + bytes)
+            });
+            match taken {
+                Ok(_) => return Some(Reservation { budget: self, bytes }),
+                Err(used) => {
+                    if bytes > self.limit || self.evict(used + bytes - self.limit) == 0 {
+                        return None;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Books a change of what a file holds; growth is taken from the reservation first.
+    pub(crate) fn settle_used(&self, before: u64, after: u64, reservation: Option<&mut Reservation<'_>>) {
+        if after > before {
+            let grown = after - before;
+            let taken = reservation.map_or(0, |reservation| reservation.consume(grown));
+            self.used.fetch_add(grown - taken, Ordering::Relaxed);
+        } else {
+            self.used.fetch_sub(before - after, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn settle_dirty(&self, before: u64, after: u64) {
+        if after > before {
+            self.dirty.fetch_add(after - before, Ordering::Relaxed);
+        } else {
+            self.dirty.fetch_sub(before - after, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts a new chunk into the order.
+    pub(crate) fn enter(&self, node: Weak<Node>, chunk: u64, ticket: u64) {
+        let shard = (chunk as usize ^ (node.as_ptr().addr() >> 6)) % SHARDS;
+        let mut queues = lock(&self.shards[shard]);
+        queues.small.push_back(Entry { node, chunk, ticket });
+    }
+
+    /// Evicts until `bytes` are free or everything was looked at twice; returns how many it freed.
+    pub(crate) fn evict(&self, bytes: u64) -> u64 {
+        let mut freed = 0;
+        let start = self.next_shard.fetch_add(1, Ordering::Relaxed);
+        for turn in 0..SHARDS {
+            let shard = &self.shards[(start + turn) % SHARDS];
+            freed += self.evict_shard(shard, bytes.saturating_sub(freed));
+            if freed >= bytes {
+                break;
+            }
+        }
+        freed
+    }
+
+    fn evict_shard(&self, shard: &Mutex<Queues>, bytes: u64) -> u64 {
+        let mut freed = 0;
+        let mut looks = {
+            let mut queues = lock(shard);
+            let length = queues.small.len() + queues.main.len();
+            if length > queues.sweep_at.max(1024) {
+                queues.sweep();
+            }
+            2 * length + 1
+        };
+        while freed < bytes && looks > 0 {
+            looks -= 1;
+            let (entry, from_small) = {
+                let mut queues = lock(shard);
+                let length = queues.small.len() + queues.main.len();
+                let small_first = queues.small.len() * SMALL_PART >= length;
+                let popped = if small_first { queues.small.pop_front() } else { queues.main.pop_front() };
+                match popped {
+                    Some(entry) => (entry, small_first),
+                    None => match queues.small.pop_front() {
+                        Some(entry) => (entry, true),
+                        None => break,
+                    },
+                }
+            };
+            let Some(node) = entry.node.upgrade() else { continue };
+            match node.evict_chunk(entry.chunk, entry.ticket) {
+                Evicted::Gone => {}
+                Evicted::Hot => lock(shard).main.push_back(entry),
+                Evicted::Nothing if from_small => lock(shard).small.push_back(entry),
+                Evicted::Nothing => lock(shard).main.push_back(entry),
+                Evicted::Blocks { bytes, rest, blocks } => {
+                    freed += bytes;
+                    self.evictions.fetch_add(blocks, Ordering::Relaxed);
+                    if rest {
+                        lock(shard).small.push_back(entry);
+                    }
+                }
+            }
+        }
+        freed
+    }
+}

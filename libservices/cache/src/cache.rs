@@ -1,0 +1,171 @@
+//! The layer itself: its making and ending, and what several of its calls share.
+
+use crate::core::Core;
+use crate::handles::{Handles, Open, OpenFile};
+use crate::names::Known;
+use crate::node::{Node, Use};
+use crate::pool::CachePool;
+use crate::read_ahead::Reader;
+use crate::sync::{read, write};
+use poolfs_libservice::{Entry, Error, Libservice, Result, fail};
+use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, SetAttributes};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLockWriteGuard};
+
+/// The cache over one layer. All instances of a service that use a branch share one, so that its bytes live once.
+///
+/// The layer below must not be changed by anybody else while the cache is there.
+pub struct Cache {
+    pub(crate) core: Arc<Core>,
+    pub(crate) handles: Handles,
+    /// The threads must outlive the nodes they serve.
+    _pool: Arc<CachePool>,
+}
+
+impl Cache {
+    /// A cache over `below` with its memory from `pool`.
+    #[must_use]
+    pub fn new(pool: &Arc<CachePool>, below: Arc<dyn Libservice>) -> Arc<Self> {
+        let core = Core::new(Arc::clone(&pool.pool), below);
+        Arc::new(Self { core, handles: Handles::new(), _pool: Arc::clone(pool) })
+    }
+
+    /// Bytes of the pool's memory that this layer's files use.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.core.used_bytes()
+    }
+
+    /// Bytes of this layer's files that are not below yet.
+    #[must_use]
+    pub fn dirty_bytes(&self) -> u64 {
+        self.core.dirty_bytes()
+    }
+
+    /// Ends the layer in order: everything dirty goes below and is made durable there. The layer may still be used
+    /// afterwards, but nobody waits for what is written then.
+    ///
+    /// # Errors
+    /// The first failure; the rest is still tried.
+    pub fn shutdown(&self) -> Result<()> {
+        let result = self.sync();
+        for node in self.core.dirty_files() {
+            let orphan = read(&node.state).orphan;
+            if !orphan {
+                tracing::error!(node = node.id.0, "data could not be written back before the end");
+            }
+        }
+        result
+    }
+
+    /// Forgets everything clean: content, names, attributes. What is dirty or in use stays.
+    pub fn drop_clean(&self) {
+        self.core.names.clear();
+        for node in self.core.nodes() {
+            node.drop_clean();
+            node.outdate();
+        }
+        self.core.trim_all();
+    }
+
+    pub(crate) fn node(&self, id: NodeId) -> Result<Arc<Node>> {
+        self.core.get(id).map_or_else(|| fail(Errno::ESTALE), Ok)
+    }
+
+    pub(crate) fn directory(&self, id: NodeId) -> Result<Arc<Node>> {
+        let node = self.node(id)?;
+        if node.file_type() == FileType::Directory { Ok(node) } else { fail(Errno::ENOTDIR) }
+    }
+
+    /// The entry of a node whose reference the caller has just been given; without attributes there is no reference.
+    pub(crate) fn entry(&self, node: &Arc<Node>) -> Result<Entry> {
+        match node.attributes() {
+            Ok(attributes) => Ok(Entry { node: node.id, attributes }),
+            Err(error) => {
+                self.core.forget(node.id, 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes something new in a directory by `make`, which asks the layer below.
+    pub(crate) fn make<T>(
+        &self,
+        parent: NodeId,
+        name: Name<'_>,
+        make: impl FnOnce(&dyn Libservice) -> Result<(Entry, T)>,
+    ) -> Result<(Arc<Node>, T)> {
+        let directory = self.directory(parent)?;
+        let _changing = write(&directory.names);
+        let removals = self.core.removals();
+        let (entry, with) = make(&*self.core.below)?;
+        let node = self.core.adopt(&entry, removals);
+        self.core.names.set(parent, name, Known::Present(node.id));
+        directory.outdate();
+        Ok((node, with))
+    }
+
+    /// What a name leads to, under the directory's lock; nothing when there is no such name. The node itself comes
+    /// along if it is known.
+    pub(crate) fn peek(
+        &self,
+        _changing: &RwLockWriteGuard<'_, ()>,
+        parent: NodeId,
+        name: Name<'_>,
+    ) -> Option<(NodeId, Option<Arc<Node>>)> {
+        match self.core.names.get(parent, name) {
+            Some(Known::Absent) => None,
+            Some(Known::Present(id)) => Some((id, self.core.get(id))),
+            None => {
+                let entry = self.core.below.lookup(&Caller::ROOT, parent, name).ok()?;
+                let node = self.core.get(entry.node);
+                self.core.below.forget(entry.node, 1);
+                Some((entry.node, node))
+            }
+        }
+    }
+
+    /// After a name was removed: its node has one fewer.
+    pub(crate) fn name_gone(&self, node: Option<Arc<Node>>) {
+        if let Some(node) = node {
+            node.lose_name();
+            self.core.reconsider(&node);
+        }
+    }
+
+    pub(crate) fn insert_file(&self, node: Use, flags: OpenFlags) -> HandleId {
+        let seen = AtomicU64::new(read(&node.0.state).error.sequence);
+        self.handles.insert(Open::File(OpenFile { node, flags, seen, reader: Reader::default() }))
+    }
+
+    pub(crate) fn truncate_on_open(&self, caller: &Caller, node: &Use) -> Result<()> {
+        let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
+        let handle = node.0.writer_below()?;
+        node.0.set_attributes(caller, &changes, Some(handle)).map(drop)
+    }
+}
+
+impl OpenFile {
+    /// The failure of an earlier write-back that this handle has not told yet; from now on it has.
+    pub(crate) fn report(&self) -> Result<()> {
+        let state = read(&self.node.0.state);
+        let seen = self.seen.swap(state.error.sequence, Ordering::AcqRel);
+        state.unreported(seen).map_or(Ok(()), Err)
+    }
+
+    /// The outcome of a write-back on behalf of this handle: its own failure counts as told.
+    pub(crate) fn settle(&self, result: Result<()>) -> Result<()> {
+        let earlier = self.report();
+        match result {
+            Ok(()) => earlier,
+            Err(error) => Err(Error::new(error.errno(), format!("writing back {:?} failed", self.node.0.id))),
+        }
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.handles.clear();
+        self.core.clear();
+    }
+}

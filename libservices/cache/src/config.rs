@@ -1,0 +1,111 @@
+//! What a pool's cache is given, what can be wrong with it, and what it tells of itself.
+
+use std::io;
+use std::time::Duration;
+
+/// The smallest budget a cache works with.
+pub const LIMIT_BYTES_MIN: u64 = 128 << 10;
+
+/// How large a cache is and when it writes back.
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// Most bytes of file content (and of the maps that describe it) that the cache holds.
+    pub limit_bytes: u64,
+    /// Share of `limit_bytes` that may be dirty before writers have to write back themselves, percent.
+    pub dirty_percent: u8,
+    /// Age at which dirty data is written back.
+    pub expire: Duration,
+    /// How often the age is looked at.
+    pub tick: Duration,
+    /// Files up to this size are held on the heap, larger ones in a segment.
+    pub small_file_bytes: u64,
+    /// Most bytes read ahead of a sequential reader.
+    pub read_ahead_bytes: u64,
+    /// Most nodes kept that nobody refers to.
+    pub idle_nodes_max: usize,
+    /// Most names kept, present and absent ones together.
+    pub names_max: usize,
+    /// Most segments open at once, between uses.
+    pub descriptors_max: usize,
+    /// Threads that write back.
+    pub flush_threads: usize,
+    /// Threads that read ahead.
+    pub read_ahead_threads: usize,
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self {
+            limit_bytes: 256 << 20,
+            dirty_percent: 50,
+            expire: Duration::from_secs(5),
+            tick: Duration::from_secs(1),
+            small_file_bytes: 32 << 10,
+            read_ahead_bytes: 1 << 20,
+            idle_nodes_max: 1 << 16,
+            names_max: 1 << 17,
+            descriptors_max: 1024,
+            flush_threads: 2,
+            read_ahead_threads: 2,
+        }
+    }
+}
+
+impl CacheConfig {
+    /// The default configuration with another budget.
+    #[must_use]
+    pub fn with_limit(limit_bytes: u64) -> Self {
+        Self { limit_bytes, ..Self::default() }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), CacheError> {
+        let refuse = |what| Err(CacheError::Config { what });
+        if self.limit_bytes < LIMIT_BYTES_MIN {
+            return refuse("limit_bytes is below 128 KiB");
+        }
+        if !(1..=90).contains(&self.dirty_percent) {
+            return refuse("dirty_percent is not within 1 to 90");
+        }
+        if self.tick.is_zero() {
+            return refuse("tick is zero");
+        }
+        if !(1..=16).contains(&self.flush_threads) || self.read_ahead_threads > 16 {
+            return refuse("more than 16 threads, or none that writes back");
+        }
+        Ok(())
+    }
+}
+
+/// Why a cache cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// The configuration contradicts itself.
+    #[error("cache configuration: {what}")]
+    Config {
+        /// which part, and how
+        what: &'static str,
+    },
+    /// The private tmpfs cannot be mounted; it needs CAP_SYS_ADMIN and Linux 5.2.
+    #[error("mounting the cache's private tmpfs failed (needs CAP_SYS_ADMIN)")]
+    Mount(#[source] io::Error),
+    /// A thread cannot be started.
+    #[error("starting a thread of the cache failed")]
+    Thread(#[source] io::Error),
+}
+
+/// What a pool's cache holds and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStatistics {
+    /// Most bytes the cache may hold.
+    pub limit_bytes: u64,
+    /// Bytes it holds or has set aside for what is being read.
+    pub used_bytes: u64,
+    /// Bytes not yet written back.
+    pub dirty_bytes: u64,
+    /// Block reads answered from the cache.
+    pub hits: u64,
+    /// Block reads that went below.
+    pub misses: u64,
+    /// Blocks evicted.
+    pub evictions: u64,
+}

@@ -1,0 +1,106 @@
+//! Where the cached bytes of one file are: on the heap while the file is small, else in a segment.
+//!
+//! What is not cached reads as zeros here: punched, dropped and never written ranges alike.
+
+use crate::segments::{Segment, SegmentStore};
+use std::io;
+use std::sync::Arc;
+
+#[derive(Default)]
+pub(crate) enum Content {
+    #[default]
+    Empty,
+    Heap(Vec<u8>),
+    Segment(Segment),
+}
+
+impl Content {
+    pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        match self {
+            Content::Empty => buffer.fill(0),
+            Content::Heap(bytes) => {
+                let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+                let count = buffer.len().min(bytes.len() - start);
+                buffer[..count].copy_from_slice(&bytes[start..start + count]);
+                buffer[count..].fill(0);
+            }
+            Content::Segment(segment) => segment.read(offset, buffer)?,
+        }
+        Ok(())
+    }
+
+    /// Stores `data`; content that would end beyond `heap_max` moves to a segment first.
+    pub(crate) fn write(
+        &mut self,
+        store: &Arc<SegmentStore>,
+        heap_max: u64,
+        offset: u64,
+        data: &[u8],
+    ) -> io::Result<()> {
+        let end = offset + data.len() as u64;
+        if end > heap_max && !matches!(self, Content::Segment(_)) {
+            let segment = store.create()?;
+            if let Content::Heap(bytes) = self {
+                segment.write(0, bytes)?;
+            }
+            *self = Content::Segment(segment);
+        }
+        if let Content::Empty = self {
+            *self = Content::Heap(Vec::new());
+        }
+        match self {
+            Content::Segment(segment) => segment.write(offset, data)?,
+            Content::Heap(bytes) => {
+                let (start, end) = (offset as usize, end as usize);
+                if bytes.len() < end {
+                    bytes.reserve_exact(end - bytes.len());
+                    bytes.resize(end, 0);
+                }
+                bytes[start..end].copy_from_slice(data);
+            }
+            Content::Empty => {}
+        }
+        Ok(())
+    }
+
+    /// Makes a range read as zeros and frees its memory. On the heap only the tail is freed.
+    pub(crate) fn punch(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        match self {
+            Content::Empty => {}
+            Content::Heap(bytes) => {
+                let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+                let end = usize::try_from(offset.saturating_add(length)).unwrap_or(usize::MAX).min(bytes.len());
+                if end == bytes.len() {
+                    bytes.truncate(start);
+                    bytes.shrink_to_fit();
+                } else {
+                    bytes[start..end].fill(0);
+                }
+            }
+            Content::Segment(segment) => segment.punch(offset, length.min(i64::MAX as u64 - offset))?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_moves_to_a_segment_when_it_grows() {
+        let store = Arc::new(SegmentStore::new(1 << 20, 4).unwrap());
+        let mut content = Content::default();
+        content.write(&store, 8192, 100, b"abc").unwrap();
+        assert!(matches!(content, Content::Heap(ref bytes) if bytes.len() == 103));
+        content.write(&store, 8192, 8190, b"defg").unwrap();
+        assert!(matches!(content, Content::Segment(_)));
+        let mut buffer = [1; 8200];
+        content.read(0, &mut buffer).unwrap();
+        assert_eq!(&buffer[98..104], b"\0\0abc\0");
+        assert_eq!(&buffer[8189..8196], b"\0defg\0\0");
+        content.punch(0, 4096).unwrap();
+        content.read(0, &mut buffer).unwrap();
+        assert_eq!(buffer[101], 0);
+    }
+}

@@ -1,0 +1,250 @@
+//! The shared part of one cache layer: the layer below, the table of nodes with their references, the names, and the
+//! room that is left below.
+
+use crate::blocks::{BLOCK, Counts};
+use crate::names::Names;
+use crate::node::Node;
+use crate::pool::Pool;
+use crate::sync::{lock, read, write};
+use hashbrown::HashMap;
+use poolfs_libservice::{Entry, Libservice};
+use poolfs_types::{Attributes, Caller, FileType, NodeId, Timestamp};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+const SHARDS: usize = 32;
+/// Idle nodes looked at when one becomes idle and there are too many.
+const TRIM_STEPS: usize = 4;
+
+type Shard = RwLock<HashMap<NodeId, Arc<Node>>>;
+
+pub(crate) struct Core {
+    pub(crate) below: Arc<dyn Libservice>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) names: Names,
+    shards: [Shard; SHARDS],
+    idle: Mutex<VecDeque<NodeId>>,
+    removals: AtomicU64,
+    used: AtomicU64,
+    dirty: AtomicU64,
+    /// Bytes that may still become dirty before the layer below has to be asked how much room it has.
+    room: AtomicI64,
+}
+
+impl Core {
+    pub(crate) fn new(pool: Arc<Pool>, below: Arc<dyn Libservice>) -> Arc<Self> {
+        let names = Names::new(pool.config.names_max);
+        let core = Arc::new(Self {
+            below,
+            pool,
+            names,
+            shards: Default::default(),
+            idle: Mutex::default(),
+            removals: AtomicU64::new(0),
+            used: AtomicU64::new(0),
+            dirty: AtomicU64::new(0),
+            room: AtomicI64::new(0),
+        });
+        let root = Node::new(&core, NodeId::ROOT, unknown_directory(), true);
+        write(core.shard(NodeId::ROOT)).insert(NodeId::ROOT, root);
+        core
+    }
+
+    fn shard(&self, id: NodeId) -> &Shard {
+        &self.shards[(id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % SHARDS]
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn settle(&self, before: Counts, after: Counts) {
+        let (old, new) = (before.charge(), after.charge());
+        // Wrapping arithmetic: a difference is added, whatever its sign.
+        self.used.fetch_add(new.wrapping_sub(old), Ordering::Relaxed);
+        let dirtied = after.dirty.wrapping_sub(before.dirty).wrapping_mul(BLOCK);
+        self.dirty.fetch_add(dirtied, Ordering::Relaxed);
+        if after.dirty > before.dirty {
+            self.room.fetch_sub(dirtied as i64, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether `bytes` more may become dirty with enough room for all of it below.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        if self.room.load(Ordering::Relaxed) > bytes {
+            return true;
+        }
+        let Ok(statistics) = self.below.statfs(&Caller::ROOT, NodeId::ROOT) else { return true };
+        if statistics.blocks == 0 || statistics.block_size == 0 {
+            // A backend that does not say how large it is.
+            self.room.store(1 << 30, Ordering::Relaxed);
+            return true;
+        }
+        let unit = u64::from(statistics.block_size);
+        // The layer below needs blocks for its own maps too.
+        let margin = (statistics.blocks.saturating_mul(unit) / 50).clamp(256 << 10, 64 << 20);
+        let free = statistics.blocks_available.saturating_mul(unit);
+        let room = free.saturating_sub(margin).saturating_sub(self.dirty_bytes());
+        let room = i64::try_from(room).unwrap_or(i64::MAX);
+        self.room.store(room, Ordering::Relaxed);
+        room > bytes
+    }
+
+    /// Others use the room below too: ask again before the next write.
+    pub(crate) fn forget_room(&self) {
+        self.room.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self, id: NodeId) -> Option<Arc<Node>> {
+        read(self.shard(id)).get(&id).map(Arc::clone)
+    }
+
+    /// A node with one more reference for the layer above.
+    pub(crate) fn reference(&self, id: NodeId) -> Option<Arc<Node>> {
+        let shard = read(self.shard(id));
+        let node = shard.get(&id)?;
+        node.refs.fetch_add(1, Ordering::AcqRel);
+        Some(Arc::clone(node))
+    }
+
+    /// How many nodes have left the table; taken before asking below for an entry that [`Core::adopt`] gets.
+    pub(crate) fn removals(&self) -> u64 {
+        self.removals.load(Ordering::Acquire)
+    }
+
+    /// The node of an entry that the layer below returned (and whose reference this layer now owns), with one reference
+    /// for the layer above. When nodes left since `removals`, the entry may be older than what one of them wrote.
+    pub(crate) fn adopt(self: &Arc<Self>, entry: &Entry, removals: u64) -> Arc<Node> {
+        let mut shard = write(self.shard(entry.node));
+        let node = shard
+            .entry(entry.node)
+            .or_insert_with(|| Node::new(self, entry.node, entry.attributes, removals != self.removals()));
+        node.below_refs.fetch_add(1, Ordering::AcqRel);
+        node.refs.fetch_add(1, Ordering::AcqRel);
+        Arc::clone(node)
+    }
+
+    /// Gives back references of the layer above.
+    pub(crate) fn forget(&self, id: NodeId, count: u64) {
+        let node = {
+            let shard = read(self.shard(id));
+            let Some(node) = shard.get(&id) else { return };
+            let less = |refs: u64| Some(refs.saturating_sub(count));
+            let before = node.refs.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+            if before.is_ok_and(|refs| refs > count) {
+                return;
+            }
+            Arc::clone(node)
+        };
+        self.reconsider(&node);
+    }
+
+    /// Something gave up a node: drop it if it has no name, else remember that it is idle.
+    pub(crate) fn reconsider(&self, node: &Arc<Node>) {
+        if node.id == NodeId::ROOT || node.refs.load(Ordering::Acquire) > 0 || node.in_use() {
+            return;
+        }
+        if read(&node.state).orphan {
+            self.remove(node);
+        } else if !node.idle.swap(true, Ordering::AcqRel) {
+            let mut idle = lock(&self.idle);
+            idle.push_back(node.id);
+            let surplus = idle.len() > self.pool.config.idle_nodes_max;
+            drop(idle);
+            if surplus {
+                self.trim(TRIM_STEPS);
+            }
+        }
+    }
+
+    /// Looks at up to `steps` idle nodes, the longest idle first, and drops those that are still idle and clean.
+    fn trim(&self, steps: usize) {
+        for _ in 0..steps {
+            let Some(id) = lock(&self.idle).pop_front() else { return };
+            let Some(node) = self.get(id) else { continue };
+            node.idle.store(false, Ordering::Release);
+            if node.refs.load(Ordering::Acquire) > 0 || node.in_use() {
+                continue;
+            }
+            if read(&node.state).is_dirty() {
+                self.pool.hurry();
+                if !node.idle.swap(true, Ordering::AcqRel) {
+                    lock(&self.idle).push_back(id);
+                }
+            } else {
+                self.remove(&node);
+            }
+        }
+    }
+
+    /// Takes a node that nobody refers to out of the table and gives its references back below.
+    fn remove(&self, node: &Arc<Node>) {
+        {
+            let mut shard = write(self.shard(node.id));
+            let current = shard.get(&node.id).is_some_and(|current| Arc::ptr_eq(current, node));
+            // A reference may have been taken, or bytes written, since the caller looked.
+            let kept = {
+                let state = read(&node.state);
+                state.is_dirty() && !state.orphan
+            };
+            if !current || kept || !node.try_kill() {
+                return;
+            }
+            shard.remove(&node.id);
+            self.removals.fetch_add(1, Ordering::AcqRel);
+        }
+        node.drop_content();
+        self.below.forget(node.id, node.below_refs.load(Ordering::Acquire));
+    }
+
+    /// Every node.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        self.shards.iter().flat_map(|shard| read(shard).values().map(Arc::clone).collect::<Vec<_>>()).collect()
+    }
+
+    /// Drops every idle, clean node.
+    pub(crate) fn trim_all(&self) {
+        let count = lock(&self.idle).len();
+        self.trim(count);
+    }
+
+    /// Drops all nodes: the layer is ending.
+    pub(crate) fn clear(&self) {
+        for node in self.nodes() {
+            node.drop_content();
+        }
+        for shard in &self.shards {
+            let nodes = std::mem::take(&mut *write(shard));
+            drop(nodes);
+        }
+    }
+
+    /// The files of this layer that are dirty, oldest first.
+    pub(crate) fn dirty_files(self: &Arc<Self>) -> Vec<Arc<Node>> {
+        self.pool.dirty_files(usize::MAX, |node| Arc::ptr_eq(&node.core, self))
+    }
+}
+
+fn unknown_directory() -> Attributes {
+    let never = Timestamp::default();
+    Attributes {
+        inode: 1,
+        file_type: FileType::Directory,
+        permissions: 0,
+        links: 2,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        size: 0,
+        blocks: 0,
+        accessed: never,
+        modified: never,
+        changed: never,
+    }
+}

@@ -1,0 +1,336 @@
+//! The calls of the layer.
+
+use crate::blocks::{block_of, blocks_for};
+use crate::cache::Cache;
+use crate::handles::Open;
+use crate::names::Known;
+use crate::sync::{read, write};
+use crate::write_back::hold_is_bounded;
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Result, Written, fail};
+use poolfs_types::{
+    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
+    RenameFlags, SeekTo, SetAttributes, XattrFlags,
+};
+use std::ops::{ControlFlow, Range};
+
+const ALL: Range<u64> = 0..u64::MAX;
+
+impl Libservice for Cache {
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        match self.core.names.get(parent, name) {
+            Some(Known::Absent) => return fail(Errno::ENOENT),
+            Some(Known::Present(id)) => {
+                if let Some(node) = self.core.reference(id) {
+                    return self.entry(&node);
+                }
+            }
+            None => {}
+        }
+        let directory = self.directory(parent)?;
+        let node = {
+            let _unchanging = read(&directory.names);
+            let removals = self.core.removals();
+            match self.core.below.lookup(caller, parent, name) {
+                Ok(entry) => {
+                    let node = self.core.adopt(&entry, removals);
+                    self.core.names.set(parent, name, Known::Present(node.id));
+                    node
+                }
+                Err(error) => {
+                    if error.errno() == Errno::ENOENT {
+                        self.core.names.set(parent, name, Known::Absent);
+                    }
+                    return Err(error);
+                }
+            }
+        };
+        self.entry(&node)
+    }
+
+    fn forget(&self, node: NodeId, count: u64) {
+        self.core.forget(node, count);
+    }
+
+    fn getattr(&self, _caller: &Caller, node: NodeId) -> Result<Attributes> {
+        self.node(node)?.attributes()
+    }
+
+    fn setattr(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        changes: &SetAttributes,
+        handle: Option<HandleId>,
+    ) -> Result<Attributes> {
+        let node = self.node(node)?.begin_use()?;
+        let below = match handle {
+            Some(handle) if changes.size.is_some() => {
+                self.handles.writable(handle)?;
+                Some(node.0.writer_below()?)
+            }
+            _ => None,
+        };
+        node.0.set_attributes(caller, changes, below)
+    }
+
+    fn readlink(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>> {
+        self.node(node)?.target(caller)
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        let (node, handle) =
+            self.make(parent, name, |below| below.create(caller, parent, name, permissions, OpenFlags::READ_WRITE))?;
+        let entry = self.entry(&node)?;
+        let node = node.begin_use()?;
+        node.0.adopt_writer(handle);
+        Ok((entry, self.insert_file(node, flags)))
+    }
+
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        file_type: FileType,
+        permissions: u32,
+        device: u32,
+    ) -> Result<Entry> {
+        let (node, ()) = self.make(parent, name, |below| {
+            below.mknod(caller, parent, name, file_type, permissions, device).map(|entry| (entry, ()))
+        })?;
+        self.entry(&node)
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>, permissions: u32) -> Result<Entry> {
+        let (node, ()) =
+            self.make(parent, name, |below| below.mkdir(caller, parent, name, permissions).map(|entry| (entry, ())))?;
+        self.entry(&node)
+    }
+
+    fn symlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        let (node, ()) =
+            self.make(parent, name, |below| below.symlink(caller, parent, name, target).map(|entry| (entry, ())))?;
+        self.entry(&node)
+    }
+
+    fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        let source = self.node(node)?;
+        let (node, ()) =
+            self.make(parent, name, |below| below.link(caller, node, parent, name).map(|entry| (entry, ())))?;
+        source.outdate();
+        self.entry(&node)
+    }
+
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
+        let directory = self.directory(parent)?;
+        let changing = write(&directory.names);
+        let victim = self.peek(&changing, parent, name);
+        self.core.below.unlink(caller, parent, name)?;
+        self.core.names.set(parent, name, Known::Absent);
+        directory.outdate();
+        drop(changing);
+        self.name_gone(victim.and_then(|(_, node)| node));
+        Ok(())
+    }
+
+    fn rmdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
+        let directory = self.directory(parent)?;
+        let changing = write(&directory.names);
+        let victim = self.peek(&changing, parent, name);
+        self.core.below.rmdir(caller, parent, name)?;
+        self.core.names.set(parent, name, Known::Absent);
+        directory.outdate();
+        drop(changing);
+        self.name_gone(victim.and_then(|(_, node)| node));
+        Ok(())
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        new_parent: NodeId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.rename_locked(caller, (parent, name), (new_parent, new_name), flags)
+    }
+
+    fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {
+        let node = self.node(node)?.begin_use()?;
+        match node.0.attributes()?.file_type {
+            FileType::Regular => {}
+            FileType::Directory => return fail(Errno::EISDIR),
+            FileType::Symlink => return fail(Errno::ELOOP),
+            _ => return fail(Errno::ENXIO),
+        }
+        if flags.writable() {
+            // Whether the file can be written at all should be known now, not at write-back.
+            node.0.writer_below()?;
+            if flags.contains(OpenFlags::TRUNCATE) {
+                self.truncate_on_open(caller, &node)?;
+            }
+        }
+        Ok(self.insert_file(node, flags))
+    }
+
+    fn read(&self, _caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let file = self.handles.readable(handle)?;
+        let pool = &self.core.pool;
+        let window_max = pool.config.read_ahead_bytes.min(pool.budget.limit() / 16);
+        let (window, ahead) = file.reader.advance(offset, buffer.len() as u64, window_max);
+        if let Some(ahead) = ahead {
+            pool.read_ahead.submit(&file.node.0, ahead);
+        }
+        let (count, fetched) = file.node.0.read(offset, buffer, window)?;
+        if let Some(end) = fetched {
+            file.reader.fetched(end);
+        }
+        Ok(count)
+    }
+
+    fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
+        let file = self.handles.writable(handle)?;
+        let written = file.node.0.write(file.flags.contains(OpenFlags::APPEND), offset, data)?;
+        if file.flags.intersects(OpenFlags::DATA_SYNC | OpenFlags::FILE_SYNC) && written.count > 0 {
+            let all = file.flags.contains(OpenFlags::FILE_SYNC);
+            self.fsync(caller, handle, if all { Durability::All } else { Durability::Data })?;
+        }
+        Ok(written)
+    }
+
+    fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        self.handles.writable(handle)?.node.0.fallocate(caller, mode, offset, length)
+    }
+
+    fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
+        self.handles.file(handle)?.node.0.seek(caller, offset, to)
+    }
+
+    fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
+        if let Open::Directory { below, .. } = &*self.handles.get(handle)? {
+            return self.core.below.fsync(caller, *below, durability);
+        }
+        let file = self.handles.file(handle)?;
+        let below = &self.core.below;
+        let result = file.node.0.sync(ALL, |node| below.fsync(caller, node.reader_below()?, durability));
+        file.settle(result)
+    }
+
+    fn flush(&self, _caller: &Caller, handle: HandleId) -> Result<()> {
+        match &*self.handles.get(handle)? {
+            Open::File(file) => file.report(),
+            Open::Directory { .. } => Ok(()),
+        }
+    }
+
+    fn release(&self, handle: HandleId) {
+        if let Some(open) = self.handles.remove(handle)
+            && let Open::Directory { below, .. } = &*open
+        {
+            self.core.below.release(*below);
+        }
+    }
+
+    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<HandleId> {
+        let node = self.node(node)?.begin_use()?;
+        let below = self.core.below.opendir(caller, node.0.id)?;
+        Ok(self.handles.insert(Open::Directory { below, _node: node }))
+    }
+
+    fn readdir(
+        &self,
+        caller: &Caller,
+        handle: HandleId,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        match &*self.handles.get(handle)? {
+            Open::Directory { below, .. } => self.core.below.readdir(caller, *below, cookie, visit),
+            Open::File(_) => fail(Errno::EBADF),
+        }
+    }
+
+    fn getxattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
+        self.node(node)?.xattr(caller, name)
+    }
+
+    fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        let node = self.node(node)?;
+        let result = self.core.below.setxattr(caller, node.id, name, value, flags);
+        node.xattrs_changed();
+        result
+    }
+
+    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.core.below.listxattr(caller, self.node(node)?.id)
+    }
+
+    fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
+        let node = self.node(node)?;
+        let result = self.core.below.removexattr(caller, node.id, name);
+        node.xattrs_changed();
+        result
+    }
+
+    fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
+        let mut statistics = self.core.below.statfs(caller, self.node(node)?.id)?;
+        // What is dirty here will need its place below.
+        let pending = self.dirty_bytes() / u64::from(statistics.block_size.max(1));
+        statistics.blocks_free = statistics.blocks_free.saturating_sub(pending);
+        statistics.blocks_available = statistics.blocks_available.saturating_sub(pending);
+        Ok(statistics)
+    }
+
+    fn sync(&self) -> Result<()> {
+        let mut result = Ok(());
+        for node in self.core.dirty_files() {
+            // A file that ended meanwhile has nothing left to write.
+            let Ok(node) = node.begin_use() else { continue };
+            result = result.and(node.0.sync(ALL, |_| Ok(())));
+        }
+        result.and(self.core.below.sync())
+    }
+
+    fn flush_range(&self, caller: &Caller, handle: HandleId, range: Range<u64>) -> Result<()> {
+        let file = self.handles.file(handle)?;
+        let below = &self.core.below;
+        let blocks = block_of(range.start)..blocks_for(range.end);
+        let result = file.node.0.sync(blocks, |node| below.flush_range(caller, node.reader_below()?, range));
+        file.settle(result)
+    }
+
+    fn hold(&self, _caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {
+        let file = self.handles.file(handle)?;
+        let blocks = block_of(range.start)..blocks_for(range.end);
+        if held && !hold_is_bounded(&blocks) {
+            return fail(Errno::EINVAL);
+        }
+        file.node.0.hold(blocks, held);
+        Ok(())
+    }
+
+    fn copy_range(
+        &self,
+        caller: &Caller,
+        source: HandleId,
+        source_offset: u64,
+        target: HandleId,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        self.copy(caller, (source, source_offset), (target, target_offset), length)
+    }
+
+    fn read_only(&self) -> bool {
+        self.core.below.read_only()
+    }
+}

@@ -1,0 +1,102 @@
+//! The two calls that involve two objects: rename and copying between files.
+
+use crate::cache::Cache;
+use crate::names::Known;
+use crate::sync::write;
+use poolfs_libservice::{Libservice, Result, fail};
+use poolfs_types::{Caller, Errno, HandleId, Name, NodeId, RenameFlags};
+use std::sync::Arc;
+
+/// Bytes copied at a time.
+const COPY_BYTES: u64 = 256 << 10;
+
+impl Cache {
+    pub(crate) fn rename_locked(
+        &self,
+        caller: &Caller,
+        (parent, name): (NodeId, Name<'_>),
+        (new_parent, new_name): (NodeId, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (from, to) = (self.directory(parent)?, self.directory(new_parent)?);
+        // Two directories are locked in the order of their numbers; one and the same only once.
+        let (first, second) = if from.id < to.id { (&from, &to) } else { (&to, &from) };
+        let changing = write(&first.names);
+        let _other = (!Arc::ptr_eq(first, second)).then(|| write(&second.names));
+        let source = self.peek(&changing, parent, name);
+        let target = self.peek(&changing, new_parent, new_name);
+        self.core.below.rename(caller, parent, name, new_parent, new_name, flags)?;
+        from.outdate();
+        to.outdate();
+        let (source_id, source) = source.map_or((None, None), |(id, node)| (Some(id), node));
+        let (target_id, target) = target.map_or((None, None), |(id, node)| (Some(id), node));
+        if source_id.is_some() && source_id == target_id {
+            return Ok(());
+        }
+        let names = &self.core.names;
+        match source_id {
+            Some(id) => names.set(new_parent, new_name, Known::Present(id)),
+            None => names.forget(new_parent, new_name),
+        }
+        if let Some(node) = source {
+            node.outdate();
+        }
+        if flags.contains(RenameFlags::EXCHANGE) {
+            match target_id {
+                Some(id) => names.set(parent, name, Known::Present(id)),
+                None => names.forget(parent, name),
+            }
+            if let Some(node) = target {
+                node.outdate();
+            }
+            return Ok(());
+        }
+        if flags.contains(RenameFlags::WHITEOUT) {
+            names.forget(parent, name);
+        } else {
+            names.set(parent, name, Known::Absent);
+        }
+        self.name_gone(target);
+        Ok(())
+    }
+
+    pub(crate) fn copy(
+        &self,
+        caller: &Caller,
+        (source, source_offset): (HandleId, u64),
+        (target, target_offset): (HandleId, u64),
+        length: u64,
+    ) -> Result<u64> {
+        let (reading, writing) = (self.handles.readable(source)?, self.handles.writable(target)?);
+        let overlap = source_offset < target_offset.saturating_add(length)
+            && target_offset < source_offset.saturating_add(length);
+        if overlap && reading.node.0.id == writing.node.0.id {
+            return fail(Errno::EINVAL);
+        }
+        let mut buffer = vec![0; length.min(COPY_BYTES) as usize];
+        let mut done = 0;
+        while done < length {
+            let want = (length - done).min(buffer.len() as u64) as usize;
+            let step =
+                self.read(caller, source, source_offset.saturating_add(done), &mut buffer[..want]).and_then(|got| {
+                    match got {
+                        0 => Ok((0, 0)),
+                        got => self
+                            .write(caller, target, target_offset.saturating_add(done), &buffer[..got])
+                            .map(|written| (got, written.count)),
+                    }
+                });
+            match step {
+                Ok((got, written)) => {
+                    done += written as u64;
+                    if got == 0 || written < got {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,343 @@
+//! One object of the layer below: what the cache knows of it, and the counting that keeps the budget true.
+//!
+//! Locks of a node, in the order in which they are taken: `writer` (one writer or truncation at a time), `flush` (one
+//! write-back at a time), `filling`, `state`. Nobody who holds `flush` waits for a `writer`. Calls below are made under
+//! `writer`, `flush` and `names` only, never under `state`, so a cached read waits for no I/O.
+
+use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Counts, blocks_for};
+use crate::budget::Reservation;
+use crate::content::Content;
+use crate::core::Core;
+use crate::sync::{lock, read, try_write, write};
+use poolfs_libservice::{Result, fail};
+use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, RwLock, Weak};
+
+/// What `evict_chunk` did.
+pub(crate) enum Evicted {
+    /// the chunk is another one or none
+    Gone,
+    /// it was read again since the last time, and stays
+    Hot,
+    /// nothing could be evicted now
+    Nothing,
+    /// so many blocks, which freed so many bytes; `rest`: the chunk still holds others
+    Blocks { bytes: u64, blocks: u64, rest: bool },
+}
+
+/// A write-back that failed, for the handles that have not heard of it.
+#[derive(Default)]
+pub(crate) struct WriteError {
+    /// Counts failures; a handle remembers which it has reported.
+    pub(crate) sequence: u64,
+    pub(crate) errno: Option<Errno>,
+    /// Whether the last attempt failed: a repetition of it is no news.
+    pub(crate) failing: bool,
+}
+
+/// An extended attribute's value as last seen below; `None`: there is none.
+pub(crate) type CachedXattr = (Box<[u8]>, Option<Box<[u8]>>);
+
+/// What changes.
+pub(crate) struct State {
+    /// As users see them; `size` and, while `time_dirty`, the times of a file are newer than below's.
+    pub(crate) attributes: Attributes,
+    /// Something below changed them; ask before the next use.
+    pub(crate) stale: bool,
+    /// Counts changes of attributes by this layer, to recognise answers from below that a change overtook.
+    pub(crate) stamp: u64,
+    /// The file's size below.
+    pub(crate) below_size: u64,
+    /// The times are not below yet.
+    pub(crate) time_dirty: bool,
+    /// Counts events after which bytes read from below earlier may be outdated.
+    pub(crate) epoch: u64,
+    pub(crate) blocks: BlockMap,
+    pub(crate) content: Content,
+    pub(crate) dirty_ticket: Option<u64>,
+    pub(crate) error: WriteError,
+    /// It has no name any more.
+    pub(crate) orphan: bool,
+    /// A symbolic link's target.
+    pub(crate) target: Option<Box<[u8]>>,
+    pub(crate) xattrs: Vec<CachedXattr>,
+}
+
+impl State {
+    /// The attributes as users see them: dirty blocks count as allocated.
+    pub(crate) fn shown(&self) -> Attributes {
+        let mut shown = self.attributes;
+        let most = shown.blocks.max(blocks_for(shown.size).saturating_mul(BLOCK / 512));
+        shown.blocks = (shown.blocks + self.blocks.counts().dirty * (BLOCK / 512)).min(most);
+        shown
+    }
+
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.blocks.counts().dirty > 0 || self.time_dirty
+    }
+}
+
+#[derive(Default)]
+struct BelowHandles {
+    users: u64,
+    dead: bool,
+    reader: Option<HandleId>,
+    writer: Option<HandleId>,
+}
+
+/// One object.
+pub(crate) struct Node {
+    pub(crate) id: NodeId,
+    pub(crate) core: Arc<Core>,
+    me: Weak<Node>,
+    /// References of the layer above; changed only under the table's lock.
+    pub(crate) refs: AtomicU64,
+    /// References this layer holds below.
+    pub(crate) below_refs: AtomicU64,
+    /// Whether the list of idle nodes has it.
+    pub(crate) idle: AtomicBool,
+    pub(crate) writer: Mutex<()>,
+    pub(crate) flush: Mutex<()>,
+    /// Of a directory: changes of names exclude look-ups below, so that no outdated answer is remembered.
+    pub(crate) names: RwLock<()>,
+    /// Block ranges being read from below.
+    pub(crate) filling: Mutex<Vec<Range<u64>>>,
+    pub(crate) filled: Condvar,
+    below: Mutex<BelowHandles>,
+    pub(crate) state: RwLock<State>,
+}
+
+/// Keeps a node and its handles below; everything that reads or writes below works under one.
+pub(crate) struct Use(pub(crate) Arc<Node>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.end_use();
+    }
+}
+
+impl Node {
+    pub(crate) fn new(core: &Arc<Core>, id: NodeId, attributes: Attributes, stale: bool) -> Arc<Self> {
+        let state = State {
+            attributes,
+            stale,
+            stamp: 0,
+            below_size: attributes.size,
+            time_dirty: false,
+            epoch: 0,
+            blocks: BlockMap::default(),
+            content: Content::default(),
+            dirty_ticket: None,
+            error: WriteError::default(),
+            orphan: false,
+            target: None,
+            xattrs: Vec::new(),
+        };
+        Arc::new_cyclic(|me| Self {
+            id,
+            core: Arc::clone(core),
+            me: me.clone(),
+            refs: AtomicU64::new(0),
+            below_refs: AtomicU64::new(0),
+            idle: AtomicBool::new(false),
+            writer: Mutex::default(),
+            flush: Mutex::default(),
+            names: RwLock::default(),
+            filling: Mutex::default(),
+            filled: Condvar::new(),
+            below: Mutex::default(),
+            state: RwLock::new(state),
+        })
+    }
+
+    pub(crate) fn file_type(&self) -> FileType {
+        read(&self.state).attributes.file_type
+    }
+
+    /// Changes the state, and books what that did to the budget, the dirty list and the order of eviction.
+    pub(crate) fn update<R>(
+        &self,
+        reservation: Option<&mut Reservation<'_>>,
+        change: impl FnOnce(&mut State) -> R,
+    ) -> R {
+        let mut state = write(&self.state);
+        let before = state.blocks.counts();
+        let result = change(&mut state);
+        self.settle(&mut state, before, reservation);
+        result
+    }
+
+    fn settle(&self, state: &mut State, before: Counts, reservation: Option<&mut Reservation<'_>>) {
+        let core = &self.core;
+        let budget = &core.pool.budget;
+        let after = state.blocks.counts();
+        budget.settle_used(before.charge(), after.charge(), reservation);
+        budget.settle_dirty(before.dirty * BLOCK, after.dirty * BLOCK);
+        core.settle(before, after);
+        for (chunk, ticket) in state.blocks.fresh.drain(..) {
+            budget.enter(self.me.clone(), chunk, ticket);
+        }
+        match (state.is_dirty(), state.dirty_ticket) {
+            (true, None) => state.dirty_ticket = self.me.upgrade().map(|me| core.pool.enqueue_dirty(me)),
+            (false, Some(ticket)) => {
+                core.pool.dequeue_dirty(ticket);
+                state.dirty_ticket = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Puts a file that could not be cleaned now at the end of the dirty list.
+    pub(crate) fn requeue_dirty(&self) {
+        self.update(None, |state| {
+            if let Some(ticket) = state.dirty_ticket.take() {
+                self.core.pool.dequeue_dirty(ticket);
+            }
+        });
+    }
+
+    pub(crate) fn has_chunk(&self, index: u64, ticket: u64) -> bool {
+        read(&self.state).blocks.chunk(index).is_some_and(|chunk| chunk.ticket == ticket)
+    }
+
+    /// Drops what can be dropped of one chunk, unless it was read again since the last time.
+    pub(crate) fn evict_chunk(&self, index: u64, ticket: u64) -> Evicted {
+        let Some(mut state) = try_write(&self.state) else { return Evicted::Nothing };
+        let state = &mut *state;
+        let Some(chunk) = state.blocks.chunk(index).filter(|chunk| chunk.ticket == ticket) else {
+            return Evicted::Gone;
+        };
+        if chunk.cool() {
+            return Evicted::Hot;
+        }
+        let gone = chunk.evictable();
+        // Heap content is freed as a whole or not at all.
+        let on_heap = matches!(state.content, Content::Heap(_));
+        if gone == 0 || (on_heap && chunk.pinned() != 0) {
+            return Evicted::Nothing;
+        }
+        let (bytes_gone, rewritten) = (gone & chunk.resident, gone & chunk.rewritten & chunk.resident);
+        if punch(&mut state.content, index, bytes_gone).is_err() {
+            return Evicted::Nothing;
+        }
+        let before = state.blocks.counts();
+        state.epoch += u64::from(rewritten != 0);
+        state.blocks.change_chunk(index, |chunk| chunk.clear(gone));
+        let after = state.blocks.counts();
+        if after.resident == 0 {
+            state.content = Content::Empty;
+        }
+        let rest = state.blocks.chunk(index).is_some();
+        self.settle(state, before, None);
+        Evicted::Blocks { bytes: before.charge() - after.charge(), blocks: before.resident - after.resident, rest }
+    }
+
+    /// Drops every clean block, hot or not.
+    pub(crate) fn drop_clean(&self) {
+        let indices = read(&self.state).blocks.indices();
+        for index in indices {
+            let Some(ticket) = read(&self.state).blocks.chunk(index).map(|chunk| chunk.ticket) else { continue };
+            if let Evicted::Hot = self.evict_chunk(index, ticket) {
+                self.evict_chunk(index, ticket);
+            }
+        }
+    }
+
+    /// Drops all content, dirty or not: the node is leaving, or nobody can reach the file any more.
+    pub(crate) fn drop_content(&self) {
+        self.update(None, |state| {
+            state.blocks.change_existing(0..u64::MAX, |chunk, mask| {
+                chunk.clear(mask);
+                chunk.held &= !mask;
+            });
+            state.content = Content::Empty;
+            state.time_dirty = false;
+            state.epoch += 1;
+        });
+    }
+
+    /// Begins using the handles below.
+    pub(crate) fn begin_use(self: &Arc<Self>) -> Result<Use> {
+        let mut below = lock(&self.below);
+        if below.dead {
+            return fail(Errno::ESTALE);
+        }
+        below.users += 1;
+        Ok(Use(Arc::clone(self)))
+    }
+
+    fn end_use(self: &Arc<Self>) {
+        let handles = {
+            let mut below = lock(&self.below);
+            below.users -= 1;
+            if below.users > 0 {
+                return;
+            }
+            [below.reader.take(), below.writer.take()]
+        };
+        for handle in handles.into_iter().flatten() {
+            self.core.below.release(handle);
+        }
+        self.core.reconsider(self);
+    }
+
+    /// Marks the node dead if nobody uses it.
+    pub(crate) fn try_kill(&self) -> bool {
+        let mut below = lock(&self.below);
+        if below.users == 0 && self.refs.load(Ordering::Acquire) == 0 {
+            below.dead = true;
+        }
+        below.dead
+    }
+
+    pub(crate) fn in_use(&self) -> bool {
+        lock(&self.below).users > 0
+    }
+
+    /// A handle below that can read. Only under a [`Use`].
+    pub(crate) fn reader_below(&self) -> Result<HandleId> {
+        let mut below = lock(&self.below);
+        if let Some(handle) = below.writer.or(below.reader) {
+            return Ok(handle);
+        }
+        let handle = self.core.below.open(&Caller::ROOT, self.id, OpenFlags::READ_ONLY)?;
+        below.reader = Some(handle);
+        Ok(handle)
+    }
+
+    /// A handle below that can read and write. Only under a [`Use`].
+    pub(crate) fn writer_below(&self) -> Result<HandleId> {
+        let mut below = lock(&self.below);
+        if let Some(handle) = below.writer {
+            return Ok(handle);
+        }
+        let handle = self.core.below.open(&Caller::ROOT, self.id, OpenFlags::READ_WRITE)?;
+        below.writer = Some(handle);
+        Ok(handle)
+    }
+
+    /// Takes over the handle that creating the file returned. Only under a [`Use`].
+    pub(crate) fn adopt_writer(&self, handle: HandleId) {
+        let surplus = {
+            let mut below = lock(&self.below);
+            if below.writer.is_some() { Some(handle) } else { below.writer.replace(handle) }
+        };
+        if let Some(handle) = surplus {
+            self.core.below.release(handle);
+        }
+    }
+}
+
+/// Punches the runs of set bits of a chunk.
+fn punch(content: &mut Content, index: u64, mut bits: u64) -> io::Result<()> {
+    while bits != 0 {
+        let first = u64::from(bits.trailing_zeros());
+        let count = u64::from((bits >> first).trailing_ones());
+        content.punch((index * CHUNK_BLOCKS + first) * BLOCK, count * BLOCK)?;
+        bits &= !crate::blocks::mask(first, count);
+    }
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! The cache of one service: budget, segments, dirty files in the order of their age, and the threads that write back
+//! and read ahead.
+
+use crate::budget::Budget;
+use crate::buffer::BufferStore;
+use crate::config::{CacheConfig, CacheError, CacheStatistics};
+use crate::node::Node;
+use crate::read_ahead::ReadAheadQueue;
+use crate::segments::SegmentStore;
+use crate::sync::lock;
+use crossbeam_utils::CachePadded;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Parts of the counters of hits and misses, so that readers on several cores do not share a cache line.
+const COUNTER_PARTS: usize = 16;
+/// Most files a flusher takes up in one round for lack of room.
+const HURRIED_MAX: usize = 64;
+
+#[derive(Default)]
+struct Counter {
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+struct DirtyFile {
+    since: Instant,
+    node: Arc<Node>,
+}
+
+#[derive(Default)]
+struct Signal {
+    stop: bool,
+    hurry: bool,
+}
+
+/// What every node and every thread of the pool reaches.
+pub(crate) struct Pool {
+    pub(crate) config: CacheConfig,
+    pub(crate) budget: Budget,
+    pub(crate) segments: Arc<SegmentStore>,
+    pub(crate) buffers: BufferStore,
+    pub(crate) read_ahead: ReadAheadQueue,
+    counters: [CachePadded<Counter>; COUNTER_PARTS],
+    dirty: Mutex<BTreeMap<u64, DirtyFile>>,
+    next_dirty: AtomicU64,
+    signal: Mutex<Signal>,
+    wake: Condvar,
+}
+
+fn counter_part() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static PART: Cell<usize> = const { Cell::new(usize::MAX) });
+    PART.with(|part| {
+        if part.get() == usize::MAX {
+            part.set(NEXT.fetch_add(1, Ordering::Relaxed) % COUNTER_PARTS);
+        }
+        part.get()
+    })
+}
+
+impl Pool {
+    pub(crate) fn count_hits(&self, blocks: u64) {
+        self.counters[counter_part()].hits.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_misses(&self, blocks: u64) {
+        self.counters[counter_part()].misses.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Most bytes moved by one step of a reader or writer: a step's reservation must leave room for others.
+    pub(crate) fn step_bytes(&self) -> u64 {
+        (self.budget.limit() / 16).clamp(4096 * 2, 1 << 20) & !4095
+    }
+
+    /// Notes that a file became dirty; the number is its place in the order of age.
+    pub(crate) fn enqueue_dirty(&self, node: Arc<Node>) -> u64 {
+        let ticket = self.next_dirty.fetch_add(1, Ordering::Relaxed);
+        lock(&self.dirty).insert(ticket, DirtyFile { since: Instant::now(), node });
+        ticket
+    }
+
+    pub(crate) fn dequeue_dirty(&self, ticket: u64) {
+        let entry = lock(&self.dirty).remove(&ticket);
+        // The node may die with its entry, and that takes locks of its own.
+        drop(entry);
+    }
+
+    /// Dirty files for which `pick` says yes, oldest first.
+    pub(crate) fn dirty_files(&self, most: usize, pick: impl Fn(&Node) -> bool) -> Vec<Arc<Node>> {
+        let dirty = lock(&self.dirty);
+        dirty.values().filter(|file| pick(&file.node)).take(most).map(|file| Arc::clone(&file.node)).collect()
+    }
+
+    fn due(&self) -> Vec<Arc<Node>> {
+        let hurry = self.budget.dirty() > self.budget.dirty_max() / 2;
+        let now = Instant::now();
+        let dirty = lock(&self.dirty);
+        let mut hurried = 0;
+        let due = dirty.values().take_while(|file| {
+            hurried += 1;
+            now.duration_since(file.since) >= self.config.expire || (hurry && hurried <= HURRIED_MAX)
+        });
+        due.map(|file| Arc::clone(&file.node)).collect()
+    }
+
+    /// Asks the flushers not to wait for the next tick.
+    pub(crate) fn hurry(&self) {
+        let mut signal = lock(&self.signal);
+        if !signal.hurry {
+            signal.hurry = true;
+            self.wake.notify_one();
+        }
+    }
+
+    fn flusher(&self) {
+        loop {
+            let mut signal = lock(&self.signal);
+            if !signal.hurry && !signal.stop {
+                let waited = self.wake.wait_timeout(signal, self.config.tick);
+                signal = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            if signal.stop {
+                return;
+            }
+            signal.hurry = false;
+            drop(signal);
+            for node in self.due() {
+                node.write_back_in_background();
+            }
+        }
+    }
+}
+
+/// The cache memory of one service, shared by all its [`Cache`](crate::Cache) layers. The threads end with it.
+pub struct CachePool {
+    pub(crate) pool: Arc<Pool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl CachePool {
+    /// Mounts the segments' tmpfs and starts the threads.
+    ///
+    /// # Errors
+    /// See [`CacheError`]; nothing is left behind.
+    pub fn new(config: CacheConfig) -> Result<Arc<Self>, CacheError> {
+        config.check()?;
+        let pool = Arc::new(Pool {
+            budget: Budget::new(config.limit_bytes, config.dirty_percent),
+            segments: Arc::new(SegmentStore::new(config.limit_bytes, config.descriptors_max)?),
+            buffers: BufferStore::default(),
+            read_ahead: ReadAheadQueue::default(),
+            counters: Default::default(),
+            dirty: Mutex::default(),
+            next_dirty: AtomicU64::new(0),
+            signal: Mutex::default(),
+            wake: Condvar::new(),
+            config,
+        });
+        let mut made = Self { pool, threads: Vec::new() };
+        for _ in 0..made.pool.config.flush_threads {
+            made.start("cache-flush", |pool| pool.flusher())?;
+        }
+        for _ in 0..made.pool.config.read_ahead_threads {
+            made.start("cache-ahead", |pool| pool.read_ahead.work())?;
+        }
+        Ok(Arc::new(made))
+    }
+
+    fn start(&mut self, name: &str, work: fn(&Pool)) -> Result<(), CacheError> {
+        let pool = Arc::clone(&self.pool);
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&pool));
+        self.threads.push(thread.map_err(CacheError::Thread)?);
+        Ok(())
+    }
+
+    /// What the cache holds and did.
+    #[must_use]
+    pub fn statistics(&self) -> CacheStatistics {
+        let pool = &self.pool;
+        let sum = |pick: fn(&Counter) -> &AtomicU64| {
+            pool.counters.iter().map(|counter| pick(counter).load(Ordering::Relaxed)).sum()
+        };
+        CacheStatistics {
+            limit_bytes: pool.budget.limit(),
+            used_bytes: pool.budget.used(),
+            dirty_bytes: pool.budget.dirty(),
+            hits: sum(|counter| &counter.hits),
+            misses: sum(|counter| &counter.misses),
+            evictions: pool.budget.evictions(),
+        }
+    }
+
+    /// How long a write that reached the cache waits at most before it is on its way below.
+    #[must_use]
+    pub fn write_back_delay(&self) -> Duration {
+        self.pool.config.expire + self.pool.config.tick
+    }
+}
+
+impl Drop for CachePool {
+    fn drop(&mut self) {
+        lock(&self.pool.signal).stop = true;
+        self.pool.wake.notify_all();
+        self.pool.read_ahead.stop();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so already.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Truncating, punching, zeroing, and looking for holes.
+
+use crate::blocks::{BLOCK, Chunk, block_of, blocks_for};
+use crate::node::{Node, State};
+use crate::sync::{lock, read};
+use poolfs_libservice::{Error, Result, fail};
+use poolfs_types::{AllocateMode, Caller, Errno, SeekTo};
+use std::ops::Range;
+
+fn pending(chunk: &Chunk) -> u64 {
+    chunk.dirty | chunk.writing
+}
+
+impl State {
+    /// The file below has this size now; what is cached beyond it goes.
+    pub(crate) fn truncate(&mut self, size: u64) {
+        if size < self.attributes.size {
+            let gone = blocks_for(size)..u64::MAX;
+            self.blocks.change_existing(gone, |chunk, mask| {
+                chunk.clear(mask);
+                chunk.held &= !mask;
+            });
+            self.erase(size..i64::MAX as u64);
+        }
+        self.attributes.size = size;
+        self.below_size = size;
+        self.epoch += 1;
+    }
+
+    /// Cached bytes of a range become zeros. If the cache's memory fails, the clean blocks there are dropped; dirty ones
+    /// cannot be, and a segment that refuses to be punched does not exist in practice.
+    fn erase(&mut self, bytes: Range<u64>) {
+        if let Err(error) = self.content.punch(bytes.start, bytes.end - bytes.start) {
+            tracing::error!(%error, "erasing a part of a cache segment failed");
+            self.blocks.change_existing(block_of(bytes.start)..blocks_for(bytes.end), |chunk, mask| {
+                chunk.clear(mask & chunk.evictable());
+            });
+        }
+    }
+
+    /// The range below reads as zeros now.
+    fn zeroed(&mut self, bytes: Range<u64>) {
+        let whole = blocks_for(bytes.start)..block_of(bytes.end);
+        if whole.start < whole.end {
+            self.blocks.change_existing(whole, Chunk::clear);
+        }
+        self.erase(bytes);
+        self.epoch += 1;
+    }
+}
+
+impl Node {
+    /// Allocates, punches or zeroes below first, then here. Only under a [`Use`](crate::node::Use).
+    pub(crate) fn fallocate(&self, caller: &Caller, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        let _writer = lock(&self.writer);
+        let _flush = lock(&self.flush);
+        let handle = self.writer_below()?;
+        let size = read(&self.state).attributes.size;
+        self.core.below.fallocate(caller, handle, mode, offset, length)?;
+        let end = offset.saturating_add(length);
+        self.update(None, |state| {
+            if mode.intersects(AllocateMode::PUNCH_HOLE | AllocateMode::ZERO_RANGE) {
+                // The last block of the file may be covered only up to the end of the file.
+                let end = if end >= size { blocks_for(end.max(size)) * BLOCK } else { end };
+                state.zeroed(offset..end.min(i64::MAX as u64));
+            }
+            if !mode.contains(AllocateMode::KEEP_SIZE) {
+                state.below_size = state.below_size.max(end);
+                state.attributes.size = state.attributes.size.max(end);
+            }
+            state.note_modified();
+            state.time_dirty = state.is_dirty();
+            state.stale = true;
+        });
+        Ok(())
+    }
+
+    /// The next data or hole: below's answer, with what is not below yet counting as data. Only under a
+    /// [`Use`](crate::node::Use).
+    pub(crate) fn seek(&self, caller: &Caller, offset: u64, to: SeekTo) -> Result<u64> {
+        let size = read(&self.state).attributes.size;
+        if offset >= size {
+            return fail(Errno::ENXIO);
+        }
+        match to {
+            SeekTo::Data => {
+                let cached = read(&self.state).blocks.next(block_of(offset), pending);
+                let cached = cached.map(|block| (block * BLOCK).max(offset)).filter(|&at| at < size);
+                match (cached, self.seek_below(caller, offset, to)) {
+                    (Some(cached), Ok(below)) => Ok(cached.min(below)),
+                    (Some(cached), Err(error)) if error.errno() == Errno::ENXIO => Ok(cached),
+                    (_, below) => below,
+                }
+            }
+            SeekTo::Hole => self.seek_hole(caller, offset, size),
+        }
+    }
+
+    fn seek_hole(&self, caller: &Caller, offset: u64, size: u64) -> Result<u64> {
+        let mut at = offset;
+        while at < size {
+            let run = read(&self.state).blocks.run(block_of(at), blocks_for(size) - block_of(at), true, pending);
+            if run > 0 {
+                at = (block_of(at) + run) * BLOCK;
+                continue;
+            }
+            let below = match self.seek_below(caller, at, SeekTo::Hole) {
+                // Below the file ends in the middle of a block, here it goes on.
+                Ok(below) if below < size && below >= read(&self.state).below_size => blocks_for(below) * BLOCK,
+                Ok(below) => below,
+                // At or beyond the end of the file below: nothing is there.
+                Err(error) if error.errno() == Errno::ENXIO => at,
+                Err(error) => return Err(error),
+            };
+            let dirty = read(&self.state).blocks.has(block_of(below), pending);
+            if !dirty || below >= size {
+                return Ok(below.min(size));
+            }
+            at = below.max(at);
+        }
+        Ok(size)
+    }
+
+    fn seek_below(&self, caller: &Caller, offset: u64, to: SeekTo) -> Result<u64> {
+        if offset >= read(&self.state).below_size {
+            return Err(Error::from(Errno::ENXIO));
+        }
+        self.core.below.seek(caller, self.reader_below()?, offset, to)
+    }
+}

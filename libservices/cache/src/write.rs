@@ -1,0 +1,270 @@
+//! Writing: into the cache while there is room for it here and below, else through it.
+
+use crate::blocks::{BLOCK, CHUNK_COST, Chunk, block_of, blocks_for};
+use crate::node::{Node, State};
+use crate::read::cache_failure;
+use crate::sync::{lock, read};
+use poolfs_libservice::{Result, Written, fail};
+use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
+use poolfs_types::{Caller, Errno, Timestamp};
+use std::sync::MutexGuard;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Files that grow beyond this are written through, so that the layer below decides how large a file may be.
+const CACHED_SIZE_MAX: u64 = 1 << 42;
+/// How often a writer writes back to get below the dirty limit, or for memory, before it writes through.
+const ROUNDS_MAX: usize = 16;
+/// Most a writer above the dirty limit writes back at once: it should wait, but not for everything.
+const THROTTLE_BYTES: u64 = 8 << 20;
+
+/// A block of which only a part is overwritten, as it is below.
+type Edge = (u64, Box<[u8; BLOCK_SIZE]>);
+
+fn known(chunk: &Chunk) -> u64 {
+    chunk.resident | chunk.zero
+}
+
+impl State {
+    /// The content changed now. Never goes back, whatever the clocks below and here say.
+    pub(crate) fn note_modified(&mut self) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = Timestamp { seconds: now.as_secs().cast_signed(), nanoseconds: now.subsec_nanos() };
+        let now = now.max(self.attributes.changed);
+        self.attributes.modified = now;
+        self.attributes.changed = now;
+        self.stamp += 1;
+        // The kernel below drops file capabilities when the file is written.
+        self.xattrs.clear();
+    }
+}
+
+impl Node {
+    /// Writes all of `data` or, when space ran out after some bytes, a part of it. Only under a [`Use`](crate::node::Use).
+    pub(crate) fn write(&self, append: bool, offset: u64, data: &[u8]) -> Result<Written> {
+        self.throttle(data.len() as u64);
+        let writer = lock(&self.writer);
+        let offset = if append { read(&self.state).attributes.size } else { offset };
+        let end = offset.checked_add(data.len() as u64).filter(|&end| end <= FILE_SIZE_MAX);
+        let Some(end) = end else { return fail(Errno::EFBIG) };
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            // A step ends at a multiple of its size, so that all but the first and last steps are whole blocks.
+            let step = self.core.pool.step_bytes();
+            let length = (step - at % step).min(end - at) as usize;
+            match self.write_step(&writer, at, &data[done..done + length]) {
+                Ok(count) => {
+                    done += count;
+                    if count < length {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(Written { count: done, offset })
+    }
+
+    fn write_step(&self, _writer: &MutexGuard<'_, ()>, offset: u64, data: &[u8]) -> Result<usize> {
+        let end = offset + data.len() as u64;
+        let blocks = block_of(offset)..blocks_for(end);
+        let count = blocks.end - blocks.start;
+        let held = read(&self.state).blocks.run(blocks.start, count, false, |chunk| chunk.held) < count;
+        // Held blocks must not go below now, whatever room there is.
+        let cached = held || (end <= CACHED_SIZE_MAX && self.may_become_dirty(count * BLOCK));
+        if cached && self.write_cached(offset, data)? {
+            return Ok(data.len());
+        }
+        if held {
+            return fail(Errno::ENOSPC);
+        }
+        self.write_through(offset, data)
+    }
+
+    /// Whether `bytes` more dirty bytes fit here and below; if not, tries to make it so.
+    fn may_become_dirty(&self, bytes: u64) -> bool {
+        let core = &self.core;
+        if !core.has_room(bytes) {
+            // What was accepted earlier goes first.
+            for node in core.dirty_files() {
+                if !read(&node.state).error.failing {
+                    let _ = node.write_back_all();
+                }
+            }
+            if !core.has_room(bytes) {
+                return false;
+            }
+        }
+        self.throttle(bytes)
+    }
+
+    /// Writes back until `bytes` more may become dirty. The writer does it itself, so that nobody writes faster than
+    /// the layer below takes it.
+    fn throttle(&self, bytes: u64) -> bool {
+        let pool = &self.core.pool;
+        let bytes = bytes.min(pool.step_bytes());
+        let dirty_max = pool.budget.dirty_max();
+        if pool.budget.dirty() > dirty_max / 2 {
+            pool.hurry();
+        }
+        for _ in 0..ROUNDS_MAX {
+            if pool.budget.dirty() + bytes <= dirty_max {
+                return true;
+            }
+            if !self.write_back_some(THROTTLE_BYTES) {
+                break;
+            }
+        }
+        pool.budget.dirty() + bytes <= dirty_max
+    }
+
+    /// Writes back up to `bytes` of this file or, if it has nothing to write, of the oldest dirty one that can be
+    /// written. Returns whether anything was.
+    fn write_back_some(&self, bytes: u64) -> bool {
+        if self.write_back(0..u64::MAX, bytes).is_ok_and(|written| written > 0) {
+            return true;
+        }
+        let ready = |node: &Node| node.id != self.id;
+        for node in self.core.pool.dirty_files(ROUNDS_MAX, ready) {
+            match node.write_back_other(bytes) {
+                Some(Ok(written)) if written > 0 => return true,
+                _ => node.requeue_dirty(),
+            }
+        }
+        false
+    }
+
+    /// Puts `data` into the cache; false when there is no memory for it.
+    fn write_cached(&self, offset: u64, data: &[u8]) -> Result<bool> {
+        let pool = &self.core.pool;
+        let end = offset + data.len() as u64;
+        let blocks = block_of(offset)..blocks_for(end);
+        let bytes = (blocks.end - blocks.start) * BLOCK + 2 * CHUNK_COST;
+        let mut reservation = None;
+        for _ in 0..ROUNDS_MAX {
+            reservation = pool.budget.reserve(bytes);
+            if reservation.is_some() || !self.write_back_some(bytes) {
+                break;
+            }
+        }
+        let Some(mut reservation) = reservation.or_else(|| pool.budget.reserve(bytes)) else { return Ok(false) };
+        let mut edges = Vec::new();
+        self.read_edges(offset, end, &mut edges)?;
+        loop {
+            let stored = self.update(Some(&mut reservation), |state| {
+                let ready = |block: u64| {
+                    state.blocks.has(block, known)
+                        || !state.is_edge(block, offset, end)
+                        || edges.iter().any(|edge| edge.0 == block)
+                };
+                if !ready(blocks.start) || !ready(blocks.end - 1) {
+                    return None;
+                }
+                Some(self.store(state, offset, data, &edges))
+            });
+            match stored {
+                Some(Ok(())) => return Ok(true),
+                Some(Err(error)) => return Err(cache_failure(&error)),
+                // A block that was cached a moment ago has been evicted.
+                None => self.read_edges(offset, end, &mut edges)?,
+            }
+        }
+    }
+
+    /// Reads those blocks from below of which `offset..end` covers a part, the rest has content, and which are not
+    /// cached. What is read stays true while the caller is the file's writer: only a dirty block changes what is below.
+    fn read_edges(&self, offset: u64, end: u64, edges: &mut Vec<Edge>) -> Result<()> {
+        let (blocks, below_size) = {
+            let state = read(&self.state);
+            let mut blocks = vec![block_of(offset), block_of(end - 1)];
+            blocks.dedup();
+            blocks.retain(|&block| state.is_edge(block, offset, end) && !state.blocks.has(block, known));
+            (blocks, state.below_size)
+        };
+        for block in blocks.into_iter().filter(|&block| edges.iter().all(|edge| edge.0 != block)).collect::<Vec<_>>() {
+            let mut buffer = self.core.pool.buffers.take(1);
+            self.read_below(block * BLOCK, &mut buffer, below_size)?;
+            let mut bytes = Box::new([0; BLOCK_SIZE]);
+            bytes.copy_from_slice(&buffer);
+            edges.push((block, bytes));
+        }
+        Ok(())
+    }
+
+    fn store(&self, state: &mut State, offset: u64, data: &[u8], edges: &[Edge]) -> std::io::Result<()> {
+        let pool = &self.core.pool;
+        let end = offset + data.len() as u64;
+        let small = pool.config.small_file_bytes;
+        let blocks = block_of(offset)..blocks_for(end);
+        let stored = (|| {
+            for (block, bytes) in edges.iter().filter(|edge| !state.blocks.has(edge.0, known)) {
+                // On the heap nothing is kept beyond the end of the file.
+                let length = state.attributes.size.max(end).saturating_sub(block * BLOCK).min(BLOCK) as usize;
+                state.content.write(&pool.segments, small, block * BLOCK, &bytes[..length])?;
+            }
+            state.content.write(&pool.segments, small, offset, data)
+        })();
+        if let Err(error) = stored {
+            for block in blocks.filter(|&block| !state.blocks.has(block, |chunk| chunk.resident)) {
+                let _ = state.content.punch(block * BLOCK, BLOCK);
+            }
+            return Err(error);
+        }
+        state.blocks.change(blocks, |chunk, mask| {
+            chunk.resident |= mask;
+            chunk.zero &= !mask;
+            chunk.dirty |= mask;
+            chunk.rewritten |= mask;
+            chunk.touch(mask);
+        });
+        state.attributes.size = state.attributes.size.max(end);
+        state.note_modified();
+        state.time_dirty = true;
+        Ok(())
+    }
+
+    /// Writes `data` below at once and updates what is cached of it.
+    fn write_through(&self, offset: u64, data: &[u8]) -> Result<usize> {
+        let pool = &self.core.pool;
+        let _flush = lock(&self.flush);
+        let handle = self.writer_below()?;
+        let written = self.core.below.write(&Caller::ROOT, handle, offset, data)?;
+        let data = &data[..written.count.min(data.len())];
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let end = offset + data.len() as u64;
+        self.update(None, |state| {
+            state.epoch += 1;
+            let small = pool.config.small_file_bytes;
+            for block in block_of(offset)..blocks_for(end) {
+                if state.blocks.has(block, |chunk| chunk.resident) {
+                    let from = offset.max(block * BLOCK);
+                    let to = end.min((block + 1) * BLOCK);
+                    let part = &data[(from - offset) as usize..(to - offset) as usize];
+                    state.content.write(&pool.segments, small, from, part).map_err(|error| cache_failure(&error))?;
+                    state.blocks.change(block..block + 1, |chunk, mask| chunk.rewritten |= mask);
+                } else {
+                    state.blocks.change_existing(block..block + 1, |chunk, mask| chunk.zero &= !mask);
+                }
+            }
+            state.attributes.size = state.attributes.size.max(end);
+            state.below_size = state.below_size.max(end);
+            // Other dirty data will move the time below once more; else below's own time is the one to show.
+            state.note_modified();
+            state.time_dirty = state.blocks.counts().dirty > 0;
+            state.stale |= !state.time_dirty;
+            Ok(data.len())
+        })
+    }
+}
+
+impl State {
+    /// Whether writing `offset..end` leaves bytes of `block` that have to come from below.
+    fn is_edge(&self, block: u64, offset: u64, end: u64) -> bool {
+        let start = block * BLOCK;
+        let content_end = self.attributes.size.min(start + BLOCK);
+        start < self.below_size && (offset > start || end < content_end)
+    }
+}

@@ -1,0 +1,226 @@
+//! Writing back: dirty blocks go below in the order of their offsets and in large pieces, then the times; only after
+//! both does a file count as clean.
+
+use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk};
+use crate::node::{Node, State};
+use crate::read::cache_failure;
+use crate::sync::{lock, read, try_lock};
+use poolfs_libservice::{Error, Result, fail};
+use poolfs_types::{Caller, Errno, SetAttributes, SetTime, Timestamp};
+use std::ops::Range;
+use std::sync::{Arc, MutexGuard};
+
+/// Most bytes written by one call below.
+const PIECE_BYTES: u64 = 1 << 20;
+
+fn writable(chunk: &Chunk) -> u64 {
+    chunk.dirty & !chunk.held & !chunk.writing
+}
+
+/// A run of blocks on its way below.
+struct Piece {
+    blocks: Range<u64>,
+    bytes: u64,
+}
+
+impl Node {
+    /// Writes everything back that may be written.
+    pub(crate) fn write_back_all(self: &Arc<Self>) -> Result<u64> {
+        let node = self.begin_use()?;
+        node.0.write_back(0..u64::MAX, u64::MAX)
+    }
+
+    /// Writes back for another file's writer, without waiting for whoever does it already.
+    pub(crate) fn write_back_other(self: &Arc<Self>, bytes_max: u64) -> Option<Result<u64>> {
+        let node = self.begin_use().ok()?;
+        let flush = try_lock(&self.flush)?;
+        let result = node.0.write_back_locked(&flush, 0..u64::MAX, bytes_max);
+        drop(flush);
+        Some(result)
+    }
+
+    /// What a flusher does with a file whose time has come.
+    pub(crate) fn write_back_in_background(self: &Arc<Self>) {
+        let unreachable = read(&self.state).orphan && !self.in_use();
+        self.core.forget_room();
+        if !unreachable && self.write_back_other(u64::MAX).is_none() {
+            return;
+        }
+        if read(&self.state).is_dirty() {
+            self.requeue_dirty();
+        }
+    }
+
+    /// Writes back up to `bytes_max` bytes of a range of blocks; returns how many it wrote. Only under a [`Use`](crate::node::Use).
+    pub(crate) fn write_back(&self, blocks: Range<u64>, bytes_max: u64) -> Result<u64> {
+        if !read(&self.state).is_dirty() {
+            return Ok(0);
+        }
+        let flush = lock(&self.flush);
+        self.write_back_locked(&flush, blocks, bytes_max)
+    }
+
+    fn write_back_locked(&self, flush: &MutexGuard<'_, ()>, blocks: Range<u64>, bytes_max: u64) -> Result<u64> {
+        let result = self.write_back_data(flush, blocks, bytes_max).and_then(|bytes| {
+            self.push_times(flush)?;
+            Ok(bytes)
+        });
+        self.update(None, |state| match &result {
+            Ok(_) => state.error.failing = false,
+            Err(error) => state.note_error(error.errno()),
+        });
+        result
+    }
+
+    fn write_back_data(&self, _flush: &MutexGuard<'_, ()>, range: Range<u64>, bytes_max: u64) -> Result<u64> {
+        let mut from = range.start;
+        let mut written = 0;
+        while written < bytes_max {
+            let Some(piece) = self.take_piece(from..range.end) else { break };
+            from = piece.blocks.end;
+            match self.write_piece(&piece) {
+                Ok(()) => written += piece.bytes,
+                Err(error) => {
+                    self.return_piece(piece.blocks, false);
+                    return Err(error);
+                }
+            }
+            self.return_piece(piece.blocks, true);
+        }
+        Ok(written)
+    }
+
+    /// Marks the next run of dirty blocks as being written.
+    fn take_piece(&self, range: Range<u64>) -> Option<Piece> {
+        read(&self.state).blocks.next(range.start, writable).filter(|&first| first < range.end)?;
+        self.update(None, |state| {
+            let first = state.blocks.next(range.start, writable).filter(|&first| first < range.end)?;
+            let most = (PIECE_BYTES / BLOCK).min(range.end - first);
+            let blocks = first..first + state.blocks.run(first, most, true, writable);
+            state.blocks.change_existing(blocks.clone(), |chunk, mask| {
+                chunk.dirty &= !mask;
+                chunk.writing |= mask;
+            });
+            let end = (blocks.end * BLOCK).min(state.attributes.size);
+            Some(Piece { bytes: end.saturating_sub(blocks.start * BLOCK), blocks })
+        })
+    }
+
+    fn return_piece(&self, blocks: Range<u64>, done: bool) {
+        self.update(None, |state| {
+            state.blocks.change_existing(blocks, |chunk, mask| {
+                let back = chunk.writing & mask;
+                chunk.writing &= !mask;
+                if !done {
+                    chunk.dirty |= back;
+                }
+            });
+            // The times have to follow before the file counts as clean.
+            state.time_dirty |= done;
+        });
+    }
+
+    fn write_piece(&self, piece: &Piece) -> Result<()> {
+        let offset = piece.blocks.start * BLOCK;
+        let mut buffer = self.core.pool.buffers.take(blocks_for(piece.bytes) as usize);
+        let bytes = &mut buffer[..piece.bytes as usize];
+        {
+            let state = read(&self.state);
+            state.content.read(offset, bytes).map_err(|error| cache_failure(&error))?;
+        }
+        let handle = self.writer_below()?;
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let written = self.core.below.write(&Caller::ROOT, handle, at, &bytes[done..])?;
+            if written.count == 0 {
+                return fail(Errno::ENOSPC);
+            }
+            done += written.count;
+        }
+        let end = offset + piece.bytes;
+        self.update(None, |state| state.below_size = state.below_size.max(end));
+        Ok(())
+    }
+
+    /// Gives the file below the modification time that users see. Only after its data: writing moves it.
+    fn push_times(&self, _flush: &MutexGuard<'_, ()>) -> Result<()> {
+        let taken = self.update(None, |state| {
+            let unwritten = state.blocks.next(0, writable).is_some();
+            // With data left to write, another round follows and sets the times then.
+            (state.time_dirty && !unwritten).then(|| {
+                state.time_dirty = false;
+                state.attributes.modified
+            })
+        });
+        let Some(modified) = taken else { return Ok(()) };
+        match self.set_modified_below(modified) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.update(None, |state| state.time_dirty = true);
+                Err(error)
+            }
+        }
+    }
+
+    fn set_modified_below(&self, modified: Timestamp) -> Result<()> {
+        let changes = SetAttributes { modified: Some(SetTime::At(modified)), ..SetAttributes::default() };
+        let stamp = read(&self.state).stamp;
+        let attributes = self.core.below.setattr(&Caller::ROOT, self.id, &changes, None)?;
+        self.update(None, |state| {
+            if state.stamp == stamp {
+                state.attributes.blocks = attributes.blocks;
+            }
+        });
+        Ok(())
+    }
+
+    /// Keeps blocks back from write-back, or lets them go.
+    pub(crate) fn hold(&self, range: Range<u64>, held: bool) {
+        self.update(None, |state| {
+            if held {
+                state.blocks.change(range, |chunk, mask| chunk.held |= mask);
+            } else {
+                state.blocks.change_existing(range, |chunk, mask| chunk.held &= !mask);
+            }
+        });
+    }
+
+    /// Makes the file durable: what is dirty goes below, and below does the rest. Only under a [`Use`](crate::node::Use).
+    pub(crate) fn sync(&self, range: Range<u64>, below: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
+        // The mutex is taken even when nothing is dirty: another thread may be writing the last piece right now.
+        let flush = lock(&self.flush);
+        self.write_back_locked(&flush, range, u64::MAX)?;
+        let result = below(self);
+        if let Err(error) = &result {
+            // Below has forgotten what it could not write; every other handle should hear of it too.
+            self.update(None, |state| {
+                state.error.failing = false;
+                state.note_error(error.errno());
+                state.error.failing = false;
+            });
+        }
+        result
+    }
+}
+
+impl State {
+    fn note_error(&mut self, errno: Errno) {
+        if !self.error.failing || self.error.errno != Some(errno) {
+            self.error.sequence += 1;
+            self.error.errno = Some(errno);
+        }
+        self.error.failing = true;
+    }
+
+    /// The failure a handle has not reported yet.
+    pub(crate) fn unreported(&self, seen: u64) -> Option<Error> {
+        self.error.errno.filter(|_| seen < self.error.sequence).map(Error::from)
+    }
+}
+
+/// Whether a range may be held: holding makes chunks, so it is bounded (to 1 GiB).
+pub(crate) fn hold_is_bounded(range: &Range<u64>) -> bool {
+    const CHUNKS_MAX: usize = 1 << 12;
+    by_chunk(range.clone()).take(CHUNKS_MAX + 1).count() <= CHUNKS_MAX
+}

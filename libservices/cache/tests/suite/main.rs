@@ -1,0 +1,3 @@
+//! The cache judged by the suites that judge every layer, and by what only a cache can get wrong.
+
+mod contract;
