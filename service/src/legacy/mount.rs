@@ -1,6 +1,6 @@
 //! The mount of one instance: made by hand, so that its type is `fuse.poolfs`, and never left behind.
 
-use super::filesystem::Front;
+use super::filesystem::{Front, TRANSFER_BYTES_MAX};
 use crate::instance::Instance;
 use fuser::{Config, Session, SessionACL};
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 /// Dead mounts stacked on one directory that are taken away before giving up.
 const DEAD_MOUNTS_MAX: usize = 64;
@@ -144,6 +144,9 @@ impl LegacyMount {
                 let _ = end.send(());
             })
             .map_err(failed)?;
+        if let Err(error) = raise_read_ahead(instance.name()) {
+            debug!(instance = instance.name(), %error, "the kernel's read-ahead stays at its default");
+        }
         Ok(Self { guard, ended })
     }
 
@@ -178,6 +181,17 @@ impl LegacyMount {
     pub fn wait(&self, time_max: Duration) -> bool {
         !matches!(self.ended.recv_timeout(time_max), Err(RecvTimeoutError::Timeout))
     }
+}
+
+/// Lets the kernel read ahead as much as one request can carry: a round trip costs the same for 4 KiB and for 1 MiB. The
+/// mount is found in the table, because asking the file system itself would be a request.
+fn raise_read_ahead(instance: &str) -> io::Result<()> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let source = format!(" {MOUNT_TYPE} {MOUNT_SOURCE_PREFIX}{instance} ");
+    let device = table.lines().rfind(|line| line.contains(&source)).and_then(|line| line.split(' ').nth(2));
+    let device = device.ok_or(io::ErrorKind::NotFound)?;
+    let kibibytes = (TRANSFER_BYTES_MAX >> 10).to_string();
+    std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kibibytes)
 }
 
 fn mount(device: &OwnedFd, path: &Path, instance: &str, devices: bool) -> io::Result<()> {

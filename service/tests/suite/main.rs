@@ -2,6 +2,7 @@
 //! our permission function with the kernel's.
 
 mod access;
+mod coherence;
 mod harness;
 mod mounts;
 mod queue;

@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 
-fn connect(folder: &Path, instance: &str) -> Connection {
+pub fn connect(folder: &Path, instance: &str) -> Connection {
     let path = folder.join(format!("run/{instance}.sock"));
     Connection::open(&CString::new(path.to_str().expect("text")).expect("no NUL")).expect("a session")
 }
@@ -24,14 +24,14 @@ fn adopt(file: &File, session: u32) -> Adopt {
     message
 }
 
-fn handle(file: &File, connection: &Connection) -> u64 {
+pub fn handle(file: &File, connection: &Connection) -> u64 {
     let adopted = adopt(file, connection.session());
     assert_ne!(adopted.handle, 0);
     assert_eq!(adopted.inode, file.metadata().expect("stat").ino());
     adopted.handle
 }
 
-fn read(connection: &Connection, handle: u64, offset: u64, length: usize) -> Vec<u8> {
+pub fn read(connection: &Connection, handle: u64, offset: u64, length: usize) -> Vec<u8> {
     let request =
         Request { operation: Operation::Read as u32, handle, offset, length: length as u64, ..Request::default() };
     let mut bytes = vec![0; length];
@@ -41,7 +41,7 @@ fn read(connection: &Connection, handle: u64, offset: u64, length: usize) -> Vec
     bytes
 }
 
-fn write(connection: &Connection, handle: u64, offset: u64, bytes: &[u8]) -> Reply {
+pub fn write(connection: &Connection, handle: u64, offset: u64, bytes: &[u8]) -> Reply {
     let length = bytes.len() as u64;
     let request = Request { operation: Operation::Write as u32, handle, offset, length, ..Request::default() };
     connection.call(&request, &[bytes], &mut []).expect("a reply")
