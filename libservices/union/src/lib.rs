@@ -1,1 +1,217 @@
-//! The union of one writable and many read-only branches that copies blocks, not files.
+//! The union: one writable branch above any number of read-only ones, copying blocks, not files.
+//!
+//! **What it is.** A [`Union`] shows the merged directories of its branches. The first change of a lower regular file makes
+//! a *sketch*: an upper file of the same size and attributes without content. From then on each block of 4096 bytes is
+//! either in the lower file or, once it has been written, in the upper one; a bitmap says which. Opening copies nothing.
+//!
+//! **What is lasting state.** Everything in the upper branch, as docs/formats.md draws it. In memory are the node table, the
+//! bitmaps of sketches in use, and the bits that are ahead of the disk; a crash loses only what no fsync has promised.
+//!
+//! **Order.** Bits reach the disk after the data of their blocks, names of the copy-up before the fsync that needs them
+//! returns. Every change of names is one rename of the upper branch, or a sequence whose steps are each allowed results.
+//!
+//! **Locks.** In this order: the namespace lock (lookups share it, changes of names and copy-ups own it), a node's flush
+//! lock, a node's state, the tables of nodes and handles. Reads and writes of file content take a node's state only.
+//!
+//! **Assumptions.** Lower branches do not change while they are part of a union; a lower file that did is noticed by size
+//! and time when its sketch is opened, and answers `EIO`. One union at a time uses an upper branch.
+
+#![forbid(unsafe_code)]
+
+mod attributes;
+mod bitmap;
+mod branch;
+mod copyup;
+mod data;
+mod durable;
+mod format;
+mod handles;
+mod inode;
+mod layer;
+mod links;
+mod listing;
+mod marks;
+mod names;
+mod node;
+mod rename;
+mod resolve;
+mod sketch;
+mod statistics;
+mod work;
+
+pub use statistics::{Damage, Statistics};
+
+use branch::{Branch, Held, LowerNode};
+use node::{Content, NewNode, Nodes, State};
+use poolfs_libservice::{Error, Libservice, Result};
+use poolfs_types::{Caller, Errno, FileType, NodeId};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Most lower branches of one union.
+pub const LOWERS_MAX: usize = 500;
+
+/// Most bytes of a layer id.
+pub const LAYER_ID_MAX: usize = 255;
+
+/// A read-only branch.
+pub struct Lower {
+    /// What names the layer for good, whatever union it is part of: a digest, or the absolute path of a directory.
+    pub layer_id: String,
+    /// The layer. Nothing is ever changed in it.
+    pub layer: Arc<dyn Libservice>,
+}
+
+/// What a union is made of.
+pub struct UnionConfig {
+    /// The writable branch.
+    pub upper: Arc<dyn Libservice>,
+    /// The read-only branches, topmost first.
+    pub lowers: Vec<Lower>,
+    /// How often bitmaps of sketches that nobody syncs are brought to disk. Zero: only by sync, fsync and at the end.
+    pub flush_interval: Duration,
+    /// Most sketches whose bitmap may wait for that; beyond it, a writer brings the oldest one to disk itself.
+    pub dirty_sketches_max: usize,
+}
+
+impl UnionConfig {
+    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches.
+    #[must_use]
+    pub fn new(upper: Arc<dyn Libservice>, lowers: Vec<Lower>) -> Self {
+        UnionConfig { upper, lowers, flush_interval: Duration::from_secs(5), dirty_sketches_max: 4096 }
+    }
+}
+
+/// The union of one writable and many read-only branches.
+pub struct Union {
+    upper: Branch,
+    lowers: Vec<Lower>,
+    work: work::Work,
+    nodes: Nodes,
+    handles: handles::Handles,
+    namespace: RwLock<()>,
+    dirty: durable::Dirty,
+    dirty_sketches_max: usize,
+    statistics: statistics::Counters,
+    stop: Arc<durable::Stop>,
+    flusher: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Union {
+    /// Opens the union: makes or checks the work directory, and sweeps what an unclean end left there.
+    ///
+    /// # Errors
+    /// `EINVAL` for unusable layer ids, `EROFS` for an upper branch that refuses changes, `EIO` for one written by another release; else
+    /// what the branches answer.
+    pub fn open(config: UnionConfig) -> Result<Arc<Self>> {
+        let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max } = config;
+        check_layers(&lowers)?;
+        if upper.read_only() {
+            return Err(Error::new(Errno::EROFS, "the upper branch of a union has to be writable"));
+        }
+        let (work, unclean) = work::Work::open(&upper)?;
+        if unclean {
+            let removed = work.sweep()?;
+            if removed > 0 {
+                tracing::info!(removed, "orphans of an unclean end were swept from the upper branch");
+            }
+        }
+        let nodes = Nodes::new(root(&upper, &lowers)?);
+        let stop = Arc::new(durable::Stop::default());
+        let union = Arc::new(Union {
+            upper,
+            lowers,
+            work,
+            nodes,
+            handles: handles::Handles::default(),
+            namespace: RwLock::new(()),
+            dirty: durable::Dirty::default(),
+            dirty_sketches_max: dirty_sketches_max.max(1),
+            statistics: statistics::Counters::default(),
+            stop: stop.clone(),
+            flusher: Mutex::new(None),
+        });
+        if !flush_interval.is_zero() {
+            let weak = Arc::downgrade(&union);
+            let thread = std::thread::Builder::new()
+                .name("union-flush".into())
+                .spawn(move || durable::run(&weak, &stop, flush_interval))
+                .map_err(|error| Error::new(Errno::EAGAIN, format!("the flush thread did not start: {error}")))?;
+            *node::lock(&union.flusher) = Some(thread);
+        }
+        Ok(union)
+    }
+
+    fn names(&self) -> RwLockReadGuard<'_, ()> {
+        self.namespace.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn names_mut(&self) -> RwLockWriteGuard<'_, ()> {
+        self.namespace.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Union {
+    fn drop(&mut self) {
+        self.stop.stop();
+        let thread = node::lock(&self.flusher).take();
+        // The flush thread itself may be the last owner; it ends by itself then.
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id())
+            && thread.join().is_err()
+        {
+            tracing::error!("the flush thread panicked");
+        }
+        let ended = self.sync().and_then(|()| self.work.close());
+        if let Err(error) = ended {
+            tracing::error!(%error, "the union did not end cleanly; orphans are swept when it is opened again");
+        }
+    }
+}
+
+fn check_layers(lowers: &[Lower]) -> Result<()> {
+    if lowers.len() > LOWERS_MAX {
+        return Err(Error::new(Errno::EINVAL, format!("a union has at most {LOWERS_MAX} lower branches")));
+    }
+    for (at, lower) in lowers.iter().enumerate() {
+        let id = &lower.layer_id;
+        if id.is_empty() || id.len() > LAYER_ID_MAX || id.contains('\0') {
+            return Err(Error::new(Errno::EINVAL, format!("\"{}\" cannot be a layer id", id.escape_default())));
+        }
+        if lowers[..at].iter().any(|other| other.layer_id == *id) {
+            return Err(Error::new(Errno::EINVAL, format!("two lower branches have the layer id {id}")));
+        }
+    }
+    Ok(())
+}
+
+/// The root directory: the roots of all branches.
+fn root(upper: &Branch, lowers: &[Lower]) -> Result<NewNode> {
+    let marks = marks::Marks::read(&**upper, NodeId::ROOT)?;
+    let attributes = upper.getattr(&Caller::ROOT, NodeId::ROOT)?;
+    let mut merged = Vec::new();
+    for (layer, lower) in lowers.iter().enumerate().filter(|_| !marks.opaque) {
+        let held = Arc::new(Held::new(&lower.layer, NodeId::ROOT));
+        merged.push(LowerNode { layer, held, path: Arc::from(&b""[..]) });
+        if marks::Marks::read(&*lower.layer, NodeId::ROOT)?.opaque {
+            break;
+        }
+    }
+    Ok(NewNode {
+        inode: inode::shown(inode::UPPER, attributes.inode),
+        file_type: FileType::Directory,
+        state: State {
+            upper: Some(Arc::new(Held::new(upper, NodeId::ROOT))),
+            lowers: merged,
+            names: Vec::new(),
+            removed: false,
+            content: Content::Plain,
+            index_links: None,
+            origin: false,
+            lower_path: Some(Arc::from(&b""[..])),
+            whiteouts: marks.whiteouts,
+            impure: marks.impure,
+            subdirectories: None,
+        },
+    })
+}

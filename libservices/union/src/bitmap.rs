@@ -1,0 +1,208 @@
+//! The map of moved blocks: in memory, and as sectors on disk.
+//!
+//! In memory only sectors with a moved block exist, so a map costs what was written, not what the file measures. A
+//! block is *lower* (bit clear) or *upper* (bit set); a block *in transit*, of which only a part has arrived, cannot be
+//! seen here, because the part and the rest are put in by one write below.
+
+use crate::format::{Cause, VERSION, array, check, crc_with_hole};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Bytes of one sector, the unit that reaches the disk wholly or not at all.
+pub(crate) const SECTOR_BYTES: usize = 512;
+const HEADER_BYTES: usize = 32;
+const CRC_AT: usize = 28;
+const WORDS: usize = (SECTOR_BYTES - HEADER_BYTES) / 8;
+/// Blocks one sector tells of.
+pub(crate) const SECTOR_BLOCKS: u64 = WORDS as u64 * 64;
+
+type Words = [u64; WORDS];
+
+/// Which blocks of a sketch have moved, and which sectors of that are not on disk yet.
+#[derive(Debug, Default)]
+pub(crate) struct Bitmap {
+    sectors: BTreeMap<u32, Box<Words>>,
+    dirty: BTreeSet<u32>,
+}
+
+impl Bitmap {
+    fn split(block: u64) -> (u32, usize, u32) {
+        let bit = block % SECTOR_BLOCKS;
+        ((block / SECTOR_BLOCKS) as u32, (bit / 64) as usize, (bit % 64) as u32)
+    }
+
+    /// Whether `block` has moved.
+    pub fn moved(&self, block: u64) -> bool {
+        let (sector, word, bit) = Self::split(block);
+        self.sectors.get(&sector).is_some_and(|words| words[word] >> bit & 1 == 1)
+    }
+
+    /// The first block in `from..end` whose state differs from `moved`, or `end`.
+    pub fn run_end(&self, from: u64, end: u64, moved: bool) -> u64 {
+        let mut block = from;
+        while block < end {
+            let (sector, word, bit) = Self::split(block);
+            let Some(words) = self.sectors.get(&sector) else {
+                if moved {
+                    return block;
+                }
+                block = self
+                    .sectors
+                    .range(sector..)
+                    .next()
+                    .map_or(end, |(&next, _)| u64::from(next) * SECTOR_BLOCKS)
+                    .min(end);
+                continue;
+            };
+            let differs = if moved { !words[word] } else { words[word] } >> bit;
+            if differs != 0 {
+                return (block + u64::from(differs.trailing_zeros())).min(end);
+            }
+            block += 64 - u64::from(bit);
+        }
+        end
+    }
+
+    /// Marks `blocks` as moved; returns how many were not.
+    pub fn set(&mut self, blocks: std::ops::Range<u64>) -> u64 {
+        let mut fresh = 0;
+        let mut block = blocks.start;
+        while block < blocks.end {
+            let (sector, word, bit) = Self::split(block);
+            let count = (64 - u64::from(bit)).min(blocks.end - block);
+            let mask = (u64::MAX >> (64 - count)) << bit;
+            let words = self.sectors.entry(sector).or_insert_with(|| Box::new([0; WORDS]));
+            let new = mask & !words[word];
+            if new != 0 {
+                words[word] |= mask;
+                fresh += u64::from(new.count_ones());
+                self.dirty.insert(sector);
+            }
+            block += count;
+        }
+        fresh
+    }
+
+    /// How many of the blocks below `end` have moved.
+    pub fn count_below(&self, end: u64) -> u64 {
+        let mut count = 0;
+        for (&sector, words) in self.sectors.range(..=Self::split(end).0) {
+            let first = u64::from(sector) * SECTOR_BLOCKS;
+            for (index, word) in words.iter().enumerate() {
+                let start = first + index as u64 * 64;
+                if start >= end {
+                    break;
+                }
+                let keep = (end - start).min(64);
+                count += u64::from((word & (u64::MAX >> (64 - keep))).count_ones());
+            }
+        }
+        count
+    }
+
+    /// Whether something is not on disk yet.
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// The sectors that are not on disk yet, as they have to be written, and forgets that they are dirty.
+    pub fn take_dirty(&mut self, id: &[u8; 16]) -> Vec<(u32, [u8; SECTOR_BYTES])> {
+        let taken = std::mem::take(&mut self.dirty);
+        taken.into_iter().filter_map(|sector| Some((sector, encode(id, sector, self.sectors.get(&sector)?)))).collect()
+    }
+
+    /// Takes back sectors that could not be written.
+    pub fn put_back(&mut self, sectors: impl IntoIterator<Item = u32>) {
+        self.dirty.extend(sectors);
+    }
+
+    /// Adds what the sector `sector` of a bitmap file says.
+    pub fn load(&mut self, id: &[u8; 16], sector: u32, bytes: &[u8; SECTOR_BYTES]) -> Result<(), Cause> {
+        if bytes.iter().all(|&byte| byte == 0) {
+            return Ok(());
+        }
+        let what = format!("sector {sector} of bitmap {}", crate::format::bitmap_name(id));
+        check(&what, bytes, b"PFBM", CRC_AT)?;
+        if array::<16>(bytes, 8) != *id {
+            return Err(format!("{what} belongs to another file"));
+        }
+        if u32::from_le_bytes(array(bytes, 24)) != sector {
+            return Err(format!("{what} is in the wrong place"));
+        }
+        let mut words = Box::new([0; WORDS]);
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = u64::from_le_bytes(array(bytes, HEADER_BYTES + 8 * index));
+        }
+        self.sectors.insert(sector, words);
+        Ok(())
+    }
+}
+
+fn encode(id: &[u8; 16], sector: u32, words: &Words) -> [u8; SECTOR_BYTES] {
+    let mut out = [0; SECTOR_BYTES];
+    out[..4].copy_from_slice(b"PFBM");
+    out[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    out[6..8].copy_from_slice(&((SECTOR_BYTES - HEADER_BYTES) as u16).to_le_bytes());
+    out[8..24].copy_from_slice(id);
+    out[24..28].copy_from_slice(&sector.to_le_bytes());
+    for (index, word) in words.iter().enumerate() {
+        out[HEADER_BYTES + 8 * index..HEADER_BYTES + 8 * index + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    let crc = crc_with_hole(&out, CRC_AT);
+    out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    out
+}
+
+/// Bytes of the bitmap file of a lower file of `size` bytes.
+pub(crate) fn file_bytes(size: u64) -> u64 {
+    let blocks = size.div_ceil(poolfs_types::limits::BLOCK_SIZE as u64);
+    blocks.div_ceil(SECTOR_BLOCKS).max(1) * SECTOR_BYTES as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agrees_with_a_plain_set() {
+        let mut bitmap = Bitmap::default();
+        let mut model = BTreeSet::new();
+        let mut seed = 1u64;
+        let end = 3 * SECTOR_BLOCKS + 100;
+        for _ in 0..400 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let start = (seed >> 20) % end;
+            let stop = (start + (seed >> 50) % 200 + 1).min(end);
+            let fresh = (start..stop).filter(|&block| model.insert(block)).count() as u64;
+            assert_eq!(bitmap.set(start..stop), fresh);
+        }
+        assert_eq!(bitmap.count_below(end), model.len() as u64);
+        for block in (0..end).step_by(7) {
+            assert_eq!(bitmap.moved(block), model.contains(&block));
+            let state = bitmap.moved(block);
+            let expected = (block..end).find(|other| model.contains(other) != state).unwrap_or(end);
+            assert_eq!(bitmap.run_end(block, end, state), expected);
+            assert_eq!(bitmap.count_below(block), model.range(..block).count() as u64);
+        }
+    }
+
+    #[test]
+    fn sectors_come_back_and_refuse_damage() {
+        let id = [9; 16];
+        let mut bitmap = Bitmap::default();
+        bitmap.set(SECTOR_BLOCKS + 3..SECTOR_BLOCKS + 5);
+        let sectors = bitmap.take_dirty(&id);
+        assert!(!bitmap.is_dirty());
+        let [(1, bytes)] = sectors.as_slice() else { panic!("{sectors:?}") };
+        let mut loaded = Bitmap::default();
+        loaded.load(&id, 1, bytes).unwrap();
+        assert!(loaded.moved(SECTOR_BLOCKS + 3) && !loaded.moved(SECTOR_BLOCKS + 5) && !loaded.is_dirty());
+        assert!(loaded.load(&id, 2, bytes).unwrap_err().contains("place"));
+        assert!(loaded.load(&[8; 16], 1, bytes).unwrap_err().contains("another"));
+        for at in 0..SECTOR_BYTES {
+            let mut broken = *bytes;
+            broken[at] ^= 4;
+            assert!(loaded.load(&id, 1, &broken).is_err(), "byte {at}");
+        }
+        loaded.load(&id, 0, &[0; SECTOR_BYTES]).unwrap();
+    }
+}

@@ -1,0 +1,302 @@
+//! Copy-up: the first change of a lower object gives it an upper one. Of a regular file this is a sketch, without a byte
+//! of its content. Callers hold the namespace lock for writing.
+
+use crate::Union;
+use crate::branch::{Held, LowerNode, Opened};
+use crate::format::{ORIGIN_PATH_MAX, Origin, SketchRecord};
+use crate::node::{Content, Node, lock};
+use crate::sketch::Sketch;
+use crate::{inode, links, marks};
+use poolfs_libservice::{Error, Result};
+use poolfs_types::{
+    Attributes, Caller, Errno, FileType, Name, OpenFlags, RenameFlags, SetAttributes, SetTime, XattrFlags,
+};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes copied at once where a file has to be copied whole.
+const COPY_BYTES: usize = 1 << 20;
+const ROOT: &Caller = &Caller::ROOT;
+
+/// What of a regular file is copied up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bytes {
+    /// all stay visible, and stay below
+    Sketch,
+    /// none: the file is about to be truncated to nothing
+    None,
+}
+
+impl Union {
+    /// Gives `node`, and every directory above it, an upper object; returns that of `node`.
+    pub(crate) fn copy_up(&self, node: &Arc<Node>, bytes: Bytes) -> Result<Arc<Held>> {
+        if let Some(upper) = node.upper() {
+            return Ok(upper);
+        }
+        let mut missing = vec![node.clone()];
+        while let Some(parent) = missing.last().and_then(|node| node.parent()) {
+            if parent.upper().is_some() {
+                break;
+            }
+            missing.push(parent);
+        }
+        while let Some(next) = missing.pop() {
+            self.copy_up_one(&next, bytes)?;
+        }
+        node.upper().ok_or_else(|| Error::from(Errno::ESTALE))
+    }
+
+    /// Copies up one object whose parent has an upper directory (or which has no name any more).
+    fn copy_up_one(&self, node: &Arc<Node>, bytes: Bytes) -> Result<()> {
+        let (lower, place) = {
+            let state = node.read();
+            if let Content::Damaged(cause) = &state.content {
+                return Err(self.damaged(node, cause));
+            }
+            let lower = state.lowers.first().cloned().ok_or_else(|| Error::from(Errno::ESTALE))?;
+            (lower, state.names.first().map(|name| (name.parent.clone(), name.name.clone())))
+        };
+        let attributes = self.lowers[lower.layer].layer.getattr(ROOT, lower.held.node())?;
+        let temporary = self.work.temporary();
+        let made = self.build(node, &lower, &attributes, bytes, &temporary);
+        let (held, content) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                // Best effort: what stays behind is swept at the next opening.
+                let _ = crate::work::remove_tree(&self.upper, &self.work.work, &temporary, node.file_type);
+                return Err(error);
+            }
+        };
+        let index_links = self.put_into_place(node, &held, &lower, &attributes, &temporary, place.as_ref())?;
+        self.nodes.bind_upper(node, held.node());
+        {
+            let mut state = node.write();
+            state.upper = Some(held.clone());
+            state.content = content;
+            state.origin = true;
+            state.index_links = index_links;
+        }
+        if node.is_directory() {
+            node.undurable.store(true, Ordering::Release);
+        }
+        self.statistics.copied_up(node.file_type);
+        self.reopen(node, &held)
+    }
+
+    /// Makes the upper object in the work directory, complete with attributes and marks.
+    fn build(
+        &self,
+        node: &Node,
+        lower: &LowerNode,
+        attributes: &Attributes,
+        bytes: Bytes,
+        temporary: &[u8],
+    ) -> Result<(Arc<Held>, Content)> {
+        let branch = &self.lowers[lower.layer].layer;
+        let caller = Caller { uid: attributes.uid, gid: attributes.gid, umask: 0 };
+        let (work, name) = (self.work.work.node(), Name::new(temporary)?);
+        let permissions = attributes.permissions;
+        let entry = match node.file_type {
+            FileType::Directory => self.upper.mkdir(&caller, work, name, permissions)?,
+            FileType::Symlink => {
+                let target = branch.readlink(ROOT, lower.held.node())?;
+                self.upper.symlink(&caller, work, name, &target)?
+            }
+            other => self.upper.mknod(&caller, work, name, other, permissions, attributes.device)?,
+        };
+        let held = Arc::new(Held::new(&self.upper, entry.node));
+        self.copy_xattrs(lower, &held, node.file_type)?;
+        let mut origin = Origin {
+            layer_id: self.lowers[lower.layer].layer_id.clone(),
+            path: lower.path.to_vec(),
+            inode: node.inode,
+            size: attributes.size,
+            modified: attributes.modified,
+        };
+        let fits = origin.path.len() <= ORIGIN_PATH_MAX;
+        if !fits {
+            origin.path.clear();
+        }
+        self.set_origin(&held, &origin, node.file_type)?;
+        let mut changes = SetAttributes {
+            accessed: Some(SetTime::At(attributes.accessed)),
+            modified: Some(SetTime::At(attributes.modified)),
+            ..SetAttributes::default()
+        };
+        if node.file_type != FileType::Symlink && entry.attributes.permissions != permissions {
+            changes.permissions = Some(permissions);
+        }
+        let mut content = Content::Plain;
+        if node.file_type == FileType::Regular && attributes.size > 0 && bytes == Bytes::Sketch {
+            if fits {
+                content = self.make_sketch(&held, attributes, origin, lower)?;
+                changes.size = Some(attributes.size);
+            } else {
+                self.copy_whole(lower, &held, attributes.size)?;
+            }
+        }
+        self.upper.setattr(ROOT, held.node(), &changes, None)?;
+        Ok((held, content))
+    }
+
+    fn set_origin(&self, held: &Held, origin: &Origin, file_type: FileType) -> Result<()> {
+        match marks::set(&*self.upper, held.node(), marks::ORIGIN, &origin.encode()) {
+            // Without xattrs on links and special files these only lose their inode number.
+            Err(error)
+                if !matches!(file_type, FileType::Regular | FileType::Directory)
+                    && (error == Errno::EPERM || error == Errno::EOPNOTSUPP) =>
+            {
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn make_sketch(&self, held: &Held, attributes: &Attributes, origin: Origin, lower: &LowerNode) -> Result<Content> {
+        let mut id = [0; 16];
+        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+        let size = attributes.size;
+        let record = SketchRecord { id, bitmap_durable: false, limit: size, size, epoch: 0 };
+        marks::set(&*self.upper, held.node(), marks::METACOPY, b"")?;
+        marks::set(&*self.upper, held.node(), marks::SKETCH, &record.encode())?;
+        Ok(Content::Sketch(Box::new(Sketch::fresh(record, origin, lower.clone()))))
+    }
+
+    fn copy_whole(&self, lower: &LowerNode, held: &Held, size: u64) -> Result<()> {
+        let branch = &self.lowers[lower.layer].layer;
+        let from = Opened::file(branch, ROOT, lower.held.node(), OpenFlags::READ_ONLY)?;
+        let to = Opened::file(&self.upper, ROOT, held.node(), OpenFlags::READ_WRITE)?;
+        let mut buffer = vec![0; COPY_BYTES.min(size as usize)];
+        let mut offset = 0;
+        while offset < size {
+            let count = from.read_full(offset, &mut buffer)?;
+            if count == 0 {
+                return Err(Error::new(Errno::EIO, "a lower file became shorter while it was copied"));
+            }
+            to.write_full(offset, &buffer[..count])?;
+            offset += count as u64;
+        }
+        Ok(())
+    }
+
+    fn copy_xattrs(&self, lower: &LowerNode, held: &Held, file_type: FileType) -> Result<()> {
+        let branch = &self.lowers[lower.layer].layer;
+        let names = match branch.listxattr(ROOT, lower.held.node()) {
+            Ok(names) => names,
+            Err(error) if error == Errno::EOPNOTSUPP => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        for name in names.iter().filter(|name| !marks::hidden(name)) {
+            let value = branch.getxattr(ROOT, lower.held.node(), name)?;
+            match self.upper.setxattr(ROOT, held.node(), name, &value, XattrFlags::empty()) {
+                // Security labels of the host do not have to fit the upper branch.
+                Err(error) if error == Errno::EOPNOTSUPP && name.starts_with(b"security.selinux") => {}
+                Err(error) if error == Errno::EPERM && file_type == FileType::Symlink => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a copied-up object from the work directory to where it belongs; of an indexed file returns its links.
+    fn put_into_place(
+        &self,
+        node: &Arc<Node>,
+        held: &Held,
+        lower: &LowerNode,
+        attributes: &Attributes,
+        temporary: &[u8],
+        place: Option<&(Arc<Node>, Box<[u8]>)>,
+    ) -> Result<Option<i64>> {
+        let (work, name) = (self.work.work.node(), Name::new(temporary)?);
+        if node.file_type == FileType::Regular && attributes.links > 1 && (place.is_some() || !node.read().removed) {
+            links::store_lower(self, held, i64::from(attributes.links), attributes.links)?;
+            let key = inode::index_key(&self.lowers[lower.layer].layer_id, attributes);
+            let index = self.work.index.node();
+            self.upper.rename(ROOT, work, name, index, Name::new(key.as_bytes())?, RenameFlags::empty())?;
+            self.work.undurable.store(true, Ordering::Release);
+            let mut upper_links = 1;
+            if let Some((parent, place)) = place {
+                self.inside(parent, |directory| {
+                    self.upper.link(ROOT, held.node(), directory.node(), Name::new(place)?).map(|entry| {
+                        drop(Held::new(&self.upper, entry.node));
+                    })
+                })?;
+                upper_links = 2;
+            }
+            return Ok(Some(i64::from(attributes.links) - upper_links));
+        }
+        match place {
+            Some((parent, place)) => self.inside(parent, |directory| {
+                let flags = RenameFlags::empty();
+                self.upper.rename(ROOT, work, name, directory.node(), Name::new(place)?, flags)
+            })?,
+            // The file was removed while it was open: its upper object lives as long as the node.
+            None => self.upper.unlink(ROOT, work, name)?,
+        }
+        Ok(None)
+    }
+
+    /// Puts a copied-up object into an upper directory, whose times stay: nothing changed that a user could see.
+    pub(crate) fn inside(&self, parent: &Arc<Node>, put: impl FnOnce(&Held) -> Result<()>) -> Result<()> {
+        let directory = parent.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
+        self.mark_impure(parent, &directory)?;
+        let before = self.upper.getattr(ROOT, directory.node())?;
+        put(&directory)?;
+        parent.undurable.store(true, Ordering::Release);
+        let times = SetAttributes { modified: Some(SetTime::At(before.modified)), ..SetAttributes::default() };
+        self.upper.setattr(ROOT, directory.node(), &times, None).map(drop)
+    }
+
+    pub(crate) fn mark_impure(&self, parent: &Node, directory: &Held) -> Result<()> {
+        if !parent.read().impure {
+            marks::set(&*self.upper, directory.node(), marks::IMPURE, b"y")?;
+            parent.write().impure = true;
+        }
+        Ok(())
+    }
+
+    /// Opens the upper file for every open handle of `node`, so that each learns of failed write-backs from now on.
+    fn reopen(&self, node: &Arc<Node>, held: &Held) -> Result<()> {
+        let handles: Vec<_> = lock(&node.handles).iter().filter_map(std::sync::Weak::upgrade).collect();
+        for handle in handles {
+            self.upper_handle(&handle, held)?;
+        }
+        Ok(())
+    }
+
+    /// Gives an existing name of an indexed file its upper link.
+    pub(crate) fn link_name(&self, node: &Arc<Node>, parent: &Arc<Node>, name: &[u8]) -> Result<()> {
+        let held = self.copy_up(node, Bytes::Sketch)?;
+        self.copy_up(parent, Bytes::Sketch)?;
+        let directory = parent.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
+        if !matches!(self.slot(&directory, name)?, crate::resolve::Slot::Absent) {
+            return Ok(());
+        }
+        let Some(delta) = node.read().index_links else { return Ok(()) };
+        let upper = self.upper.getattr(ROOT, held.node())?;
+        let count = i64::from(upper.links) + delta;
+        if let Some(lower_links) = self.lower_links(node)? {
+            links::store_lower(self, &held, count, lower_links)?;
+        }
+        self.inside(parent, |directory| {
+            let entry = self.upper.link(ROOT, held.node(), directory.node(), Name::new(name)?)?;
+            drop(Held::new(&self.upper, entry.node));
+            Ok(())
+        })?;
+        node.write().index_links = Some(delta - 1);
+        Ok(())
+    }
+
+    /// The link count of the lower file that `node` was copied from, if it is still there.
+    fn lower_links(&self, node: &Node) -> Result<Option<u32>> {
+        if let Some(lower) = node.read().lowers.first() {
+            return Ok(Some(self.lowers[lower.layer].layer.getattr(ROOT, lower.held.node())?.links));
+        }
+        let Some(upper) = node.upper() else { return Ok(None) };
+        let value = self.upper.getxattr(ROOT, upper.node(), marks::ORIGIN)?;
+        let Ok(origin) = Origin::decode(&value) else { return Ok(None) };
+        Ok(self.lower_of(&origin)?.ok().map(|(_, attributes)| attributes.links))
+    }
+}

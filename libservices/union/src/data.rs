@@ -1,0 +1,255 @@
+//! Reading and writing: runs of blocks from the upper and the lower file, and the move of a block at its first change.
+
+use crate::Union;
+use crate::branch::{Held, Opened};
+use crate::copyup::Bytes;
+use crate::node::{Content, Node, OpenFile, State};
+use crate::sketch::{BLOCK, Files, Map, Sketch};
+use poolfs_libservice::{Error, Result, Written, fail};
+use poolfs_types::limits::FILE_SIZE_MAX;
+use poolfs_types::{Caller, Errno, OpenFlags};
+use std::sync::Arc;
+
+/// The part of an open file's flags that its upper file is opened with.
+fn upper_flags(flags: OpenFlags) -> OpenFlags {
+    let keep = OpenFlags::WRITE_ONLY
+        | OpenFlags::READ_WRITE
+        | OpenFlags::APPEND
+        | OpenFlags::DATA_SYNC
+        | OpenFlags::FILE_SYNC
+        | OpenFlags::NO_ATIME;
+    flags & keep
+}
+
+/// Reads `buffer.len()` bytes at `offset` as the sketch has them below `size`; what no file has is zero.
+fn read_runs(sketch: &Sketch, map: &Map, files: &Files, offset: u64, buffer: &mut [u8]) -> Result<()> {
+    let end = offset + buffer.len() as u64;
+    let lower_blocks = sketch.lower_blocks();
+    let mut at = offset;
+    while at < end {
+        let block = at / BLOCK;
+        let last = end.div_ceil(BLOCK);
+        let upper = block >= lower_blocks || map.bitmap.moved(block);
+        let run_blocks = match (upper, block >= lower_blocks) {
+            (_, true) => last,
+            (true, _) => {
+                let run = map.bitmap.run_end(block, last.min(lower_blocks), true);
+                if run == lower_blocks { last } else { run }
+            }
+            (false, _) => map.bitmap.run_end(block, last.min(lower_blocks), false),
+        };
+        let run_end = (run_blocks * BLOCK).min(end);
+        let part = &mut buffer[(at - offset) as usize..(run_end - offset) as usize];
+        let got = if upper {
+            files.upper.read_full(at, part)?
+        } else {
+            let visible = (sketch.record.limit.max(at) - at).min(part.len() as u64) as usize;
+            let got = files.lower.read_full(at, &mut part[..visible])?;
+            if got < visible {
+                return Err(Error::new(Errno::EIO, "a lower file became shorter while it was in use"));
+            }
+            got
+        };
+        part[got..].fill(0);
+        at = run_end;
+    }
+    Ok(())
+}
+
+impl Union {
+    /// The handle of the upper file that belongs to an open file.
+    pub(crate) fn upper_handle<'a>(&self, file: &'a OpenFile, held: &Held) -> Result<&'a Opened> {
+        if let Some(opened) = file.upper.get() {
+            return Ok(opened);
+        }
+        let opened = Opened::file(&self.upper, &Caller::ROOT, held.node(), upper_flags(file.flags))?;
+        // Two threads may open it at once; the second one's goes away again.
+        Ok(file.upper.get_or_init(|| opened))
+    }
+
+    pub(crate) fn lower_handle<'a>(&self, file: &'a OpenFile, state: &State) -> Result<&'a Opened> {
+        if let Some(opened) = file.lower.get() {
+            return Ok(opened);
+        }
+        let lower = state.lowers.first().ok_or_else(|| Error::from(Errno::ESTALE))?;
+        let branch = &self.lowers[lower.layer].layer;
+        let opened = Opened::file(branch, &Caller::ROOT, lower.held.node(), OpenFlags::READ_ONLY)?;
+        Ok(file.lower.get_or_init(|| opened))
+    }
+
+    pub(crate) fn read_file(&self, caller: &Caller, file: &OpenFile, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let node = &file.node;
+        loop {
+            let state = node.read();
+            match (&state.upper, &state.content) {
+                (_, Content::Damaged(cause)) => return Err(self.damaged(node, cause)),
+                (None, _) => {
+                    let opened = self.lower_handle(file, &state)?;
+                    return opened.read(caller, offset, buffer);
+                }
+                (Some(held), Content::Plain) => {
+                    return self.upper_handle(file, held)?.read(caller, offset, buffer);
+                }
+                (Some(held), Content::Sketch(sketch)) => {
+                    if let (Some(map), Some(files)) = (&sketch.map, &sketch.files) {
+                        let size = self.upper.getattr(caller, held.node())?.size;
+                        let count = size.saturating_sub(offset).min(buffer.len() as u64) as usize;
+                        read_runs(sketch, map, files, offset, &mut buffer[..count])?;
+                        return Ok(count);
+                    }
+                }
+            }
+            drop(state);
+            self.make_ready(node)?;
+        }
+    }
+
+    /// Makes sure that `node` has an upper object.
+    pub(crate) fn ensure_upper(&self, node: &Arc<Node>, bytes: Bytes) -> Result<()> {
+        if node.read().upper.is_none() {
+            let _names = self.names_mut();
+            self.copy_up(node, bytes)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write_file(&self, caller: &Caller, file: &OpenFile, offset: u64, data: &[u8]) -> Result<Written> {
+        let node = &file.node;
+        let append = file.flags.contains(OpenFlags::APPEND);
+        if !append && offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+            return fail(Errno::EFBIG);
+        }
+        if data.is_empty() {
+            return Ok(Written { count: 0, offset });
+        }
+        self.ensure_upper(node, Bytes::Sketch)?;
+        if let Some(written) = self.write_moved(caller, file, offset, data)? {
+            return Ok(written);
+        }
+        let written = {
+            let mut state = node.write();
+            self.make_ready_locked(node, &mut state)?;
+            let State { upper: Some(held), content, .. } = &mut *state else { return fail(Errno::ESTALE) };
+            let opened = self.upper_handle(file, held)?;
+            match content {
+                Content::Sketch(sketch) => {
+                    let size = self.upper.getattr(caller, held.node())?.size;
+                    let offset = if append { size } else { offset };
+                    if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+                        return fail(Errno::EFBIG);
+                    }
+                    self.write_moving(sketch, size, offset, data)?
+                }
+                _ => return opened.write(caller, offset, data),
+            }
+        };
+        self.after_move(node)?;
+        if file.flags.contains(OpenFlags::DATA_SYNC) {
+            self.sync_file(file, poolfs_libservice::Durability::Data)?;
+        }
+        Ok(written)
+    }
+
+    /// The write that moves nothing, without exclusion of others: an ordinary file, or blocks that have moved before.
+    fn write_moved(&self, caller: &Caller, file: &OpenFile, offset: u64, data: &[u8]) -> Result<Option<Written>> {
+        let state = file.node.read();
+        let Some(held) = &state.upper else { return Ok(None) };
+        match &state.content {
+            Content::Damaged(cause) => return Err(self.damaged(&file.node, cause)),
+            Content::Sketch(sketch) => {
+                if file.flags.contains(OpenFlags::APPEND) {
+                    return Ok(None);
+                }
+                let blocks = offset / BLOCK..(offset + data.len() as u64).div_ceil(BLOCK);
+                if !sketch.all_upper(blocks) {
+                    return Ok(None);
+                }
+            }
+            Content::Plain => {}
+        }
+        self.upper_handle(file, held)?.write(caller, offset, data).map(Some)
+    }
+
+    /// Writes to a sketch, whose lock is held, and moves the blocks that have not moved.
+    ///
+    /// A block of which only a part is written gets the rest from below first, in memory, and reaches the layer below by one
+    /// write: it is never there in part, so nothing has to be put on hold.
+    fn write_moving(&self, sketch: &mut Sketch, size: u64, offset: u64, data: &[u8]) -> Result<Written> {
+        let end = offset + data.len() as u64;
+        let (first, last) = (offset / BLOCK, (end - 1) / BLOCK);
+        let partial = |block: u64| {
+            let whole = offset <= block * BLOCK && end >= ((block + 1) * BLOCK).min(size.max(end));
+            !whole && !sketch.all_upper(block..block + 1)
+        };
+        let mut copied = 0;
+        let mut done = 0usize;
+        let (map, files) = sketch.parts()?;
+        let mut edge = |block: u64, piece: &[u8], at: u64| -> Result<()> {
+            let start = block * BLOCK;
+            let stop = (start + BLOCK).min(size.max(at + piece.len() as u64));
+            let mut whole = vec![0; (stop - start) as usize];
+            read_runs(sketch, map, files, start, &mut whole)?;
+            let within = (at - start) as usize;
+            whole[within..within + piece.len()].copy_from_slice(piece);
+            copied += 1;
+            files.upper.write_full(start, &whole)
+        };
+        let head_end = ((first + 1) * BLOCK).min(end);
+        let result = (|| {
+            if partial(first) {
+                let piece = &data[..(head_end - offset) as usize];
+                edge(first, piece, offset)?;
+                done = piece.len();
+            }
+            let tail = (last > first && partial(last)).then_some(last * BLOCK);
+            let stop = (tail.unwrap_or(end) - offset) as usize;
+            while done < stop {
+                let at = offset + done as u64;
+                done += self.upper.write(&Caller::ROOT, files.upper.id(), at, &data[done..stop])?.count;
+            }
+            if let Some(start) = tail {
+                edge(last, &data[stop..], start)?;
+                done = data.len();
+            }
+            Ok(())
+        })();
+        // A block counts as moved only when all of it was accepted; the last one of a full write always was.
+        let moved_end = if done == data.len() { last + 1 } else { (offset + done as u64) / BLOCK };
+        let fresh = if done > 0 { sketch.set_moved(first..moved_end) } else { 0 };
+        self.statistics.moved(fresh, copied);
+        let kept = if done == data.len() { done } else { (moved_end * BLOCK).saturating_sub(offset) as usize };
+        match result {
+            Err(error) if kept == 0 => Err(error),
+            _ => Ok(Written { count: kept.min(data.len()), offset }),
+        }
+    }
+
+    /// Moves the blocks in which a punched or zeroed range begins and ends, whole, so that the range may be punched above.
+    pub(crate) fn move_edges(&self, sketch: &mut Sketch, size: u64, offset: u64, end: u64) -> Result<()> {
+        for (at, edge) in [(offset / BLOCK, offset), (end / BLOCK, end)] {
+            if edge.is_multiple_of(BLOCK) || at * BLOCK >= size || sketch.all_upper(at..at + 1) {
+                continue;
+            }
+            let start = at * BLOCK;
+            let mut whole = vec![0; (BLOCK.min(size - start)) as usize];
+            let (map, files) = sketch.parts()?;
+            read_runs(sketch, map, files, start, &mut whole)?;
+            files.upper.write_full(start, &whole)?;
+            let fresh = sketch.set_moved(at..at + 1);
+            self.statistics.moved(fresh, 1);
+        }
+        Ok(())
+    }
+}
+
+impl Opened {
+    /// One read of the layer below.
+    pub fn read(&self, caller: &Caller, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.branch().read(caller, self.id(), offset, buffer)
+    }
+
+    /// One write of the layer below.
+    pub fn write(&self, caller: &Caller, offset: u64, data: &[u8]) -> Result<Written> {
+        self.branch().write(caller, self.id(), offset, data)
+    }
+}

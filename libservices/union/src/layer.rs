@@ -1,0 +1,386 @@
+//! The union as a layer.
+
+use crate::Union;
+use crate::branch::Opened;
+use crate::names::New;
+use crate::node::{Content, OpenFile, lock};
+use crate::rename::End;
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Libservice, Result, Written, fail};
+use poolfs_types::{
+    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
+    RenameFlags, SeekTo, SetAttributes, XattrFlags,
+};
+use std::ops::{ControlFlow, Range};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// Bytes copied at once by `copy_range`.
+const COPY_BYTES: u64 = 1 << 20;
+
+fn open_file(node: Arc<crate::node::Node>, flags: OpenFlags, directory: bool) -> OpenFile {
+    OpenFile { node, flags, directory, upper: OnceLock::new(), lower: OnceLock::new(), listing: Mutex::new(None) }
+}
+
+impl Libservice for Union {
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        let parent = self.node(parent)?;
+        if !parent.is_directory() {
+            return fail(Errno::ENOTDIR);
+        }
+        let _names = self.names();
+        let child = self.child(&parent, name.as_bytes())?.ok_or_else(|| Error::from(Errno::ENOENT))?;
+        let attributes = self.attributes(caller, &child)?;
+        Ok(Entry { node: child.keep().id, attributes })
+    }
+
+    fn forget(&self, node: NodeId, count: u64) {
+        self.nodes.forget(node, count);
+    }
+
+    fn getattr(&self, caller: &Caller, node: NodeId) -> Result<Attributes> {
+        let node = self.node(node)?;
+        self.attributes(caller, &node)
+    }
+
+    fn setattr(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        changes: &SetAttributes,
+        handle: Option<HandleId>,
+    ) -> Result<Attributes> {
+        let node = self.node(node)?;
+        let file = handle.map(|handle| self.handles.get(handle)).transpose()?;
+        self.set_attributes(caller, &node, changes, file.as_deref())
+    }
+
+    fn readlink(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>> {
+        let node = self.node(node)?;
+        if node.file_type != FileType::Symlink {
+            return fail(Errno::EINVAL);
+        }
+        let state = node.read();
+        let (branch, id) = self.top(&state)?;
+        branch.readlink(caller, id)
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        let _names = self.names_mut();
+        let parent = self.parent_of_new(parent, name.as_bytes())?;
+        let (entry, opened) = self.make(caller, &parent, name, New::File(permissions, flags))?;
+        let file = open_file(self.node(entry.node)?, flags, false);
+        if let Some(opened) = opened {
+            let _ = file.upper.set(opened);
+        }
+        Ok((entry, self.open_handle(file)))
+    }
+
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        file_type: FileType,
+        permissions: u32,
+        device: u32,
+    ) -> Result<Entry> {
+        let _names = self.names_mut();
+        let parent = self.parent_of_new(parent, name.as_bytes())?;
+        Ok(self.make(caller, &parent, name, New::Special(file_type, permissions, device))?.0)
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>, permissions: u32) -> Result<Entry> {
+        let _names = self.names_mut();
+        let parent = self.parent_of_new(parent, name.as_bytes())?;
+        Ok(self.make(caller, &parent, name, New::Directory(permissions))?.0)
+    }
+
+    fn symlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        let _names = self.names_mut();
+        let parent = self.parent_of_new(parent, name.as_bytes())?;
+        Ok(self.make(caller, &parent, name, New::Symlink(target))?.0)
+    }
+
+    fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        let _names = self.names_mut();
+        let node = self.node(node)?;
+        let parent = self.parent_of_new(parent, name.as_bytes())?;
+        self.make_link(caller, &node, &parent, name)
+    }
+
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
+        let _names = self.names_mut();
+        let parent = self.node(parent)?;
+        if !parent.is_directory() {
+            return fail(Errno::ENOTDIR);
+        }
+        self.remove_file(caller, &parent, name)
+    }
+
+    fn rmdir(&self, _: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
+        let _names = self.names_mut();
+        let parent = self.node(parent)?;
+        if !parent.is_directory() {
+            return fail(Errno::ENOTDIR);
+        }
+        self.remove_directory(&parent, name)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        new_parent: NodeId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let _names = self.names_mut();
+        let (parent, new_parent) = (self.node(parent)?, self.node(new_parent)?);
+        if !parent.is_directory() || !new_parent.is_directory() {
+            return fail(Errno::ENOTDIR);
+        }
+        let new = End { parent: &new_parent, name: new_name };
+        self.rename_name(caller, End { parent: &parent, name }, new, flags)
+    }
+
+    fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {
+        let node = self.node(node)?;
+        match node.file_type {
+            FileType::Regular => {}
+            FileType::Directory => return fail(Errno::EISDIR),
+            FileType::Symlink => return fail(Errno::ELOOP),
+            _ => return fail(Errno::ENXIO),
+        }
+        if matches!(node.read().content, Content::Sketch(_) | Content::Damaged(_)) {
+            self.make_ready(&node)?;
+        }
+        let file = open_file(node.clone(), flags - OpenFlags::TRUNCATE, false);
+        if flags.writable() && flags.contains(OpenFlags::TRUNCATE) {
+            let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
+            self.set_attributes(caller, &node, &changes, None)?;
+        }
+        if let Some(held) = node.upper() {
+            self.upper_handle(&file, &held)?;
+        }
+        Ok(self.open_handle(file))
+    }
+
+    fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let file = self.handles.file(handle)?;
+        if !file.flags.readable() {
+            return fail(Errno::EBADF);
+        }
+        self.read_file(caller, &file, offset, buffer)
+    }
+
+    fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
+        let file = self.handles.file(handle)?;
+        if !file.flags.writable() {
+            return fail(Errno::EBADF);
+        }
+        self.write_file(caller, &file, offset, data)
+    }
+
+    fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        let file = self.handles.file(handle)?;
+        if !file.flags.writable() {
+            return fail(Errno::EBADF);
+        }
+        self.allocate(caller, &file, mode, offset, length)
+    }
+
+    fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
+        let file = self.handles.file(handle)?;
+        self.seek_file(caller, &file, offset, to)
+    }
+
+    fn fsync(&self, _: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
+        let file = self.handles.get(handle)?;
+        if !file.directory {
+            return self.sync_file(&file, durability);
+        }
+        if let Some(held) = file.node.upper() {
+            self.work.sync_directory(held.node())?;
+        }
+        self.sync_parents(&file.node)
+    }
+
+    fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()> {
+        let file = self.handles.get(handle)?;
+        match file.upper.get() {
+            Some(opened) if !file.directory => self.upper.flush(caller, opened.id()),
+            _ => Ok(()),
+        }
+    }
+
+    fn release(&self, handle: HandleId) {
+        let Some(file) = self.handles.remove(handle) else { return };
+        let node = file.node.clone();
+        if !file.directory {
+            let last = {
+                let mut handles = lock(&node.handles);
+                handles.retain(|other| !std::ptr::eq(other.as_ptr(), &*file));
+                handles.is_empty()
+            };
+            if last {
+                self.close_files(&node);
+            }
+        }
+        drop(file);
+        self.nodes.unpin(&node);
+    }
+
+    fn opendir(&self, _: &Caller, node: NodeId) -> Result<HandleId> {
+        let node = self.node(node)?;
+        if !node.is_directory() {
+            return fail(Errno::ENOTDIR);
+        }
+        Ok(self.open_handle(open_file(node, OpenFlags::READ_ONLY, true)))
+    }
+
+    fn readdir(
+        &self,
+        _: &Caller,
+        handle: HandleId,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let file = self.handles.get(handle)?;
+        if !file.directory {
+            return fail(Errno::EBADF);
+        }
+        let known = lock(&file.listing).clone();
+        let listing = match known {
+            Some(listing) if cookie != 0 => listing,
+            _ => {
+                let _names = self.names();
+                let listing =
+                    Arc::new(if file.node.read().removed { Default::default() } else { self.list(&file.node)? });
+                *lock(&file.listing) = Some(listing.clone());
+                listing
+            }
+        };
+        listing.visit(cookie, visit)
+    }
+
+    fn getxattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
+        self.get_xattr(caller, &*self.node(node)?, name)
+    }
+
+    fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.set_xattr(caller, &self.node(node)?, name, value, flags)
+    }
+
+    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.list_xattrs(caller, &*self.node(node)?)
+    }
+
+    fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
+        self.remove_xattr(caller, &self.node(node)?, name)
+    }
+
+    fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
+        self.node(node)?;
+        self.upper.statfs(caller, NodeId::ROOT)
+    }
+
+    fn sync(&self) -> Result<()> {
+        let flushed = self.flush_all();
+        self.upper.sync()?;
+        flushed
+    }
+
+    fn flush_range(&self, caller: &Caller, handle: HandleId, range: Range<u64>) -> Result<()> {
+        let file = self.handles.file(handle)?;
+        let plain = {
+            let state = file.node.read();
+            match (&state.upper, &state.content) {
+                (None, _) => return Ok(()),
+                (Some(held), Content::Plain) => Some(held.clone()),
+                _ => None,
+            }
+        };
+        match plain {
+            Some(held) => self.upper.flush_range(caller, self.upper_handle(&file, &held)?.id(), range),
+            None => self.sync_file(&file, Durability::Data),
+        }
+    }
+
+    fn hold(&self, caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {
+        let file = self.handles.file(handle)?;
+        match file.upper.get() {
+            Some(opened) => self.upper.hold(caller, opened.id(), range, held),
+            None => Ok(()),
+        }
+    }
+
+    fn copy_range(
+        &self,
+        caller: &Caller,
+        source: HandleId,
+        source_offset: u64,
+        target: HandleId,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        let (from, to) = (self.handles.file(source)?, self.handles.file(target)?);
+        if !from.flags.readable() || !to.flags.writable() {
+            return fail(Errno::EBADF);
+        }
+        if Arc::ptr_eq(&from.node, &to.node)
+            && source_offset < target_offset.saturating_add(length)
+            && target_offset < source_offset.saturating_add(length)
+        {
+            return fail(Errno::EINVAL);
+        }
+        if let (Some(from), Some(to)) = (self.plain_upper(&from)?, self.plain_upper(&to)?) {
+            return self.upper.copy_range(caller, from.id(), source_offset, to.id(), target_offset, length);
+        }
+        let mut buffer = vec![0; length.min(COPY_BYTES) as usize];
+        let mut done = 0;
+        while done < length {
+            let want = (length - done).min(COPY_BYTES) as usize;
+            let step = self.read_file(caller, &from, source_offset.saturating_add(done), &mut buffer[..want]).and_then(
+                |got| match got {
+                    0 => Ok(0),
+                    got => {
+                        let offset = target_offset.saturating_add(done);
+                        Ok(self.write_file(caller, &to, offset, &buffer[..got])?.count as u64)
+                    }
+                },
+            );
+            match step {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn read_only(&self) -> bool {
+        self.upper.read_only()
+    }
+}
+
+impl Union {
+    /// The upper handle of a file that is wholly in the upper branch.
+    fn plain_upper<'a>(&self, file: &'a OpenFile) -> Result<Option<&'a Opened>> {
+        let held = {
+            let state = file.node.read();
+            match (&state.upper, &state.content) {
+                (Some(held), Content::Plain) => held.clone(),
+                _ => return Ok(None),
+            }
+        };
+        self.upper_handle(file, &held).map(Some)
+    }
+}

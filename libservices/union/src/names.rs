@@ -1,0 +1,312 @@
+//! Making and removing names. Callers hold the namespace lock for writing.
+
+use crate::Union;
+use crate::branch::{Held, Opened};
+use crate::copyup::Bytes;
+use crate::node::{Content, Node, lock};
+use crate::resolve::{Referenced, Slot};
+use crate::{links, marks, work};
+use poolfs_libservice::{Entry, Error, Result, fail};
+use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, XattrFlags};
+use std::sync::Arc;
+
+const ROOT: &Caller = &Caller::ROOT;
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+
+/// What to make.
+#[derive(Clone, Copy)]
+pub(crate) enum New<'a> {
+    File(u32, OpenFlags),
+    Special(FileType, u32, u32),
+    Directory(u32),
+    Symlink(&'a [u8]),
+    Link(&'a Held),
+}
+
+impl Union {
+    /// Checks that names may be made in `parent`.
+    pub(crate) fn parent_of_new(&self, parent: NodeId, name: &[u8]) -> Result<Arc<Node>> {
+        let parent = self.node(parent)?;
+        if !parent.is_directory() {
+            return fail(Errno::ENOTDIR);
+        }
+        if parent.read().removed {
+            return fail(Errno::ENOENT);
+        }
+        if parent.id == NodeId::ROOT && name == work::DIRECTORY {
+            return fail(Errno::EPERM);
+        }
+        Ok(parent)
+    }
+
+    /// Makes `name`, which must not exist, and returns its node with a reference, and an open file's upper handle.
+    pub(crate) fn make(
+        &self,
+        caller: &Caller,
+        parent: &Arc<Node>,
+        name: Name<'_>,
+        new: New<'_>,
+    ) -> Result<(Entry, Option<Opened>)> {
+        if self.child(parent, name.as_bytes())?.is_some() {
+            return fail(Errno::EEXIST);
+        }
+        let directory = self.copy_up(parent, Bytes::Sketch)?;
+        let (held, opened) = match self.slot(&directory, name.as_bytes())? {
+            Slot::Whiteout => self.make_over_whiteout(caller, &directory, name, new)?,
+            _ => self.make_at(caller, directory.node(), name, new)?,
+        };
+        drop(held);
+        parent.write().subdirectories = None;
+        let child = self.child(parent, name.as_bytes())?.ok_or_else(|| Error::from(Errno::EIO))?;
+        let attributes = self.attributes(caller, &child)?;
+        Ok((Entry { node: child.keep().id, attributes }, opened))
+    }
+
+    fn make_at(&self, caller: &Caller, parent: NodeId, name: Name<'_>, new: New<'_>) -> Result<(Held, Option<Opened>)> {
+        let mut opened = None;
+        let entry = match new {
+            New::File(permissions, flags) => {
+                let (entry, handle) = self.upper.create(caller, parent, name, permissions, flags)?;
+                opened = Some(Opened::new(&self.upper, handle));
+                entry
+            }
+            New::Special(file_type, permissions, device) => {
+                self.upper.mknod(caller, parent, name, file_type, permissions, device)?
+            }
+            New::Directory(permissions) => self.upper.mkdir(caller, parent, name, permissions)?,
+            New::Symlink(target) => self.upper.symlink(caller, parent, name, target)?,
+            New::Link(held) => self.upper.link(caller, held.node(), parent, name)?,
+        };
+        Ok((Held::new(&self.upper, entry.node), opened))
+    }
+
+    /// Makes the object in the work directory and puts it in the whiteout's place, so that what the whiteout hides never
+    /// shows. It is made in a directory with the parent's default ACL, which decides its mode.
+    fn make_over_whiteout(
+        &self,
+        caller: &Caller,
+        parent: &Held,
+        name: Name<'_>,
+        new: New<'_>,
+    ) -> Result<(Held, Option<Opened>)> {
+        let nest = self.work.temporary();
+        let nest_name = Name::new(&nest)?;
+        let work = self.work.work.node();
+        let nested = Held::new(&self.upper, self.upper.mkdir(ROOT, work, nest_name, 0o700)?.node);
+        let result = (|| {
+            match self.upper.getxattr(ROOT, parent.node(), DEFAULT_ACL) {
+                Ok(acl) => self.upper.setxattr(ROOT, nested.node(), DEFAULT_ACL, &acl, XattrFlags::empty())?,
+                Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => {}
+                Err(error) => return Err(error),
+            }
+            let made = self.make_at(caller, nested.node(), name, new)?;
+            let mut flags = RenameFlags::empty();
+            if matches!(new, New::Directory(_)) {
+                marks::set(&*self.upper, made.0.node(), marks::OPAQUE, b"y")?;
+                flags = RenameFlags::EXCHANGE;
+            }
+            self.upper.rename(ROOT, nested.node(), name, parent.node(), name, flags)?;
+            Ok(made)
+        })();
+        drop(nested);
+        // Best effort: what stays is swept at the next opening.
+        let _ = work::remove_tree(&self.upper, &self.work.work, &nest, FileType::Directory);
+        result
+    }
+
+    /// Gives `node` another name.
+    pub(crate) fn make_link(
+        &self,
+        caller: &Caller,
+        node: &Arc<Node>,
+        parent: &Arc<Node>,
+        name: Name<'_>,
+    ) -> Result<Entry> {
+        if node.is_directory() {
+            return fail(Errno::EPERM);
+        }
+        if node.read().removed {
+            return fail(Errno::ENOENT);
+        }
+        if self.child(parent, name.as_bytes())?.is_some() {
+            return fail(Errno::EEXIST);
+        }
+        let held = self.copy_up(node, Bytes::Sketch)?;
+        if let Some(delta) = node.read().index_links {
+            links::store_upper(self, &held, delta)?;
+        }
+        let directory = self.copy_up(parent, Bytes::Sketch)?;
+        if node.read().origin {
+            self.mark_impure(parent, &directory)?;
+        }
+        Ok(self.make(caller, parent, name, New::Link(&held))?.0)
+    }
+
+    /// Whether the lower branches have something under `name`, which a whiteout has to hide.
+    pub(crate) fn hides(&self, parent: &Node, name: &[u8]) -> Result<bool> {
+        Ok(self.search_name(&parent.read(), name)?.attributes.is_some())
+    }
+
+    /// Marks a directory as one that may hold whiteouts.
+    pub(crate) fn mark_whiteouts(&self, parent: &Node, directory: &Held) -> Result<()> {
+        let (marked, pure) = {
+            let state = parent.read();
+            (state.whiteouts, state.lowers.is_empty())
+        };
+        if !marked {
+            let (name, value) = if pure { (marks::WHITEOUTS, &b""[..]) } else { (marks::OPAQUE, &b"x"[..]) };
+            marks::set(&*self.upper, directory.node(), name, value)?;
+            parent.write().whiteouts = true;
+        }
+        Ok(())
+    }
+
+    /// Makes a whiteout in the work directory, for `parent`; returns its name there.
+    pub(crate) fn make_whiteout(&self, parent: &Node, directory: &Held) -> Result<Vec<u8>> {
+        self.mark_whiteouts(parent, directory)?;
+        let temporary = self.work.temporary();
+        let work = self.work.work.node();
+        let entry = self.upper.mknod(ROOT, work, Name::new(&temporary)?, FileType::Regular, 0o600, 0)?;
+        let held = Held::new(&self.upper, entry.node);
+        marks::set(&*self.upper, held.node(), marks::WHITEOUT, b"")?;
+        Ok(temporary)
+    }
+
+    /// Puts a whiteout over `name`, in the place of the upper object that is no directory, if there is one.
+    pub(crate) fn white_out(&self, parent: &Arc<Node>, directory: &Held, name: Name<'_>) -> Result<()> {
+        let temporary = self.make_whiteout(parent, directory)?;
+        let work = self.work.work.node();
+        self.upper.rename(ROOT, work, Name::new(&temporary)?, directory.node(), name, RenameFlags::empty())
+    }
+
+    /// Removes a name of something that is no directory.
+    pub(crate) fn remove_file(&self, caller: &Caller, parent: &Arc<Node>, name: Name<'_>) -> Result<()> {
+        let child = self.child(parent, name.as_bytes())?.ok_or_else(|| Error::from(Errno::ENOENT))?;
+        if child.is_directory() {
+            return fail(Errno::EISDIR);
+        }
+        let links = self.before_name_goes(&child, parent, name.as_bytes())?;
+        if self.hides(parent, name.as_bytes())? {
+            let directory = self.copy_up(parent, Bytes::Sketch)?;
+            self.white_out(parent, &directory, name)?;
+        } else {
+            let directory = parent.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
+            self.upper.unlink(caller, directory.node(), name)?;
+        }
+        self.after_name_went(&child, parent, name.as_bytes(), links)
+    }
+
+    /// Prepares a file for losing a name; returns how many links it has before.
+    pub(crate) fn before_name_goes(&self, child: &Referenced<'_>, parent: &Arc<Node>, name: &[u8]) -> Result<u32> {
+        let attributes = self.attributes(ROOT, child)?;
+        let lower_only = child.read().upper.is_none();
+        if lower_only && child.file_type == FileType::Regular && attributes.links > 1 {
+            self.copy_up(child, Bytes::Sketch)?;
+        }
+        if child.read().index_links.is_some() {
+            self.link_name(child, parent, name)?;
+            if let (Some(held), Some(delta)) = (child.upper(), child.read().index_links) {
+                links::store_upper(self, &held, delta)?;
+            }
+        }
+        Ok(attributes.links)
+    }
+
+    /// Keeps the books after a file lost one of its `links` names.
+    pub(crate) fn after_name_went(&self, child: &Arc<Node>, parent: &Arc<Node>, name: &[u8], links: u32) -> Result<()> {
+        self.nodes.remove_name(child, parent, name);
+        if links > 1 {
+            return Ok(());
+        }
+        let (indexed, id) = {
+            let mut state = child.write();
+            state.removed = true;
+            let id = match &state.content {
+                Content::Sketch(sketch) => Some(sketch.record.id),
+                _ => None,
+            };
+            (state.index_links.is_some(), id)
+        };
+        if indexed {
+            self.remove_from_index(child)?;
+        }
+        match id {
+            // A flush that is under way removes the bitmap itself when it ends.
+            Some(id) if child.flushing.try_lock().is_ok() => self.work.remove_bitmap(&id),
+            _ => Ok(()),
+        }
+    }
+
+    fn remove_from_index(&self, child: &Node) -> Result<()> {
+        let Some(held) = child.upper() else { return Ok(()) };
+        // The key needs the lower inode, which may be gone: look for the entry that is this upper file.
+        for (name, _) in work::list(&self.upper, self.work.index.node())? {
+            let entry = self.upper.lookup(ROOT, self.work.index.node(), Name::new(&name)?)?;
+            let found = Held::new(&self.upper, entry.node);
+            if found.node() == held.node() {
+                self.upper.unlink(ROOT, self.work.index.node(), Name::new(&name)?)?;
+                child.write().index_links = Some(0);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a directory that is empty in the union.
+    pub(crate) fn remove_directory(&self, parent: &Arc<Node>, name: Name<'_>) -> Result<()> {
+        let child = self.child(parent, name.as_bytes())?.ok_or_else(|| Error::from(Errno::ENOENT))?;
+        if !child.is_directory() {
+            return fail(Errno::ENOTDIR);
+        }
+        if !self.list(&child)?.is_empty() {
+            return fail(Errno::ENOTEMPTY);
+        }
+        let hides = self.hides(parent, name.as_bytes())?;
+        let work = self.work.work.node();
+        if hides {
+            let directory = self.copy_up(parent, Bytes::Sketch)?;
+            let temporary = self.make_whiteout(parent, &directory)?;
+            let temporary = Name::new(&temporary)?;
+            if child.upper().is_some() {
+                self.upper.rename(ROOT, work, temporary, directory.node(), name, RenameFlags::EXCHANGE)?;
+                work::remove_tree(&self.upper, &self.work.work, temporary.as_bytes(), FileType::Directory)?;
+            } else {
+                self.upper.rename(ROOT, work, temporary, directory.node(), name, RenameFlags::empty())?;
+            }
+        } else {
+            let directory = parent.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
+            if child.read().whiteouts {
+                let temporary = self.work.temporary();
+                let target = Name::new(&temporary)?;
+                self.upper.rename(ROOT, directory.node(), name, work, target, RenameFlags::empty())?;
+                work::remove_tree(&self.upper, &self.work.work, &temporary, FileType::Directory)?;
+            } else {
+                self.upper.rmdir(ROOT, directory.node(), name)?;
+            }
+        }
+        self.directory_went(&child, parent, name.as_bytes());
+        Ok(())
+    }
+
+    /// Keeps the books after a directory was removed: whoever has it open sees it empty.
+    pub(crate) fn directory_went(&self, child: &Arc<Node>, parent: &Arc<Node>, name: &[u8]) {
+        self.nodes.remove_name(child, parent, name);
+        let mut state = child.write();
+        state.removed = true;
+        if state.upper.is_some() {
+            state.lowers.clear();
+        }
+        drop(state);
+        parent.write().subdirectories = None;
+    }
+
+    /// Registers an open file.
+    pub(crate) fn open_handle(&self, file: crate::node::OpenFile) -> HandleId {
+        self.nodes.pin(&file.node);
+        let file = Arc::new(file);
+        if !file.directory {
+            lock(&file.node.handles).push(Arc::downgrade(&file));
+        }
+        self.handles.insert(file)
+    }
+}

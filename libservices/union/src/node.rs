@@ -1,0 +1,356 @@
+//! The node table: which objects of the branches each union node stands for.
+
+use crate::branch::{Held, LowerNode, Opened};
+use crate::sketch::Sketch;
+use hashbrown::HashMap;
+use poolfs_types::{FileType, NodeId, OpenFlags};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+/// Most names a file remembers; others are found again through the index.
+const NAMES_MAX: usize = 64;
+
+/// Where a regular file's bytes are, once it has an upper file.
+pub(crate) enum Content {
+    /// the upper file alone (or, without one, the lower file alone)
+    Plain,
+    /// some blocks here, some there
+    Sketch(Box<Sketch>),
+    /// nobody knows; the cause
+    Damaged(Arc<str>),
+}
+
+/// One name of a node.
+pub(crate) struct NameOf {
+    pub parent: Arc<Node>,
+    pub name: Box<[u8]>,
+}
+
+/// What can change about a node.
+pub(crate) struct State {
+    pub upper: Option<Arc<Held>>,
+    /// a directory: what is merged below the upper one, topmost first; else at most one
+    pub lowers: Vec<LowerNode>,
+    /// known names; a directory has one. Empty for the root and for what has been removed
+    pub names: Vec<NameOf>,
+    pub removed: bool,
+    pub content: Content,
+    /// of a file in the index: its link count less that of the upper inode
+    pub index_links: Option<i64>,
+    /// whether the upper object has an origin
+    pub origin: bool,
+    /// of a directory that has lower ones: their path in the union of the lower branches
+    pub lower_path: Option<Arc<[u8]>>,
+    /// whether the upper directory is marked as holding whiteouts
+    pub whiteouts: bool,
+    /// whether the upper directory is marked as holding copied-up objects
+    pub impure: bool,
+    /// subdirectories of a merged directory, once counted
+    pub subdirectories: Option<u32>,
+}
+
+/// One object of the union.
+pub(crate) struct Node {
+    pub id: NodeId,
+    pub inode: u64,
+    pub file_type: FileType,
+    state: RwLock<State>,
+    /// a directory that a copy-up made or changed, and that has not been synced since
+    pub undurable: AtomicBool,
+    /// held by whoever brings the sketch's bitmap to disk; taken before the state's lock, never after it
+    pub flushing: Mutex<()>,
+    /// whether the node waits in the list of dirty sketches
+    pub queued: AtomicBool,
+    /// open files
+    pub handles: Mutex<Vec<Weak<OpenFile>>>,
+}
+
+/// An open file or directory of the union.
+pub(crate) struct OpenFile {
+    pub node: Arc<Node>,
+    pub flags: OpenFlags,
+    pub directory: bool,
+    pub upper: OnceLock<Opened>,
+    pub lower: OnceLock<Opened>,
+    pub listing: Mutex<Option<Arc<crate::listing::Listing>>>,
+}
+
+/// A lock whose holder panicked is still consistent enough to answer errors with.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Node {
+    pub fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_directory(&self) -> bool {
+        self.file_type == FileType::Directory
+    }
+
+    /// The upper node, if there is one.
+    pub fn upper(&self) -> Option<Arc<Held>> {
+        self.read().upper.clone()
+    }
+
+    /// The parent of one of the names.
+    pub fn parent(&self) -> Option<Arc<Node>> {
+        self.read().names.first().map(|name| name.parent.clone())
+    }
+
+    /// A path of the node in the union, for messages.
+    pub fn path(&self) -> String {
+        let mut parts = Vec::new();
+        let (mut parent, mut name) = match self.read().names.first() {
+            Some(first) => (first.parent.clone(), first.name.clone()),
+            None => return format!("(inode {})", self.inode),
+        };
+        loop {
+            parts.push(name.escape_ascii().to_string());
+            let next = parent.read().names.first().map(|up| (up.parent.clone(), up.name.clone()));
+            match next {
+                Some(next) => (parent, name) = next,
+                None => break,
+            }
+        }
+        parts.reverse();
+        parts.join("/")
+    }
+}
+
+struct Slot {
+    node: Arc<Node>,
+    /// references of callers
+    references: u64,
+    /// open files, children that name it as parent, the list of dirty sketches, the list of damaged ones
+    pins: u64,
+    /// its keys in the other two maps
+    upper: Option<NodeId>,
+    lower: Option<(usize, NodeId)>,
+}
+
+#[derive(Default)]
+struct Table {
+    by_id: HashMap<NodeId, Slot>,
+    by_upper: HashMap<NodeId, NodeId>,
+    by_lower: HashMap<(usize, NodeId), NodeId>,
+}
+
+/// All nodes that somebody refers to.
+pub(crate) struct Nodes {
+    table: RwLock<Table>,
+    next: AtomicU64,
+}
+
+/// What a new node is made of.
+pub(crate) struct NewNode {
+    pub inode: u64,
+    pub file_type: FileType,
+    pub state: State,
+}
+
+impl Nodes {
+    pub fn new(root: NewNode) -> Self {
+        let nodes = Nodes { table: RwLock::default(), next: AtomicU64::new(NodeId::ROOT.0) };
+        {
+            let mut table = nodes.table_mut();
+            let root = nodes.insert(&mut table, root);
+            if let Some(slot) = table.by_id.get_mut(&root.id) {
+                slot.pins = 1;
+            }
+        }
+        nodes
+    }
+
+    fn table_mut(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn table(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&self, table: &mut Table, new: NewNode) -> Arc<Node> {
+        let id = NodeId(self.next.fetch_add(1, Ordering::Relaxed));
+        let upper = new.state.upper.as_ref().map(|upper| upper.node());
+        let lower = new.state.lowers.first().filter(|_| upper.is_none()).map(|lower| (lower.layer, lower.held.node()));
+        if let Some(upper) = upper {
+            table.by_upper.insert(upper, id);
+        }
+        if let Some(lower) = lower {
+            table.by_lower.insert(lower, id);
+        }
+        let node = Arc::new(Node {
+            id,
+            inode: new.inode,
+            file_type: new.file_type,
+            state: RwLock::new(new.state),
+            undurable: AtomicBool::new(false),
+            flushing: Mutex::new(()),
+            queued: AtomicBool::new(false),
+            handles: Mutex::new(Vec::new()),
+        });
+        table.by_id.insert(id, Slot { node: node.clone(), references: 0, pins: 0, upper, lower });
+        node
+    }
+
+    pub fn get(&self, id: NodeId) -> Option<Arc<Node>> {
+        self.table().by_id.get(&id).map(|slot| slot.node.clone())
+    }
+
+    /// How many nodes there are.
+    pub fn len(&self) -> usize {
+        self.table().by_id.len()
+    }
+
+    /// The node that stands for an upper object, with one more reference.
+    pub fn refer_upper(&self, upper: NodeId) -> Option<Arc<Node>> {
+        let mut table = self.table_mut();
+        let id = *table.by_upper.get(&upper)?;
+        table.refer(id)
+    }
+
+    /// The node that stands for a lower object, with one more reference.
+    pub fn refer_lower(&self, layer: usize, lower: NodeId) -> Option<Arc<Node>> {
+        let mut table = self.table_mut();
+        let id = *table.by_lower.get(&(layer, lower))?;
+        table.refer(id)
+    }
+
+    /// Adds a reference to a node that the caller refers to already.
+    pub fn refer(&self, node: &Node) {
+        let _ = self.table_mut().refer(node.id);
+    }
+
+    /// The inode number of the node that stands for an upper object.
+    pub fn inode_of_upper(&self, upper: NodeId) -> Option<u64> {
+        let table = self.table();
+        let id = table.by_upper.get(&upper)?;
+        table.by_id.get(id).map(|slot| slot.node.inode)
+    }
+
+    /// The node for what `new` describes, which another thread may have made meanwhile, with one more reference.
+    pub fn intern(&self, new: NewNode) -> Arc<Node> {
+        let mut table = self.table_mut();
+        let known = match (&new.state.upper, new.state.lowers.first()) {
+            (Some(upper), _) => table.by_upper.get(&upper.node()).copied(),
+            (None, Some(lower)) => table.by_lower.get(&(lower.layer, lower.held.node())).copied(),
+            (None, None) => None,
+        };
+        if let Some(node) = known.and_then(|id| table.refer(id)) {
+            return node;
+        }
+        let node = self.insert(&mut table, new);
+        if let Some(slot) = table.by_id.get_mut(&node.id) {
+            slot.references = 1;
+        }
+        node
+    }
+
+    /// Says that `node` now stands for an upper object as well.
+    pub fn bind_upper(&self, node: &Node, upper: NodeId) {
+        let mut table = self.table_mut();
+        table.by_upper.insert(upper, node.id);
+        if let Some(slot) = table.by_id.get_mut(&node.id) {
+            slot.upper = Some(upper);
+        }
+    }
+
+    /// Remembers a name of `node`; a directory has only one. Its parent is pinned.
+    pub fn add_name(&self, node: &Arc<Node>, parent: &Arc<Node>, name: &[u8]) {
+        let known =
+            |state: &State| state.names.iter().any(|known| Arc::ptr_eq(&known.parent, parent) && *known.name == *name);
+        if known(&node.read()) {
+            return;
+        }
+        let replaced = {
+            let mut state = node.write();
+            if known(&state) {
+                return;
+            }
+            let full = node.is_directory() || state.names.len() >= NAMES_MAX;
+            let replaced = if full && !state.names.is_empty() { Some(state.names.remove(0)) } else { None };
+            state.names.push(NameOf { parent: parent.clone(), name: name.into() });
+            state.removed = false;
+            replaced
+        };
+        self.pin(parent);
+        if let Some(replaced) = replaced {
+            self.unpin(&replaced.parent);
+        }
+    }
+
+    /// Forgets a name of `node`.
+    pub fn remove_name(&self, node: &Node, parent: &Node, name: &[u8]) {
+        let removed = {
+            let mut state = node.write();
+            let at = state.names.iter().position(|known| known.parent.id == parent.id && *known.name == *name);
+            at.map(|at| state.names.swap_remove(at))
+        };
+        if let Some(removed) = removed {
+            self.unpin(&removed.parent);
+        }
+    }
+
+    pub fn pin(&self, node: &Node) {
+        if let Some(slot) = self.table_mut().by_id.get_mut(&node.id) {
+            slot.pins += 1;
+        }
+    }
+
+    pub fn unpin(&self, node: &Node) {
+        self.give_back(node.id, 0, 1);
+    }
+
+    pub fn forget(&self, id: NodeId, count: u64) {
+        self.give_back(id, count, 0);
+    }
+
+    /// Takes references and pins away; what nobody needs any more goes, and what it pinned, in a loop, not by recursion.
+    fn give_back(&self, id: NodeId, references: u64, pins: u64) {
+        let mut pending = vec![(id, references, pins)];
+        while let Some((id, references, pins)) = pending.pop() {
+            let gone = {
+                let mut table = self.table_mut();
+                let Some(slot) = table.by_id.get_mut(&id) else { continue };
+                slot.references = slot.references.saturating_sub(references);
+                slot.pins = slot.pins.saturating_sub(pins);
+                if slot.references > 0 || slot.pins > 0 {
+                    continue;
+                }
+                table.remove(id)
+            };
+            let Some(node) = gone else { continue };
+            let names = std::mem::take(&mut node.write().names);
+            pending.extend(names.iter().map(|name| (name.parent.id, 0, 1)));
+        }
+    }
+}
+
+impl Table {
+    fn refer(&mut self, id: NodeId) -> Option<Arc<Node>> {
+        let slot = self.by_id.get_mut(&id)?;
+        slot.references += 1;
+        Some(slot.node.clone())
+    }
+
+    fn remove(&mut self, id: NodeId) -> Option<Arc<Node>> {
+        let slot = self.by_id.remove(&id)?;
+        if let Some(upper) = slot.upper
+            && self.by_upper.get(&upper) == Some(&id)
+        {
+            self.by_upper.remove(&upper);
+        }
+        if let Some(lower) = slot.lower
+            && self.by_lower.get(&lower) == Some(&id)
+        {
+            self.by_lower.remove(&lower);
+        }
+        Some(slot.node)
+    }
+}

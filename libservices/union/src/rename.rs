@@ -1,0 +1,243 @@
+//! Renames. Callers hold the namespace lock for writing.
+//!
+//! What the old name hides below gets a whiteout. Where that cannot be one step with the move, the intermediate state is one
+//! rename(2) allows: both names of the same object, never neither.
+
+use crate::Union;
+use crate::branch::Held;
+use crate::copyup::Bytes;
+use crate::node::Node;
+use crate::resolve::{Referenced, Slot};
+use crate::{marks, work};
+use poolfs_libservice::{Error, Result, fail};
+use poolfs_types::{Caller, Errno, FileType, Name, NodeId, RenameFlags};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const ROOT: &Caller = &Caller::ROOT;
+
+/// One end of a rename.
+#[derive(Clone, Copy)]
+pub(crate) struct End<'a> {
+    pub parent: &'a Arc<Node>,
+    pub name: Name<'a>,
+}
+
+impl Union {
+    pub(crate) fn rename_name(&self, caller: &Caller, old: End<'_>, new: End<'_>, flags: RenameFlags) -> Result<()> {
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        if exchange && flags != RenameFlags::EXCHANGE {
+            return fail(Errno::EINVAL);
+        }
+        let source = self.child(old.parent, old.name.as_bytes())?.ok_or_else(|| Error::from(Errno::ENOENT))?;
+        let target = self.child(new.parent, new.name.as_bytes())?;
+        if new.parent.read().removed {
+            return fail(Errno::ENOENT);
+        }
+        if new.parent.id == NodeId::ROOT && new.name.as_bytes() == work::DIRECTORY {
+            return fail(Errno::EPERM);
+        }
+        if target.is_some() && flags.contains(RenameFlags::NO_REPLACE) {
+            return fail(Errno::EEXIST);
+        }
+        if source.is_directory() && self.is_within(new.parent, &source) {
+            return fail(Errno::EINVAL);
+        }
+        if exchange {
+            let target = target.ok_or_else(|| Error::from(Errno::ENOENT))?;
+            if target.is_directory() && self.is_within(old.parent, &target) {
+                return fail(Errno::EINVAL);
+            }
+            return self.exchange(caller, old, &source, new, &target);
+        }
+        if let Some(target) = &target {
+            if target.id == source.id {
+                return Ok(());
+            }
+            match (source.is_directory(), target.is_directory()) {
+                (true, false) => return fail(Errno::ENOTDIR),
+                (false, true) => return fail(Errno::EISDIR),
+                (true, true) if !self.list(target)?.is_empty() => return fail(Errno::ENOTEMPTY),
+                _ => {}
+            }
+        }
+        self.replace(caller, old, &source, new, target.as_ref(), flags)
+    }
+
+    /// Whether `node` is `ancestor` or below it.
+    fn is_within(&self, node: &Arc<Node>, ancestor: &Node) -> bool {
+        let mut next = Some(node.clone());
+        while let Some(node) = next {
+            if node.id == ancestor.id {
+                return true;
+            }
+            next = node.parent();
+        }
+        false
+    }
+
+    /// Gets an object ready to stand under a name of the upper branch alone: copied up, linked at its present name, and, of a
+    /// directory, with its lower ones named by a redirect or cut off.
+    fn prepare(&self, node: &Referenced<'_>, at: End<'_>) -> Result<Arc<Held>> {
+        let held = self.copy_up(node, Bytes::Sketch)?;
+        if node.read().index_links.is_some() {
+            self.link_name(node, at.parent, at.name.as_bytes())?;
+        }
+        if node.is_directory() {
+            let (path, merged) = {
+                let state = node.read();
+                (state.lower_path.clone(), !state.lowers.is_empty())
+            };
+            match path {
+                Some(path) if merged => {
+                    let value = [b"/", &*path].concat();
+                    marks::set(&*self.upper, held.node(), marks::REDIRECT, &value)?;
+                }
+                _ => marks::set(&*self.upper, held.node(), marks::OPAQUE, b"y")?,
+            }
+        }
+        Ok(held)
+    }
+
+    fn note_origin(&self, node: &Node, parent: &Node, directory: &Held) -> Result<()> {
+        // A directory with a redirect keeps its number in its origin as well.
+        if node.read().origin { self.mark_impure(parent, directory) } else { Ok(()) }
+    }
+
+    fn exchange(
+        &self,
+        caller: &Caller,
+        old: End<'_>,
+        source: &Referenced<'_>,
+        new: End<'_>,
+        target: &Referenced<'_>,
+    ) -> Result<()> {
+        self.prepare(source, old)?;
+        self.prepare(target, new)?;
+        let (from, to) = (self.copy_up(old.parent, Bytes::Sketch)?, self.copy_up(new.parent, Bytes::Sketch)?);
+        self.note_origin(source, new.parent, &to)?;
+        self.note_origin(target, old.parent, &from)?;
+        self.upper.rename(caller, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE)?;
+        self.move_name(source, old, new);
+        self.move_name(target, new, old);
+        Ok(())
+    }
+
+    fn move_name(&self, node: &Arc<Node>, from: End<'_>, to: End<'_>) {
+        // The new name first: removing the last one would unpin what the node needs.
+        let replaced = node.is_directory();
+        if !replaced {
+            self.nodes.remove_name(node, from.parent, from.name.as_bytes());
+        }
+        self.nodes.add_name(node, to.parent, to.name.as_bytes());
+        for parent in [from.parent, to.parent] {
+            parent.write().subdirectories = None;
+        }
+    }
+
+    fn replace(
+        &self,
+        caller: &Caller,
+        old: End<'_>,
+        source: &Referenced<'_>,
+        new: End<'_>,
+        target: Option<&Referenced<'_>>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let links = match target {
+            Some(target) if !target.is_directory() => {
+                Some(self.before_name_goes(target, new.parent, new.name.as_bytes())?)
+            }
+            _ => None,
+        };
+        let held = self.prepare(source, old)?;
+        let (from, to) = (self.copy_up(old.parent, Bytes::Sketch)?, self.copy_up(new.parent, Bytes::Sketch)?);
+        self.note_origin(source, new.parent, &to)?;
+        let hides = self.hides(old.parent, old.name.as_bytes())?;
+        if source.is_directory() {
+            self.move_directory(old, &from, new, &to, hides)?;
+        } else if hides {
+            self.move_covered_file(old, &from, new, &to, &held, target.is_none())?;
+        } else {
+            self.upper.rename(caller, from.node(), old.name, to.node(), new.name, RenameFlags::empty())?;
+        }
+        if flags.contains(RenameFlags::WHITEOUT) {
+            self.leave_device(caller, old, &from)?;
+        }
+        match (target, links) {
+            (Some(target), Some(links)) => {
+                self.after_name_went(target, new.parent, new.name.as_bytes(), links)?;
+            }
+            (Some(target), None) => self.directory_went(target, new.parent, new.name.as_bytes()),
+            _ => {}
+        }
+        self.move_name(source, old, new);
+        Ok(())
+    }
+
+    /// Moves a directory. A directory cannot take the place of a whiteout, only change places with it.
+    fn move_directory(&self, old: End<'_>, from: &Held, new: End<'_>, to: &Held, hides: bool) -> Result<()> {
+        match self.slot(to, new.name.as_bytes())? {
+            Slot::Absent if !hides => {
+                return self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::empty());
+            }
+            Slot::Absent => self.white_out(new.parent, to, new.name)?,
+            Slot::Whiteout => {}
+            // An empty directory of the union may hold whiteouts: cut off from below, it changes places, and then goes.
+            Slot::Object(empty, _) => marks::set(&*self.upper, empty.node(), marks::OPAQUE, b"y")?,
+        }
+        if hides {
+            // The whiteout that comes to the old name has to be found there.
+            self.mark_whiteouts(old.parent, from)?;
+        }
+        self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE)?;
+        let left = match self.slot(from, old.name.as_bytes())? {
+            Slot::Whiteout if hides => return Ok(()),
+            Slot::Whiteout => FileType::Regular,
+            Slot::Object(_, attributes) => attributes.file_type,
+            Slot::Absent => return Ok(()),
+        };
+        let work = self.work.work.node();
+        let temporary = if hides { self.make_whiteout(old.parent, from)? } else { self.work.temporary() };
+        let place = Name::new(&temporary)?;
+        let exchange = if hides { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
+        self.upper.rename(ROOT, from.node(), old.name, work, place, exchange)?;
+        work::remove_tree(&self.upper, &self.work.work, &temporary, left)
+    }
+
+    /// Moves a file whose old name hides a lower one. A new name without an object gets a whiteout first, which then changes
+    /// places with the file. Else a second link takes the new name, then a whiteout the old one.
+    fn move_covered_file(
+        &self,
+        old: End<'_>,
+        from: &Held,
+        new: End<'_>,
+        to: &Held,
+        held: &Held,
+        fresh: bool,
+    ) -> Result<()> {
+        if fresh {
+            if matches!(self.slot(to, new.name.as_bytes())?, Slot::Absent) {
+                self.white_out(new.parent, to, new.name)?;
+            }
+            self.mark_whiteouts(old.parent, from)?;
+            return self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE);
+        }
+        let temporary = self.work.temporary();
+        let (work, link) = (self.work.work.node(), Name::new(&temporary)?);
+        drop(Held::new(&self.upper, self.upper.link(ROOT, held.node(), work, link)?.node));
+        self.upper.rename(ROOT, work, link, to.node(), new.name, RenameFlags::empty())?;
+        self.white_out(old.parent, from, old.name)
+    }
+
+    /// Leaves a 0/0 device at the old name, as `RENAME_WHITEOUT` asks.
+    fn leave_device(&self, caller: &Caller, old: End<'_>, from: &Held) -> Result<()> {
+        let temporary = self.work.temporary();
+        let (work, name) = (self.work.work.node(), Name::new(&temporary)?);
+        let entry = self.upper.mknod(caller, work, name, FileType::CharDevice, 0, 0)?;
+        drop(Held::new(&self.upper, entry.node));
+        self.upper.rename(ROOT, work, name, from.node(), old.name, RenameFlags::empty())?;
+        old.parent.undurable.store(true, Ordering::Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,396 @@
+//! Branch lookup: from a union directory and a name to the objects of the branches.
+
+use crate::Union;
+use crate::branch::{Held, LowerNode, join};
+use crate::format::{Origin, SketchRecord};
+use crate::marks::{self, Marks, Redirect};
+use crate::node::{Content, NewNode, Node, State};
+use crate::sketch::Sketch;
+use crate::{inode, links};
+use poolfs_libservice::{Error, Result};
+use poolfs_types::{Attributes, Caller, Errno, FileType, Name};
+use std::sync::Arc;
+
+/// What the upper branch has under a name.
+pub(crate) enum Slot {
+    Absent,
+    Whiteout,
+    Object(Arc<Held>, Attributes),
+}
+
+/// What the lower branches have under a name, merged.
+#[derive(Default)]
+pub(crate) struct LowerFound {
+    pub nodes: Vec<LowerNode>,
+    pub attributes: Option<Attributes>,
+    /// of directories: the path in the union of the lower branches
+    pub path: Option<Arc<[u8]>>,
+}
+
+/// Where to look in the lower branches.
+enum Search<'a> {
+    /// a name in these directories
+    Name(&'a [LowerNode], Vec<u8>),
+    /// a path from each branch's root
+    Path(Vec<Vec<u8>>),
+}
+
+/// One lower branch's answer.
+enum Step {
+    Absent,
+    /// nothing there, and nothing below may be shown
+    Stop,
+    Found {
+        node: LowerNode,
+        attributes: Attributes,
+        last: bool,
+        rest: Option<Vec<Vec<u8>>>,
+    },
+}
+
+/// A union node with a reference that is given back when dropped.
+pub(crate) struct Referenced<'a> {
+    union: &'a Union,
+    node: Arc<Node>,
+}
+
+impl Referenced<'_> {
+    /// Leaves the reference to the caller.
+    pub fn keep(self) -> Arc<Node> {
+        self.union.nodes.refer(&self.node);
+        self.node.clone()
+    }
+}
+
+impl std::ops::Deref for Referenced<'_> {
+    type Target = Arc<Node>;
+
+    fn deref(&self) -> &Arc<Node> {
+        &self.node
+    }
+}
+
+impl Drop for Referenced<'_> {
+    fn drop(&mut self) {
+        self.union.nodes.forget(self.node.id, 1);
+    }
+}
+
+impl Union {
+    /// What the upper directory `parent` has under `name`.
+    pub(crate) fn slot(&self, parent: &Held, name: &[u8]) -> Result<Slot> {
+        let entry = match self.upper.lookup(&Caller::ROOT, parent.node(), Name::new(name)?) {
+            Ok(entry) => entry,
+            Err(error) if error == Errno::ENOENT => return Ok(Slot::Absent),
+            Err(error) => return Err(error),
+        };
+        let held = Arc::new(Held::new(&self.upper, entry.node));
+        if marks::is_xattr_whiteout(&*self.upper, entry.node, &entry.attributes)? {
+            return Ok(Slot::Whiteout);
+        }
+        Ok(Slot::Object(held, entry.attributes))
+    }
+
+    /// The union node under `name`, if there is one.
+    pub(crate) fn child(&self, parent: &Arc<Node>, name: &[u8]) -> Result<Option<Referenced<'_>>> {
+        if parent.id == poolfs_types::NodeId::ROOT && name == crate::work::DIRECTORY {
+            return Ok(None);
+        }
+        let node = {
+            let state = parent.read();
+            let slot = match &state.upper {
+                Some(upper) => self.slot(upper, name)?,
+                None => Slot::Absent,
+            };
+            match slot {
+                Slot::Whiteout => None,
+                Slot::Absent => self.from_lower(&state, name)?,
+                Slot::Object(held, attributes) => match self.nodes.refer_upper(held.node()) {
+                    Some(node) => Some(node),
+                    None => Some(self.from_upper(&state, name, held, &attributes)?),
+                },
+            }
+        };
+        Ok(node.map(|node| {
+            self.nodes.add_name(&node, parent, name);
+            Referenced { union: self, node }
+        }))
+    }
+
+    /// A node for an upper object that has none yet.
+    fn from_upper(&self, parent: &State, name: &[u8], held: Arc<Held>, attributes: &Attributes) -> Result<Arc<Node>> {
+        let upper = &*self.upper;
+        let marks = Marks::read(upper, held.node())?;
+        let origin = match marks.origin {
+            true => Origin::decode(&upper.getxattr(&Caller::ROOT, held.node(), marks::ORIGIN)?).ok(),
+            false => None,
+        };
+        let mut found = LowerFound::default();
+        if attributes.is_directory() && !marks.opaque {
+            found = match &marks.redirect {
+                Some(Redirect::Path(path)) => self.search(parent, Search::Path(path.clone()))?,
+                Some(Redirect::Sibling(other)) => self.search_name(parent, other)?,
+                None => self.search_name(parent, name)?,
+            };
+            if found.attributes.is_some_and(|attributes| !attributes.is_directory()) {
+                found = LowerFound::default();
+            }
+        }
+        let mut content = Content::Plain;
+        if attributes.file_type == FileType::Regular && (marks.sketch || marks.metacopy) {
+            content = self.sketch_content(&held, &marks, origin.clone())?;
+        }
+        let index_links = match marks.links {
+            true => Some(links::load(self, &held, attributes, origin.as_ref())?),
+            false => None,
+        };
+        Ok(self.nodes.intern(NewNode {
+            inode: origin.map_or_else(|| inode::shown(inode::UPPER, attributes.inode), |origin| origin.inode),
+            file_type: attributes.file_type,
+            state: State {
+                upper: Some(held),
+                lowers: found.nodes,
+                names: Vec::new(),
+                removed: false,
+                content,
+                index_links,
+                origin: marks.origin,
+                lower_path: found.path,
+                whiteouts: marks.whiteouts,
+                impure: marks.impure,
+                subdirectories: None,
+            },
+        }))
+    }
+
+    /// What an upper file that is or was a sketch consists of.
+    fn sketch_content(&self, held: &Held, marks: &Marks, origin: Option<Origin>) -> Result<Content> {
+        if !marks.sketch {
+            marks::clear(&*self.upper, held.node(), marks::METACOPY)?;
+            return Ok(Content::Plain);
+        }
+        let value = self.upper.getxattr(&Caller::ROOT, held.node(), marks::SKETCH)?;
+        let decoded = SketchRecord::decode(&value)
+            .and_then(|record| Ok((record, origin.ok_or("its origin is missing or broken")?)));
+        let (mut record, origin) = match decoded {
+            Ok(decoded) => decoded,
+            Err(cause) => return Ok(Content::Damaged(cause.into())),
+        };
+        if record.epoch % 2 == 1 {
+            self.finish_truncation(held, &mut record)?;
+        }
+        Ok(Content::Sketch(Box::new(Sketch::new(record, origin))))
+    }
+
+    /// A node for what the lower branches have, which may be known to the index of hard links.
+    fn from_lower(&self, parent: &State, name: &[u8]) -> Result<Option<Arc<Node>>> {
+        let found = self.search_name(parent, name)?;
+        let (Some(top), Some(attributes)) = (found.nodes.first(), found.attributes) else { return Ok(None) };
+        if let Some(node) = self.nodes.refer_lower(top.layer, top.held.node()) {
+            return Ok(Some(node));
+        }
+        let layer_id = &self.lowers[top.layer].layer_id;
+        if attributes.file_type == FileType::Regular
+            && attributes.links > 1
+            && let Some((held, upper)) = self.work.indexed(&self.upper, &inode::index_key(layer_id, &attributes))?
+        {
+            return match self.nodes.refer_upper(held.node()) {
+                Some(node) => Ok(Some(node)),
+                None => self.from_upper(parent, name, held, &upper).map(Some),
+            };
+        }
+        let mut content = Content::Plain;
+        if attributes.file_type == FileType::Regular
+            && Marks::read(&*self.lowers[top.layer].layer, top.held.node())?.metacopy
+        {
+            content = Content::Damaged("it is an unfinished sketch in a lower branch".into());
+        }
+        Ok(Some(self.nodes.intern(NewNode {
+            inode: inode::shown(layer_id, attributes.inode),
+            file_type: attributes.file_type,
+            state: State {
+                upper: None,
+                lowers: found.nodes,
+                names: Vec::new(),
+                removed: false,
+                content,
+                index_links: None,
+                origin: false,
+                lower_path: found.path,
+                whiteouts: false,
+                impure: false,
+                subdirectories: None,
+            },
+        })))
+    }
+
+    /// What the lower branches have under `name` in `parent`.
+    pub(crate) fn search_name(&self, parent: &State, name: &[u8]) -> Result<LowerFound> {
+        if parent.lowers.is_empty() {
+            return Ok(LowerFound::default());
+        }
+        self.search(parent, Search::Name(&parent.lowers, name.to_vec()))
+    }
+
+    fn search(&self, parent: &State, mut search: Search<'_>) -> Result<LowerFound> {
+        let mut found = LowerFound {
+            path: match &search {
+                Search::Name(_, name) => parent.lower_path.as_ref().map(|path| join(path, name)),
+                Search::Path(parts) => Some(parts.join(&b'/').into()),
+            },
+            ..LowerFound::default()
+        };
+        for layer in 0..self.lowers.len() {
+            let (node, attributes, last, rest) = match self.step(layer, &search)? {
+                Step::Absent => continue,
+                Step::Stop => break,
+                Step::Found { node, attributes, last, rest } => (node, attributes, last, rest),
+            };
+            if found.attributes.is_some() && !attributes.is_directory() {
+                break;
+            }
+            let held = node.held.clone();
+            if found.attributes.is_none() {
+                found.attributes = Some(attributes);
+            }
+            found.nodes.push(node);
+            if !attributes.is_directory() {
+                break;
+            }
+            let marks = Marks::read(&*self.lowers[layer].layer, held.node())?;
+            if last || marks.opaque {
+                break;
+            }
+            match (marks.redirect, rest) {
+                (Some(Redirect::Path(path)), _) => search = Search::Path(path),
+                (Some(Redirect::Sibling(name)), Some(mut parts)) => {
+                    parts.pop();
+                    parts.push(name);
+                    search = Search::Path(parts);
+                }
+                (Some(Redirect::Sibling(name)), None) => {
+                    if let Search::Name(_, current) = &mut search {
+                        *current = name;
+                    }
+                }
+                (None, Some(parts)) => search = Search::Path(parts),
+                (None, None) => {}
+            }
+        }
+        if !found.attributes.is_some_and(|attributes| attributes.is_directory()) {
+            found.path = None;
+        }
+        Ok(found)
+    }
+
+    /// Looks into one lower branch.
+    fn step(&self, layer: usize, search: &Search<'_>) -> Result<Step> {
+        match search {
+            Search::Name(directories, name) => {
+                let Some(directory) = directories.iter().find(|directory| directory.layer == layer) else {
+                    return Ok(Step::Absent);
+                };
+                Ok(match self.lower_entry(layer, &directory.held, &directory.path, name)? {
+                    None => Step::Absent,
+                    Some((node, attributes)) if self.is_whiteout(&node, &attributes)? => Step::Stop,
+                    Some((node, attributes)) => Step::Found { node, attributes, last: false, rest: None },
+                })
+            }
+            Search::Path(parts) => self.walk(layer, parts),
+        }
+    }
+
+    /// Walks a path from the root of one lower branch; `rest` is the path that the branches below have to be asked for.
+    fn walk(&self, layer: usize, parts: &[Vec<u8>]) -> Result<Step> {
+        let branch = &self.lowers[layer].layer;
+        let mut held = Arc::new(Held::new(branch, poolfs_types::NodeId::ROOT));
+        let mut path: Arc<[u8]> = Arc::from(&b""[..]);
+        let mut below: Vec<Vec<u8>> = Vec::new();
+        let mut last = false;
+        for (at, part) in parts.iter().enumerate() {
+            let Some((node, attributes)) = self.lower_entry(layer, &held, &path, part)? else {
+                return Ok(if last { Step::Stop } else { Step::Absent });
+            };
+            if self.is_whiteout(&node, &attributes)? {
+                return Ok(Step::Stop);
+            }
+            below.push(part.clone());
+            if at + 1 == parts.len() {
+                return Ok(Step::Found { node, attributes, last, rest: Some(below) });
+            }
+            if !attributes.is_directory() {
+                return Ok(Step::Stop);
+            }
+            let marks = Marks::read(&**branch, node.held.node())?;
+            last |= marks.opaque;
+            match marks.redirect {
+                Some(Redirect::Path(path)) => below = path,
+                Some(Redirect::Sibling(name)) => {
+                    below.pop();
+                    below.push(name);
+                }
+                None => {}
+            }
+            (held, path) = (node.held, node.path);
+        }
+        Ok(Step::Stop)
+    }
+
+    fn is_whiteout(&self, node: &LowerNode, attributes: &Attributes) -> Result<bool> {
+        marks::is_lower_whiteout(&*self.lowers[node.layer].layer, node.held.node(), attributes)
+    }
+
+    /// One name of one lower directory.
+    pub(crate) fn lower_entry(
+        &self,
+        layer: usize,
+        directory: &Held,
+        path: &[u8],
+        name: &[u8],
+    ) -> Result<Option<(LowerNode, Attributes)>> {
+        let branch = &self.lowers[layer].layer;
+        if path.is_empty() && name == crate::work::DIRECTORY {
+            return Ok(None);
+        }
+        let Ok(checked) = Name::new(name) else { return Ok(None) };
+        match branch.lookup(&Caller::ROOT, directory.node(), checked) {
+            Ok(entry) => {
+                let held = Arc::new(Held::new(branch, entry.node));
+                Ok(Some((LowerNode { layer, held, path: join(path, name) }, entry.attributes)))
+            }
+            Err(error) if error == Errno::ENOENT || error == Errno::ENOTDIR => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The lower file an origin names, with its attributes: `Err(Ok(cause))` when it is not the one that was copied up.
+    pub(crate) fn lower_of(&self, origin: &Origin) -> Result<std::result::Result<(LowerNode, Attributes), String>> {
+        let shown = origin.path.escape_ascii();
+        let Some(layer) = self.lowers.iter().position(|lower| lower.layer_id == origin.layer_id) else {
+            return Ok(Err(format!("its lower layer {} is not part of the union", origin.layer_id)));
+        };
+        let gone = || format!("its lower file {shown} of layer {} is gone", origin.layer_id);
+        let mut held = Arc::new(Held::new(&self.lowers[layer].layer, poolfs_types::NodeId::ROOT));
+        let mut path: Arc<[u8]> = Arc::from(&b""[..]);
+        let mut reached = None;
+        for part in origin.path.split(|&byte| byte == b'/') {
+            let Some((node, attributes)) = self.lower_entry(layer, &held, &path, part)? else {
+                return Ok(Err(gone()));
+            };
+            (held, path) = (node.held.clone(), node.path.clone());
+            reached = Some((node, attributes));
+        }
+        Ok(match reached {
+            None => Err(gone()),
+            Some((_, attributes)) if attributes.size != origin.size || attributes.modified != origin.modified => {
+                Err(format!("its lower file {shown} of layer {} has changed", origin.layer_id))
+            }
+            Some(found) => Ok(found),
+        })
+    }
+
+    /// The node for an id that a caller gave.
+    pub(crate) fn node(&self, id: poolfs_types::NodeId) -> Result<Arc<Node>> {
+        self.nodes.get(id).ok_or_else(|| Error::from(Errno::ESTALE))
+    }
+}

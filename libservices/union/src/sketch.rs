@@ -1,0 +1,215 @@
+//! A sketch in memory: its record, its map of moved blocks, and the files its bytes come from.
+
+use crate::Union;
+use crate::bitmap::{self, Bitmap, SECTOR_BYTES};
+use crate::branch::{Held, LowerNode, Opened};
+use crate::format::{Cause, Origin, SketchRecord};
+use crate::marks;
+use crate::node::{Content, Node, State};
+use poolfs_libservice::{Error, Result};
+use poolfs_types::limits::BLOCK_SIZE;
+use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes};
+use std::sync::Arc;
+
+/// Bytes of a block, as file offsets count.
+pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// Bitmap bytes read at once.
+const LOAD_BYTES: usize = 64 << 10;
+
+/// An upper file of which some blocks are still in the lower file.
+pub(crate) struct Sketch {
+    pub record: SketchRecord,
+    pub origin: Origin,
+    /// what the bitmap says; `None` until a byte is needed
+    pub map: Option<Map>,
+    /// open while the file is
+    pub files: Option<Files>,
+}
+
+/// The map of moved blocks, in memory.
+pub(crate) struct Map {
+    pub bitmap: Bitmap,
+    /// blocks below the limit that have not moved
+    pub unmoved: u64,
+    pub lower: LowerNode,
+}
+
+/// The two files.
+pub(crate) struct Files {
+    pub lower: Opened,
+    pub upper: Opened,
+}
+
+impl Sketch {
+    pub fn new(record: SketchRecord, origin: Origin) -> Self {
+        Sketch { record, origin, map: None, files: None }
+    }
+
+    /// The sketch of a file that is just being copied up.
+    pub fn fresh(record: SketchRecord, origin: Origin, lower: LowerNode) -> Self {
+        let map = Map { bitmap: Bitmap::default(), unmoved: record.limit.div_ceil(BLOCK), lower };
+        Sketch { record, origin, map: Some(map), files: None }
+    }
+
+    /// Blocks that may be in the lower file: all others are in the upper one.
+    pub fn lower_blocks(&self) -> u64 {
+        self.record.limit.div_ceil(BLOCK)
+    }
+
+    /// Whether something has to be brought to disk.
+    pub fn is_dirty(&self) -> bool {
+        self.map.as_ref().is_some_and(|map| map.bitmap.is_dirty())
+    }
+
+    /// Whether no byte of the lower file is visible any more.
+    pub fn is_complete(&self) -> bool {
+        self.map.as_ref().is_some_and(|map| map.unmoved == 0)
+    }
+
+    /// The map and the files; `EIO` when the sketch was not made ready.
+    pub fn parts(&self) -> Result<(&Map, &Files)> {
+        match (&self.map, &self.files) {
+            (Some(map), Some(files)) => Ok((map, files)),
+            _ => Err(Errno::EIO.into()),
+        }
+    }
+
+    /// Whether all of `blocks` are in the upper file.
+    pub fn all_upper(&self, blocks: std::ops::Range<u64>) -> bool {
+        let end = blocks.end.min(self.lower_blocks());
+        blocks.start >= end || self.map.as_ref().is_some_and(|map| map.bitmap.run_end(blocks.start, end, true) == end)
+    }
+
+    /// Marks `blocks` as moved; returns how many were not.
+    pub fn set_moved(&mut self, blocks: std::ops::Range<u64>) -> u64 {
+        let end = blocks.end.min(self.lower_blocks());
+        let Some(map) = &mut self.map else { return 0 };
+        if blocks.start >= end {
+            return 0;
+        }
+        let fresh = map.bitmap.set(blocks.start..end);
+        map.unmoved -= fresh.min(map.unmoved);
+        fresh
+    }
+}
+
+impl Union {
+    /// Makes the content of `node` usable: loads a sketch's map and opens its files.
+    pub(crate) fn make_ready(&self, node: &Arc<Node>) -> Result<()> {
+        let mut state = node.write();
+        self.make_ready_locked(node, &mut state)
+    }
+
+    pub(crate) fn make_ready_locked(&self, node: &Arc<Node>, state: &mut State) -> Result<()> {
+        let State { upper, content, .. } = state;
+        let sketch = match content {
+            Content::Plain => return Ok(()),
+            Content::Damaged(cause) => return Err(self.damaged(node, cause)),
+            Content::Sketch(sketch) => sketch,
+        };
+        let Some(upper) = upper else { return Err(Errno::EIO.into()) };
+        if sketch.map.is_none() {
+            match self.load(sketch)? {
+                Ok(map) => sketch.map = Some(map),
+                Err(cause) => {
+                    let cause: Arc<str> = cause.into();
+                    *content = Content::Damaged(cause.clone());
+                    return Err(self.damaged(node, &cause));
+                }
+            }
+        }
+        if sketch.files.is_none()
+            && let Some(map) = &sketch.map
+        {
+            let branch = &self.lowers[map.lower.layer].layer;
+            sketch.files = Some(Files {
+                lower: Opened::file(branch, &Caller::ROOT, map.lower.held.node(), OpenFlags::READ_ONLY)?,
+                upper: Opened::file(&self.upper, &Caller::ROOT, upper.node(), OpenFlags::READ_WRITE)?,
+            });
+        }
+        Ok(())
+    }
+
+    /// Records that `node` cannot be read, and why. The message is for the log, the errno for the application.
+    pub(crate) fn damaged(&self, node: &Node, cause: &Arc<str>) -> Error {
+        // The state's lock may be held by the caller, so that the path is looked up by whoever asks for statistics; till
+        // then the node stays.
+        if self.statistics.damage(node.id, cause) {
+            self.nodes.pin(node);
+            tracing::error!(inode = node.inode, %cause, "a sketch cannot be read");
+        }
+        Error::new(Errno::EIO, cause.to_string())
+    }
+
+    fn load(&self, sketch: &Sketch) -> Result<std::result::Result<Map, Cause>> {
+        let lower = match self.lower_of(&sketch.origin)? {
+            Ok((lower, _)) => lower,
+            Err(cause) => return Ok(Err(cause)),
+        };
+        let bitmap = match self.load_bitmap(sketch)? {
+            Ok(bitmap) => bitmap,
+            Err(cause) if sketch.record.bitmap_durable => return Ok(Err(cause)),
+            Err(_) => Bitmap::default(),
+        };
+        let blocks = sketch.lower_blocks();
+        let unmoved = blocks - bitmap.count_below(blocks);
+        Ok(Ok(Map { bitmap, unmoved, lower }))
+    }
+
+    fn load_bitmap(&self, sketch: &Sketch) -> Result<std::result::Result<Bitmap, Cause>> {
+        let id = &sketch.record.id;
+        let name = crate::format::bitmap_name(id);
+        let Some((held, attributes)) = self.work.bitmap(id)? else {
+            return Ok(Err(format!("its bitmap {name} is missing")));
+        };
+        let size = bitmap::file_bytes(sketch.origin.size);
+        if attributes.size != size {
+            return Ok(Err(format!("its bitmap {name} has {} bytes instead of {size}", attributes.size)));
+        }
+        let file = Opened::file(&self.upper, &Caller::ROOT, held.node(), OpenFlags::READ_ONLY)?;
+        let mut bitmap = Bitmap::default();
+        let mut buffer = vec![0; LOAD_BYTES];
+        let mut offset = 0;
+        while offset < size {
+            match self.upper.seek(&Caller::ROOT, file.id(), offset, SeekTo::Data) {
+                Ok(data) => offset = data - data % SECTOR_BYTES as u64,
+                Err(error) if error == Errno::ENXIO => break,
+                Err(error) => return Err(error),
+            }
+            let count = file.read_full(offset, &mut buffer)?;
+            for (at, sector) in buffer[..count].as_chunks::<SECTOR_BYTES>().0.iter().enumerate() {
+                let Ok(number) = u32::try_from(offset / SECTOR_BYTES as u64 + at as u64) else {
+                    return Ok(Err(format!("its bitmap {name} is too large")));
+                };
+                if let Err(cause) = bitmap.load(id, number, sector) {
+                    return Ok(Err(cause));
+                }
+            }
+            if count < SECTOR_BYTES {
+                break;
+            }
+            offset += (count - count % SECTOR_BYTES) as u64;
+        }
+        Ok(Ok(bitmap))
+    }
+
+    /// Repeats the upper part of a truncation whose record is stored, and stores that it is done.
+    pub(crate) fn finish_truncation(&self, upper: &Held, record: &mut SketchRecord) -> Result<()> {
+        let changes = SetAttributes { size: Some(record.size), ..SetAttributes::default() };
+        self.upper.setattr(&Caller::ROOT, upper.node(), &changes, None)?;
+        record.epoch += 1;
+        marks::set(&*self.upper, upper.node(), marks::SKETCH, &record.encode())
+    }
+
+    /// Turns a sketch without visible lower bytes into an ordinary file. Its data must be durable or of length zero.
+    pub(crate) fn dissolve(&self, state: &mut State) -> Result<()> {
+        let State { upper: Some(upper), content, .. } = state else { return Ok(()) };
+        let Content::Sketch(sketch) = content else { return Ok(()) };
+        let id = sketch.record.id;
+        marks::clear(&*self.upper, upper.node(), marks::SKETCH)?;
+        *content = Content::Plain;
+        marks::clear(&*self.upper, upper.node(), marks::METACOPY)?;
+        self.work.remove_bitmap(&id)
+    }
+}
