@@ -81,6 +81,21 @@ pub fn open_file(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
     classify(state, descriptor, &seen, &found)
 }
 
+/// As [`open_file`], for transfers at the description's offset: only where this process alone moves it.
+///
+/// # Errors
+/// [`Refusal::Foreign`] or [`Refusal::Kernel`], without a system call, when it does not.
+pub fn own_file(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
+    if state.descriptors.is_foreign(descriptor) {
+        return Err(Refusal::Foreign);
+    }
+    let seen = state.descriptors.look(descriptor).ok_or(Refusal::Foreign)?;
+    if owns_offset(&seen) {
+        return open_file(state, descriptor);
+    }
+    Err(if seen.known == Known::Unknown { Refusal::Foreign } else { Refusal::Kernel })
+}
+
 fn verified<'a>(
     state: &'a State,
     descriptor: i32,

@@ -7,7 +7,7 @@
 //! would, and may forget entries; but it never connects, because [`State::process`] is not its own number.
 
 use crate::descriptors::Descriptors;
-use crate::mounts::Mounts;
+use crate::mounts::{self, Mounts};
 use crate::session::{self, Sessions};
 use crate::{process, raw, trace};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -83,6 +83,7 @@ fn set_up() -> Option<&'static State> {
     match state.ready.compare_exchange(WIPED, SETTING_UP, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             session::close_inherited();
+            mounts::close_inherited();
             state.process.store(raw::process_id(), Ordering::Relaxed);
             trace::start();
             state.ready.store(READY, Ordering::Release);

@@ -128,6 +128,50 @@ static void threads(void)
     SHOW(close(f));
 }
 
+static void *waiter(void *argument)
+{
+    char byte;
+    if (read(*(int *)argument, &byte, 1) < 0)
+        abort();
+    return NULL;
+}
+
+static void cancelled(void)
+{
+    int ends[2];
+    pthread_t id;
+    void *result = NULL;
+    SHOW(pipe(ends));
+    SHOW(pthread_create(&id, NULL, waiter, &ends[0]));
+    usleep(50000);
+    SHOW(pthread_cancel(id));
+    SHOW(pthread_join(id, &result));
+    SHOW(result == PTHREAD_CANCELED);
+    SHOW(close(ends[0]) + close(ends[1]));
+}
+
+static int count_descriptors(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    while (readdir(directory) != NULL)
+        count++;
+    closedir(directory);
+    return count;
+}
+
+/* A line of children, each of which uses the directory: none keeps its parents' descriptors. */
+static void generations(int depth)
+{
+    struct stat s;
+    stat(at("shared"), &s);
+    if (depth > 0) {
+        in_child(generations, depth - 1);
+        return;
+    }
+    SHOW(count_descriptors() < 12);
+}
+
 static int signal_file;
 static volatile int signals;
 
@@ -304,6 +348,8 @@ int main(int argc, char **argv)
     signal_handlers();
     spawned();
     threads();
+    cancelled();
+    in_child(generations, 10);
     mappings();
     rights();
     return 0;

@@ -45,13 +45,21 @@ pub(super) fn from_user(offset: i64) -> Served<u64> {
 
 /// The adopted regular file behind a number, for reading.
 pub(super) fn readable(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
-    let file = open_file(state, descriptor)?;
+    may_read(open_file(state, descriptor)?)
+}
+
+/// An adopted regular file that may be read.
+pub(super) fn may_read(file: OpenFile<'_>) -> Served<OpenFile<'_>> {
     if file.is_regular() && file.is_readable() { Ok(file) } else { Err(Refusal::Kernel) }
 }
 
 /// The adopted regular file behind a number, for writing.
 pub(super) fn writable(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
-    let file = open_file(state, descriptor)?;
+    may_write(state, open_file(state, descriptor)?)
+}
+
+/// An adopted regular file that may be written.
+pub(super) fn may_write<'a>(state: &State, file: OpenFile<'a>) -> Served<OpenFile<'a>> {
     let allowed = file.is_regular() && file.is_writable() && !state.file_size_limited();
     if allowed { Ok(file) } else { Err(Refusal::Kernel) }
 }

@@ -4,9 +4,9 @@
 //! taken, and gives back what it did not use. So a signal handler that uses the same descriptor in between works on a
 //! range of its own. Served only on descriptions that are this process's alone; the kernel does the others.
 
-use super::data::{each_vector, from_user, read_at, readable, total_length, writable, write_at};
+use super::data::{each_vector, from_user, may_read, may_write, read_at, readable, total_length, writable, write_at};
 use super::{by_file, kernel, kernel_cancellable, on, request};
-use crate::files::{self, OpenFile, open_file};
+use crate::files::{self, OpenFile, open_file, own_file};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
@@ -22,7 +22,7 @@ const COPY_MAX: u64 = 16 << 20;
 pub fn read(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
         let state = on()?;
-        let file = owned(readable(state, descriptor)?)?;
+        let file = may_read(own_file(state, descriptor)?)?;
         at_offset(&file, memory.length(), |offset| read_at(state, &file, memory, offset))
     };
     finish(served(), || {
@@ -34,7 +34,7 @@ pub fn read(descriptor: i32, memory: UserMemory) -> isize {
 pub fn write(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
         let state = on()?;
-        let file = owned(writable(state, descriptor)?)?;
+        let file = may_write(state, own_file(state, descriptor)?)?;
         if file.appends() {
             let (count, first) = write_at(state, &file, memory, 0)?;
             let end = first.checked_add(count as u64).and_then(|end| i64::try_from(end).ok());
@@ -54,7 +54,7 @@ pub fn write(descriptor: i32, memory: UserMemory) -> isize {
 pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
         let state = on()?;
-        let file = owned(readable(state, descriptor)?)?;
+        let file = may_read(own_file(state, descriptor)?)?;
         at_offset(&file, total_length(vectors), |offset| {
             let mut at = offset;
             each_vector(vectors, |memory| {
@@ -71,7 +71,7 @@ pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
 pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
         let state = on()?;
-        let file = owned(writable(state, descriptor)?)?;
+        let file = may_write(state, own_file(state, descriptor)?)?;
         if file.appends() {
             return Err(Refusal::Kernel);
         }
@@ -90,10 +90,6 @@ pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
 fn kernel_vector(number: u32, descriptor: i32, vectors: UserMemory) -> isize {
     let count = vectors.length() / size_of::<[usize; 2]>();
     kernel_cancellable(number, [descriptor as usize, vectors.address(), count, 0, 0, 0])
-}
-
-fn owned(file: OpenFile<'_>) -> Served<OpenFile<'_>> {
-    if file.owns_offset { Ok(file) } else { Err(Refusal::Kernel) }
 }
 
 /// Runs a transfer of up to `length` bytes in the range that the offset is moved over.

@@ -26,6 +26,18 @@ const LAZY_LOOK_CYCLES: u64 = 20_000_000;
 /// Turns one caller waits for another's look at the mounts to end.
 const OTHERS_SPINS_MAX: u32 = 400;
 
+/// The open mountinfo file of this process, which a forked child still has although its state is gone.
+static INHERITABLE: (AtomicI32, AtomicU64) = (AtomicI32::new(0), AtomicU64::new(0));
+
+/// Closes the mountinfo file that a forked child inherited: it shares its offset with the parent's.
+pub fn close_inherited() {
+    let number = INHERITABLE.0.swap(0, Ordering::Relaxed) - 1;
+    let inode = INHERITABLE.1.load(Ordering::Relaxed);
+    if number >= 0 && raw::statx_descriptor(number).is_ok_and(|found| found.stx_ino == inode) {
+        raw::close(number);
+    }
+}
+
 /// A reader count that says "being written".
 const WRITING: u32 = u32::MAX;
 
@@ -170,6 +182,8 @@ impl Mounts {
         };
         self.file_inode.store(found.stx_ino, Ordering::Relaxed);
         self.file.store(file + 1, Ordering::Relaxed);
+        INHERITABLE.1.store(found.stx_ino, Ordering::Relaxed);
+        INHERITABLE.0.store(file + 1, Ordering::Relaxed);
         Some(file)
     }
 }

@@ -1,0 +1,59 @@
+#!/bin/sh
+# Runs the programs of this folder three times, on a directory of this machine, on a poolfs mount through FUSE, and on the
+# mount through the preload library, and compares what they print. Everything happens in a mount namespace of its own.
+# usage: compare.sh SERVICE LIBRARY      (poolfs-service and libpoolfs_preload.so, absolute)
+set -eu
+if [ "${COMPARE_INSIDE:-}" != yes ]; then
+    COMPARE_INSIDE=yes exec unshare --mount --pid --fork --kill-child --mount-proc --propagation private "$0" "$@"
+fi
+service=$1 library=$2
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'umount "$work"; rmdir "$work"' EXIT
+mount -t tmpfs compare "$work"
+mkdir -p "$work/plain" "$work/backing" "$work/mount" /run/poolfs
+mount -t tmpfs compare /run/poolfs
+chmod 755 "$work" "$work/backing"
+
+printf '{"pool":"compare","cpus":[0],"cache_bytes":67108864,"control_socket":"%s","socket_directory":"/run/poolfs"}' \
+    /run/poolfs/control.sock | "$service" 2>"$work/log" &
+server=$!
+python3 - "$work" <<'PYTHON'
+import json, socket, sys, time
+work = sys.argv[1]
+control = socket.socket(socket.AF_UNIX)
+for _ in range(100):
+    try:
+        control.connect("/run/poolfs/control.sock")
+        break
+    except OSError:
+        time.sleep(0.05)
+mount = {"command": "mount", "instance": "compare-1", "mount_point": work + "/mount", "devices": True, "is_root": False,
+         "stack": {"kind": "directory", "directory": work + "/backing"}}
+control.sendall((json.dumps(mount) + "\n").encode())
+answer = json.loads(control.makefile().readline())
+sys.exit(None if answer["answer"] == "done" else str(answer))
+PYTHON
+
+failed=0
+for program in families sharing; do
+    cc -Wall -Wextra -Werror -O1 -o "$work/$program" "$here/$program.c" -lpthread
+    for way in plain fuse library; do
+        directory=$work/mount/$way-$program
+        [ $way = plain ] && directory=$work/plain/$program
+        mkdir -m 755 "$directory"
+        if [ $way = library ]; then
+            LD_PRELOAD=$library POOLFS_TRACE=$work/trace "$work/$program" "$directory" >"$work/$way.$program"
+        else
+            "$work/$program" "$directory" >"$work/$way.$program"
+        fi || { echo "$program ended with $? ($way)"; failed=1; }
+    done
+    for way in fuse library; do
+        diff "$work/plain.$program" "$work/$way.$program" || { echo "$program differs ($way)"; failed=1; }
+    done
+done
+served=$(sed -n 's/.* families library=\([0-9]*\) .*/\1/p' "$work/trace")
+[ "${served:-0}" -gt 100 ] || { echo "only ${served:-no} requests by the library"; failed=1; }
+kill $server && wait $server || true
+[ $failed = 0 ] && echo "same by FUSE and by library ($served requests)"
+exit $failed
