@@ -3,9 +3,11 @@
 //! A directory is `local` under a `cache`; a union is made of such branches. Branches are shared: instances that use the
 //! same lower branch (or the same directory) stand on one cache, so that its bytes are there once.
 
+use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool};
 use poolfs_libservice::Libservice;
 use poolfs_local::{Local, LocalOptions};
-use poolfs_service_protocol::{CacheStatus, StackSpec, UnionStatus};
+use poolfs_service_protocol::{CacheStatus, SketchDamage, StackSpec, UnionStatus};
+use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,6 +20,22 @@ pub enum StackError {
     Branch {
         /// the directory
         path: PathBuf,
+        /// what is wrong
+        cause: String,
+    },
+    /// The cache of the pool cannot be made.
+    #[error("the cache of {bytes} bytes cannot be made: {cause}")]
+    Cache {
+        /// how large it should be
+        bytes: u64,
+        /// what is wrong
+        cause: String,
+    },
+    /// The branches do not make a union.
+    #[error("the union over {upper} cannot be opened: {cause}")]
+    Union {
+        /// its upper branch
+        upper: PathBuf,
         /// what is wrong
         cause: String,
     },
@@ -62,13 +80,20 @@ impl std::fmt::Display for Role {
 struct Branch {
     path: PathBuf,
     role: Role,
-    layer: Arc<dyn Libservice>,
+    cache: Arc<Cache>,
+}
+
+impl Branch {
+    fn layer(&self) -> Arc<dyn Libservice> {
+        Arc::clone(&self.cache) as Arc<dyn Libservice>
+    }
 }
 
 /// The layers of one instance.
 pub struct Stack {
     /// The top layer.
     pub(crate) layer: Arc<dyn Libservice>,
+    union: Option<Arc<Union>>,
     branches: Vec<Arc<Branch>>,
 }
 
@@ -76,7 +101,7 @@ impl Stack {
     /// A stack of one layer that nobody else uses.
     #[must_use]
     pub fn of(layer: Arc<dyn Libservice>) -> Self {
-        Self { layer, branches: Vec::new() }
+        Self { layer, union: None, branches: Vec::new() }
     }
 
     /// Whether no other instance changes what this one shows: only a directory that is mounted twice is changed by two.
@@ -88,13 +113,21 @@ impl Stack {
     /// What its union did, if it has one.
     #[must_use]
     pub fn union_status(&self) -> Option<UnionStatus> {
-        None
+        let statistics = self.union.as_ref()?.statistics();
+        let damage = |damage: poolfs_union::Damage| SketchDamage { path: damage.path, cause: damage.cause };
+        Some(UnionStatus {
+            sketches: statistics.sketches,
+            blocks_moved: statistics.blocks_moved,
+            blocks_copied: statistics.blocks_copied,
+            objects_copied: statistics.objects_copied,
+            damaged: statistics.damaged.into_iter().map(damage).collect(),
+        })
     }
 }
 
 /// Builds stacks, and holds what they share.
 pub struct StackBuilder {
-    cache_bytes: u64,
+    pool: Arc<CachePool>,
     branches: Mutex<BTreeMap<PathBuf, Weak<Branch>>>,
 }
 
@@ -104,7 +137,9 @@ impl StackBuilder {
     /// # Errors
     /// When the cache cannot be made.
     pub fn new(cache_bytes: u64) -> Result<Self, StackError> {
-        Ok(Self { cache_bytes, branches: Mutex::default() })
+        let failed = |error: CacheError| StackError::Cache { bytes: cache_bytes, cause: with_causes(&error) };
+        let pool = CachePool::new(CacheConfig::with_limit(cache_bytes)).map_err(failed)?;
+        Ok(Self { pool, branches: Mutex::default() })
     }
 
     /// Builds what `spec` says.
@@ -115,14 +150,15 @@ impl StackBuilder {
         match spec {
             StackSpec::Directory { directory } => {
                 let branch = self.branch(directory, Role::Directory)?;
-                Ok(Stack { layer: Arc::clone(&branch.layer), branches: vec![branch] })
+                Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch] })
             }
             StackSpec::Union { upper, lowers } => {
                 let mut branches = vec![self.branch(upper, Role::Upper)?];
                 for lower in lowers {
                     branches.push(self.branch(lower, Role::Lower)?);
                 }
-                Ok(Stack { layer: Arc::clone(&branches[0].layer), branches })
+                let union = union(&branches)?;
+                Ok(Stack { layer: Arc::clone(&union) as Arc<dyn Libservice>, union: Some(union), branches })
             }
         }
     }
@@ -151,7 +187,8 @@ impl StackBuilder {
         }
         let options = LocalOptions { read_only: role == Role::Lower, ..LocalOptions::default() };
         let local = Local::open(&path, options).map_err(|error| failed(with_causes(&error)))?;
-        let branch = Arc::new(Branch { path: path.clone(), role, layer: local });
+        let cache = Cache::new(&self.pool, local);
+        let branch = Arc::new(Branch { path: path.clone(), role, cache });
         branches.insert(path, Arc::downgrade(&branch));
         Ok(branch)
     }
@@ -159,8 +196,41 @@ impl StackBuilder {
     /// The cache of the pool.
     #[must_use]
     pub fn cache_status(&self) -> CacheStatus {
-        CacheStatus { limit_bytes: self.cache_bytes, ..CacheStatus::default() }
+        let statistics = self.pool.statistics();
+        let (mut shared_bytes, mut private_bytes) = (0, 0);
+        for branch in self.branches().values().filter_map(Weak::upgrade) {
+            // One count is this loop's own.
+            let users = Arc::strong_count(&branch) - 1;
+            *(if users > 1 { &mut shared_bytes } else { &mut private_bytes }) += branch.cache.used_bytes();
+        }
+        CacheStatus {
+            limit_bytes: statistics.limit_bytes,
+            used_bytes: statistics.used_bytes,
+            dirty_bytes: statistics.dirty_bytes,
+            shared_bytes,
+            private_bytes,
+            hits: statistics.hits,
+            misses: statistics.misses,
+            evictions: statistics.evictions,
+        }
     }
+}
+
+/// The union of the first branch, which is written, and the others. A lower branch is known for good by its path.
+fn union(branches: &[Arc<Branch>]) -> Result<Arc<Union>, StackError> {
+    let (upper, lowers) = branches
+        .split_first()
+        .ok_or_else(|| StackError::Union { upper: PathBuf::new(), cause: "it has no branches".into() })?;
+    let failed = |cause: String| StackError::Union { upper: upper.path.clone(), cause };
+    let mut known = Vec::new();
+    for lower in lowers {
+        let layer_id = lower.path.to_str().filter(|path| path.len() <= LAYER_ID_MAX).ok_or_else(|| {
+            let path = lower.path.display();
+            failed(format!("the path {path} is longer than {LAYER_ID_MAX} bytes or no UTF-8; move the directory"))
+        })?;
+        known.push(Lower { layer_id: layer_id.to_owned(), layer: lower.layer() });
+    }
+    Union::open(UnionConfig::new(upper.layer(), known)).map_err(|error| failed(with_causes(&error)))
 }
 
 /// An error with what caused it, in one line.
