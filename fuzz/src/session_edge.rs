@@ -79,7 +79,7 @@ impl World {
         let Ok(Outcome::Opened { file, entry }) = self.instance.dispatch(&Context::fuse(0, 0, 0, 0), create) else {
             panic!("an empty filesystem takes a file");
         };
-        file.set_adopted(true);
+        assert!(file.set_adopted(true));
         for session in &self.sessions {
             self.handles.extend(session.adopt(&file));
         }

@@ -29,6 +29,16 @@ impl Process {
         // SAFETY: signals a child that was not waited for, so that the number is its.
         assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
     }
+
+    /// Stops the process, and comes back when all its threads stand still.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: waits for a child of our own, without reaping it; `status` is valid for the call.
+        let waited = unsafe { libc::waitpid(self.0.id() as i32, &raw mut status, libc::WUNTRACED) };
+        assert_eq!(waited, self.0.id() as i32);
+        assert!(libc::WIFSTOPPED(status));
+    }
 }
 
 impl Drop for Process {
@@ -102,7 +112,7 @@ fn a_stopped_service_is_waited_for(socket: &Path) {
     let service = Process::start("service", socket);
     let connection = connect(socket);
     assert_echo(&connection, 1, b"running");
-    service.signal(libc::SIGSTOP);
+    service.stop();
     let returned = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -126,7 +136,7 @@ fn a_stopped_or_killed_client_hinders_nobody(socket: &Path) {
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_micros(700 * round));
-        client.signal(libc::SIGSTOP);
+        client.stop();
         for value in 0..200 {
             let start = Instant::now();
             assert_echo(&connection, value, b"beside a stopped client");

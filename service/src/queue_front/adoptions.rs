@@ -20,20 +20,27 @@ impl Adoptions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives `session` a handle on `file`, unless it has too many.
+    /// Gives `session` a handle on `file`, unless it has too many or the file was given up.
     pub(super) fn adopt(&self, session: &Arc<Session<SessionState>>, file: &Arc<OpenFile>) -> Option<u64> {
         let mut table = self.table();
-        let handle = session.content().adopt(file)?;
+        if !file.set_adopted(true) {
+            return None;
+        }
+        let Some(handle) = session.content().adopt(file) else {
+            if !table.contains_key(&file.key()) {
+                file.set_adopted(false);
+            }
+            return None;
+        };
         let sessions = table.entry(file.key()).or_default();
         sessions.retain(|other| other.strong_count() > 0);
         if !sessions.iter().any(|other| other.as_ptr() == Arc::as_ptr(session)) {
             sessions.push(Arc::downgrade(session));
         }
-        file.set_adopted(true);
         Some(handle)
     }
 
-    /// The kernel has closed `file`: all handles on it end.
+    /// The kernel has closed `file`, or it was given up: all handles on it end.
     pub(super) fn released(&self, file: &OpenFile) {
         let sessions = self.table().remove(&file.key()).unwrap_or_default();
         for session in sessions.iter().filter_map(Weak::upgrade) {

@@ -126,6 +126,12 @@ impl QueueFront {
 impl Adopter for QueueFront {
     fn adopt(&self, thread: u32, file: &Arc<OpenFile>, asked: Adopt) -> Result<Adopt, Errno> {
         let refused = Adopt { handle: 0, ..asked };
+        if asked.handle != 0 {
+            // Whoever has the description may give it up: all it does is leave the file to the kernel.
+            file.give_up();
+            self.adoptions.released(file);
+            return Ok(refused);
+        }
         let (Some(instance), Some(session)) = (self.instance.upgrade(), self.endpoint.session(asked.session)) else {
             return Ok(refused);
         };

@@ -274,7 +274,8 @@ fn appends_go_to_the_end_and_directories_start_paths() {
 fn adoption_is_for_the_sessions_own_threads_and_ends_with_it() {
     let served = served();
     let file = open(&served.instance, "f", OpenFlags::READ_WRITE);
-    let asked = Adopt { session: served.connection.session(), ..served.adopt(&file) };
+    let adopted = served.adopt(&file);
+    let asked = Adopt { handle: 0, ..adopted };
     assert_eq!(served.front.adopt(1, &file, asked).expect("an answer").handle, 0, "another process's thread");
     assert_eq!(served.front.adopt(0, &file, asked).expect("an answer").handle, 0);
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
@@ -283,7 +284,7 @@ fn adoption_is_for_the_sessions_own_threads_and_ends_with_it() {
     assert!(file.is_adopted());
     // Another session of the process knows nothing of the handle.
     let other = connect(&served.directory);
-    let read = Request { handle: asked.handle, length: 1, ..request(Operation::Read, "", "") };
+    let read = Request { handle: adopted.handle, length: 1, ..request(Operation::Read, "", "") };
     assert_eq!(other.call(&read, &[], &mut [0]).expect("a reply").status, Status::UseKernel as u32);
     assert_eq!(served.front.sessions(), 2);
     served.connection.close();
@@ -308,6 +309,23 @@ fn what_the_kernel_may_have_changed_is_the_kernels() {
     served.instance.release(writer.key());
     drop(writer);
     done(&served.call(&read, &[], 1).0);
+}
+
+#[test]
+fn a_description_that_is_given_up_stays_the_kernels() {
+    let served = served();
+    let file = open(&served.instance, "f", OpenFlags::READ_WRITE);
+    let adopted = served.adopt(&file);
+    let read = Request { handle: adopted.handle, length: 1, ..request(Operation::Read, "", "") };
+    done(&served.call(&read, &[], 1).0);
+    let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    assert_eq!(served.front.adopt(thread, &file, adopted).expect("an answer").handle, 0);
+    kernel(&served.call(&read, &[], 1).0);
+    assert_eq!(served.adopt(&file).handle, 0);
+    assert!(!file.is_adopted());
+    let other = open(&served.instance, "f", OpenFlags::READ_ONLY);
+    let other = served.adopt(&other).handle;
+    kernel(&served.call(&Request { handle: other, ..read }, &[], 1).0);
 }
 
 /// A data area of this process's own.
