@@ -33,6 +33,7 @@ pub fn before(change: Change) {
 fn end_sessions() {
     if let Some(state) = state_even_if_off() {
         state.sessions.end_all();
+        state.mounts.distrust();
     }
 }
 

@@ -44,7 +44,7 @@ fn is_own_table(state: &State) -> bool {
 
 /// Whether a number is a descriptor of the library's own, which the program did not open and must not close.
 fn is_own(state: &State, descriptor: i32) -> bool {
-    state.sessions.owns(descriptor) || state.mounts.own_descriptor() == Some(descriptor)
+    state.sessions.owns(descriptor) || state.mounts.descriptors().any(|own| own == descriptor)
 }
 
 /// `close`. Our own descriptors are none of the program's: to it they do not exist.
@@ -86,11 +86,10 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> isize {
 
 /// The lowest of our own descriptors in a range.
 fn lowest_own(state: &State, first: u32, last: u32) -> Option<u32> {
-    let mounts = state.mounts.own_descriptor();
     state
         .sessions
         .descriptors()
-        .chain(mounts)
+        .chain(state.mounts.descriptors())
         .filter_map(|descriptor| u32::try_from(descriptor).ok())
         .filter(|descriptor| (first..=last).contains(descriptor))
         .min()
