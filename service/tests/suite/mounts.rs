@@ -119,6 +119,44 @@ fn a_directory_is_mounted_works_and_is_unmounted() {
 }
 
 #[test]
+fn a_union_is_mounted_works_and_leaves_its_lower_branches_alone() {
+    isolated("mounts::a_union_is_mounted_works_and_leaves_its_lower_branches_alone", |folder| {
+        let service = Running::start(folder);
+        let [upper, first, second] = ["upper", "first", "second"].map(|name| make(&folder.join(name)));
+        let content: Vec<u8> = (0..1_000_000u32).map(|n| (n % 253) as u8).collect();
+        fs::write(first.join("big"), &content).expect("write");
+        fs::write(first.join("both"), b"first").expect("write");
+        fs::write(second.join("both"), b"second").expect("write");
+        fs::write(second.join("gone"), b"").expect("write");
+        let stack = StackSpec::Union { upper: upper.clone(), lowers: vec![first.clone(), second.clone()] };
+        let at = service.mount("one", stack.clone());
+        assert_eq!(fs::read(at.join("both")).expect("read"), b"first");
+        fs::remove_file(at.join("gone")).expect("unlink");
+        let file = OpenOptions::new().write(true).open(at.join("big")).expect("open");
+        file.write_all_at(b"!", 500_000).expect("write");
+        file.sync_all().expect("fsync");
+        basic_operations(&at);
+        let status = service.status();
+        let union = status.instances[0].union.as_ref().expect("a union");
+        assert_eq!((union.sketches, union.blocks_moved), (1, 1), "{union:?}");
+        assert!(status.cache.used_bytes > 0 && status.cache.private_bytes > 0 && status.cache.shared_bytes == 0);
+        let other = StackSpec::Union { upper: make(&folder.join("other")), lowers: vec![first.clone()] };
+        let beside = service.mount("two", other);
+        assert_eq!(fs::read(beside.join("big")).expect("read"), content);
+        assert!(service.status().cache.shared_bytes > 0, "both stand on one lower branch");
+        drop(file);
+        assert_eq!(service.unmount("one"), Answer::Done);
+        assert_eq!(service.mount("one", stack), at);
+        let mut changed = content.clone();
+        changed[500_000] = b'!';
+        assert_eq!(fs::read(at.join("big")).expect("read"), changed);
+        assert!(!at.join("gone").exists());
+        assert_eq!(fs::read(first.join("big")).expect("read"), content);
+        assert!(second.join("gone").exists());
+    });
+}
+
+#[test]
 fn set_id_bits_and_capabilities_go_as_on_the_disk() {
     isolated("mounts::set_id_bits_and_capabilities_go_as_on_the_disk", |folder| {
         let service = Running::start(folder);
