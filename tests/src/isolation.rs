@@ -26,8 +26,10 @@ pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
         return;
     }
     let folder = tempfile::Builder::new().prefix("poolfs-test-").tempdir().expect("a temporary folder");
-    let mut command = Command::new("unshare");
+    // The namespaces end with this process, however it ends.
+    let mut command = Command::new("setpriv");
     command
+        .args(["--pdeathsig", "KILL", "unshare"])
         .args(["--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"])
         .arg(std::env::current_exe().expect("the test's own path"))
         .args(["--exact", name, "--nocapture", "--test-threads", "1"])
