@@ -14,7 +14,8 @@ use std::sync::{Arc, RwLockWriteGuard};
 
 /// The cache over one layer. All instances of a service that use a branch share one, so that its bytes live once.
 ///
-/// The layer below must not be changed by anybody else while the cache is there.
+/// The layer below must not be changed by anybody else while the cache is there. What is dirty when the cache is dropped
+/// is lost: [`Cache::shutdown`] comes first.
 pub struct Cache {
     pub(crate) core: Arc<Core>,
     pub(crate) handles: Handles,
@@ -158,7 +159,7 @@ impl OpenFile {
         let earlier = self.report();
         match result {
             Ok(()) => earlier,
-            Err(error) => Err(Error::new(error.errno(), format!("writing back {:?} failed", self.node.0.id))),
+            Err(error) => Err(Error::new(error.errno(), format!("{:?} is not durable: {error}", self.node.0.id))),
         }
     }
 }

@@ -216,12 +216,12 @@ impl Core {
 
     /// Drops all nodes: the layer is ending.
     pub(crate) fn clear(&self) {
-        for node in self.nodes() {
-            node.drop_content();
-        }
         for shard in &self.shards {
             let nodes = std::mem::take(&mut *write(shard));
-            drop(nodes);
+            for node in nodes.into_values() {
+                node.drop_content();
+                self.below.forget(node.id, node.below_refs.load(Ordering::Acquire));
+            }
         }
     }
 

@@ -20,14 +20,22 @@ pub(crate) struct OpenFile {
     pub(crate) reader: Reader,
 }
 
+/// An open directory: the handle below, and what keeps the node.
+pub(crate) struct OpenDirectory {
+    pub(crate) node: Use,
+    pub(crate) below: HandleId,
+}
+
+impl Drop for OpenDirectory {
+    fn drop(&mut self) {
+        self.node.0.core.below.release(self.below);
+    }
+}
+
 /// What a handle stands for.
 pub(crate) enum Open {
     File(OpenFile),
-    /// the handle below, and what keeps the node
-    Directory {
-        below: HandleId,
-        _node: Use,
-    },
+    Directory(OpenDirectory),
 }
 
 pub(crate) struct Handles {
@@ -44,7 +52,7 @@ impl std::ops::Deref for FileRef {
     fn deref(&self) -> &OpenFile {
         match &*self.0 {
             Open::File(file) => file,
-            Open::Directory { .. } => unreachable!("made from open files only"),
+            Open::Directory(_) => unreachable!("made from open files only"),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::blocks::{block_of, blocks_for};
 use crate::cache::Cache;
-use crate::handles::Open;
+use crate::handles::{Open, OpenDirectory};
 use crate::names::Known;
 use crate::sync::{read, write};
 use crate::write_back::hold_is_bounded;
@@ -87,9 +87,9 @@ impl Libservice for Cache {
     ) -> Result<(Entry, HandleId)> {
         let (node, handle) =
             self.make(parent, name, |below| below.create(caller, parent, name, permissions, OpenFlags::READ_WRITE))?;
-        let entry = self.entry(&node)?;
         let node = node.begin_use()?;
         node.0.adopt_writer(handle);
+        let entry = self.entry(&node.0)?;
         Ok((entry, self.insert_file(node, flags)))
     }
 
@@ -216,8 +216,8 @@ impl Libservice for Cache {
     }
 
     fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
-        if let Open::Directory { below, .. } = &*self.handles.get(handle)? {
-            return self.core.below.fsync(caller, *below, durability);
+        if let Open::Directory(directory) = &*self.handles.get(handle)? {
+            return self.core.below.fsync(caller, directory.below, durability);
         }
         let file = self.handles.file(handle)?;
         let below = &self.core.below;
@@ -228,22 +228,19 @@ impl Libservice for Cache {
     fn flush(&self, _caller: &Caller, handle: HandleId) -> Result<()> {
         match &*self.handles.get(handle)? {
             Open::File(file) => file.report(),
-            Open::Directory { .. } => Ok(()),
+            Open::Directory(_) => Ok(()),
         }
     }
 
     fn release(&self, handle: HandleId) {
-        if let Some(open) = self.handles.remove(handle)
-            && let Open::Directory { below, .. } = &*open
-        {
-            self.core.below.release(*below);
-        }
+        // What was open ends when the calls that still use it have ended.
+        drop(self.handles.remove(handle));
     }
 
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<HandleId> {
         let node = self.node(node)?.begin_use()?;
         let below = self.core.below.opendir(caller, node.0.id)?;
-        Ok(self.handles.insert(Open::Directory { below, _node: node }))
+        Ok(self.handles.insert(Open::Directory(OpenDirectory { node, below })))
     }
 
     fn readdir(
@@ -254,7 +251,7 @@ impl Libservice for Cache {
         visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         match &*self.handles.get(handle)? {
-            Open::Directory { below, .. } => self.core.below.readdir(caller, *below, cookie, visit),
+            Open::Directory(directory) => self.core.below.readdir(caller, directory.below, cookie, visit),
             Open::File(_) => fail(Errno::EBADF),
         }
     }
@@ -293,7 +290,10 @@ impl Libservice for Cache {
     fn sync(&self) -> Result<()> {
         let mut result = Ok(());
         for node in self.core.dirty_files() {
-            // A file that ended meanwhile has nothing left to write.
+            // A file that nobody can reach any more need not be written, nor one that ended meanwhile.
+            if read(&node.state).orphan && !node.in_use() {
+                continue;
+            }
             let Ok(node) = node.begin_use() else { continue };
             result = result.and(node.0.sync(ALL, |_| Ok(())));
         }

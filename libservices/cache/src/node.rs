@@ -53,6 +53,8 @@ pub(crate) struct State {
     pub(crate) below_size: u64,
     /// The times are not below yet.
     pub(crate) time_dirty: bool,
+    /// The times are being set below right now.
+    pub(crate) time_moving: bool,
     /// Counts events after which bytes read from below earlier may be outdated.
     pub(crate) epoch: u64,
     pub(crate) blocks: BlockMap,
@@ -76,7 +78,7 @@ impl State {
     }
 
     pub(crate) fn is_dirty(&self) -> bool {
-        self.blocks.counts().dirty > 0 || self.time_dirty
+        self.blocks.counts().dirty > 0 || self.time_dirty || self.time_moving
     }
 }
 
@@ -127,6 +129,7 @@ impl Node {
             stamp: 0,
             below_size: attributes.size,
             time_dirty: false,
+            time_moving: false,
             epoch: 0,
             blocks: BlockMap::default(),
             content: Content::default(),

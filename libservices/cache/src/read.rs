@@ -17,6 +17,19 @@ struct Fill {
     size: u64,
 }
 
+/// Blocks that this thread reads and others wait for.
+struct Claim<'a> {
+    node: &'a Node,
+    blocks: Range<u64>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        lock(&self.node.filling).retain(|range| *range != self.blocks);
+        self.node.filled.notify_all();
+    }
+}
+
 fn present(chunk: &Chunk) -> u64 {
     chunk.resident | chunk.zero
 }
@@ -122,10 +135,9 @@ impl Node {
     fn fill(&self, blocks: Range<u64>, sink: Option<(u64, &mut [u8])>) -> Result<usize> {
         let most = self.core.pool.step_bytes() / BLOCK;
         let Some(fill) = self.begin_fill(blocks.start..blocks.end.min(blocks.start + most)) else { return Ok(0) };
-        let result = self.fill_now(&fill, sink);
-        lock(&self.filling).retain(|range| *range != fill.blocks);
-        self.filled.notify_all();
-        result
+        // Also when the layer below panics, or others would wait for these blocks for ever.
+        let _claim = Claim { node: self, blocks: fill.blocks.clone() };
+        self.fill_now(&fill, sink)
     }
 
     /// Claims the missing blocks at the start of `blocks`; nothing if the first is there or was being read by another

@@ -1,6 +1,6 @@
 //! Writing: into the cache while there is room for it here and below, else through it.
 
-use crate::blocks::{BLOCK, CHUNK_COST, Chunk, block_of, blocks_for};
+use crate::blocks::{BLOCK, CHUNK_COST, Chunk, block_of, blocks_for, by_chunk};
 use crate::node::{Node, State};
 use crate::read::cache_failure;
 use crate::sync::{lock, read};
@@ -140,7 +140,7 @@ impl Node {
         let pool = &self.core.pool;
         let end = offset + data.len() as u64;
         let blocks = block_of(offset)..blocks_for(end);
-        let bytes = (blocks.end - blocks.start) * BLOCK + 2 * CHUNK_COST;
+        let bytes = (blocks.end - blocks.start) * BLOCK + by_chunk(blocks.clone()).count() as u64 * CHUNK_COST;
         let mut reservation = None;
         for _ in 0..ROUNDS_MAX {
             reservation = pool.budget.reserve(bytes);
@@ -232,7 +232,7 @@ impl Node {
         let written = self.core.below.write(&Caller::ROOT, handle, offset, data)?;
         let data = &data[..written.count.min(data.len())];
         if data.is_empty() {
-            return Ok(0);
+            return fail(Errno::ENOSPC);
         }
         let end = offset + data.len() as u64;
         self.update(None, |state| {

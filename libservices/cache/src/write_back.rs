@@ -150,17 +150,19 @@ impl Node {
             // With data left to write, another round follows and sets the times then.
             (state.time_dirty && !unwritten).then(|| {
                 state.time_dirty = false;
+                state.time_moving = true;
                 state.attributes.modified
             })
         });
         let Some(modified) = taken else { return Ok(()) };
-        match self.set_modified_below(modified) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                self.update(None, |state| state.time_dirty = true);
-                Err(error)
-            }
-        }
+        let result = self.set_modified_below(modified);
+        self.update(None, |state| {
+            state.time_moving = false;
+            state.time_dirty |= result.is_err();
+            // Answers from below that are on their way here show the time of the write-back.
+            state.stamp += 1;
+        });
+        result
     }
 
     fn set_modified_below(&self, modified: Timestamp) -> Result<()> {

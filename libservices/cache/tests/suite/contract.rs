@@ -5,8 +5,17 @@ use poolfs_libservice::random_operations::Comparison;
 use poolfs_libservice::{Libservice, Memory, conformance};
 use std::sync::Arc;
 
-const TINY: u64 = 256 << 10;
+/// The smallest cache that can keep what the operations hold back from write-back at one time.
+const TINY: u64 = 1 << 20;
+/// Less than some single writes and reads.
+const MINUTE: u64 = 256 << 10;
 const AMPLE: u64 = 64 << 20;
+
+/// Four seeds, or as many as a longer run asks for.
+fn seeds(first: u64) -> std::ops::Range<u64> {
+    let count = std::env::var("POOLFS_TEST_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(4);
+    first..first + count
+}
 
 fn pool(limit_bytes: u64) -> Arc<CachePool> {
     CachePool::new(CacheConfig::with_limit(limit_bytes)).unwrap()
@@ -20,7 +29,7 @@ fn conforms_with_ample_memory() {
 
 #[test]
 fn conforms_with_tiny_memory() {
-    let pool = pool(TINY);
+    let pool = pool(MINUTE);
     conformance::run(&|| Cache::new(&pool, Memory::new()));
 }
 
@@ -33,7 +42,7 @@ fn conforms_over_itself() {
 #[test]
 fn random_operations_with_ample_memory() {
     let pool = pool(AMPLE);
-    for seed in 1..5 {
+    for seed in seeds(1) {
         Comparison::new(seed, 5000).run(Cache::new(&pool, Memory::new()));
     }
     assert!(pool.statistics().used_bytes <= AMPLE);
@@ -42,7 +51,7 @@ fn random_operations_with_ample_memory() {
 #[test]
 fn random_operations_with_tiny_memory() {
     let pool = pool(TINY);
-    for seed in 11..15 {
+    for seed in seeds(1001) {
         Comparison::new(seed, 5000).run(Cache::new(&pool, Memory::new()));
     }
     assert!(pool.statistics().used_bytes <= TINY);
@@ -52,7 +61,7 @@ fn random_operations_with_tiny_memory() {
 #[test]
 fn random_operations_while_everything_is_written_back_and_dropped() {
     let pool = pool(AMPLE);
-    for seed in 21..25 {
+    for seed in seeds(2001) {
         let cache = Cache::new(&pool, Memory::new());
         let dropped = Arc::clone(&cache);
         let disturb = move |layer: &dyn Libservice| {

@@ -1,3 +1,7 @@
 //! The cache judged by the suites that judge every layer, and by what only a cache can get wrong.
 
+mod bounds;
 mod contract;
+mod durability;
+mod fault;
+mod support;

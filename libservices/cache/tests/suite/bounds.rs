@@ -1,0 +1,202 @@
+//! What the cache spares the layer below, and the bounds it keeps.
+
+use crate::support::{ROOT, Stack, name, patient, pattern};
+use poolfs_libservice::Libservice;
+use poolfs_types::{NodeId, OpenFlags, SetAttributes};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+#[test]
+fn more_files_are_cached_than_descriptors_allow() {
+    const FILES: usize = 20_001;
+    const LENGTH: usize = 33 << 10;
+    let stack = Stack::new(patient(1 << 30));
+    for n in 0..FILES {
+        let (node, handle) = stack.create(&format!("f{n}"));
+        stack.write(handle, 0, &pattern(n as u64, 0, LENGTH));
+        stack.cache.release(handle);
+        stack.cache.forget(node, 1);
+    }
+    stack.cache.sync().unwrap();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(open < 4096, "{open} descriptors are open");
+    let reads = stack.below.reads.load(Ordering::SeqCst);
+    for n in (0..FILES).step_by(7) {
+        let entry = stack.cache.lookup(&ROOT, NodeId::ROOT, name(&format!("f{n}"))).unwrap();
+        let handle = stack.cache.open(&ROOT, entry.node, OpenFlags::READ_ONLY).unwrap();
+        assert!(stack.read(handle, 0, 1 << 16) == pattern(n as u64, 0, LENGTH));
+        stack.cache.release(handle);
+        stack.cache.forget(entry.node, 1);
+    }
+    assert_eq!(stack.below.reads.load(Ordering::SeqCst), reads, "not everything was cached");
+}
+
+#[test]
+fn what_is_cached_costs_no_call_below() {
+    let stack = Stack::new(patient(4 << 20));
+    let (node, handle) = stack.create("f");
+    stack.write(handle, 0, &pattern(1, 0, 200_000));
+    stack.cache.release(handle);
+    stack.cache.sync().unwrap();
+    assert!(stack.cache.lookup(&ROOT, NodeId::ROOT, name("none")).is_err());
+    stack.cache.getattr(&ROOT, NodeId::ROOT).unwrap();
+    let calls = |stack: &Stack| {
+        let below = &stack.below;
+        [&below.reads, &below.lookups, &below.getattrs, &below.opens].map(|count| count.load(Ordering::SeqCst))
+    };
+    let before = calls(&stack);
+    for _ in 0..100 {
+        assert!(stack.cache.lookup(&ROOT, NodeId::ROOT, name("none")).is_err());
+        assert_eq!(stack.cache.lookup(&ROOT, NodeId::ROOT, name("f")).unwrap().attributes.size, 200_000);
+        let handle = stack.cache.open(&ROOT, node, OpenFlags::READ_ONLY).unwrap();
+        assert_eq!(stack.read(handle, 77_777, 4096), pattern(1, 77_777, 4096));
+        stack.cache.release(handle);
+    }
+    assert_eq!(calls(&stack), before);
+}
+
+#[test]
+fn sequential_reads_reach_the_layer_below_in_large_pieces() {
+    let stack = Stack::new(patient(64 << 20));
+    let (node, handle) = stack.create("f");
+    for piece in 0..16_u64 {
+        stack.write(handle, piece << 20, &pattern(2, piece << 20, 1 << 20));
+    }
+    stack.cache.sync().unwrap();
+    stack.cache.drop_clean();
+    assert!(stack.cache.used_bytes() < 64 << 10);
+    let before = stack.below.reads.load(Ordering::SeqCst);
+    let reader = stack.cache.open(&ROOT, node, OpenFlags::READ_ONLY).unwrap();
+    for block in 0..4096_u64 {
+        assert!(stack.read(reader, block << 12, 4096) == pattern(2, block << 12, 4096));
+    }
+    let reads = stack.below.reads.load(Ordering::SeqCst) - before;
+    assert!(reads <= 64, "{reads} reads below for 16 MiB");
+}
+
+#[test]
+fn holes_take_no_memory() {
+    let stack = Stack::new(patient(4 << 20));
+    let (node, handle) = stack.create("f");
+    let changes = SetAttributes { size: Some(64 << 20), ..SetAttributes::default() };
+    stack.cache.setattr(&ROOT, node, &changes, Some(handle)).unwrap();
+    let mut buffer = vec![1; 1 << 20];
+    for piece in 0..64 {
+        assert_eq!(stack.cache.read(&ROOT, handle, piece << 20, &mut buffer).unwrap(), 1 << 20);
+        assert!(buffer.iter().all(|&byte| byte == 0));
+    }
+    assert!(stack.cache.used_bytes() < 256 << 10, "{} bytes for zeros", stack.cache.used_bytes());
+}
+
+#[test]
+fn a_slow_read_delays_no_cached_one() {
+    let stack = Stack::new(patient(4 << 20));
+    let (_, cold) = stack.create("cold");
+    stack.write(cold, 0, &pattern(1, 0, 100_000));
+    stack.cache.sync().unwrap();
+    stack.cache.drop_clean();
+    let (_, warm) = stack.create("warm");
+    stack.write(warm, 0, &pattern(2, 0, 100_000));
+    stack.below.slow_reads.store(1500, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| assert_eq!(stack.read(cold, 0, 100), pattern(1, 0, 100)));
+        std::thread::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        assert_eq!(stack.read(warm, 5000, 4096), pattern(2, 5000, 4096));
+        assert!(start.elapsed() < Duration::from_millis(700));
+        slow.join().unwrap();
+    });
+}
+
+/// Writers stamp whole blocks of their own with a version and a checksum, readers check them, while the cache is much
+/// smaller than the files and everything clean is dropped again and again.
+#[test]
+fn threads_agree_while_blocks_come_and_go() {
+    const BLOCKS: u64 = 256;
+    const THREADS: u64 = 4;
+    let stack = Stack::new(patient(512 << 10));
+    let files: Vec<_> = (0..3).map(|n| stack.create(&format!("f{n}")).1).collect();
+    let stop = AtomicBool::new(false);
+    let operations = AtomicU64::new(0);
+    let check = |file: u64, block: u64, bytes: &[u8], at_least: u64| {
+        let version = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        assert!(version >= at_least, "file {file} block {block}: version {version} after {at_least}");
+        if version > 0 {
+            assert!(bytes[8..] == pattern(version ^ file << 32, block, 4088), "file {file} block {block} is torn");
+        }
+    };
+    for &handle in &files {
+        stack.write(handle, BLOCKS * 4096 - 1, &[0]);
+    }
+    let (stack, files, stop, operations, check) = (&stack, &files, &stop, &operations, &check);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                let mut versions = vec![0_u64; (BLOCKS * 3) as usize];
+                let mut random = 12345 + thread;
+                while !stop.load(Ordering::Relaxed) {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let file = (random >> 33) % 3;
+                    let own = (random >> 40) % (BLOCKS / THREADS) * THREADS + thread;
+                    let known = &mut versions[(file * BLOCKS + own) as usize];
+                    let handle = files[file as usize];
+                    if random >> 60 < 6 {
+                        *known += 1;
+                        let mut bytes = known.to_le_bytes().to_vec();
+                        bytes.extend(pattern(*known ^ file << 32, own, 4088));
+                        stack.write(handle, own * 4096, &bytes);
+                    }
+                    check(file, own, &stack.read(handle, own * 4096, 4096), *known);
+                    if random >> 60 == 15 {
+                        let foreign = (random >> 20) % BLOCKS;
+                        let bytes = stack.read(handle, foreign * 4096, 4096);
+                        check(file, foreign, &bytes, 0);
+                    }
+                    operations.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        scope.spawn(move || {
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(5) {
+                stack.cache.drop_clean();
+                assert!(stack.pool.statistics().used_bytes <= 512 << 10);
+                std::thread::sleep(Duration::from_millis(1));
+                if start.elapsed().as_millis().is_multiple_of(7) {
+                    stack.cache.sync().unwrap();
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    });
+    assert!(operations.load(Ordering::Relaxed) > 1000);
+    stack.cache.shutdown().unwrap();
+    assert_eq!(stack.cache.dirty_bytes(), 0);
+}
+
+#[test]
+fn appends_of_many_threads_lose_nothing() {
+    let stack = Stack::new(patient(512 << 10));
+    let (node, handle) = stack.create("f");
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let stack = &stack;
+            scope.spawn(move || {
+                let flags = OpenFlags::WRITE_ONLY | OpenFlags::APPEND;
+                let handle = stack.cache.open(&ROOT, node, flags).unwrap();
+                for _ in 0..200 {
+                    stack.write(handle, 0, &[thread + 1; 1000]);
+                }
+                stack.cache.release(handle);
+            });
+        }
+    });
+    let content = stack.read(handle, 0, 1 << 20);
+    assert_eq!(content.len(), 800_000);
+    let mut counts = [0; 5];
+    for record in content.chunks(1000) {
+        assert!(record.iter().all(|&byte| byte == record[0]), "records are mixed");
+        counts[record[0] as usize] += 1;
+    }
+    assert_eq!(counts, [0, 200, 200, 200, 200]);
+}

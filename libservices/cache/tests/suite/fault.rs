@@ -1,0 +1,197 @@
+//! A layer that does what the one below it does, except when told to fail, and that remembers what is durable: what was
+//! there at the last fsync of a file would survive a power cut, the rest would not.
+
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Memory, Result, Written, fail};
+use poolfs_types::{
+    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
+    RenameFlags, SeekTo, SetAttributes, Timestamp, XattrFlags,
+};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A file as a power cut would leave it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Durable {
+    pub content: Vec<u8>,
+    pub modified: Timestamp,
+}
+
+/// The layer.
+pub struct Fault {
+    pub memory: Arc<Memory>,
+    /// errno of every write; 0: none
+    pub fail_writes: AtomicI32,
+    /// errno of every fsync
+    pub fail_fsyncs: AtomicI32,
+    /// milliseconds every read takes
+    pub slow_reads: AtomicU64,
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub lookups: AtomicU64,
+    pub getattrs: AtomicU64,
+    pub opens: AtomicU64,
+    nodes: Mutex<HashMap<HandleId, NodeId>>,
+    durable: Mutex<HashMap<NodeId, Durable>>,
+}
+
+fn check(errno: &AtomicI32) -> Result<()> {
+    match errno.load(Ordering::SeqCst) {
+        0 => Ok(()),
+        raw => fail(Errno::from_raw(raw)),
+    }
+}
+
+impl Fault {
+    pub fn over(memory: Arc<Memory>) -> Arc<Self> {
+        Arc::new(Self {
+            memory,
+            fail_writes: AtomicI32::new(0),
+            fail_fsyncs: AtomicI32::new(0),
+            slow_reads: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            lookups: AtomicU64::new(0),
+            getattrs: AtomicU64::new(0),
+            opens: AtomicU64::new(0),
+            nodes: Mutex::default(),
+            durable: Mutex::default(),
+        })
+    }
+
+    /// What a power cut would leave of a file.
+    pub fn durable(&self, node: NodeId) -> Durable {
+        self.durable.lock().unwrap().get(&node).cloned().unwrap_or_default()
+    }
+
+    /// What the layer holds of a file now.
+    pub fn now(&self, node: NodeId) -> Durable {
+        let attributes = self.memory.getattr(&Caller::ROOT, node).unwrap();
+        let mut content = vec![0; attributes.size as usize];
+        let handle = self.memory.open(&Caller::ROOT, node, OpenFlags::READ_ONLY).unwrap();
+        let count = self.memory.read(&Caller::ROOT, handle, 0, &mut content).unwrap();
+        self.memory.release(handle);
+        assert_eq!(count, content.len());
+        Durable { content, modified: attributes.modified }
+    }
+}
+
+impl Libservice for Fault {
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        self.lookups.fetch_add(1, Ordering::SeqCst);
+        self.memory.lookup(caller, parent, name)
+    }
+    fn forget(&self, node: NodeId, count: u64) {
+        self.memory.forget(node, count);
+    }
+    fn getattr(&self, caller: &Caller, node: NodeId) -> Result<Attributes> {
+        self.getattrs.fetch_add(1, Ordering::SeqCst);
+        self.memory.getattr(caller, node)
+    }
+    fn setattr(&self, c: &Caller, n: NodeId, changes: &SetAttributes, h: Option<HandleId>) -> Result<Attributes> {
+        self.memory.setattr(c, n, changes, h)
+    }
+    fn readlink(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>> {
+        self.memory.readlink(caller, node)
+    }
+    fn create(&self, c: &Caller, p: NodeId, n: Name<'_>, mode: u32, f: OpenFlags) -> Result<(Entry, HandleId)> {
+        let (entry, handle) = self.memory.create(c, p, n, mode, f)?;
+        self.nodes.lock().unwrap().insert(handle, entry.node);
+        Ok((entry, handle))
+    }
+    fn mknod(&self, c: &Caller, p: NodeId, n: Name<'_>, t: FileType, mode: u32, d: u32) -> Result<Entry> {
+        self.memory.mknod(c, p, n, t, mode, d)
+    }
+    fn mkdir(&self, c: &Caller, p: NodeId, n: Name<'_>, mode: u32) -> Result<Entry> {
+        self.memory.mkdir(c, p, n, mode)
+    }
+    fn symlink(&self, c: &Caller, p: NodeId, n: Name<'_>, target: &[u8]) -> Result<Entry> {
+        self.memory.symlink(c, p, n, target)
+    }
+    fn link(&self, c: &Caller, node: NodeId, p: NodeId, n: Name<'_>) -> Result<Entry> {
+        self.memory.link(c, node, p, n)
+    }
+    fn unlink(&self, c: &Caller, p: NodeId, n: Name<'_>) -> Result<()> {
+        self.memory.unlink(c, p, n)
+    }
+    fn rmdir(&self, c: &Caller, p: NodeId, n: Name<'_>) -> Result<()> {
+        self.memory.rmdir(c, p, n)
+    }
+    fn rename(&self, c: &Caller, p: NodeId, n: Name<'_>, q: NodeId, m: Name<'_>, f: RenameFlags) -> Result<()> {
+        self.memory.rename(c, p, n, q, m, f)
+    }
+    fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {
+        self.opens.fetch_add(1, Ordering::SeqCst);
+        let handle = self.memory.open(caller, node, flags)?;
+        self.nodes.lock().unwrap().insert(handle, node);
+        Ok(handle)
+    }
+    fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let slow = self.slow_reads.load(Ordering::SeqCst);
+        if slow > 0 {
+            std::thread::sleep(Duration::from_millis(slow));
+        }
+        self.memory.read(caller, handle, offset, buffer)
+    }
+    fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        check(&self.fail_writes)?;
+        self.memory.write(caller, handle, offset, data)
+    }
+    fn fallocate(&self, c: &Caller, h: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        self.memory.fallocate(c, h, mode, offset, length)
+    }
+    fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
+        self.memory.seek(caller, handle, offset, to)
+    }
+    fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
+        check(&self.fail_fsyncs)?;
+        self.memory.fsync(caller, handle, durability)?;
+        let node = self.nodes.lock().unwrap().get(&handle).copied();
+        if let Some(node) = node {
+            let now = self.now(node);
+            self.durable.lock().unwrap().insert(node, now);
+        }
+        Ok(())
+    }
+    fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()> {
+        self.memory.flush(caller, handle)
+    }
+    fn release(&self, handle: HandleId) {
+        self.nodes.lock().unwrap().remove(&handle);
+        self.memory.release(handle);
+    }
+    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<HandleId> {
+        self.memory.opendir(caller, node)
+    }
+    fn readdir(
+        &self,
+        caller: &Caller,
+        handle: HandleId,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.memory.readdir(caller, handle, cookie, visit)
+    }
+    fn getxattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
+        self.memory.getxattr(caller, node, name)
+    }
+    fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.memory.setxattr(caller, node, name, value, flags)
+    }
+    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.memory.listxattr(caller, node)
+    }
+    fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
+        self.memory.removexattr(caller, node, name)
+    }
+    fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
+        self.memory.statfs(caller, node)
+    }
+    fn sync(&self) -> Result<()> {
+        self.memory.sync()
+    }
+}
