@@ -273,7 +273,8 @@ impl Union {
 
     pub(crate) fn remove_xattr(&self, caller: &Caller, node: &Arc<Node>, name: &[u8]) -> Result<()> {
         marks::refuse_hidden(name, Errno::EOPNOTSUPP, || {
-            if node.read().upper.is_none() {
+            let plain = matches!(node.file_type, FileType::Regular | FileType::Directory);
+            if plain && node.read().upper.is_none() {
                 // What is not there needs no copy-up to be refused.
                 self.get_xattr(caller, node, name)?;
             }

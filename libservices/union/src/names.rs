@@ -122,14 +122,14 @@ impl Union {
         parent: &Arc<Node>,
         name: Name<'_>,
     ) -> Result<Entry> {
+        if self.child(parent, name.as_bytes())?.is_some() {
+            return fail(Errno::EEXIST);
+        }
         if node.is_directory() {
             return fail(Errno::EPERM);
         }
         if node.read().removed {
             return fail(Errno::ENOENT);
-        }
-        if self.child(parent, name.as_bytes())?.is_some() {
-            return fail(Errno::EEXIST);
         }
         let held = self.copy_up(node, Bytes::Sketch)?;
         if let Some(delta) = node.read().index_links {

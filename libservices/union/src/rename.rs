@@ -31,7 +31,7 @@ impl Union {
         }
         let source = self.child(old.parent, old.name.as_bytes())?.ok_or_else(|| Error::from(Errno::ENOENT))?;
         let target = self.child(new.parent, new.name.as_bytes())?;
-        if new.parent.read().removed {
+        if new.parent.read().removed || exchange && target.is_none() {
             return fail(Errno::ENOENT);
         }
         if new.parent.id == NodeId::ROOT && new.name.as_bytes() == work::DIRECTORY {
@@ -43,16 +43,21 @@ impl Union {
         if source.is_directory() && self.is_within(new.parent, &source) {
             return fail(Errno::EINVAL);
         }
-        if exchange {
-            let target = target.ok_or_else(|| Error::from(Errno::ENOENT))?;
+        if let Some(target) = target.as_ref().filter(|_| exchange) {
+            if target.id == source.id {
+                return Ok(());
+            }
             if target.is_directory() && self.is_within(old.parent, &target) {
                 return fail(Errno::EINVAL);
             }
-            return self.exchange(caller, old, &source, new, &target);
+            return self.exchange(caller, old, &source, new, target);
         }
         if let Some(target) = &target {
             if target.id == source.id {
                 return Ok(());
+            }
+            if target.is_directory() && self.is_within(old.parent, target) {
+                return fail(Errno::ENOTEMPTY);
             }
             match (source.is_directory(), target.is_directory()) {
                 (true, false) => return fail(Errno::ENOTDIR),

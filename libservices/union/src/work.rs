@@ -82,7 +82,8 @@ impl Work {
         };
         let unclean = find(upper, work.top.node(), b"open")?.is_some();
         if !unclean {
-            upper.mknod(ROOT, work.top.node(), Name::new(b"open")?, FileType::Regular, 0o600, 0)?;
+            let entry = upper.mknod(ROOT, work.top.node(), Name::new(b"open")?, FileType::Regular, 0o600, 0)?;
+            drop(Held::new(upper, entry.node));
         }
         for (name, file_type) in list(upper, work.work.node())? {
             remove_tree(upper, &work.work, &name, file_type)?;

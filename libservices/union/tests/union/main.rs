@@ -1,0 +1,4 @@
+//! Behaviour of the union over in-memory branches.
+
+mod judges;
+mod support;
