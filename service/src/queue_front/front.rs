@@ -12,11 +12,11 @@ use poolfs_libservice::types::Errno;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tracing::{error, warn};
+use tracing::{debug, error, warn};
 
 /// How long an instance that ends waits for requests under way.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
@@ -83,6 +83,11 @@ impl QueueFront {
             }
         }
         threads.remove(self);
+        let counters = self.endpoint.counters();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (rejected, stray, repeated) =
+            (count(&counters.rejected), count(&counters.stray), count(&counters.repeated));
+        debug!(rejected, stray, repeated, "doorbells that were none, that led nowhere, that had to be rung again");
         let give_up = Instant::now() + CLOSE_WAIT;
         while self.serving.load(Ordering::Acquire) > 0 {
             if Instant::now() > give_up {
