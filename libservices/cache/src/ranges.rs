@@ -4,7 +4,7 @@ use crate::blocks::{BLOCK, Chunk, block_of, blocks_for};
 use crate::node::{Node, State};
 use crate::sync::{lock, read};
 use poolfs_libservice::{Error, Result, fail};
-use poolfs_types::{AllocateMode, Caller, Errno, SeekTo};
+use poolfs_types::{AllocateMode, Caller, Errno, HandleId, SeekTo, SetAttributes};
 use std::ops::Range;
 
 fn pending(chunk: &Chunk) -> u64 {
@@ -55,7 +55,7 @@ impl Node {
         let _writer = lock(&self.writer);
         let _flush = lock(&self.flush);
         let handle = self.writer_below()?;
-        let size = read(&self.state).attributes.size;
+        let size = self.extend_below(handle)?;
         self.core.below.fallocate(caller, handle, mode, offset, length)?;
         let end = offset.saturating_add(length);
         self.update(None, |state| {
@@ -73,6 +73,21 @@ impl Node {
             state.stale = true;
         });
         Ok(())
+    }
+
+    /// Gives the file below the size it has here, which otherwise comes with the dirty blocks: those may be about to go.
+    /// Under `writer` and `flush`.
+    fn extend_below(&self, handle: HandleId) -> Result<u64> {
+        let (size, below_size) = {
+            let state = read(&self.state);
+            (state.attributes.size, state.below_size)
+        };
+        if below_size < size {
+            let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+            self.core.below.setattr(&Caller::ROOT, self.id, &changes, Some(handle))?;
+            self.update(None, |state| state.below_size = size);
+        }
+        Ok(size)
     }
 
     /// The next data or hole: below's answer, with what is not below yet counting as data. Only under a
