@@ -105,6 +105,7 @@ fn appends_by_both_paths_are_all_there_and_whole() {
                 assert_eq!((reply.status, reply.length), (0, line.len() as u64));
             }
         });
+        by_kernel.sync_all().expect("fsync");
         for text in [std::fs::read_to_string(&path), std::fs::read_to_string(directory.join("log"))] {
             let text = text.expect("readable");
             assert_eq!(text.lines().count(), 1000);
