@@ -175,7 +175,7 @@ fn a_damaged_bitmap_is_a_named_error_and_overwrites_nothing() {
         .expect("a write");
         drop(mount);
         let upper = folder.join("upper");
-        let bitmaps = shell(&format!("find {}/.poolfs -type f -size +0", upper.display())).expect("find");
+        let bitmaps = shell(&format!("find {}/.poolfs/bitmaps -type f -size +0", upper.display())).expect("find");
         assert!(!bitmaps.trim().is_empty(), "no bitmap in the work directory");
         for bitmap in bitmaps.lines() {
             let mut bytes = fs::read(bitmap).expect("readable");
