@@ -266,15 +266,19 @@ pub fn map_wiped_on_fork(length: usize) -> Result<*mut u8, i32> {
     // SAFETY: a new mapping at a place of the kernel's choice disturbs nobody.
     let address =
         check(unsafe { system_call(sys::__NR_mmap, [0, length, protection as usize, flags as usize, usize::MAX, 0]) })?;
-    // SAFETY: it is our own new mapping.
-    let advised =
-        check(unsafe { system_call(sys::__NR_madvise, [address, length, sys::MADV_WIPEONFORK as usize, 0, 0, 0]) });
-    if let Err(errno) = advised {
+    // Small parts of it are used in every process; without huge pages only those cost memory. Its failure costs no more.
+    advise(address, length, sys::MADV_NOHUGEPAGE).ok();
+    if let Err(errno) = advise(address, length, sys::MADV_WIPEONFORK) {
         // SAFETY: nobody has seen the mapping yet.
         unsafe { unmap(address as *mut u8, length) };
         return Err(errno);
     }
     Ok(address as *mut u8)
+}
+
+/// `madvise` with advice that changes nobody's bytes in this process.
+fn advise(address: usize, length: usize, advice: u32) -> Result<usize, i32> {
+    simple(sys::__NR_madvise, [address, length, advice as usize])
 }
 
 /// `munmap`.
@@ -288,7 +292,7 @@ pub unsafe fn unmap(address: *mut u8, length: usize) {
 
 /// A system call whose arguments are numbers only.
 fn simple(number: u32, [a, b, c]: [usize; 3]) -> Result<usize, i32> {
-    // SAFETY: no pointers are passed; the callers above choose numbers of calls that take none.
+    // SAFETY: the callers in this module choose calls that write to no memory.
     check(unsafe { system_call(number, [a, b, c, 0, 0, 0]) })
 }
 

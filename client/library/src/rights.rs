@@ -1,10 +1,14 @@
 //! Changes of rights, and processes that come to share descriptions: what has to happen before the kernel is asked.
 
 use crate::calls;
+use crate::memory::UserMemory;
 use crate::process;
 use crate::state::{state, switch_off};
 use linux_raw_sys::general as sys;
 use linux_raw_sys::prctl;
+
+/// Bytes of a `struct msghdr`.
+pub const MESSAGE_BYTES: usize = 56;
 
 /// What a call is about to do to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +20,18 @@ pub enum Change {
     View,
     /// Another process gets this one's descriptions.
     Sharing,
+}
+
+/// To be called after a change of [`Change::Identity`]: another thread may have made a session meanwhile, with the rights
+/// the process had until then.
+pub fn after_identity() {
+    end_sessions();
+}
+
+/// Whether a `sendmsg` may hand descriptors to another process: it carries control data.
+pub fn carries_control(message: UserMemory) -> bool {
+    const CONTROL_LENGTH: usize = 40;
+    message.part(CONTROL_LENGTH, size_of::<usize>()).get::<usize>() != Some(0)
 }
 
 /// To be called before the change.
@@ -65,15 +81,21 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) -> Option<isize> {
         | sys::__NR_landlock_restrict_self => before(Change::View),
         sys::__NR_prctl if is_filter(arguments[0]) => before(Change::View),
         sys::__NR_fork | sys::__NR_vfork | sys::__NR_clone | sys::__NR_clone3 => before(Change::Sharing),
-        sys::__NR_sendmsg | sys::__NR_sendmmsg => before(Change::Sharing),
+        sys::__NR_sendmsg => {
+            // SAFETY: the program's own message header, which it gave for this call.
+            let message = unsafe { UserMemory::new(arguments[1] as *mut u8, MESSAGE_BYTES) };
+            if carries_control(message) {
+                before(Change::Sharing);
+            }
+        }
+        sys::__NR_sendmmsg => before(Change::Sharing),
         sys::__NR_close => return Some(calls::close(arguments[0] as i32)),
         sys::__NR_close_range => {
             return Some(calls::close_range(arguments[0] as u32, arguments[1] as u32, arguments[2] as u32));
         }
-        sys::__NR_dup2 | sys::__NR_dup3 => {
-            if let Some(state) = state() {
-                state.descriptors.clear(arguments[1] as i32);
-            }
+        sys::__NR_dup2 => return Some(calls::dup2(arguments[0] as i32, arguments[1] as i32)),
+        sys::__NR_dup3 => {
+            return Some(calls::dup3(arguments[0] as i32, arguments[1] as i32, arguments[2] as i32));
         }
         sys::__NR_umask => {
             if let Some(state) = state() {

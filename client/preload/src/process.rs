@@ -1,7 +1,8 @@
 //! The beginning and the end of the process, what shares its descriptions with others, and what changes its rights.
 
-use crate::next::announce_and_go_on;
-use core::ffi::c_int;
+use crate::macros::memory;
+use crate::next::{Next, announce_and_go_on, missing};
+use core::ffi::{c_int, c_void};
 use linux_raw_sys::general as sys;
 use poolfs_client::rights::{self, Change};
 use poolfs_client::{raw, state, trace};
@@ -27,8 +28,10 @@ fn sharing(_: usize, _: usize, _: usize) {
     rights::before(Change::Sharing);
 }
 
-fn identity(_: usize, _: usize, _: usize) {
-    rights::before(Change::Identity);
+fn sending(_: usize, message: usize, _: usize) {
+    if rights::carries_control(memory(message as *const c_void, rights::MESSAGE_BYTES)) {
+        rights::before(Change::Sharing);
+    }
 }
 
 fn view(_: usize, _: usize, _: usize) {
@@ -44,10 +47,34 @@ fn process_control(option: usize, _: usize, _: usize) {
 announce_and_go_on! { sharing:
     fork c"fork", _Fork c"_Fork", vfork c"vfork", __vfork c"__vfork", clone c"clone", __clone c"__clone",
     posix_spawn c"posix_spawn", posix_spawnp c"posix_spawnp", system c"system", popen c"popen",
-    forkpty c"forkpty", daemon c"daemon", wordexp c"wordexp", sendmsg c"sendmsg", sendmmsg c"sendmmsg",
+    forkpty c"forkpty", daemon c"daemon", wordexp c"wordexp", sendmmsg c"sendmmsg",
 }
 
-announce_and_go_on! { identity:
+announce_and_go_on! { sending: sendmsg c"sendmsg" }
+
+/// Functions that change the ids of the whole process. They return once, and something is to be done after them.
+macro_rules! identity {
+    ($($name:ident $text:literal),+ $(,)?) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> c_int {
+                static NEXT: Next = Next::new($text);
+                let next = NEXT.address();
+                if next.is_null() {
+                    return missing() as c_int;
+                }
+                // SAFETY: libc's function of this name takes at most three numbers or pointers and returns an int.
+                let next: extern "C" fn(usize, usize, usize) -> c_int = unsafe { core::mem::transmute(next) };
+                rights::before(Change::Identity);
+                let result = next(a, b, c);
+                rights::after_identity();
+                result
+            }
+        )+
+    };
+}
+
+identity! {
     setuid c"setuid", setgid c"setgid", seteuid c"seteuid", setegid c"setegid", setreuid c"setreuid",
     setregid c"setregid", setresuid c"setresuid", setresgid c"setresgid", setgroups c"setgroups",
     initgroups c"initgroups",

@@ -122,5 +122,9 @@ fn wire_times(times: UserMemory) -> Served<[WireTime; 2]> {
             Err(Refusal::Foreign)
         }
     };
+    if a_ns == i64::from(sys::UTIME_OMIT) && m_ns == a_ns {
+        // Nothing to change, for which nobody is asked for permission.
+        return Err(Refusal::Foreign);
+    }
     Ok([time(a, a_ns)?, time(m, m_ns)?])
 }

@@ -8,6 +8,7 @@ use crate::paths::Extra;
 use crate::state::State;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::{Operation, RequestFlags, Status};
+use poolfs_types::Errno;
 use poolfs_types::limits::FILE_SIZE_MAX;
 
 /// Most bytes of one read or write, as in the kernel.
@@ -261,6 +262,7 @@ pub fn fallocate(descriptor: i32, mode: i32, offset: i64, length: i64) -> isize 
 pub fn allocate_in_instance(descriptor: i32, mode: i32, offset: i64, length: i64) -> Option<isize> {
     match allocate(descriptor, mode, offset, length) {
         Ok(_) => Some(0),
+        Err(Refusal::Failed(Errno::EOPNOTSUPP)) => None,
         Err(Refusal::Failed(errno)) => Some(-(errno.raw() as isize)),
         Err(Refusal::Kernel | Refusal::Foreign) => None,
     }

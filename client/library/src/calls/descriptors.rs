@@ -100,14 +100,23 @@ pub fn dup(descriptor: i32) -> isize {
     duplicated(descriptor, kernel(sys::__NR_dup, [descriptor as usize, 0, 0, 0, 0, 0]))
 }
 
+/// Gives up what the library has at a number that the program takes for something else.
+fn make_room(from: i32, to: i32) {
+    if let Some(state) = state().filter(|state| from != to && state.sessions.owns(to)) {
+        state.sessions.end_all();
+    }
+}
+
 /// `dup2`
 pub fn dup2(from: i32, to: i32) -> isize {
+    make_room(from, to);
     let result = kernel(sys::__NR_dup2, [from as usize, to as usize, 0, 0, 0, 0]);
     if from == to { result } else { duplicated(from, result) }
 }
 
 /// `dup3`
 pub fn dup3(from: i32, to: i32, flags: i32) -> isize {
+    make_room(from, to);
     duplicated(from, kernel(sys::__NR_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0]))
 }
 
