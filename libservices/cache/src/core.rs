@@ -219,6 +219,9 @@ impl Core {
         for shard in &self.shards {
             let nodes = std::mem::take(&mut *write(shard));
             for node in nodes.into_values() {
+                node.kill();
+                // A write-back under way needs the content to its end.
+                let _flush = lock(&node.flush);
                 node.drop_content();
                 self.below.forget(node.id, node.below_refs.load(Ordering::Acquire));
             }

@@ -296,6 +296,11 @@ impl Node {
         below.dead
     }
 
+    /// Nobody may begin to use the node any more.
+    pub(crate) fn kill(&self) {
+        lock(&self.below).dead = true;
+    }
+
     pub(crate) fn in_use(&self) -> bool {
         lock(&self.below).users > 0
     }

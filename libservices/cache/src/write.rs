@@ -8,17 +8,49 @@ use poolfs_libservice::{Result, Written, fail};
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
 use poolfs_types::{Caller, Errno, Timestamp};
 use std::sync::MutexGuard;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Files that grow beyond this are written through, so that the layer below decides how large a file may be.
 const CACHED_SIZE_MAX: u64 = 1 << 42;
-/// How often a writer writes back to get below the dirty limit, or for memory, before it writes through.
-const ROUNDS_MAX: usize = 16;
 /// Most a writer above the dirty limit writes back at once: it should wait, but not for everything.
 const THROTTLE_BYTES: u64 = 8 << 20;
 
+/// Dirty files tried on behalf of one writer.
+const OTHERS_MAX: usize = 16;
+
 /// A block of which only a part is overwritten, as it is below.
 type Edge = (u64, Box<[u8; BLOCK_SIZE]>);
+
+/// What writing back for a writer came to.
+enum Progress {
+    Made,
+    /// others are writing what could be written
+    Elsewhere,
+    Impossible,
+}
+
+/// How long a writer waits for others before it writes through: it holds no lock that they need, but no wait is without
+/// an end.
+#[derive(Default)]
+struct Patience {
+    pauses: u32,
+}
+
+impl Patience {
+    const PAUSE: Duration = Duration::from_millis(1);
+    const PAUSES_MAX: u32 = 5000;
+    const PAUSES_MAX_IMPOSSIBLE: u32 = 16;
+
+    /// Waits a moment, unless that has been done often enough.
+    fn wait(&mut self, progress: &Progress) -> bool {
+        let most = if matches!(progress, Progress::Elsewhere) { Self::PAUSES_MAX } else { Self::PAUSES_MAX_IMPOSSIBLE };
+        self.pauses += 1;
+        if self.pauses <= most {
+            std::thread::sleep(Self::PAUSE);
+        }
+        self.pauses <= most
+    }
+}
 
 fn known(chunk: &Chunk) -> u64 {
     chunk.resident | chunk.zero
@@ -89,7 +121,7 @@ impl Node {
             // What was accepted earlier goes first.
             for node in core.dirty_files() {
                 if !read(&node.state).error.failing {
-                    let _ = node.write_back_all();
+                    let _ = node.write_back_other(u64::MAX);
                 }
             }
             if !core.has_room(bytes) {
@@ -108,31 +140,32 @@ impl Node {
         if pool.budget.dirty() > dirty_max / 2 {
             pool.hurry();
         }
-        for _ in 0..ROUNDS_MAX {
-            if pool.budget.dirty() + bytes <= dirty_max {
-                return true;
-            }
-            if !self.write_back_some(THROTTLE_BYTES) {
-                break;
+        let mut patience = Patience::default();
+        while pool.budget.dirty() + bytes > dirty_max {
+            match self.write_back_some(THROTTLE_BYTES) {
+                Progress::Made => {}
+                progress if patience.wait(&progress) => {}
+                _ => break,
             }
         }
         pool.budget.dirty() + bytes <= dirty_max
     }
 
     /// Writes back up to `bytes` of this file or, if it has nothing to write, of the oldest dirty one that can be
-    /// written. Returns whether anything was.
-    fn write_back_some(&self, bytes: u64) -> bool {
+    /// written.
+    fn write_back_some(&self, bytes: u64) -> Progress {
         if self.write_back(0..u64::MAX, bytes).is_ok_and(|written| written > 0) {
-            return true;
+            return Progress::Made;
         }
-        let ready = |node: &Node| node.id != self.id;
-        for node in self.core.pool.dirty_files(ROUNDS_MAX, ready) {
+        let mut progress = Progress::Impossible;
+        for node in self.core.pool.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self)) {
             match node.write_back_other(bytes) {
-                Some(Ok(written)) if written > 0 => return true,
-                _ => node.requeue_dirty(),
+                Some(Ok(written)) if written > 0 => return Progress::Made,
+                Some(_) => node.requeue_dirty(),
+                None => progress = Progress::Elsewhere,
             }
         }
-        false
+        progress
     }
 
     /// Puts `data` into the cache; false when there is no memory for it.
@@ -141,14 +174,18 @@ impl Node {
         let end = offset + data.len() as u64;
         let blocks = block_of(offset)..blocks_for(end);
         let bytes = (blocks.end - blocks.start) * BLOCK + by_chunk(blocks.clone()).count() as u64 * CHUNK_COST;
-        let mut reservation = None;
-        for _ in 0..ROUNDS_MAX {
-            reservation = pool.budget.reserve(bytes);
-            if reservation.is_some() || !self.write_back_some(bytes) {
-                break;
+        let mut patience = Patience::default();
+        let mut reservation = loop {
+            if let Some(reservation) = pool.budget.reserve(bytes) {
+                break reservation;
             }
-        }
-        let Some(mut reservation) = reservation.or_else(|| pool.budget.reserve(bytes)) else { return Ok(false) };
+            match self.write_back_some(bytes) {
+                Progress::Made => {}
+                // What readers have set aside, or hold locked while they copy, is free again in a moment.
+                progress if patience.wait(&progress) => {}
+                _ => return Ok(false),
+            }
+        };
         let mut edges = Vec::new();
         self.read_edges(offset, end, &mut edges)?;
         loop {

@@ -24,12 +24,6 @@ struct Piece {
 }
 
 impl Node {
-    /// Writes everything back that may be written.
-    pub(crate) fn write_back_all(self: &Arc<Self>) -> Result<u64> {
-        let node = self.begin_use()?;
-        node.0.write_back(0..u64::MAX, u64::MAX)
-    }
-
     /// Writes back for another file's writer, without waiting for whoever does it already.
     pub(crate) fn write_back_other(self: &Arc<Self>, bytes_max: u64) -> Option<Result<u64>> {
         let node = self.begin_use().ok()?;

@@ -4,6 +4,7 @@ use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_libservice::random_operations::Comparison;
 use poolfs_libservice::{Libservice, Memory, conformance};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The smallest cache that can keep what the operations hold back from write-back at one time.
 const TINY: u64 = 1 << 20;
@@ -69,5 +70,31 @@ fn random_operations_while_everything_is_written_back_and_dropped() {
             dropped.drop_clean();
         };
         Comparison::new(seed, 5000).disturbing(37, disturb).run(cache);
+    }
+}
+
+#[test]
+fn random_operations_while_the_flushers_never_rest() {
+    let restless = CacheConfig {
+        expire: Duration::ZERO,
+        tick: Duration::from_micros(200),
+        small_file_bytes: 8192,
+        idle_nodes_max: 4,
+        names_max: 8,
+        descriptors_max: 2,
+        ..CacheConfig::with_limit(TINY)
+    };
+    let pool = CachePool::new(restless).unwrap();
+    for seed in seeds(3001) {
+        let memory = Memory::new();
+        let cache = Cache::new(&pool, Arc::clone(&memory) as Arc<dyn Libservice>);
+        Comparison::new(seed, 5000).run(Arc::clone(&cache) as Arc<dyn Libservice>);
+        drop(cache);
+        // A flusher that was at work may need a moment to close what it has open.
+        let start = Instant::now();
+        while memory.outstanding() != (0, 0) && start.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(memory.outstanding(), (0, 0), "seed {seed}");
     }
 }
