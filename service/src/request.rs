@@ -369,36 +369,64 @@ impl Failure {
 /// The kinds of requests statistics tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-#[allow(missing_docs)]
 pub enum Kind {
+    /// [`Request::Lookup`]
     Lookup,
+    /// [`Request::Forget`]
     Forget,
+    /// [`Request::Stat`]
     Stat,
+    /// [`Request::Access`]
     Access,
+    /// [`Request::Change`]
     Change,
+    /// [`Request::ReadLink`]
     ReadLink,
+    /// [`Request::Create`]
     Create,
+    /// [`Request::MakeNode`]
     MakeNode,
+    /// [`Request::MakeDirectory`]
     MakeDirectory,
+    /// [`Request::SymbolicLink`]
     SymbolicLink,
+    /// [`Request::Link`]
     Link,
+    /// [`Request::Unlink`]
     Unlink,
+    /// [`Request::RemoveDirectory`]
     RemoveDirectory,
+    /// [`Request::Rename`]
     Rename,
+    /// [`Request::Open`]
     Open,
+    /// [`Request::OpenDirectory`]
     OpenDirectory,
+    /// [`Request::Read`]
     Read,
+    /// [`Request::Write`]
     Write,
+    /// [`Request::Allocate`]
     Allocate,
+    /// [`Request::Seek`]
     Seek,
+    /// [`Request::Sync`]
     Sync,
+    /// [`Request::Flush`]
     Flush,
+    /// [`Request::CopyRange`]
     CopyRange,
+    /// [`Request::List`]
     List,
+    /// [`Request::GetXattr`]
     GetXattr,
+    /// [`Request::ListXattr`]
     ListXattr,
+    /// [`Request::SetXattr`]
     SetXattr,
+    /// [`Request::RemoveXattr`]
     RemoveXattr,
+    /// [`Request::Statfs`]
     Statfs,
 }
 

@@ -1,35 +1,27 @@
 //! The FUSE library's callbacks: numbers and bytes of the kernel into [`Request`]s, [`Reply`]s into its answers.
 
+use super::front::{Front, NO_TIME, TRANSFER_BYTES_MAX, context, mistaken, reply_done, reply_sized};
 use super::{convert, listing};
-use crate::handles::OpenFile;
-use crate::instance::Instance;
-use crate::request::{Context, Failure, Reply, Request, WriteMode};
+use crate::request::{Failure, Reply, Request, WriteMode};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
     KernelConfig, LockOwner, RenameFlags as FuseRename, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
     TimeOrNow, WriteFlags,
 };
-use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC};
+use poolfs_ipc::wire::ADOPT;
+use poolfs_libservice::Durability;
 use poolfs_libservice::types::{
-    AllocateMode, Attributes, Errno, FileType, NodeId, OpenFlags, RenameFlags, SeekTo, SetAttributes, XattrFlags,
+    AllocateMode, Errno, FileType, OpenFlags, RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
-use poolfs_libservice::{Durability, Entry};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 use tracing::debug;
-use zerocopy::{FromBytes, IntoBytes};
-
-/// Most bytes of one READ or WRITE.
-pub(super) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-
-/// Names and attributes are asked for each time.
-const NO_TIME: Duration = Duration::ZERO;
+use zerocopy::IntoBytes;
 
 /// Bytes of an entry's header in a listing, without and with attributes.
 const ENTRY_HEADER: usize = 24;
@@ -38,105 +30,6 @@ const LISTING_BYTES: usize = 32 << 10;
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// One instance as the kernel sees it.
-pub(super) struct Front {
-    pub(super) instance: Arc<Instance>,
-}
-
-fn context(request: &fuser::Request, umask: u32) -> Context<'static> {
-    Context::fuse(request.uid(), request.gid(), umask, request.pid())
-}
-
-/// An answer of another kind than the request's is a mistake of the dispatcher.
-fn mistaken() -> Errno {
-    Errno::EIO
-}
-
-type Outcome<T> = Result<T, Errno>;
-
-impl Front {
-    fn node(&self, number: INodeNo) -> Outcome<NodeId> {
-        self.instance.nodes.node(number.0).ok_or(Errno::ESTALE)
-    }
-
-    fn file(&self, handle: FileHandle) -> Outcome<Arc<OpenFile>> {
-        self.instance.handles.get(handle.0)
-    }
-
-    fn serve(&self, context: &Context<'_>, request: Request<'_>) -> Outcome<Reply> {
-        self.instance.dispatch(context, request).map_err(Failure::errno)
-    }
-
-    fn attr(&self, attributes: &Attributes) -> fuser::FileAttr {
-        convert::attributes(attributes.inode, attributes)
-    }
-
-    /// The entry under its FUSE number; its reference is the kernel's from here on.
-    fn enter(&self, entry: &Entry) -> fuser::FileAttr {
-        let number = self.instance.nodes.enter(entry.node, entry.attributes.inode);
-        convert::attributes(number, &entry.attributes)
-    }
-
-    fn reply_entry(&self, outcome: Outcome<Reply>, reply: ReplyEntry) {
-        match outcome {
-            Ok(Reply::Entry(entry)) => reply.entry(&NO_TIME, &self.enter(&entry), Generation(0)),
-            Ok(_) => reply.error(convert::errno(mistaken())),
-            Err(errno) => reply.error(convert::errno(errno)),
-        }
-    }
-
-    fn reply_attributes(&self, outcome: Outcome<Reply>, reply: ReplyAttr) {
-        match outcome {
-            Ok(Reply::Attributes(attributes)) => reply.attr(&NO_TIME, &self.attr(&attributes)),
-            Ok(_) => reply.error(convert::errno(mistaken())),
-            Err(errno) => reply.error(convert::errno(errno)),
-        }
-    }
-
-    fn reply_opened(&self, outcome: Outcome<Reply>, reply: ReplyOpen) {
-        match outcome {
-            Ok(Reply::Opened { file, .. }) => {
-                let keep = if self.instance.keeps_kernel_pages() && !file.is_directory() {
-                    FopenFlags::FOPEN_KEEP_CACHE
-                } else {
-                    FopenFlags::empty()
-                };
-                reply.opened(FileHandle(file.key()), keep);
-            }
-            Ok(_) => reply.error(convert::errno(mistaken())),
-            Err(errno) => reply.error(convert::errno(errno)),
-        }
-    }
-
-    fn adopt(&self, request: &fuser::Request, handle: FileHandle, asked: &[u8]) -> Outcome<Adopt> {
-        let asked = Adopt::read_from_bytes(asked).map_err(|_| Errno::EINVAL)?;
-        if asked.magic != MAGIC {
-            return Err(Errno::EINVAL);
-        }
-        let file = self.file(handle)?;
-        match self.instance.adopter() {
-            Some(adopter) => adopter.adopt(request.pid(), &file, asked),
-            None => Ok(Adopt { handle: 0, ..asked }),
-        }
-    }
-}
-
-fn reply_done(outcome: Outcome<Reply>, reply: ReplyEmpty) {
-    match outcome {
-        Ok(_) => reply.ok(),
-        Err(errno) => reply.error(convert::errno(errno)),
-    }
-}
-
-fn reply_sized(outcome: Outcome<Vec<u8>>, size: u32, reply: ReplyXattr) {
-    match outcome {
-        Ok(bytes) if size == 0 => reply.size(u32::try_from(bytes.len()).unwrap_or(u32::MAX)),
-        Ok(bytes) if bytes.len() <= size as usize => reply.data(&bytes),
-        Ok(_) => reply.error(convert::errno(Errno::ERANGE)),
-        Err(errno) => reply.error(convert::errno(errno)),
-    }
 }
 
 impl Filesystem for Front {

@@ -5,6 +5,7 @@
 
 mod convert;
 mod filesystem;
+mod front;
 mod listing;
 mod mount;
 

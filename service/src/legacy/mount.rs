@@ -1,6 +1,6 @@
 //! The mount of one instance: made by hand, so that its type is `fuse.poolfs`, and never left behind.
 
-use super::filesystem::{Front, TRANSFER_BYTES_MAX};
+use super::front::{Front, TRANSFER_BYTES_MAX};
 use crate::instance::Instance;
 use fuser::{Config, Session, SessionACL};
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
