@@ -147,8 +147,9 @@ pub fn make(folder: &Path) -> PathBuf {
     folder.to_owned()
 }
 
-/// The poolfs mounts of this namespace.
-pub fn mounts() -> Vec<String> {
+/// The poolfs mounts below `folder`; the namespace may have begun with others.
+pub fn mounts(folder: &Path) -> Vec<String> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
-    table.lines().filter(|line| line.contains("fuse.poolfs")).map(str::to_owned).collect()
+    let own = folder.to_str().expect("UTF-8");
+    table.lines().filter(|line| line.contains("fuse.poolfs") && line.contains(own)).map(str::to_owned).collect()
 }

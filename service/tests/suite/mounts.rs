@@ -101,7 +101,7 @@ fn a_directory_is_mounted_works_and_is_unmounted() {
     isolated("mounts::a_directory_is_mounted_works_and_is_unmounted", |folder| {
         let mut service = Running::start(folder);
         let (at, directory) = service.mount_directory("one");
-        let table = mounts();
+        let table = mounts(folder);
         assert!(table.len() == 1 && table[0].contains("fuse.poolfs poolfs:one"), "{table:?}");
         basic_operations(&at);
         fs::write(at.join("kept"), b"kept").expect("write");
@@ -111,7 +111,7 @@ fn a_directory_is_mounted_works_and_is_unmounted() {
         assert!(status.instances[0].nodes > 0 && status.instances[0].kernel_cached_bytes > 0);
         assert_eq!(service.unmount("one"), Answer::Done);
         assert_eq!(fs::read(directory.join("kept")).expect("read"), b"kept");
-        assert!(mounts().is_empty());
+        assert!(mounts(folder).is_empty());
         assert_eq!(service.order(&Order::Shutdown), Answer::Done);
         assert!(service.wait().success());
         assert!(!service.control_socket().exists());
@@ -251,7 +251,7 @@ fn what_cannot_be_mounted_is_refused_by_name_and_nothing_is_left() {
         refused(service.spec("two", StackSpec::Union { upper, lowers: vec![] }), "0 lower branches");
         assert!(message(service.unmount("two")).contains("no instance two"));
         assert!(message(service.send("{\"command\":\"dance\"}")).contains("not a command"));
-        assert_eq!(mounts().len(), 1);
+        assert_eq!(mounts(folder).len(), 1);
         assert_eq!(service.status().instances.len(), 1);
     });
 }
@@ -281,7 +281,7 @@ fn uses_of_one_directory_that_exclude_each_other_are_refused() {
         assert_eq!(fs::read(at.join("f")).expect("read"), b"one");
         fs::write(folder.join("mnt-three/f"), b"two").expect("write");
         assert_eq!(fs::read(at.join("f")).expect("read"), b"two", "each open sees the other mount's changes");
-        assert_eq!(mounts().len(), 3);
+        assert_eq!(mounts(folder).len(), 3);
     });
 }
 
@@ -292,10 +292,10 @@ fn a_busy_mount_stays_until_it_is_left() {
         let (at, _) = service.mount_directory("one");
         let file = File::create(at.join("f")).expect("create");
         assert!(message(service.unmount("one")).contains("in use"));
-        assert_eq!(mounts().len(), 1);
+        assert_eq!(mounts(folder).len(), 1);
         drop(file);
         assert_eq!(service.unmount("one"), Answer::Done);
-        assert!(mounts().is_empty());
+        assert!(mounts(folder).is_empty());
     });
 }
 
@@ -309,7 +309,7 @@ fn a_shutdown_by_signal_flushes_and_leaves_nothing_also_while_in_use() {
         let pid = rustix::process::Pid::from_raw(service.pid() as i32).expect("a process");
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("alive");
         assert!(service.wait().success());
-        assert!(mounts().is_empty());
+        assert!(mounts(folder).is_empty());
         assert!(!service.control_socket().exists());
         assert_eq!(fs::read(directory.join("f")).expect("read"), b"not synced");
         assert!(file.write_all(b"x").is_err());
@@ -326,11 +326,11 @@ fn a_killed_service_leaves_a_dead_mount_that_the_next_one_replaces() {
         file.sync_all().expect("fsync");
         service.kill();
         assert_eq!(fs::metadata(at.join("f")).expect_err("dead").raw_os_error(), Some(107));
-        assert_eq!(mounts().len(), 1);
+        assert_eq!(mounts(folder).len(), 1);
         let service = Running::start(folder);
         let stack = StackSpec::Directory { directory };
         assert_eq!(service.mount("one", stack), at);
-        assert_eq!(mounts().len(), 1);
+        assert_eq!(mounts(folder).len(), 1);
         assert_eq!(fs::read(at.join("f")).expect("read"), b"promised");
     });
 }
@@ -378,7 +378,7 @@ fn without_devices_the_mount_has_none() {
         let directory = make(&folder.join("d"));
         let spec = MountSpec { devices: false, ..service.spec("one", StackSpec::Directory { directory }) };
         assert_eq!(service.order(&Order::Mount(spec)), Answer::Done);
-        assert!(mounts()[0].contains("nosuid,nodev"), "{:?}", mounts());
+        assert!(mounts(folder)[0].contains("nosuid,nodev"), "{:?}", mounts(folder));
         let opened = OpenOptions::new().custom_flags(0).read(true).open(folder.join("mnt-one/missing"));
         assert_eq!(opened.expect_err("missing").raw_os_error(), Some(2));
     });
