@@ -117,6 +117,8 @@ impl Sessions {
     pub fn end_all(&self) {
         for slot in &self.0 {
             slot.end();
+            // Who could not connect may be able to as somebody else.
+            slot.retry_at.store(0, Ordering::Relaxed);
         }
     }
 
@@ -283,5 +285,29 @@ pub fn close_inherited() {
         if number > 0 && raw::socket_cookie(number) == Ok(cookie.load(Ordering::Relaxed)) {
             raw::close(number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+
+    #[test]
+    fn instances_get_slots_and_odd_names_do_not() {
+        // SAFETY: sessions are valid as zeros, which is how the mapping of the state begins.
+        let sessions = unsafe { Box::<Sessions>::new_zeroed().assume_init() };
+        assert_eq!(sessions.slot_of(b"pool-1"), Some(0));
+        assert_eq!(sessions.slot_of(b"pool-2"), Some(1));
+        assert_eq!(sessions.slot_of(b"pool-1"), Some(0));
+        for bad in [&b""[..], b"a/b", b"a\0", &[b'x'; NAME_MAX + 1]] {
+            assert_eq!(sessions.slot_of(bad), None);
+        }
+        for number in 2..INSTANCES_MAX {
+            assert_eq!(sessions.slot_of(std::format!("more-{number}").as_bytes()), Some(number));
+        }
+        assert_eq!(sessions.slot_of(b"one-too-many"), None);
+        sessions.end_all();
+        assert_eq!(sessions.descriptors().count(), 0);
     }
 }

@@ -181,3 +181,62 @@ fn cycles() -> u64 {
     // SAFETY: every x86-64 processor has the counter.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+
+    fn zeroed<T>() -> Box<T> {
+        // SAFETY: both types used here are valid as zeros, which is how the mapping of the state begins.
+        unsafe { Box::<T>::new_zeroed().assume_init() }
+    }
+
+    #[test]
+    fn the_table_is_read_once_and_again_when_it_is_distrusted() {
+        let (mounts, sessions) = (zeroed::<Mounts>(), zeroed::<Sessions>());
+        let read = || mounts.with(&sessions, Freshness::Exact, |table| std::ptr::from_ref(table) as usize);
+        let first = read().expect("a table");
+        assert_eq!(read(), Some(first), "read again without a change");
+        mounts.distrust();
+        assert_ne!(read().expect("a table"), first, "not read again");
+        assert_eq!(mounts.descriptors().count(), 1);
+    }
+
+    #[test]
+    fn the_program_may_take_our_descriptor_away() {
+        let (mounts, sessions) = (zeroed::<Mounts>(), zeroed::<Sessions>());
+        let read = || mounts.with(&sessions, Freshness::Exact, |_| ()).is_some();
+        assert!(read());
+        crate::raw::close(mounts.descriptors().next().expect("a descriptor"));
+        assert!(read() && read());
+    }
+
+    #[test]
+    fn a_reader_keeps_its_table() {
+        let (mounts, sessions) = (zeroed::<Mounts>(), zeroed::<Sessions>());
+        let inner = mounts.with(&sessions, Freshness::Exact, |table| {
+            let before = table.points().len();
+            for _ in 0..2 * TABLES {
+                mounts.distrust();
+                mounts.with(&sessions, Freshness::Exact, |_| ());
+            }
+            before == table.points().len()
+        });
+        assert_eq!(inner, Some(true));
+    }
+
+    #[test]
+    fn threads_do_not_send_each_other_to_the_kernel() {
+        let (mounts, sessions) = (zeroed::<Mounts>(), zeroed::<Sessions>());
+        assert!(mounts.with(&sessions, Freshness::Exact, |_| ()).is_some());
+        std::thread::scope(|scope| {
+            for _ in 0..LOOKERS {
+                scope.spawn(|| {
+                    let served = (0..500).filter(|_| mounts.with(&sessions, Freshness::Lazy, |_| ()).is_some()).count();
+                    assert_eq!(served, 500);
+                });
+            }
+        });
+    }
+}
