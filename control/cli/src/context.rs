@@ -4,6 +4,10 @@ use crate::failure::{Failure, Result};
 use crate::state::Collection;
 use poolfs_host::{Host, LinuxHost};
 use poolfs_image::ImageStore;
+use rustix::fs::FlockOperation;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The fixed surroundings of one invocation.
@@ -39,6 +43,13 @@ impl Context {
     pub fn with_state(&self, state: PathBuf) -> Context {
         let program_directory = self.program_directory.clone();
         Context { host: Box::new(LinuxHost), state, run: self.run.clone(), json: self.json, program_directory }
+    }
+
+    /// Of a test, on a host that exists only in memory.
+    #[cfg(test)]
+    pub fn for_test(place: &Path, host: poolfs_host::RecordingHost) -> Context {
+        let (state, run) = (place.join("state"), place.join("run"));
+        Context { host: Box::new(host), state, run, json: false, program_directory: place.to_path_buf() }
     }
 
     /// The pools.
@@ -85,14 +96,31 @@ impl Context {
             .ok_or_else(|| Failure::new(name, format!("it is not beside {}", self.program().display()), remedy))
     }
 
-    /// The directory of sockets, made when it is not there. Containers' users must be able to reach sockets in it.
-    pub fn make_run_directory(&self) -> Result<()> {
-        std::fs::create_dir_all(&self.run).map_err(|error| Failure::file(&self.run, error))
+    /// The directory of sockets, made when it is not there, and kept as long as the result lives. Containers' users must be
+    /// able to reach sockets in it.
+    pub fn make_run_directory(&self) -> Result<File> {
+        let failed = |error: std::io::Error| Failure::file(&self.run, error);
+        loop {
+            std::fs::create_dir_all(&self.run).map_err(failed)?;
+            let opened = match File::open(&self.run) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                other => other.map_err(failed)?,
+            };
+            rustix::fs::flock(&opened, FlockOperation::LockShared).map_err(|errno| failed(errno.into()))?;
+            // Whoever removed it had the lock before: then it is another one now, or none.
+            let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+            if opened.metadata().ok().map(identity) == std::fs::metadata(&self.run).ok().map(identity) {
+                return Ok(opened);
+            }
+        }
     }
 
     /// Remove the directory of sockets when nothing is in it any more.
     pub fn remove_run_directory(&self) {
-        // Not empty means that others still use it.
-        let _ = std::fs::remove_dir(&self.run);
+        let Ok(opened) = File::open(&self.run) else { return };
+        if rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            // Not empty means that others still use it.
+            let _ = std::fs::remove_dir(&self.run);
+        }
     }
 }

@@ -3,6 +3,7 @@
 use crate::container::ContainerRecord;
 use crate::context::Context;
 use crate::failure::Result;
+use crate::signals::Signals;
 use crate::text::{age, print, print_json, print_table, size, table};
 use indicatif::{ProgressBar, ProgressStyle};
 use poolfs_image::{Digest, ImageRecord, Limits, Progress};
@@ -13,7 +14,7 @@ const SHORT_DIGEST: usize = 12;
 
 /// Import an image, with a progress bar on a terminal.
 pub fn import(context: &Context, name: &str, source: &str) -> Result<()> {
-    let mut bar = Bar::default();
+    let mut bar = Bar::cancelled_by(Signals::catch()?);
     let image = context.images()?.import(name, source, &Limits::default(), &mut bar)?;
     if context.json {
         return print_json(&image);
@@ -83,8 +84,18 @@ pub fn remove(context: &Context, name: &str) -> Result<()> {
 }
 
 /// A bar for each thing that is read; indicatif draws nothing when the output is no terminal.
-#[derive(Default)]
-pub struct Bar(Option<ProgressBar>);
+pub struct Bar {
+    bar: Option<ProgressBar>,
+    signals: Signals,
+    is_cancelled: bool,
+}
+
+impl Bar {
+    /// What is read is given up when one of these signals comes.
+    pub fn cancelled_by(signals: Signals) -> Bar {
+        Bar { bar: None, signals, is_cancelled: false }
+    }
+}
 
 impl Progress for Bar {
     fn begin(&mut self, what: &str, bytes: u64) {
@@ -94,18 +105,23 @@ impl Progress for Bar {
             bar.set_style(style);
         }
         bar.set_message(what.to_owned());
-        self.0 = Some(bar);
+        self.bar = Some(bar);
     }
 
     fn advance(&mut self, bytes: u64) {
-        if let Some(bar) = &self.0 {
+        if let Some(bar) = &self.bar {
             bar.inc(bytes);
         }
     }
 
     fn end(&mut self) {
-        if let Some(bar) = self.0.take() {
+        if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
+    }
+
+    fn is_cancelled(&mut self) -> bool {
+        self.is_cancelled = self.is_cancelled || self.signals.end_was_asked();
+        self.is_cancelled
     }
 }

@@ -171,3 +171,98 @@ pub fn sweep(context: &Context) {
         tracing::warn!(%failure, "what a killed command left could not be removed");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::InstanceRecord;
+    use poolfs_host::RecordingHost;
+    use poolfs_service_protocol::{MountSpec, StackSpec};
+
+    const HYBRID: &str = include_str!("../../host/fixtures/cgroup-hybrid.tree");
+
+    fn host() -> RecordingHost {
+        let host = RecordingHost::from_tree(HYBRID);
+        host.set_file("/sys/devices/system/cpu/online", "0-1\n");
+        host
+    }
+
+    fn new(name: &str, cpus: &str, memory_bytes: u64) -> NewPool {
+        let (name, cpus) = (name.to_owned(), Some(cpus.to_owned()));
+        NewPool { name, cpus, memory_bytes, cache_bytes: 64 << 20, owner: None }
+    }
+
+    #[test]
+    fn a_pool_that_cannot_be_is_refused_with_cause_and_remedy() {
+        let place = tempfile::tempdir().expect("a directory");
+        let context = Context::for_test(place.path(), host());
+        create(&context, new("web", "0-1", 1 << 30)).expect("made");
+        for (wrong, part) in [
+            (new("web", "0", 1 << 30), "the name is taken"),
+            (new("../web", "0", 1 << 30), "not allowed"),
+            (new(&"x".repeat(49), "0", 1 << 30), "not allowed"),
+            (new("b", "1-2", 1 << 30), "CPUs [2] are not online"),
+            (new("b", "first", 1 << 30), "list of CPUs"),
+            (new("b", "0", 64 << 20), "needs 264 MiB of memory"),
+        ] {
+            let text = create(&context, wrong).expect_err(part).to_string();
+            assert!(text.contains(part) && text.contains("remedy"), "{text}");
+        }
+        remove(&context, "web").expect("removed");
+        assert!(remove(&context, "web").expect_err("gone").to_string().contains("no such pool"));
+    }
+
+    /// A pool whose service (process 42, started at 777) has one mount.
+    fn with_mount(context: &Context) {
+        create(context, new("web", "0-1", 1 << 30)).expect("made");
+        let mut pool = context.pools().expect("opened").lock::<PoolRecord>("web").expect("locked");
+        pool.record.service = ProcessRecord::of(&*context.host, 42);
+        let stack = StackSpec::Directory { directory: "/data".into() };
+        let (instance, mount_point) = ("web-1".to_owned(), "/mnt/a".into());
+        let spec = MountSpec { instance, mount_point, stack, devices: false, is_root: false };
+        pool.record.instances.push(InstanceRecord { spec, owner: None, container: None });
+        pool.save().expect("saved");
+    }
+
+    #[test]
+    fn what_a_dead_service_left_is_detached_and_its_number_is_never_signalled() {
+        let place = tempfile::tempdir().expect("a directory");
+        let recorded = host();
+        recorded.set_process(42, 777);
+        let table = "90 27 0:40 / /mnt/a rw - fuse.poolfs poolfs:web-1 rw\n";
+        let mounted = HYBRID.lines().next().and_then(|line| line.split_once('\t')).expect("a table").1;
+        recorded.set_file("/proc/self/mountinfo", &(mounted.replace("\\n", "\n") + table));
+        let recorded = std::sync::Arc::new(recorded);
+        let mut context = Context::for_test(place.path(), RecordingHost::new());
+        context.host = Box::new(std::sync::Arc::clone(&recorded));
+        with_mount(&context);
+        let pool = context.pools().expect("opened").peek::<PoolRecord>("web").expect("read").expect("there");
+        assert_eq!(service_state(&context, &pool), "running");
+        assert!(remove(&context, "web").expect_err("mounted").to_string().contains("/mnt/a"));
+        // The number now means another process.
+        recorded.set_process(42, 900);
+        assert_eq!(service_state(&context, &pool), "dead");
+        remove(&context, "web").expect("removed");
+        let log = recorded.log();
+        assert!(log.contains(&"detach /mnt/a".to_owned()), "{log:?}");
+        assert!(log.iter().all(|line| !line.starts_with("signal")), "{log:?}");
+    }
+
+    #[test]
+    fn a_throw_away_pool_goes_with_its_command() {
+        let place = tempfile::tempdir().expect("a directory");
+        let recorded = host();
+        recorded.set_process(7, 1);
+        let recorded = std::sync::Arc::new(recorded);
+        let mut context = Context::for_test(place.path(), RecordingHost::new());
+        context.host = Box::new(std::sync::Arc::clone(&recorded));
+        let owner = ProcessRecord::of(&*context.host, 7);
+        create(&context, NewPool { owner, ..new("exec-7-1", "0", 1 << 30) }).expect("made");
+        create(&context, new("kept", "0", 1 << 30)).expect("made");
+        sweep(&context);
+        assert_eq!(context.pools().expect("opened").names().expect("listed"), ["exec-7-1", "kept"]);
+        recorded.set_process(7, 2);
+        sweep(&context);
+        assert_eq!(context.pools().expect("opened").names().expect("listed"), ["kept"]);
+    }
+}

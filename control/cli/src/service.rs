@@ -111,7 +111,7 @@ pub fn ensure(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
 fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> Result<()> {
     let name = pool.record.name.clone();
     let program = context.service_program()?;
-    context.make_run_directory()?;
+    let _run_directory = context.make_run_directory()?;
     let groups = ControlGroups::detect(&*context.host)?;
     let limits = pool.record.limits()?;
     groups.make_pool(&*context.host, &name, &limits)?;

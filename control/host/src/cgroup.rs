@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// The directory under which everything of poolfs lives in a hierarchy.
 const PARENT: &str = "poolfs";
+/// How often a pool's groups are tried to be made while others remove theirs.
+const MAKE_ATTEMPTS: usize = 5;
 /// Deepest level of groups below a pool that is removed: a container may have made groups of its own.
 const DEPTH_MAX: u32 = 16;
 
@@ -113,11 +115,21 @@ impl ControlGroups {
             (Path::new(PARENT).join(pool).join("service"), Some(limits.service_bytes)),
             (Path::new(PARENT).join(pool).join("containers"), Some(containers_bytes)),
         ];
-        for (relative, memory) in &levels {
-            let cpus = if memory.is_some() { Some(&limits.cpus) } else { None };
-            self.make_group(host, relative, cpus, *memory)?;
+        let make_all = || {
+            levels.iter().try_for_each(|(relative, memory)| {
+                let cpus = if memory.is_some() { Some(&limits.cpus) } else { None };
+                self.make_group(host, relative, cpus, *memory)
+            })
+        };
+        // Whoever removes the last other pool may take the common parent away just now.
+        let mut result = make_all();
+        for _ in 1..MAKE_ATTEMPTS {
+            if !matches!(&result, Err(error) if error.is_absent()) {
+                break;
+            }
+            result = make_all();
         }
-        Ok(())
+        result
     }
 
     /// Make the group of a container in a pool whose groups exist; without `memory_bytes` it shares the containers' part.
@@ -184,7 +196,8 @@ impl ControlGroups {
         for mount in self.mounts() {
             let parent = mount.join(PARENT);
             if host.list_directories(&parent)?.is_empty() {
-                host.remove_directory(&parent)?;
+                // Another command may be making its pool there just now.
+                let _ = host.remove_directory(&parent);
             }
         }
         Ok(())

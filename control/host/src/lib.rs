@@ -47,3 +47,34 @@ pub trait Host: Send + Sync {
     /// Wait until exactly this process has ended, at most so long; whether it has.
     fn wait_end(&self, process: &ProcessIdentity, limit: Duration) -> Result<bool>;
 }
+
+/// A host may be shared: who records it also looks at the record.
+impl<H: Host + ?Sized> Host for std::sync::Arc<H> {
+    fn read_text(&self, path: &Path) -> Result<String> {
+        (**self).read_text(path)
+    }
+    fn write_text(&self, path: &Path, text: &str) -> Result<()> {
+        (**self).write_text(path, text)
+    }
+    fn make_directory(&self, path: &Path) -> Result<()> {
+        (**self).make_directory(path)
+    }
+    fn remove_directory(&self, path: &Path) -> Result<()> {
+        (**self).remove_directory(path)
+    }
+    fn list_directories(&self, path: &Path) -> Result<Vec<String>> {
+        (**self).list_directories(path)
+    }
+    fn detach(&self, mount_point: &Path) -> Result<()> {
+        (**self).detach(mount_point)
+    }
+    fn identify(&self, pid: u32) -> Option<ProcessIdentity> {
+        (**self).identify(pid)
+    }
+    fn signal(&self, process: &ProcessIdentity, signal: ProcessSignal) -> Result<bool> {
+        (**self).signal(process, signal)
+    }
+    fn wait_end(&self, process: &ProcessIdentity, limit: Duration) -> Result<bool> {
+        (**self).wait_end(process, limit)
+    }
+}

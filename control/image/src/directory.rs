@@ -169,6 +169,9 @@ impl Copier<'_> {
             self.hasher.update(&self.buffer[..count]);
             target.write_all(&self.buffer[..count]).map_err(failed)?;
             self.progress.advance(count as u64);
+            if self.progress.is_cancelled() {
+                return Err(failed(std::io::Error::other("it was interrupted")));
+            }
             self.done.bytes += count as u64;
             if self.done.bytes > self.limits.layer_bytes {
                 return Err(ImageError::TooLarge { what: "the content of a layer", limit: self.limits.layer_bytes });

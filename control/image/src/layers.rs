@@ -165,6 +165,9 @@ impl<R: Read> Read for Watched<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.progress.advance(count as u64);
+        if self.progress.is_cancelled() {
+            return Err(std::io::Error::other("it was interrupted"));
+        }
         Ok(count)
     }
 }

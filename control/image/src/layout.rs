@@ -57,6 +57,9 @@ fn layer(archive: &Path, blobs: &Path, progress: &mut dyn Progress) -> Result<(V
             break;
         }
         progress.advance(count as u64);
+        if progress.is_cancelled() {
+            return Err(failed(std::io::Error::other("it was interrupted")));
+        }
     }
     let (diff_id, plain_bytes, compressed) = plain.finish().map_err(failed)?;
     let (digest, bytes, _) = compressed.into_inner().into_inner().finish().map_err(failed)?;

@@ -27,6 +27,10 @@ pub trait Progress {
     fn advance(&mut self, bytes: u64);
     /// The reading has ended.
     fn end(&mut self);
+    /// Whether it should be given up.
+    fn is_cancelled(&mut self) -> bool {
+        false
+    }
 }
 
 /// Nobody is told.

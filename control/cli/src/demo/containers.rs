@@ -17,7 +17,7 @@ const STEPS: [(&str, &str); 5] = [
     ("git", "git commit, gc, fsck"),
     ("compiler", "gcc, and the program run"),
     ("apt", "apt-get install tree"),
-    ("byte", "one byte in a large file"),
+    ("bytes", "ten bytes in a large file"),
 ];
 /// Longest time all steps may take together.
 const WORK_WAIT: Duration = Duration::from_secs(900);

@@ -48,15 +48,16 @@ pub fn demo(context: &Context, arguments: &DemoArguments) -> Result<u8> {
 
 fn prepare(context: &Context, root_image: &Path, layout: &Path) -> Result<ImageRecord> {
     let since = Instant::now();
+    let mut bar = Bar::cancelled_by(Signals::catch()?);
     let source = if root_image.is_dir() {
         format!("dir:{}", root_image.display())
     } else {
         let config = ImageConfig { cmd: vec!["/bin/sh".to_owned()], ..ImageConfig::default() };
-        write_layout(root_image, layout, IMAGE, &config, &mut Bar::default())?;
+        write_layout(root_image, layout, IMAGE, &config, &mut bar)?;
         format!("oci:{}:{IMAGE}", layout.display())
     };
     say(&format!("poolfs image import {IMAGE} {source}"))?;
-    let image = context.images()?.import(IMAGE, &source, &Limits::default(), &mut Bar::default())?;
+    let image = context.images()?.import(IMAGE, &source, &Limits::default(), &mut bar)?;
     print(&format!("  {} unpacked and verified in {:.1} s\n", size(image.bytes()), since.elapsed().as_secs_f64()))?;
     Ok(image)
 }
