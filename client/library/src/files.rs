@@ -72,11 +72,17 @@ pub fn open_file(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
     let seen = state.descriptors.look(descriptor).ok_or(Refusal::Foreign)?;
     let found = raw::statx_descriptor(descriptor).map_err(|_| Refusal::Foreign)?;
     if let Known::Adopted(adopted) = seen.known {
-        if let Some(file) = verified(state, descriptor, &seen, &adopted, &found) {
-            return Ok(file);
+        if !is_same(descriptor, &adopted, &found) {
+            state.descriptors.clear(descriptor);
+            return Err(Refusal::Kernel);
         }
-        state.descriptors.clear(descriptor);
-        return Err(Refusal::Kernel);
+        let mount = mount_of(state, &found).ok_or(Refusal::Kernel)?;
+        let Some(session) = state.sessions.enter_for(state, &adopted) else {
+            // The handle is gone with its session; the description is still the one we know.
+            state.descriptors.note(descriptor, &seen, Known::Candidate(ADOPT_AT_USE));
+            return Err(Refusal::Kernel);
+        };
+        return Ok(OpenFile { adopted, session, mount, descriptor, owns_offset: owns_offset(&seen) });
     }
     classify(state, descriptor, &seen, &found)
 }
@@ -96,23 +102,11 @@ pub fn own_file(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
     Err(if seen.known == Known::Unknown { Refusal::Foreign } else { Refusal::Kernel })
 }
 
-fn verified<'a>(
-    state: &'a State,
-    descriptor: i32,
-    seen: &Seen,
-    adopted: &Adopted,
-    found: &sys::statx,
-) -> Option<OpenFile<'a>> {
-    if found.stx_ino != adopted.inode || found.stx_mnt_id != adopted.mount {
-        return None;
-    }
-    let flags = raw::open_flags(descriptor).ok()?;
-    if (flags ^ adopted.flags) & FLAGS_THAT_COUNT != 0 {
-        return None;
-    }
-    let mount = mount_of(state, found)?;
-    let session = state.sessions.enter_for(state, adopted)?;
-    Some(OpenFile { adopted: *adopted, session, mount, descriptor, owns_offset: owns_offset(seen) })
+/// Whether a number still stands for what was adopted.
+fn is_same(descriptor: i32, adopted: &Adopted, found: &sys::statx) -> bool {
+    found.stx_ino == adopted.inode
+        && found.stx_mnt_id == adopted.mount
+        && raw::open_flags(descriptor).is_ok_and(|flags| (flags ^ adopted.flags) & FLAGS_THAT_COUNT == 0)
 }
 
 fn owns_offset(seen: &Seen) -> bool {

@@ -90,6 +90,8 @@ announce_and_go_on! { process_control: prctl c"prctl" }
 /// Ends the process at once, without a word to libc.
 pub fn abort() -> ! {
     const SIGABRT: c_int = 6;
+    // SAFETY: calls without pointers.
+    unsafe { raw::system_call(sys::__NR_kill, [raw::process_id() as usize, SIGABRT as usize, 0, 0, 0, 0]) };
     exit_by_kernel(128 + SIGABRT)
 }
 
