@@ -34,6 +34,24 @@ const STAGES: &[Stage] = &[
         command: &["cargo", "test", "-p", "poolfs-ipc", "--release", "--lib", "loom"],
         environment: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom"), ("LOOM_MAX_PREEMPTIONS", "2")],
     },
+    Stage {
+        name: "fuzzing of the session edge",
+        command: &[
+            "cargo",
+            "run",
+            "--quiet",
+            "--release",
+            "--manifest-path",
+            "fuzz/Cargo.toml",
+            "--bin",
+            "session_edge",
+            "--",
+            "fuzz/corpus/session_edge",
+            "30",
+            "7",
+        ],
+        environment: &[],
+    },
     Stage { name: "end to end, over real mounts", command: &["cargo", "test", "-p", "poolfs-tests"], environment: &[] },
 ];
 
