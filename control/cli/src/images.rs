@@ -4,7 +4,7 @@ use crate::container::ContainerRecord;
 use crate::context::Context;
 use crate::failure::Result;
 use crate::signals::Signals;
-use crate::text::{age, print, print_json, print_table, size, table};
+use crate::text::{age, count, print, print_json, print_table, size, table};
 use indicatif::{ProgressBar, ProgressStyle};
 use poolfs_image::{Digest, ImageRecord, Limits, Progress};
 use std::time::SystemTime;
@@ -19,7 +19,7 @@ pub fn import(context: &Context, name: &str, source: &str) -> Result<()> {
     if context.json {
         return print_json(&image);
     }
-    print(&format!("{name}: {} in {} layers\n", size(image.bytes()), image.layers.len()))
+    print(&format!("{name}: {} in {}\n", size(image.bytes()), count(image.layers.len() as u64, "layer")))
 }
 
 /// Print the images.
@@ -64,7 +64,7 @@ fn described(image: &ImageRecord) -> String {
     }
     for layer in &image.layers {
         let digest = &layer.digest.hex()[..SHORT_DIGEST];
-        text += &format!("layer       {digest}  {} in {} files\n", size(layer.bytes), layer.members);
+        text += &format!("layer       {digest}  {} in {}\n", size(layer.bytes), count(layer.members, "file"));
     }
     text
 }
@@ -80,7 +80,7 @@ pub fn remove(context: &Context, name: &str) -> Result<()> {
     if context.json {
         return print_json(&serde_json::json!({"image": name, "layers_removed": removed.layers}));
     }
-    print(&format!("{name}: removed, with {} layers nobody else uses\n", removed.layers))
+    print(&format!("{name}: removed, with {} nobody else uses\n", count(removed.layers, "layer")))
 }
 
 /// A bar for each thing that is read; indicatif draws nothing when the output is no terminal.

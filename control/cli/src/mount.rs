@@ -105,7 +105,9 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
 pub fn unmount_instance(context: &Context, pool: &mut Locked<PoolRecord>, instance: &str) -> Result<()> {
     let name = pool.record.name.clone();
     let mut result = Ok(());
-    if pool.record.service_alive(&*context.host) == Some(true) {
+    // After a service's death its successor knows nothing of the old instances, and neither does the record.
+    let is_known = pool.record.instances.iter().any(|known| known.spec.instance == instance);
+    if is_known && pool.record.service_alive(&*context.host) == Some(true) {
         result = service::tell(context, &name, &Command::Unmount { instance: instance.to_owned() });
     }
     // Whatever the service said, or if it is dead: nothing of it may stay mounted.

@@ -24,6 +24,8 @@ const FLUSH_WAIT: Duration = Duration::from_secs(300);
 const END_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait for a group to be empty after its last process ended.
 const GROUP_WAIT: Duration = Duration::from_secs(5);
+/// A log that is longer at the start of a service becomes the old one.
+const LOG_BYTES_MAX: u64 = 1 << 20;
 /// Most bytes of one answer.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
@@ -37,7 +39,7 @@ fn log_path(pool: &Locked<PoolRecord>) -> PathBuf {
 }
 
 /// Send one command and wait for its answer.
-pub fn ask(context: &Context, pool: &str, command: &Command) -> Result<Answer> {
+fn ask(context: &Context, pool: &str, command: &Command) -> Result<Answer> {
     let wait = match command {
         Command::Status => ANSWER_WAIT,
         Command::Mount(_) | Command::Unmount { .. } | Command::Shutdown => FLUSH_WAIT,
@@ -123,6 +125,9 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
         socket_directory: context.run.clone(),
     };
     let log = log_path(pool);
+    if std::fs::metadata(&log).is_ok_and(|status| status.len() > LOG_BYTES_MAX) {
+        std::fs::rename(&log, log.with_extension("old")).map_err(|error| Failure::file(&log, error))?;
+    }
     let open_log = || File::options().create(true).append(true).open(&log).map_err(|error| Failure::file(&log, error));
     let mut child = std::process::Command::new(&program)
         .stdin(Stdio::piped())
@@ -250,5 +255,46 @@ pub fn remove_groups(context: &Context, pool: &str) -> Result<()> {
             Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use poolfs_host::RecordingHost;
+    use std::os::unix::net::UnixListener;
+
+    /// A service that gives these answers, one to each who asks.
+    fn answering(context: &Context, answers: &'static [&'static str]) -> std::thread::JoinHandle<Vec<String>> {
+        std::fs::create_dir_all(&context.run).expect("made");
+        let listener = UnixListener::bind(control_socket(context, "web")).expect("bound");
+        std::thread::spawn(move || {
+            let answer = |text: &&str| {
+                let (stream, _) = listener.accept().expect("somebody asks");
+                let mut question = String::new();
+                BufReader::new(&stream).read_line(&mut question).expect("a line");
+                (&stream).write_all(text.as_bytes()).expect("taken");
+                question
+            };
+            answers.iter().map(answer).collect()
+        })
+    }
+
+    #[test]
+    fn answers_become_results() {
+        let place = tempfile::tempdir().expect("a directory");
+        let context = Context::for_test(place.path(), RecordingHost::new());
+        let failure = tell(&context, "web", &Command::Shutdown).expect_err("nobody listens");
+        assert!(failure.to_string().contains("service of pool web"), "{failure}");
+        let answers =
+            &["{\"answer\":\"done\"}\n", "{\"answer\":\"failed\",\"message\":\"no such directory\"}\n", "", "{}\n"];
+        let service = answering(&context, answers);
+        tell(&context, "web", &Command::Unmount { instance: "web-1".into() }).expect("done");
+        let failure = tell(&context, "web", &Command::Shutdown).expect_err("failed");
+        assert!(failure.to_string().contains("no such directory"), "{failure}");
+        assert!(tell(&context, "web", &Command::Shutdown).is_err(), "it died before it answered");
+        assert!(status(&context, "web").is_err(), "no answer of this protocol");
+        let asked = service.join().expect("no panic");
+        assert_eq!(asked[0].trim(), "{\"command\":\"unmount\",\"instance\":\"web-1\"}");
     }
 }

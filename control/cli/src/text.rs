@@ -53,6 +53,11 @@ pub fn age(seconds: u64) -> String {
     }
 }
 
+/// A number of things, in the right form.
+pub fn count(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A table with these headings.
 pub fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
@@ -105,6 +110,7 @@ mod tests {
             (duration(15), duration(2047), duration(3_000_000)),
             ("15 ns".into(), "2.0 us".into(), "3.0 ms".into())
         );
+        assert_eq!((count(1, "layer"), count(0, "layer")), ("1 layer".into(), "0 layers".into()));
         assert_eq!((age(5), age(600), age(90_000)), ("5 s".into(), "10 min".into(), "25 h".into()));
     }
 

@@ -2,7 +2,7 @@
 
 use crate::demo::containers::StepResult;
 use crate::failure::{Failure, Result};
-use crate::text::{duration, size};
+use crate::text::{count, duration, size};
 use poolfs_service_protocol::{CacheStatus, InstanceStatus, KindStatus, OperationPath, ServiceStatus, UnionStatus};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -100,9 +100,9 @@ impl Report {
         let CacheStatus { used_bytes, shared_bytes, private_bytes, hits, misses, .. } = &self.service.cache;
         let _ = writeln!(
             text,
-            "  image          {} in {} layers on the disk, once for {} containers",
+            "  image          {} in {} on the disk, once for {} containers",
             size(self.image_bytes),
-            self.layers,
+            count(self.layers as u64, "layer"),
             self.parts.len()
         );
         let _ = writeln!(
