@@ -65,7 +65,9 @@ impl Libservice for Cache {
         let node = self.node(node)?.begin_use()?;
         let below = match handle {
             Some(handle) if changes.size.is_some() => {
-                self.handles.writable(handle)?;
+                if self.handles.writable(handle)?.node.0.id != node.0.id {
+                    return fail(Errno::EBADF);
+                }
                 Some(node.0.writer_below()?)
             }
             _ => None,
