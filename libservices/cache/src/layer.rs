@@ -89,7 +89,10 @@ impl Libservice for Cache {
     ) -> Result<(Entry, HandleId)> {
         let (node, handle) =
             self.make(parent, name, |below| below.create(caller, parent, name, permissions, OpenFlags::READ_WRITE))?;
-        let node = node.begin_use()?;
+        let node = node.begin_use().inspect_err(|_| {
+            self.core.below.release(handle);
+            self.core.forget(node.id, 1);
+        })?;
         node.0.adopt_writer(handle);
         let entry = self.entry(&node.0)?;
         Ok((entry, self.insert_file(node, flags)))
