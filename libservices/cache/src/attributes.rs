@@ -70,22 +70,45 @@ impl Node {
         });
     }
 
-    /// The node lost one of its names.
-    pub(crate) fn lose_name(&self) {
-        let was_stale = self.update(None, |state| {
-            let was_stale = state.stale;
+    /// Gives the node a name by `link`, which asks the layer below.
+    pub(crate) fn gain_name<R>(&self, link: impl FnOnce() -> Result<R>) -> Result<R> {
+        let _links = lock(&self.links);
+        let result = link();
+        self.update(None, |state| {
             state.stale = true;
             state.stamp += 1;
-            if !was_stale && state.attributes.file_type != FileType::Directory {
-                state.attributes.links = state.attributes.links.saturating_sub(1);
+            state.orphan &= result.is_err();
+        });
+        result
+    }
+
+    /// Takes one of its names from the node by `remove`, which asks the layer below.
+    pub(crate) fn lose_name(&self, remove: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _links = lock(&self.links);
+        // Only names change the number, and nobody else changes names now. Afterwards it would be too late to look: somebody
+        // may have asked below in the middle of it.
+        let before = {
+            let state = read(&self.state);
+            (!state.stale).then_some(state.attributes.links)
+        };
+        remove()?;
+        let directory = self.update(None, |state| {
+            state.stale = true;
+            state.stamp += 1;
+            let directory = state.attributes.file_type == FileType::Directory;
+            if let Some(before) = before.filter(|_| !directory) {
+                state.attributes.links = before.saturating_sub(1);
                 state.orphan = state.attributes.links == 0;
             }
-            was_stale
+            directory
         });
-        if was_stale && let Ok(attributes) = self.attributes() {
-            let directory = attributes.file_type == FileType::Directory;
-            self.update(None, |state| state.orphan = !directory && attributes.links == 0);
+        if before.is_none()
+            && !directory
+            && let Ok(attributes) = self.attributes()
+        {
+            self.update(None, |state| state.orphan = attributes.links == 0);
         }
+        Ok(())
     }
 
     /// Changes attributes. Of a regular file only under a [`Use`](crate::node::Use).
@@ -98,8 +121,11 @@ impl Node {
         // Write-back sets times, and writes what a truncation drops: neither may happen in between.
         let _writer = lock(&self.writer);
         let _flush = lock(&self.flush);
+        let stamp = read(&self.state).stamp;
         let below = self.core.below.setattr(caller, self.id, changes, handle)?;
         self.update(None, |state| {
+            // A name may have come or gone meanwhile.
+            let overtaken = state.stamp != stamp;
             if let Some(size) = changes.size.filter(|_| state.attributes.file_type == FileType::Regular) {
                 state.truncate(size);
             }
@@ -112,7 +138,7 @@ impl Node {
             }
             state.attributes.changed = below.changed.max(ours.changed);
             state.stamp += 1;
-            state.stale = false;
+            state.stale = overtaken;
             state.xattrs.clear();
             Ok(state.shown())
         })

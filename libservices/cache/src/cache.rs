@@ -23,6 +23,18 @@ pub struct Cache {
     _pool: Arc<CachePool>,
 }
 
+/// A node that a name led to, with a reference of its own.
+pub(crate) struct Peeked<'a> {
+    core: &'a Core,
+    pub(crate) node: Arc<Node>,
+}
+
+impl Drop for Peeked<'_> {
+    fn drop(&mut self) {
+        self.core.forget(self.node.id, 1);
+    }
+}
+
 impl Cache {
     /// A cache over `below` with its memory from `pool`.
     #[must_use]
@@ -106,32 +118,50 @@ impl Cache {
         Ok((node, with))
     }
 
-    /// What a name leads to, under the directory's lock; nothing when there is no such name. The node itself comes
-    /// along if it is known.
+    /// What a name leads to, under the directory's lock; nothing when there is no such name. The node stays known while
+    /// the answer is kept, so that nobody learns its number of names from an answer that the change to come overtakes.
     pub(crate) fn peek(
         &self,
         _changing: &RwLockWriteGuard<'_, ()>,
         parent: NodeId,
         name: Name<'_>,
-    ) -> Option<(NodeId, Option<Arc<Node>>)> {
-        match self.core.names.get(parent, name) {
-            Some(Known::Absent) => None,
-            Some(Known::Present(id)) => Some((id, self.core.get(id))),
-            None => {
-                let entry = self.core.below.lookup(&Caller::ROOT, parent, name).ok()?;
-                let node = self.core.get(entry.node);
-                self.core.below.forget(entry.node, 1);
-                Some((entry.node, node))
-            }
+    ) -> Result<Option<Peeked<'_>>> {
+        let known = match self.core.names.get(parent, name) {
+            Some(Known::Absent) => return Ok(None),
+            Some(Known::Present(id)) => self.core.reference(id),
+            None => None,
+        };
+        if let Some(node) = known {
+            return Ok(Some(Peeked { core: &self.core, node }));
+        }
+        let removals = self.core.removals();
+        match self.core.below.lookup(&Caller::ROOT, parent, name) {
+            Ok(entry) => Ok(Some(Peeked { core: &self.core, node: self.core.adopt(&entry, removals) })),
+            // Such a name cannot be changed either, and the layer below says why.
+            Err(error) if [Errno::ENOENT, Errno::ENAMETOOLONG].contains(&error.errno()) => Ok(None),
+            // Whose name it is would stay unknown, and with it that the file has one fewer.
+            Err(error) => Err(error),
         }
     }
 
-    /// After a name was removed: its node has one fewer.
-    pub(crate) fn name_gone(&self, node: Option<Arc<Node>>) {
-        if let Some(node) = node {
-            node.lose_name();
-            self.core.reconsider(&node);
+    /// Removes a name by `remove`, which asks the layer below.
+    pub(crate) fn remove_name(
+        &self,
+        parent: NodeId,
+        name: Name<'_>,
+        remove: impl FnOnce(&dyn Libservice) -> Result<()>,
+    ) -> Result<()> {
+        let directory = self.directory(parent)?;
+        let changing = write(&directory.names);
+        let victim = self.peek(&changing, parent, name)?;
+        let remove = || remove(&*self.core.below);
+        match &victim {
+            Some(victim) => victim.node.lose_name(remove)?,
+            None => remove()?,
         }
+        self.core.names.set(parent, name, Known::Absent);
+        directory.outdate();
+        Ok(())
     }
 
     pub(crate) fn insert_file(&self, node: Use, flags: OpenFlags) -> HandleId {

@@ -4,7 +4,7 @@ use crate::blocks::{block_of, blocks_for};
 use crate::cache::Cache;
 use crate::handles::{Open, OpenDirectory};
 use crate::names::Known;
-use crate::sync::{read, write};
+use crate::sync::read;
 use crate::write_back::hold_is_bounded;
 use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Result, Written, fail};
 use poolfs_types::{
@@ -127,34 +127,18 @@ impl Libservice for Cache {
 
     fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let source = self.node(node)?;
-        let (node, ()) =
-            self.make(parent, name, |below| below.link(caller, node, parent, name).map(|entry| (entry, ())))?;
-        source.outdate();
+        let (node, ()) = self.make(parent, name, |below| {
+            source.gain_name(|| below.link(caller, node, parent, name)).map(|entry| (entry, ()))
+        })?;
         self.entry(&node)
     }
 
     fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
-        let directory = self.directory(parent)?;
-        let changing = write(&directory.names);
-        let victim = self.peek(&changing, parent, name);
-        self.core.below.unlink(caller, parent, name)?;
-        self.core.names.set(parent, name, Known::Absent);
-        directory.outdate();
-        drop(changing);
-        self.name_gone(victim.and_then(|(_, node)| node));
-        Ok(())
+        self.remove_name(parent, name, |below| below.unlink(caller, parent, name))
     }
 
     fn rmdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
-        let directory = self.directory(parent)?;
-        let changing = write(&directory.names);
-        let victim = self.peek(&changing, parent, name);
-        self.core.below.rmdir(caller, parent, name)?;
-        self.core.names.set(parent, name, Known::Absent);
-        directory.outdate();
-        drop(changing);
-        self.name_gone(victim.and_then(|(_, node)| node));
-        Ok(())
+        self.remove_name(parent, name, |below| below.rmdir(caller, parent, name))
     }
 
     fn rename(

@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::names::Known;
+use crate::node::Node;
 use crate::sync::write;
 use poolfs_libservice::{Libservice, Result, fail};
 use poolfs_types::{Caller, Errno, HandleId, Name, NodeId, RenameFlags};
@@ -23,40 +24,37 @@ impl Cache {
         let (first, second) = if from.id < to.id { (&from, &to) } else { (&to, &from) };
         let changing = write(&first.names);
         let _other = (!Arc::ptr_eq(first, second)).then(|| write(&second.names));
-        let source = self.peek(&changing, parent, name);
-        let target = self.peek(&changing, new_parent, new_name);
-        self.core.below.rename(caller, parent, name, new_parent, new_name, flags)?;
+        let source = self.peek(&changing, parent, name)?;
+        let target = self.peek(&changing, new_parent, new_name)?;
+        let (source, target) = (source.as_ref().map(|peeked| &peeked.node), target.as_ref().map(|peeked| &peeked.node));
+        let same = source.is_some_and(|source| target.is_some_and(|target| Arc::ptr_eq(source, target)));
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let rename = || self.core.below.rename(caller, parent, name, new_parent, new_name, flags);
+        match target.filter(|_| !same && !exchange) {
+            Some(victim) => victim.lose_name(rename)?,
+            None => rename()?,
+        }
         from.outdate();
         to.outdate();
-        let (source_id, source) = source.map_or((None, None), |(id, node)| (Some(id), node));
-        let (target_id, target) = target.map_or((None, None), |(id, node)| (Some(id), node));
-        if source_id.is_some() && source_id == target_id {
+        if same {
             return Ok(());
         }
         let names = &self.core.names;
-        match source_id {
-            Some(id) => names.set(new_parent, new_name, Known::Present(id)),
-            None => names.forget(new_parent, new_name),
-        }
-        if let Some(node) = source {
-            node.outdate();
-        }
-        if flags.contains(RenameFlags::EXCHANGE) {
-            match target_id {
-                Some(id) => names.set(parent, name, Known::Present(id)),
-                None => names.forget(parent, name),
-            }
-            if let Some(node) = target {
+        let known = |node: Option<&Arc<Node>>, parent, name| match node {
+            Some(node) => {
+                names.set(parent, name, Known::Present(node.id));
                 node.outdate();
             }
-            return Ok(());
-        }
-        if flags.contains(RenameFlags::WHITEOUT) {
+            None => names.forget(parent, name),
+        };
+        known(source, new_parent, new_name);
+        if exchange {
+            known(target, parent, name);
+        } else if flags.contains(RenameFlags::WHITEOUT) {
             names.forget(parent, name);
         } else {
             names.set(parent, name, Known::Absent);
         }
-        self.name_gone(target);
         Ok(())
     }
 

@@ -1,8 +1,10 @@
 //! One object of the layer below: what the cache knows of it, and the counting that keeps the budget true.
 //!
 //! Locks of a node, in the order in which they are taken: `writer` (one writer or truncation at a time), `flush` (one
-//! write-back at a time), `filling`, `state`. Nobody who holds `flush` waits for a `writer`. Calls below are made under
-//! `writer`, `flush` and `names` only, never under `state`, so a cached read waits for no I/O.
+//! write-back at a time), `filling`, `state`. Nobody who holds `flush` waits for a `writer`. Names change under the `names`
+//! of the directories, then the `links` of the object, then `state`; neither is taken together with `writer` or `flush`.
+//! Calls below are made under `writer`, `flush`, `names` and `links` only, never under `state`, so a cached read waits
+//! for no I/O. After `state` come the budget's queues and the list of dirty files; nobody who holds those waits for a `state`.
 
 use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Counts, blocks_for};
 use crate::budget::Reservation;
@@ -105,6 +107,8 @@ pub(crate) struct Node {
     pub(crate) flush: Mutex<()>,
     /// Of a directory: changes of names exclude look-ups below, so that no outdated answer is remembered.
     pub(crate) names: RwLock<()>,
+    /// Changes of the number of names of one object, together with what the cache notes of them.
+    pub(crate) links: Mutex<()>,
     /// Block ranges being read from below.
     pub(crate) filling: Mutex<Vec<Range<u64>>>,
     pub(crate) filled: Condvar,
@@ -149,6 +153,7 @@ impl Node {
             writer: Mutex::default(),
             flush: Mutex::default(),
             names: RwLock::default(),
+            links: Mutex::default(),
             filling: Mutex::default(),
             filled: Condvar::new(),
             below: Mutex::default(),

@@ -19,6 +19,17 @@ pub struct Durable {
     pub modified: Timestamp,
 }
 
+/// The calls that something else may be made to happen in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Create,
+    Link,
+    Setattr,
+    Unlink,
+}
+
+type Meanwhile = (Call, Box<dyn FnOnce() + Send>);
+
 /// The layer.
 pub struct Fault {
     pub memory: Arc<Memory>,
@@ -26,6 +37,10 @@ pub struct Fault {
     pub fail_writes: AtomicI32,
     /// errno of every fsync
     pub fail_fsyncs: AtomicI32,
+    /// errno of every look-up
+    pub fail_lookups: AtomicI32,
+    /// errno of every getattr
+    pub fail_getattrs: AtomicI32,
     /// milliseconds every read takes
     pub slow_reads: AtomicU64,
     pub reads: AtomicU64,
@@ -33,6 +48,7 @@ pub struct Fault {
     pub lookups: AtomicU64,
     pub getattrs: AtomicU64,
     pub opens: AtomicU64,
+    meanwhile: Mutex<Option<Meanwhile>>,
     nodes: Mutex<HashMap<HandleId, NodeId>>,
     durable: Mutex<HashMap<NodeId, Durable>>,
 }
@@ -50,15 +66,30 @@ impl Fault {
             memory,
             fail_writes: AtomicI32::new(0),
             fail_fsyncs: AtomicI32::new(0),
+            fail_lookups: AtomicI32::new(0),
+            fail_getattrs: AtomicI32::new(0),
             slow_reads: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             lookups: AtomicU64::new(0),
             getattrs: AtomicU64::new(0),
             opens: AtomicU64::new(0),
+            meanwhile: Mutex::default(),
             nodes: Mutex::default(),
             durable: Mutex::default(),
         })
+    }
+
+    /// The next time `call` is made, `happens` runs when it has been carried out and has not returned yet.
+    pub fn meanwhile(&self, call: Call, happens: impl FnOnce() + Send + 'static) {
+        *self.meanwhile.lock().unwrap() = Some((call, Box::new(happens)));
+    }
+
+    fn carried_out(&self, call: Call) {
+        let happens = self.meanwhile.lock().unwrap().take_if(|planned| planned.0 == call);
+        if let Some((_, happens)) = happens {
+            happens();
+        }
     }
 
     /// What a power cut would leave of a file.
@@ -81,6 +112,7 @@ impl Fault {
 impl Libservice for Fault {
     fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         self.lookups.fetch_add(1, Ordering::SeqCst);
+        check(&self.fail_lookups)?;
         self.memory.lookup(caller, parent, name)
     }
     fn forget(&self, node: NodeId, count: u64) {
@@ -88,10 +120,13 @@ impl Libservice for Fault {
     }
     fn getattr(&self, caller: &Caller, node: NodeId) -> Result<Attributes> {
         self.getattrs.fetch_add(1, Ordering::SeqCst);
+        check(&self.fail_getattrs)?;
         self.memory.getattr(caller, node)
     }
     fn setattr(&self, c: &Caller, n: NodeId, changes: &SetAttributes, h: Option<HandleId>) -> Result<Attributes> {
-        self.memory.setattr(c, n, changes, h)
+        let result = self.memory.setattr(c, n, changes, h);
+        self.carried_out(Call::Setattr);
+        result
     }
     fn readlink(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>> {
         self.memory.readlink(caller, node)
@@ -99,6 +134,7 @@ impl Libservice for Fault {
     fn create(&self, c: &Caller, p: NodeId, n: Name<'_>, mode: u32, f: OpenFlags) -> Result<(Entry, HandleId)> {
         let (entry, handle) = self.memory.create(c, p, n, mode, f)?;
         self.nodes.lock().unwrap().insert(handle, entry.node);
+        self.carried_out(Call::Create);
         Ok((entry, handle))
     }
     fn mknod(&self, c: &Caller, p: NodeId, n: Name<'_>, t: FileType, mode: u32, d: u32) -> Result<Entry> {
@@ -111,10 +147,14 @@ impl Libservice for Fault {
         self.memory.symlink(c, p, n, target)
     }
     fn link(&self, c: &Caller, node: NodeId, p: NodeId, n: Name<'_>) -> Result<Entry> {
-        self.memory.link(c, node, p, n)
+        let result = self.memory.link(c, node, p, n);
+        self.carried_out(Call::Link);
+        result
     }
     fn unlink(&self, c: &Caller, p: NodeId, n: Name<'_>) -> Result<()> {
-        self.memory.unlink(c, p, n)
+        let result = self.memory.unlink(c, p, n);
+        self.carried_out(Call::Unlink);
+        result
     }
     fn rmdir(&self, c: &Caller, p: NodeId, n: Name<'_>) -> Result<()> {
         self.memory.rmdir(c, p, n)

@@ -4,4 +4,5 @@ mod bounds;
 mod contract;
 mod durability;
 mod fault;
+mod races;
 mod support;
