@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::Result;
-use crate::record::PoolRecord;
+use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{duration, print, print_json, size, table};
 use poolfs_host::ControlGroups;
@@ -21,8 +21,15 @@ struct PoolStatus {
     memory_limit_bytes: u64,
     memory_used_bytes: Option<u64>,
     /// What a dead service had mounted.
-    dead_mounts: Vec<String>,
+    dead_mounts: Vec<DeadMount>,
     service: Option<ServiceStatus>,
+}
+
+/// What a dead service had mounted, and what takes it away.
+#[derive(Serialize)]
+struct DeadMount {
+    mount_point: String,
+    remedy: String,
 }
 
 /// Print how all pools are, or one.
@@ -56,8 +63,7 @@ fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -
         None => {}
         Some(false) => {
             status.state = "dead";
-            let mounts = record.instances.iter();
-            status.dead_mounts = mounts.map(|i| i.spec.mount_point.display().to_string()).collect();
+            status.dead_mounts = record.instances.iter().map(|instance| dead_mount(&record.name, instance)).collect();
         }
         Some(true) => match service::status(context, &record.name) {
             Ok(told) => {
@@ -73,6 +79,15 @@ fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -
     status
 }
 
+fn dead_mount(pool: &str, instance: &InstanceRecord) -> DeadMount {
+    let mount_point = instance.spec.mount_point.display().to_string();
+    let remedy = match &instance.container {
+        Some(container) => format!("poolfs stop {container}"),
+        None => format!("poolfs umount {pool} {mount_point}"),
+    };
+    DeadMount { mount_point, remedy }
+}
+
 fn readable(pool: &PoolStatus) -> String {
     let mut text = format!("pool {}: service {}", pool.name, pool.state);
     if let Some(service) = &pool.service {
@@ -86,11 +101,11 @@ fn readable(pool: &PoolStatus) -> String {
     if pool.state == "dead" {
         let _ = writeln!(
             text,
-            "  the service is dead: its mounts answer with errors until they are unmounted or mounted again"
+            "  the service is dead: its mounts answer with errors until they are taken away or mounted again"
         );
     }
-    for mount in &pool.dead_mounts {
-        let _ = writeln!(text, "  dead mount {mount}: `poolfs umount {} {mount}`", pool.name);
+    for DeadMount { mount_point, remedy } in &pool.dead_mounts {
+        let _ = writeln!(text, "  dead mount {mount_point}: `{remedy}`");
     }
     if let Some(service) = &pool.service {
         text += &cache_lines(service);
@@ -202,7 +217,8 @@ mod tests {
 
     #[test]
     fn a_dead_service_is_called_dead() {
-        let dead = PoolStatus { state: "dead", service: None, dead_mounts: vec!["/mnt".into()], ..example() };
+        let mount = DeadMount { mount_point: "/mnt".into(), remedy: "poolfs umount web /mnt".into() };
+        let dead = PoolStatus { state: "dead", service: None, dead_mounts: vec![mount], ..example() };
         let text = readable(&dead);
         assert!(text.contains("dead") && text.contains("poolfs umount web /mnt"), "{text}");
     }
