@@ -35,7 +35,8 @@ impl Queues {
     /// Entries of chunks that went another way (truncated, file gone) stay behind; they are swept out before they
     /// outnumber the living.
     fn sweep(&mut self) {
-        let alive = |entry: &Entry| entry.node.upgrade().is_some_and(|node| node.has_chunk(entry.chunk, entry.ticket));
+        let alive =
+            |entry: &Entry| entry.node.upgrade().is_some_and(|node| node.may_have_chunk(entry.chunk, entry.ticket));
         self.small.retain(alive);
         self.main.retain(alive);
         self.sweep_at = (self.small.len() + self.main.len()) * 2 + 1024;
@@ -206,5 +207,41 @@ impl Budget {
             }
         }
         freed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::CacheConfig;
+    use crate::core::Core;
+    use crate::pool::CachePool;
+    use crate::sync::write;
+    use poolfs_libservice::Memory;
+    use poolfs_types::NodeId;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[test]
+    fn sweeping_waits_for_no_file() {
+        let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).unwrap();
+        let core = Core::new(Arc::clone(&pool.pool), Memory::new());
+        let node = core.get(NodeId::ROOT).unwrap();
+        let mut queues = Queues::default();
+        queues.small.push_back(Entry { node: Arc::downgrade(&node), chunk: 0, ticket: 1 });
+        let (told, swept) = channel();
+        // Whoever changes a file may be about to put a chunk of it into the queues, and waits for them.
+        let state = write(&node.state);
+        let sweeper = std::thread::spawn(move || {
+            queues.sweep();
+            let _ = told.send(queues.small.len());
+            queues.sweep();
+            queues.small.len()
+        });
+        let kept = swept.recv_timeout(Duration::from_secs(5));
+        drop(state);
+        assert_eq!(kept, Ok(1), "it waited, or took a chunk for gone that it could not look at");
+        assert_eq!(sweeper.join().unwrap(), 0);
     }
 }

@@ -10,7 +10,7 @@ use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Counts, blocks_for};
 use crate::budget::Reservation;
 use crate::content::Content;
 use crate::core::Core;
-use crate::sync::{lock, read, try_write, write};
+use crate::sync::{lock, read, try_read, try_write, write};
 use poolfs_libservice::{Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags};
 use std::io;
@@ -207,8 +207,11 @@ impl Node {
         });
     }
 
-    pub(crate) fn has_chunk(&self, index: u64, ticket: u64) -> bool {
-        read(&self.state).blocks.chunk(index).is_some_and(|chunk| chunk.ticket == ticket)
+    /// Whether the chunk may still be there. Does not wait: the caller holds the queues, for which `settle` waits under
+    /// `state`.
+    pub(crate) fn may_have_chunk(&self, index: u64, ticket: u64) -> bool {
+        let Some(state) = try_read(&self.state) else { return true };
+        state.blocks.chunk(index).is_some_and(|chunk| chunk.ticket == ticket)
     }
 
     /// Drops what can be dropped of one chunk, unless it was read again since the last time.
