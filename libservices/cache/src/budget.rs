@@ -236,12 +236,13 @@ mod tests {
         let sweeper = std::thread::spawn(move || {
             queues.sweep();
             let _ = told.send(queues.small.len());
-            queues.sweep();
-            queues.small.len()
+            queues
         });
         let kept = swept.recv_timeout(Duration::from_secs(5));
         drop(state);
         assert_eq!(kept, Ok(1), "it waited, or took a chunk for gone that it could not look at");
-        assert_eq!(sweeper.join().unwrap(), 0);
+        let mut queues = sweeper.join().unwrap();
+        queues.sweep();
+        assert_eq!(queues.small.len(), 0, "the chunk is gone");
     }
 }

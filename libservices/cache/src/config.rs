@@ -1,5 +1,6 @@
 //! What a pool's cache is given, what can be wrong with it, and what it tells of itself.
 
+use crate::blocks::{BLOCK, CHUNK_BLOCKS};
 use std::io;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ pub struct CacheConfig {
     pub expire: Duration,
     /// How often the age is looked at.
     pub tick: Duration,
-    /// Files up to this size are held on the heap, larger ones in a segment.
+    /// Files up to this size are held on the heap, larger ones in a segment; at most 256 KiB.
     pub small_file_bytes: u64,
     /// Most bytes read ahead of a sequential reader.
     pub read_ahead_bytes: u64,
@@ -65,6 +66,10 @@ impl CacheConfig {
         }
         if !(1..=90).contains(&self.dirty_percent) {
             return refuse("dirty_percent is not within 1 to 90");
+        }
+        // Heap content leaves as a whole, so it must not be more than what leaves together.
+        if self.small_file_bytes > CHUNK_BLOCKS * BLOCK {
+            return refuse("small_file_bytes is above 256 KiB");
         }
         if self.tick.is_zero() {
             return refuse("tick is zero");

@@ -2,6 +2,7 @@
 //!
 //! What is not cached reads as zeros here: punched, dropped and never written ranges alike.
 
+use crate::blocks::{block_of, blocks_for};
 use crate::segments::{Segment, SegmentStore};
 use std::io;
 use std::sync::Arc;
@@ -29,7 +30,8 @@ impl Content {
         Ok(())
     }
 
-    /// Stores `data`; content that would end beyond `heap_max` moves to a segment first.
+    /// Stores `data`; content that would end beyond `heap_max` moves to a segment first, and so does content that would
+    /// have whole blocks in it that nobody has stored and that are not charged.
     pub(crate) fn write(
         &mut self,
         store: &Arc<SegmentStore>,
@@ -38,7 +40,12 @@ impl Content {
         data: &[u8],
     ) -> io::Result<()> {
         let end = offset + data.len() as u64;
-        if end > heap_max && !matches!(self, Content::Segment(_)) {
+        let stored = match self {
+            Content::Heap(bytes) => bytes.len() as u64,
+            _ => 0,
+        };
+        let gap = block_of(offset) > blocks_for(stored);
+        if (gap || end > heap_max) && !matches!(self, Content::Segment(_)) {
             let segment = store.create()?;
             if let Content::Heap(bytes) = self {
                 segment.write(0, bytes)?;
@@ -86,6 +93,22 @@ impl Content {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn content_with_a_gap_takes_no_more_memory_than_its_blocks() {
+        let store = Arc::new(SegmentStore::new(1 << 20, 4).unwrap());
+        let mut late = Content::default();
+        late.write(&store, 32 << 10, 28 << 10, &[1; 4096]).unwrap();
+        assert!(matches!(late, Content::Segment(_)), "28 KiB on the heap for a block that is charged with 4");
+        let mut next = Content::default();
+        next.write(&store, 32 << 10, 0, &[1; 100]).unwrap();
+        next.write(&store, 32 << 10, 4096, &[2; 100]).unwrap();
+        assert!(matches!(next, Content::Heap(ref bytes) if bytes.len() == 4196));
+        next.write(&store, 32 << 10, 12 << 10, &[3; 100]).unwrap();
+        let mut buffer = [9; 12 << 10];
+        next.read(0, &mut buffer).unwrap();
+        assert!(matches!(next, Content::Segment(_)) && buffer[..100] == [1; 100] && buffer[4096..4196] == [2; 100]);
+    }
 
     #[test]
     fn content_moves_to_a_segment_when_it_grows() {

@@ -1,6 +1,7 @@
 //! Truncating, punching, zeroing, and looking for holes.
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for};
+use crate::content::Content;
 use crate::node::{Node, State};
 use crate::sync::{lock, read};
 use poolfs_libservice::{Error, Result, fail};
@@ -42,7 +43,13 @@ impl State {
     fn zeroed(&mut self, bytes: Range<u64>) {
         let whole = blocks_for(bytes.start)..block_of(bytes.end);
         if whole.start < whole.end {
-            self.blocks.change_existing(whole, Chunk::clear);
+            let on_heap = matches!(self.content, Content::Heap(_));
+            self.blocks.change_existing(whole, |chunk, mask| {
+                // On the heap the bytes stay where they are, and stay charged.
+                let kept = if on_heap { chunk.resident & mask } else { 0 };
+                chunk.clear(mask);
+                chunk.resident |= kept;
+            });
         }
         self.erase(bytes);
         self.epoch += 1;
@@ -141,5 +148,41 @@ impl Node {
             return Err(Error::from(Errno::ENXIO));
         }
         self.core.below.seek(caller, self.reader_below()?, offset, to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::blocks::BLOCK;
+    use crate::config::CacheConfig;
+    use crate::content::Content;
+    use crate::core::Core;
+    use crate::pool::CachePool;
+    use crate::sync::read;
+    use poolfs_libservice::{Libservice, Memory};
+    use poolfs_types::{AllocateMode, Caller, Name, NodeId, OpenFlags};
+    use std::sync::Arc;
+
+    #[test]
+    fn a_punched_file_on_the_heap_is_charged_with_all_it_holds() {
+        let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).unwrap();
+        let memory = Memory::new();
+        let name = Name::new(b"f").unwrap();
+        let (entry, handle) = memory.create(&Caller::ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).unwrap();
+        let core = Core::new(Arc::clone(&pool.pool), memory);
+        let node = core.adopt(&entry, 0).begin_use().unwrap();
+        node.0.adopt_writer(handle);
+        node.0.write(false, 0, &[1; 32 << 10]).unwrap();
+        let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+        for (offset, length) in [(0, 12 << 10), (30 << 10, 2 << 10), (16 << 10, 20 << 10)] {
+            node.0.fallocate(&Caller::ROOT, punch, offset, length).unwrap();
+            let state = read(&node.0.state);
+            let held = if let Content::Heap(bytes) = &state.content { bytes.len() as u64 } else { 0 };
+            let charged = state.blocks.counts().resident * BLOCK;
+            assert!(held > 0 && held <= charged, "{held} bytes held, {charged} charged");
+        }
+        let mut buffer = [9; 32 << 10];
+        assert_eq!(node.0.read(0, &mut buffer, 0).unwrap().0, 32 << 10);
+        assert!(buffer.iter().enumerate().all(|(at, &byte)| byte == u8::from((12 << 10..16 << 10).contains(&at))));
     }
 }
