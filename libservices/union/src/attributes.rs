@@ -6,9 +6,11 @@ use crate::copyup::Bytes;
 use crate::marks;
 use crate::node::{Content, Node, OpenFile, State};
 use crate::sketch::BLOCK;
-use poolfs_libservice::{Error, Result, fail};
+use poolfs_libservice::{Durability, Error, Result, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
-use poolfs_types::{AllocateMode, Attributes, Caller, Errno, FileType, NodeId, SeekTo, SetAttributes, XattrFlags};
+use poolfs_types::{
+    AllocateMode, Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo, SetAttributes, XattrFlags,
+};
 use std::sync::Arc;
 
 impl Union {
@@ -21,6 +23,7 @@ impl Union {
         Ok((&self.lowers[lower.layer].layer, lower.held.node()))
     }
 
+    /// The attributes users see. Of a directory, callers hold the namespace lock: its subdirectories may have to be counted.
     pub(crate) fn attributes(&self, caller: &Caller, node: &Node) -> Result<Attributes> {
         let (raw, merged, known) = {
             let state = node.read();
@@ -86,6 +89,7 @@ impl Union {
             }
         }
         if *changes == SetAttributes::default() {
+            let _names = node.is_directory().then(|| self.names());
             return self.attributes(caller, node);
         }
         self.ensure_upper(node, if changes.size == Some(0) { Bytes::None } else { Bytes::Sketch })?;
@@ -100,6 +104,7 @@ impl Union {
                 None => drop(self.upper.setattr(caller, held.node(), changes, None)?),
             }
         }
+        let _names = node.is_directory().then(|| self.names());
         self.attributes(caller, node)
     }
 
@@ -136,7 +141,6 @@ impl Union {
         if matches!(&state.content, Content::Sketch(sketch) if sketch.record.limit == 0) {
             self.dissolve(state)?;
         }
-        let _ = size;
         Ok(())
     }
 
@@ -179,7 +183,11 @@ impl Union {
                 _ => return self.upper.fallocate(caller, opened.id(), mode, offset, length),
             }
         }
-        self.after_move(node)
+        self.after_move(node);
+        if file.flags.contains(OpenFlags::DATA_SYNC) {
+            self.sync_file(file, Durability::Data)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn seek_file(&self, caller: &Caller, file: &OpenFile, offset: u64, to: SeekTo) -> Result<u64> {

@@ -5,7 +5,7 @@ use crate::branch::{Held, Opened};
 use crate::copyup::Bytes;
 use crate::node::{Content, Node, OpenFile, State};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
-use poolfs_libservice::{Error, Result, Written, fail};
+use poolfs_libservice::{Durability, Error, Result, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Caller, Errno, OpenFlags};
 use std::sync::Arc;
@@ -123,7 +123,12 @@ impl Union {
             return Ok(Written { count: 0, offset });
         }
         self.ensure_upper(node, Bytes::Sketch)?;
+        let at_once = file.flags.contains(OpenFlags::DATA_SYNC);
         if let Some(written) = self.write_moved(caller, file, offset, data)? {
+            // The upper layer made the bytes durable; the bits that show them are the union's business.
+            if at_once && matches!(node.read().content, Content::Sketch(_)) {
+                self.sync_file(file, Durability::Data)?;
+            }
             return Ok(written);
         }
         let written = {
@@ -143,9 +148,9 @@ impl Union {
                 _ => return opened.write(caller, offset, data),
             }
         };
-        self.after_move(node)?;
-        if file.flags.contains(OpenFlags::DATA_SYNC) {
-            self.sync_file(file, poolfs_libservice::Durability::Data)?;
+        self.after_move(node);
+        if at_once {
+            self.sync_file(file, Durability::Data)?;
         }
         Ok(written)
     }

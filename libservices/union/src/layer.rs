@@ -38,6 +38,7 @@ impl Libservice for Union {
 
     fn getattr(&self, caller: &Caller, node: NodeId) -> Result<Attributes> {
         let node = self.node(node)?;
+        let _names = node.is_directory().then(|| self.names());
         self.attributes(caller, &node)
     }
 

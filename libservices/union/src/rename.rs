@@ -47,7 +47,7 @@ impl Union {
             if target.id == source.id {
                 return Ok(());
             }
-            if target.is_directory() && self.is_within(old.parent, &target) {
+            if target.is_directory() && self.is_within(old.parent, target) {
                 return fail(Errno::EINVAL);
             }
             return self.exchange(caller, old, &source, new, target);
@@ -159,6 +159,10 @@ impl Union {
         let (from, to) = (self.copy_up(old.parent, Bytes::Sketch)?, self.copy_up(new.parent, Bytes::Sketch)?);
         self.note_origin(source, new.parent, &to)?;
         let hides = self.hides(old.parent, old.name.as_bytes())?;
+        if let Some(target) = target.filter(|target| hides && target.is_directory()) {
+            // It changes places with the source, so it needs an upper directory.
+            self.copy_up(target, Bytes::Sketch)?;
+        }
         if source.is_directory() {
             self.move_directory(old, &from, new, &to, hides)?;
         } else if hides {

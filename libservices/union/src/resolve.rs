@@ -104,10 +104,10 @@ impl Union {
             };
             match slot {
                 Slot::Whiteout => None,
-                Slot::Absent => self.from_lower(&state, name)?,
+                Slot::Absent => self.node_of_lower(&state, name)?,
                 Slot::Object(held, attributes) => match self.nodes.refer_upper(held.node()) {
                     Some(node) => Some(node),
-                    None => Some(self.from_upper(&state, name, held, &attributes)?),
+                    None => Some(self.node_of_upper(&state, name, held, &attributes)?),
                 },
             }
         };
@@ -118,7 +118,13 @@ impl Union {
     }
 
     /// A node for an upper object that has none yet.
-    fn from_upper(&self, parent: &State, name: &[u8], held: Arc<Held>, attributes: &Attributes) -> Result<Arc<Node>> {
+    fn node_of_upper(
+        &self,
+        parent: &State,
+        name: &[u8],
+        held: Arc<Held>,
+        attributes: &Attributes,
+    ) -> Result<Arc<Node>> {
         let upper = &*self.upper;
         let marks = Marks::read(upper, held.node())?;
         let origin = match marks.origin {
@@ -183,7 +189,7 @@ impl Union {
     }
 
     /// A node for what the lower branches have, which may be known to the index of hard links.
-    fn from_lower(&self, parent: &State, name: &[u8]) -> Result<Option<Arc<Node>>> {
+    fn node_of_lower(&self, parent: &State, name: &[u8]) -> Result<Option<Arc<Node>>> {
         let found = self.search_name(parent, name)?;
         let (Some(top), Some(attributes)) = (found.nodes.first(), found.attributes) else { return Ok(None) };
         if let Some(node) = self.nodes.refer_lower(top.layer, top.held.node()) {
@@ -196,7 +202,7 @@ impl Union {
         {
             return match self.nodes.refer_upper(held.node()) {
                 Some(node) => Ok(Some(node)),
-                None => self.from_upper(parent, name, held, &upper).map(Some),
+                None => self.node_of_upper(parent, name, held, &upper).map(Some),
             };
         }
         let mut content = Content::Plain;

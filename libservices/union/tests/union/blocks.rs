@@ -62,7 +62,10 @@ fn attributes_change_without_a_block() {
     let changes = SetAttributes { permissions: Some(0o600), ..SetAttributes::default() };
     union.setattr(ROOT, node(&*union, "f").unwrap(), &changes, None).unwrap();
     let after = stat(&*union, "f");
-    assert_eq!((after.inode, after.modified, after.size, after.permissions), (before.inode, before.modified, before.size, 0o600));
+    assert_eq!(
+        (after.inode, after.modified, after.size, after.permissions),
+        (before.inode, before.modified, before.size, 0o600)
+    );
     fsync(&*union, "f");
     assert_eq!(union.statistics().blocks_moved, 0);
     drop(union);

@@ -1,0 +1,227 @@
+//! Power is cut after every single change of the upper branch; what the union then shows has to be an allowed state.
+
+use crate::recorder::Recorder;
+use crate::support::*;
+use poolfs_libservice::types::{NodeId, OpenFlags, RenameFlags, SetAttributes};
+use poolfs_libservice::{Libservice, Memory};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const BLOCK: usize = 4096;
+/// Sizes and offsets are whole sectors, the unit in which the recorder loses bytes.
+const SECTOR: u64 = 512;
+/// Every content of a file that may survive: since the last fsync, oldest first.
+type History = Vec<Vec<u8>>;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+fn lower() -> Arc<Memory> {
+    let lower = Memory::new();
+    put(&*lower, "f", &(0..9 * BLOCK + 1024).map(|at| (at / 512) as u8).collect::<Vec<_>>());
+    lower
+}
+
+/// One random change of `f`; returns the new content, and whether it is durable now.
+fn step(union: &dyn Libservice, random: &mut Random, content: &[u8]) -> (Vec<u8>, bool) {
+    let mut content = content.to_vec();
+    let handle = open(union, "f", OpenFlags::READ_WRITE).unwrap();
+    let mut durable = false;
+    match random.below(8) {
+        0 | 1 => {
+            union.fsync(ROOT, handle, poolfs_libservice::Durability::All).unwrap();
+            durable = true;
+        }
+        2 => {
+            let size = SECTOR * random.below(12 * 8);
+            let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+            union.setattr(ROOT, node(union, "f").unwrap(), &changes, None).unwrap();
+            content.resize(size as usize, 0);
+        }
+        3 => {
+            let changes = SetAttributes { permissions: Some(0o640), ..SetAttributes::default() };
+            union.setattr(ROOT, node(union, "f").unwrap(), &changes, None).unwrap();
+        }
+        _ => {
+            let offset = (SECTOR * random.below(11 * 8)) as usize;
+            let most = [1, 10, 40][random.below(3) as usize];
+            let length = (SECTOR * (1 + random.below(most))) as usize;
+            let data = vec![random.below(256) as u8; length];
+            assert_eq!(union.write(ROOT, handle, offset as u64, &data).unwrap().count, length);
+            if content.len() < offset + length {
+                content.resize(offset + length, 0);
+            }
+            content[offset..offset + length].copy_from_slice(&data);
+        }
+    }
+    union.release(handle);
+    (content, durable)
+}
+
+fn sector(content: &[u8], at: usize) -> &[u8] {
+    content.get(at..content.len().min(at + 512)).unwrap_or(&[])
+}
+
+/// Each sector shown must be one that some allowed content has there; and the size lie among theirs (a write that grows the
+/// file may have come in part).
+fn allowed(shown: &[u8], history: &History, what: &str) {
+    let sizes = || history.iter().map(Vec::len);
+    let among = sizes().min().is_some_and(|least| least <= shown.len()) && sizes().max() >= Some(shown.len());
+    assert!(among, "{what}: size {}", shown.len());
+    for at in (0..shown.len()).step_by(512) {
+        let seen = &shown[at..shown.len().min(at + 512)];
+        let fits = |content: &Vec<u8>| {
+            let candidate = sector(content, at);
+            // A part beyond that content's end is a hole: zeros.
+            let common = candidate.len().min(seen.len());
+            candidate[..common] == seen[..common] && seen[common..].iter().all(|&byte| byte == 0)
+        };
+        assert!(
+            history.iter().any(fits) || seen.iter().all(|&byte| byte == 0) && history.len() > 1,
+            "{what}: sector at {at} shows {:?}, allowed {:?}, lengths {:?} {}",
+            &seen[..8.min(seen.len())],
+            history.iter().map(|c| sector(c, at).first().copied()).collect::<Vec<_>>(),
+            history.iter().map(Vec::len).collect::<Vec<_>>(),
+            shown.len()
+        );
+    }
+}
+
+#[test]
+fn content_survives_as_promised() {
+    for seed in 0..60u64 {
+        let below = lower();
+        let recorder = Recorder::new();
+        let mut random = Random(seed);
+        let mut content = get(&*below, "f").unwrap();
+        let mut history: History = vec![content.clone()];
+        // For each number of changes: what may be seen when exactly so many reached the disk.
+        let mut states: Vec<(usize, usize, History)> = Vec::new();
+        let union = open_over(recorder.clone(), std::slice::from_ref(&below)).unwrap();
+        for _ in 0..12 {
+            let before = recorder.len();
+            let (next, durable) = step(&*union, &mut random, &content);
+            content = next;
+            history.push(content.clone());
+            states.push((before, recorder.len(), history.clone()));
+            if durable {
+                history = vec![content.clone()];
+            }
+        }
+        let end = recorder.len();
+        for (step, (from, to, history)) in states.iter().enumerate() {
+            for count in *from..=*to.min(&end) {
+                let disk = recorder.crashed(count, seed ^ count as u64);
+                let what = format!("seed {seed}, step {step}, after change {count}");
+                let union = open_over(disk, std::slice::from_ref(&below)).unwrap();
+                let shown = get(&*union, "f").unwrap_or_else(|error| panic!("{what}: {error}"));
+                allowed(&shown, history, &what);
+            }
+        }
+        // The promise proper: right after an fsync nothing is lost.
+        for (from, to, history) in &states {
+            let next = states.iter().find(|(start, ..)| start == to);
+            if next.is_some_and(|(_, _, later)| later.len() == 2) && from < to {
+                let union = open_over(recorder.crashed(*to, seed), std::slice::from_ref(&below)).unwrap();
+                assert_eq!(Some(&get(&*union, "f").unwrap()), history.last(), "seed {seed} after change {to}");
+            }
+        }
+    }
+}
+
+/// All paths with what they are.
+fn tree(layer: &dyn Libservice) -> BTreeMap<String, String> {
+    fingerprint(layer)
+        .lines()
+        .map(|line| {
+            let (path, rest) = line.split_once(' ').expect("path and more");
+            let kind = if rest.contains("file_type: Directory") { "directory" } else { "file" };
+            let content = rest.rsplit_once("} ").map_or("", |(_, tail)| tail);
+            (path.to_string(), format!("{kind} {}", if kind == "file" { content } else { "" }))
+        })
+        .collect()
+}
+
+type Step<'a> = Box<dyn Fn(&dyn Libservice) + 'a>;
+
+fn rename_step(from: &'static str, to: &'static str, flags: RenameFlags) -> Step<'static> {
+    Box::new(move |layer| {
+        let ((old, old_name), (new, new_name)) = (split(layer, from), split(layer, to));
+        layer.rename(ROOT, old, old_name, new, new_name, flags).unwrap();
+    })
+}
+
+fn unlink_step(path: &'static str) -> Step<'static> {
+    Box::new(move |layer| {
+        let (parent, last) = split(layer, path);
+        layer.unlink(ROOT, parent, last).unwrap();
+    })
+}
+
+fn rmdir_step(path: &'static str) -> Step<'static> {
+    Box::new(move |layer| {
+        let (parent, last) = split(layer, path);
+        layer.rmdir(ROOT, parent, last).unwrap();
+    })
+}
+
+#[test]
+fn names_survive_whole() {
+    let below = Memory::new();
+    for directory in ["d", "d/e", "t", "empty"] {
+        mkdir(&*below, directory);
+    }
+    for file in ["a", "b", "c", "d/x", "d/y", "d/e/z"] {
+        put(&*below, file, file.as_bytes());
+    }
+    let hard = node(&*below, "a").unwrap();
+    below.link(ROOT, hard, NodeId::ROOT, name("linked")).unwrap();
+    let none = RenameFlags::empty();
+    let steps: Vec<Step<'_>> = vec![
+        unlink_step("b"),
+        Box::new(|layer| put(layer, "b", b"")),
+        rename_step("c", "d/c", none),
+        rename_step("d/x", "d/y", none),
+        rename_step("d", "t/d", none),
+        Box::new(|layer| mkdir(layer, "d")),
+        rename_step("a", "t/a", none),
+        unlink_step("linked"),
+        rename_step("t/d/e", "empty", none),
+        rename_step("t/a", "empty/z", RenameFlags::EXCHANGE),
+        rmdir_step("d"),
+        rename_step("empty", "d", none),
+        unlink_step("d/z"),
+        rmdir_step("d"),
+    ];
+    let recorder = Recorder::new();
+    let union = open_over(recorder.clone(), std::slice::from_ref(&below)).unwrap();
+    let mut marks = vec![(recorder.len(), tree(&*union))];
+    for step in &steps {
+        step(&*union);
+        marks.push((recorder.len(), tree(&*union)));
+    }
+    for (at, pair) in marks.windows(2).enumerate() {
+        let ((from, before), (to, after)) = (&pair[0], &pair[1]);
+        for count in *from..=*to {
+            let disk = recorder.crashed(count, count as u64);
+            let shown = tree(&*open_over(disk, std::slice::from_ref(&below)).unwrap());
+            let mut both = before.clone();
+            both.extend(after.clone());
+            let replaced = shown.iter().all(|(path, what)| [before, after].iter().any(|t| t.get(path) == Some(what)));
+            let complete = after.iter().filter(|(path, what)| before.get(*path) == Some(what));
+            let kept = complete.clone().all(|(path, what)| shown.get(path) == Some(what));
+            assert!(
+                shown == *before || shown == *after || replaced && kept && shown.len() + 1 >= after.len(),
+                "step {at}, change {count}:\nbefore {before:#?}\nshown {shown:#?}\nafter {after:#?}"
+            );
+        }
+        let last = tree(&*open_over(recorder.crashed(*to, 7), std::slice::from_ref(&below)).unwrap());
+        assert_eq!(last, *after, "step {at} is done");
+    }
+}
