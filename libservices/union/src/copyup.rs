@@ -277,8 +277,8 @@ impl Union {
         let Some(delta) = node.read().index_links else { return Ok(()) };
         let upper = self.upper.getattr(ROOT, held.node())?;
         let count = i64::from(upper.links) + delta;
-        if let Some(lower_links) = self.lower_links(node)? {
-            links::store_lower(self, &held, count, lower_links)?;
+        if let Some((_, lower)) = self.lower_file(node)? {
+            links::store_lower(self, &held, count, lower.links)?;
         }
         self.inside(parent, |directory| {
             let entry = self.upper.link(ROOT, held.node(), directory.node(), Name::new(name)?)?;
@@ -289,14 +289,16 @@ impl Union {
         Ok(())
     }
 
-    /// The link count of the lower file that `node` was copied from, if it is still there.
-    fn lower_links(&self, node: &Node) -> Result<Option<u32>> {
-        if let Some(lower) = node.read().lowers.first() {
-            return Ok(Some(self.lowers[lower.layer].layer.getattr(ROOT, lower.held.node())?.links));
+    /// The lower file that `node` was copied from, if it is still there: its layer and its attributes.
+    pub(crate) fn lower_file(&self, node: &Node) -> Result<Option<(usize, Attributes)>> {
+        let known = node.read().lowers.first().cloned();
+        if let Some(lower) = known {
+            let attributes = self.lowers[lower.layer].layer.getattr(ROOT, lower.held.node())?;
+            return Ok(Some((lower.layer, attributes)));
         }
         let Some(upper) = node.upper() else { return Ok(None) };
         let value = self.upper.getxattr(ROOT, upper.node(), marks::ORIGIN)?;
         let Ok(origin) = Origin::decode(&value) else { return Ok(None) };
-        Ok(self.lower_of(&origin)?.ok().map(|(_, attributes)| attributes.links))
+        Ok(self.lower_of(&origin)?.ok().map(|(lower, attributes)| (lower.layer, attributes)))
     }
 }

@@ -5,7 +5,7 @@ use crate::branch::{Held, Opened};
 use crate::copyup::Bytes;
 use crate::node::{Content, Node, lock};
 use crate::resolve::{Referenced, Slot};
-use crate::{links, marks, work};
+use crate::{inode, links, marks, work};
 use poolfs_libservice::{Entry, Error, Result, fail};
 use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, XattrFlags};
 use std::sync::Arc;
@@ -239,12 +239,19 @@ impl Union {
 
     fn remove_from_index(&self, child: &Node) -> Result<()> {
         let Some(held) = child.upper() else { return Ok(()) };
-        // The key needs the lower inode, which may be gone: look for the entry that is this upper file.
-        for (name, _) in work::list(&self.upper, self.work.index.node())? {
-            let entry = self.upper.lookup(ROOT, self.work.index.node(), Name::new(&name)?)?;
-            let found = Held::new(&self.upper, entry.node);
-            if found.node() == held.node() {
-                self.upper.unlink(ROOT, self.work.index.node(), Name::new(&name)?)?;
+        let index = self.work.index.node();
+        // The key needs the lower inode. If that is gone, the entry is found as the one that is this upper file.
+        let names = match self.lower_file(child)? {
+            Some((layer, attributes)) => vec![inode::index_key(&self.lowers[layer].layer_id, &attributes).into_bytes()],
+            None => work::list(&self.upper, index)?.into_iter().map(|(name, _)| name).collect(),
+        };
+        for name in names {
+            let found = match self.slot(&self.work.index, &name)? {
+                Slot::Object(found, _) => found.node() == held.node(),
+                _ => false,
+            };
+            if found {
+                self.upper.unlink(ROOT, index, Name::new(&name)?)?;
                 child.write().index_links = Some(0);
                 break;
             }

@@ -7,3 +7,4 @@ mod overlay;
 mod recorder;
 mod stack;
 mod support;
+mod threads;

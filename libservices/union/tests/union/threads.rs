@@ -1,0 +1,78 @@
+//! Many threads on the same files: nothing waits for ever, nothing is lost, the lower branch stays.
+
+use crate::support::*;
+use poolfs_libservice::types::{NodeId, OpenFlags, RenameFlags};
+use poolfs_libservice::{Durability, Libservice};
+use poolfs_union::{Lower, Union, UnionConfig};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCKS: u64 = 64;
+const BLOCK: u64 = 4096;
+
+#[test]
+fn writers_readers_syncs_and_renames_at_once() {
+    let branches = Branches::empty(1);
+    put(&*branches.lowers[0], "f", &vec![1; (BLOCKS * BLOCK) as usize]);
+    mkdir(&*branches.lowers[0], "d");
+    put(&*branches.lowers[0], "d/x", b"x");
+    let before = fingerprint(&*branches.lowers[0]);
+    let lowers = vec![Lower { layer_id: "layer-0".into(), layer: branches.lowers[0].clone() as Arc<dyn Libservice> }];
+    let config =
+        UnionConfig { flush_interval: Duration::from_millis(5), ..UnionConfig::new(branches.upper.clone(), lowers) };
+    let union = Union::open(config).unwrap();
+    let file = node(&*union, "f").unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Each writer owns every fourth block, and writes its half of it in two steps.
+        for writer in 0..4u64 {
+            let (union, stop) = (&union, &stop);
+            scope.spawn(move || {
+                let handle = union.open(ROOT, file, OpenFlags::READ_WRITE).unwrap();
+                let mut round = 0;
+                while !stop.load(Ordering::Relaxed) || round < BLOCKS / 4 {
+                    let block = (round * 4 + writer) % BLOCKS;
+                    let offset = block * BLOCK + 100;
+                    union.write(ROOT, handle, offset, &[writer as u8 + 10; 1000]).unwrap();
+                    let mut seen = [0; 1102];
+                    union.read(ROOT, handle, offset - 1, &mut seen).unwrap();
+                    assert_eq!(
+                        (seen[0], seen[1], seen[1000], seen[1001]),
+                        (1, writer as u8 + 10, writer as u8 + 10, 1)
+                    );
+                    if round % 9 == writer {
+                        union.fsync(ROOT, handle, Durability::Data).unwrap();
+                    }
+                    round += 1;
+                }
+                union.release(handle);
+            });
+        }
+        let (union, stop) = (&union, &stop);
+        scope.spawn(move || {
+            let mut names = ("d", "e");
+            while !stop.load(Ordering::Relaxed) {
+                let (old, new) = (name(names.0), name(names.1));
+                union.rename(ROOT, NodeId::ROOT, old, NodeId::ROOT, new, RenameFlags::empty()).unwrap();
+                names = (names.1, names.0);
+                assert_eq!(get(&**union, &format!("{}/x", names.0)).unwrap(), b"x");
+                assert_eq!(ls(&**union, "").len(), 2);
+            }
+        });
+        let end = Instant::now() + Duration::from_millis(700);
+        while Instant::now() < end {
+            assert_eq!(union.getattr(ROOT, file).unwrap().size, BLOCKS * BLOCK);
+            union.sync().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let content = get(&*union, "f").unwrap();
+    drop(union);
+    assert_eq!(get(&*branches.open(), "f").unwrap(), content);
+    for block in 0..BLOCKS {
+        let at = (block * BLOCK) as usize;
+        assert_eq!((content[at], content[at + 100], content[at + 1100]), (1, (block % 4) as u8 + 10, 1));
+    }
+    assert_eq!(fingerprint(&*branches.lowers[0]), before);
+}
