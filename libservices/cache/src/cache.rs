@@ -14,8 +14,8 @@ use std::sync::{Arc, RwLockWriteGuard};
 
 /// The cache over one layer. All instances of a service that use a branch share one, so that its bytes live once.
 ///
-/// The layer below must not be changed by anybody else while the cache is there. What is dirty when the cache is dropped
-/// is lost: [`Cache::shutdown`] comes first.
+/// The layer below must not be changed by anybody else while the cache is there. [`Cache::shutdown`] comes before the
+/// cache is dropped: what is dirty then is still written back, but a failure is only logged, and the data lost.
 pub struct Cache {
     pub(crate) core: Arc<Core>,
     pub(crate) handles: Handles,
@@ -197,6 +197,11 @@ impl OpenFile {
 impl Drop for Cache {
     fn drop(&mut self) {
         self.handles.clear();
+        if !self.core.dirty_files().is_empty()
+            && let Err(error) = self.shutdown()
+        {
+            tracing::error!(%error, "a cache was dropped while dirty, and not everything could be written back");
+        }
         self.core.clear();
     }
 }

@@ -210,3 +210,25 @@ fn everything_is_given_back_below() {
     drop(stack);
     assert_eq!(memory.outstanding(), (0, 0));
 }
+
+#[test]
+fn a_cache_that_is_dropped_writes_back_what_it_can() {
+    for errno in [0, Errno::EIO.raw()] {
+        let stack = Stack::new(patient(1 << 20));
+        let (node, handle) = stack.create("f");
+        let (gone, _) = stack.create("gone");
+        stack.write(handle, 0, &pattern(8, 0, 100_000));
+        stack.cache.forget(node, 1);
+        stack.cache.unlink(&ROOT, NodeId::ROOT, name("gone")).unwrap();
+        stack.cache.forget(gone, 1);
+        stack.below.fail_writes.store(errno, Ordering::SeqCst);
+        let Stack { pool, below, cache } = stack;
+        drop(cache);
+        assert_eq!(pool.statistics().dirty_bytes, 0);
+        assert_eq!(pool.statistics().used_bytes, 0);
+        assert_eq!(below.memory.outstanding(), (0, 0));
+        let node = below.memory.lookup(&ROOT, NodeId::ROOT, name("f")).unwrap().node;
+        let expected = if errno == 0 { pattern(8, 0, 100_000) } else { Vec::new() };
+        assert!(below.now(node).content == expected);
+    }
+}
