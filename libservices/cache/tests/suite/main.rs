@@ -5,4 +5,5 @@ mod contract;
 mod durability;
 mod fault;
 mod races;
+mod stress;
 mod support;
