@@ -110,6 +110,13 @@ impl Pool {
         sum_counts(&self.status(), key)
     }
 
+    /// What the pool's service logged.
+    #[must_use]
+    pub fn service_log(&self) -> String {
+        let path = self.folder.join("state/pools").join(&self.name).join("service.log");
+        std::fs::read_to_string(&path).unwrap_or_else(|error| format!("{}: {error}", path.display()))
+    }
+
     /// The service's process.
     ///
     /// # Panics

@@ -26,7 +26,13 @@ fn same_everywhere(name: &str, script: &'static str) {
             let text = pool.shell(way, &format!("W={}; export W; {script}", work.display())).expect(name);
             assert_eq!(relative(&text, &work), relative(&expected, &native), "{name} by {way:?} differs from the disk");
             let requests = pool.operations(Way::Library) - count;
-            assert_eq!(requests > 0, way == Way::Library, "{requests} requests by the library, run by {way:?}");
+            assert_eq!(
+                requests > 0,
+                way == Way::Library,
+                "{requests} requests by the library, run by {way:?}\n{}\n{}",
+                pool.status(),
+                pool.service_log()
+            );
             drop(mount);
         }
         drop(pool);
