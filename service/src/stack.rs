@@ -11,6 +11,7 @@ use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use tracing::error;
 
 /// Why a stack cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +87,15 @@ struct Branch {
 impl Branch {
     fn layer(&self) -> Arc<dyn Libservice> {
         Arc::clone(&self.cache) as Arc<dyn Libservice>
+    }
+}
+
+impl Drop for Branch {
+    /// The last stack that used the branch is gone, or was never finished: what its cache still has goes to the disk.
+    fn drop(&mut self) {
+        if let Err(error) = self.cache.shutdown() {
+            error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
+        }
     }
 }
 
@@ -242,4 +252,56 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags};
+
+    const ROOT: Caller = Caller::ROOT;
+
+    fn write(layer: &dyn Libservice, content: &[u8]) {
+        let name = Name::new(b"f").expect("a name");
+        let (entry, handle) = layer.create(&ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).expect("room");
+        layer.write(&ROOT, handle, 0, content).expect("room");
+        layer.release(handle);
+        layer.forget(entry.node, 1);
+    }
+
+    #[test]
+    fn the_end_of_a_stack_leaves_nothing_unwritten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [upper, lower] = ["upper", "lower"].map(|name| folder.path().join(name));
+        for path in [&upper, &lower] {
+            std::fs::create_dir(path).expect("made");
+        }
+        let builder = StackBuilder::new(1 << 20).expect("a cache");
+        for (stack, at) in [
+            (StackSpec::Directory { directory: lower.clone() }, &lower),
+            (StackSpec::Union { upper: upper.clone(), lowers: vec![lower.clone()] }, &upper),
+        ] {
+            let stack = builder.build(&stack).expect("usable");
+            if at == &upper {
+                let name = Name::new(b"f").expect("a name");
+                stack.layer.unlink(&ROOT, NodeId::ROOT, name).expect("there");
+            }
+            write(&*stack.layer, b"not flushed");
+            assert!(builder.cache_status().dirty_bytes > 0);
+            drop(stack);
+            assert_eq!(std::fs::read(at.join("f")).expect("there"), b"not flushed");
+            assert_eq!(builder.cache_status().dirty_bytes, 0);
+        }
+    }
+
+    #[test]
+    fn a_branch_of_a_stack_that_is_never_finished_leaves_nothing_unwritten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let builder = StackBuilder::new(1 << 20).expect("a cache");
+        let branch = builder.branch(folder.path(), Role::Upper).expect("usable");
+        write(&*branch.layer(), b"by a union that failed to open");
+        drop(branch);
+        assert_eq!(std::fs::read(folder.path().join("f")).expect("there"), b"by a union that failed to open");
+        builder.branch(folder.path(), Role::Directory).expect("free again");
+    }
 }

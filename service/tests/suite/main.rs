@@ -3,6 +3,8 @@
 
 mod access;
 mod coherence;
+mod endings;
 mod harness;
 mod mounts;
 mod queue;
+mod sizes;

@@ -1,0 +1,112 @@
+//! What becomes of written data when an instance or the service ends.
+
+use crate::harness::{Running, isolated, make, mounts, spawn};
+use poolfs_service_protocol::{Answer, Command as Order, ServiceConfig, StackSpec};
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+#[test]
+fn an_unmount_flushes_directories_and_unions() {
+    isolated("endings::an_unmount_flushes_directories_and_unions", |folder| {
+        let service = Running::start(folder);
+        let (at, directory) = service.mount_directory("one");
+        fs::write(at.join("f"), b"not synced").expect("write");
+        assert_eq!(service.unmount("one"), Answer::Done);
+        assert_eq!(fs::read(directory.join("f")).expect("there"), b"not synced");
+        let (upper, lower) = (make(&folder.join("upper")), make(&folder.join("lower")));
+        let at = service.mount("two", StackSpec::Union { upper: upper.clone(), lowers: vec![lower] });
+        fs::write(at.join("g"), b"not synced either").expect("write");
+        assert_eq!(service.unmount("two"), Answer::Done);
+        assert_eq!(fs::read(upper.join("g")).expect("there"), b"not synced either");
+        assert_eq!(service.status().cache.dirty_bytes, 0);
+    });
+}
+
+#[test]
+fn a_mount_that_fails_half_way_leaves_the_branch_free_and_nothing_dirty() {
+    isolated("endings::a_mount_that_fails_half_way_leaves_the_branch_free_and_nothing_dirty", |folder| {
+        let service = Running::start(folder);
+        let (upper, lower) = (make(&folder.join("upper")), make(&folder.join("lower")));
+        let union = || StackSpec::Union { upper: upper.clone(), lowers: vec![lower.clone()] };
+        // The stack is built when the place of the sessions turns out to be gone.
+        let (run, aside) = (folder.join("run"), folder.join("aside"));
+        fs::rename(&run, &aside).expect("rename");
+        let mut stream = UnixStream::connect(aside.join("control.sock")).expect("listening");
+        let answer = order(&mut stream, &Order::Mount(service.spec("one", union())));
+        fs::rename(&aside, &run).expect("rename");
+        assert!(matches!(answer, Answer::Failed { ref message } if message.contains("no sessions")), "{answer:?}");
+        assert!(mounts(folder).is_empty());
+        assert_eq!(service.status().cache.dirty_bytes, 0);
+        let at = service.mount("one", union());
+        fs::write(at.join("f"), b"x").expect("write");
+        assert_eq!(service.unmount("one"), Answer::Done);
+    });
+}
+
+fn order(stream: &mut UnixStream, order: &Order) -> Answer {
+    use std::io::{BufRead, BufReader, Write};
+    writeln!(stream, "{}", serde_json::to_string(order).expect("serializable")).expect("sent");
+    let mut text = String::new();
+    BufReader::new(stream).read_line(&mut text).expect("an answer");
+    serde_json::from_str(&text).expect("an answer")
+}
+
+fn run(program: &str, arguments: &[&str], path: &Path) {
+    let status = Command::new(program).args(arguments).arg(path).status().expect("util-linux");
+    assert!(status.success(), "{program} {arguments:?} {}", path.display());
+}
+
+#[test]
+fn data_that_cannot_be_flushed_at_the_end_is_named_in_the_log() {
+    isolated("endings::data_that_cannot_be_flushed_at_the_end_is_named_in_the_log", |folder| {
+        let directory = make(&folder.join("dir"));
+        run("mount", &["-t", "tmpfs", "tmpfs"], &directory);
+        let log = folder.join("log");
+        let config = ServiceConfig {
+            pool: "pool".into(),
+            cpus: vec![0],
+            cache_bytes: 16 << 20,
+            control_socket: folder.join("run/control.sock"),
+            socket_directory: folder.join("run"),
+        };
+        let text = serde_json::to_string(&config).expect("serializable");
+        let mut child = spawn(&text, File::create(&log).expect("created").into());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut stream = loop {
+            match UnixStream::connect(&config.control_socket) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let mount_point = make(&folder.join("mnt"));
+        let stack = StackSpec::Directory { directory: directory.clone() };
+        let spec = poolfs_service_protocol::MountSpec {
+            instance: "one".into(),
+            mount_point: mount_point.clone(),
+            stack,
+            devices: true,
+            is_root: false,
+        };
+        assert_eq!(order(&mut stream, &Order::Mount(spec)), Answer::Done);
+        fs::write(mount_point.join("f"), b"lost").expect("write");
+        // The close reaches the layers in a moment; a file open for writing forbids the next step.
+        let deadline = Instant::now() + Duration::from_secs(4);
+        let read_only = || Command::new("mount").args(["-o", "remount,ro"]).arg(&directory).status();
+        while !read_only().expect("util-linux").success() {
+            assert!(Instant::now() < deadline, "the file stays open");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(order(&mut stream, &Order::Unmount { instance: "one".into() }), Answer::Done);
+        assert_eq!(order(&mut stream, &Order::Shutdown), Answer::Done);
+        assert!(child.wait().expect("ours").success());
+        let said = fs::read_to_string(&log).expect("readable");
+        let lines = |words: &str| said.lines().filter(|line| line.contains(words)).count();
+        assert_eq!(lines("flushing at the end failed"), 1, "{said}");
+        assert_eq!(lines("flushing a branch at its end failed; data was lost"), 1, "{said}");
+        assert!(said.contains(directory.to_str().expect("UTF-8")) && said.contains("one"), "{said}");
+    });
+}
