@@ -7,4 +7,3 @@ mod endings;
 mod harness;
 mod mounts;
 mod queue;
-mod sizes;
