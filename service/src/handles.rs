@@ -104,8 +104,8 @@ impl OpenFile {
     pub(crate) fn close(&self) {
         let mut state = self.adoption();
         if !std::mem::replace(&mut state.closed, true) {
-            let writer = self.counts_as_writer() && !state.counts_for_sessions();
-            self.nodes.closed(self.node, writer, self.flags.contains(OpenFlags::APPEND));
+            let append = self.flags.contains(OpenFlags::APPEND);
+            self.nodes.closed(self.node, self.counts_as_writer(), append, state.counts_for_sessions());
         }
     }
 
@@ -117,8 +117,8 @@ impl OpenFile {
         let mut state = self.adoption();
         let before = state.counts_for_sessions();
         let outcome = change(&mut state);
-        if before != state.counts_for_sessions() && !state.closed && self.counts_as_writer() {
-            self.nodes.change_writers(self.node, if before { 1 } else { -1 });
+        if before != state.counts_for_sessions() && !state.closed {
+            self.nodes.change_adoption(self.node, self.counts_as_writer(), !before);
         }
         outcome
     }

@@ -7,7 +7,7 @@ use crate::stack::Stack;
 use crate::statistics::Statistics;
 use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::Libservice;
-use poolfs_libservice::types::{Errno, NodeId};
+use poolfs_libservice::types::{Caller, Errno, NodeId};
 use poolfs_service_protocol::{InstanceStatus, MountSpec};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -141,7 +141,9 @@ impl Instance {
         let (Some(view), Some(notifications)) = (self.nodes.changed(node), self.notifications.get()) else {
             return;
         };
-        let grown_to = grown_to.filter(|_| view.appends);
+        // Whoever wrote up to the end has made it the end, or has only overwritten it; all others need not tell the size.
+        let is_the_end = |end| self.layer().getattr(&Caller::ROOT, node).map_or(true, |now| now.size == end);
+        let grown_to = grown_to.filter(|&(end, _)| view.goes_by_size && is_the_end(end));
         if view.may_cache || grown_to.is_some() {
             notifications.tell(Job { number: view.number, pages: view.may_cache, grown_to });
         }

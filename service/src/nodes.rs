@@ -28,6 +28,8 @@ struct NodeState {
     open_files: u32,
     /// Files open for writing by FUSE that no session adopted.
     writers: u32,
+    /// Files open by FUSE that no session adopted.
+    unadopted: u32,
     /// Files open to append.
     appenders: u32,
     /// Bytes the kernel has read or written since its pages were last dropped, at most up to the highest of them.
@@ -53,8 +55,8 @@ pub struct KernelView {
     pub number: u64,
     /// It may hold pages of the file.
     pub may_cache: bool,
-    /// It has the file open to append and goes by the size it knows.
-    pub appends: bool,
+    /// Somebody has the file open who goes by the size the kernel knows: to append, or to map it without asking for it.
+    pub goes_by_size: bool,
 }
 
 /// The nodes the kernel knows.
@@ -183,26 +185,32 @@ impl NodeTable {
         let mut states = self.states(node);
         let state = states.entry(node).or_default();
         state.open_files += 1;
+        state.unadopted += 1;
         state.writers += u32::from(writable);
         state.appenders += u32::from(append);
     }
 
     /// A file of the node was closed for good.
-    pub fn closed(&self, node: NodeId, counts_as_writer: bool, append: bool) {
+    pub fn closed(&self, node: NodeId, writable: bool, append: bool, adopted: bool) {
         let mut states = self.states(node);
         if let Some(state) = states.get_mut(&node) {
             state.open_files = state.open_files.saturating_sub(1);
-            state.writers = state.writers.saturating_sub(u32::from(counts_as_writer));
+            state.unadopted = state.unadopted.saturating_sub(u32::from(!adopted));
+            state.writers = state.writers.saturating_sub(u32::from(writable && !adopted));
             state.appenders = state.appenders.saturating_sub(u32::from(append));
             state.mapped &= state.open_files > 0;
         }
         self.tidy(&mut states, node);
     }
 
-    /// A writable open file was adopted (-1) or let go (+1) by a session.
-    pub(crate) fn change_writers(&self, node: NodeId, by: i32) {
+    /// An open file was adopted by a session, or let go.
+    pub(crate) fn change_adoption(&self, node: NodeId, writable: bool, adopted: bool) {
         if let Some(state) = self.states(node).get_mut(&node) {
-            state.writers = state.writers.saturating_add_signed(by);
+            let by = if adopted { -1 } else { 1 };
+            state.unadopted = state.unadopted.saturating_add_signed(by);
+            if writable {
+                state.writers = state.writers.saturating_add_signed(by);
+            }
         }
     }
 
@@ -233,11 +241,11 @@ impl NodeTable {
         let view = KernelView {
             number: if node == NodeId::ROOT { ROOT_NUMBER } else { state.number },
             may_cache: std::mem::take(&mut state.may_cache),
-            appends: state.appenders > 0,
+            goes_by_size: state.appenders > 0 || state.unadopted > 0,
         };
         state.highest_byte = 0;
         self.cached_bytes.fetch_sub(std::mem::take(&mut state.cached_bytes), Ordering::Relaxed);
-        (view.number != 0 && (view.may_cache || view.appends)).then_some(view)
+        (view.number != 0 && (view.may_cache || view.goes_by_size)).then_some(view)
     }
 
     /// Whether the node is known to have neither set-id bits nor capabilities.
@@ -298,10 +306,12 @@ mod tests {
         let table = NodeTable::default();
         table.enter(NodeId(7), 70);
         table.opened(NodeId(7), false, false);
+        assert_eq!(table.changed(NodeId(7)), Some(KernelView { number: 70, may_cache: false, goes_by_size: true }));
+        table.change_adoption(NodeId(7), false, true);
         assert_eq!(table.changed(NodeId(7)), None);
         table.touched(NodeId(7), 0, 4096, false);
         assert_eq!(table.cached_bytes(), 4096);
-        assert_eq!(table.changed(NodeId(7)), Some(KernelView { number: 70, may_cache: true, appends: false }));
+        assert_eq!(table.changed(NodeId(7)), Some(KernelView { number: 70, may_cache: true, goes_by_size: false }));
         assert_eq!(table.changed(NodeId(7)), None);
         assert_eq!(table.cached_bytes(), 0);
     }
@@ -312,11 +322,11 @@ mod tests {
         table.enter(NodeId(7), 70);
         table.opened(NodeId(7), true, false);
         assert!(table.may_map(NodeId(7)));
-        table.change_writers(NodeId(7), -1);
+        table.change_adoption(NodeId(7), true, true);
         assert!(!table.may_map(NodeId(7)));
         table.touched(NodeId(7), 0, 4096, true);
         assert!(table.may_map(NodeId(7)));
-        table.closed(NodeId(7), false, false);
+        table.closed(NodeId(7), true, false, true);
         assert!(!table.may_map(NodeId(7)));
     }
 
@@ -327,7 +337,7 @@ mod tests {
         table.opened(NodeId(7), false, false);
         table.forget(70, 1);
         assert_eq!(table.node(70), Some(NodeId(7)));
-        table.closed(NodeId(7), false, false);
+        table.closed(NodeId(7), false, false, false);
         assert_eq!(table.node(70), None);
         assert!(table.forget_all().is_empty());
     }

@@ -35,7 +35,7 @@ pub struct Job {
     pub number: u64,
     /// Its pages are old.
     pub pages: bool,
-    /// It has grown to this size, with this last byte, and the kernel appends to it.
+    /// It has grown to this size, with this last byte, and somebody goes by the size the kernel knows.
     pub grown_to: Option<(u64, u8)>,
 }
 

@@ -7,3 +7,4 @@ mod endings;
 mod harness;
 mod mounts;
 mod queue;
+mod sizes;
