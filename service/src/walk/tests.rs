@@ -1,3 +1,5 @@
+//! Tests of the walk over the in-memory reference.
+
 use super::*;
 use crate::access::Credentials;
 use crate::stack::Stack;

@@ -16,13 +16,15 @@ pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
         return body(Path::new(&folder));
     }
     let folder = tempfile::Builder::new().prefix("poolfs-service-").tempdir().expect("a temporary folder");
-    let status = Command::new("unshare")
+    // The namespaces end with this process, however it ends.
+    let status = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "unshare"])
         .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"])
         .arg(std::env::current_exe().expect("the test's own path"))
         .args(["--exact", name, "--nocapture", "--test-threads", "1"])
         .env(INSIDE, folder.path())
         .status()
-        .expect("unshare (package util-linux) runs");
+        .expect("setpriv and unshare (package util-linux) run");
     assert!(status.success(), "{name} failed in its namespaces, see above");
 }
 
