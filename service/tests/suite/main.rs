@@ -8,3 +8,4 @@ mod harness;
 mod mounts;
 mod queue;
 mod sizes;
+mod times;
