@@ -8,8 +8,10 @@ use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyEmpty, 
 use poolfs_ipc::wire::{Adopt, MAGIC};
 use poolfs_libservice::Entry;
 use poolfs_libservice::types::{Attributes, Errno, NodeId};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::error;
 use zerocopy::FromBytes;
 
 /// Most bytes of one READ or WRITE.
@@ -44,7 +46,14 @@ impl Front {
     }
 
     pub(super) fn serve(&self, context: &Context<'_>, request: Request<'_>) -> Outcome<Reply> {
-        self.instance.dispatch(context, request).map_err(Failure::errno)
+        // A layer that panics costs the request, never one of the threads all programs of the mount share.
+        match catch_unwind(AssertUnwindSafe(|| self.instance.dispatch(context, request))) {
+            Ok(outcome) => outcome.map_err(Failure::errno),
+            Err(_) => {
+                error!(instance = self.instance.name(), "a layer panicked; the request failed");
+                Err(Errno::EIO)
+            }
+        }
     }
 
     pub(super) fn attr(&self, attributes: &Attributes) -> fuser::FileAttr {
