@@ -1,6 +1,6 @@
 //! The FUSE library's callbacks: numbers and bytes of the kernel into [`Request`]s, [`Reply`]s into its answers.
 
-use super::front::{Front, NO_TIME, TRANSFER_BYTES_MAX, context, mistaken, reply_done, reply_sized};
+use super::front::{Front, NO_TIME, TRANSFER_BYTES_MAX, appends_whole, context, mistaken, reply_done, reply_sized};
 use super::{convert, listing};
 use crate::request::{Failure, Reply, Request, WriteMode};
 use fuser::{
@@ -48,6 +48,7 @@ impl Filesystem for Front {
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
             InitFlags::FUSE_EXPLICIT_INVAL_DATA,
             InitFlags::FUSE_MAX_PAGES,
+            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
         ];
         for flag in wanted {
             if config.add_capabilities(flag).is_err() {
@@ -229,7 +230,8 @@ impl Filesystem for Front {
             Ok(Reply::Opened { file, entry: Some(entry) }) => {
                 let handle = FileHandle(file.key());
                 let attr = self.enter(&entry);
-                reply.created(&NO_TIME, &attr, Generation(0), handle, FopenFlags::FOPEN_KEEP_CACHE);
+                let mode = FopenFlags::FOPEN_KEEP_CACHE | appends_whole(flags);
+                reply.created(&NO_TIME, &attr, Generation(0), handle, mode);
             }
             // The user-level path was faster with the name. Looking again, the kernel finds it and opens it as it should.
             Err(Errno::EEXIST) if !flags.contains(OpenFlags::EXCLUSIVE) => {

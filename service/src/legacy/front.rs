@@ -7,7 +7,7 @@ use crate::request::{Context, Failure, Reply, Request};
 use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr};
 use poolfs_ipc::wire::{Adopt, MAGIC};
 use poolfs_libservice::Entry;
-use poolfs_libservice::types::{Attributes, Errno, NodeId};
+use poolfs_libservice::types::{Attributes, Errno, NodeId, OpenFlags};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,12 +85,11 @@ impl Front {
     pub(super) fn reply_opened(&self, outcome: Outcome<Reply>, reply: ReplyOpen) {
         match outcome {
             Ok(Reply::Opened { file, .. }) => {
-                let keep = if self.instance.keeps_kernel_pages() && !file.is_directory() {
-                    FopenFlags::FOPEN_KEEP_CACHE
-                } else {
-                    FopenFlags::empty()
-                };
-                reply.opened(FileHandle(file.key()), keep);
+                let mut mode = appends_whole(file.flags());
+                if self.instance.keeps_kernel_pages() && !file.is_directory() {
+                    mode |= FopenFlags::FOPEN_KEEP_CACHE;
+                }
+                reply.opened(FileHandle(file.key()), mode);
             }
             Ok(_) => reply.error(convert::errno(mistaken())),
             Err(errno) => reply.error(convert::errno(errno)),
@@ -123,5 +122,15 @@ pub(super) fn reply_sized(outcome: Outcome<Vec<u8>>, size: u32, reply: ReplyXatt
         Ok(bytes) if bytes.len() <= size as usize => reply.data(&bytes),
         Ok(_) => reply.error(convert::errno(Errno::ERANGE)),
         Err(errno) => reply.error(convert::errno(errno)),
+    }
+}
+
+/// How a description that appends is opened: past the kernel's page cache, which would send a write that crosses a page
+/// boundary as two requests, between which others could append.
+pub(super) fn appends_whole(flags: OpenFlags) -> FopenFlags {
+    if flags.contains(OpenFlags::APPEND) && flags.writable() {
+        FopenFlags::FOPEN_DIRECT_IO
+    } else {
+        FopenFlags::empty()
     }
 }
