@@ -42,11 +42,24 @@ impl ModelFutex {
     }
 }
 
-/// A queue with its private count of sleepers, as the service keeps it.
+/// What the consumers of a queue do, as the service keeps it.
+#[derive(Default)]
+struct Consumers {
+    asleep: u32,
+    searching: u32,
+}
+
+impl Consumers {
+    fn to_wake(&self) -> u32 {
+        if self.searching > 0 { 0 } else { self.asleep }
+    }
+}
+
+/// A queue with its private record of consumers.
 struct Shared {
     words: [AtomicU32; 6],
     slots: Vec<AtomicU64>,
-    sleepers: Mutex<u32>,
+    consumers: Mutex<Consumers>,
     futex: ModelFutex,
     space: ModelFutex,
 }
@@ -56,7 +69,7 @@ impl Shared {
         Arc::new(Self {
             words: std::array::from_fn(|_| AtomicU32::new(0)),
             slots: (0..slots).map(|_| AtomicU64::new(0)).collect(),
-            sleepers: Mutex::new(0),
+            consumers: Mutex::new(Consumers::default()),
             futex: ModelFutex::default(),
             space: ModelFutex::default(),
         })
@@ -103,16 +116,35 @@ impl Shared {
             }
             let queue = self.queue();
             let seen = {
-                let mut sleepers = self.sleepers.lock().expect("not poisoned");
-                *sleepers += 1;
-                queue.announce_sleep(*sleepers)
+                let mut consumers = self.consumers.lock().expect("not poisoned");
+                consumers.asleep += 1;
+                queue.announce_sleep(consumers.to_wake())
             };
-            if queue.backlog(1) == 0 {
+            if queue.is_empty() {
                 self.futex.wait(queue.events(), seen);
             }
-            let mut sleepers = self.sleepers.lock().expect("not poisoned");
-            *sleepers -= 1;
-            queue.end_sleep(*sleepers);
+            let mut consumers = self.consumers.lock().expect("not poisoned");
+            consumers.asleep -= 1;
+            queue.end_sleep(consumers.to_wake());
+        }
+    }
+
+    fn begin_search(&self) {
+        let mut consumers = self.consumers.lock().expect("not poisoned");
+        consumers.searching += 1;
+        self.queue().end_sleep(0);
+    }
+
+    fn end_search(&self) {
+        let queue = self.queue();
+        let mut consumers = self.consumers.lock().expect("not poisoned");
+        consumers.searching -= 1;
+        let to_wake = consumers.to_wake();
+        queue.announce_sleep(to_wake);
+        drop(consumers);
+        if to_wake > 0 && !queue.is_empty() {
+            queue.ring();
+            self.futex.wake_one();
         }
     }
 }
@@ -170,6 +202,25 @@ fn loom_queue_that_is_full_makes_producers_sleep_and_wakes_them() {
         let mut taken = [shared.take_or_sleep(), shared.take_or_sleep(), shared.take_or_sleep()];
         taken.sort_unstable();
         assert_eq!(taken, [1, 2, 3]);
+        producer.join().expect("producer");
+    });
+}
+
+#[test]
+fn loom_queue_of_a_searcher_that_turns_away_leaves_its_doorbells_to_the_sleepers() {
+    check(2, || {
+        let shared = Shared::new(2);
+        let consumer = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.take_or_sleep()
+        });
+        let producer = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.publish(1)
+        });
+        shared.begin_search();
+        shared.end_search();
+        assert_eq!(consumer.join().expect("consumer"), 1);
         producer.join().expect("producer");
     });
 }

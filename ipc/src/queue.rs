@@ -64,6 +64,9 @@ pub trait DoorbellQueue {
     /// Takes some doorbell. Words that are none are thrown away and counted.
     fn take(&self, rejected: &mut u64) -> Option<Doorbell>;
 
+    /// Whether no slot holds a doorbell at this moment.
+    fn is_empty(&self) -> bool;
+
     /// Doorbells in the queue at this moment, at most `limit`.
     fn backlog(&self, limit: usize) -> usize;
 
@@ -112,11 +115,13 @@ impl<'a> RelaxedQueue<'a> {
 
     fn slot(&self, ticket: u32) -> &AtomicU64 {
         let index = ticket as usize & (self.slots.len() - 1);
-        let lines = self.slots.len() / SLOTS_PER_LINE;
-        if lines < 2 {
+        // Both powers of two, so that nothing is divided: this runs for every slot of every scan.
+        let line_bits = self.slots.len().trailing_zeros().saturating_sub(SLOTS_PER_LINE.trailing_zeros());
+        if line_bits == 0 {
             return &self.slots[index];
         }
-        &self.slots[index % lines * SLOTS_PER_LINE + index / lines]
+        let lines = 1 << line_bits;
+        &self.slots[(index & (lines - 1)) * SLOTS_PER_LINE + (index >> line_bits)]
     }
 
     /// Says that this producer is about to sleep for space; returns the event count to sleep on.
@@ -173,7 +178,7 @@ impl DoorbellQueue for RelaxedQueue<'_> {
     }
 
     fn take(&self, rejected: &mut u64) -> Option<Doorbell> {
-        if self.backlog(1) == 0 {
+        if self.is_empty() {
             return None;
         }
         let ticket = self.words.head.fetch_add(1, Ordering::Relaxed);
@@ -197,6 +202,12 @@ impl DoorbellQueue for RelaxedQueue<'_> {
         }
         self.words.head.fetch_sub(1, Ordering::Relaxed);
         None
+    }
+
+    fn is_empty(&self) -> bool {
+        // Where the next one is expected, then all in the order of memory, which is the cheapest.
+        self.slot(self.words.head.load(Ordering::Relaxed)).load(Ordering::Relaxed) == 0
+            && self.slots.iter().all(|slot| slot.load(Ordering::Relaxed) == 0)
     }
 
     fn backlog(&self, limit: usize) -> usize {

@@ -11,7 +11,7 @@ use crate::wire::{MAGIC, VERSION, Welcome};
 use poolfs_types::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Sizes and bounds of an endpoint.
@@ -52,8 +52,23 @@ struct Queue {
     file: OwnedFd,
     mapping: Mapping,
     slots: usize,
-    /// Consumers asleep on the queue, as only this process can write it. Held while the shared count is set.
-    sleepers: Mutex<u32>,
+    /// What its consumers do, as only this process can write it. Held while the shared count is set.
+    consumers: Mutex<Consumers>,
+}
+
+/// Consumers of a queue that are not serving a request.
+#[derive(Default)]
+struct Consumers {
+    asleep: u32,
+    /// Awake and bound to scan the queue once more before they sleep.
+    searching: u32,
+}
+
+impl Consumers {
+    /// How many sleepers producers are to see: who searches finds their doorbells without being woken.
+    fn to_wake(&self) -> u32 {
+        if self.searching > 0 { 0 } else { self.asleep }
+    }
 }
 
 impl Queue {
@@ -61,23 +76,47 @@ impl Queue {
         let length = area::queue_length(slots);
         let file = create_sealed(c"poolfs-queue", length)?;
         let mapping = Mapping::of_sealed(&file, length, true)?;
-        Ok(Self { file, mapping, slots, sleepers: Mutex::new(0) })
+        Ok(Self { file, mapping, slots, consumers: Mutex::default() })
     }
 
     fn words(&self) -> RelaxedQueue<'_> {
         area::queue(&self.mapping, self.slots)
     }
 
+    fn consumers(&self) -> MutexGuard<'_, Consumers> {
+        self.consumers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn announce_sleep(&self) -> u32 {
-        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        *sleepers += 1;
-        self.words().announce_sleep(*sleepers)
+        let mut consumers = self.consumers();
+        consumers.asleep += 1;
+        self.words().announce_sleep(consumers.to_wake())
     }
 
     fn end_sleep(&self) {
-        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        *sleepers -= 1;
-        self.words().end_sleep(*sleepers);
+        let mut consumers = self.consumers();
+        consumers.asleep -= 1;
+        self.words().end_sleep(consumers.to_wake());
+    }
+
+    fn begin_search(&self) {
+        let mut consumers = self.consumers();
+        consumers.searching += 1;
+        self.words().end_sleep(0);
+    }
+
+    /// Who stops searching answers for the doorbells that rang nobody because of it: it looks once more, as before a
+    /// sleep, and hands over what is left.
+    fn end_search(&self) {
+        let words = self.words();
+        let mut consumers = self.consumers();
+        consumers.searching -= 1;
+        let to_wake = consumers.to_wake();
+        words.announce_sleep(to_wake);
+        drop(consumers);
+        if to_wake > 0 && !words.is_empty() {
+            futex::wake_one(words.ring());
+        }
     }
 }
 
@@ -234,27 +273,63 @@ impl<C> Endpoint<C> {
         self.queues[group].words().backlog(limit)
     }
 
+    /// Begins a search: until its value is dropped, producers of the queue of `group` wake nobody. To be called before a
+    /// reply is published, since the caller's next doorbell may come before this thread runs again.
+    pub fn search(self: &Arc<Self>, group: usize) -> Search<C> {
+        self.queues[group].begin_search();
+        Search { endpoint: Arc::clone(self), group }
+    }
+
     /// Wakes everybody who sleeps on the queue of `group`.
     pub fn wake_all(&self, group: usize) {
         futex::wake_all(self.queues[group].words().ring());
     }
 }
 
+/// A consumer that is awake and will scan the queue before it sleeps. Ends when dropped: before a request is served, which
+/// may take long, and by [`wait_for_doorbells`].
+pub struct Search<C> {
+    endpoint: Arc<Endpoint<C>>,
+    group: usize,
+}
+
+impl<C> Drop for Search<C> {
+    fn drop(&mut self) {
+        self.endpoint.queues[self.group].end_search();
+    }
+}
+
 /// Sleeps until a doorbell is rung in the queue of `group` of some endpoint, `change` no longer holds `seen`, or `limit` has
 /// passed. At most [`futex::WORDS_MAX`]` - 1` endpoints. The caller scans all queues afterwards.
+///
+/// Whoever changes `change` wakes its sleepers and then calls [`Endpoint::wake_all`] on all endpoints: a thread with one
+/// queue sleeps on that queue's word alone, which costs less than sleeping on two.
 pub fn wait_for_doorbells<C>(
     endpoints: &[Arc<Endpoint<C>>],
     group: usize,
     change: &AtomicU32,
     seen: u32,
     limit: Duration,
+    searching: Option<Search<C>>,
 ) {
+    if let [endpoint] = endpoints {
+        let queue = &endpoint.queues[group];
+        let words = queue.words();
+        let expected = queue.announce_sleep();
+        drop(searching);
+        // After the event count was read: a change that is missed here rings after that.
+        if words.is_empty() && change.load(Ordering::Acquire) == seen {
+            futex::wait(words.events(), expected, limit);
+        }
+        return queue.end_sleep();
+    }
     let queues: Vec<&Queue> = endpoints.iter().map(|endpoint| &endpoint.queues[group]).collect();
     let views: Vec<RelaxedQueue<'_>> = queues.iter().map(|queue| queue.words()).collect();
     let mut words = Vec::with_capacity(queues.len() + 1);
     words.extend(queues.iter().zip(&views).map(|(queue, view)| (view.events(), queue.announce_sleep())));
     words.push((change, seen));
-    if views.iter().all(|view| view.backlog(1) == 0) {
+    drop(searching);
+    if views.iter().all(DoorbellQueue::is_empty) {
         futex::wait_any(&words, limit);
     }
     queues.iter().for_each(|queue| queue.end_sleep());

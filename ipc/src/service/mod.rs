@@ -9,7 +9,7 @@ mod peer;
 mod reception;
 mod session;
 
-pub use endpoint::{Endpoint, EndpointConfig, EndpointCounters, wait_for_doorbells};
+pub use endpoint::{Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
 pub use groups::CoreGroups;
 pub use peer::{IdRange, PeerFacts};
 pub use reception::{Reception, Stop};

@@ -1,6 +1,8 @@
 //! An echoing service for the tests, in this process or in one of its own.
 
-use poolfs_ipc::service::{Acquired, CoreGroups, Endpoint, EndpointConfig, Reception, Stop, wait_for_doorbells};
+use poolfs_ipc::service::{
+    Acquired, CoreGroups, Endpoint, EndpointConfig, Reception, Search, Stop, wait_for_doorbells,
+};
 use poolfs_ipc::wire::{Operation, Reply, Request};
 use poolfs_ipc::{Connection, wire};
 use std::ffi::CString;
@@ -20,16 +22,18 @@ pub struct EchoService {
 }
 
 /// Sleeping requests: `mode` milliseconds.
-fn serve(acquired: Acquired<()>) {
+fn serve(acquired: Acquired<()>, search: impl FnOnce() -> Search<()>) -> Option<Search<()>> {
     let request = *acquired.request();
     let mut data = vec![0; request.path_length as usize];
     if acquired.get_data(0, &mut data).is_err() {
-        return;
+        return None;
     }
     std::thread::sleep(Duration::from_millis(u64::from(request.mode)));
     data.reverse();
     acquired.put_data(0, &data).expect("as long as before");
+    let searching = search();
     acquired.finish(&Reply { value: request.offset, length: data.len() as u64, ..Reply::default() });
+    Some(searching)
 }
 
 impl EchoService {
@@ -46,11 +50,17 @@ impl EchoService {
                 let (endpoint, ending) = (Arc::clone(&endpoint), Arc::clone(&ending));
                 handles.push(std::thread::spawn(move || {
                     let endpoints = [Arc::clone(&endpoint)];
+                    let limit = Duration::from_secs(1);
+                    let mut searching = None;
                     while !ending.0.load(Ordering::Acquire) {
-                        match endpoint.take(group) {
-                            Some(acquired) => serve(acquired),
-                            None => wait_for_doorbells(&endpoints, group, &ending.1, 0, Duration::from_secs(1)),
-                        }
+                        let taken = endpoint.take(group);
+                        let search = searching.take();
+                        let Some(acquired) = taken else {
+                            wait_for_doorbells(&endpoints, group, &ending.1, 0, limit, search);
+                            continue;
+                        };
+                        drop(search);
+                        searching = serve(acquired, || endpoint.search(group));
                     }
                 }));
             }

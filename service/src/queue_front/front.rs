@@ -6,7 +6,7 @@ use crate::queue_front::adoptions::Adoptions;
 use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
-use poolfs_ipc::service::{Acquired, Endpoint, EndpointConfig, Reception, Stop};
+use poolfs_ipc::service::{Acquired, Endpoint, EndpointConfig, Reception, Search, Stop};
 use poolfs_ipc::wire::{Adopt, SOCKET_SUFFIX};
 use poolfs_libservice::types::Errno;
 use std::io;
@@ -112,19 +112,30 @@ impl QueueFront {
         acquired
     }
 
-    /// Serves a request and publishes its reply: `EIO` when the instance is gone or a layer panics.
-    pub(super) fn answer(&self, acquired: Acquired<SessionState>, scratch: &mut [u8]) {
+    /// Serves a request and publishes its reply: `EIO` when the instance is gone or a layer panics. The calling thread then
+    /// searches for the next one, of `group`.
+    pub(super) fn answer(
+        &self,
+        acquired: Acquired<SessionState>,
+        group: usize,
+        scratch: &mut [u8],
+    ) -> Option<Search<SessionState>> {
+        let mut searching = None;
         if let Some(instance) = self.instance.upgrade() {
             let session = Arc::clone(acquired.session());
             let request = *acquired.request();
             let served =
                 catch_unwind(AssertUnwindSafe(|| serve(&instance, session.content(), &request, &acquired, scratch)));
             match served {
-                Ok(reply) => acquired.finish(&reply),
+                Ok(reply) => {
+                    searching = Some(self.endpoint.search(group));
+                    acquired.finish(&reply);
+                }
                 Err(_) => error!(instance = instance.name(), ?request, "a layer panicked; the request failed"),
             }
         }
         self.serving.fetch_sub(1, Ordering::AcqRel);
+        searching
     }
 }
 

@@ -4,9 +4,10 @@
 //! request that blocks in a layer never keeps the next one waiting, and a pool that is idle has two threads per group.
 
 use crate::queue_front::front::QueueFront;
+use crate::queue_front::session::SessionState;
 use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::futex;
-use poolfs_ipc::service::{CoreGroups, wait_for_doorbells};
+use poolfs_ipc::service::{CoreGroups, Endpoint, Search, wait_for_doorbells};
 use rustix::thread::CpuSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -30,11 +31,13 @@ struct Group {
     waiting: AtomicUsize,
 }
 
+type Fronts = Vec<Arc<QueueFront>>;
+
 /// The service threads.
 pub struct ServiceThreads {
     groups: CoreGroups,
     state: Vec<Group>,
-    fronts: Mutex<Arc<Vec<Arc<QueueFront>>>>,
+    fronts: Mutex<Arc<Fronts>>,
     /// Advances with every change of `fronts`; threads sleep on it too.
     changes: AtomicU32,
     ending: AtomicBool,
@@ -93,27 +96,36 @@ impl ServiceThreads {
             let most = futex::WORDS_MAX - 1;
             return Err(io::Error::other(format!("a service has at most {most} instances; use another pool")));
         }
+        let before = Arc::clone(&fronts);
         Arc::make_mut(&mut fronts).push(front);
         drop(fronts);
-        self.tell();
+        self.tell(&before);
         Ok(())
     }
 
     /// Serves a front no more; requests already taken go on.
     pub(super) fn remove(&self, front: &Arc<QueueFront>) {
-        Arc::make_mut(&mut lock(&self.fronts)).retain(|other| !Arc::ptr_eq(other, front));
-        self.tell();
+        let mut fronts = lock(&self.fronts);
+        let before = Arc::clone(&fronts);
+        Arc::make_mut(&mut fronts).retain(|other| !Arc::ptr_eq(other, front));
+        drop(fronts);
+        self.tell(&before);
     }
 
-    fn tell(&self) {
+    /// Has all threads look at what has changed; they sleep on `changes` or on the queues of the fronts `before`.
+    fn tell(&self, before: &[Arc<QueueFront>]) {
         self.changes.fetch_add(1, Ordering::Release);
         futex::wake_all(&self.changes);
+        for front in before {
+            (0..self.groups.count()).for_each(|group| front.endpoint().wake_all(group));
+        }
     }
 
     /// Ends all threads, after the requests they serve.
     pub fn stop(&self) {
         self.ending.store(true, Ordering::Release);
-        self.tell();
+        let fronts = Arc::clone(&lock(&self.fronts));
+        self.tell(&fronts);
         let handles = std::mem::take(&mut *lock(&self.handles));
         for handle in handles.into_iter().filter(|handle| handle.thread().id() != std::thread::current().id()) {
             if handle.join().is_err() {
@@ -164,25 +176,32 @@ impl ServiceThreads {
         let state = &self.state[group];
         let mut scratch = vec![0; DATA_BYTES];
         let mut seen = self.changes.load(Ordering::Acquire);
-        let mut fronts = Arc::clone(&lock(&self.fronts));
+        let (mut fronts, mut endpoints) = self.fronts_now();
         let mut first = 0;
+        let mut searching = None;
         while !self.ending.load(Ordering::Acquire) {
             let now = self.changes.load(Ordering::Acquire);
             if now != seen {
                 seen = now;
-                fronts = Arc::clone(&lock(&self.fronts));
+                (fronts, endpoints) = self.fronts_now();
             }
-            if self.serve_one(group, &fronts, &mut first, &mut scratch) {
+            if self.serve_one(group, &fronts, &mut first, &mut searching, &mut scratch) {
                 continue;
             }
-            let endpoints: Vec<_> = fronts.iter().map(|front| Arc::clone(front.endpoint())).collect();
-            wait_for_doorbells(&endpoints, group, &self.changes, seen, SLEEP_MAX);
+            wait_for_doorbells(&endpoints, group, &self.changes, seen, SLEEP_MAX, searching.take());
             if self.is_surplus(group) && fronts.iter().all(|front| front.endpoint().backlog(group, 1) == 0) {
                 break;
             }
         }
+        drop(searching);
         state.waiting.fetch_sub(1, Ordering::AcqRel);
         state.threads.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn fronts_now(&self) -> (Arc<Fronts>, Vec<Arc<Endpoint<SessionState>>>) {
+        let fronts = Arc::clone(&lock(&self.fronts));
+        let endpoints = fronts.iter().map(|front| Arc::clone(front.endpoint())).collect();
+        (fronts, endpoints)
     }
 
     /// More threads wait than an idle group keeps. Two that decide so at once leave one too few, which the next request
@@ -197,19 +216,21 @@ impl ServiceThreads {
         group: usize,
         fronts: &[Arc<QueueFront>],
         first: &mut usize,
+        searching: &mut Option<Search<SessionState>>,
         scratch: &mut [u8],
     ) -> bool {
         for step in 0..fronts.len() {
             let index = (*first + step) % fronts.len();
             let Some(acquired) = fronts[index].take(group) else { continue };
             *first = index + 1;
+            *searching = None;
             let state = &self.state[group];
             if state.waiting.fetch_sub(1, Ordering::AcqRel) == 1
                 && let Err(error) = self.add_thread(group)
             {
                 warn!(group, %error, "no further service thread");
             }
-            fronts[index].answer(acquired, scratch);
+            *searching = fronts[index].answer(acquired, group, scratch);
             state.waiting.fetch_add(1, Ordering::AcqRel);
             return true;
         }
