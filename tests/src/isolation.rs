@@ -74,6 +74,10 @@ fn remove_control_groups(folder: &Path) {
             }
             std::thread::park_timeout(Duration::from_millis(20));
         }
+        // The folder common to all pools goes with the last of them.
+        if let Some(common) = group.parent() {
+            let _ = std::fs::remove_dir(common);
+        }
     }
 }
 

@@ -22,6 +22,10 @@ fn two_instances_that_read_the_same_branch_share_its_cached_bytes() {
             })
             .into_iter()
             .collect();
+        let memory = |pool: &Pool| {
+            find(&pool.status(), "memory_used_bytes").and_then(serde_json::Value::as_u64).expect("a running service")
+        };
+        let before = memory(&pool);
         for mount in &mounts {
             let script = format!(
                 "for f in {}/f*; do /usr/bin/python3 -c '
@@ -38,10 +42,11 @@ print(at)' $f; done",
             let text = pool.shell(Way::Library, &script).expect("reading");
             assert_eq!(text.lines().filter(|line| *line == SIZE.to_string()).count(), FILES, "{text}");
         }
+        let (grown, all) = (memory(&pool) - before, (FILES * SIZE) as u64);
+        assert!(grown <= all * 11 / 10, "the pool's memory grew by {grown} for files of {all}");
         let status = pool.status();
         let cache = find(&status, "cache").expect("status tells of the cache");
         let used = cache.get("used_bytes").and_then(serde_json::Value::as_u64).expect("a number");
-        let all = (FILES * SIZE) as u64;
         assert!(used >= all * 9 / 10, "the files are cached: {used} of {all}");
         assert!(used <= all * 11 / 10, "two readers hold {used} bytes of files of {all}");
         drop(mounts);
