@@ -9,7 +9,7 @@ mod worker;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Measures poolfs beside what it competes with, in one run.
@@ -63,7 +63,7 @@ fn main() -> Result<()> {
     match Arguments::parse().task {
         Task::Files { work, rounds, milliseconds } => {
             let poolfs = std::env::current_exe()?.with_file_name("poolfs");
-            std::fs::create_dir_all(&work)?;
+            let work = made(&work)?;
             let mut laboratory = targets::Laboratory::new(&work, &poolfs, "0-1")?;
             let table = files::run(&mut laboratory, rounds, milliseconds);
             drop(laboratory);
@@ -72,6 +72,7 @@ fn main() -> Result<()> {
         }
         Task::RoundTrip { work, rounds } => {
             let poolfs = std::env::current_exe()?.with_file_name("poolfs");
+            let work = made(&work)?;
             let table = roundtrip::run(&work, &poolfs, rounds);
             std::fs::remove_dir_all(&work)?;
             print!("{}", table?.markdown());
@@ -83,4 +84,10 @@ fn main() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The folder, made, with its full path: mounts are known by that.
+fn made(work: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(work)?;
+    Ok(std::fs::canonicalize(work)?)
 }
