@@ -13,8 +13,8 @@ pub const DATA_FILE: &str = "data";
 pub const DATA_BYTES: u64 = 64 << 20;
 
 /// Names of the files whose first byte written is measured.
-pub fn copy_up_file(round: u32) -> String {
-    format!("copy-up-{round}")
+pub fn copy_up_file(number: u32) -> String {
+    format!("copy-up-{number}")
 }
 
 /// An operation the worker knows.
@@ -47,8 +47,8 @@ impl Operation {
                     Self::Read(bytes as usize)
                 } else if let Some(bytes) = number("write-") {
                     Self::Write(bytes as usize)
-                } else if let Some(round) = number("one-byte-") {
-                    Self::OneByte(round)
+                } else if let Some(file) = number("one-byte-") {
+                    Self::OneByte(file)
                 } else {
                     bail!("unknown operation {name}")
                 }
@@ -97,8 +97,8 @@ pub fn run(directory: &Path, operation: Operation, time: Duration, warm: bool) -
                 Ok(fs::remove_file(&path)?)
             })
         }
-        Operation::OneByte(round) => {
-            let path = directory.join(copy_up_file(round));
+        Operation::OneByte(number) => {
+            let path = directory.join(copy_up_file(number));
             let middle = fs::metadata(&path)?.len() / 2;
             let begun = Instant::now();
             OpenOptions::new().write(true).open(&path)?.write_all_at(b"x", middle)?;
