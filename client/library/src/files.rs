@@ -14,7 +14,7 @@ use crate::{process, raw};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::{Adopt, MAGIC};
 
-/// A descriptor that is only read is adopted at this use of it: one that is used less often does not pay the ioctl.
+/// A descriptor is adopted at this use of it: one that is used less often does not pay the ioctl.
 const ADOPT_AT_USE: u32 = 2;
 
 /// Flags of a description that both sides must agree on.
@@ -141,12 +141,11 @@ fn classify<'a>(state: &'a State, descriptor: i32, seen: &Seen, found: &sys::sta
         Known::Candidate(uses) => uses + 1,
         _ => return Err(Refusal::Kernel),
     };
-    let flags = raw::open_flags(descriptor).map_err(|_| Refusal::Kernel)?;
-    let writable = flags & sys::O_ACCMODE != sys::O_RDONLY;
-    if uses < ADOPT_AT_USE && !writable {
+    if uses < ADOPT_AT_USE {
         state.descriptors.note(descriptor, seen, Known::Candidate(uses));
         return Err(Refusal::Kernel);
     }
+    let flags = raw::open_flags(descriptor).map_err(|_| Refusal::Kernel)?;
     let session = state.sessions.enter(state, instance).ok_or(Refusal::Kernel)?;
     match adopt(descriptor, &session, found, flags) {
         Some(handle) => {
