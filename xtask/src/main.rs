@@ -1,7 +1,8 @@
-//! The project's own checks and chores: `cargo xtask tidy`, `leftovers`, `stages`.
+//! The project's own checks and chores: `cargo xtask tidy`, `header`, `leftovers`, `test`.
 //!
 //! What a document of this project demands and a program can check is checked here.
 
+mod header;
 mod leftovers;
 mod stages;
 mod tidy;
@@ -19,8 +20,10 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Check the crate graph, where `unsafe` stands, file sizes, first lines and the preload library's imports.
+    /// Check the crate graph, where `unsafe` stands, file sizes, first lines, the C header and the preload library's imports.
     Tidy,
+    /// Write include/poolfs.h from the C library's functions and their comments.
+    Header,
     /// Record what is on the machine (mounts, processes, control groups, loop devices, IPC, sockets), or compare with it.
     Leftovers {
         #[command(subcommand)]
@@ -51,6 +54,7 @@ enum LeftoversAction {
 fn main() -> Result<()> {
     match Arguments::parse().task {
         Task::Tidy => tidy::run(),
+        Task::Header => header::write(&tidy::workspace_root()),
         Task::Leftovers { action: LeftoversAction::Record { file } } => leftovers::record(&file),
         Task::Leftovers { action: LeftoversAction::Compare { file } } => leftovers::compare(&file),
         Task::Test { only } => stages::run(only.as_deref()),

@@ -14,6 +14,7 @@ pub fn run() -> Result<()> {
     crates::check(&root, &mut findings)?;
     sources::check(&root, &mut findings)?;
     imports::check(&root, &mut findings)?;
+    crate::header::check(&root, &mut findings)?;
     if findings.is_empty() {
         println!("tidy: nothing to mend");
         return Ok(());

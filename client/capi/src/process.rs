@@ -5,27 +5,27 @@ use linux_raw_sys::general as sys;
 use poolfs_client::rights::{self, Change};
 use poolfs_client::{raw, trace};
 
-/// To be called before making a process, or sending a descriptor to one.
+/// To be called before making a process (`fork`, `posix_spawn`, `system`, `popen`), or sending a descriptor to one.
 #[unsafe(no_mangle)]
-extern "C" fn poolfs_before_fork() {
+pub extern "C" fn poolfs_before_fork() {
     rights::before(Change::Sharing);
 }
 
-/// To be called before the process changes its user, groups or capabilities.
+/// To be called before the process changes its user, groups or capabilities (`setuid`, `setgroups`, `capset` and the like).
 #[unsafe(no_mangle)]
-extern "C" fn poolfs_before_identity() {
+pub extern "C" fn poolfs_before_identity() {
     rights::before(Change::Identity);
 }
 
 /// To be called before `chroot`, `unshare`, `setns`, Landlock or seccomp: from then on everything goes to the kernel.
 #[unsafe(no_mangle)]
-extern "C" fn poolfs_before_view() {
+pub extern "C" fn poolfs_before_view() {
     rights::before(Change::View);
 }
 
 /// Operations that took the user-level path so far.
 #[unsafe(no_mangle)]
-extern "C" fn poolfs_requests() -> u64 {
+pub extern "C" fn poolfs_requests() -> u64 {
     trace::counts().0
 }
 
