@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 
 const INSIDE: &str = "POOLFS_TEST_INSIDE";
 
+/// Gives a mount namespace sockets of its own, which must not outlive a test that is killed. All of `/run`, because a mount on
+/// `/run/poolfs` itself would go when somebody outside removes that directory, as the last command of a pool does.
+pub const PRIVATE_RUN: &str = "mount -t tmpfs poolfs-test /run && mkdir /run/poolfs";
+
 /// Longest run of one test.
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -19,9 +23,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// When the body does.
 pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
     if let Some(folder) = std::env::var_os(INSIDE) {
-        // Sockets of a test that is killed must not outlive it.
-        let _ = crate::shell("mkdir -p /run/poolfs && mount -t tmpfs poolfs-test /run/poolfs")
-            .expect("a private /run/poolfs");
+        let _ = crate::shell(PRIVATE_RUN).expect("a private /run/poolfs");
         body(Path::new(&folder));
         return;
     }

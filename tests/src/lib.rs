@@ -11,7 +11,7 @@ mod steps;
 mod tree;
 
 pub use command::{Outcome, run, shell};
-pub use isolation::isolated;
+pub use isolation::{PRIVATE_RUN, isolated};
 pub use pool::{Mounted, Pool, Way};
 pub use steps::{Stepper, compile, hash};
 pub use tree::{checksum, populate};

@@ -104,10 +104,15 @@ impl Pool {
     }
 
     /// Operations the pool's instances have served by this way.
+    ///
+    /// # Panics
+    /// When its service does not say: that it is not asked or silent does not mean that it served nothing.
     #[must_use]
     pub fn operations(&self, way: Way) -> u64 {
         let key = if way == Way::Library { "library" } else { "fuse" };
-        sum_counts(&self.status(), key)
+        let status = self.status();
+        assert_eq!(status["state"], "running", "no operations are told of: {status}");
+        sum_counts(&status, key)
     }
 
     /// What the pool's service logged.

@@ -11,8 +11,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'umount "$work"; rmdir "$work"' EXIT
 mount -t tmpfs compare "$work"
-mkdir -p "$work/plain" "$work/backing" "$work/mount" /run/poolfs
-mount -t tmpfs compare /run/poolfs
+mkdir -p "$work/plain" "$work/backing" "$work/mount"
+# All of /run: a mount on /run/poolfs would go when somebody outside removes that directory.
+mount -t tmpfs compare /run
+mkdir /run/poolfs
 chmod 755 "$work" "$work/backing"
 
 printf '{"pool":"compare","cpus":[0],"cache_bytes":67108864,"control_socket":"%s","socket_directory":"/run/poolfs"}' \
