@@ -3,6 +3,7 @@
 use crate::Union;
 use crate::branch::{Branch, Held};
 use crate::copyup::Bytes;
+use crate::format::SketchRecord;
 use crate::marks;
 use crate::node::{Content, Node, OpenFile, State};
 use crate::sketch::BLOCK;
@@ -104,6 +105,9 @@ impl Union {
                 None => drop(self.upper.setattr(caller, held.node(), changes, None)?),
             }
         }
+        if changes.size.is_some() {
+            self.close_unused(node);
+        }
         let _names = node.is_directory().then(|| self.names());
         self.attributes(caller, node)
     }
@@ -120,22 +124,26 @@ impl Union {
         if let Content::Sketch(sketch) = &mut state.content
             && size < sketch.record.limit
         {
-            let mut record = sketch.record;
-            record.limit = size;
-            record.size = size;
-            record.epoch += 1;
-            marks::set(&*self.upper, held.node(), marks::SKETCH, &record.encode())?;
+            let before = sketch.record;
+            let store = |record: &SketchRecord| marks::set(&*self.upper, held.node(), marks::SKETCH, &record.encode());
+            let record = SketchRecord { limit: size, size, epoch: before.epoch + 1, ..before };
+            store(&record)?;
             sketch.record = record;
+            let size = SetAttributes { size: changes.size, ..SetAttributes::default() };
+            if let Err(error) = self.upper.setattr(&Caller::ROOT, held.node(), &size, None) {
+                // Nothing was cut off. If that cannot be stored, it will be.
+                if store(&before).is_ok() {
+                    sketch.record = before;
+                }
+                return Err(error);
+            }
             let blocks = sketch.lower_blocks();
             if let Some(map) = &mut sketch.map {
                 map.unmoved = blocks - map.bitmap.count_below(blocks);
             }
-        }
-        if let Content::Sketch(sketch) = &mut state.content
-            && sketch.record.epoch % 2 == 1
-        {
-            // Also after a failure between the two records: nothing else happens before it is made good.
-            self.finish_truncation(held, &mut sketch.record)?;
+            let done = SketchRecord { epoch: record.epoch + 1, ..record };
+            store(&done)?;
+            sketch.record = done;
         }
         self.upper.setattr(caller, held.node(), changes, None)?;
         if matches!(&state.content, Content::Sketch(sketch) if sketch.record.limit == 0) {
@@ -164,7 +172,7 @@ impl Union {
         }
         let node = &file.node;
         self.ensure_upper(node, Bytes::Sketch)?;
-        {
+        let cleared = {
             let mut state = node.write();
             self.make_ready_locked(node, &mut state)?;
             let State { upper: Some(held), content, .. } = &mut *state else { return fail(Errno::ESTALE) };
@@ -172,18 +180,22 @@ impl Union {
             match content {
                 Content::Sketch(sketch) if clears => {
                     let size = self.upper.getattr(caller, held.node())?.size;
-                    self.move_edges(sketch, size, offset, end)?;
-                    self.upper.fallocate(caller, opened.id(), mode, offset, length)?;
-                    // Those at the edges moved above; those between are zero above and below there is nothing to keep. A
-                    // block that reaches beyond the size ends at it.
-                    let last = if end >= size { end.div_ceil(BLOCK) } else { end / BLOCK };
-                    let fresh = sketch.set_moved(offset.div_ceil(BLOCK)..last);
-                    self.statistics.moved(fresh, 0);
+                    self.move_edges(sketch, size, offset, end).and_then(|()| {
+                        self.upper.fallocate(caller, opened.id(), mode, offset, length)?;
+                        // Those at the edges moved above; those between are zero above and below there is nothing to
+                        // keep. A block that reaches beyond the size ends at it.
+                        let last = if end >= size { end.div_ceil(BLOCK) } else { end / BLOCK };
+                        let fresh = sketch.set_moved(offset.div_ceil(BLOCK)..last);
+                        self.statistics.moved(fresh, 0);
+                        Ok(())
+                    })
                 }
                 _ => return self.upper.fallocate(caller, opened.id(), mode, offset, length),
             }
-        }
+        };
+        // Also after a failure: later writes count on those that have moved being known.
         self.after_move(node);
+        cleared?;
         if file.flags.contains(OpenFlags::DATA_SYNC) {
             self.sync_file(file, Durability::Data)?;
         }

@@ -1,7 +1,7 @@
 //! What the union holds of its branches: nodes, open handles and directories, each given back when dropped.
 
 use poolfs_libservice::{Libservice, Result};
-use poolfs_types::{Caller, HandleId, NodeId, OpenFlags};
+use poolfs_types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use std::sync::Arc;
 
 /// One branch's layer.
@@ -76,9 +76,17 @@ impl Opened {
     pub fn write_full(&self, offset: u64, data: &[u8]) -> Result<()> {
         let mut done = 0;
         while done < data.len() {
-            done += self.branch.write(&Caller::ROOT, self.handle, offset + done as u64, &data[done..])?.count;
+            done += self.write_some(offset + done as u64, &data[done..])?;
         }
         Ok(())
+    }
+
+    /// Writes at least one byte of `data`, which is not empty, or fails; returns how many.
+    pub fn write_some(&self, offset: u64, data: &[u8]) -> Result<usize> {
+        match self.branch.write(&Caller::ROOT, self.handle, offset, data)?.count {
+            0 => Err(Errno::ENOSPC.into()),
+            count => Ok(count),
+        }
     }
 }
 

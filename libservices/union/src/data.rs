@@ -7,7 +7,7 @@ use crate::node::{Content, Node, OpenFile, State};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
 use poolfs_libservice::{Durability, Error, Result, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
-use poolfs_types::{Caller, Errno, OpenFlags};
+use poolfs_types::{Caller, Errno, OpenFlags, SetAttributes};
 use std::sync::Arc;
 
 /// The part of an open file's flags that its upper file is opened with.
@@ -91,7 +91,7 @@ impl Union {
                     return self.upper_handle(file, held)?.read(caller, offset, buffer);
                 }
                 (Some(held), Content::Sketch(sketch)) => {
-                    if let (Some(map), Some(files)) = (&sketch.map, &sketch.files) {
+                    if let Ok((map, files)) = sketch.parts() {
                         let size = self.upper.getattr(caller, held.node())?.size;
                         let count = size.saturating_sub(offset).min(buffer.len() as u64) as usize;
                         read_runs(sketch, map, files, offset, &mut buffer[..count])?;
@@ -143,12 +143,14 @@ impl Union {
                     if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
                         return fail(Errno::EFBIG);
                     }
-                    self.write_moving(sketch, size, offset, data)?
+                    self.write_moving(sketch, held, size, offset, data)
                 }
                 _ => return opened.write(caller, offset, data),
             }
         };
+        // Also after a failure, for what had moved by then.
         self.after_move(node);
+        let written = written?;
         if at_once {
             self.sync_file(file, Durability::Data)?;
         }
@@ -179,7 +181,7 @@ impl Union {
     ///
     /// A block of which only a part is written gets the rest from below first, in memory, and reaches the layer below by one
     /// write: it is never there in part, so nothing has to be put on hold.
-    fn write_moving(&self, sketch: &mut Sketch, size: u64, offset: u64, data: &[u8]) -> Result<Written> {
+    fn write_moving(&self, sketch: &mut Sketch, held: &Held, size: u64, offset: u64, data: &[u8]) -> Result<Written> {
         let end = offset + data.len() as u64;
         let (first, last) = (offset / BLOCK, (end - 1) / BLOCK);
         let partial = |block: u64| {
@@ -210,7 +212,7 @@ impl Union {
             let stop = (tail.unwrap_or(end) - offset) as usize;
             while done < stop {
                 let at = offset + done as u64;
-                done += self.upper.write(&Caller::ROOT, files.upper.id(), at, &data[done..stop])?.count;
+                done += files.upper.write_some(at, &data[done..stop])?;
             }
             if let Some(start) = tail {
                 edge(last, &data[stop..], start)?;
@@ -218,18 +220,27 @@ impl Union {
             }
             Ok(())
         })();
-        // A block counts as moved only when all of it was accepted; the last one of a full write always was.
-        let moved_end = if done == data.len() { last + 1 } else { (offset + done as u64) / BLOCK };
+        // A block counts as moved only when all of it was accepted, up to where the file ended before or ends now.
+        let reached = offset + done as u64;
+        let whole_blocks = done == data.len() || reached >= size;
+        let moved_end = if whole_blocks { reached.div_ceil(BLOCK) } else { reached / BLOCK };
         let fresh = if done > 0 { sketch.set_moved(first..moved_end) } else { 0 };
         self.statistics.moved(fresh, copied);
-        let kept = if done == data.len() { done } else { (moved_end * BLOCK).saturating_sub(offset) as usize };
+        let kept = if whole_blocks { done } else { (moved_end * BLOCK).saturating_sub(offset) as usize };
+        if result.is_err() && end > size {
+            // The file ends where it ended, or where the bytes end that are told of.
+            let told = if kept > 0 { offset + kept as u64 } else { 0 };
+            let changes = SetAttributes { size: Some(size.max(told)), ..SetAttributes::default() };
+            self.upper.setattr(&Caller::ROOT, held.node(), &changes, None)?;
+        }
         match result {
             Err(error) if kept == 0 => Err(error),
-            _ => Ok(Written { count: kept.min(data.len()), offset }),
+            _ => Ok(Written { count: kept, offset }),
         }
     }
 
     /// Moves the blocks in which a punched or zeroed range begins and ends, whole, so that the range may be punched above.
+    /// What has moved by then stays moved when it fails.
     pub(crate) fn move_edges(&self, sketch: &mut Sketch, size: u64, offset: u64, end: u64) -> Result<()> {
         for (at, edge) in [(offset / BLOCK, offset), (end / BLOCK, end)] {
             if edge.is_multiple_of(BLOCK) || at * BLOCK >= size || sketch.all_upper(at..at + 1) {

@@ -10,7 +10,7 @@ use poolfs_libservice::{Durability, Result};
 use poolfs_types::{Caller, OpenFlags, SetAttributes};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 const ROOT: &Caller = &Caller::ROOT;
@@ -18,10 +18,25 @@ const ROOT: &Caller = &Caller::ROOT;
 /// Sectors of a bitmap on their way to disk.
 type Sectors = Vec<(u32, [u8; SECTOR_BYTES])>;
 
-/// Sketches whose bitmap on disk is behind. Each waiting node is pinned.
+/// Sketches whose bitmap on disk is behind. Each node here is pinned.
 #[derive(Default)]
 pub(crate) struct Dirty {
-    queue: Mutex<VecDeque<Arc<Node>>>,
+    lists: Mutex<Lists>,
+}
+
+#[derive(Default)]
+struct Lists {
+    waiting: VecDeque<Arc<Node>>,
+    /// taken from those that wait, by threads that bring them to disk just now
+    under_way: Vec<Arc<Node>>,
+}
+
+impl Lists {
+    fn take(&mut self) -> Option<Arc<Node>> {
+        let node = self.waiting.pop_front()?;
+        self.under_way.push(node.clone());
+        Some(node)
+    }
 }
 
 /// How the background thread is told to end.
@@ -65,9 +80,9 @@ impl Union {
         }
         self.nodes.pin(node);
         let oldest = {
-            let mut queue = lock(&self.dirty.queue);
-            queue.push_back(node.clone());
-            if queue.len() > self.dirty_sketches_max { queue.pop_front() } else { None }
+            let mut lists = lock(&self.dirty.lists);
+            lists.waiting.push_back(node.clone());
+            if lists.waiting.len() > self.dirty_sketches_max { lists.take() } else { None }
         };
         // What another file meets is no error of this write; that file's fsync reports it.
         if let Some(Err(error)) = oldest.map(|oldest| self.flush_queued(&oldest)) {
@@ -75,38 +90,59 @@ impl Union {
         }
     }
 
-    /// Brings a node to disk that was taken from the queue.
+    /// Brings a node to disk that was taken from those that wait.
     fn flush_queued(&self, node: &Arc<Node>) -> Result<()> {
         node.queued.store(false, Ordering::Release);
         let result = self.flush_sketch(node, Durability::Data);
-        if result.is_err() && !node.queued.swap(true, Ordering::AcqRel) {
-            lock(&self.dirty.queue).push_back(node.clone());
-            return result;
+        let again = result.is_err() && !node.queued.swap(true, Ordering::AcqRel);
+        {
+            let mut lists = lock(&self.dirty.lists);
+            if let Some(at) = lists.under_way.iter().position(|other| Arc::ptr_eq(other, node)) {
+                lists.under_way.swap_remove(at);
+            }
+            if again {
+                lists.waiting.push_back(node.clone());
+                return result;
+            }
         }
-        if lock(&node.handles).is_empty() {
-            self.close_files(node);
-        }
+        self.close_unused(node);
         self.nodes.unpin(node);
         result
     }
 
-    /// Brings every waiting sketch to disk; returns the first failure, after trying all.
+    /// Brings every sketch to disk that waits for it or is on its way; returns the first failure, after trying all.
     pub(crate) fn flush_all(&self) -> Result<()> {
         let mut first = Ok(());
-        let waiting = lock(&self.dirty.queue).len();
+        let (waiting, under_way) = {
+            let lists = lock(&self.dirty.lists);
+            (lists.waiting.len(), lists.under_way.clone())
+        };
         for _ in 0..waiting {
-            let Some(node) = lock(&self.dirty.queue).pop_front() else { break };
-            let result = self.flush_queued(&node);
-            if first.is_ok() {
-                first = result;
-            }
+            let Some(node) = lock(&self.dirty.lists).take() else { break };
+            first = first.and(self.flush_queued(&node));
+        }
+        // What another thread does with these has ended when this returns, and is repeated if it failed.
+        for node in under_way {
+            first = first.and(self.flush_sketch(&node, Durability::Data));
         }
         first
     }
 
     /// Makes the moved blocks of a sketch durable, then the bits that say so. A file without any is only synced.
     pub(crate) fn flush_sketch(&self, node: &Arc<Node>, durability: Durability) -> Result<()> {
-        let _flushing = lock(&node.flushing);
+        let result = self.flush_alone(node, durability, &lock(&node.flushing));
+        // Whoever removed the file while the lock was held has left the bitmap to its holder.
+        let orphan = {
+            let state = node.read();
+            match &state.content {
+                Content::Sketch(sketch) if state.removed => Some(sketch.record.id),
+                _ => None,
+            }
+        };
+        result.and(orphan.map_or(Ok(()), |id| self.work.remove_bitmap(&id)))
+    }
+
+    fn flush_alone(&self, node: &Arc<Node>, durability: Durability, _: &MutexGuard<'_, ()>) -> Result<()> {
         let Some(held) = node.upper() else { return Ok(()) };
         let (sectors, id, first, bytes) = {
             let mut state = node.write();
@@ -124,6 +160,10 @@ impl Union {
         let mut result = self.write_sectors(&held, &id, &sectors, first, bytes, durability);
         let mut state = node.write();
         let removed = state.removed;
+        if !matches!(state.content, Content::Sketch(_)) {
+            // It became an ordinary file meanwhile, perhaps before the bitmap was made.
+            self.work.remove_bitmap(&id)?;
+        }
         if let Content::Sketch(sketch) = &mut state.content {
             if result.is_ok() && first && !sectors.is_empty() {
                 let record = crate::format::SketchRecord { bitmap_durable: true, ..sketch.record };
@@ -135,10 +175,7 @@ impl Union {
             {
                 map.bitmap.put_back(sectors.iter().map(|&(sector, _)| sector));
             }
-            let complete = sketch.is_complete() && !sketch.is_dirty();
-            if removed {
-                self.work.remove_bitmap(&id)?;
-            } else if result.is_ok() && complete {
+            if result.is_ok() && !removed && sketch.is_complete() && !sketch.is_dirty() {
                 self.dissolve(&mut state)?;
             }
         }
@@ -188,12 +225,12 @@ impl Union {
         let node = &file.node;
         let Some(held) = node.upper() else { return Ok(()) };
         let sketch = matches!(node.read().content, Content::Sketch(_));
-        // This handle's own sync comes first: it is the one that learns of its failed write-backs.
-        let own = self.upper.fsync(ROOT, self.upper_handle(file, &held)?.id(), durability);
+        // This handle's own sync comes first: it is the one that learns of its failed write-backs, and no bit may say of a
+        // block that was lost there that it has moved.
+        self.upper.fsync(ROOT, self.upper_handle(file, &held)?.id(), durability)?;
         if sketch {
             self.flush_sketch(node, durability)?;
         }
-        own?;
         self.sync_parents(node)
     }
 
@@ -205,20 +242,30 @@ impl Union {
         }
         let mut next = node.parent();
         while let Some(directory) = next {
-            if directory.undurable.swap(false, Ordering::AcqRel)
-                && let Some(held) = directory.upper()
-                && let Err(error) = self.work.sync_directory(held.node())
-            {
-                directory.undurable.store(true, Ordering::Release);
-                return Err(error);
-            }
+            self.sync_undurable(&directory)?;
             next = directory.parent();
         }
         Ok(())
     }
 
+    /// Makes a directory durable that a copy-up made or changed. Whoever comes second waits for the first.
+    fn sync_undurable(&self, directory: &Node) -> Result<()> {
+        let _syncing = lock(&directory.flushing);
+        if directory.undurable.swap(false, Ordering::AcqRel)
+            && let Some(held) = directory.upper()
+            && let Err(error) = self.work.sync_directory(held.node())
+        {
+            directory.undurable.store(true, Ordering::Release);
+            return Err(error);
+        }
+        Ok(())
+    }
+
     /// Closes the branches' files of a sketch that nobody has open and that has nothing to bring to disk.
-    pub(crate) fn close_files(&self, node: &Node) {
+    pub(crate) fn close_unused(&self, node: &Node) {
+        if !lock(&node.handles).is_empty() {
+            return;
+        }
         let mut state = node.write();
         if let Content::Sketch(sketch) = &mut state.content
             && !sketch.is_dirty()

@@ -3,7 +3,7 @@
 use crate::Union;
 use crate::branch::Opened;
 use crate::names::New;
-use crate::node::{Content, OpenFile, lock};
+use crate::node::{Content, Node, OpenFile, lock};
 use crate::rename::End;
 use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Libservice, Result, Written, fail};
 use poolfs_types::{
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// Bytes copied at once by `copy_range`.
 const COPY_BYTES: u64 = 1 << 20;
 
-fn open_file(node: Arc<crate::node::Node>, flags: OpenFlags, directory: bool) -> OpenFile {
+fn open_file(node: Arc<Node>, flags: OpenFlags, directory: bool) -> OpenFile {
     OpenFile { node, flags, directory, upper: OnceLock::new(), lower: OnceLock::new(), listing: Mutex::new(None) }
 }
 
@@ -159,18 +159,7 @@ impl Libservice for Union {
             FileType::Symlink => return fail(Errno::ELOOP),
             _ => return fail(Errno::ENXIO),
         }
-        if matches!(node.read().content, Content::Sketch(_) | Content::Damaged(_)) {
-            self.make_ready(&node)?;
-        }
-        let file = open_file(node.clone(), flags - OpenFlags::TRUNCATE, false);
-        if flags.writable() && flags.contains(OpenFlags::TRUNCATE) {
-            let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
-            self.set_attributes(caller, &node, &changes, None)?;
-        }
-        if let Some(held) = node.upper() {
-            self.upper_handle(&file, &held)?;
-        }
-        Ok(self.open_handle(file))
+        self.open_regular(caller, &node, flags).inspect_err(|_| self.close_unused(&node))
     }
 
     fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
@@ -225,14 +214,8 @@ impl Libservice for Union {
         let Some(file) = self.handles.remove(handle) else { return };
         let node = file.node.clone();
         if !file.directory {
-            let last = {
-                let mut handles = lock(&node.handles);
-                handles.retain(|other| !std::ptr::eq(other.as_ptr(), &*file));
-                handles.is_empty()
-            };
-            if last {
-                self.close_files(&node);
-            }
+            lock(&node.handles).retain(|other| !std::ptr::eq(other.as_ptr(), &*file));
+            self.close_unused(&node);
         }
         drop(file);
         self.nodes.unpin(&node);
@@ -373,6 +356,21 @@ impl Libservice for Union {
 }
 
 impl Union {
+    fn open_regular(&self, caller: &Caller, node: &Arc<Node>, flags: OpenFlags) -> Result<HandleId> {
+        if matches!(node.read().content, Content::Sketch(_) | Content::Damaged(_)) {
+            self.make_ready(node)?;
+        }
+        let file = open_file(node.clone(), flags - OpenFlags::TRUNCATE, false);
+        if flags.writable() && flags.contains(OpenFlags::TRUNCATE) {
+            let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
+            self.set_attributes(caller, node, &changes, None)?;
+        }
+        if let Some(held) = node.upper() {
+            self.upper_handle(&file, &held)?;
+        }
+        Ok(self.open_handle(file))
+    }
+
     /// The upper handle of a file that is wholly in the upper branch.
     fn plain_upper<'a>(&self, file: &'a OpenFile) -> Result<Option<&'a Opened>> {
         let held = {

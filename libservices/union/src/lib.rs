@@ -37,6 +37,7 @@ mod rename;
 mod resolve;
 mod sketch;
 mod statistics;
+mod temporary;
 mod work;
 
 pub use statistics::{Damage, Statistics};
@@ -112,9 +113,11 @@ impl Union {
         }
         let (work, unclean) = work::Work::open(&upper)?;
         if unclean {
-            let removed = work.sweep()?;
-            if removed > 0 {
-                tracing::info!(removed, "orphans of an unclean end were swept from the upper branch");
+            match work.sweep() {
+                Ok(0) => {}
+                Ok(removed) => tracing::info!(removed, "orphans of an unclean end were swept from the upper branch"),
+                // They take room, and do no other harm.
+                Err(error) => tracing::warn!(%error, "orphans of an unclean end stay in the upper branch"),
             }
         }
         let nodes = Nodes::new(root(&upper, &lowers)?);

@@ -11,10 +11,13 @@ use crate::marks;
 use poolfs_libservice::{Error, Result};
 use poolfs_types::{Attributes, Caller, Errno};
 
+/// Most links a file can have more or less than an inode.
+const DELTA_MAX: i64 = u32::MAX as i64;
+
 fn parse(value: &[u8]) -> Option<(u8, i64)> {
     let (&base, number) = value.split_first()?;
     let delta = std::str::from_utf8(number).ok()?.parse().ok()?;
-    matches!(base, b'U' | b'L').then_some((base, delta))
+    (matches!(base, b'U' | b'L') && (-DELTA_MAX..=DELTA_MAX).contains(&delta)).then_some((base, delta))
 }
 
 /// The link count of an indexed upper file less that of its upper inode.
@@ -27,7 +30,7 @@ pub(crate) fn load(union: &Union, held: &Held, upper: &Attributes, origin: Optio
                 Some(Ok((_, attributes))) => i64::from(attributes.links),
                 _ => i64::from(upper.links),
             };
-            Ok(lower.saturating_add(delta).saturating_sub(i64::from(upper.links)))
+            Ok(lower + delta - i64::from(upper.links))
         }
         None => Err(Error::new(Errno::EIO, "the link count of an indexed file is unreadable")),
     }
@@ -52,7 +55,7 @@ mod tests {
     fn counts_are_read_as_written() {
         assert_eq!(parse(b"U+3"), Some((b'U', 3)));
         assert_eq!(parse(b"L-2"), Some((b'L', -2)));
-        for bad in [&b""[..], b"X+1", b"U", b"U+x"] {
+        for bad in [&b""[..], b"X+1", b"U", b"U+x", b"U+4294967296", b"L-9223372036854775808"] {
             assert_eq!(parse(bad), None);
         }
     }

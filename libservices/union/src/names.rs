@@ -5,6 +5,7 @@ use crate::branch::{Held, Opened};
 use crate::copyup::Bytes;
 use crate::node::{Content, Node, lock};
 use crate::resolve::{Referenced, Slot};
+use crate::temporary::Temporary;
 use crate::{inode, links, marks, work};
 use poolfs_libservice::{Entry, Error, Result, fail};
 use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, XattrFlags};
@@ -56,7 +57,9 @@ impl Union {
             _ => self.make_at(caller, directory.node(), name, new)?,
         };
         drop(held);
-        parent.write().subdirectories = None;
+        if matches!(new, New::Directory(_)) {
+            parent.write().subdirectories = None;
+        }
         let child = self.child(parent, name.as_bytes())?.ok_or_else(|| Error::from(Errno::EIO))?;
         let attributes = self.attributes(caller, &child)?;
         Ok((Entry { node: child.keep().id, attributes }, opened))
@@ -89,29 +92,22 @@ impl Union {
         name: Name<'_>,
         new: New<'_>,
     ) -> Result<(Held, Option<Opened>)> {
-        let nest = self.work.temporary();
-        let nest_name = Name::new(&nest)?;
-        let work = self.work.work.node();
-        let nested = Held::new(&self.upper, self.upper.mkdir(ROOT, work, nest_name, 0o700)?.node);
-        let result = (|| {
-            match self.upper.getxattr(ROOT, parent.node(), DEFAULT_ACL) {
-                Ok(acl) => self.upper.setxattr(ROOT, nested.node(), DEFAULT_ACL, &acl, XattrFlags::empty())?,
-                Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => {}
-                Err(error) => return Err(error),
-            }
-            let made = self.make_at(caller, nested.node(), name, new)?;
-            let mut flags = RenameFlags::empty();
-            if matches!(new, New::Directory(_)) {
-                marks::set(&*self.upper, made.0.node(), marks::OPAQUE, b"y")?;
-                flags = RenameFlags::EXCHANGE;
-            }
-            self.upper.rename(ROOT, nested.node(), name, parent.node(), name, flags)?;
-            Ok(made)
-        })();
-        drop(nested);
-        // Best effort: what stays is swept at the next opening.
-        let _ = work::remove_tree(&self.upper, &self.work.work, &nest, FileType::Directory);
-        result
+        let mut nest = Temporary::new(&self.work);
+        let nested = Held::new(&self.upper, self.upper.mkdir(ROOT, nest.parent(), nest.name()?, 0o700)?.node);
+        nest.holds(FileType::Directory);
+        match self.upper.getxattr(ROOT, parent.node(), DEFAULT_ACL) {
+            Ok(acl) => self.upper.setxattr(ROOT, nested.node(), DEFAULT_ACL, &acl, XattrFlags::empty())?,
+            Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => {}
+            Err(error) => return Err(error),
+        }
+        let made = self.make_at(caller, nested.node(), name, new)?;
+        let mut flags = RenameFlags::empty();
+        if matches!(new, New::Directory(_)) {
+            marks::set(&*self.upper, made.0.node(), marks::OPAQUE, b"y")?;
+            flags = RenameFlags::EXCHANGE;
+        }
+        self.upper.rename(ROOT, nested.node(), name, parent.node(), name, flags)?;
+        Ok(made)
     }
 
     /// Gives `node` another name.
@@ -161,12 +157,20 @@ impl Union {
         Ok(())
     }
 
-    /// Makes a whiteout in the work directory, for `parent`; returns its name there.
-    pub(crate) fn make_whiteout(&self, parent: &Node, directory: &Held) -> Result<Vec<u8>> {
+    /// Cuts an upper directory off from the lower branches; whiteouts it holds stay known as such.
+    pub(crate) fn cut_off(&self, directory: &Held, whiteouts: bool) -> Result<()> {
+        if whiteouts {
+            marks::set(&*self.upper, directory.node(), marks::WHITEOUTS, b"")?;
+        }
+        marks::set(&*self.upper, directory.node(), marks::OPAQUE, b"y")
+    }
+
+    /// Makes a whiteout in the work directory, for `parent`.
+    pub(crate) fn make_whiteout(&self, parent: &Node, directory: &Held) -> Result<Temporary<'_>> {
         self.mark_whiteouts(parent, directory)?;
-        let temporary = self.work.temporary();
-        let work = self.work.work.node();
-        let entry = self.upper.mknod(ROOT, work, Name::new(&temporary)?, FileType::Regular, 0o600, 0)?;
+        let mut temporary = Temporary::new(&self.work);
+        let entry = self.upper.mknod(ROOT, temporary.parent(), temporary.name()?, FileType::Regular, 0o600, 0)?;
+        temporary.holds(FileType::Regular);
         let held = Held::new(&self.upper, entry.node);
         marks::set(&*self.upper, held.node(), marks::WHITEOUT, b"")?;
         Ok(temporary)
@@ -174,9 +178,16 @@ impl Union {
 
     /// Puts a whiteout over `name`, in the place of the upper object that is no directory, if there is one.
     pub(crate) fn white_out(&self, parent: &Arc<Node>, directory: &Held, name: Name<'_>) -> Result<()> {
-        let temporary = self.make_whiteout(parent, directory)?;
-        let work = self.work.work.node();
-        self.upper.rename(ROOT, work, Name::new(&temporary)?, directory.node(), name, RenameFlags::empty())
+        let whiteout = self.make_whiteout(parent, directory)?;
+        self.put(whiteout, directory, name)
+    }
+
+    /// Moves an object from the work directory to `name`, in the place of what may be there.
+    pub(crate) fn put(&self, object: Temporary<'_>, directory: &Held, name: Name<'_>) -> Result<()> {
+        let none = RenameFlags::empty();
+        self.upper.rename(ROOT, object.parent(), object.name()?, directory.node(), name, none)?;
+        object.moved_away();
+        Ok(())
     }
 
     /// Removes a name of something that is no directory.
@@ -268,30 +279,34 @@ impl Union {
         if !self.list(&child)?.is_empty() {
             return fail(Errno::ENOTEMPTY);
         }
-        let hides = self.hides(parent, name.as_bytes())?;
-        let work = self.work.work.node();
-        if hides {
+        if self.hides(parent, name.as_bytes())? {
             let directory = self.copy_up(parent, Bytes::Sketch)?;
-            let temporary = self.make_whiteout(parent, &directory)?;
-            let temporary = Name::new(&temporary)?;
+            let mut whiteout = self.make_whiteout(parent, &directory)?;
             if child.upper().is_some() {
-                self.upper.rename(ROOT, work, temporary, directory.node(), name, RenameFlags::EXCHANGE)?;
-                work::remove_tree(&self.upper, &self.work.work, temporary.as_bytes(), FileType::Directory)?;
+                let (work, from) = (whiteout.parent(), whiteout.name()?);
+                self.upper.rename(ROOT, work, from, directory.node(), name, RenameFlags::EXCHANGE)?;
+                whiteout.holds(FileType::Directory);
             } else {
-                self.upper.rename(ROOT, work, temporary, directory.node(), name, RenameFlags::empty())?;
+                self.put(whiteout, &directory, name)?;
             }
         } else {
             let directory = parent.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
             if child.read().whiteouts {
-                let temporary = self.work.temporary();
-                let target = Name::new(&temporary)?;
-                self.upper.rename(ROOT, directory.node(), name, work, target, RenameFlags::empty())?;
-                work::remove_tree(&self.upper, &self.work.work, &temporary, FileType::Directory)?;
+                self.take_away(&directory, name, FileType::Directory)?;
             } else {
                 self.upper.rmdir(ROOT, directory.node(), name)?;
             }
         }
         self.directory_went(&child, parent, name.as_bytes());
+        Ok(())
+    }
+
+    /// Removes a name of an upper directory in one step, whatever is below it.
+    pub(crate) fn take_away(&self, directory: &Held, name: Name<'_>, file_type: FileType) -> Result<()> {
+        let mut temporary = Temporary::new(&self.work);
+        let (work, to) = (temporary.parent(), temporary.name()?);
+        self.upper.rename(ROOT, directory.node(), name, work, to, RenameFlags::empty())?;
+        temporary.holds(file_type);
         Ok(())
     }
 

@@ -57,7 +57,7 @@ pub(crate) struct Node {
     state: RwLock<State>,
     /// a directory that a copy-up made or changed, and that has not been synced since
     pub undurable: AtomicBool,
-    /// held by whoever brings the sketch's bitmap to disk; taken before the state's lock, never after it
+    /// held by whoever brings the sketch's bitmap or the directory to disk; taken before the state's lock, never after it
     pub flushing: Mutex<()>,
     /// whether the node waits in the list of dirty sketches
     pub queued: AtomicBool,

@@ -8,13 +8,18 @@ use crate::branch::Held;
 use crate::copyup::Bytes;
 use crate::node::Node;
 use crate::resolve::{Referenced, Slot};
-use crate::{marks, work};
+use crate::temporary::Temporary;
+use crate::{links, marks, work};
 use poolfs_libservice::{Error, Result, fail};
 use poolfs_types::{Caller, Errno, FileType, Name, NodeId, RenameFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const ROOT: &Caller = &Caller::ROOT;
+
+/// The longest path of lower directories that a redirect tells: what fits into an extended attribute of every backend, beside
+/// others. Whoever is refused copies the directory, as between two filesystems.
+const REDIRECT_PATH_MAX: usize = 2048;
 
 /// One end of a rename.
 #[derive(Clone, Copy)]
@@ -66,6 +71,10 @@ impl Union {
                 _ => {}
             }
         }
+        if source.is_directory() {
+            old.parent.write().subdirectories = None;
+            new.parent.write().subdirectories = None;
+        }
         self.replace(caller, old, &source, new, target.as_ref(), flags)
     }
 
@@ -94,11 +103,14 @@ impl Union {
                 (state.lower_path.clone(), !state.lowers.is_empty())
             };
             match path {
+                Some(path) if merged && path.len() > REDIRECT_PATH_MAX => {
+                    return Err(Error::new(Errno::EXDEV, "the path of a lower directory is too long to be remembered"));
+                }
                 Some(path) if merged => {
                     let value = [b"/", &*path].concat();
                     marks::set(&*self.upper, held.node(), marks::REDIRECT, &value)?;
                 }
-                _ => marks::set(&*self.upper, held.node(), marks::OPAQUE, b"y")?,
+                _ => self.cut_off(&held, node.read().whiteouts)?,
             }
         }
         Ok(held)
@@ -135,7 +147,7 @@ impl Union {
             self.nodes.remove_name(node, from.parent, from.name.as_bytes());
         }
         self.nodes.add_name(node, to.parent, to.name.as_bytes());
-        for parent in [from.parent, to.parent] {
+        for parent in [from.parent, to.parent].into_iter().filter(|_| node.is_directory()) {
             parent.write().subdirectories = None;
         }
     }
@@ -155,7 +167,7 @@ impl Union {
             }
             _ => None,
         };
-        let held = self.prepare(source, old)?;
+        self.prepare(source, old)?;
         let (from, to) = (self.copy_up(old.parent, Bytes::Sketch)?, self.copy_up(new.parent, Bytes::Sketch)?);
         self.note_origin(source, new.parent, &to)?;
         let hides = self.hides(old.parent, old.name.as_bytes())?;
@@ -163,41 +175,56 @@ impl Union {
             // It changes places with the source, so it needs an upper directory.
             self.copy_up(target, Bytes::Sketch)?;
         }
+        let mut whiteout = None;
         if source.is_directory() {
             self.move_directory(old, &from, new, &to, hides)?;
+        } else if hides && target.is_none() {
+            self.change_places(old, &from, new, &to)?;
         } else if hides {
-            self.move_covered_file(old, &from, new, &to, &held, target.is_none())?;
+            whiteout = Some(self.make_whiteout(old.parent, &from)?);
+            self.link_over(source, new, &to)?;
         } else {
             self.upper.rename(caller, from.node(), old.name, to.node(), new.name, RenameFlags::empty())?;
         }
+        let went = match (target, links) {
+            (Some(target), Some(links)) => self.after_name_went(target, new.parent, new.name.as_bytes(), links),
+            (Some(target), None) => {
+                self.directory_went(target, new.parent, new.name.as_bytes());
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        if let Some(whiteout) = whiteout {
+            self.nodes.add_name(source, new.parent, new.name.as_bytes());
+            self.put(whiteout, &from, old.name)?;
+        }
+        self.move_name(source, old, new);
         if flags.contains(RenameFlags::WHITEOUT) {
             self.leave_device(caller, old, &from)?;
         }
-        match (target, links) {
-            (Some(target), Some(links)) => {
-                self.after_name_went(target, new.parent, new.name.as_bytes(), links)?;
-            }
-            (Some(target), None) => self.directory_went(target, new.parent, new.name.as_bytes()),
-            _ => {}
-        }
-        self.move_name(source, old, new);
-        Ok(())
+        went
     }
 
     /// Moves a directory. A directory cannot take the place of a whiteout, only change places with it.
     fn move_directory(&self, old: End<'_>, from: &Held, new: End<'_>, to: &Held, hides: bool) -> Result<()> {
+        let mut whiteout = None;
         match self.slot(to, new.name.as_bytes())? {
             Slot::Absent if !hides => {
                 return self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::empty());
             }
-            Slot::Absent => self.white_out(new.parent, to, new.name)?,
-            Slot::Whiteout => {}
+            Slot::Absent => {
+                self.white_out(new.parent, to, new.name)?;
+                self.mark_whiteouts(old.parent, from)?;
+            }
+            // It comes to the old name, and has to be known as a whiteout there for as long as it stays.
+            Slot::Whiteout => self.mark_whiteouts(old.parent, from)?,
             // An empty directory of the union may hold whiteouts: cut off from below, it changes places, and then goes.
-            Slot::Object(empty, _) => marks::set(&*self.upper, empty.node(), marks::OPAQUE, b"y")?,
-        }
-        if hides {
-            // The whiteout that comes to the old name has to be found there.
-            self.mark_whiteouts(old.parent, from)?;
+            Slot::Object(empty, _) => {
+                if hides {
+                    whiteout = Some(self.make_whiteout(old.parent, from)?);
+                }
+                self.cut_off(&empty, marks::Marks::read(&*self.upper, empty.node())?.whiteouts)?;
+            }
         }
         self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE)?;
         let left = match self.slot(from, old.name.as_bytes())? {
@@ -206,46 +233,49 @@ impl Union {
             Slot::Object(_, attributes) => attributes.file_type,
             Slot::Absent => return Ok(()),
         };
-        let work = self.work.work.node();
-        let temporary = if hides { self.make_whiteout(old.parent, from)? } else { self.work.temporary() };
-        let place = Name::new(&temporary)?;
-        let exchange = if hides { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
-        self.upper.rename(ROOT, from.node(), old.name, work, place, exchange)?;
-        work::remove_tree(&self.upper, &self.work.work, &temporary, left)
+        match whiteout {
+            Some(mut whiteout) => {
+                let (work, place) = (whiteout.parent(), whiteout.name()?);
+                self.upper.rename(ROOT, from.node(), old.name, work, place, RenameFlags::EXCHANGE)?;
+                whiteout.holds(left);
+                Ok(())
+            }
+            None => self.take_away(from, old.name, left),
+        }
     }
 
-    /// Moves a file whose old name hides a lower one. A new name without an object gets a whiteout first, which then changes
-    /// places with the file. Else a second link takes the new name, then a whiteout the old one.
-    fn move_covered_file(
-        &self,
-        old: End<'_>,
-        from: &Held,
-        new: End<'_>,
-        to: &Held,
-        held: &Held,
-        fresh: bool,
-    ) -> Result<()> {
-        if fresh {
-            if matches!(self.slot(to, new.name.as_bytes())?, Slot::Absent) {
-                self.white_out(new.parent, to, new.name)?;
-            }
-            self.mark_whiteouts(old.parent, from)?;
-            return self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE);
+    /// Moves a file whose old name hides a lower one to a name without an object: that gets a whiteout, which then changes
+    /// places with the file.
+    fn change_places(&self, old: End<'_>, from: &Held, new: End<'_>, to: &Held) -> Result<()> {
+        if matches!(self.slot(to, new.name.as_bytes())?, Slot::Absent) {
+            self.white_out(new.parent, to, new.name)?;
         }
-        let temporary = self.work.temporary();
-        let (work, link) = (self.work.work.node(), Name::new(&temporary)?);
-        drop(Held::new(&self.upper, self.upper.link(ROOT, held.node(), work, link)?.node));
-        self.upper.rename(ROOT, work, link, to.node(), new.name, RenameFlags::empty())?;
-        self.white_out(old.parent, from, old.name)
+        self.mark_whiteouts(old.parent, from)?;
+        self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE)
+    }
+
+    /// Gives a file the name of another, which loses it. A whiteout has to take the old name then: no single step replaces
+    /// one name and leaves a whiteout at the other.
+    fn link_over(&self, source: &Node, new: End<'_>, to: &Held) -> Result<()> {
+        let held = source.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
+        let delta = source.read().index_links;
+        if let Some(delta) = delta {
+            links::store_upper(self, &held, delta)?;
+        }
+        let mut link = Temporary::new(&self.work);
+        let entry = self.upper.link(ROOT, held.node(), link.parent(), link.name()?)?;
+        drop(Held::new(&self.upper, entry.node));
+        link.holds(FileType::Regular);
+        self.put(link, to, new.name)
     }
 
     /// Leaves a 0/0 device at the old name, as `RENAME_WHITEOUT` asks.
     fn leave_device(&self, caller: &Caller, old: End<'_>, from: &Held) -> Result<()> {
-        let temporary = self.work.temporary();
-        let (work, name) = (self.work.work.node(), Name::new(&temporary)?);
-        let entry = self.upper.mknod(caller, work, name, FileType::CharDevice, 0, 0)?;
+        let mut device = Temporary::new(&self.work);
+        let entry = self.upper.mknod(caller, device.parent(), device.name()?, FileType::CharDevice, 0, 0)?;
         drop(Held::new(&self.upper, entry.node));
-        self.upper.rename(ROOT, work, name, from.node(), old.name, RenameFlags::empty())?;
+        device.holds(FileType::CharDevice);
+        self.put(device, from, old.name)?;
         old.parent.undurable.store(true, Ordering::Release);
         Ok(())
     }

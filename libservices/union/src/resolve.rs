@@ -5,7 +5,7 @@ use crate::branch::{Held, LowerNode, join};
 use crate::format::{Origin, SketchRecord};
 use crate::marks::{self, Marks, Redirect};
 use crate::node::{Content, NewNode, Node, State};
-use crate::sketch::Sketch;
+use crate::sketch::{SKETCH_SIZE_MAX, Sketch};
 use crate::{inode, links};
 use poolfs_libservice::{Error, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name};
@@ -178,14 +178,19 @@ impl Union {
         let value = self.upper.getxattr(&Caller::ROOT, held.node(), marks::SKETCH)?;
         let decoded = SketchRecord::decode(&value)
             .and_then(|record| Ok((record, origin.ok_or("its origin is missing or broken")?)));
-        let (mut record, origin) = match decoded {
+        let decoded = decoded.and_then(|(record, origin)| match record.limit <= origin.size.min(SKETCH_SIZE_MAX) {
+            true => Ok((record, origin)),
+            false => Err("its record and its origin contradict each other".into()),
+        });
+        let (record, origin) = match decoded {
             Ok(decoded) => decoded,
             Err(cause) => return Ok(Content::Damaged(cause.into())),
         };
-        if record.epoch % 2 == 1 {
-            self.finish_truncation(held, &mut record)?;
+        let mut sketch = Sketch::new(record, origin);
+        if sketch.is_truncating() {
+            self.finish_truncation(held, &mut sketch.record)?;
         }
-        Ok(Content::Sketch(Box::new(Sketch::new(record, origin))))
+        Ok(Content::Sketch(Box::new(sketch)))
     }
 
     /// A node for what the lower branches have, which may be known to the index of hard links.

@@ -14,6 +14,9 @@ use std::sync::Arc;
 /// Bytes of a block, as file offsets count.
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 
+/// The largest lower file a sketch may have: its bitmap's sectors are counted by 32 bits.
+pub(crate) const SKETCH_SIZE_MAX: u64 = u32::MAX as u64 * bitmap::SECTOR_BLOCKS * BLOCK;
+
 /// Bitmap bytes read at once.
 const LOAD_BYTES: usize = 64 << 10;
 
@@ -67,17 +70,26 @@ impl Sketch {
         self.map.as_ref().is_some_and(|map| map.unmoved == 0)
     }
 
+    /// Whether a truncation was begun and not finished. Nothing else happens to the file before that is made good: the next
+    /// opening would repeat it.
+    pub fn is_truncating(&self) -> bool {
+        self.record.epoch % 2 == 1
+    }
+
     /// The map and the files; `EIO` when the sketch was not made ready.
     pub fn parts(&self) -> Result<(&Map, &Files)> {
         match (&self.map, &self.files) {
-            (Some(map), Some(files)) => Ok((map, files)),
+            (Some(map), Some(files)) if !self.is_truncating() => Ok((map, files)),
             _ => Err(Errno::EIO.into()),
         }
     }
 
-    /// Whether all of `blocks` are in the upper file.
+    /// Whether all of `blocks` are in the upper file, as far as is known.
     pub fn all_upper(&self, blocks: std::ops::Range<u64>) -> bool {
         let end = blocks.end.min(self.lower_blocks());
+        if self.is_truncating() {
+            return false;
+        }
         blocks.start >= end || self.map.as_ref().is_some_and(|map| map.bitmap.run_end(blocks.start, end, true) == end)
     }
 
@@ -109,6 +121,9 @@ impl Union {
             Content::Sketch(sketch) => sketch,
         };
         let Some(upper) = upper else { return Err(Errno::EIO.into()) };
+        if sketch.is_truncating() {
+            self.finish_truncation(upper, &mut sketch.record)?;
+        }
         if sketch.map.is_none() {
             match self.load(sketch)? {
                 Ok(map) => sketch.map = Some(map),
@@ -198,8 +213,10 @@ impl Union {
     pub(crate) fn finish_truncation(&self, upper: &Held, record: &mut SketchRecord) -> Result<()> {
         let changes = SetAttributes { size: Some(record.size), ..SetAttributes::default() };
         self.upper.setattr(&Caller::ROOT, upper.node(), &changes, None)?;
-        record.epoch += 1;
-        marks::set(&*self.upper, upper.node(), marks::SKETCH, &record.encode())
+        let done = SketchRecord { epoch: record.epoch + 1, ..*record };
+        marks::set(&*self.upper, upper.node(), marks::SKETCH, &done.encode())?;
+        *record = done;
+        Ok(())
     }
 
     /// Turns a sketch without visible lower bytes into an ordinary file. Its data must be durable or of length zero.
@@ -209,7 +226,7 @@ impl Union {
         let id = sketch.record.id;
         marks::clear(&*self.upper, upper.node(), marks::SKETCH)?;
         *content = Content::Plain;
-        marks::clear(&*self.upper, upper.node(), marks::METACOPY)?;
-        self.work.remove_bitmap(&id)
+        let cleared = marks::clear(&*self.upper, upper.node(), marks::METACOPY);
+        cleared.and(self.work.remove_bitmap(&id))
     }
 }

@@ -80,7 +80,9 @@ impl Union {
             .into_iter()
             .filter_map(|(id, cause)| {
                 let node = self.nodes.get(id)?;
-                (!node.read().removed).then(|| Damage { path: node.path(), cause: cause.to_string() })
+                // The path takes the same lock, which nobody may hold twice.
+                let removed = node.read().removed;
+                (!removed).then(|| Damage { path: node.path(), cause: cause.to_string() })
             })
             .collect();
         Statistics {

@@ -17,7 +17,7 @@ const ROOT: &Caller = &Caller::ROOT;
 
 /// The work directory, open for the life of the union.
 pub(crate) struct Work {
-    upper: Branch,
+    pub upper: Branch,
     top: Held,
     pub work: Held,
     pub bitmaps: Held,

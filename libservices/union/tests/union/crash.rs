@@ -1,6 +1,7 @@
 //! Power is cut after every single change of the upper branch; what the union then shows has to be an allowed state.
 
 use crate::recorder::Recorder;
+use crate::script;
 use crate::support::*;
 use poolfs_libservice::types::{NodeId, OpenFlags, RenameFlags, SetAttributes};
 use poolfs_libservice::{Libservice, Memory};
@@ -223,5 +224,36 @@ fn names_survive_whole() {
         }
         let last = tree(&*open_over(recorder.crashed(*to, 7), std::slice::from_ref(&below)).unwrap());
         assert_eq!(last, *after, "step {at} is done");
+    }
+}
+
+/// Power is cut after every change of many random ones: whatever is left can be listed, read and removed.
+#[test]
+fn any_crash_leaves_a_whole_tree() {
+    for seed in 0..40u64 {
+        let below = script::lower();
+        let recorder = Recorder::new();
+        let union = open_over(recorder.clone(), std::slice::from_ref(&below)).unwrap();
+        let mut script = script::Script::new(seed);
+        let mut history = Vec::new();
+        for step in 0..20 {
+            let before = recorder.len();
+            history.push(script.step(&*union));
+            for count in before..=recorder.len() {
+                let what = format!(
+                    "seed {seed}, step {step}, change {} of {}:\n{}\n",
+                    count - before,
+                    recorder.len() - before,
+                    history.join("\n")
+                );
+                let disk = recorder.crashed(count, seed ^ count as u64);
+                let union = open_over(disk.clone(), std::slice::from_ref(&below)).unwrap();
+                script::remove_all(&*union, &what);
+                drop(union);
+                let union = open_over(disk.clone(), std::slice::from_ref(&below)).unwrap();
+                assert!(ls(&*union, "").is_empty(), "{what}: something is there again");
+                script::nothing_left(&*disk, &what);
+            }
+        }
     }
 }

@@ -2,9 +2,13 @@
 
 mod blocks;
 mod crash;
+mod faults;
+mod hooked;
 mod judges;
+mod meetings;
 mod overlay;
 mod recorder;
+mod script;
 mod stack;
 mod support;
 mod threads;

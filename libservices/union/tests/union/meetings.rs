@@ -1,0 +1,165 @@
+//! Operations that meet in the middle of one another: one is stopped inside a call of the upper branch, another runs.
+
+use crate::hooked::{Call, Hooked};
+use crate::support::*;
+use poolfs_libservice::types::SetAttributes;
+use poolfs_libservice::{Libservice, Memory};
+use poolfs_union::Union;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+/// Long enough for an operation that nothing stops, short enough to wait for one that should be stopped.
+const MOMENT: Duration = Duration::from_millis(300);
+const LONG: Duration = Duration::from_secs(20);
+
+struct Meeting {
+    upper: Arc<Hooked>,
+    union: Arc<Union>,
+}
+
+impl Meeting {
+    /// A union over one lower branch with the files `d/x` and `d/y` of ten blocks.
+    fn new() -> Self {
+        let below = Memory::new();
+        mkdir(&*below, "d");
+        for path in ["d/x", "d/y"] {
+            put(&*below, path, &[1; 10 * BLOCK]);
+        }
+        let upper = Hooked::over(Memory::new());
+        let union = open_over(upper.clone(), &[below]).unwrap();
+        Meeting { upper, union }
+    }
+
+    /// The `nth` call of this kind from now on (counted from 1) waits: the first end tells that it is there, the second lets it go.
+    fn stop_at(&self, wanted: Call, nth: u64) -> (Receiver<()>, Sender<()>) {
+        let ((told, arrived), (go, gone)) = (channel(), channel());
+        let (told, gone) = (Mutex::new(told), Mutex::new(gone));
+        let count = AtomicU64::new(0);
+        self.upper.hook(move |call| {
+            if call == wanted && count.fetch_add(1, Ordering::SeqCst) + 1 == nth {
+                let _ = told.lock().unwrap().send(());
+                let _ = gone.lock().unwrap().recv_timeout(LONG);
+            }
+            Ok(())
+        });
+        (arrived, go)
+    }
+
+    /// Starts `body` in a thread of its own; the receiver hears when it has ended.
+    fn start(&self, body: impl FnOnce(&Union) + Send + 'static) -> Receiver<()> {
+        let (told, ended) = channel();
+        let union = self.union.clone();
+        std::thread::spawn(move || {
+            body(&union);
+            let _ = told.send(());
+        });
+        ended
+    }
+
+    fn bitmaps(&self) -> Vec<String> {
+        ls(&*self.upper, ".poolfs/bitmaps")
+    }
+}
+
+fn chmod(union: &dyn Libservice, path: &str) {
+    let changes = SetAttributes { permissions: Some(0o600), ..SetAttributes::default() };
+    union.setattr(ROOT, node(union, path).unwrap(), &changes, None).unwrap();
+}
+
+#[test]
+fn sync_waits_for_a_flush_that_is_under_way() {
+    let meeting = Meeting::new();
+    write_at(&*meeting.union, "d/x", 5, b"new");
+    let (arrived, go) = meeting.stop_at(Call::SyncFile, 1);
+    let first = meeting.start(|union| union.sync().unwrap());
+    arrived.recv_timeout(LONG).unwrap();
+    let second = meeting.start(|union| union.sync().unwrap());
+    assert!(second.recv_timeout(MOMENT).is_err(), "sync came back although the bitmap is not on disk");
+    go.send(()).unwrap();
+    first.recv_timeout(LONG).unwrap();
+    second.recv_timeout(LONG).unwrap();
+}
+
+#[test]
+fn fsync_waits_until_its_directories_are_durable() {
+    let meeting = Meeting::new();
+    chmod(&*meeting.union, "d/x");
+    chmod(&*meeting.union, "d/y");
+    let (arrived, go) = meeting.stop_at(Call::SyncDirectory, 1);
+    let first = meeting.start(|union| fsync(union, "d/x"));
+    arrived.recv_timeout(LONG).unwrap();
+    let second = meeting.start(|union| fsync(union, "d/y"));
+    assert!(second.recv_timeout(MOMENT).is_err(), "fsync came back although the directory may be lost");
+    go.send(()).unwrap();
+    first.recv_timeout(LONG).unwrap();
+    second.recv_timeout(LONG).unwrap();
+}
+
+#[test]
+fn a_file_that_becomes_ordinary_during_a_flush_leaves_no_bitmap() {
+    let meeting = Meeting::new();
+    write_at(&*meeting.union, "d/x", 5, b"new");
+    let (arrived, go) = meeting.stop_at(Call::SyncFile, 1);
+    let flush = meeting.start(|union| union.sync().unwrap());
+    arrived.recv_timeout(LONG).unwrap();
+    let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
+    meeting.union.setattr(ROOT, node(&*meeting.union, "d/x").unwrap(), &changes, None).unwrap();
+    go.send(()).unwrap();
+    flush.recv_timeout(LONG).unwrap();
+    assert!(meeting.bitmaps().is_empty());
+}
+
+#[test]
+fn a_file_removed_during_a_flush_leaves_no_bitmap() {
+    for nth in 1..=4 {
+        let meeting = Meeting::new();
+        write_at(&*meeting.union, "d/x", 5, b"new");
+        let (arrived, go) = meeting.stop_at(Call::SyncFile, nth);
+        let flush = meeting.start(|union| fsync(union, "d/x"));
+        arrived.recv_timeout(LONG).unwrap();
+        let (parent, last) = split(&*meeting.union, "d/x");
+        meeting.union.unlink(ROOT, parent, last).unwrap();
+        go.send(()).unwrap();
+        flush.recv_timeout(LONG).unwrap();
+        assert!(meeting.bitmaps().is_empty(), "stopped at the sync number {nth}");
+    }
+}
+
+#[test]
+fn statistics_do_not_stop_at_a_damaged_file_that_changes() {
+    let meeting = Meeting::new();
+    write_at(&*meeting.union, "d/x", 5, b"new");
+    fsync(&*meeting.union, "d/x");
+    let Meeting { upper, union } = meeting;
+    drop(union);
+    let (bitmaps, last) = (node(&*upper, ".poolfs/bitmaps").unwrap(), ls(&*upper, ".poolfs/bitmaps").remove(0));
+    upper.unlink(ROOT, bitmaps, name(&last)).unwrap();
+    let below = Memory::new();
+    mkdir(&*below, "d");
+    let union = open_over(upper.clone(), &[below]).unwrap();
+    assert!(get(&*union, "d/x").is_err());
+    let (told, ended) = channel();
+    let file = node(&*union, "d/x").unwrap();
+    let stop = Arc::new(AtomicU64::new(0));
+    for _ in 0..3 {
+        let (union, stop) = (union.clone(), stop.clone());
+        std::thread::spawn(move || {
+            let changes = SetAttributes { permissions: Some(0o600), ..SetAttributes::default() };
+            while stop.load(Ordering::SeqCst) == 0 {
+                union.setattr(ROOT, file, &changes, None).unwrap();
+            }
+        });
+    }
+    std::thread::spawn(move || {
+        for _ in 0..20_000 {
+            assert_eq!(union.statistics().damaged.len(), 1);
+        }
+        let _ = told.send(());
+    });
+    let result = ended.recv_timeout(LONG);
+    stop.store(1, Ordering::SeqCst);
+    assert!(result.is_ok(), "status and the writers of the file wait for each other");
+}
