@@ -160,7 +160,7 @@ impl Drop for Borrowed<'_> {
             if !self.in_flight {
                 CallerState::new(self.area().state()).give_back(self.sequence);
             }
-            self.connection.owners[self.index].store(0, Ordering::Release);
+            self.connection.owners[self.index].give_back();
         }
     }
 }

@@ -6,11 +6,12 @@ use crate::area::{self, BUFFERS_MAX, BufferArea, OutOfBounds, QUEUES_MAX};
 use crate::borrowed::Borrowed;
 use crate::futex;
 use crate::handshake::{receive_welcome, send_hello, wait_readable};
+use crate::hold::{Frame, Hold, thread_token};
 use crate::memory::{ForkMarker, Mapping, errno};
 use crate::queue::RelaxedQueue;
 use crate::spin::Spinner;
 use crate::state::CallerState;
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::wire::{Reply, Request, Welcome};
 use core::ffi::CStr;
 use core::mem::ManuallyDrop;
@@ -51,26 +52,11 @@ pub struct Connection {
     queues: ManuallyDrop<[Option<Mapping>; QUEUES_MAX]>,
     /// Per queue: whether another CPU serves it too, so that spinning can pay.
     pub(crate) shared_by_cpus: u64,
-    /// Thread that borrowed each buffer; 0: nobody.
-    pub(crate) owners: [AtomicUsize; BUFFERS_MAX],
+    /// Which call borrowed each buffer.
+    pub(crate) owners: [Hold; BUFFERS_MAX],
     pub(crate) closed: AtomicBool,
     pub(crate) spinner: Spinner,
     pub(crate) calls: AtomicU64,
-}
-
-/// A number that tells the calling thread from all other threads of the process; never 0.
-fn thread_token() -> usize {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let token: usize;
-        // SAFETY: on x86-64 Linux the thread pointer's first word points to itself, for every libc; reading it has no effect.
-        unsafe { core::arch::asm!("mov {}, fs:[0]", out(reg) token, options(nostack, readonly, preserves_flags)) };
-        token | 1
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        rustix::thread::gettid().as_raw_nonzero().get() as usize
-    }
 }
 
 impl Connection {
@@ -123,7 +109,7 @@ impl Connection {
             welcome,
             buffers: ManuallyDrop::new(buffers),
             queues: ManuallyDrop::new(queues),
-            owners: [const { AtomicUsize::new(0) }; BUFFERS_MAX],
+            owners: [const { Hold::new() }; BUFFERS_MAX],
             closed: AtomicBool::new(false),
             spinner: Spinner::default(),
             calls: AtomicU64::new(0),
@@ -162,7 +148,7 @@ impl Connection {
 
     /// Whether no call is under way, so that the value may be dropped once nobody can start one.
     pub fn is_idle(&self) -> bool {
-        self.owners.iter().all(|owner| owner.load(Ordering::Acquire) == 0)
+        self.owners.iter().all(Hold::is_free)
     }
 
     /// Runs `use_it` with the socket, if the number still is our socket's.
@@ -227,28 +213,41 @@ impl Connection {
         (group, queue)
     }
 
-    /// Borrows a request buffer for one call or several in a row.
+    /// Borrows a request buffer for one call or several in a row. `frame` is that of the call, which has ended when the thread
+    /// is there again.
     ///
     /// # Errors
-    /// [`CallError::NoSession`] or [`CallError::Busy`].
-    pub fn borrow(&self) -> Result<Borrowed<'_>, CallError> {
+    /// [`CallError::NoSession`] or [`CallError::Busy`]; [`CallError::Dead`] when this thread left a call by a jump while its
+    /// request was under way: only with the session it is sure that nothing comes of it any more.
+    pub fn borrow(&self, frame: Frame) -> Result<Borrowed<'_>, CallError> {
         if !self.is_usable() {
             return Err(CallError::NoSession);
         }
         let count = self.welcome.buffers as usize;
-        let token = thread_token();
-        let depth = self.owners[..count].iter().filter(|owner| owner.load(Ordering::Relaxed) == token).count();
+        let mut depth = 0;
+        for (index, owner) in self.owners[..count].iter().enumerate().filter(|(_, owner)| owner.is_own()) {
+            if owner.is_left(frame) {
+                let left = CallerState::new(self.buffer(index).state()).recover().ok_or(CallError::Dead)?;
+                owner.recover(frame);
+                return Ok(Borrowed::new(self, index, left));
+            }
+            depth += 1;
+        }
         if depth >= DEPTH_MAX {
             return Err(CallError::Busy);
         }
         // Thread control blocks lie whole pages apart: the bits above choose well.
+        let token = thread_token();
         let first = (token >> 12) ^ (token >> 18);
         for step in 0..count {
             let index = first.wrapping_add(step) % count;
+            if !self.owners[index].take(frame) {
+                continue;
+            }
             if let Some(sequence) = CallerState::new(self.buffer(index).state()).borrow() {
-                self.owners[index].store(token, Ordering::Relaxed);
                 return Ok(Borrowed::new(self, index, sequence));
             }
+            self.owners[index].give_back();
         }
         Err(CallError::Busy)
     }
@@ -259,7 +258,7 @@ impl Connection {
     /// # Errors
     /// See [`CallError`]; [`CallError::Busy`] also for input beyond [`Connection::data_bytes`].
     pub fn call(&self, request: &Request, input: &[&[u8]], output: &mut [u8]) -> Result<Reply, CallError> {
-        let mut buffer = self.borrow()?;
+        let mut buffer = self.borrow(Frame::here())?;
         let mut offset = 0;
         for part in input {
             buffer.put_data(offset, part).map_err(|OutOfBounds| CallError::Busy)?;

@@ -24,6 +24,8 @@ pub mod futex;
 #[cfg(not(loom))]
 pub mod handshake;
 #[cfg(not(loom))]
+pub mod hold;
+#[cfg(not(loom))]
 pub mod memory;
 pub mod queue;
 #[cfg(all(feature = "std", not(loom)))]

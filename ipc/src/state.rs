@@ -61,6 +61,17 @@ impl<'a> CallerState<'a> {
             .map(|_| sequence)
     }
 
+    /// What the caller that held the buffer left behind: the number to go on with; nothing while its request is under way.
+    pub fn recover(&self) -> Option<Sequence> {
+        let word = self.0.load(Ordering::Acquire);
+        if word & STATE_MASK == SUBMITTED {
+            return None;
+        }
+        let sequence = Sequence::of(word);
+        self.0.store(sequence.with(BORROWED), Ordering::Relaxed);
+        Some(sequence)
+    }
+
     /// BORROWED to SUBMITTED: publishes the request. Returns the number the reply will carry.
     pub fn submit(&self, borrowed: Sequence) -> Sequence {
         let sequence = borrowed.next();

@@ -5,6 +5,7 @@ mod common;
 use common::{EchoService, assert_echo, connect, echo};
 use poolfs_ipc::area::{BufferArea, DATA_BYTES, buffers_length, queue_length};
 use poolfs_ipc::handshake::{receive_welcome, send_hello};
+use poolfs_ipc::hold::Frame;
 use poolfs_ipc::memory::Mapping;
 use poolfs_ipc::wire::Welcome;
 use poolfs_ipc::{CallError, Connection};
@@ -160,22 +161,44 @@ fn strangers_and_talkers_are_sent_away_and_numbers_are_bounded() {
     assert_echo(&third, 3, b"third");
 }
 
+/// A call, and inside it others, as signal handlers make them: the fourth is too deep.
+fn nest(connection: &Connection, depth: usize) {
+    let borrowed = connection.borrow(Frame::here());
+    assert_eq!(borrowed.is_ok(), depth < 3, "at depth {depth}");
+    if let Ok(mut buffer) = borrowed {
+        buffer.execute(&echo(7, 0)).expect("reply");
+        nest(connection, depth + 1);
+        let other = std::thread::scope(|scope| {
+            scope.spawn(|| connection.borrow(Frame::here()).map(drop)).join().expect("another thread")
+        });
+        assert_eq!(other, Ok(()));
+        std::hint::black_box(&buffer);
+    }
+}
+
+/// A call that is left by a jump: what it had is never dropped.
+#[inline(never)]
+fn leave(connection: &Connection) {
+    let _ = std::mem::ManuallyDrop::new(connection.borrow(Frame::here()).expect("a buffer"));
+}
+
+#[test]
+fn what_calls_left_by_a_jump_had_is_used_again() {
+    let directory = tempfile::tempdir().expect("directory");
+    let service = EchoService::start(&socket_in(&directory), 1, |config| config.buffers = 4);
+    let connection = service.connect();
+    for _ in 0..10 {
+        leave(&connection);
+        assert_echo(&connection, 9, b"after the jump");
+    }
+}
+
 #[test]
 fn nested_borrowers_find_other_buffers_until_they_are_too_deep() {
     let directory = tempfile::tempdir().expect("directory");
     let service = EchoService::start(&socket_in(&directory), 1, |config| config.buffers = 4);
     let connection = service.connect();
-    let mut nested = Vec::new();
-    while let Ok(mut buffer) = connection.borrow() {
-        buffer.execute(&echo(7, 0)).expect("reply");
-        nested.push(buffer);
-        assert!(nested.len() < 10);
-    }
-    assert_eq!(nested.len(), 3);
-    let other =
-        std::thread::scope(|scope| scope.spawn(|| connection.borrow().map(drop)).join().expect("another thread"));
-    assert_eq!(other, Ok(()));
-    nested.clear();
+    nest(&connection, 0);
     assert_echo(&connection, 9, b"free again");
 }
 

@@ -9,7 +9,7 @@ use crate::descriptors::{Adopted, Known, Seen};
 use crate::mounts::{Freshness, MountPoint};
 use crate::outcome::{Refusal, Served};
 use crate::session::Session;
-use crate::state::State;
+use crate::state::Call;
 use crate::{process, raw};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::{Adopt, MAGIC};
@@ -65,7 +65,8 @@ impl OpenFile<'_> {
 ///
 /// # Errors
 /// [`Refusal::Foreign`] when it is none of ours; [`Refusal::Kernel`] when it is, and is not adopted.
-pub fn open_file(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
+pub fn open_file<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
+    let state = call.state;
     if state.descriptors.is_foreign(descriptor) {
         return Err(Refusal::Foreign);
     }
@@ -76,28 +77,29 @@ pub fn open_file(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
             state.descriptors.clear(descriptor);
             return Err(Refusal::Kernel);
         }
-        let mount = mount_of(state, &found).ok_or(Refusal::Kernel)?;
-        let Some(session) = state.sessions.enter_for(state, &adopted) else {
+        let mount = mount_of(call, &found).ok_or(Refusal::Kernel)?;
+        let Some(session) = state.sessions.enter_for(call.frame, &adopted) else {
             // The handle is gone with its session; the description is still the one we know.
             state.descriptors.note(descriptor, &seen, Known::Candidate(ADOPT_AT_USE));
             return Err(Refusal::Kernel);
         };
         return Ok(OpenFile { adopted, session, mount, descriptor, owns_offset: owns_offset(&seen) });
     }
-    classify(state, descriptor, &seen, &found)
+    classify(call, descriptor, &seen, &found)
 }
 
 /// As [`open_file`], for transfers at the description's offset: only where this process alone moves it.
 ///
 /// # Errors
 /// [`Refusal::Foreign`] or [`Refusal::Kernel`], without a system call, when it does not.
-pub fn own_file(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
+pub fn own_file<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
+    let state = call.state;
     if state.descriptors.is_foreign(descriptor) {
         return Err(Refusal::Foreign);
     }
     let seen = state.descriptors.look(descriptor).ok_or(Refusal::Foreign)?;
     if owns_offset(&seen) {
-        return open_file(state, descriptor);
+        return open_file(call, descriptor);
     }
     Err(if seen.known == Known::Unknown { Refusal::Foreign } else { Refusal::Kernel })
 }
@@ -114,10 +116,10 @@ fn owns_offset(seen: &Seen) -> bool {
 }
 
 /// The instance's mount that what `statx` found is on.
-fn mount_of(state: &State, found: &sys::statx) -> Option<MountPoint> {
+fn mount_of(call: Call, found: &sys::statx) -> Option<MountPoint> {
     let device = (found.stx_dev_major, found.stx_dev_minor);
     let by_id = |freshness| {
-        state.mounts.with(&state.sessions, freshness, |table| {
+        call.state.mounts.with(call.frame, freshness, |table| {
             table.by_id(found.stx_mnt_id).filter(|mount| mount.device == device).copied()
         })
     };
@@ -128,11 +130,11 @@ fn mount_of(state: &State, found: &sys::statx) -> Option<MountPoint> {
     })
 }
 
-fn classify<'a>(state: &'a State, descriptor: i32, seen: &Seen, found: &sys::statx) -> Served<OpenFile<'a>> {
+fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx) -> Served<OpenFile<'a>> {
+    let state = call.state;
     let kind = u32::from(found.stx_mode) & sys::S_IFMT;
-    let mount = if kind == sys::S_IFREG || kind == sys::S_IFDIR { mount_of(state, found) } else { None };
-    let instance = mount.and_then(|mount| mount.instance());
-    let (Some(mount), Some(instance)) = (mount, instance) else {
+    let mount = if kind == sys::S_IFREG || kind == sys::S_IFDIR { mount_of(call, found) } else { None };
+    let Some((mount, instance)) = mount.and_then(|mount| Some((mount, *mount.instance()?))) else {
         state.descriptors.note(descriptor, seen, Known::NotOurs);
         return Err(Refusal::Foreign);
     };
@@ -146,7 +148,7 @@ fn classify<'a>(state: &'a State, descriptor: i32, seen: &Seen, found: &sys::sta
         return Err(Refusal::Kernel);
     }
     let flags = raw::open_flags(descriptor).map_err(|_| Refusal::Kernel)?;
-    let session = state.sessions.enter(state, instance).ok_or(Refusal::Kernel)?;
+    let session = state.sessions.enter(call, &instance).ok_or(Refusal::Kernel)?;
     match adopt(descriptor, &session, found, flags) {
         Some(handle) => {
             let adopted = Adopted {
@@ -155,7 +157,7 @@ fn classify<'a>(state: &'a State, descriptor: i32, seen: &Seen, found: &sys::sta
                 inode: found.stx_ino,
                 mount: found.stx_mnt_id,
                 flags,
-                instance: instance as u32,
+                instance: session.index as u32,
                 mode: u32::from(found.stx_mode),
             };
             state.descriptors.note(descriptor, seen, Known::Adopted(adopted));
@@ -181,9 +183,9 @@ fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32)
 
 /// Lets the kernel ask the service for the file's size, before it uses the size without asking: in a mapping or a splice,
 /// where a size from before a change by the user-level path would cut the file short.
-pub fn refresh_size(state: &State, descriptor: i32) {
+pub fn refresh_size(call: Call, descriptor: i32) {
     // Not by the table: a descriptor that was given up counts as foreign there.
-    let ours = raw::statx_descriptor(descriptor).is_ok_and(|found| mount_of(state, &found).is_some());
+    let ours = raw::statx_descriptor(descriptor).is_ok_and(|found| mount_of(call, &found).is_some());
     if ours {
         // A failure is the kernel's to report in the call itself.
         raw::statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC).ok();
@@ -205,7 +207,8 @@ fn message(session: &Session<'_>) -> Adopt {
 /// Gives an adopted descriptor that may be written back to the kernel, before it is mapped shared.
 ///
 /// Also later `mprotect` can make such a mapping writable, so that the protection asked for now does not matter.
-pub fn give_up(state: &State, descriptor: i32) {
+pub fn give_up(call: Call, descriptor: i32) {
+    let state = call.state;
     let Some(seen) = state.descriptors.look(descriptor) else { return };
     if seen.known == Known::NotOurs {
         return;
@@ -215,7 +218,7 @@ pub fn give_up(state: &State, descriptor: i32) {
         return;
     }
     if let Known::Adopted(adopted) = seen.known
-        && let Some(session) = state.sessions.enter_for(state, &adopted)
+        && let Some(session) = state.sessions.enter_for(call.frame, &adopted)
     {
         let mut message = message(&session);
         message.handle = adopted.handle;

@@ -10,7 +10,7 @@ use crate::memory::{UserMemory, UserPath};
 use crate::mounts::{Freshness, MountPoint, Table, components};
 use crate::outcome::{Refusal, Served};
 use crate::raw;
-use crate::state::State;
+use crate::state::Call;
 use core::fmt::Write;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::Borrowed;
@@ -47,14 +47,14 @@ pub struct Extra<'a> {
 pub type Take<'t> = &'t mut dyn FnMut(&Reply, &Borrowed<'_>, &MountPoint);
 
 /// The start of the paths relative to `descriptor`.
-pub fn start<'a>(state: &'a State, descriptor: i32, path: &[u8]) -> Served<Start<'a>> {
+pub fn start<'a>(call: Call, descriptor: i32, path: &[u8]) -> Served<Start<'a>> {
     if path.first() == Some(&b'/') {
         return Ok(None);
     }
     if path.is_empty() || descriptor < 0 {
         return Err(Refusal::Foreign);
     }
-    let file = open_file(state, descriptor)?;
+    let file = open_file(call, descriptor)?;
     if file.is_directory() { Ok(Some(file)) } else { Err(Refusal::Kernel) }
 }
 
@@ -62,15 +62,15 @@ pub fn start<'a>(state: &'a State, descriptor: i32, path: &[u8]) -> Served<Start
 ///
 /// # Errors
 /// [`Refusal::Foreign`] or [`Refusal::Kernel`] when it is to be left to the kernel.
-pub fn locate<'p>(state: &State, start: &Start<'_>, text: &'p [u8]) -> Served<Location<'p>> {
+pub fn locate<'p>(call: Call, start: &Start<'_>, text: &'p [u8]) -> Served<Location<'p>> {
     if text.first() == Some(&b'/') {
-        return locate_absolute(state, text);
+        return locate_absolute(call, text);
     }
     let directory = start.as_ref().ok_or(Refusal::Foreign)?;
-    if !is_plain(text) || components(text).next().is_none() || !is_whole(state, &directory.mount) {
+    if !is_plain(text) || components(text).next().is_none() || !is_whole(call, &directory.mount) {
         return Err(Refusal::Kernel);
     }
-    let crosses = state.mounts.with(&state.sessions, Freshness::Exact, |table| {
+    let crosses = call.state.mounts.with(call.frame, Freshness::Exact, |table| {
         let mount = table.by_id(directory.mount.id)?;
         if !table.has_mounts_below(mount) {
             return Some(false);
@@ -84,13 +84,13 @@ pub fn locate<'p>(state: &State, start: &Start<'_>, text: &'p [u8]) -> Served<Lo
     Ok(Location { mount: directory.mount, directory: Some(handle), text, skip: 0 })
 }
 
-fn locate_absolute<'p>(state: &State, text: &'p [u8]) -> Served<Location<'p>> {
+fn locate_absolute<'p>(call: Call, text: &'p [u8]) -> Served<Location<'p>> {
     let find = |freshness| {
         let find = |table: &Table| {
             let (mount, skip) = table.locate(components(text))?;
             mount.instance().map(|_| (*mount, skip, table.root(mount) == b"/"))
         };
-        state.mounts.with(&state.sessions, freshness, find).flatten()
+        call.state.mounts.with(call.frame, freshness, find).flatten()
     };
     find(Freshness::Lazy).ok_or(Refusal::Foreign)?;
     if !is_plain(text) {
@@ -105,9 +105,9 @@ fn locate_absolute<'p>(state: &State, text: &'p [u8]) -> Served<Location<'p>> {
 }
 
 /// Whether the mount shows an instance from its root.
-fn is_whole(state: &State, mount: &MountPoint) -> bool {
+fn is_whole(call: Call, mount: &MountPoint) -> bool {
     let whole = |table: &Table| table.by_id(mount.id).is_some_and(|mount| table.root(mount) == b"/");
-    state.mounts.with(&state.sessions, Freshness::Lazy, whole).unwrap_or(false)
+    call.state.mounts.with(call.frame, Freshness::Lazy, whole).unwrap_or(false)
 }
 
 /// Whether a path means the same by its components as by the kernel's walk: no `..`, and nothing that asks for a
@@ -172,7 +172,7 @@ fn put(borrowed: &mut Borrowed<'_>, offset: usize, bytes: &[u8]) -> Served<()> {
 
 /// One request for one or two paths, without following what it answers.
 fn once(
-    state: &State,
+    call: Call,
     places: (&Location<'_>, Option<&Location<'_>>),
     template: &Request,
     extra: &Extra<'_>,
@@ -183,7 +183,7 @@ fn once(
     if second.is_some_and(|second| second.mount.id != first.mount.id) {
         return Err(Refusal::Kernel);
     }
-    let session = state.sessions.enter(state, instance).ok_or(Refusal::Kernel)?;
+    let session = call.state.sessions.enter(call, instance).ok_or(Refusal::Kernel)?;
     let directory = |location: &Location<'_>| match location.directory {
         None => Ok(0),
         Some((handle, generation)) if generation == session.generation => Ok(handle),
@@ -220,7 +220,7 @@ pub fn put_value(borrowed: &mut Borrowed<'_>, offset: usize, extra: &Extra<'_>, 
 /// # Errors
 /// What the service answers, or a refusal.
 pub fn by_path(
-    state: &State,
+    call: Call,
     at: (i32, UserPath),
     changes: bool,
     request: &Request,
@@ -228,31 +228,26 @@ pub fn by_path(
     take: Take<'_>,
 ) -> Served<Reply> {
     let text = at.1.bytes().ok_or(Refusal::Foreign)?;
-    let start = start(state, at.0, text)?;
-    run(state, (&start, text), None, changes, request, extra, take)
+    let start = start(call, at.0, text)?;
+    run(call, (&start, text), None, changes, request, extra, take)
 }
 
 /// A request by two paths, of one mount.
 ///
 /// # Errors
 /// What the service answers, or a refusal.
-pub fn by_two_paths(
-    state: &State,
-    first: (i32, UserPath),
-    second: (i32, UserPath),
-    request: &Request,
-) -> Served<Reply> {
+pub fn by_two_paths(call: Call, first: (i32, UserPath), second: (i32, UserPath), request: &Request) -> Served<Reply> {
     let (text, second_text) = (first.1.bytes().ok_or(Refusal::Foreign)?, second.1.bytes().ok_or(Refusal::Foreign)?);
-    let start_first = start(state, first.0, text)?;
-    let start_second = start(state, second.0, second_text)?;
+    let start_first = start(call, first.0, text)?;
+    let start_second = start(call, second.0, second_text)?;
     let second = Some((&start_second, second_text));
-    run(state, (&start_first, text), second, true, request, &Extra::default(), &mut |_, _, _| {})
+    run(call, (&start_first, text), second, true, request, &Extra::default(), &mut |_, _, _| {})
 }
 
 type Named<'n, 's> = (&'n Start<'s>, &'n [u8]);
 
 fn run(
-    state: &State,
+    call: Call,
     first: Named<'_, '_>,
     second: Option<Named<'_, '_>>,
     changes: bool,
@@ -260,14 +255,14 @@ fn run(
     extra: &Extra<'_>,
     take: Take<'_>,
 ) -> Served<Reply> {
-    let (place, second_place) = places(state, first, second, changes)?;
+    let (place, second_place) = places(call, first, second, changes)?;
     let mut result = Err(Refusal::Kernel);
-    once(state, (&place, second_place.as_ref()), request, extra, &mut |reply, borrowed| {
+    once(call, (&place, second_place.as_ref()), request, extra, &mut |reply, borrowed| {
         result = if reply.status == Status::Done as u32 {
             take(reply, borrowed, &place.mount);
             Ok(*reply)
         } else {
-            follow(state, (first, second, changes), (request, extra), (reply, borrowed), take)
+            follow(call, (first, second, changes), (request, extra), (reply, borrowed), take)
         };
         Ok(())
     })?;
@@ -276,9 +271,9 @@ fn run(
 
 type Places<'n> = (Location<'n>, Option<Location<'n>>);
 
-fn places<'n>(state: &State, first: Named<'n, '_>, second: Option<Named<'n, '_>>, changes: bool) -> Served<Places<'n>> {
-    let place = locate(state, first.0, first.1)?;
-    let second = second.map(|(start, text)| locate(state, start, text)).transpose()?;
+fn places<'n>(call: Call, first: Named<'n, '_>, second: Option<Named<'n, '_>>, changes: bool) -> Served<Places<'n>> {
+    let place = locate(call, first.0, first.1)?;
+    let second = second.map(|(start, text)| locate(call, start, text)).transpose()?;
     if changes && place.mount.is_read_only() {
         return Err(Refusal::Kernel);
     }
@@ -318,7 +313,7 @@ impl Text {
 #[cold]
 #[inline(never)]
 fn follow(
-    state: &State,
+    call: Call,
     (first, second, changes): (Named<'_, '_>, Option<Named<'_, '_>>, bool),
     (request, extra): (&Request, &Extra<'_>),
     (reply, borrowed): (&Reply, &Borrowed<'_>),
@@ -333,8 +328,8 @@ fn follow(
         let changed = if last.status == Status::Redirect as u32 { &mut text } else { &mut second_text };
         changed.set(next.bytes());
         let named = second.map(|(start, _)| (start, second_text.bytes()));
-        let (place, second_place) = places(state, (first.0, text.bytes()), named, changes)?;
-        once(state, (&place, second_place.as_ref()), request, extra, &mut |reply, borrowed| {
+        let (place, second_place) = places(call, (first.0, text.bytes()), named, changes)?;
+        once(call, (&place, second_place.as_ref()), request, extra, &mut |reply, borrowed| {
             last = *reply;
             if reply.status == Status::Done as u32 {
                 take(reply, borrowed, &place.mount);

@@ -1,21 +1,27 @@
 //! Sessions with instances: made when first needed, ended before a change of rights, never inherited.
 //!
-//! One slot per instance. Its word holds what the slot is and how many calls use it; a slot that was ended is taken down by
-//! the last call that leaves it, so that nothing waits and no call loses its memory under its hands.
+//! A few slots, each with a session or none. Its word says what the slot is; who uses the session holds one of its
+//! `users`. A slot that was ended is taken down by the last call that leaves it, so that nothing waits and no call loses its
+//! memory under its hands. A slot without a session is anybody's: however many instances come and go, there is room for the
+//! next one.
 
 use crate::outcome::{Refusal, Served};
-use crate::state::State;
+use crate::state::Call;
 use crate::{descriptors::Adopted, raw, trace};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
+use poolfs_ipc::hold::{Frame, Hold};
 use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, Status};
 use poolfs_ipc::{Borrowed, CallError, Connection};
 use poolfs_types::Errno;
 
-/// Instances one process can talk to; further ones are left to the kernel.
+/// Instances one process can talk to at a time; with further ones the kernel talks.
 pub const INSTANCES_MAX: usize = 16;
+
+/// Calls that can use one session at a time; further ones are the kernel's.
+const USERS_MAX: usize = 64;
 
 /// Longest name of an instance.
 pub const NAME_MAX: usize = 64;
@@ -32,25 +38,74 @@ const CONNECTING: u64 = 1;
 const LIVE: u64 = 2;
 const ENDED: u64 = 3;
 const CLOSING: u64 = 4;
-const USER: u64 = 1 << 3;
-const USERS: u64 = ((1 << 24) - 1) << 3;
+/// Ended while it was connecting: whoever connects takes it down.
+const CANCELLED: u64 = 5;
 const GENERATION: u64 = 1 << 32;
+
+/// The name of an instance; all zeros: of none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct InstanceName {
+    hash: u64,
+    length: u64,
+    bytes: [u8; NAME_MAX],
+}
+
+impl InstanceName {
+    /// No name.
+    pub const NONE: Self = Self { hash: 0, length: 0, bytes: [0; NAME_MAX] };
+
+    /// A name that an instance can have.
+    #[must_use]
+    pub fn new(name: &[u8]) -> Option<Self> {
+        if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+            return None;
+        }
+        let mut new = Self { length: name.len() as u64, ..Self::NONE };
+        new.bytes.get_mut(..name.len())?.copy_from_slice(name);
+        // FNV-1a; never 0, which stands for a slot without a name.
+        let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        new.hash = name.iter().fold(0xcbf2_9ce4_8422_2325, step) | 1;
+        Some(new)
+    }
+
+    /// Whether it is none.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.length as usize).unwrap_or_default()
+    }
+}
 
 #[repr(C)]
 struct Slot {
     word: AtomicU64,
     retry_at: AtomicU64,
-    name_length: AtomicU32,
-    name: UnsafeCell<[u8; NAME_MAX]>,
+    /// That of the name; 0: it never had one.
+    hash: AtomicU64,
+    /// Who makes a session here.
+    maker: Hold,
+    users: [Hold; USERS_MAX],
+    name: UnsafeCell<InstanceName>,
     connection: UnsafeCell<MaybeUninit<Connection>>,
 }
 
-/// The sessions of this process, by slot.
-#[repr(transparent)]
-pub struct Sessions([Slot; INSTANCES_MAX]);
+/// The sessions of this process. All zeros: none.
+#[repr(C)]
+pub struct Sessions {
+    slots: [Slot; INSTANCES_MAX],
+    generations: AtomicU32,
+    swept_at: AtomicU64,
+}
 
-// SAFETY: a name is written once, before its length is published; a connection only by who moved the word from EMPTY to
-// CONNECTING, dropped only by who moved it from ENDED without users to CLOSING, and read by counted users in between.
+// SAFETY: a slot's name and connection are written only by who holds its `maker` and moved its word to CONNECTING, and the
+// connection is dropped only by who moved the word from ENDED to CLOSING while no user was there. Users read them, who took
+// their hold before they found the word LIVE: either they are seen by who ended it, or they see that it has ended.
 unsafe impl Sync for Sessions {}
 
 /// Socket descriptors of sessions, which a forked child still has although its state is gone.
@@ -62,61 +117,36 @@ static COOKIES: [AtomicU64; INSTANCES_MAX] = [const { AtomicU64::new(0) }; INSTA
 /// A session in use by one call.
 pub struct Session<'a> {
     slot: &'a Slot,
-    /// What makes handles of this session different from those of the ones before in the slot.
+    user: &'a Hold,
+    frame: Frame,
+    /// The slot's number.
+    pub index: usize,
+    /// What makes handles of this session different from those of all others.
     pub generation: u64,
 }
 
 impl Sessions {
-    /// The slot of an instance, made when there is none yet. Called by one caller at a time.
-    pub fn slot_of(&self, name: &[u8]) -> Option<usize> {
-        if name.is_empty() || name.len() > NAME_MAX || name.contains(&b'/') || name.contains(&0) {
-            return None;
+    /// A session with an instance, connected when there is none; nothing: the kernel serves.
+    pub fn enter<'a>(&'a self, call: Call, name: &InstanceName) -> Option<Session<'a>> {
+        let mut of_name = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_of(name));
+        match of_name.find(|(_, slot)| slot.kind() == LIVE) {
+            Some((index, slot)) => usable(slot.enter(index, call.frame)?).filter(|session| session.name() == name),
+            None => self.connect(call, name),
         }
-        let known = self.0.iter().position(|slot| slot.name() == name);
-        known.or_else(|| {
-            let index = self.0.iter().position(|slot| slot.name_length.load(Ordering::Acquire) == 0)?;
-            let slot = &self.0[index];
-            // SAFETY: the length is 0, so that nobody reads the name, and there is one caller.
-            unsafe { (&mut *slot.name.get())[..name.len()].copy_from_slice(name) };
-            slot.name_length.store(name.len() as u32, Ordering::Release);
-            Some(index)
-        })
-    }
-
-    /// A session with the instance of a slot, connected when there is none; nothing: the kernel serves.
-    pub fn enter<'a>(&'a self, state: &State, index: usize) -> Option<Session<'a>> {
-        let slot = self.0.get(index)?;
-        let mut word = slot.word.load(Ordering::Acquire);
-        loop {
-            match word & KIND {
-                LIVE if word & USERS != USERS => {
-                    match slot.word.compare_exchange_weak(word, word + USER, Ordering::AcqRel, Ordering::Acquire) {
-                        Ok(_) => break,
-                        Err(now) => word = now,
-                    }
-                }
-                EMPTY => return self.connect(state, index, word),
-                _ => return None,
-            }
-        }
-        let session = Session { slot, generation: word / GENERATION };
-        if session.connection().is_usable() {
-            return Some(session);
-        }
-        session.end();
-        None
     }
 
     /// The session an adopted descriptor's handle belongs to, if it still lives.
-    pub fn enter_for<'a>(&'a self, state: &State, file: &Adopted) -> Option<Session<'a>> {
-        let session = self.enter(state, file.instance as usize)?;
-        (session.generation == file.generation).then_some(session)
+    pub fn enter_for(&self, frame: Frame, file: &Adopted) -> Option<Session<'_>> {
+        let index = file.instance as usize;
+        let session = self.slots.get(index)?.enter(index, frame)?;
+        usable(session).filter(|session| session.generation == file.generation)
     }
 
     /// Ends all sessions: no call that begins later uses them.
     pub fn end_all(&self) {
-        for slot in &self.0 {
-            slot.end();
+        let frame = Frame::here();
+        for slot in &self.slots {
+            slot.end(frame);
             // Who could not connect may be able to as somebody else.
             slot.retry_at.store(0, Ordering::Relaxed);
         }
@@ -124,11 +154,8 @@ impl Sessions {
 
     /// The socket descriptors of live sessions.
     pub fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
-        self.0
-            .iter()
-            .zip(&SOCKETS)
-            .filter(|(slot, _)| slot.word.load(Ordering::Relaxed) & KIND == LIVE)
-            .map(|(_, socket)| socket.load(Ordering::Relaxed))
+        let live = self.slots.iter().zip(&SOCKETS).filter(|(slot, _)| slot.kind() == LIVE);
+        live.map(|(_, socket)| socket.load(Ordering::Relaxed))
     }
 
     /// Whether a descriptor number is one of our sockets.
@@ -137,80 +164,170 @@ impl Sessions {
     }
 
     #[cold]
-    fn connect<'a>(&'a self, state: &State, index: usize, word: u64) -> Option<Session<'a>> {
-        let slot = &self.0[index];
+    fn connect(&self, call: Call, name: &InstanceName) -> Option<Session<'_>> {
         let now = raw::coarse_time_ns();
-        if now < slot.retry_at.load(Ordering::Relaxed) || !state.is_own_process() {
+        let index = self.place(call.frame, name, now)?;
+        let slot = &self.slots[index];
+        if !call.state.is_own_process() || !slot.maker.take_or_recover(call.frame) {
+            return None;
+        }
+        let made = self.make(index, slot, call.frame, name, now);
+        slot.maker.give_back();
+        made
+    }
+
+    /// The slot for a new session with an instance: the one it had, while nobody else has it, or another one without a session.
+    fn place(&self, frame: Frame, name: &InstanceName, now: u64) -> Option<usize> {
+        let is_free = |slot: &Slot| match slot.kind() {
+            EMPTY => true,
+            // Whoever began to connect may have left by a jump.
+            CONNECTING | CANCELLED => slot.maker.is_left(frame),
+            _ => false,
+        };
+        if let Some(index) = self.slots.iter().position(|slot| slot.is_of(name) && is_free(slot)) {
+            return (now >= self.slots[index].retry_at.load(Ordering::Relaxed)).then_some(index);
+        }
+        if self.slots.iter().any(|slot| slot.is_of(name) && matches!(slot.kind(), CONNECTING | LIVE)) {
+            return None;
+        }
+        let new = self.slots.iter().position(|slot| slot.hash.load(Ordering::Relaxed) == 0 && is_free(slot));
+        new.or_else(|| self.slots.iter().position(is_free)).or_else(|| {
+            self.end_dead(frame, now);
+            self.slots.iter().position(is_free)
+        })
+    }
+
+    /// Ends the sessions whose services are gone, which nobody has noticed who does not use them.
+    fn end_dead(&self, frame: Frame, now: u64) {
+        if now < self.swept_at.swap(now + RETRY_NS, Ordering::Relaxed) {
+            return;
+        }
+        for (index, slot) in self.slots.iter().enumerate() {
+            if let Some(session) = slot.enter(index, frame).filter(|session| !session.connection().is_connected()) {
+                session.end();
+            }
+        }
+    }
+
+    fn make<'a>(
+        &'a self,
+        index: usize,
+        slot: &'a Slot,
+        frame: Frame,
+        name: &InstanceName,
+        now: u64,
+    ) -> Option<Session<'a>> {
+        let word = slot.word.load(Ordering::Acquire);
+        if matches!(word & KIND, LIVE | ENDED | CLOSING) {
             return None;
         }
         let connecting = (word & !KIND) | CONNECTING;
         slot.word.compare_exchange(word, connecting, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        let connected = slot.open();
-        let Some(connection) = connected else {
-            slot.retry_at.store(now + RETRY_NS, Ordering::Relaxed);
-            slot.word.store(word, Ordering::Release);
-            return None;
+        // SAFETY: CONNECTING and the maker's hold are ours.
+        unsafe { *slot.name.get() = *name };
+        slot.hash.store(name.hash, Ordering::Relaxed);
+        let connection = match open(name) {
+            Ok(connection) => connection,
+            Err(errno) => {
+                trace::no_session(errno);
+                slot.retry_at.store(now + RETRY_NS, Ordering::Relaxed);
+                slot.word.store((word & !KIND) | EMPTY, Ordering::Release);
+                return None;
+            }
         };
         let socket = connection.socket_number();
         COOKIES[index].store(raw::socket_cookie(socket).unwrap_or(0), Ordering::Relaxed);
         SOCKETS[index].store(socket, Ordering::Relaxed);
-        // SAFETY: CONNECTING is ours alone.
+        let generation = u64::from(self.generations.fetch_add(1, Ordering::Relaxed));
+        // SAFETY: as above.
         unsafe { (*slot.connection.get()).write(connection) };
-        let generation = word / GENERATION + 1;
-        // A change of rights that came meanwhile has asked for the end by ENDED; then nobody gets in.
-        let live = (generation * GENERATION) | LIVE | USER;
-        let session = Session { slot, generation };
-        match slot.word.compare_exchange(connecting, live, Ordering::AcqRel, Ordering::Relaxed) {
-            Ok(_) => Some(session),
-            Err(_) => {
-                slot.word.store((generation * GENERATION) | ENDED | USER, Ordering::Release);
-                drop(session);
-                None
-            }
+        let live = (generation * GENERATION) | LIVE;
+        if slot.word.compare_exchange(connecting, live, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            return slot.enter(index, frame);
         }
+        // A change of rights that came meanwhile has cancelled it.
+        // SAFETY: as above; it was just written, and nobody found the slot LIVE.
+        unsafe { (*slot.connection.get()).assume_init_drop() };
+        slot.word.store((word & !KIND) | EMPTY, Ordering::Release);
+        None
     }
 }
 
+/// The session, when it can be used; else it ends.
+fn usable(session: Session<'_>) -> Option<Session<'_>> {
+    if session.connection().is_usable() {
+        return Some(session);
+    }
+    session.end();
+    None
+}
+
+fn open(name: &InstanceName) -> Result<Connection, Errno> {
+    let parts = [SOCKET_DIRECTORY.as_bytes(), b"/", name.bytes(), SOCKET_SUFFIX.as_bytes(), b"\0"];
+    let mut path = [0; SOCKET_PATH_MAX];
+    let mut length = 0;
+    for part in parts {
+        path.get_mut(length..length + part.len()).ok_or(Errno::ENAMETOOLONG)?.copy_from_slice(part);
+        length += part.len();
+    }
+    let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno::EINVAL)?;
+    Connection::open(path)
+}
+
 impl Slot {
-    fn name(&self) -> &[u8] {
-        let length = self.name_length.load(Ordering::Acquire) as usize;
-        // SAFETY: a name with a length is never written again.
-        unsafe { (&*self.name.get()).get(..length).unwrap_or_default() }
+    fn kind(&self) -> u64 {
+        self.word.load(Ordering::Relaxed) & KIND
     }
 
-    fn open(&self) -> Option<Connection> {
-        let parts = [SOCKET_DIRECTORY.as_bytes(), b"/", self.name(), SOCKET_SUFFIX.as_bytes(), b"\0"];
-        let mut path = [0; SOCKET_PATH_MAX];
-        let mut length = 0;
-        for part in parts {
-            path.get_mut(length..length + part.len())?.copy_from_slice(part);
-            length += part.len();
+    /// Whether the name may be this one: who uses the slot has to compare.
+    fn is_of(&self, name: &InstanceName) -> bool {
+        self.hash.load(Ordering::Relaxed) == name.hash
+    }
+
+    fn enter(&self, index: usize, frame: Frame) -> Option<Session<'_>> {
+        if self.kind() != LIVE {
+            return None;
         }
-        Connection::open(CStr::from_bytes_with_nul(path.get(..length)?).ok()?).ok()
+        let user = self.users.iter().find(|user| user.take(frame));
+        let user = user.or_else(|| self.users.iter().find(|user| user.take_or_recover(frame)))?;
+        let word = self.word.load(Ordering::SeqCst);
+        if word & KIND == LIVE {
+            return Some(Session { slot: self, user, frame, index, generation: word / GENERATION });
+        }
+        user.give_back();
+        self.take_down(frame);
+        None
     }
 
-    fn end(&self) {
+    fn end(&self, frame: Frame) {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
             let ended = match word & KIND {
-                LIVE | CONNECTING => (word & !KIND) | ENDED,
-                _ => return,
+                LIVE => (word & !KIND) | ENDED,
+                CONNECTING => (word & !KIND) | CANCELLED,
+                _ => return self.take_down(frame),
             };
-            match self.word.compare_exchange_weak(word, ended, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(before) if before & KIND == LIVE && before & USERS == 0 => return self.take_down(ended),
-                Ok(_) => return,
+            match self.word.compare_exchange_weak(word, ended, Ordering::SeqCst, Ordering::Acquire) {
+                Ok(_) => return self.take_down(frame),
                 Err(now) => word = now,
             }
         }
     }
 
-    /// Drops the connection of an ended slot without users.
-    fn take_down(&self, word: u64) {
+    /// Drops the connection of an ended slot that nobody uses. Calls that this thread has left by a jump use nothing.
+    fn take_down(&self, frame: Frame) {
+        fence(Ordering::SeqCst);
+        let word = self.word.load(Ordering::SeqCst);
+        let is_idle = || self.users.iter().all(|user| user.is_free() || user.is_left(frame));
+        if word & KIND != ENDED || !is_idle() {
+            return;
+        }
         let closing = (word & !KIND) | CLOSING;
-        if self.word.compare_exchange(word, closing, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        if self.word.compare_exchange(word, closing, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            self.users.iter().filter(|user| user.is_left(frame)).for_each(Hold::give_back);
             // SAFETY: CLOSING is ours alone, and the value was written before the slot was LIVE.
             unsafe { (*self.connection.get()).assume_init_drop() };
-            self.word.store((word & !(KIND | USERS)) | EMPTY, Ordering::Release);
+            self.word.store((word & !KIND) | EMPTY, Ordering::Release);
         }
     }
 }
@@ -218,8 +335,13 @@ impl Slot {
 impl Session<'_> {
     /// The connection.
     pub fn connection(&self) -> &Connection {
-        // SAFETY: written before the slot was LIVE, and kept while users are counted, of which this is one.
+        // SAFETY: written before the slot was LIVE, and kept while it has users, of which this is one.
         unsafe { (*self.slot.connection.get()).assume_init_ref() }
+    }
+
+    fn name(&self) -> &InstanceName {
+        // SAFETY: a slot with users keeps its name.
+        unsafe { &*self.slot.name.get() }
     }
 
     /// A request buffer.
@@ -227,7 +349,12 @@ impl Session<'_> {
     /// # Errors
     /// [`Refusal::Kernel`] when there is none.
     pub fn borrow(&self) -> Served<Borrowed<'_>> {
-        self.connection().borrow().map_err(|_| Refusal::Kernel)
+        self.connection().borrow(self.frame).map_err(|error| {
+            if error == CallError::Dead {
+                self.end();
+            }
+            Refusal::Kernel
+        })
     }
 
     /// Submits a request and sorts its reply: done and redirected ones come back.
@@ -260,20 +387,22 @@ impl Session<'_> {
             use Operation::{Access, GetXattr, ListXattr, Read, ReadLink, Seek, Stat};
             matches!(operation, Access | GetXattr | ListXattr | Read | ReadLink | Seek | Stat)
         });
-        if repeatable && self.slot.open().is_some() { Refusal::Kernel } else { Refusal::Failed(Errno::EIO) }
+        if repeatable && open(self.name()).is_ok() { Refusal::Kernel } else { Refusal::Failed(Errno::EIO) }
     }
 
     /// Ends the session: it is gone when its last user leaves.
     pub fn end(&self) {
-        self.slot.end();
+        self.slot.end(self.frame);
     }
 }
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        let before = self.slot.word.fetch_sub(USER, Ordering::AcqRel);
-        if before & KIND == ENDED && before & USERS == USER {
-            self.slot.take_down(before - USER);
+        self.user.give_back();
+        // Whoever ended it meanwhile either sees that this user is gone, or is seen here.
+        fence(Ordering::SeqCst);
+        if self.slot.kind() == ENDED {
+            self.slot.take_down(self.frame);
         }
     }
 }
@@ -291,23 +420,14 @@ pub fn close_inherited() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::boxed::Box;
 
     #[test]
-    fn instances_get_slots_and_odd_names_do_not() {
-        // SAFETY: sessions are valid as zeros, which is how the mapping of the state begins.
-        let sessions = unsafe { Box::<Sessions>::new_zeroed().assume_init() };
-        assert_eq!(sessions.slot_of(b"pool-1"), Some(0));
-        assert_eq!(sessions.slot_of(b"pool-2"), Some(1));
-        assert_eq!(sessions.slot_of(b"pool-1"), Some(0));
+    fn odd_names_are_none() {
+        assert_eq!(InstanceName::new(b"pool-1").expect("a name").bytes(), b"pool-1");
+        assert_ne!(InstanceName::new(b"pool-1"), InstanceName::new(b"pool-2"));
         for bad in [&b""[..], b"a/b", b"a\0", &[b'x'; NAME_MAX + 1]] {
-            assert_eq!(sessions.slot_of(bad), None);
+            assert_eq!(InstanceName::new(bad), None);
         }
-        for number in 2..INSTANCES_MAX {
-            assert_eq!(sessions.slot_of(std::format!("more-{number}").as_bytes()), Some(number));
-        }
-        assert_eq!(sessions.slot_of(b"one-too-many"), None);
-        sessions.end_all();
-        assert_eq!(sessions.descriptors().count(), 0);
+        assert!(InstanceName::NONE.is_none());
     }
 }

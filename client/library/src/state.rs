@@ -11,6 +11,7 @@ use crate::mounts::{self, Mounts};
 use crate::session::{self, Sessions};
 use crate::{process, raw, trace};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use poolfs_ipc::hold::Frame;
 
 const WIPED: u32 = 0;
 const SETTING_UP: u32 = 1;
@@ -32,6 +33,24 @@ pub struct State {
     pub mounts: Mounts,
     /// What is known of each descriptor.
     pub descriptors: Descriptors,
+}
+
+/// One call under way: the state, and where the call stands, for what it takes while it runs.
+#[derive(Clone, Copy)]
+pub struct Call {
+    /// The state.
+    pub state: &'static State,
+    /// The call's place on the stack.
+    pub frame: Frame,
+}
+
+impl Call {
+    /// The calling function's call, or nothing when the kernel is to do everything.
+    #[inline(always)]
+    #[must_use]
+    pub fn begin() -> Option<Self> {
+        state().map(|state| Self { state, frame: Frame::here() })
+    }
 }
 
 static STATE: AtomicPtr<State> = AtomicPtr::new(core::ptr::null_mut());

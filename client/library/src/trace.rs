@@ -4,11 +4,15 @@
 
 use crate::{process, raw};
 use core::fmt::Write;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as sys;
+use poolfs_types::Errno;
 
 static LIBRARY: AtomicU64 = AtomicU64::new(0);
 static KERNEL: AtomicU64 = AtomicU64::new(0);
+static SESSIONS_REFUSED: AtomicU64 = AtomicU64::new(0);
+static MOUNTS_UNREAD: AtomicU64 = AtomicU64::new(0);
+static LAST_ERRNO: AtomicI32 = AtomicI32::new(0);
 static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Longest path of the file to report to.
@@ -26,10 +30,25 @@ pub fn kernel() {
     KERNEL.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Counts a session that could not be had, and why.
+#[cold]
+pub fn no_session(errno: Errno) {
+    SESSIONS_REFUSED.fetch_add(1, Ordering::Relaxed);
+    LAST_ERRNO.store(errno.raw(), Ordering::Relaxed);
+}
+
+/// Counts a reading of the mounts that failed, or found more than there is room for.
+#[cold]
+pub fn no_mounts() {
+    MOUNTS_UNREAD.fetch_add(1, Ordering::Relaxed);
+}
+
 /// Starts counting for a new process.
 pub fn start() {
     LIBRARY.store(0, Ordering::Relaxed);
     KERNEL.store(0, Ordering::Relaxed);
+    SESSIONS_REFUSED.store(0, Ordering::Relaxed);
+    MOUNTS_UNREAD.store(0, Ordering::Relaxed);
     REPORTED.store(false, Ordering::Relaxed);
 }
 
@@ -46,10 +65,10 @@ pub fn report() {
         return;
     }
     let (library, kernel) = counts();
-    let mut line = Line { bytes: [0; 160], length: 0 };
+    let mut line = Line { bytes: [0; 240], length: 0 };
     let mut name = [0; 16];
     let name = program(&mut name);
-    if writeln!(line, "poolfs {} {name} library={library} kernel={kernel}", raw::process_id()).is_err() {
+    if write_report(&mut line, name, library, kernel).is_err() {
         return;
     }
     let text = line.bytes.get(..line.length).unwrap_or_default();
@@ -68,6 +87,19 @@ pub fn report() {
     }
 }
 
+/// What kept the library from working stands there only when something did.
+fn write_report(line: &mut Line, name: &str, library: u64, kernel: u64) -> core::fmt::Result {
+    write!(line, "poolfs {} {name} library={library} kernel={kernel}", raw::process_id())?;
+    let (refused, unread) = (SESSIONS_REFUSED.load(Ordering::Relaxed), MOUNTS_UNREAD.load(Ordering::Relaxed));
+    if refused > 0 {
+        write!(line, " sessions-refused={refused} errno={}", LAST_ERRNO.load(Ordering::Relaxed))?;
+    }
+    if unread > 0 {
+        write!(line, " mounts-unread={unread}")?;
+    }
+    writeln!(line)
+}
+
 /// The program's name as the kernel has it.
 fn program(name: &mut [u8; 16]) -> &str {
     let Ok(file) = raw::open_read(c"/proc/self/comm") else { return "?" };
@@ -78,7 +110,7 @@ fn program(name: &mut [u8; 16]) -> &str {
 
 /// A line being written; what does not fit is an error.
 struct Line {
-    bytes: [u8; 160],
+    bytes: [u8; 240],
     length: usize,
 }
 

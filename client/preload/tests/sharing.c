@@ -197,6 +197,8 @@ static void signal_handlers(void)
         if (write(signal_file, "ordinary", 8) != 8 || errno != 77)
             abort();
     }
+    while (signals == 0)
+        usleep(100);
     setitimer(ITIMER_REAL, &never, NULL);
     struct stat s;
     fstat(signal_file, &s);

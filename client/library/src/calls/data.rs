@@ -5,7 +5,7 @@ use crate::files::{OpenFile, open_file};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
-use crate::state::State;
+use crate::state::Call;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::{Operation, RequestFlags, Status};
 use poolfs_types::Errno;
@@ -17,9 +17,9 @@ pub const TRANSFER_MAX: usize = 0x7fff_f000;
 /// `pread`
 pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     let served = || {
-        let state = on()?;
-        let file = readable(state, descriptor)?;
-        read_at(state, &file, memory, from_user(offset)?)
+        let call = on()?;
+        let file = readable(call, descriptor)?;
+        read_at(call, &file, memory, from_user(offset)?)
     };
     finish(served(), || kernel_cancellable(sys::__NR_pread64, words(descriptor, memory, offset)))
 }
@@ -27,10 +27,10 @@ pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
 /// `pwrite`
 pub fn pwrite(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     let served = || {
-        let state = on()?;
-        let file = writable(state, descriptor)?;
+        let call = on()?;
+        let file = writable(call, descriptor)?;
         let offset = from_user(offset)?;
-        write_at(state, &file, memory, offset).map(|(count, _)| count)
+        write_at(call, &file, memory, offset).map(|(count, _)| count)
     };
     finish(served(), || kernel_cancellable(sys::__NR_pwrite64, words(descriptor, memory, offset)))
 }
@@ -45,8 +45,8 @@ pub(super) fn from_user(offset: i64) -> Served<u64> {
 }
 
 /// The adopted regular file behind a number, for reading.
-pub(super) fn readable(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
-    may_read(open_file(state, descriptor)?)
+pub(super) fn readable<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
+    may_read(open_file(call, descriptor)?)
 }
 
 /// An adopted regular file that may be read.
@@ -55,18 +55,18 @@ pub(super) fn may_read(file: OpenFile<'_>) -> Served<OpenFile<'_>> {
 }
 
 /// The adopted regular file behind a number, for writing.
-pub(super) fn writable(state: &State, descriptor: i32) -> Served<OpenFile<'_>> {
-    may_write(state, open_file(state, descriptor)?)
+pub(super) fn writable<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
+    may_write(call, open_file(call, descriptor)?)
 }
 
 /// An adopted regular file that may be written.
-pub(super) fn may_write<'a>(state: &State, file: OpenFile<'a>) -> Served<OpenFile<'a>> {
-    let allowed = file.is_regular() && file.is_writable() && !state.file_size_limited();
+pub(super) fn may_write<'a>(call: Call, file: OpenFile<'a>) -> Served<OpenFile<'a>> {
+    let allowed = file.is_regular() && file.is_writable() && !call.state.file_size_limited();
     if allowed { Ok(file) } else { Err(Refusal::Kernel) }
 }
 
 /// Reads into `memory` from `offset`, in as many requests as it takes.
-pub(super) fn read_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<usize> {
+pub(super) fn read_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<usize> {
     let length = transfer(memory, offset)?;
     let mut borrowed = file.session.borrow()?;
     let room = file.session.connection().data_bytes();
@@ -79,7 +79,7 @@ pub(super) fn read_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, of
         let reply = match file.session.execute(&mut borrowed, &request) {
             Ok(reply) => reply,
             Err(_) if done > 0 => break,
-            Err(error) => return Err(sort_error(state, file, error)),
+            Err(error) => return Err(sort_error(call, file, error)),
         };
         let got = reply.length.min(request.length) as usize;
         let target = memory.part(done, got);
@@ -97,7 +97,7 @@ pub(super) fn read_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, of
 }
 
 /// Writes `memory` at `offset`; returns how much, and the offset of the first byte (for appends, where that is).
-pub(super) fn write_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<(usize, u64)> {
+pub(super) fn write_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<(usize, u64)> {
     let length = transfer(memory, offset)?;
     let mut borrowed = file.session.borrow()?;
     let room = file.session.connection().data_bytes();
@@ -118,7 +118,7 @@ pub(super) fn write_at(state: &State, file: &OpenFile<'_>, memory: UserMemory, o
         let reply = match file.session.execute(&mut borrowed, &request) {
             Ok(reply) => reply,
             Err(_) if done > 0 => break,
-            Err(error) => return Err(sort_error(state, file, error)),
+            Err(error) => return Err(sort_error(call, file, error)),
         };
         if done == 0 {
             first = reply.value;
@@ -142,14 +142,14 @@ fn transfer(memory: UserMemory, offset: u64) -> Served<usize> {
 /// `preadv2`; `preadv` when there are no `flags`
 pub fn preadv(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i32>) -> isize {
     let served = || {
-        let state = on()?;
+        let call = on()?;
         if flags.unwrap_or(0) != 0 || offset < 0 {
             return Err(Refusal::Foreign);
         }
-        let file = readable(state, descriptor)?;
+        let file = readable(call, descriptor)?;
         let mut at = from_user(offset)?;
         each_vector(vectors, |memory| {
-            let count = read_at(state, &file, memory, at)?;
+            let count = read_at(call, &file, memory, at)?;
             at += count as u64;
             Ok(count)
         })
@@ -160,17 +160,17 @@ pub fn preadv(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i
 /// `pwritev2`; `pwritev` when there are no `flags`
 pub fn pwritev(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i32>) -> isize {
     let served = || {
-        let state = on()?;
+        let call = on()?;
         if flags.unwrap_or(0) != 0 || offset < 0 {
             return Err(Refusal::Foreign);
         }
-        let file = writable(state, descriptor)?;
+        let file = writable(call, descriptor)?;
         if file.appends() {
             return Err(Refusal::Kernel);
         }
         let mut at = from_user(offset)?;
         each_vector(vectors, |memory| {
-            let (count, _) = write_at(state, &file, memory, at)?;
+            let (count, _) = write_at(call, &file, memory, at)?;
             at += count as u64;
             Ok(count)
         })
@@ -226,11 +226,11 @@ pub(super) fn total_length(vectors: UserMemory) -> usize {
 /// `fsync` and, with `data_only`, `fdatasync`
 pub fn sync(descriptor: i32, data_only: bool) -> isize {
     let served = || {
-        let state = on()?;
-        let file = open_file(state, descriptor)?;
+        let call = on()?;
+        let file = open_file(call, descriptor)?;
         let mut request = request(Operation::Sync);
         request.flags = if data_only { RequestFlags::DATA_ONLY.bits() } else { 0 };
-        by_file(state, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
+        by_file(call, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
     };
     let number = if data_only { sys::__NR_fdatasync } else { sys::__NR_fsync };
     finish(served(), || kernel_cancellable(number, [descriptor as usize, 0, 0, 0, 0, 0]))
@@ -239,11 +239,11 @@ pub fn sync(descriptor: i32, data_only: bool) -> isize {
 /// `ftruncate`
 pub fn ftruncate(descriptor: i32, length: i64) -> isize {
     let served = || {
-        let state = on()?;
-        let file = writable(state, descriptor)?;
+        let call = on()?;
+        let file = writable(call, descriptor)?;
         let mut request = request(Operation::Truncate);
         request.offset = from_user(length)?;
-        by_file(state, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
+        by_file(call, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
     };
     finish(served(), || kernel(sys::__NR_ftruncate, [descriptor as usize, length as usize, 0, 0, 0, 0]))
 }
@@ -269,11 +269,11 @@ pub fn allocate_in_instance(descriptor: i32, mode: i32, offset: i64, length: i64
 }
 
 fn allocate(descriptor: i32, mode: i32, offset: i64, length: i64) -> Served<usize> {
-    let state = on()?;
-    let file = writable(state, descriptor)?;
+    let call = on()?;
+    let file = writable(call, descriptor)?;
     let mut request = request(Operation::Allocate);
     request.mode = mode as u32;
     request.offset = from_user(offset)?;
     request.length = from_user(length).ok().filter(|&length| length > 0).ok_or(Refusal::Kernel)?;
-    by_file(state, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
+    by_file(call, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
 }

@@ -3,7 +3,7 @@
 use super::{kernel, kernel_cancellable};
 use crate::files;
 use crate::memory::{UserMemory, UserPath};
-use crate::state::{State, state};
+use crate::state::{Call, State, state};
 use crate::{process, rights};
 use linux_raw_sys::general as sys;
 
@@ -147,11 +147,11 @@ fn duplicated(from: i32, result: isize) -> isize {
 /// description away from the user-level path first, so that the service sends every user of the file to the kernel.
 pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, offset: i64) -> isize {
     let shared = matches!(flags as u32 & sys::MAP_TYPE, sys::MAP_SHARED | sys::MAP_SHARED_VALIDATE);
-    if let Some(state) = state().filter(|_| descriptor >= 0 && flags as u32 & sys::MAP_ANONYMOUS == 0) {
+    if let Some(call) = Call::begin().filter(|_| descriptor >= 0 && flags as u32 & sys::MAP_ANONYMOUS == 0) {
         if shared {
-            files::give_up(state, descriptor);
+            files::give_up(call, descriptor);
         }
-        files::refresh_size(state, descriptor);
+        files::refresh_size(call, descriptor);
     }
     let arguments =
         [place.address(), place.length(), protection as usize, flags as usize, descriptor as usize, offset as usize];

@@ -23,7 +23,7 @@ use crate::files::{OpenFile, open_file};
 use crate::memory::UserPath;
 use crate::outcome::{Refusal, Served};
 use crate::paths::{self, Extra, Take};
-use crate::state::{State, state};
+use crate::state::Call;
 use crate::{process, raw};
 use poolfs_ipc::wire::{Operation, Reply, Request, RequestFlags};
 use poolfs_types::Errno;
@@ -42,10 +42,10 @@ fn kernel_cancellable(number: u32, arguments: [usize; 6]) -> isize {
     process::cancellable(|| kernel(number, arguments))
 }
 
-/// The state, or the refusal that leaves the call to the kernel.
-#[inline]
-fn on() -> Served<&'static State> {
-    state().ok_or(Refusal::Foreign)
+/// The call, or the refusal that leaves it to the kernel. To be asked by the function that does all the rest.
+#[inline(always)]
+fn on() -> Served<Call> {
+    Call::begin().ok_or(Refusal::Foreign)
 }
 
 /// A request for an operation, all else zero.
@@ -70,34 +70,34 @@ fn change_by_path_with(at: (i32, UserPath), request: &Request, extra: &Extra<'_>
 
 /// A request that changes a file's attributes by descriptor.
 fn change_by_descriptor(descriptor: i32, request: &Request, extra: &Extra<'_>) -> Served<usize> {
-    let state = on()?;
-    let file = open_file(state, descriptor)?;
+    let call = on()?;
+    let file = open_file(call, descriptor)?;
     if file.mount.is_read_only() {
         return Err(Refusal::Kernel);
     }
-    by_file(state, &file, request, extra, &mut |_, _, _| {}).map(|_| 0)
+    by_file(call, &file, request, extra, &mut |_, _, _| {}).map(|_| 0)
 }
 
 /// One request on an adopted file.
 ///
 /// A handle the service does not know (any more) is forgotten, and the kernel serves.
-fn by_file(state: &State, file: &OpenFile<'_>, template: &Request, extra: &Extra<'_>, take: Take<'_>) -> Served<Reply> {
+fn by_file(call: Call, file: &OpenFile<'_>, template: &Request, extra: &Extra<'_>, take: Take<'_>) -> Served<Reply> {
     let mut borrowed = file.session.borrow()?;
     let mut request = *template;
     request.handle = file.adopted.handle;
     borrowed.put_data(0, extra.second).map_err(|_| Refusal::Kernel)?;
     request.second_length = extra.second.len() as u32;
     paths::put_value(&mut borrowed, extra.second.len(), extra, &mut request)?;
-    let reply = file.session.execute(&mut borrowed, &request).map_err(|error| sort_error(state, file, error))?;
+    let reply = file.session.execute(&mut borrowed, &request).map_err(|error| sort_error(call, file, error))?;
     take(&reply, &borrowed, &file.mount);
     Ok(reply)
 }
 
 /// What a failed request on an adopted file means.
-fn sort_error(state: &State, file: &OpenFile<'_>, error: Refusal) -> Refusal {
+fn sort_error(call: Call, file: &OpenFile<'_>, error: Refusal) -> Refusal {
     match error {
         Refusal::Failed(Errno::EBADF | Errno::ESTALE) => {
-            state.descriptors.clear(file.descriptor);
+            call.state.descriptors.clear(file.descriptor);
             Refusal::Kernel
         }
         _ => error,

@@ -12,7 +12,7 @@ pub fn mkdirat(descriptor: i32, path: UserPath, mode: u32) -> isize {
     let served = || {
         let mut request = request(Operation::MakeDirectory);
         request.mode = mode;
-        request.umask = on()?.umask().ok_or(Refusal::Kernel)?;
+        request.umask = on()?.state.umask().ok_or(Refusal::Kernel)?;
         change_by_path((descriptor, path), &request)
     };
     finish(served(), || kernel(sys::__NR_mkdirat, [descriptor as usize, path.address(), mode as usize, 0, 0, 0]))
@@ -24,7 +24,7 @@ pub fn mknodat(descriptor: i32, path: UserPath, mode: u32, device: u64) -> isize
         let mut request = request(Operation::MakeNode);
         request.mode = mode;
         request.device = u32::try_from(device).map_err(|_| Refusal::Kernel)?;
-        request.umask = on()?.umask().ok_or(Refusal::Kernel)?;
+        request.umask = on()?.state.umask().ok_or(Refusal::Kernel)?;
         change_by_path((descriptor, path), &request)
     };
     finish(served(), || {
@@ -117,8 +117,8 @@ pub fn readlinkat(descriptor: i32, path: UserPath, out: UserMemory) -> isize {
 /// `truncate`
 pub fn truncate(path: UserPath, length: i64) -> isize {
     let served = || {
-        let state = on()?;
-        if state.file_size_limited() {
+        let call = on()?;
+        if call.state.file_size_limited() {
             return Err(Refusal::Foreign);
         }
         let mut request = request(Operation::Truncate);

@@ -11,7 +11,7 @@ use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
 use crate::raw;
-use crate::state::state;
+use crate::state::Call;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::Operation;
 
@@ -21,9 +21,9 @@ const COPY_MAX: u64 = 16 << 20;
 /// `read`
 pub fn read(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
-        let state = on()?;
-        let file = may_read(own_file(state, descriptor)?)?;
-        at_offset(&file, memory.length(), |offset| read_at(state, &file, memory, offset))
+        let call = on()?;
+        let file = may_read(own_file(call, descriptor)?)?;
+        at_offset(&file, memory.length(), |offset| read_at(call, &file, memory, offset))
     };
     finish(served(), || {
         kernel_cancellable(sys::__NR_read, [descriptor as usize, memory.address(), memory.length(), 0, 0, 0])
@@ -33,17 +33,17 @@ pub fn read(descriptor: i32, memory: UserMemory) -> isize {
 /// `write`
 pub fn write(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
-        let state = on()?;
-        let file = may_write(state, own_file(state, descriptor)?)?;
+        let call = on()?;
+        let file = may_write(call, own_file(call, descriptor)?)?;
         if file.appends() {
-            let (count, first) = write_at(state, &file, memory, 0)?;
+            let (count, first) = write_at(call, &file, memory, 0)?;
             let end = first.checked_add(count as u64).and_then(|end| i64::try_from(end).ok());
             if let Some(end) = end {
                 raw::seek(descriptor, end, sys::SEEK_SET).ok();
             }
             return Ok(count);
         }
-        at_offset(&file, memory.length(), |offset| write_at(state, &file, memory, offset).map(|(count, _)| count))
+        at_offset(&file, memory.length(), |offset| write_at(call, &file, memory, offset).map(|(count, _)| count))
     };
     finish(served(), || {
         kernel_cancellable(sys::__NR_write, [descriptor as usize, memory.address(), memory.length(), 0, 0, 0])
@@ -53,12 +53,12 @@ pub fn write(descriptor: i32, memory: UserMemory) -> isize {
 /// `readv`
 pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
-        let state = on()?;
-        let file = may_read(own_file(state, descriptor)?)?;
+        let call = on()?;
+        let file = may_read(own_file(call, descriptor)?)?;
         at_offset(&file, total_length(vectors), |offset| {
             let mut at = offset;
             each_vector(vectors, |memory| {
-                let count = read_at(state, &file, memory, at)?;
+                let count = read_at(call, &file, memory, at)?;
                 at += count as u64;
                 Ok(count)
             })
@@ -70,15 +70,15 @@ pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
 /// `writev`
 pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
-        let state = on()?;
-        let file = may_write(state, own_file(state, descriptor)?)?;
+        let call = on()?;
+        let file = may_write(call, own_file(call, descriptor)?)?;
         if file.appends() {
             return Err(Refusal::Kernel);
         }
         at_offset(&file, total_length(vectors), |offset| {
             let mut at = offset;
             each_vector(vectors, |memory| {
-                let (count, _) = write_at(state, &file, memory, at)?;
+                let (count, _) = write_at(call, &file, memory, at)?;
                 at += count as u64;
                 Ok(count)
             })
@@ -113,15 +113,15 @@ pub fn lseek(descriptor: i32, offset: i64, whence: i32) -> isize {
         if !matches!(whence as u32, sys::SEEK_DATA | sys::SEEK_HOLE) {
             return Err(Refusal::Foreign);
         }
-        let state = on()?;
-        let file = open_file(state, descriptor)?;
+        let call = on()?;
+        let file = open_file(call, descriptor)?;
         if !file.is_regular() {
             return Err(Refusal::Kernel);
         }
         let mut request = request(Operation::Seek);
         request.offset = from_user(offset)?;
         request.mode = whence as u32;
-        let reply = by_file(state, &file, &request, &Extra::default(), &mut |_, _, _| {})?;
+        let reply = by_file(call, &file, &request, &Extra::default(), &mut |_, _, _| {})?;
         let found = i64::try_from(reply.value).map_err(|_| Refusal::Kernel)?;
         raw::seek(descriptor, found, sys::SEEK_SET).map(|offset| offset as usize).map_err(|_| Refusal::Kernel)
     };
@@ -163,9 +163,9 @@ impl Position {
 
 /// Copies between two adopted files of one session, without the bytes passing through this process.
 fn copy(from: (i32, UserMemory), to: (i32, UserMemory), length: usize) -> Served<usize> {
-    let state = on()?;
-    let source = readable(state, from.0)?;
-    let target = writable(state, to.0)?;
+    let call = on()?;
+    let source = readable(call, from.0)?;
+    let target = writable(call, to.0)?;
     let same =
         source.adopted.instance == target.adopted.instance && source.session.generation == target.session.generation;
     if !same || target.appends() || length == 0 {
@@ -177,7 +177,7 @@ fn copy(from: (i32, UserMemory), to: (i32, UserMemory), length: usize) -> Served
     request.offset = at.offset()?;
     request.second_offset = to_at.offset()?;
     request.length = (length as u64).min(COPY_MAX);
-    let reply = by_file(state, &source, &request, &Extra::default(), &mut |_, _, _| {})?;
+    let reply = by_file(call, &source, &request, &Extra::default(), &mut |_, _, _| {})?;
     let count = reply.value.min(request.length);
     at.advance(from.0, count);
     to_at.advance(to.0, count);
@@ -185,8 +185,8 @@ fn copy(from: (i32, UserMemory), to: (i32, UserMemory), length: usize) -> Served
 }
 
 fn refresh_size(descriptor: i32) {
-    if let Some(state) = state() {
-        files::refresh_size(state, descriptor);
+    if let Some(call) = Call::begin() {
+        files::refresh_size(call, descriptor);
     }
 }
 

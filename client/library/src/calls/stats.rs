@@ -66,10 +66,10 @@ fn stat_at(descriptor: i32, path: UserPath, flags: i32, take: TakeAttributes<'_>
 }
 
 fn stat_descriptor(descriptor: i32, take: TakeAttributes<'_>) -> Served<usize> {
-    let state = on()?;
-    let file = open_file(state, descriptor)?;
+    let call = on()?;
+    let file = open_file(call, descriptor)?;
     let request = request(Operation::Stat);
-    by_file(state, &file, &request, &Extra::default(), &mut |reply, _, mount| take(&reply.attributes, mount))?;
+    by_file(call, &file, &request, &Extra::default(), &mut |reply, _, mount| take(&reply.attributes, mount))?;
     Ok(0)
 }
 
@@ -86,10 +86,10 @@ pub fn faccessat(descriptor: i32, path: UserPath, mode: i32, flags: i32) -> isiz
         if flags as u32 & sys::AT_EACCESS == 0 {
             request.flags |= RequestFlags::REAL_IDS.bits();
         }
-        let state = on()?;
+        let call = on()?;
         // Whether a read-only mount may be written is the kernel's to say.
         let changes = mode as u32 & sys::W_OK != 0;
-        paths::by_path(state, (descriptor, path), changes, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
+        paths::by_path(call, (descriptor, path), changes, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
     };
     finish(served(), || {
         if flags == 0 {

@@ -108,7 +108,7 @@ fn change(of: Of, request: &Request, extra: &Extra<'_>) -> Served<usize> {
 
 /// A value or a list of names into `out`; a length of 0 asks for the size.
 fn fetch(of: Of, mut request: Request, second: &[u8], out: UserMemory) -> Served<usize> {
-    let state = on()?;
+    let call = on()?;
     request.flags = of.flags();
     request.length = out.length().min(XATTR_VALUE_MAX) as u64;
     if out.is_impossible() && out.length() > 0 {
@@ -131,11 +131,11 @@ fn fetch(of: Of, mut request: Request, second: &[u8], out: UserMemory) -> Served
     match of {
         Of::Path(path) | Of::Link(path) => {
             let at = (WORKING_DIRECTORY, path);
-            paths::by_path(state, at, false, &request, &extra, &mut |reply, borrowed, _| take(reply, borrowed))?;
+            paths::by_path(call, at, false, &request, &extra, &mut |reply, borrowed, _| take(reply, borrowed))?;
         }
         Of::Descriptor(descriptor) => {
-            let file = open_file(state, descriptor)?;
-            by_file(state, &file, &request, &extra, &mut |reply, borrowed, _| take(reply, borrowed))?;
+            let file = open_file(call, descriptor)?;
+            by_file(call, &file, &request, &extra, &mut |reply, borrowed, _| take(reply, borrowed))?;
         }
     }
     result

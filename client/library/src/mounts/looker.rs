@@ -4,8 +4,9 @@
 //! kept from going on does not send all others to the kernel.
 
 use crate::raw;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as sys;
+use poolfs_ipc::hold::{Frame, Hold};
 
 /// Lookers of one process; the second and further ones are opened only when threads meet.
 pub const LOOKERS: usize = 4;
@@ -20,7 +21,7 @@ static INHERITABLE: [(AtomicI32, AtomicU64); LOOKERS] = [const { (AtomicI32::new
 /// One open mountinfo file.
 #[repr(C)]
 pub struct Looker {
-    used: AtomicU32,
+    used: Hold,
     /// The descriptor, plus one.
     file: AtomicI32,
     inode: AtomicU64,
@@ -33,11 +34,11 @@ pub struct Look<'a> {
 }
 
 /// A free looker, if there is one.
-pub fn take(lookers: &[Looker; LOOKERS]) -> Option<Look<'_>> {
-    lookers.iter().enumerate().find_map(|(index, looker)| {
-        let taken = looker.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        taken.then_some(Look { looker, index })
-    })
+pub fn take(lookers: &[Looker; LOOKERS], frame: Frame) -> Option<Look<'_>> {
+    let mut all = lookers.iter().enumerate();
+    let taken = all.clone().find(|(_, looker)| looker.used.take(frame));
+    let taken = taken.or_else(|| all.find(|(_, looker)| looker.used.take_or_recover(frame)));
+    taken.map(|(index, looker)| Look { looker, index })
 }
 
 impl Looker {
@@ -83,7 +84,7 @@ impl Look<'_> {
 
 impl Drop for Look<'_> {
     fn drop(&mut self) {
-        self.looker.used.store(0, Ordering::Release);
+        self.looker.used.give_back();
     }
 }
 

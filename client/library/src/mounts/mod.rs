@@ -1,6 +1,6 @@
 //! Where instances are mounted, and what else is mounted on top of them, kept current without locks.
 //!
-//! The table is read from `/proc/self/mountinfo` into one of a few slots, which readers enter by a count and which is
+//! The table is read from `/proc/self/mountinfo` into one of a few slots, each with holds for its readers, and is
 //! rewritten only while nobody reads it. Who finds a refresh under way, or no slot to write to, uses the kernel for this
 //! call. The kernel reports a change of the mounts by poll on an open mountinfo file ([`looker`]); whoever hears of one
 //! raises a count first, and a table is good only as long as the count is what it was before the table was read.
@@ -12,10 +12,11 @@ mod table;
 pub use looker::close_inherited;
 pub use table::{MountPoint, Table, components};
 
-use crate::session::Sessions;
+use crate::trace;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use looker::{LOOKERS, Look, Looker};
+use poolfs_ipc::hold::{Frame, Hold};
 
 /// Tables at a time: the current one, and old ones that are still being read.
 const TABLES: usize = 3;
@@ -26,12 +27,14 @@ const LAZY_LOOK_CYCLES: u64 = 20_000_000;
 /// Cycles before mounts that could not be read, or are too many, are read again (about a second).
 const RETRY_CYCLES: u64 = 2_000_000_000;
 
-/// A reader count that says "being written".
-const WRITING: u32 = u32::MAX;
+/// Calls that can read one table at a time; further ones are the kernel's.
+const READERS_MAX: usize = 32;
 
 #[repr(C)]
 struct Slot {
-    readers: AtomicU32,
+    readers: [Hold; READERS_MAX],
+    /// 1: being written.
+    writing: AtomicU32,
     /// The count of changes before the table was read.
     changes: AtomicU32,
     table: UnsafeCell<Table>,
@@ -40,7 +43,7 @@ struct Slot {
 /// The mounts of this process.
 #[repr(C)]
 pub struct Mounts {
-    refreshing: AtomicU32,
+    refreshing: Hold,
     /// The slot of the current table, plus one.
     current: AtomicU32,
     /// Changes heard of.
@@ -53,8 +56,9 @@ pub struct Mounts {
     scratch: UnsafeCell<parse::Scratch>,
 }
 
-// SAFETY: a slot's table is written only by who set `refreshing` and moved its `readers` from 0 to WRITING, and read only
-// by who counted itself in while it was not WRITING; `scratch` belongs to who set `refreshing`.
+// SAFETY: a slot's table is written only by who holds `refreshing`, has set `writing` and then found no reader, and read only
+// by who took a reader's hold and then found `writing` not set: one of the two sees the other. `scratch` belongs to who
+// holds `refreshing`.
 unsafe impl Sync for Mounts {}
 
 /// How sure the table has to be.
@@ -68,15 +72,15 @@ pub enum Freshness {
 
 impl Mounts {
     /// Runs `read` on a table of the wanted freshness; nothing when there is none to be had without waiting.
-    pub fn with<R>(&self, sessions: &Sessions, freshness: Freshness, read: impl FnOnce(&Table) -> R) -> Option<R> {
-        self.bring_up_to_date(sessions, freshness)?;
+    pub fn with<R>(&self, frame: Frame, freshness: Freshness, read: impl FnOnce(&Table) -> R) -> Option<R> {
+        self.bring_up_to_date(frame, freshness)?;
         let (index, slot) = self.current()?;
-        let _reading = Reading::enter(slot)?;
+        let _reading = Reading::enter(slot, frame)?;
         // A refresh may have moved on between the two loads, or a change have been heard of.
         if self.current()?.0 != index {
             return None;
         }
-        // SAFETY: counted in as a reader of a slot that is not being written.
+        // SAFETY: a reader of a slot that is not being written.
         Some(read(unsafe { &*slot.table.get() }))
     }
 
@@ -97,18 +101,18 @@ impl Mounts {
         (slot.changes.load(Ordering::SeqCst) == self.changes.load(Ordering::SeqCst)).then_some((index, slot))
     }
 
-    fn bring_up_to_date(&self, sessions: &Sessions, freshness: Freshness) -> Option<()> {
+    fn bring_up_to_date(&self, frame: Frame, freshness: Freshness) -> Option<()> {
         let lazy = freshness == Freshness::Lazy && self.current().is_some();
         if lazy && !self.is_time_to_look() {
             return Some(());
         }
-        let Some(look) = looker::take(&self.lookers) else {
+        let Some(look) = looker::take(&self.lookers, frame) else {
             return if lazy { Some(()) } else { None };
         };
         if look.sees_change() {
             self.distrust();
         }
-        if self.current().is_some() { Some(()) } else { self.refresh(sessions, &look) }
+        if self.current().is_some() { Some(()) } else { self.refresh(frame, &look) }
     }
 
     fn is_time_to_look(&self) -> bool {
@@ -121,31 +125,37 @@ impl Mounts {
     }
 
     #[cold]
-    fn refresh(&self, sessions: &Sessions, look: &Look<'_>) -> Option<()> {
+    fn refresh(&self, frame: Frame, look: &Look<'_>) -> Option<()> {
         let failed_at = self.failed_at.load(Ordering::Relaxed);
         if failed_at != 0 && cycles().wrapping_sub(failed_at) < RETRY_CYCLES {
             return None;
         }
         let file = look.file()?;
-        self.refreshing.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        let result = self.refresh_alone(sessions, file);
-        self.refreshing.store(0, Ordering::Release);
+        if !self.refreshing.take_or_recover(frame) {
+            return None;
+        }
+        let result = self.refresh_alone(frame, file);
+        self.refreshing.give_back();
         result
     }
 
-    fn refresh_alone(&self, sessions: &Sessions, file: i32) -> Option<()> {
+    fn refresh_alone(&self, frame: Frame, file: i32) -> Option<()> {
         let changes = self.changes.load(Ordering::SeqCst);
         let current = self.current.load(Ordering::Relaxed);
-        let (index, slot) = self.slots.iter().enumerate().find(|(index, slot)| {
-            *index as u32 + 1 != current
-                && slot.readers.compare_exchange(0, WRITING, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        })?;
-        // SAFETY: WRITING and `refreshing` are ours.
+        let (index, slot) = self
+            .slots
+            .iter()
+            .enumerate()
+            .find(|(index, slot)| *index as u32 + 1 != current && slot.begin_writing(frame))?;
+        // SAFETY: `writing` and `refreshing` are ours, and nobody reads.
         let (table, scratch) = unsafe { (&mut *slot.table.get(), &mut *self.scratch.get()) };
-        let filled = parse::fill(table, scratch, file, sessions);
+        let filled = parse::fill(table, scratch, file);
         slot.changes.store(changes, Ordering::SeqCst);
-        slot.readers.store(0, Ordering::Release);
+        slot.writing.store(0, Ordering::SeqCst);
         self.failed_at.store(if filled.is_some() { 0 } else { cycles() }, Ordering::Relaxed);
+        if filled.is_none() {
+            trace::no_mounts();
+        }
         filled?;
         self.looked_at.store(cycles(), Ordering::Relaxed);
         self.current.store(index as u32 + 1, Ordering::SeqCst);
@@ -153,27 +163,34 @@ impl Mounts {
     }
 }
 
-/// Counted in as a reader of a slot.
-struct Reading<'a>(&'a Slot);
+impl Slot {
+    /// Keeps readers out, if there are none. Whoever holds `refreshing` may find `writing` set by one who left by a jump.
+    fn begin_writing(&self, frame: Frame) -> bool {
+        self.writing.store(1, Ordering::SeqCst);
+        let unread = self.readers.iter().all(|reader| reader.is_free() || reader.is_left(frame));
+        if unread {
+            self.readers.iter().filter(|reader| reader.is_left(frame)).for_each(Hold::give_back);
+        } else {
+            self.writing.store(0, Ordering::SeqCst);
+        }
+        unread
+    }
+}
+
+/// A reader of a slot.
+struct Reading<'a>(&'a Hold);
 
 impl<'a> Reading<'a> {
-    fn enter(slot: &'a Slot) -> Option<Self> {
-        let mut readers = slot.readers.load(Ordering::Relaxed);
-        loop {
-            if readers >= WRITING - 1 {
-                return None;
-            }
-            match slot.readers.compare_exchange_weak(readers, readers + 1, Ordering::SeqCst, Ordering::Relaxed) {
-                Ok(_) => return Some(Self(slot)),
-                Err(now) => readers = now,
-            }
-        }
+    fn enter(slot: &'a Slot, frame: Frame) -> Option<Self> {
+        let reader = slot.readers.iter().find(|reader| reader.take(frame))?;
+        let reading = Self(reader);
+        (slot.writing.load(Ordering::SeqCst) == 0).then_some(reading)
     }
 }
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.0.readers.fetch_sub(1, Ordering::Release);
+        self.0.give_back();
     }
 }
 
@@ -188,14 +205,14 @@ mod tests {
     use std::boxed::Box;
 
     fn zeroed<T>() -> Box<T> {
-        // SAFETY: both types used here are valid as zeros, which is how the mapping of the state begins.
+        // SAFETY: the type used here is valid as zeros, which is how the mapping of the state begins.
         unsafe { Box::<T>::new_zeroed().assume_init() }
     }
 
     #[test]
     fn the_table_is_read_once_and_again_when_it_is_distrusted() {
-        let (mounts, sessions) = (zeroed::<Mounts>(), zeroed::<Sessions>());
-        let read = || mounts.with(&sessions, Freshness::Exact, |table| std::ptr::from_ref(table) as usize);
+        let mounts = zeroed::<Mounts>();
+        let read = || mounts.with(Frame::here(), Freshness::Exact, |table| std::ptr::from_ref(table) as usize);
         let first = read().expect("a table");
         assert_eq!(read(), Some(first), "read again without a change");
         mounts.distrust();
@@ -205,8 +222,8 @@ mod tests {
 
     #[test]
     fn the_program_may_take_our_descriptor_away() {
-        let (mounts, sessions) = (zeroed::<Mounts>(), zeroed::<Sessions>());
-        let read = || mounts.with(&sessions, Freshness::Exact, |_| ()).is_some();
+        let mounts = zeroed::<Mounts>();
+        let read = || mounts.with(Frame::here(), Freshness::Exact, |_| ()).is_some();
         assert!(read());
         crate::raw::close(mounts.descriptors().next().expect("a descriptor"));
         assert!(read() && read());
@@ -214,26 +231,48 @@ mod tests {
 
     #[test]
     fn a_reader_keeps_its_table() {
-        let (mounts, sessions) = (zeroed::<Mounts>(), zeroed::<Sessions>());
-        let inner = mounts.with(&sessions, Freshness::Exact, |table| {
+        let mounts = zeroed::<Mounts>();
+        let inner = mounts.with(Frame::here(), Freshness::Exact, |table| {
             let before = table.points().len();
             for _ in 0..2 * TABLES {
                 mounts.distrust();
-                mounts.with(&sessions, Freshness::Exact, |_| ());
+                mounts.with(Frame::here(), Freshness::Exact, |_| ());
             }
             before == table.points().len()
         });
         assert_eq!(inner, Some(true));
     }
 
+    /// A reader that is left by a jump: what it had is never given back.
+    #[inline(never)]
+    fn leave(mounts: &Mounts) {
+        let frame = Frame::here();
+        mounts.bring_up_to_date(frame, Freshness::Exact).expect("a table");
+        let (_, slot) = mounts.current().expect("a table");
+        let _ = std::mem::ManuallyDrop::new(Reading::enter(slot, frame).expect("room"));
+        let _ = std::mem::ManuallyDrop::new(looker::take(&mounts.lookers, frame).expect("a looker"));
+        assert!(mounts.refreshing.take_or_recover(frame));
+    }
+
+    #[test]
+    fn readers_left_by_a_jump_are_in_nobodys_way() {
+        let mounts = zeroed::<Mounts>();
+        for _ in 0..2 * READERS_MAX {
+            leave(&mounts);
+            mounts.distrust();
+            assert!(mounts.with(Frame::here(), Freshness::Exact, |_| ()).is_some());
+        }
+    }
+
     #[test]
     fn threads_do_not_send_each_other_to_the_kernel() {
-        let (mounts, sessions) = (zeroed::<Mounts>(), zeroed::<Sessions>());
-        assert!(mounts.with(&sessions, Freshness::Exact, |_| ()).is_some());
+        let mounts = zeroed::<Mounts>();
+        assert!(mounts.with(Frame::here(), Freshness::Exact, |_| ()).is_some());
         std::thread::scope(|scope| {
             for _ in 0..LOOKERS {
                 scope.spawn(|| {
-                    let served = (0..500).filter(|_| mounts.with(&sessions, Freshness::Lazy, |_| ()).is_some()).count();
+                    let served =
+                        (0..500).filter(|_| mounts.with(Frame::here(), Freshness::Lazy, |_| ()).is_some()).count();
                     assert_eq!(served, 500);
                 });
             }

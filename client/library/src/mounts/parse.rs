@@ -2,12 +2,12 @@
 
 use super::table::{New, Table, components};
 use crate::raw;
-use crate::session::Sessions;
+use crate::session::InstanceName;
 use core::ffi::CStr;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
 
-/// Room for one piece of the file; a longer line ends the reading.
+/// Room for one piece of the file. Of a longer line (an overlay of many directories) only the beginning is looked at.
 const PIECE: usize = 16 * 1024;
 
 /// Longest path of a mount point that is taken.
@@ -36,17 +36,19 @@ struct Line<'a> {
 /// Fills the table from the open mountinfo file; nothing when that is not possible.
 ///
 /// The instances' mounts first, then whatever is mounted below them: those are in the way of a path.
-pub fn fill(table: &mut Table, scratch: &mut Scratch, file: i32, sessions: &Sessions) -> Option<()> {
+pub fn fill(table: &mut Table, scratch: &mut Scratch, file: i32) -> Option<()> {
     table.clear();
     let Scratch { piece, point, root } = scratch;
     let mut ours = |line: &Line<'_>| -> Option<()> {
-        let Some(name) = line.instance else { return Some(()) };
-        let length = decode(line.point, point)?;
-        let root_length = decode(line.root, root)?;
+        let Some(instance) = line.instance.and_then(InstanceName::new) else { return Some(()) };
+        // One at a place too long for the table is left to the kernel.
+        let (Some(length), Some(root_length)) = (decode(line.point, point).whole(), decode(line.root, root).whole())
+        else {
+            return Some(());
+        };
         if !is_reached(point, length, line.id) {
             return Some(());
         }
-        let instance = sessions.slot_of(name);
         let new = New {
             id: line.id,
             device: line.device,
@@ -60,23 +62,24 @@ pub fn fill(table: &mut Table, scratch: &mut Scratch, file: i32, sessions: &Sess
     for_each_line(file, piece, &mut ours)?;
     let instances = table.points().len();
     let mut others = |line: &Line<'_>| -> Option<()> {
-        let length = decode(line.point, point)?;
         let known = &table.points()[..instances];
         if known.iter().any(|ours| ours.id == line.id) {
             return Some(());
         }
+        let decoded = decode(line.point, point);
         let below = known.iter().any(|ours| {
-            let mut path = components(&point[..length]);
+            let mut path = components(&point[..decoded.length]);
             let mut prefix = components(table.place(ours));
             prefix.all(|name| path.next() == Some(name)) && path.next().is_some()
         });
         if !below {
             return Some(());
         }
+        let length = decoded.whole()?;
         let new = New {
             id: line.id,
             device: line.device,
-            instance: None,
+            instance: InstanceName::NONE,
             read_only: false,
             point: &point[..length],
             root: b"/",
@@ -99,6 +102,7 @@ fn is_reached(point: &mut [u8; PATH_BYTES], length: usize, id: u64) -> bool {
 fn for_each_line(file: i32, piece: &mut [u8; PIECE], take: &mut dyn FnMut(&Line<'_>) -> Option<()>) -> Option<()> {
     raw::seek(file, 0, sys::SEEK_SET).ok()?;
     let mut held = 0;
+    let mut taken = false;
     loop {
         let got = raw::read(file, piece.get_mut(held..)?).ok()?;
         if got == 0 {
@@ -107,12 +111,19 @@ fn for_each_line(file: i32, piece: &mut [u8; PIECE], take: &mut dyn FnMut(&Line<
         held += got;
         let mut start = 0;
         while let Some(length) = piece[start..held].iter().position(|&byte| byte == b'\n') {
-            // A line this reader does not understand is no mount of ours, but may be in the way of one.
-            take(&parse_line(&piece[start..start + length])?)?;
+            if !taken {
+                // A line this reader does not understand is no mount of ours, but may be in the way of one.
+                take(&parse_line(&piece[start..start + length])?)?;
+            }
+            taken = false;
             start += length + 1;
         }
         if start == 0 && held == PIECE {
-            return None;
+            if !taken {
+                take(&parse_line(&piece[..held])?)?;
+            }
+            taken = true;
+            start = held;
         }
         piece.copy_within(start..held, 0);
         held -= start;
@@ -129,6 +140,8 @@ fn parse_line(line: &[u8]) -> Option<Line<'_>> {
     let (root, point, options) = (fields.next()?, fields.next()?, fields.next()?);
     fields.find(|field| *field == b"-")?;
     let (kind, source) = (fields.next()?, fields.next()?);
+    // Without what comes after it the source may not be whole.
+    fields.next()?;
     let ours = kind == MOUNT_TYPE.as_bytes();
     Some(Line {
         id,
@@ -144,29 +157,45 @@ fn number(digits: &[u8]) -> Option<u64> {
     core::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Undoes the kernel's octal escapes; returns the length.
-fn decode(escaped: &[u8], out: &mut [u8; PATH_BYTES]) -> Option<usize> {
-    let (mut from, mut to) = (0, 0);
+/// A decoded path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Decoded {
+    length: usize,
+    whole: bool,
+}
+
+impl Decoded {
+    /// Its length, unless it is only the beginning of a longer one.
+    fn whole(self) -> Option<usize> {
+        self.whole.then_some(self.length)
+    }
+}
+
+/// Undoes the kernel's octal escapes, as far as there is room.
+fn decode(escaped: &[u8], out: &mut [u8; PATH_BYTES]) -> Decoded {
+    let (mut from, mut length) = (0, 0);
     while let Some(&byte) = escaped.get(from) {
         let octal = match (byte, escaped.get(from + 1..from + 4)) {
             (b'\\', Some(digits)) if digits.iter().all(|digit| (b'0'..=b'7').contains(digit)) => Some(digits),
             _ => None,
         };
         // One byte stays free for a NUL.
-        let place = out[..PATH_BYTES - 1].get_mut(to)?;
+        let Some(place) = out[..PATH_BYTES - 1].get_mut(length) else { return Decoded { length, whole: false } };
         *place = match octal {
             Some(digits) => digits.iter().fold(0_u32, |value, digit| value << 3 | u32::from(digit - b'0')) as u8,
             None => byte,
         };
         from += if octal.is_some() { 4 } else { 1 };
-        to += 1;
+        length += 1;
     }
-    Some(to)
+    Decoded { length, whole: true }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn lines_are_understood() {
@@ -185,10 +214,26 @@ mod tests {
     #[test]
     fn escapes_are_undone_and_lengths_bounded() {
         let mut out = [0; PATH_BYTES];
-        let length = decode(b"/mnt/a\\040b\\134", &mut out).expect("short");
+        let length = decode(b"/mnt/a\\040b\\134", &mut out).whole().expect("short");
         assert_eq!(&out[..length], b"/mnt/a b\\");
-        assert_eq!(decode(b"/x\\04", &mut out), Some(5));
-        assert_eq!(decode(&[b'a'; PATH_BYTES], &mut out), None);
+        assert_eq!(decode(b"/x\\04", &mut out).whole(), Some(5));
+        assert_eq!(decode(&[b'a'; PATH_BYTES], &mut out), Decoded { length: PATH_BYTES - 1, whole: false });
+    }
+
+    #[test]
+    fn a_line_longer_than_a_piece_hides_no_other() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        let long = "x".repeat(3 * PIECE);
+        writeln!(file, "20 1 0:5 / /over rw - overlay overlay rw,lowerdir={long}").expect("written");
+        writeln!(file, "21 1 0:6 / /mnt/a rw - fuse.poolfs poolfs:a rw").expect("written");
+        let mut lines = std::vec::Vec::new();
+        let mut piece = std::boxed::Box::new([0; PIECE]);
+        for_each_line(file.as_file().as_raw_fd(), &mut piece, &mut |line| {
+            lines.push((line.id, line.instance.is_some()));
+            Some(())
+        })
+        .expect("readable");
+        assert_eq!(lines, [(20, false), (21, true)]);
     }
 
     #[test]

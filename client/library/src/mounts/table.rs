@@ -1,13 +1,12 @@
 //! One reading of the mounts: the instances' mount points, and those of everything mounted below them.
 
+use crate::session::InstanceName;
+
 /// Mount points one table holds; with more the library leaves paths to the kernel.
 pub const MOUNT_POINTS_MAX: usize = 256;
 
 /// Bytes of all their paths.
 pub const STRINGS_MAX: usize = 32 * 1024;
-
-/// No instance.
-const FOREIGN: u32 = u32::MAX;
 
 /// One mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,18 +16,18 @@ pub struct MountPoint {
     pub id: u64,
     /// Major and minor device number, as `st_dev` has them.
     pub device: (u32, u32),
-    /// The slot of the instance's session; `FOREIGN` for a mount that is not ours.
-    instance: u32,
+    /// None for a mount that is not ours.
+    instance: InstanceName,
     /// 1: mounted read-only.
-    read_only: u32,
+    read_only: u64,
     point: (u32, u32),
     root: (u32, u32),
 }
 
 impl MountPoint {
-    /// The slot of the instance's session, or nothing when the mount is not ours.
-    pub fn instance(&self) -> Option<usize> {
-        (self.instance != FOREIGN).then_some(self.instance as usize)
+    /// The instance, or nothing when the mount is not ours.
+    pub fn instance(&self) -> Option<&InstanceName> {
+        Some(&self.instance).filter(|instance| !instance.is_none())
     }
 
     /// Whether nothing may be changed through this mount, whatever the instance allows.
@@ -57,8 +56,8 @@ pub struct New<'a> {
     pub id: u64,
     /// Its device.
     pub device: (u32, u32),
-    /// The instance's slot, or nothing for a foreign mount.
-    pub instance: Option<usize>,
+    /// The instance; none for a foreign mount.
+    pub instance: InstanceName,
     /// Whether it is read-only.
     pub read_only: bool,
     /// Its place, an absolute path.
@@ -84,8 +83,8 @@ impl Table {
         *place = MountPoint {
             id: new.id,
             device: new.device,
-            instance: new.instance.map_or(FOREIGN, |slot| slot as u32),
-            read_only: u32::from(new.read_only),
+            instance: new.instance,
+            read_only: u64::from(new.read_only),
             point,
             root,
         };
@@ -122,7 +121,7 @@ impl Table {
 
     /// The instance's mount with this number.
     pub fn by_id(&self, id: u64) -> Option<&MountPoint> {
-        self.points().iter().find(|point| point.id == id && point.instance != FOREIGN)
+        self.points().iter().find(|point| point.id == id && !point.instance.is_none())
     }
 
     /// Whether anything but `mount` itself is mounted on places below it.
@@ -165,16 +164,20 @@ mod tests {
         unsafe { Box::new_zeroed().assume_init() }
     }
 
-    fn mount(id: u64, instance: Option<usize>, point: &'static str) -> New<'static> {
+    fn mount(id: u64, instance: Option<&str>, point: &'static str) -> New<'static> {
+        let instance = instance.and_then(|name| InstanceName::new(name.as_bytes())).unwrap_or(InstanceName::NONE);
         New { id, device: (0, id as u32), instance, read_only: false, point: point.as_bytes(), root: b"/" }
     }
 
     #[test]
     fn the_deepest_mount_wins() {
         let mut table = empty();
-        for new in
-            [mount(1, Some(0), "/"), mount(2, None, "/proc"), mount(3, Some(1), "/data/a"), mount(4, None, "/data/a/x")]
-        {
+        for new in [
+            mount(1, Some("a"), "/"),
+            mount(2, None, "/proc"),
+            mount(3, Some("b"), "/data/a"),
+            mount(4, None, "/data/a/x"),
+        ] {
             table.add(&new).expect("room");
         }
         let locate =
@@ -197,7 +200,8 @@ mod tests {
         assert_eq!(table.add(&mount(999, None, "/a")), Err(Full));
         table.clear();
         let long = std::vec![b'a'; STRINGS_MAX];
-        let new = New { id: 1, device: (0, 1), instance: None, read_only: false, point: &long, root: b"/" };
+        let new =
+            New { id: 1, device: (0, 1), instance: InstanceName::NONE, read_only: false, point: &long, root: b"/" };
         assert_eq!(table.add(&new), Err(Full));
     }
 }

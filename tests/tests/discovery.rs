@@ -1,0 +1,92 @@
+//! How the library finds instances and gets sessions with them, also where it is made difficult.
+
+use poolfs_tests::{Pool, Stepper, Way, compile, isolated};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::path::PathBuf;
+
+/// More instances than one process has sessions at a time.
+const INSTANCES: usize = 20;
+
+/// Of the pools here. A service's memory grows with its cache, and it needs some for each instance.
+const CACHE: &str = "1G";
+
+#[test]
+fn each_of_many_instances_is_served_by_the_library() {
+    isolated("each_of_many_instances_is_served_by_the_library", |folder| {
+        let pool = Pool::create(folder, CACHE);
+        let mounts: Vec<_> = (0..INSTANCES)
+            .map(|number| {
+                let directory = folder.join(format!("directory-{number}"));
+                fs::create_dir(&directory).expect("a folder");
+                pool.mount_directory(&folder.join(format!("mnt-{number}")), &directory)
+            })
+            .collect();
+        for mount in &mounts {
+            let before = pool.operations(Way::Library);
+            let _ = pool.shell(Way::Library, &format!("mkdir {}/made", mount.path().display())).expect("mkdir");
+            assert!(pool.operations(Way::Library) > before, "{} went by the kernel", mount.path().display());
+        }
+        // One process that sees all of them.
+        let program = compile(folder, "steps", false);
+        let mut stepper = Stepper::start(&pool, &program, Way::Library);
+        for mount in &mounts {
+            assert!(stepper.step(&format!("statsize {}/made", mount.path().display())).is_ok());
+        }
+        drop(stepper);
+        drop(mounts);
+    });
+}
+
+#[test]
+fn instances_that_come_and_go_leave_room_for_others() {
+    isolated("instances_that_come_and_go_leave_room_for_others", |folder| {
+        let pool = Pool::create(folder, CACHE);
+        let directory = folder.join("directory");
+        fs::create_dir(&directory).expect("a folder");
+        fs::write(directory.join("file"), "content").expect("a file");
+        let kept = folder.join("kept");
+        fs::create_dir(&kept).expect("a folder");
+        let kept = pool.mount_directory(&folder.join("mnt-kept"), &kept);
+        let program = compile(folder, "steps", false);
+        let mut stepper = Stepper::start(&pool, &program, Way::Library);
+        let at: PathBuf = folder.join("mnt");
+        for round in 0..INSTANCES {
+            let mount = pool.mount_directory(&at, &directory);
+            let before = pool.operations(Way::Library);
+            assert_eq!(stepper.step(&format!("statsize {}/file", at.display())), Ok(7));
+            assert!(pool.operations(Way::Library) > before, "the instance of round {round} went by the kernel");
+            drop(mount);
+        }
+        drop(stepper);
+        drop(kept);
+    });
+}
+
+#[test]
+fn a_service_that_stood_still_at_the_beginning_is_used_afterwards() {
+    isolated("a_service_that_stood_still_at_the_beginning_is_used_afterwards", |folder| {
+        let pool = Pool::create(folder, CACHE);
+        let directory = folder.join("directory");
+        fs::create_dir(&directory).expect("a folder");
+        fs::write(directory.join("file"), "content").expect("a file");
+        let mount = pool.mount_directory(&folder.join("mnt"), &directory);
+        let program = compile(folder, "steps", false);
+        let service = Pid::from_raw(pool.service_pid()).expect("a process");
+        let before = pool.operations(Way::Library);
+        let mut stepper = Stepper::start(&pool, &program, Way::Library);
+        kill_process(service, Signal::STOP).expect("it is ours");
+        let waker = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(2500));
+            kill_process(service, Signal::CONT).expect("it is ours");
+        });
+        let path = mount.path().join("file");
+        assert_eq!(stepper.step(&format!("statsize {}", path.display())), Ok(7));
+        waker.join().expect("no panic");
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert_eq!(stepper.step(&format!("statsize {}", path.display())), Ok(7));
+        assert!(pool.operations(Way::Library) > before, "it never used the library again");
+        drop(stepper);
+        drop(mount);
+    });
+}
