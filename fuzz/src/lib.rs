@@ -2,8 +2,20 @@
 
 #![forbid(unsafe_code)]
 
+mod kernel_messages;
 mod replay;
 mod session_edge;
 
+pub use kernel_messages::kernel_messages;
 pub use replay::run;
 pub use session_edge::session_edge;
+
+/// Takes the first `count` bytes away, zeros where there are fewer.
+fn take<const COUNT: usize>(bytes: &mut &[u8]) -> [u8; COUNT] {
+    let count = COUNT.min(bytes.len());
+    let (first, rest) = bytes.split_at(count);
+    *bytes = rest;
+    let mut taken = [0; COUNT];
+    taken[..count].copy_from_slice(first);
+    taken
+}

@@ -4,6 +4,7 @@
 //! bytes. Random bytes would seldom pass the check of a request's form, so the choice byte may bring the
 //! operation and the lengths into range; what is left is still the client's.
 
+use crate::take;
 use poolfs_ipc::area::{DATA_BYTES, OutOfBounds};
 use poolfs_ipc::queue::Doorbell;
 use poolfs_ipc::wire::{Hello, Operation, Reply, Request, Status, Welcome};
@@ -117,16 +118,6 @@ fn check(request: &Request, reply: &Reply) {
     if matches!(status, Status::Redirect | Status::RedirectSecond) {
         assert!((1..=4095).contains(&reply.length), "{request:?} {reply:?}");
     }
-}
-
-/// Takes the first `count` bytes away, zeros where there are fewer.
-fn take<const COUNT: usize>(bytes: &mut &[u8]) -> [u8; COUNT] {
-    let count = COUNT.min(bytes.len());
-    let (first, rest) = bytes.split_at(count);
-    *bytes = rest;
-    let mut taken = [0; COUNT];
-    taken[..count].copy_from_slice(first);
-    taken
 }
 
 /// Feeds `bytes` to everything that reads what a client sent.

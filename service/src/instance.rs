@@ -111,7 +111,7 @@ impl Instance {
     ///
     /// # Errors
     /// When no thread can be had.
-    pub fn attach_kernel(&self, kernel: Box<dyn KernelCache>) -> io::Result<()> {
+    pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>) -> io::Result<()> {
         let _ = self.notifications.set(Notifications::start(self.name(), kernel)?);
         Ok(())
     }

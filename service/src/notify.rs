@@ -6,6 +6,7 @@
 //! threads at most; it is bounded anyway.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 use tracing::warn;
@@ -26,6 +27,24 @@ pub trait KernelCache: Send + Sync {
     /// # Errors
     /// Those of the device; an unknown node is none.
     fn store(&self, number: u64, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Drops a name of the directory `parent`, and unmounts what is mounted on it or below, in every mount namespace.
+    ///
+    /// # Errors
+    /// Those of the device; an unknown name is none.
+    fn invalidate_name(&self, parent: u64, name: &[u8]) -> io::Result<()>;
+
+    /// Has a name of the directory `parent` looked up at its next use. What is mounted on it stays.
+    ///
+    /// # Errors
+    /// Those of the device; [`io::ErrorKind::Unsupported`] before Linux 6.2; an unknown name is none.
+    fn expire_name(&self, parent: u64, name: &[u8]) -> io::Result<()>;
+
+    /// Asks the kernel to forget those of these nodes that nobody uses.
+    ///
+    /// # Errors
+    /// Those of the device; `EINVAL` before Linux 6.18; unknown nodes are none.
+    fn prune(&self, numbers: &[u64]) -> io::Result<()>;
 }
 
 /// One thing to tell.
@@ -55,7 +74,7 @@ impl Notifications {
     ///
     /// # Errors
     /// When no thread can be had.
-    pub fn start(instance: &str, kernel: Box<dyn KernelCache>) -> io::Result<Self> {
+    pub fn start(instance: &str, kernel: Arc<dyn KernelCache>) -> io::Result<Self> {
         let (queue, jobs) = sync_channel(JOBS_MAX);
         let name = format!("notify-{instance}");
         let thread = thread::Builder::new().name(name).spawn(move || serve(&jobs, kernel.as_ref()))?;
@@ -108,7 +127,7 @@ fn tell(kernel: &dyn KernelCache, job: Job) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     #[derive(Clone, Default)]
     struct Recorder(Arc<Mutex<Vec<String>>>);
@@ -123,12 +142,27 @@ mod tests {
             self.0.lock().expect("unpoisoned").push(format!("store {number} {offset} {}", bytes.len()));
             Err(io::Error::other("no"))
         }
+
+        fn invalidate_name(&self, parent: u64, name: &[u8]) -> io::Result<()> {
+            self.0.lock().expect("unpoisoned").push(format!("invalidate {parent} {name:?}"));
+            Ok(())
+        }
+
+        fn expire_name(&self, parent: u64, name: &[u8]) -> io::Result<()> {
+            self.0.lock().expect("unpoisoned").push(format!("expire {parent} {name:?}"));
+            Ok(())
+        }
+
+        fn prune(&self, numbers: &[u64]) -> io::Result<()> {
+            self.0.lock().expect("unpoisoned").push(format!("prune {numbers:?}"));
+            Ok(())
+        }
     }
 
     #[test]
     fn telling_comes_back_after_the_kernel_was_told_and_survives_its_errors() {
         let recorder = Recorder::default();
-        let notifications = Notifications::start("x", Box::new(recorder.clone())).expect("a thread");
+        let notifications = Notifications::start("x", Arc::new(recorder.clone())).expect("a thread");
         notifications.tell(Job { number: 7, pages: true, grown_to: None });
         assert_eq!(*recorder.0.lock().expect("unpoisoned"), ["invalidate 7 0 -1"]);
         notifications.tell(Job { number: 8, pages: false, grown_to: Some((5000, b'x')) });

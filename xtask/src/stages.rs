@@ -52,6 +52,24 @@ const STAGES: &[Stage] = &[
         ],
         environment: &[],
     },
+    Stage {
+        name: "fuzzing of the kernel's messages",
+        command: &[
+            "cargo",
+            "run",
+            "--quiet",
+            "--release",
+            "--manifest-path",
+            "fuzz/Cargo.toml",
+            "--bin",
+            "kernel_messages",
+            "--",
+            "fuzz/corpus/kernel_messages",
+            "30",
+            "7",
+        ],
+        environment: &[],
+    },
     Stage { name: "end to end, over real mounts", command: &["cargo", "test", "-p", "poolfs-tests"], environment: &[] },
 ];
 

@@ -30,6 +30,21 @@ impl KernelCache for Kernel {
         self.0.lock().expect("unpoisoned").push(format!("store {number} {offset} {bytes:?}"));
         Ok(())
     }
+
+    fn invalidate_name(&self, parent: u64, name: &[u8]) -> std::io::Result<()> {
+        self.0.lock().expect("unpoisoned").push(format!("drop {parent} {name:?}"));
+        Ok(())
+    }
+
+    fn expire_name(&self, parent: u64, name: &[u8]) -> std::io::Result<()> {
+        self.0.lock().expect("unpoisoned").push(format!("expire {parent} {name:?}"));
+        Ok(())
+    }
+
+    fn prune(&self, numbers: &[u64]) -> std::io::Result<()> {
+        self.0.lock().expect("unpoisoned").push(format!("prune {numbers:?}"));
+        Ok(())
+    }
 }
 
 struct Fixture {
@@ -48,7 +63,7 @@ impl Fixture {
         let spec = MountSpec { instance: "x".into(), mount_point: "/".into(), stack, devices: true, is_root: true };
         let instance = Instance::new(spec, Stack::of(Memory::new()));
         let kernel = Kernel::default();
-        instance.attach_kernel(Box::new(kernel.clone())).expect("a thread");
+        instance.attach_kernel(Arc::new(kernel.clone())).expect("a thread");
         Self { instance, kernel, root: Credentials::root() }
     }
 

@@ -1,136 +1,294 @@
-//! What the callbacks share: numbers into nodes and files, replies into the library's answers.
+//! One instance as the kernel sees it: calls into [`Request`]s, [`Reply`]s into answers.
 
-use super::convert;
+use super::abi;
+use super::answer::{Answer, Given};
+use super::incoming::{Call, FileOperation, Forgets, NodeOperation, Operation};
 use crate::handles::OpenFile;
 use crate::instance::Instance;
-use crate::request::{Context, Failure, Reply, Request};
-use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr};
-use poolfs_ipc::wire::{Adopt, MAGIC};
+use crate::request::{Context, Reply, Request};
+use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC};
 use poolfs_libservice::Entry;
-use poolfs_libservice::types::{Attributes, Errno, NodeId, OpenFlags};
+use poolfs_libservice::types::{Errno, NodeId, OpenFlags, SetAttributes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 use tracing::error;
 use zerocopy::FromBytes;
 
-/// Most bytes of one READ or WRITE.
-pub(super) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-
-/// Names and attributes are asked for each time.
-pub(super) const NO_TIME: Duration = Duration::ZERO;
-
-/// One instance as the kernel sees it.
-pub(super) struct Front {
+/// Serves the kernel's calls on an instance.
+pub struct Front {
     pub(super) instance: Arc<Instance>,
-}
-
-pub(super) fn context(request: &fuser::Request, umask: u32) -> Context<'static> {
-    Context::fuse(request.uid(), request.gid(), umask, request.pid())
-}
-
-/// An answer of another kind than the request's is a mistake of the dispatcher.
-pub(super) fn mistaken() -> Errno {
-    Errno::EIO
 }
 
 pub(super) type Outcome<T> = Result<T, Errno>;
 
+/// A reply of another kind than the request's is a mistake of the dispatcher.
+pub(super) fn mistaken() -> Errno {
+    Errno::EIO
+}
+
 impl Front {
-    pub(super) fn node(&self, number: INodeNo) -> Outcome<NodeId> {
-        self.instance.nodes.node(number.0).ok_or(Errno::ESTALE)
+    /// The front of `instance`.
+    #[must_use]
+    pub fn new(instance: Arc<Instance>) -> Self {
+        Self { instance }
     }
 
-    pub(super) fn file(&self, handle: FileHandle) -> Outcome<Arc<OpenFile>> {
-        self.instance.handles.get(handle.0)
+    /// Serves a call; what it brings is put into `answer`.
+    ///
+    /// # Errors
+    /// The errno of the answer, which then has no body. What was given already is to be taken back.
+    pub fn serve(&self, call: Call<'_>, answer: &mut Answer<'_>) -> Result<(), Errno> {
+        self.guarded(|| self.carry_out(call, answer)).unwrap_or(Err(Errno::EIO))
     }
 
-    pub(super) fn serve(&self, context: &Context<'_>, request: Request<'_>) -> Outcome<Reply> {
-        // A layer that panics costs the request, never one of the threads all programs of the mount share.
-        match catch_unwind(AssertUnwindSafe(|| self.instance.dispatch(context, request))) {
-            Ok(outcome) => outcome.map_err(Failure::errno),
-            Err(_) => {
-                error!(instance = self.instance.name(), "a layer panicked; the request failed");
-                Err(Errno::EIO)
-            }
+    /// The kernel gives references back.
+    pub fn forget(&self, forgets: Forgets<'_>) {
+        self.guarded(|| forgets.for_each(|(number, count)| self.give_back(number, count)));
+    }
+
+    /// The kernel did not take what an answer gave it.
+    pub fn take_back(&self, given: Given) {
+        self.guarded(|| match given {
+            Given::Reference(number) => self.give_back(number, 1),
+            Given::File(handle) => self.instance.release(handle),
+        });
+    }
+
+    /// A layer that panics costs the request, never one of the threads all programs of the mount share.
+    fn guarded<T>(&self, serve: impl FnOnce() -> T) -> Option<T> {
+        let served = catch_unwind(AssertUnwindSafe(serve));
+        if served.is_err() {
+            error!(instance = self.instance.name(), "a layer panicked; the request failed");
+        }
+        served.ok()
+    }
+
+    fn give_back(&self, number: u64, count: u64) {
+        if let Some((node, count)) = self.instance.nodes.forget(number, count) {
+            let _ = self.ask(&Context::fuse(0, 0, 0, 0), Request::Forget { node, count });
         }
     }
 
-    pub(super) fn attr(&self, attributes: &Attributes) -> fuser::FileAttr {
-        convert::attributes(attributes.inode, attributes)
+    fn node(&self, number: u64) -> Outcome<NodeId> {
+        self.instance.nodes.node(number).ok_or(Errno::ESTALE)
+    }
+
+    fn file(&self, handle: u64) -> Outcome<Arc<OpenFile>> {
+        self.instance.handles.get(handle)
+    }
+
+    pub(super) fn ask(&self, context: &Context<'_>, request: Request<'_>) -> Outcome<Reply> {
+        self.instance.dispatch(context, request).map_err(|failure| match failure.errno() {
+            // By this one the kernel understands that such requests are never served: it would take every later fsync for done.
+            Errno::ENOSYS => Errno::EOPNOTSUPP,
+            errno => errno,
+        })
+    }
+
+    fn carry_out(&self, call: Call<'_>, answer: &mut Answer<'_>) -> Outcome<()> {
+        let context = call.context();
+        let reply = match call.operation? {
+            Operation::Init(_) => return Err(Errno::EIO),
+            Operation::Destroy => Reply::Done,
+            Operation::Node(operation) => return self.on_node(&context, self.node(call.node)?, operation, answer),
+            Operation::Change { changes, handle } => self.change(&context, self.node(call.node)?, changes, handle)?,
+            Operation::Link { node, name } => {
+                let request = Request::Link { node: self.node(node)?, parent: self.node(call.node)?, name };
+                self.ask(&context, request)?
+            }
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                let (parent, new_parent) = (self.node(call.node)?, self.node(new_parent)?);
+                self.ask(&context, Request::Rename { parent, name, new_parent, new_name, flags })?
+            }
+            Operation::Release { handle } => {
+                self.instance.release(handle);
+                Reply::Done
+            }
+            Operation::File { handle, operation } => {
+                return self.on_file(&context, &self.file(handle)?, operation, answer);
+            }
+        };
+        self.put(reply, answer)
+    }
+
+    fn change(
+        &self,
+        context: &Context<'_>,
+        node: NodeId,
+        changes: SetAttributes,
+        handle: Option<u64>,
+    ) -> Outcome<Reply> {
+        let file = handle.map(|handle| self.file(handle)).transpose()?;
+        let file = file.as_deref().filter(|file| file.flags().writable());
+        self.ask(context, Request::Change { node, changes, file })
+    }
+
+    fn on_node(
+        &self,
+        context: &Context<'_>,
+        node: NodeId,
+        operation: NodeOperation<'_>,
+        answer: &mut Answer<'_>,
+    ) -> Outcome<()> {
+        use NodeOperation as Op;
+        let parent = node;
+        let request = match operation {
+            Op::Lookup { name } => Request::Lookup { parent, name },
+            Op::Stat => Request::Stat { node },
+            Op::Statx => {
+                return match self.ask(context, Request::Stat { node })? {
+                    Reply::Attributes(attributes) => answer.put(&abi::StatxOut::from(&attributes)),
+                    _ => Err(mistaken()),
+                };
+            }
+            Op::ReadLink => Request::ReadLink { node },
+            Op::SymbolicLink { name, target } => Request::SymbolicLink { parent, name, target },
+            Op::MakeNode { name, file_type, permissions, device } => {
+                Request::MakeNode { parent, name, file_type, permissions, device }
+            }
+            Op::MakeDirectory { name, permissions } => Request::MakeDirectory { parent, name, permissions },
+            Op::Unlink { name } => Request::Unlink { parent, name },
+            Op::RemoveDirectory { name } => Request::RemoveDirectory { parent, name },
+            Op::Create { name, permissions, flags } => {
+                let created = self.ask(context, Request::Create { parent, name, permissions, flags });
+                // When the user-level path was faster with the name, the kernel looks again, finds it and opens it as it should.
+                let lost = created.as_ref().is_err_and(|&errno| errno == Errno::EEXIST);
+                let retry = lost && !flags.contains(OpenFlags::EXCLUSIVE);
+                return self.put(if retry { Err(Errno::ESTALE) } else { created }?, answer);
+            }
+            Op::Open { flags } => Request::Open { node, flags },
+            Op::OpenDirectory => Request::OpenDirectory { node },
+            Op::Statfs => Request::Statfs { node },
+            Op::SetXattr { name, value, flags } => Request::SetXattr { node, name, value, flags },
+            Op::GetXattr { name, room } => {
+                return match self.ask(context, Request::GetXattr { node, name })? {
+                    Reply::Bytes(value) => answer.put_sized(&value, room),
+                    _ => Err(mistaken()),
+                };
+            }
+            Op::ListXattr { room } => {
+                return match self.ask(context, Request::ListXattr { node })? {
+                    Reply::Names(names) => {
+                        let text: Vec<u8> = names.into_iter().flat_map(|name| [name, vec![0]].concat()).collect();
+                        answer.put_sized(&text, room)
+                    }
+                    _ => Err(mistaken()),
+                };
+            }
+            Op::RemoveXattr { name } => Request::RemoveXattr { node, name },
+        };
+        self.put(self.ask(context, request)?, answer)
+    }
+
+    fn on_file(
+        &self,
+        context: &Context<'_>,
+        file: &Arc<OpenFile>,
+        operation: FileOperation<'_>,
+        answer: &mut Answer<'_>,
+    ) -> Outcome<()> {
+        use FileOperation as Op;
+        let request = match operation {
+            Op::Read { offset, length } => {
+                return answer.fill(length, |buffer| {
+                    match self.ask(context, Request::Read { file, offset, buffer })? {
+                        Reply::Count(count) => Ok(count),
+                        _ => Err(mistaken()),
+                    }
+                });
+            }
+            Op::Write { offset, data, mode } => Request::Write { file, offset, data, mode },
+            Op::Flush => Request::Flush { file },
+            Op::Sync { durability } => Request::Sync { file, durability },
+            Op::List { cookie, room } => {
+                answer.limit(room);
+                return self.list(context, file, cookie, answer);
+            }
+            Op::ListWithAttributes { cookie, room } => {
+                answer.limit(room);
+                return self.list_with_attributes(context, file, cookie, answer);
+            }
+            Op::Control { command, input, room } => {
+                if command != ADOPT {
+                    return Err(Errno::ENOTTY);
+                }
+                if room < size_of::<Adopt>() {
+                    return Err(Errno::EINVAL);
+                }
+                let adopted = self.adopt(context, file, input)?;
+                answer.put(&abi::IoctlOut::default())?;
+                return answer.put(&adopted);
+            }
+            Op::Allocate { mode, offset, length } => Request::Allocate { file, mode, offset, length },
+            Op::Seek { offset, to } => Request::Seek { file, offset, to },
+            Op::CopyRange { source_offset, target, target_offset, length, wide_answer } => {
+                let target = &*self.file(target)?;
+                let request = Request::CopyRange { source: file, source_offset, target, target_offset, length };
+                return match self.ask(context, request)? {
+                    Reply::Offset(count) if wide_answer => answer.put(&abi::CopyRange64Out { count }),
+                    Reply::Offset(count) => put_count(count, answer),
+                    _ => Err(mistaken()),
+                };
+            }
+        };
+        self.put(self.ask(context, request)?, answer)
     }
 
     /// The entry under its FUSE number; its reference is the kernel's from here on.
-    pub(super) fn enter(&self, entry: &Entry) -> fuser::FileAttr {
-        let number = self.instance.nodes.enter(entry.node, entry.attributes.inode);
-        convert::attributes(number, &entry.attributes)
+    pub(super) fn enter(&self, entry: &Entry) -> u64 {
+        self.instance.nodes.enter(entry.node, entry.attributes.inode)
     }
 
-    pub(super) fn reply_entry(&self, outcome: Outcome<Reply>, reply: ReplyEntry) {
-        match outcome {
-            Ok(Reply::Entry(entry)) => reply.entry(&NO_TIME, &self.enter(&entry), Generation(0)),
-            Ok(_) => reply.error(convert::errno(mistaken())),
-            Err(errno) => reply.error(convert::errno(errno)),
-        }
+    fn put_entry(&self, entry: &Entry, answer: &mut Answer<'_>) -> Outcome<()> {
+        let number = self.enter(entry);
+        answer.give(Given::Reference(number));
+        answer.put(&abi::EntryOut::new(number, &entry.attributes))
     }
 
-    pub(super) fn reply_attributes(&self, outcome: Outcome<Reply>, reply: ReplyAttr) {
-        match outcome {
-            Ok(Reply::Attributes(attributes)) => reply.attr(&NO_TIME, &self.attr(&attributes)),
-            Ok(_) => reply.error(convert::errno(mistaken())),
-            Err(errno) => reply.error(convert::errno(errno)),
-        }
-    }
-
-    pub(super) fn reply_opened(&self, outcome: Outcome<Reply>, reply: ReplyOpen) {
-        match outcome {
-            Ok(Reply::Opened { file, .. }) => {
-                let mut mode = appends_whole(file.flags());
-                if self.instance.keeps_kernel_pages() && !file.is_directory() {
-                    mode |= FopenFlags::FOPEN_KEEP_CACHE;
+    /// The replies that look the same to whatever they are the answer.
+    fn put(&self, reply: Reply, answer: &mut Answer<'_>) -> Outcome<()> {
+        match reply {
+            Reply::Done => Ok(()),
+            Reply::Entry(entry) => self.put_entry(&entry, answer),
+            Reply::Attributes(attributes) => answer.put(&abi::AttrOut::from(&attributes)),
+            Reply::Opened { file, entry } => {
+                answer.give(Given::File(file.key()));
+                if let Some(entry) = &entry {
+                    self.put_entry(entry, answer)?;
                 }
-                reply.opened(FileHandle(file.key()), mode);
+                let flags = self.open_flags(&file, entry.is_some());
+                answer.put(&abi::OpenOut { handle: file.key(), flags, backing: 0 })
             }
-            Ok(_) => reply.error(convert::errno(mistaken())),
-            Err(errno) => reply.error(convert::errno(errno)),
+            Reply::Written(written) => put_count(written.count as u64, answer),
+            Reply::Offset(offset) => answer.put(&abi::SeekOut { offset }),
+            Reply::Bytes(bytes) => answer.put_bytes(&bytes),
+            Reply::Statistics(statistics) => answer.put(&abi::StatfsOut::from(&statistics)),
+            Reply::Count(_) | Reply::Names(_) => Err(mistaken()),
         }
     }
 
-    pub(super) fn adopt(&self, request: &fuser::Request, handle: FileHandle, asked: &[u8]) -> Outcome<Adopt> {
+    /// How the kernel caches an open file. A description that appends goes past its pages: it would send a write that
+    /// crosses a page boundary as two requests, between which others could append.
+    fn open_flags(&self, file: &OpenFile, created: bool) -> u32 {
+        let appends = file.flags().contains(OpenFlags::APPEND) && file.flags().writable();
+        let keeps = created || self.instance.keeps_kernel_pages() && !file.is_directory();
+        let flag = |condition, flag| if condition { flag } else { 0 };
+        flag(appends, abi::open::DIRECT_IO) | flag(keeps, abi::open::KEEP_CACHE)
+    }
+
+    fn adopt(&self, context: &Context<'_>, file: &Arc<OpenFile>, asked: &[u8]) -> Outcome<Adopt> {
         let asked = Adopt::read_from_bytes(asked).map_err(|_| Errno::EINVAL)?;
         if asked.magic != MAGIC {
             return Err(Errno::EINVAL);
         }
-        let file = self.file(handle)?;
         match self.instance.adopter() {
-            Some(adopter) => adopter.adopt(request.pid(), &file, asked),
+            Some(adopter) => adopter.adopt(context.thread, file, asked),
             None => Ok(Adopt { handle: 0, ..asked }),
         }
     }
 }
 
-pub(super) fn reply_done(outcome: Outcome<Reply>, reply: ReplyEmpty) {
-    match outcome {
-        Ok(_) => reply.ok(),
-        Err(errno) => reply.error(convert::errno(errno)),
-    }
-}
-
-pub(super) fn reply_sized(outcome: Outcome<Vec<u8>>, size: u32, reply: ReplyXattr) {
-    match outcome {
-        Ok(bytes) if size == 0 => reply.size(u32::try_from(bytes.len()).unwrap_or(u32::MAX)),
-        Ok(bytes) if bytes.len() <= size as usize => reply.data(&bytes),
-        Ok(_) => reply.error(convert::errno(Errno::ERANGE)),
-        Err(errno) => reply.error(convert::errno(errno)),
-    }
-}
-
-/// How a description that appends is opened: past the kernel's page cache, which would send a write that crosses a page
-/// boundary as two requests, between which others could append.
-pub(super) fn appends_whole(flags: OpenFlags) -> FopenFlags {
-    if flags.contains(OpenFlags::APPEND) && flags.writable() {
-        FopenFlags::FOPEN_DIRECT_IO
-    } else {
-        FopenFlags::empty()
-    }
+fn put_count(count: u64, answer: &mut Answer<'_>) -> Outcome<()> {
+    let size = u32::try_from(count).unwrap_or(u32::MAX);
+    answer.put(&abi::WriteOut { size, padding: 0 })
 }

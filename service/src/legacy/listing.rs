@@ -1,81 +1,150 @@
-//! Directory listings: what the layers deliver is gathered first and answered afterwards, because a listing with
-//! attributes looks every name up, which must not happen while a layer lists.
+//! Directory listings. Cookies 1 and 2 are those of `.` and `..`, the layers' own follow behind them.
 
+use super::abi::EntryOut;
+use super::answer::{Answer, Given, Listed};
+use super::front::{Front, Outcome, mistaken};
 use crate::handles::OpenFile;
-use crate::instance::Instance;
-use crate::request::{Context, Failure, Reply, Request};
-use poolfs_libservice::Entry;
-use poolfs_libservice::types::{Errno, FileType, Name, NodeId};
+use crate::request::{Context, Reply, Request};
+use poolfs_libservice::types::{Errno, FileType, Name};
+use poolfs_libservice::{DirectoryEntry, Entry};
 use std::ops::ControlFlow;
 
-/// Most entries of one answer.
-const ENTRIES_MAX: usize = 1024;
-
-/// One gathered name. Cookies 1 and 2 are those of `.` and `..`, the layers' ones follow behind [`COOKIES`].
-pub(super) struct Listed {
-    pub(super) name: Vec<u8>,
-    pub(super) inode: u64,
-    pub(super) file_type: FileType,
-    pub(super) cookie: u64,
-}
-
-/// What is added to a layer's cookie: `.` and `..` come first.
+/// What is added to a layer's cookie.
 const COOKIES: u64 = 2;
 
-impl Listed {
-    pub(super) fn is_dot(&self) -> bool {
-        self.name == b"." || self.name == b".."
-    }
+/// Most names of one listing with attributes: each is looked up before the answer.
+const LOOKED_UP_MAX: usize = 1024;
+
+/// A name that is kept while the layer goes on listing.
+struct Kept {
+    bytes: Vec<u8>,
+    inode: u64,
+    file_type: FileType,
+    cookie: u64,
 }
 
-/// The entries after `cookie`, with at most about `bytes` bytes of names and headers of `header` bytes each.
-pub(super) fn gather(
-    instance: &Instance,
-    context: &Context<'_>,
-    file: &OpenFile,
-    cookie: u64,
-    room: (usize, usize),
-) -> Result<Vec<Listed>, Failure> {
-    let (bytes, header) = room;
-    let mut listed = Vec::new();
-    if cookie < COOKIES {
-        let own = match instance.dispatch(context, Request::Stat { node: file.node() })? {
-            Reply::Attributes(attributes) => attributes.inode,
-            _ => return Err(Errno::EIO.into()),
-        };
-        // The parent's number is not known here; the kernel never shows it of a mount's root, and programs that need it
-        // stat "..".
-        for (name, at) in [(b".".to_vec(), 1), (b"..".to_vec(), 2)] {
-            if cookie < at {
-                listed.push(Listed { name, inode: own, file_type: FileType::Directory, cookie: at });
+fn listed<'a>(entry: &DirectoryEntry<'a>) -> Listed<'a> {
+    let cookie = entry.cookie.saturating_add(COOKIES);
+    Listed { bytes: entry.name.as_bytes(), inode: entry.inode, file_type: entry.file_type, cookie }
+}
+
+impl Front {
+    /// The names after `cookie`, as many as there is room for.
+    pub(super) fn list(
+        &self,
+        context: &Context<'_>,
+        file: &OpenFile,
+        cookie: u64,
+        answer: &mut Answer<'_>,
+    ) -> Outcome<()> {
+        if !self.put_dots(context, file, cookie, false, answer)? {
+            return Ok(());
+        }
+        self.visit(context, file, cookie, &mut |entry| match answer.put_name(None, &listed(&entry)) {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        })
+    }
+
+    /// The same with the attributes of each. They are looked up when the layer is done: it may hold locks while it lists.
+    pub(super) fn list_with_attributes(
+        &self,
+        context: &Context<'_>,
+        file: &OpenFile,
+        cookie: u64,
+        answer: &mut Answer<'_>,
+    ) -> Outcome<()> {
+        if !self.put_dots(context, file, cookie, true, answer)? {
+            return Ok(());
+        }
+        let mut kept = Vec::new();
+        let mut left = answer.left();
+        self.visit(context, file, cookie, &mut |entry| {
+            let name = listed(&entry);
+            let size = size_of::<EntryOut>() + name.bytes.len();
+            if size > left || kept.len() >= LOOKED_UP_MAX {
+                return ControlFlow::Break(());
+            }
+            left -= size;
+            let Listed { inode, file_type, cookie, .. } = name;
+            kept.push(Kept { bytes: name.bytes.to_vec(), inode, file_type, cookie });
+            ControlFlow::Continue(())
+        })?;
+        for Kept { bytes, inode, file_type, cookie } in kept {
+            let name = Listed { bytes: &bytes, inode, file_type, cookie };
+            if !self.put_looked_up(context, file, &name, answer) {
+                break;
             }
         }
+        Ok(())
     }
-    let mut left = bytes;
-    let mut visit = |entry: poolfs_libservice::DirectoryEntry<'_>| {
-        let size = (header + entry.name.as_bytes().len()).next_multiple_of(8);
-        if size > left || listed.len() >= ENTRIES_MAX {
-            return ControlFlow::Break(());
-        }
-        left -= size;
-        listed.push(Listed {
-            name: entry.name.as_bytes().to_vec(),
-            inode: entry.inode,
-            file_type: entry.file_type,
-            cookie: entry.cookie.saturating_add(COOKIES),
-        });
-        ControlFlow::Continue(())
-    };
-    let from = cookie.saturating_sub(COOKIES);
-    instance.dispatch(context, Request::List { file, cookie: from, visit: &mut visit })?;
-    Ok(listed)
-}
 
-/// Looks a listed name up; nothing when it has gone meanwhile.
-pub(super) fn look_up(instance: &Instance, context: &Context<'_>, parent: NodeId, listed: &Listed) -> Option<Entry> {
-    let name = Name::new(&listed.name).ok()?;
-    match instance.dispatch(context, Request::Lookup { parent, name }) {
-        Ok(Reply::Entry(entry)) => Some(entry),
-        _ => None,
+    /// `.` and `..`; whether there was room for them. Where the parent is, is not known here: the kernel shows nobody its
+    /// number at a mount's root, and programs that need it ask for the attributes of `..`.
+    fn put_dots(
+        &self,
+        context: &Context<'_>,
+        file: &OpenFile,
+        cookie: u64,
+        with_attributes: bool,
+        answer: &mut Answer<'_>,
+    ) -> Outcome<bool> {
+        if cookie >= COOKIES {
+            return Ok(true);
+        }
+        let Reply::Attributes(own) = self.ask(context, Request::Stat { node: file.node() })? else {
+            return Err(mistaken());
+        };
+        // With the number 0 for a node, the kernel takes the name only.
+        let no_node = with_attributes.then(EntryOut::default);
+        let dots: [&[u8]; COOKIES as usize] = [b".", b".."];
+        let mut missing = dots.into_iter().zip(1..).filter(|&(_, at)| at > cookie);
+        Ok(missing.all(|(bytes, cookie)| {
+            let name = Listed { bytes, inode: own.inode, file_type: FileType::Directory, cookie };
+            answer.put_name(no_node.as_ref(), &name)
+        }))
+    }
+
+    fn visit(
+        &self,
+        context: &Context<'_>,
+        file: &OpenFile,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
+    ) -> Outcome<()> {
+        let cookie = cookie.saturating_sub(COOKIES);
+        self.ask(context, Request::List { file, cookie, visit }).map(drop)
+    }
+
+    /// Whether there was room. A name that has gone is left out; one that cannot be looked up is listed without its node.
+    fn put_looked_up(
+        &self,
+        context: &Context<'_>,
+        directory: &OpenFile,
+        name: &Listed<'_>,
+        answer: &mut Answer<'_>,
+    ) -> bool {
+        match self.look_up(context, directory, name.bytes) {
+            Ok(found) => {
+                let number = self.enter(&found);
+                let name = Listed { inode: found.attributes.inode, file_type: found.attributes.file_type, ..*name };
+                let fits = answer.put_name(Some(&EntryOut::new(number, &found.attributes)), &name);
+                if fits {
+                    answer.give(Given::Reference(number));
+                } else {
+                    self.take_back(Given::Reference(number));
+                }
+                fits
+            }
+            Err(Errno::ENOENT) => true,
+            Err(_) => answer.put_name(Some(&EntryOut::default()), name),
+        }
+    }
+
+    fn look_up(&self, context: &Context<'_>, directory: &OpenFile, name: &[u8]) -> Outcome<Entry> {
+        match self.ask(context, Request::Lookup { parent: directory.node(), name: Name::new(name)? })? {
+            Reply::Entry(entry) => Ok(entry),
+            _ => Err(mistaken()),
+        }
     }
 }

@@ -1,26 +1,28 @@
 //! The legacy path: kernel VFS, FUSE, service. The kernel caches pages; names and attributes it asks for each time.
 //!
-//! What the rest of the service sees of it is small, so that another implementation of the protocol can take its place:
-//! [`LegacyMount::start`], [`LegacyMount::end`], and the kernel's caches behind [`KernelCache`].
+//! ```text
+//! device -> incoming (bytes into types) -> front (calls into requests) -> Instance::dispatch
+//! device <- answer   (bytes again)      <- front (replies into answers)
+//! ```
+//!
+//! [`session`](self) has the threads that do this, [`LegacyMount`] the mount they serve. The kernel's `linux/fuse.h` is the
+//! specification of the protocol; what is used of it stands in `abi.rs`, what is agreed on at the start in `handshake.rs`.
+//!
+//! What the rest of the service sees is small: [`LegacyMount`], and the kernel's caches behind
+//! [`KernelCache`](crate::KernelCache).
 
-mod convert;
-mod filesystem;
+mod abi;
+mod answer;
+mod device;
 mod front;
+mod handshake;
+mod incoming;
+mod interrupts;
 mod listing;
 mod mount;
+mod session;
 
+pub use answer::{Answer, Given};
+pub use front::Front;
+pub use incoming::{Call, FileOperation, Forgets, Malformed, Message, NodeOperation, Offer, Operation};
 pub use mount::{LegacyMount, MountError, detach_dead};
-
-use crate::notify::KernelCache;
-use fuser::{INodeNo, Notifier};
-use std::io;
-
-impl KernelCache for Notifier {
-    fn invalidate(&self, number: u64, offset: i64, length: i64) -> io::Result<()> {
-        self.inval_inode(INodeNo(number), offset, length)
-    }
-
-    fn store(&self, number: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        Notifier::store(self, INodeNo(number), offset, bytes)
-    }
-}

@@ -1,8 +1,10 @@
 //! The mount of one instance: made by hand, so that its type is `fuse.poolfs`, and never left behind.
 
-use super::front::{Front, TRANSFER_BYTES_MAX};
+use super::device::TRANSFER_BYTES_MAX;
+use super::handshake;
+use super::session::Session;
 use crate::instance::Instance;
-use fuser::{Config, Session, SessionACL};
+use crate::notify::KernelCache;
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -12,10 +14,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::thread;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 /// Dead mounts stacked on one directory that are taken away before giving up.
 const DEAD_MOUNTS_MAX: usize = 64;
@@ -68,6 +69,7 @@ pub enum MountError {
 /// A live mount.
 pub struct LegacyMount {
     guard: MountGuard,
+    kernel: Arc<dyn KernelCache>,
     ended: Receiver<()>,
 }
 
@@ -125,29 +127,21 @@ impl LegacyMount {
         let guard = MountGuard { path: path.clone(), mounted: true };
         let failed = |cause| MountError::Session { path: path.clone(), cause };
 
-        let mut config = Config::default();
-        config.acl = SessionACL::All;
-        config.n_threads = Some((cpus * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX));
-        let front = Front { instance: Arc::clone(instance) };
-        let session = Session::from_fd(front, device, SessionACL::All, config).map_err(failed)?;
-        instance.attach_kernel(Box::new(session.notifier())).map_err(failed)?;
-
-        let (end, ended) = sync_channel(1);
-        let name = instance.name().to_owned();
-        thread::Builder::new()
-            .name(format!("fuse-{name}"))
-            .spawn(move || {
-                match session.run() {
-                    Ok(()) => info!(instance = name, "the mount has ended"),
-                    Err(error) => warn!(instance = name, %error, "the FUSE session has ended"),
-                }
-                let _ = end.send(());
-            })
-            .map_err(failed)?;
+        let device = Arc::new(handshake::connect(device).map_err(failed)?);
+        let kernel: Arc<dyn KernelCache> = device.clone();
+        instance.attach_kernel(Arc::clone(&kernel)).map_err(failed)?;
+        let threads = (cpus * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
+        let ended = Session::start(instance, device, threads).map_err(failed)?;
         if let Err(error) = raise_read_ahead(instance.name()) {
             debug!(instance = instance.name(), %error, "the kernel's read-ahead stays at its default");
         }
-        Ok(Self { guard, ended })
+        Ok(Self { guard, kernel, ended })
+    }
+
+    /// What the kernel caches of the mount.
+    #[must_use]
+    pub fn kernel(&self) -> &dyn KernelCache {
+        self.kernel.as_ref()
     }
 
     /// Unmounts, unless it is in use.

@@ -1,0 +1,198 @@
+//! The descriptor of `/dev/fuse`: one read for each message, one write for each answer or notification.
+
+use super::abi::{self, notify};
+use crate::notify::KernelCache;
+use poolfs_libservice::types::Errno;
+use rustix::io::Errno as OsErrno;
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use zerocopy::{Immutable, IntoBytes};
+
+/// Most bytes of one READ or WRITE.
+pub(super) const TRANSFER_BYTES_MAX: usize = 1 << 20;
+
+const PAGE: usize = 4096;
+
+/// What comes before the data of a WRITE.
+const WRITE_HEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
+
+/// The kernel takes errors above this one for a broken answer, and its caller would wait for good.
+const ERRNO_MAX: i32 = 511;
+
+/// The connection of one mount.
+pub(super) struct Device {
+    descriptor: OwnedFd,
+    expires_names: bool,
+}
+
+/// Where a thread receives messages and makes up its answers: one piece of memory for both. It is placed such that the data
+/// of a WRITE, and of the answer to a READ, begin on a page.
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Buffer {
+    pub(super) fn new() -> Self {
+        // A page to align in, one for the head, the data, one for the answer to a WRITE.
+        let bytes = vec![0; TRANSFER_BYTES_MAX + 3 * PAGE];
+        let aligned = bytes.as_ptr().align_offset(PAGE).min(PAGE);
+        Self { bytes, start: aligned + PAGE - WRITE_HEAD }
+    }
+
+    /// The next message.
+    pub(super) fn receive(&mut self, device: &Device) -> io::Result<usize> {
+        let room = &mut self.bytes[self.start..][..WRITE_HEAD + TRANSFER_BYTES_MAX];
+        loop {
+            match rustix::io::read(&device.descriptor, &mut *room) {
+                // The caller has gone before its request was read.
+                Err(OsErrno::INTR | OsErrno::AGAIN | OsErrno::NOENT) => {}
+                outcome => return Ok(outcome?),
+            }
+        }
+    }
+
+    /// The message of `length` bytes that was received, and the room behind it.
+    pub(super) fn split(&mut self, length: usize) -> (&[u8], &mut [u8]) {
+        let (message, room) = self.bytes[self.start..].split_at_mut(length);
+        (message, room)
+    }
+}
+
+impl Device {
+    pub(super) fn new(descriptor: OwnedFd) -> Self {
+        Self { descriptor, expires_names: false }
+    }
+
+    /// Notes whether the kernel can let names expire. One that cannot takes such a message for [`KernelCache::invalidate_name`].
+    pub(super) fn set_expires_names(&mut self, expires_names: bool) {
+        self.expires_names = expires_names;
+    }
+
+    /// Answers the request with this number.
+    ///
+    /// # Errors
+    /// `ENOENT` when nobody waits for it any more.
+    pub(super) fn answer(&self, unique: u64, outcome: Result<&[u8], Errno>) -> io::Result<()> {
+        let (error, body) = match outcome {
+            Ok(body) => (0, body),
+            Err(errno) if errno.raw() > ERRNO_MAX => (-Errno::EIO.raw(), &[][..]),
+            Err(errno) => (-errno.raw(), &[][..]),
+        };
+        self.write(error, unique, &[body])
+    }
+
+    fn notify(&self, code: i32, head: &(impl IntoBytes + Immutable), rest: &[&[u8]]) -> io::Result<()> {
+        let mut parts = [head.as_bytes(), &[], &[]];
+        parts[1..][..rest.len()].copy_from_slice(rest);
+        match self.write(code, 0, &parts) {
+            // The kernel has forgotten the node or the name: there is nothing to tell.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    fn write(&self, error: i32, unique: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let body: usize = parts.iter().map(|part| part.len()).sum();
+        let length = u32::try_from(size_of::<abi::OutHeader>() + body).map_err(|_| OsErrno::TOOBIG)?;
+        let header = abi::OutHeader { length, error, unique };
+        let mut slices = [IoSlice::new(header.as_bytes()); 4];
+        for (slice, part) in slices[1..].iter_mut().zip(parts) {
+            *slice = IoSlice::new(part);
+        }
+        rustix::io::writev(&self.descriptor, &slices[..=parts.len()])?;
+        Ok(())
+    }
+}
+
+impl KernelCache for Device {
+    fn invalidate(&self, number: u64, offset: i64, length: i64) -> io::Result<()> {
+        self.notify(notify::INVALIDATE_INODE, &abi::InvalidateInodeOut { node: number, offset, length }, &[])
+    }
+
+    fn store(&self, number: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let size = u32::try_from(bytes.len()).map_err(|_| OsErrno::TOOBIG)?;
+        self.notify(notify::STORE, &abi::StoreOut { node: number, offset, size, padding: 0 }, &[bytes])
+    }
+
+    fn invalidate_name(&self, parent: u64, name: &[u8]) -> io::Result<()> {
+        self.name(parent, name, 0)
+    }
+
+    fn expire_name(&self, parent: u64, name: &[u8]) -> io::Result<()> {
+        if !self.expires_names {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.name(parent, name, notify::EXPIRE_ONLY)
+    }
+
+    fn prune(&self, numbers: &[u64]) -> io::Result<()> {
+        let count = u32::try_from(numbers.len()).map_err(|_| OsErrno::TOOBIG)?;
+        self.notify(notify::PRUNE, &abi::PruneOut { count, padding: 0, spare: 0 }, &[numbers.as_bytes()])
+    }
+}
+
+impl Device {
+    fn name(&self, parent: u64, name: &[u8], flags: u32) -> io::Result<()> {
+        let name_length = u32::try_from(name.len()).map_err(|_| OsErrno::NAMETOOLONG)?;
+        let head = abi::InvalidateEntryOut { parent, name_length, flags };
+        self.notify(notify::INVALIDATE_ENTRY, &head, &[name, &[0]])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    /// A device whose other end is not the kernel.
+    fn device() -> (Device, UnixStream) {
+        let (own, other) = UnixStream::pair().expect("sockets");
+        (Device::new(own.into()), other)
+    }
+
+    fn written<const COUNT: usize>(mut stream: &UnixStream) -> [u8; COUNT] {
+        let mut bytes = [0; COUNT];
+        stream.read_exact(&mut bytes).expect("written");
+        bytes
+    }
+
+    #[test]
+    fn an_answer_is_its_header_and_its_body() {
+        let (device, kernel) = device();
+        device.answer(7, Ok(b"body")).expect("sent");
+        assert_eq!(written(&kernel), *b"\x14\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0body");
+        device.answer(1 << 63, Err(Errno::ENOENT)).expect("sent");
+        assert_eq!(written(&kernel), [16, 0, 0, 0, 0xfe, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0x80]);
+        for beyond in [512, 4095] {
+            device.answer(0, Err(Errno::from_raw(beyond))).expect("sent");
+            let [_, _, _, _, error @ ..] = written::<16>(&kernel);
+            assert_eq!(error[..4], (-5i32).to_ne_bytes(), "the kernel drops the answer {beyond}");
+        }
+    }
+
+    #[test]
+    fn names_expire_only_where_the_kernel_knows_the_difference() {
+        let (mut device, kernel) = device();
+        let error = device.expire_name(1, b"n").expect_err("nothing is known of the kernel");
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        device.set_expires_names(true);
+        device.expire_name(1, b"n").expect("sent");
+        let expected = *b"\x22\0\0\0\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0n\0";
+        assert_eq!(written(&kernel), expected);
+    }
+
+    #[test]
+    fn data_begins_on_a_page_in_either_direction() {
+        let (device, kernel) = device();
+        let mut buffer = Buffer::new();
+        rustix::io::write(&kernel, &[1; WRITE_HEAD]).expect("sent");
+        assert_eq!(buffer.receive(&device).expect("received"), WRITE_HEAD);
+        let (message, room) = buffer.split(WRITE_HEAD);
+        assert_eq!((message, room.as_ptr().addr() % PAGE), (&[1; WRITE_HEAD][..], 0));
+        assert!(room.len() >= TRANSFER_BYTES_MAX);
+        let (_, room) = buffer.split(WRITE_HEAD + TRANSFER_BYTES_MAX);
+        assert!(room.len() >= PAGE, "an answer fits behind the longest message");
+    }
+}

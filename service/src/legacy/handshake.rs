@@ -1,0 +1,115 @@
+//! The first message of a connection and its answer: what kernel and service agree on.
+
+use super::abi::{self, init};
+use super::device::{Buffer, Device, TRANSFER_BYTES_MAX};
+use super::incoming::{Message, Offer, Operation};
+use poolfs_libservice::types::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use tracing::debug;
+use zerocopy::IntoBytes;
+
+/// The oldest protocol that has all messages relied on: Linux 5.4.
+const VERSION_MINOR_MIN: u32 = 31;
+
+/// What is used where the kernel has it.
+///
+/// Locks are not among them: every descriptor being a real one, the kernel keeps them. The cache for writing back is not,
+/// because what a program has written must be known here at once.
+const WANTED: &[(u64, &str)] = &[
+    (init::ASYNC_READ, "reads side by side"),
+    (init::ATOMIC_O_TRUNC, "truncation by open"),
+    (init::BIG_WRITES, "writes of more than a page"),
+    (init::DONT_MASK, "umasks left to the service"),
+    (init::HAS_IOCTL_DIR, "ioctl on directories"),
+    (init::DO_READDIRPLUS, "listings with attributes"),
+    (init::READDIRPLUS_AUTO, "listings with attributes where they pay"),
+    (init::ASYNC_DIO, "direct reads and writes side by side"),
+    (init::PARALLEL_DIROPS, "look-ups side by side"),
+    (init::POSIX_ACL, "access lists"),
+    (init::MAX_PAGES, "requests of more than 128 KiB"),
+    (init::EXPLICIT_INVAL_DATA, "pages dropped only when told"),
+    (init::HANDLE_KILLPRIV_V2, "set-id bits left to the service"),
+    (init::INIT_EXT, "more than 32 capabilities"),
+    (init::HAS_EXPIRE_ONLY, "names that expire"),
+    (init::DIRECT_IO_ALLOW_MMAP, "mappings of files open for direct access"),
+];
+
+/// Requests the kernel has under way on nobody's behalf, and when it takes the service for congested.
+const BACKGROUND_MAX: u16 = 64;
+const CONGESTED: u16 = BACKGROUND_MAX / 4 * 3;
+
+/// Connects with the kernel, which has sent its first message when the mount was made.
+///
+/// # Errors
+/// Those of the device, and `EPROTO` when the kernel speaks another protocol.
+pub(super) fn connect(descriptor: OwnedFd) -> io::Result<Device> {
+    let mut device = Device::new(descriptor);
+    let mut buffer = Buffer::new();
+    let length = buffer.receive(&device)?;
+    let (message, _) = buffer.split(length);
+    let Ok(Message::Call(call)) = Message::parse(message) else {
+        return Err(io::Error::from_raw_os_error(Errno::EPROTO.raw()));
+    };
+    let agreed = match call.operation {
+        Ok(Operation::Init(offer)) => agree(&offer),
+        _ => Err(Errno::EPROTO),
+    };
+    device.answer(call.unique, agreed.as_ref().map(IntoBytes::as_bytes).map_err(|&errno| errno))?;
+    let agreed = agreed.map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
+    device.set_expires_names(u64::from(agreed.flags_high) << 32 & init::HAS_EXPIRE_ONLY != 0);
+    Ok(device)
+}
+
+fn agree(offer: &Offer) -> Result<abi::InitOut, Errno> {
+    if offer.major != abi::VERSION_MAJOR || offer.minor < VERSION_MINOR_MIN {
+        return Err(Errno::EPROTO);
+    }
+    let mut flags = 0;
+    for &(flag, what) in WANTED {
+        if offer.flags & flag != 0 {
+            flags |= flag;
+        } else {
+            debug!(what, "the kernel lacks a FUSE capability");
+        }
+    }
+    Ok(abi::InitOut {
+        major: abi::VERSION_MAJOR,
+        minor: abi::VERSION_MINOR,
+        read_ahead_max: offer.read_ahead_max,
+        flags: flags as u32,
+        flags_high: (flags >> 32) as u32,
+        background_max: BACKGROUND_MAX,
+        congestion_threshold: CONGESTED,
+        write_max: TRANSFER_BYTES_MAX as u32,
+        time_granularity: 1,
+        pages_max: (TRANSFER_BYTES_MAX / 4096) as u16,
+        ..abi::InitOut::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(major: u32, minor: u32, flags: u64) -> Offer {
+        Offer { major, minor, read_ahead_max: 1 << 17, flags }
+    }
+
+    #[test]
+    fn only_what_the_kernel_offers_is_agreed_on() {
+        let all = agree(&offer(7, 45, u64::MAX)).expect("agreed");
+        let wanted = WANTED.iter().fold(0, |flags, (flag, _)| flags | flag);
+        assert_eq!(u64::from(all.flags) | u64::from(all.flags_high) << 32, wanted);
+        assert_eq!((all.write_max, all.pages_max, all.read_ahead_max), (1 << 20, 256, 1 << 17));
+        let few = agree(&offer(7, 31, init::BIG_WRITES | 1 << 1)).expect("agreed");
+        assert_eq!((u64::from(few.flags), few.flags_high), (init::BIG_WRITES, 0));
+    }
+
+    #[test]
+    fn another_protocol_is_refused() {
+        for (major, minor) in [(8, 0), (6, 45), (7, 30)] {
+            assert_eq!(agree(&offer(major, minor, u64::MAX)).err(), Some(Errno::EPROTO));
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The front towards the kernel, in this process, over a layer that does what a test asks for: panics, callers that are
+//! killed while they wait, what the kernel is told.
+
+use crate::harness::{isolated, make};
+use crate::trap::Trap;
+use poolfs_libservice::Libservice;
+use poolfs_service::legacy::LegacyMount;
+use poolfs_service::stack::Stack;
+use poolfs_service::{Instance, ROOT_NUMBER};
+use poolfs_service_protocol::{MountSpec, OperationPath, StackSpec};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::process::{Pid, Signal};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A mount of one CPU has as many.
+const THREADS: usize = 6;
+
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Longer than the service takes to notice a killed caller.
+const MOMENT: Duration = Duration::from_millis(400);
+
+struct Mounted {
+    trap: Arc<Trap>,
+    instance: Arc<Instance>,
+    mount: LegacyMount,
+    at: PathBuf,
+}
+
+impl Mounted {
+    fn new(folder: &Path) -> Self {
+        let at = make(&folder.join("mnt"));
+        let stack = StackSpec::Directory { directory: "/".into() };
+        let spec = MountSpec { instance: "x".into(), mount_point: at.clone(), stack, devices: true, is_root: false };
+        let trap = Trap::new();
+        let instance = Instance::new(spec, Stack::of(Arc::clone(&trap) as Arc<dyn Libservice>));
+        let mount = LegacyMount::start(&instance, 1).expect("mounted");
+        Self { trap, instance, mount, at }
+    }
+
+    /// Waits until the kernel knows `count` nodes and has `open` files.
+    fn wait_for_nodes(&self, count: u64, open: usize) {
+        let now = || (self.instance.nodes().len(), self.instance.handles().len());
+        let deadline = Instant::now() + WAIT_MAX;
+        while now() != (count, open) {
+            assert!(Instant::now() < deadline, "{:?} instead of {:?}", now(), (count, open));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn error(&self, name: &str) -> Option<i32> {
+        fs::symlink_metadata(self.at.join(name)).err().and_then(|error| error.raw_os_error())
+    }
+}
+
+fn shell(script: &str, path: &Path) -> Child {
+    Command::new("sh").args(["-c", script, "sh"]).arg(path).spawn().expect("sh")
+}
+
+fn kill(child: &Child, signal: Signal) {
+    rustix::process::kill_process(Pid::from_child(child), signal).expect("ours");
+}
+
+fn killed_in_time(child: &mut Child) {
+    let deadline = Instant::now() + WAIT_MAX;
+    loop {
+        if let Some(status) = child.try_wait().expect("ours") {
+            return assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+        }
+        assert!(Instant::now() < deadline, "a killed process lives on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_layer_that_panics_costs_the_request_and_no_thread() {
+    isolated("kernel::a_layer_that_panics_costs_the_request_and_no_thread", |folder| {
+        let mounted = Mounted::new(folder);
+        fs::write(mounted.at.join("f"), b"fine").expect("write");
+        for round in 0..3 * THREADS {
+            assert_eq!(mounted.error(&format!("panic-{round}")), Some(libc::EIO));
+        }
+        assert_eq!(fs::read(mounted.at.join("f")).expect("the service lives on"), b"fine");
+    });
+}
+
+#[test]
+fn a_name_that_cannot_be_looked_up_is_listed() {
+    isolated("kernel::a_name_that_cannot_be_looked_up_is_listed", |folder| {
+        let mounted = Mounted::new(folder);
+        for name in ["a", "fails", "z"] {
+            mounted.trap.make(name);
+        }
+        let names = fs::read_dir(&mounted.at).expect("listing");
+        let mut names: Vec<_> = names.map(|entry| entry.expect("listing").file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["a", "fails", "z"]);
+        assert_eq!(mounted.error("fails"), Some(libc::EIO));
+    });
+}
+
+#[test]
+fn a_layer_that_lacks_a_call_does_not_take_it_from_the_whole_mount() {
+    isolated("kernel::a_layer_that_lacks_a_call_does_not_take_it_from_the_whole_mount", |folder| {
+        let mounted = Mounted::new(folder);
+        let create = |name: &str| fs::File::create(mounted.at.join(name)).err().and_then(|error| error.raw_os_error());
+        assert_eq!(create("lacks"), Some(libc::EOPNOTSUPP));
+        assert_eq!(create("f"), None);
+        let operations = &mounted.instance.status().operations[&OperationPath::Fuse];
+        assert_eq!(operations["create"].count, 2, "{operations:?}");
+        assert!(!operations.contains_key("mknod"), "{operations:?}");
+    });
+}
+
+#[test]
+fn whoever_waits_in_the_service_can_be_killed_and_nothing_is_left_of_it() {
+    isolated("kernel::whoever_waits_in_the_service_can_be_killed_and_nothing_is_left_of_it", |folder| {
+        let mounted = Mounted::new(folder);
+        let before = mounted.trap.memory.outstanding();
+        mounted.trap.make("wait-for-lookup");
+        for (script, name) in [("test -e \"$1\"", "wait-for-lookup"), (": > \"$1\"", "wait-for-create")] {
+            let mut child = shell(script, &mounted.at.join(name));
+            mounted.trap.wait_for(1);
+            kill(&child, Signal::KILL);
+            killed_in_time(&mut child);
+            mounted.trap.wait_for(1);
+            mounted.trap.let_go();
+        }
+        mounted.wait_for_nodes(0, 0);
+        assert_eq!(mounted.trap.memory.outstanding(), before, "the late answers were taken back");
+    });
+}
+
+#[test]
+fn killing_works_also_when_every_thread_waits() {
+    isolated("kernel::killing_works_also_when_every_thread_waits", |folder| {
+        let mounted = Mounted::new(folder);
+        let wait = |n| shell("test -e \"$1\"", &mounted.at.join(format!("wait-{n}")));
+        let mut children: Vec<Child> = (0..THREADS).map(wait).collect();
+        mounted.trap.wait_for(THREADS);
+        children.push(shell("test -e \"$1\"", &mounted.at.join("behind-them")));
+        std::thread::sleep(MOMENT);
+        for child in &mut children {
+            kill(child, Signal::KILL);
+            killed_in_time(child);
+        }
+        mounted.trap.wait_for(THREADS);
+        mounted.trap.let_go();
+        assert_eq!(mounted.error("behind-them"), Some(libc::ENOENT), "the service lives on");
+    });
+}
+
+#[test]
+fn a_signal_that_does_not_kill_interrupts_nobody_and_killing_still_works() {
+    isolated("kernel::a_signal_that_does_not_kill_interrupts_nobody_and_killing_still_works", |folder| {
+        let mounted = Mounted::new(folder);
+        let script = "trap : USR1; : < \"$1\" || exit 7";
+        mounted.trap.make("wait");
+        let mut child = shell(script, &mounted.at.join("wait"));
+        mounted.trap.wait_for(1);
+        kill(&child, Signal::USR1);
+        std::thread::sleep(MOMENT);
+        assert_eq!(child.try_wait().expect("ours"), None);
+        mounted.trap.let_go();
+        assert_eq!(child.wait().expect("ours").code(), Some(0), "no EINTR");
+        let mut child = shell(script, &mounted.at.join("wait"));
+        mounted.trap.wait_for(1);
+        kill(&child, Signal::USR1);
+        std::thread::sleep(MOMENT);
+        kill(&child, Signal::KILL);
+        killed_in_time(&mut child);
+        mounted.trap.let_go();
+    });
+}
+
+#[test]
+fn the_kernel_forgets_what_it_is_told_to() {
+    isolated("kernel::the_kernel_forgets_what_it_is_told_to", |folder| {
+        let mounted = Mounted::new(folder);
+        let kernel = mounted.mount.kernel();
+        fs::write(mounted.at.join("f"), b"x").expect("write");
+        let (directory, other) = (make(&mounted.at.join("d")), make(&mounted.at.join("other")));
+        fs::write(other.join("below"), b"").expect("write");
+        mounted.wait_for_nodes(4, 0);
+        rustix::mount::mount_bind(&other, &directory).expect("root");
+
+        kernel.expire_name(ROOT_NUMBER, b"d").expect("told");
+        assert!(directory.join("below").exists(), "what is mounted on it stays");
+        kernel.invalidate_name(ROOT_NUMBER, b"d").expect("told");
+        assert!(!directory.join("below").exists(), "what is mounted on it goes");
+
+        let number = fs::metadata(mounted.at.join("f")).expect("stat").ino();
+        kernel.store(number, 4, b"y").expect("told");
+        kernel.invalidate(number, 0, -1).expect("told");
+        assert_eq!(fs::read(mounted.at.join("f")).expect("read"), b"x");
+
+        mounted.wait_for_nodes(4, 0);
+        kernel.prune(&[number]).expect("told");
+        mounted.wait_for_nodes(3, 0);
+        let number = fs::metadata(mounted.at.join("f")).expect("still there").ino();
+        mounted.wait_for_nodes(4, 0);
+        kernel.invalidate_name(ROOT_NUMBER, b"f").expect("told");
+        mounted.wait_for_nodes(3, 0);
+        // What the kernel does not know is nothing to complain of.
+        kernel.expire_name(ROOT_NUMBER, b"nowhere").expect("told");
+        kernel.invalidate_name(number + 1000, b"nowhere").expect("told");
+        kernel.invalidate(number + 1000, 0, -1).expect("told");
+    });
+}
+
+#[test]
+fn what_the_layers_lack_is_not_supported_and_statx_is() {
+    isolated("kernel::what_the_layers_lack_is_not_supported_and_statx_is", |folder| {
+        let mounted = Mounted::new(folder);
+        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        let unnamed = rustix::fs::open(&mounted.at, flags, Mode::from_raw_mode(0o600));
+        assert_eq!(unnamed.err(), Some(rustix::io::Errno::OPNOTSUPP));
+        fs::write(mounted.at.join("f"), b"seven b").expect("write");
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(rustix::fs::CWD, mounted.at.join("f"), AtFlags::empty(), wanted).expect("statx");
+        assert_eq!((stat.stx_size, stat.stx_mask & StatxFlags::BTIME.bits()), (7, 0));
+        let metadata = fs::metadata(mounted.at.join("f")).expect("stat");
+        assert_eq!((stat.stx_ino, u32::from(stat.stx_mode)), (metadata.ino(), metadata.mode()));
+        assert_eq!(
+            (stat.stx_mtime.tv_sec, i64::from(stat.stx_mtime.tv_nsec)),
+            (metadata.mtime(), metadata.mtime_nsec())
+        );
+    });
+}
