@@ -15,10 +15,18 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::wire::{Reply, Request, Welcome};
 use core::ffi::CStr;
 use core::mem::ManuallyDrop;
+use core::time::Duration;
 use poolfs_types::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use rustix::net::sockopt::Timeout;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Longest wait for a place in the queue of connections, which is full when many programs start while the service cannot run.
+const CONNECT_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Signals that may interrupt that wait, each of which begins it anew.
+const INTERRUPTIONS_MAX: usize = 16;
 
 /// Longest wait for the service's answer to a connection.
 const WELCOME_WAIT_MS_MAX: u32 = 1000;
@@ -60,18 +68,25 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to the instance's socket at `path`. Waits at most a second.
+    /// Connects to the instance's socket at `path`. Waits at most a second for a place among those who want to be let in, and
+    /// another one to be let in.
     ///
     /// # Errors
     /// Those of `connect(2)`; `ETIMEDOUT`; `EPROTO` when the peer is no service of this version; `ECONNRESET` when the service
     /// refused.
     pub fn open(path: &CStr) -> Result<Self, Errno> {
         let address = SocketAddrUnix::new(path).map_err(errno)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let flags = SocketFlags::CLOEXEC;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(errno)?;
-        rustix::net::connect(&socket, &address).map_err(errno)?;
-        Self::greet(socket)
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_WAIT_MAX)).map_err(errno)?;
+        for _ in 0..INTERRUPTIONS_MAX {
+            match rustix::net::connect(&socket, &address) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return result.map_err(errno).and_then(|()| Self::greet(socket)),
+            }
+        }
+        Err(Errno::EINTR)
     }
 
     /// Makes a session over a connected socket.

@@ -9,8 +9,11 @@ use poolfs_ipc::hold::Frame;
 use poolfs_ipc::memory::Mapping;
 use poolfs_ipc::wire::Welcome;
 use poolfs_ipc::{CallError, Connection};
+use poolfs_types::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -154,11 +157,38 @@ fn strangers_and_talkers_are_sent_away_and_numbers_are_bounded() {
     let talker = bare_session(service.socket());
     let path = std::ffi::CString::new(service.socket().to_str().expect("text")).expect("no NUL");
     assert!(Connection::open(&path).is_err(), "a third session of one user");
+    eventually("refusals are counted", || {
+        service.endpoint.counters().refused() == BTreeMap::from([(Errno::EPROTO, 4), (Errno::EUSERS, 1)])
+    });
     rustix::net::send(&talker._socket, b"hello again", SendFlags::NOSIGNAL).expect("send");
     eventually("the talker's session ends", || service.endpoint.session(talker.welcome.session).is_none());
     let third = service.connect();
     assert_echo(&first, 1, b"first");
     assert_echo(&third, 3, b"third");
+}
+
+#[test]
+fn a_full_queue_of_connections_is_waited_for() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = socket_in(&directory);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("socket");
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&path).expect("path")).expect("bind");
+    rustix::net::listen(&listener, 0).expect("listen");
+    let _first = raw_socket(&path);
+    let name = std::ffi::CString::new(path.as_os_str().as_bytes()).expect("no NUL");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| Connection::open(&name).err());
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!waiting.is_finished(), "it did not wait");
+        while !waiting.is_finished() {
+            // Nobody to be accepted yet is no error of the test.
+            drop(rustix::net::accept(&listener));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let error = waiting.join().expect("no panic").expect("nobody lets it in");
+        assert!(matches!(error, Errno::EPROTO | Errno::ECONNRESET | Errno::EPIPE), "{error:?}");
+    });
 }
 
 /// A call, and inside it others, as signal handlers make them: the fourth is too deep.

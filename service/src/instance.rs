@@ -9,6 +9,7 @@ use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Errno, NodeId};
 use poolfs_service_protocol::{InstanceStatus, MountSpec};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -28,6 +29,9 @@ pub trait Adopter: Send + Sync {
 
     /// Live sessions.
     fn sessions(&self) -> u64;
+
+    /// Clients that got no session, by what stood against it.
+    fn refused(&self) -> BTreeMap<Errno, u64>;
 }
 
 /// One filesystem instance. Fronts call [`Instance::dispatch`].
@@ -168,6 +172,9 @@ impl Instance {
             instance: self.spec.instance.clone(),
             mount_point: self.spec.mount_point.clone(),
             sessions: self.adopter.get().map_or(0, |adopter| adopter.sessions()),
+            sessions_refused: self.adopter.get().map_or_else(BTreeMap::new, |adopter| {
+                adopter.refused().into_iter().map(|(errno, count)| (errno.name().to_owned(), count)).collect()
+            }),
             handles: self.handles.len() as u64,
             nodes: self.nodes.len(),
             kernel_cached_bytes: self.nodes.cached_bytes(),

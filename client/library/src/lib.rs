@@ -11,7 +11,7 @@
 //! before libc is initialised.
 //!
 //! **Architecture invariants.** No libc function is called but `__errno_location` (by the names, not here), the plain memory
-//! functions, and what may be missing: `pthread_setcanceltype`, `environ`, `__libc_single_threaded`. No allocation, no lock,
+//! functions, and what may be missing: `getauxval`, `pthread_setcanceltype`, `environ`, `__libc_single_threaded`. No allocation, no lock,
 //! no thread-local storage. What is remembered of a descriptor is verified at each use. All state is one mapping that
 //! fork wipes. All tables are bounded, and a full one means the kernel.
 #![cfg_attr(not(test), no_std)]

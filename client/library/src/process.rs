@@ -1,7 +1,7 @@
 //! What the library has to know of its own process, and how it asks libc without depending on one.
 
 use crate::raw;
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_ulong};
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as sys;
 
@@ -84,6 +84,12 @@ pub fn environment(name: &str) -> Option<&'static [u8]> {
 /// Whether the program runs with more rights than who started it (`AT_SECURE`); also when that cannot be told.
 pub fn runs_secure() -> bool {
     const AT_SECURE: u64 = 23;
+    let function = weak_symbol!("getauxval");
+    if !function.is_null() {
+        // SAFETY: the symbol of that name has this type in every libc.
+        let value: extern "C" fn(c_ulong) -> c_ulong = unsafe { core::mem::transmute(function) };
+        return value(AT_SECURE) != 0;
+    }
     let Ok(file) = raw::open_read(c"/proc/self/auxv") else { return true };
     let mut vector = [0_u8; 1024];
     let length = raw::read(file, &mut vector).unwrap_or(0);

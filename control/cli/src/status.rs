@@ -139,6 +139,11 @@ fn instance_lines(instance: &InstanceStatus) -> String {
         instance.nodes,
         size(instance.kernel_cached_bytes),
     );
+    if !instance.sessions_refused.is_empty() {
+        let causes = instance.sessions_refused.iter().map(|(cause, count)| format!("{cause} {count}"));
+        let causes = causes.collect::<Vec<_>>().join(", ");
+        let _ = writeln!(text, "    sessions refused, left to the kernel: {causes}");
+    }
     if let Some(union) = &instance.union {
         let _ = writeln!(
             text,
@@ -186,6 +191,7 @@ mod tests {
             instance: "web-1".into(),
             mount_point: "/mnt".into(),
             sessions: 1,
+            sessions_refused: BTreeMap::from([("EUSERS".to_owned(), 4)]),
             handles: 2,
             nodes: 3,
             kernel_cached_bytes: 4096,
@@ -209,7 +215,9 @@ mod tests {
     #[test]
     fn everything_that_was_counted_is_shown() {
         let text = readable(&example());
-        for part in ["process 42", "75.0 %", "web-1 at /mnt", "usr/a: its bitmap is missing", "2.0 us", "library"] {
+        for part in
+            ["process 42", "EUSERS 4", "75.0 %", "web-1 at /mnt", "usr/a: its bitmap is missing", "2.0 us", "library"]
+        {
             assert!(text.contains(part), "{part} in:\n{text}");
         }
         assert!(!text.contains("write"), "nothing was written:\n{text}");

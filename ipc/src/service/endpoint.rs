@@ -9,6 +9,7 @@ use crate::service::peer::PeerFacts;
 use crate::service::session::{Acquired, Session};
 use crate::wire::{MAGIC, VERSION, Welcome};
 use poolfs_types::Errno;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -46,6 +47,24 @@ pub struct EndpointCounters {
     pub stray: AtomicU64,
     /// Doorbells rung again for a request nobody had taken: a ring that got lost, or a long backlog.
     pub repeated: AtomicU64,
+    refused: Mutex<BTreeMap<Errno, u64>>,
+}
+
+impl EndpointCounters {
+    /// Clients that got no session, by what stood against it: `EPERM` when they changed their rights on the way or have some
+    /// that nobody can vouch for, `EUSERS` when there are too many, `EPIPE` or `ECONNRESET` when they did not wait so long, `ETIMEDOUT` when
+    /// they did not greet in time, `EMFILE` for each pause because this process had no descriptor left.
+    pub fn refused(&self) -> BTreeMap<Errno, u64> {
+        self.refusals().clone()
+    }
+
+    pub(super) fn count_refusal(&self, why: Errno) {
+        *self.refusals().entry(why).or_default() += 1;
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, BTreeMap<Errno, u64>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct Queue {

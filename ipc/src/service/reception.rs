@@ -121,7 +121,7 @@ impl<C> Reception<C> {
                     number => self.attend(number, &admit),
                 }
             }
-            self.dismiss_silent();
+            self.dismiss_silent(&admit);
         }
     }
 
@@ -134,14 +134,18 @@ impl<C> Reception<C> {
         if expected >= EXPECTED_MAX
             && let Some(oldest) = self.oldest_expected()
         {
+            self.endpoint.counters().count_refusal(Errno::ETIMEDOUT);
             self.dismiss(oldest);
         }
         match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => {
                 // A client that fails here is gone already, or the kernel lacks what we need: its library uses the kernel.
-                let _ = self.expect(socket);
+                if let Err(why) = self.expect(socket) {
+                    self.endpoint.counters().count_refusal(why);
+                }
             }
-            Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOBUFS) => {
+            Err(error @ (rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOBUFS)) => {
+                self.endpoint.counters().count_refusal(crate::memory::errno(error));
                 std::thread::sleep(SHORTAGE_PAUSE);
             }
             Err(_) => {}
@@ -182,7 +186,11 @@ impl<C> Reception<C> {
                 }
             }
             Err(Errno::EAGAIN) => {}
-            Ok(None) | Err(_) => self.dismiss(number),
+            Ok(None) => self.dismiss(number),
+            Err(why) => {
+                self.endpoint.counters().count_refusal(why);
+                self.dismiss(number);
+            }
         }
     }
 
@@ -211,9 +219,18 @@ impl<C> Reception<C> {
         Ok(session)
     }
 
-    fn dismiss_silent(&mut self) {
+    fn dismiss_silent(&mut self, admit: &impl Fn(&PeerFacts) -> Result<C, Errno>) {
         let late = |guest: &Guest<C>| guest.session.is_none() && guest.since.elapsed() > GREETING_WAIT_MAX;
-        self.guests.retain(|_, guest| !late(guest));
+        let all_late: Vec<u64> =
+            self.guests.iter().filter(|(_, guest)| late(guest)).map(|(&number, _)| number).collect();
+        for number in all_late {
+            // It may have been this thread that was late.
+            self.attend(2 * number, admit);
+            if self.guests.get(&number).is_some_and(|guest| guest.session.is_none()) {
+                self.endpoint.counters().count_refusal(Errno::ETIMEDOUT);
+                self.dismiss(number);
+            }
+        }
     }
 
     fn dismiss(&mut self, number: u64) {

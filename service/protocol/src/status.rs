@@ -102,6 +102,8 @@ pub struct InstanceStatus {
     pub mount_point: PathBuf,
     /// Sessions of the library now.
     pub sessions: u64,
+    /// Clients that got no session and were left to the kernel, by the name of the errno that stood against it.
+    pub sessions_refused: BTreeMap<String, u64>,
     /// Open handles.
     pub handles: u64,
     /// Nodes the kernel knows.

@@ -9,6 +9,7 @@ use crate::queue_front::threads::ServiceThreads;
 use poolfs_ipc::service::{Acquired, Endpoint, EndpointConfig, Reception, Search, Stop};
 use poolfs_ipc::wire::{Adopt, SOCKET_SUFFIX};
 use poolfs_libservice::types::Errno;
+use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -166,5 +167,9 @@ impl Adopter for QueueFront {
 
     fn sessions(&self) -> u64 {
         self.endpoint.sessions().len() as u64
+    }
+
+    fn refused(&self) -> BTreeMap<Errno, u64> {
+        self.endpoint.counters().refused()
     }
 }

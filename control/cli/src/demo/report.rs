@@ -186,6 +186,7 @@ mod tests {
             instance: "demo-1".into(),
             mount_point: "/m".into(),
             sessions: 1,
+            sessions_refused: BTreeMap::new(),
             handles: 0,
             nodes: 0,
             kernel_cached_bytes: 0,
