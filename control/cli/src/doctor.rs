@@ -11,7 +11,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// Kernel versions from which something is there.
-const KERNEL_MIN: (u32, u32) = (6, 5);
+const KERNEL_LOCAL: (u32, u32) = (5, 12);
+const KERNEL_SESSIONS: (u32, u32) = (6, 5);
 const KERNEL_PASSTHROUGH: (u32, u32) = (6, 9);
 const KERNEL_URING: (u32, u32) = (6, 14);
 const KERNEL_PRUNE: (u32, u32) = (6, 18);
@@ -120,9 +121,19 @@ fn kernel_version(host: &dyn Host) -> Option<(u32, u32)> {
 
 fn kernel_finding(version: Option<(u32, u32)>) -> Finding {
     let found = version.map_or_else(|| "unknown".to_owned(), |(major, minor)| format!("{major}.{minor}"));
-    let good = version.is_some_and(|version| version >= KERNEL_MIN);
-    let consequence = "sessions need SO_PEERPIDFD (6.5), services futex_waitv (5.16): only the kernel's path may work";
-    judged("kernel", fine_or(good, Verdict::Broken), found, consequence, "use Linux 6.5 or later")
+    let from = |wanted| version.is_some_and(|version| version >= wanted);
+    let (verdict, consequence) = if from(KERNEL_SESSIONS) {
+        (Verdict::Fine, "")
+    } else if from(KERNEL_LOCAL) {
+        (Verdict::Broken, "the library has no sessions (SO_PEERPIDFD, Linux 6.5; futex_waitv, 5.16)")
+    } else {
+        (
+            Verdict::Broken,
+            "no directory can be mounted: local branches are private mounts (open_tree, mount_setattr, Linux 5.12)",
+        )
+    };
+    let remedy = "use Linux 6.5 or later (5.12 for local branches, 6.5 for the library's sessions)";
+    judged("kernel", verdict, found, consequence, remedy)
 }
 
 fn capabilities(host: &dyn Host) -> Vec<Finding> {
@@ -136,7 +147,7 @@ fn capabilities(host: &dyn Host) -> Vec<Finding> {
             "CAP_SYS_ADMIN",
             fine_or(has(CAP_SYS_ADMIN), Verdict::Broken),
             found(CAP_SYS_ADMIN),
-            "nothing can be mounted",
+            "nothing can be mounted, and no local branch can be opened (it is a private mount of its directory)",
             "run poolfs with all of root's capabilities",
         ),
         judged(
@@ -280,7 +291,10 @@ mod tests {
         host.set_file("/proc/sys/kernel/osrelease", "6.10.3-generic\n");
         assert_eq!(kernel_version(&host), Some((6, 10)));
         assert_eq!(kernel_finding(Some((6, 10))).verdict, Verdict::Fine);
-        assert_eq!(kernel_finding(Some((5, 15))).verdict, Verdict::Broken);
+        let older = kernel_finding(Some((5, 15)));
+        assert_eq!(older.verdict, Verdict::Broken);
+        assert!(older.consequence.contains("sessions") && older.remedy.contains("6.5"), "{older:?}");
+        assert!(kernel_finding(Some((5, 11))).consequence.contains("5.12"));
         assert_eq!(kernel_finding(None).verdict, Verdict::Broken);
     }
 

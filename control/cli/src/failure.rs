@@ -1,5 +1,6 @@
 //! What a command says when it fails: the thing, the cause, the remedy.
 
+use crate::text::plain;
 use poolfs_host::HostError;
 use poolfs_image::ImageError;
 use std::fmt::{Display, Formatter};
@@ -40,6 +41,23 @@ impl Failure {
         self
     }
 
+    /// The same failure with another remedy.
+    pub fn with_remedy(mut self, remedy: impl Into<String>) -> Failure {
+        self.remedy = remedy.into();
+        self
+    }
+
+    /// For programs, as `--json` prints it.
+    pub fn json(&self) -> serde_json::Value {
+        let remedy = Some(&self.remedy).filter(|remedy| !remedy.is_empty());
+        serde_json::json!({"error": {"thing": self.thing, "cause": self.cause, "remedy": remedy}})
+    }
+
+    /// The thing and the cause, for a failure that has been dealt with.
+    pub fn summary(&self) -> String {
+        format!("{}: {}", self.thing, self.cause)
+    }
+
     /// The same failure with another exit status.
     pub fn with_status(mut self, status: u8) -> Failure {
         self.status = status;
@@ -49,8 +67,8 @@ impl Failure {
 
 impl Display for Failure {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.thing, self.cause)?;
-        if self.remedy.is_empty() { Ok(()) } else { write!(f, "\n  remedy: {}", self.remedy) }
+        f.write_str(&plain(&self.summary()))?;
+        if self.remedy.is_empty() { Ok(()) } else { write!(f, "\n  remedy: {}", plain(&self.remedy)) }
     }
 }
 
@@ -79,8 +97,24 @@ impl From<ImageError> for Failure {
             ImageError::Member { .. } | ImageError::Description { .. } | ImageError::TooLarge { .. } => {
                 "repair the image at its source; nothing of it was kept".to_owned()
             }
+            ImageError::NoRoom { .. } => {
+                "make room there, or use another --state directory; nothing of the image was kept".to_owned()
+            }
             ImageError::Io { .. } => "check the path, the rights (root is needed) and the room on the disk".to_owned(),
         };
         Failure::new("image", error, remedy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_strangers_wrote_does_not_reach_the_terminal_as_it_is() {
+        let failure = Failure::new("a\x1b]0;x\x07", "first line\nsecond\u{9b}2J", "b\r");
+        let text = failure.to_string();
+        assert_eq!(text, "a\\u{1b}]0;x\\u{7}: first line\nsecond\\u{9b}2J\n  remedy: b\\r");
+        assert_eq!(failure.json()["error"]["thing"], "a\x1b]0;x\x07");
     }
 }

@@ -53,6 +53,12 @@ pub fn age(seconds: u64) -> String {
     }
 }
 
+/// Text in which strangers (images, containers' commands) may have hidden what steers terminals.
+pub fn plain(text: &str) -> String {
+    let one = |c: char| if c.is_control() && c != '\n' { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(one).collect()
+}
+
 /// A number of things, in the right form.
 pub fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
@@ -80,7 +86,7 @@ pub fn print(text: &str) -> Result<()> {
 /// Print a table, lines without trailing blanks.
 pub fn print_table(table: &Table) -> Result<()> {
     let lines: Vec<String> = table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
-    print(&(lines.join("\n") + "\n"))
+    print(&plain(&(lines.join("\n") + "\n")))
 }
 
 /// Print as JSON.

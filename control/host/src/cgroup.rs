@@ -3,13 +3,16 @@
 //! The pool's limit is the sum; the service and the containers have limits of their own that add up to it, so that containers
 //! that run out of memory meet their own limit and never take the service down.
 
-use crate::{CpuSet, Host, HostError, Result, mount_table};
+use crate::{CpuSet, Host, HostError, ProcessSignal, Result, mount_table};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The directory under which everything of poolfs lives in a hierarchy.
 const PARENT: &str = "poolfs";
 /// How often a pool's groups are tried to be made while others remove theirs.
 const MAKE_ATTEMPTS: usize = 5;
+/// How long a killed process is given before its group is looked at again.
+const KILL_PAUSE: Duration = Duration::from_millis(10);
 /// Deepest level of groups below a pool that is removed: a container may have made groups of its own.
 const DEPTH_MAX: u32 = 16;
 
@@ -176,6 +179,21 @@ impl ControlGroups {
         names
     }
 
+    /// Kill whatever is in a container's group, then remove the group; what has not ended after so long keeps it.
+    pub fn kill_container(&self, host: &dyn Host, pool: &str, name: &str, limit: Duration) -> Result<()> {
+        let relative = leaf_path(pool, Leaf::Container(name));
+        let end = Instant::now() + limit;
+        loop {
+            for mount in self.mounts() {
+                kill_members(host, &mount.join(&relative), DEPTH_MAX)?;
+            }
+            match self.remove_everywhere(host, &relative) {
+                Err(_) if Instant::now() < end => std::thread::sleep(KILL_PAUSE),
+                result => return result,
+            }
+        }
+    }
+
     /// Hand the processes of a container's group back to the root of each hierarchy, then remove it: for programs that
     /// their command left running.
     pub fn release_container(&self, host: &dyn Host, pool: &str, name: &str) -> Result<()> {
@@ -281,6 +299,24 @@ fn limit_v2(host: &dyn Host, group: &Path, cpus: Option<&CpuSet>, memory: Option
     Ok(())
 }
 
+fn kill_members(host: &dyn Host, group: &Path, depth_left: u32) -> Result<()> {
+    if depth_left > 0 {
+        for child in host.list_directories(group)? {
+            kill_members(host, &group.join(child), depth_left - 1)?;
+        }
+    }
+    let procs = group.join("cgroup.procs");
+    let members = || host.read_text(&procs).unwrap_or_default();
+    for line in members().lines() {
+        let Some(process) = line.trim().parse().ok().and_then(|pid| host.identify(pid)) else { continue };
+        // Still in the group: the number had not been given to somebody else when the process was looked at.
+        if members().lines().any(|member| member == line) {
+            host.signal(&process, ProcessSignal::Kill)?;
+        }
+    }
+    Ok(())
+}
+
 fn remove_tree(host: &dyn Host, group: &Path, depth_left: u32) -> Result<()> {
     if depth_left > 0 {
         for child in host.list_directories(group)? {
@@ -332,7 +368,13 @@ mod tests {
             host.make_directory(Path::new(&path)).expect("made");
         }
         assert_eq!(groups.containers(&host, "web"), ["c1"]);
-        groups.remove_container(&host, "web", "c1").expect("removed");
+        // What a runtime that was killed left is killed, and nobody else.
+        host.set_process(7, 1);
+        host.set_process(8, 1);
+        host.set_file("/sys/fs/cgroup/devices/poolfs/web/containers/c1/cgroup.procs", "7\n9\n");
+        groups.kill_container(&host, "web", "c1", Duration::ZERO).expect("killed and removed");
+        let killed: Vec<String> = host.log().into_iter().filter(|line| line.starts_with("signal")).collect();
+        assert_eq!(killed, ["signal 7 Kill"]);
         assert!(groups.containers(&host, "web").is_empty());
         groups.remove_pool(&host, "web").expect("removed");
         let left = host.directories_below("/sys/fs/cgroup");

@@ -14,6 +14,7 @@ mod linux;
 mod mounts;
 mod process;
 mod recording;
+mod remove;
 
 pub use cgroup::{ControlGroups, GroupLayout, Leaf, PoolLimits};
 pub use cpus::CpuSet;
@@ -22,6 +23,7 @@ pub use linux::LinuxHost;
 pub use mounts::{MountEntry, mount_table, parse_mount_table, pool_mounts};
 pub use process::{ProcessIdentity, ProcessSignal, boot_id, parse_start_time};
 pub use recording::RecordingHost;
+pub use remove::remove_tree;
 
 use std::path::Path;
 use std::time::Duration;

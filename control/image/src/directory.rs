@@ -2,6 +2,7 @@
 
 use crate::archive::Time;
 use crate::digest::Digest;
+use crate::limits::Room;
 use crate::tree::{self, Ownership};
 use crate::unpack::Unpacked;
 use crate::{ImageError, Limits, Progress, Result};
@@ -41,6 +42,7 @@ pub(crate) fn copy_tree(
         hasher: Sha256::new(),
         done: Unpacked::default(),
         buffer: vec![0; COPY_BYTES],
+        room: Room::of(to),
     };
     copier.progress.begin(&from.display().to_string(), 0);
     copier.directory(&source, &target, Path::new(""), &status, 0)?;
@@ -53,12 +55,13 @@ struct Copier<'a> {
     progress: &'a mut dyn Progress,
     /// Other filesystems mounted in the tree are not copied.
     device: u64,
-    /// Where a file with several names was copied to first.
-    linked: HashMap<u64, PathBuf>,
+    /// Where a file (filesystem and number) with several names was copied to first.
+    linked: HashMap<(u64, u64), PathBuf>,
     target_root: PathBuf,
     hasher: Sha256,
     done: Unpacked,
     buffer: Vec<u8>,
+    room: Room,
 }
 
 impl Copier<'_> {
@@ -102,14 +105,23 @@ impl Copier<'_> {
             return Err(ImageError::TooLarge { what: "the number of files", limit });
         }
         let kind = FileType::from_raw_mode(status.st_mode);
+        match kind {
+            FileType::Socket => return Ok(()),
+            FileType::CharacterDevice if status.st_rdev == 0 => {
+                tracing::warn!(path = %path.display(), "left out: a device 0/0 cannot be in a layer");
+                return Ok(());
+            }
+            _ => {}
+        }
         if kind != FileType::Directory && status.st_nlink > 1 {
-            if let Some(first) = self.linked.get(&status.st_ino) {
+            let identity = (status.st_dev, status.st_ino);
+            if let Some(first) = self.linked.get(&identity) {
                 let first = self.target_root.join(first);
                 rustix::fs::linkat(rustix::fs::CWD, &first, to, name, AtFlags::empty()).map_err(fail("link"))?;
                 self.note(path, &status, b"link");
                 return Ok(());
             }
-            self.linked.insert(status.st_ino, path.to_path_buf());
+            self.linked.insert(identity, path.to_path_buf());
         }
         match kind {
             FileType::Directory => {
@@ -124,11 +136,6 @@ impl Copier<'_> {
                 self.directory(&source, &target, path, &status, depth + 1)
             }
             FileType::RegularFile => self.file(from, to, name, path, &status),
-            FileType::Socket => Ok(()),
-            FileType::CharacterDevice if status.st_rdev == 0 => {
-                tracing::warn!(path = %path.display(), "left out: a device 0/0 cannot be in a layer");
-                Ok(())
-            }
             _ => {
                 let mut target = Vec::new();
                 let made = if kind == FileType::Symlink {
@@ -166,6 +173,7 @@ impl Copier<'_> {
             if count == 0 {
                 break;
             }
+            self.room.take(count as u64)?;
             self.hasher.update(&self.buffer[..count]);
             target.write_all(&self.buffer[..count]).map_err(failed)?;
             self.progress.advance(count as u64);

@@ -1,5 +1,6 @@
 //! What can be wrong with an image.
 
+use poolfs_host::HostError;
 use std::path::{Path, PathBuf};
 
 /// An image, a layer or an archive could not be used.
@@ -60,6 +61,19 @@ pub enum ImageError {
         /// The digest it should have.
         expected: String,
     },
+    /// The disk would be filled.
+    #[error(
+        "only {left_bytes} bytes are left on the disk of {}: an import leaves {kept_bytes} bytes to others",
+        path.display()
+    )]
+    NoRoom {
+        /// The directory of layers.
+        path: PathBuf,
+        /// What is left.
+        left_bytes: u64,
+        /// What an import never takes.
+        kept_bytes: u64,
+    },
     /// An image larger than the bounds allow.
     #[error("{what} is over the limit of {limit}")]
     TooLarge {
@@ -81,6 +95,15 @@ impl ImageError {
 
     pub(crate) fn description(what: impl Into<String>, cause: impl ToString) -> Self {
         ImageError::Description { what: what.into(), cause: cause.to_string() }
+    }
+}
+
+impl From<HostError> for ImageError {
+    fn from(error: HostError) -> Self {
+        match error {
+            HostError::Io { action, path, source } => ImageError::Io { action, path, source },
+            other => ImageError::Io { action: "use", path: PathBuf::from("/"), source: std::io::Error::other(other) },
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::decompress::Decompressor;
 use crate::digest::HashingReader;
 use crate::unpack::{Unpacked, unpack};
 use crate::{Digest, ImageError, Limits, Progress, Result, tree};
+use poolfs_host::remove_tree;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Read;
@@ -34,8 +35,22 @@ pub(crate) struct LayerBlob {
     pub file: File,
     /// The digest of the blob as it is stored, when it is known.
     pub blob_digest: Option<Digest>,
+    /// Its length, when it is known.
+    pub blob_bytes: Option<u64>,
     /// The digest of the uncompressed archive, when it is known.
     pub expected: Option<Digest>,
+}
+
+impl LayerBlob {
+    fn check_length(&self) -> Result<()> {
+        let Some(expected) = self.blob_bytes else { return Ok(()) };
+        let found =
+            self.file.metadata().map_err(|source| ImageError::io("look at", Path::new(&self.name), source))?.len();
+        if found == expected {
+            return Ok(());
+        }
+        Err(ImageError::description(&self.name, format!("it has {found} bytes, the manifest says {expected}")))
+    }
 }
 
 /// The directory of layers.
@@ -62,8 +77,7 @@ impl LayerStore {
     pub(crate) fn sweep(&self) -> Result<()> {
         for name in self.names()? {
             if name.starts_with(TEMPORARY_PREFIX) {
-                let path = self.directory.join(name);
-                std::fs::remove_dir_all(&path).map_err(|source| ImageError::io("remove", &path, source))?;
+                remove_tree(&self.directory.join(name))?;
             }
         }
         Ok(())
@@ -78,15 +92,14 @@ impl LayerStore {
         let (path, dead) = (self.path(digest), self.directory.join(format!("{TEMPORARY_PREFIX}{}", digest.hex())));
         // Renamed first: a half-removed layer must never be found under its name.
         std::fs::rename(&path, &dead).map_err(|source| ImageError::io("remove", &path, source))?;
-        std::fs::remove_dir_all(&dead).map_err(|source| ImageError::io("remove", &dead, source))
+        Ok(remove_tree(&dead)?)
     }
 
     /// A directory that vanishes unless it is kept as a layer.
-    pub(crate) fn temporary(&self) -> Result<tempfile::TempDir> {
-        tempfile::Builder::new()
-            .prefix(TEMPORARY_PREFIX)
-            .tempdir_in(&self.directory)
-            .map_err(|source| ImageError::io("make a directory in", &self.directory, source))
+    pub(crate) fn temporary(&self) -> Result<Temporary> {
+        let made = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(&self.directory);
+        let made = made.map_err(|source| ImageError::io("make a directory in", &self.directory, source))?;
+        Ok(Temporary(made.keep()))
     }
 
     /// Unpack a layer's archive; true when it was not there before.
@@ -100,6 +113,7 @@ impl LayerStore {
         let tree_path = place.path().join("tree");
         std::fs::create_dir(&tree_path).map_err(|source| ImageError::io("make", &tree_path, source))?;
         let name = blob.name.clone();
+        blob.check_length()?;
         let (blob_digest, expected) = (blob.blob_digest.clone(), blob.expected.clone());
         let (unpacked, found_blob, found) = unpack_verified(blob, &tree_path, limits, progress)?;
         check(&name, blob_digest, found_blob)?;
@@ -122,6 +136,23 @@ impl LayerStore {
     fn names(&self) -> Result<Vec<String>> {
         let listed = std::fs::read_dir(&self.directory).map_err(|s| ImageError::io("list", &self.directory, s))?;
         Ok(listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+    }
+}
+
+/// A directory that is removed with everything in it, which may be a stranger's.
+pub(crate) struct Temporary(PathBuf);
+
+impl Temporary {
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = remove_tree(&self.0) {
+            tracing::warn!(%error, "the next import tries again");
+        }
     }
 }
 

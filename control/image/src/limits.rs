@@ -1,9 +1,12 @@
 //! Bounds on what an image may cost, and how its reading is reported.
 
+use crate::{ImageError, Result};
+use std::path::{Path, PathBuf};
+
 /// Bounds on one image.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most layers.
+    /// Most layers: as many as a union may have lower branches.
     pub layers: usize,
     /// Most bytes of one layer's uncompressed archive.
     pub layer_bytes: u64,
@@ -15,7 +18,43 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { layers: 256, layer_bytes: 256 << 30, layer_members: 8 << 20, document_bytes: 8 << 20 }
+        Limits { layers: 128, layer_bytes: 256 << 30, layer_members: 8 << 20, document_bytes: 8 << 20 }
+    }
+}
+
+/// Most bytes that are written before the disk is asked again how much room it has.
+const ASK_BYTES_MAX: u64 = 32 << 20;
+/// An import leaves the last twentieth of a disk to others, or its last gigabyte, whichever is less.
+const KEPT_SHARE: u64 = 20;
+const KEPT_BYTES_MAX: u64 = 1 << 30;
+
+/// The room on the disk of a directory, so that no image, however it is packed, fills it up.
+#[derive(Debug)]
+pub(crate) struct Room {
+    path: PathBuf,
+    /// Bytes that may be written before the disk is asked again.
+    granted_bytes: u64,
+}
+
+impl Room {
+    pub(crate) fn of(path: &Path) -> Room {
+        Room { path: path.to_path_buf(), granted_bytes: 0 }
+    }
+
+    /// So many bytes are about to be written.
+    pub(crate) fn take(&mut self, bytes: u64) -> Result<()> {
+        if self.granted_bytes < bytes {
+            let asked = rustix::fs::statvfs(&self.path);
+            let disk = asked.map_err(|errno| ImageError::io("ask for room at", &self.path, errno))?;
+            let left_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
+            let kept_bytes = (disk.f_blocks.saturating_mul(disk.f_frsize) / KEPT_SHARE).min(KEPT_BYTES_MAX);
+            if left_bytes < kept_bytes.saturating_add(bytes) {
+                return Err(ImageError::NoRoom { path: self.path.clone(), left_bytes, kept_bytes });
+            }
+            self.granted_bytes = bytes.max((kept_bytes / 2).min(ASK_BYTES_MAX));
+        }
+        self.granted_bytes -= bytes;
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use crate::record::ImageConfig;
 use crate::tree::{TreePath, TreeWriter, open_in_root};
 use crate::{Digest, ImageError, Limits, Result};
 use oci_spec::image::{Arch, Descriptor, ImageConfiguration, ImageIndex, ImageManifest, MediaType};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::OFlags;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -77,13 +77,14 @@ impl<'a> BlobDirectory<'a> {
     fn file(&self, name: &str) -> Result<File> {
         let path = TreePath::parse(name.as_bytes())?;
         let relative = PathBuf::from(String::from_utf8_lossy(path.as_bytes()).into_owned());
-        let file = open_in_root(self.root.root().as_fd(), &relative, OFlags::RDONLY | OFlags::NONBLOCK)
-            .map(File::from)
-            .map_err(|errno| ImageError::io("open", &self.path.join(name), errno))?;
-        if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        let failed = |source: std::io::Error| ImageError::io("open", &self.path.join(name), source);
+        let found = open_in_root(self.root.root().as_fd(), &relative, OFlags::PATH);
+        let found = File::from(found.map_err(|errno| failed(errno.into()))?);
+        // Opening a device or a pipe would already do something.
+        if !found.metadata().is_ok_and(|metadata| metadata.is_file()) {
             return Err(ImageError::description(name, "it is not a file"));
         }
-        Ok(file)
+        File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(failed)
     }
 
     fn bytes(&self, name: &str) -> Result<Vec<u8>> {
@@ -105,6 +106,10 @@ impl<'a> BlobDirectory<'a> {
     fn described_document<T: DeserializeOwned>(&self, descriptor: &Descriptor) -> Result<T> {
         let (name, expected) = blob_name(descriptor)?;
         let bytes = self.bytes(&name)?;
+        if bytes.len() as u64 != descriptor.size() {
+            let cause = format!("it has {} bytes, its descriptor says {}", bytes.len(), descriptor.size());
+            return Err(ImageError::description(name, cause));
+        }
         let found = Digest::of(&bytes);
         if found != expected {
             let (found, expected) = (found.to_string(), expected.to_string());
@@ -147,7 +152,7 @@ impl<'a> BlobDirectory<'a> {
         let mut layers = Vec::new();
         for layer in manifest.layers() {
             let (name, digest) = blob_name(layer)?;
-            layers.push((name, Some(digest)));
+            layers.push((name, Some((digest, layer.size()))));
         }
         self.layers(&configuration, layers)
     }
@@ -162,7 +167,11 @@ impl<'a> BlobDirectory<'a> {
         self.layers(&configuration, image.layers.iter().map(|name| (name.clone(), None)).collect())
     }
 
-    fn layers(&self, configuration: &ImageConfiguration, blobs: Vec<(String, Option<Digest>)>) -> Result<Described> {
+    fn layers(
+        &self,
+        configuration: &ImageConfiguration,
+        blobs: Vec<(String, Option<(Digest, u64)>)>,
+    ) -> Result<Described> {
         let expected = configuration.rootfs().diff_ids();
         if expected.len() != blobs.len() {
             let cause = format!("{} layers, but digests of {}", blobs.len(), expected.len());
@@ -172,11 +181,13 @@ impl<'a> BlobDirectory<'a> {
             return Err(ImageError::TooLarge { what: "the number of layers", limit: self.limits.layers as u64 });
         }
         let mut layers = Vec::with_capacity(blobs.len());
-        for ((name, blob_digest), expected) in blobs.into_iter().zip(expected) {
+        for ((name, described), expected) in blobs.into_iter().zip(expected) {
+            let (blob_digest, blob_bytes) = described.unzip();
             layers.push(LayerBlob {
                 file: self.file(&name)?,
                 name,
                 blob_digest,
+                blob_bytes,
                 expected: Some(Digest::parse(expected)?),
             });
         }

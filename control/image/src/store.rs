@@ -11,6 +11,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+/// What a record begins with while it is written; no image has such a name.
+const RECORD_PREFIX: &str = ".tmp-";
 /// Most bytes of an image's record.
 const RECORD_BYTES_MAX: u64 = 16 << 20;
 
@@ -65,7 +67,7 @@ impl ImageStore {
         if self.record_path(name).exists() {
             return Err(ImageError::Exists(name.to_owned()));
         }
-        self.layers.sweep()?;
+        self.sweep()?;
         let mut added = Vec::new();
         let result = self.import_layers(&parsed, limits, progress, &mut added).and_then(|(layers, config)| {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -128,7 +130,7 @@ impl ImageStore {
         self.get(name)?;
         let path = self.record_path(name);
         std::fs::remove_file(&path).map_err(|source| ImageError::io("remove", &path, source))?;
-        self.layers.sweep()?;
+        self.sweep()?;
         let mut wanted: BTreeSet<Digest> = in_use.iter().cloned().collect();
         for image in self.list()? {
             wanted.extend(image.layers.into_iter().map(|layer| layer.digest));
@@ -147,6 +149,16 @@ impl ImageStore {
         self.layers.path(digest)
     }
 
+    /// Take away what killed commands left.
+    fn sweep(&self) -> Result<()> {
+        let listed = std::fs::read_dir(&self.images).map_err(|source| ImageError::io("list", &self.images, source))?;
+        for entry in listed.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(RECORD_PREFIX)) {
+            let path = entry.path();
+            std::fs::remove_file(&path).map_err(|source| ImageError::io("remove", &path, source))?;
+        }
+        self.layers.sweep()
+    }
+
     fn record_path(&self, name: &str) -> PathBuf {
         self.images.join(format!("{name}.json"))
     }
@@ -155,7 +167,8 @@ impl ImageStore {
         let path = self.record_path(&record.name);
         let failed = |source: std::io::Error| ImageError::io("write", &path, source);
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.images).map_err(failed)?;
+        let file = tempfile::Builder::new().prefix(RECORD_PREFIX).tempfile_in(&self.images);
+        let mut file = file.map_err(failed)?;
         std::io::Write::write_all(&mut file, &text).map_err(failed)?;
         file.as_file().sync_all().map_err(failed)?;
         file.persist(&path).map_err(|error| failed(error.error))?;
@@ -182,7 +195,7 @@ impl ImageStore {
             }
             Source::Tar(path) => {
                 let name = path.display().to_string();
-                let blob = LayerBlob { name, file: open(path)?, blob_digest: None, expected: None };
+                let blob = LayerBlob { name, file: open(path)?, blob_digest: None, blob_bytes: None, expected: None };
                 Described { config: ImageConfig::default(), layers: vec![blob] }
             }
             Source::Oci(path, tag) => BlobDirectory::open(path, limits)?.oci(tag.as_deref())?,

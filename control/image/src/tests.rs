@@ -331,6 +331,66 @@ fn a_damaged_blob_is_named_and_leaves_nothing() {
 }
 
 #[test]
+fn lengths_that_lie_and_blobs_outside_are_refused() {
+    let place = Place::new();
+    let layers = [archive(|b| file(b, "a", b"#lower"))];
+    let import = |place: &Place, layout: &Path| {
+        let source = format!("oci:{}", layout.display());
+        place.store.import("app", &source, &Limits::default(), &mut Silent)
+    };
+    let layout = oci_layout(&place, &layers, false);
+    import(&place, &layout).expect("honest");
+    assert_eq!(place.removed("app", &[]), 1);
+    // The manifest's own length in the index, then a layer's in the manifest.
+    let index = layout.join("index.json");
+    let honest: serde_json::Value = serde_json::from_slice(&fs::read(&index).expect("there")).expect("JSON");
+    let mut lying = honest.clone();
+    lying["manifests"][0]["size"] = 7.into();
+    fs::write(&index, lying.to_string()).expect("written");
+    let error = import(&place, &layout).expect_err("a manifest of another length").to_string();
+    assert!(error.contains("7"), "{error}");
+    let blob = |digest: &str| layout.join("blobs/sha256").join(digest.trim_start_matches("sha256:"));
+    let manifest = blob(honest["manifests"][0]["digest"].as_str().expect("a digest"));
+    let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(manifest).expect("there")).expect("JSON");
+    manifest["layers"][0]["size"] = 8.into();
+    let text = manifest.to_string();
+    let digest = Digest::of(text.as_bytes());
+    fs::write(blob(&digest.to_string()), &text).expect("written");
+    lying["manifests"][0]["size"] = text.len().into();
+    lying["manifests"][0]["digest"] = digest.to_string().into();
+    fs::write(&index, lying.to_string()).expect("written");
+    let error = import(&place, &layout).expect_err("a layer of another length").to_string();
+    assert!(error.contains("8"), "{error}");
+    // A blob that is a link to a file of the host with the right content is not reached.
+    fs::write(&index, honest.to_string()).expect("written");
+    let layer = blob(&Digest::of(&layers[0]).to_string());
+    let outside = place.file("outside", &layers[0]);
+    fs::remove_file(&layer).expect("there");
+    std::os::unix::fs::symlink(outside, &layer).expect("linked");
+    import(&place, &layout).expect_err("it leads outside");
+    assert!(place.leftovers().is_empty(), "{:?}", place.leftovers());
+}
+
+#[test]
+fn what_is_left_out_of_a_directory_may_have_several_names() {
+    let place = Place::new();
+    let tree = place.directory.path().join("tree");
+    fs::create_dir(&tree).expect("made");
+    // As overlayfs has whiteouts in its upper directories.
+    let kind = rustix::fs::FileType::CharacterDevice;
+    rustix::fs::mknodat(rustix::fs::CWD, tree.join("a"), kind, rustix::fs::Mode::empty(), 0).expect("made");
+    fs::hard_link(tree.join("a"), tree.join("b")).expect("linked");
+    drop(std::os::unix::net::UnixListener::bind(tree.join("c")).expect("bound"));
+    fs::hard_link(tree.join("c"), tree.join("d")).expect("linked");
+    fs::write(tree.join("f"), "kept").expect("written");
+    let source = format!("dir:{}", tree.display());
+    let image = place.store.import("tree", &source, &Limits::default(), &mut Silent).expect("imported");
+    let root = place.store.layer_path(&image.layers[0].digest);
+    let names: Vec<_> = fs::read_dir(root).expect("listed").map(|e| e.expect("an entry").file_name()).collect();
+    assert_eq!(names, ["f"]);
+}
+
+#[test]
 fn a_directory_becomes_a_layer_with_its_links() {
     let place = Place::new();
     let tree = place.directory.path().join("tree");

@@ -6,6 +6,7 @@
 
 use crate::archive::Time;
 use crate::{ImageError, Result};
+use poolfs_host::remove_tree;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
@@ -138,10 +139,10 @@ impl TreeWriter {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(Errno::ISDIR) => {
                 let place = descriptor_path(directory, name);
-                let removed = std::fs::remove_dir_all(&place);
+                let removed = remove_tree(&place);
                 // The directory used last may have been below it.
                 self.last = None;
-                removed.map_err(|source| ImageError::io("remove", &place, source))
+                Ok(removed?)
             }
             Err(errno) => Err(self.refused("remove", parent, errno)),
         }

@@ -4,6 +4,7 @@
 //! have in a directory. In a lower branch those are a character device 0/0 and the attribute `trusted.overlay.opaque`.
 
 use crate::archive::{ArchiveReader, Member, MemberKind, Time};
+use crate::limits::Room;
 use crate::tree::{self, Ownership, TreePath, TreeWriter};
 use crate::{ImageError, Limits, Result};
 use rustix::fd::AsFd;
@@ -37,6 +38,7 @@ pub(crate) fn unpack<R: Read>(reader: R, root: &Path, limits: &Limits) -> Result
         buffer: vec![0; COPY_BYTES],
         done: Unpacked::default(),
         bytes_max: limits.layer_bytes,
+        room: Room::of(root),
     };
     while let Some(member) = archive.next_member()? {
         unpacker.member(&member, &mut archive)?;
@@ -53,6 +55,7 @@ struct Unpacker {
     buffer: Vec<u8>,
     done: Unpacked,
     bytes_max: u64,
+    room: Room,
 }
 
 impl Unpacker {
@@ -167,6 +170,7 @@ impl Unpacker {
             if count == 0 {
                 break;
             }
+            self.room.take(count as u64)?;
             file.write_all(&self.buffer[..count]).map_err(|source| named(member, &source))?;
         }
         tree::set_open_file(file.as_fd(), owner(member), &kept_attributes(member))

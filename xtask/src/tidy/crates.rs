@@ -30,7 +30,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-preload", &["poolfs-types", "poolfs-client"]),
     ("poolfs-capi", &["poolfs-types", "poolfs-client"]),
     ("poolfs-host", &[]),
-    ("poolfs-image", &[]),
+    ("poolfs-image", &["poolfs-host"]),
     ("poolfs-cli", &["poolfs-host", "poolfs-image", "poolfs-service-protocol"]),
     ("poolfs-bench", &["poolfs-types", "poolfs-ipc", "poolfs-client", "poolfs-service-protocol"]),
     ("poolfs-tests", &[]),
