@@ -1,7 +1,7 @@
 //! What the process itself needs: its configuration, the pool's CPUs, descriptors, signals.
 
 use crate::control::{self, ControlSocket};
-use crate::service::Service;
+use crate::service::{Service, ServiceError};
 use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use poolfs_service_protocol::{Answer, ServiceConfig, is_valid_name};
@@ -79,10 +79,12 @@ pub fn run(config: ServiceConfig) -> anyhow::Result<()> {
     thread::Builder::new().name("listen".into()).spawn(move || listening.serve(&serving, &shutdown))?;
 
     let asked_by = asked.recv().ok().flatten();
-    service.shut_down();
+    let ended = service.shut_down();
     socket.remove();
     if let Some(stream) = asked_by {
-        let _ = control::answer(&stream, &Answer::Done);
+        let failed = |error: ServiceError| Answer::Failed { message: error.to_string() };
+        // Who asked may be gone: what was lost is in the log as well.
+        let _ = control::answer(&stream, &ended.map_or_else(failed, |()| Answer::Done));
     }
     info!("ended");
     Ok(())

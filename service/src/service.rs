@@ -3,8 +3,11 @@
 use crate::instance::Instance;
 use crate::legacy::{LegacyMount, MountError, detach_dead};
 use crate::queue_front::{QueueFront, ServiceThreads};
-use crate::stack::{StackBuilder, StackError};
-use poolfs_service_protocol::{Answer, Command, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name};
+use crate::stack::{Stack, StackBuilder, StackError};
+use poolfs_libservice::Error;
+use poolfs_service_protocol::{
+    Answer, Command, Ending, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -14,9 +17,6 @@ use tracing::{error, info, warn};
 
 /// Most instances of one service.
 pub const INSTANCES_MAX: usize = 1024;
-
-/// Most branches of one union.
-pub const LOWERS_MAX: usize = 128;
 
 /// How long an unmount waits for the kernel to let go, before the rest is left to the background.
 const UNMOUNT_WAIT: Duration = Duration::from_secs(5);
@@ -39,9 +39,6 @@ pub enum ServiceError {
     /// There is one of this name.
     #[error("the instance {0} exists already; unmount it first, or take another name")]
     Exists(String),
-    /// There is none of this name.
-    #[error("there is no instance {0} in this service; see `poolfs status`")]
-    Unknown(String),
     /// There are too many.
     #[error("the service has {INSTANCES_MAX} instances, which is the most; unmount one, or use another pool")]
     TooMany,
@@ -61,6 +58,35 @@ pub enum ServiceError {
     /// The mount failed.
     #[error(transparent)]
     Mount(#[from] MountError),
+    /// What programs have written is not on the disk, and would be lost.
+    #[error(
+        "what was written to {path} cannot be put on the disk ({cause}); it is kept, and the mount stays: make room, or \
+         repair the disk behind it, and unmount again"
+    )]
+    NotWritten {
+        /// the mount point
+        path: PathBuf,
+        /// why not
+        cause: Error,
+    },
+    /// The same, and the mount is gone.
+    #[error("what was written to {path} could not be put on the disk ({cause}), and is lost: {again}")]
+    Lost {
+        /// the mount point
+        path: PathBuf,
+        /// why not
+        cause: Error,
+        /// why it could not be mounted again
+        again: Box<ServiceError>,
+    },
+    /// At the end of the service something could not be written back.
+    #[error("what was written last through {instance} could not be put on the disk ({cause}), and is lost")]
+    LostAtEnd {
+        /// the instance
+        instance: String,
+        /// why not
+        cause: Error,
+    },
     /// The user-level path cannot be had.
     #[error("no sessions at {place}: {cause}")]
     Sessions {
@@ -118,7 +144,7 @@ impl Service {
     pub fn command(&self, command: Command) -> Answer {
         let done = match command {
             Command::Mount(spec) => self.mount(spec),
-            Command::Unmount { instance } => self.unmount(&instance),
+            Command::Unmount { instance, ending } => self.unmount(&instance, ending),
             Command::Status => return Answer::Status(Box::new(self.status())),
             Command::Shutdown => Ok(()),
         };
@@ -142,6 +168,10 @@ impl Service {
         detach_dead(mount_point).map_err(|cause| path_error("mount point", mount_point, cause.to_string()))?;
         check_directory("mount point", mount_point)?;
         let stack = self.builder.build(&spec.stack)?;
+        self.mount_stack(spec, stack)
+    }
+
+    fn mount_stack(&self, spec: MountSpec, stack: Stack) -> Result<(), ServiceError> {
         let instance = Instance::new(spec, stack);
         let sockets = &self.config.socket_directory;
         let front = QueueFront::start(&instance, sockets, &self.threads)
@@ -169,44 +199,57 @@ impl Service {
         check_branches(&spec.stack, &own)
     }
 
-    /// Flushes and unmounts an instance.
+    /// Flushes and unmounts an instance. One that does not exist (any more) is fine.
     ///
     /// # Errors
-    /// It is still mounted then.
-    pub fn unmount(&self, name: &str) -> Result<(), ServiceError> {
+    /// It is still mounted then, unless the error says that something is lost.
+    pub fn unmount(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
         let _one_at_a_time = lock(&self.changes);
-        let unknown = || ServiceError::Unknown(name.to_owned());
-        let instance = Arc::clone(&lock(&self.instances).get(name).ok_or_else(unknown)?.instance);
-        if let Err(error) = instance.layer().sync() {
-            warn!(instance = name, %error, "flushing before the unmount failed");
+        let found = lock(&self.instances).get(name).map(|mounted| Arc::clone(&mounted.instance));
+        let Some(instance) = found else { return Ok(()) };
+        if let Err(cause) = instance.layer().sync() {
+            let error = ServiceError::NotWritten { path: instance.spec().mount_point.clone(), cause };
+            if ending != Ending::Forced {
+                return Err(error);
+            }
+            warn!(instance = name, %error, "unmounted all the same, as was asked for");
         }
+        match self.take_away(name, ending)? {
+            Some(mounted) => self.linger(mounted, ending),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the mount of an instance from its place.
+    fn take_away(&self, name: &str, ending: Ending) -> Result<Option<Mounted>, ServiceError> {
         let give_up = Instant::now() + BUSY_WAIT;
         loop {
             let mut instances = lock(&self.instances);
-            let mounted = instances.get_mut(name).ok_or_else(unknown)?;
-            match mounted.mount.unmount() {
-                Ok(()) => {
-                    let mounted = instances.remove(name);
-                    drop(instances);
-                    mounted.into_iter().for_each(|mounted| self.linger(mounted));
-                    return Ok(());
-                }
+            let Some(mounted) = instances.get_mut(name) else { return Ok(None) };
+            let taken = match mounted.mount.unmount() {
                 Err(MountError::Busy { .. }) if Instant::now() < give_up => {
                     drop(instances);
                     std::thread::sleep(BUSY_PAUSE);
+                    continue;
                 }
-                Err(error) => return Err(error.into()),
-            }
+                Err(MountError::Busy { .. }) if ending != Ending::Orderly => mounted.mount.detach(),
+                other => other,
+            };
+            taken?;
+            return Ok(instances.remove(name));
         }
     }
 
     /// After the mount is gone from its place: waits for its last users, then flushes. Whoever still uses it from another mount
     /// namespace keeps it alive in the background until the service ends.
-    fn linger(&self, mounted: Mounted) {
+    fn linger(&self, mounted: Mounted, ending: Ending) -> Result<(), ServiceError> {
         let Mounted { instance, mount, front } = mounted;
         front.close(&self.threads);
         if mount.wait(UNMOUNT_WAIT) {
-            return wind_up(&instance);
+            return match wind_up(&instance) {
+                Err(cause) if ending != Ending::Forced => Err(self.mount_again(&instance, cause)),
+                _ => Ok(()),
+            };
         }
         warn!(instance = instance.name(), "the mount is still used elsewhere and ends with its last user");
         let mut lingering = lock(&self.lingering);
@@ -215,15 +258,30 @@ impl Service {
         drop(lingering);
         let spawned = std::thread::Builder::new().name("lingering".into()).spawn(move || {
             while !mount.wait(Duration::from_secs(3600)) {}
-            wind_up(&instance);
+            // What fails is in the log: whoever asked for the unmount has had an answer.
+            let _ = wind_up(&instance);
         });
         if let Err(error) = spawned {
             error!(%error, "no thread for a mount that lingers");
         }
+        Ok(())
+    }
+
+    /// Something was written between the flush before the unmount and the unmount, and cannot be written back: it must not
+    /// be forgotten, and whoever wrote it must be able to reach it.
+    fn mount_again(&self, instance: &Instance, cause: Error) -> ServiceError {
+        let path = instance.spec().mount_point.clone();
+        match self.mount_stack(instance.spec().clone(), instance.stack.clone()) {
+            Ok(()) => ServiceError::NotWritten { path, cause },
+            Err(again) => ServiceError::Lost { path, cause, again: Box::new(again) },
+        }
     }
 
     /// Unmounts everything, whoever uses it, and flushes. Who still has something open finds it gone (`ENOTCONN`).
-    pub fn shut_down(&self) {
+    ///
+    /// # Errors
+    /// The first failure to write something back, which is lost. Everything is unmounted all the same.
+    pub fn shut_down(&self) -> Result<(), ServiceError> {
         let _one_at_a_time = lock(&self.changes);
         let mut all = std::mem::take(&mut *lock(&self.instances));
         for (name, mounted) in &mut all {
@@ -231,6 +289,14 @@ impl Service {
                 warn!(instance = name, %error, "unmounting at the end failed");
             }
         }
+        let mut result = Ok(());
+        let mut end = |instance: &Instance| {
+            let lost = |cause| ServiceError::LostAtEnd { instance: instance.name().to_owned(), cause };
+            let ended = wind_up(instance).map_err(lost);
+            if result.is_ok() {
+                result = ended;
+            }
+        };
         let deadline = Instant::now() + SHUTDOWN_WAIT;
         for Mounted { instance, mount, front } in all.into_values() {
             front.close(&self.threads);
@@ -238,12 +304,13 @@ impl Service {
                 warn!(instance = instance.name(), "the mount is still used; its users lose it");
                 instance.refuse();
             }
-            wind_up(&instance);
+            end(&instance);
         }
         for instance in lock(&self.lingering).drain(..).filter_map(|instance| instance.upgrade()) {
             instance.refuse();
-            wind_up(&instance);
+            end(&instance);
         }
+        result
     }
 
     /// What the service does and holds.
@@ -266,11 +333,11 @@ impl Drop for Service {
     }
 }
 
-fn wind_up(instance: &Instance) {
-    match instance.wind_up() {
-        Ok(()) => info!(instance = instance.name(), "unmounted"),
-        Err(error) => error!(instance = instance.name(), %error, "flushing at the end failed"),
-    }
+fn wind_up(instance: &Instance) -> Result<(), Error> {
+    instance
+        .wind_up()
+        .inspect(|()| info!(instance = instance.name(), "unmounted"))
+        .inspect_err(|error| error!(instance = instance.name(), %error, "flushing at the end failed"))
 }
 
 fn path_error(what: &'static str, path: &Path, cause: impl Into<String>) -> ServiceError {

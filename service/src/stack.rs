@@ -99,7 +99,8 @@ impl Drop for Branch {
     }
 }
 
-/// The layers of one instance.
+/// The layers of one instance. A clone stands on the same branches, with all that is not written back yet.
+#[derive(Clone)]
 pub struct Stack {
     /// The top layer.
     pub(crate) layer: Arc<dyn Libservice>,

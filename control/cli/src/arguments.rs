@@ -36,6 +36,9 @@ pub enum Command {
         pool: String,
         /// Where it is mounted
         mount_point: PathBuf,
+        /// Also when it is in use, and when what was written cannot be put on the disk: that is lost then
+        #[arg(long)]
+        force: bool,
     },
     /// Run a command on a pool's cores with the library preloaded
     Exec(ExecArguments),
@@ -63,6 +66,9 @@ pub enum Command {
     Rm {
         /// The container
         container: String,
+        /// Also when what it wrote could not be put on the disk
+        #[arg(long)]
+        force: bool,
     },
     /// Show services, instances, caches and operations
     Status {
@@ -76,6 +82,16 @@ pub enum Command {
     /// Enter a control group and become another program
     #[command(name = "__enter", hide = true)]
     Enter(EnterArguments),
+    /// Become a program that is killed when its parent ends
+    #[command(name = "__tied", hide = true)]
+    Tied {
+        /// The parent's number
+        #[arg(long)]
+        parent: u32,
+        /// The program
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
     /// Watch over a container that runs detached
     #[command(name = "__monitor", hide = true)]
     Monitor {
@@ -266,6 +282,8 @@ mod tests {
             "poolfs mount web /mnt --dir /data",
             "poolfs mount web /mnt --upper /u --lower /l1:/l2",
             "poolfs umount web /mnt",
+            "poolfs umount web /mnt --force",
+            "poolfs rm --force c",
             "poolfs exec -- ls -l",
             "poolfs exec web --mount at=/a,dir=/b --mount at=/c,upper=/u,lower=/l --legacy -- sh -c true",
             "poolfs image import debian oci:/x:v1",

@@ -8,15 +8,18 @@ use crate::pool::{self, NewPool};
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::service;
 use crate::signals::{Signals, status_code};
+use crate::state::Locked;
 use poolfs_host::{ControlGroups, CpuSet, Leaf};
-use poolfs_service_protocol::StackSpec;
+use poolfs_service_protocol::{Ending, StackSpec};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Memory and cache of a throw-away pool.
 const THROW_AWAY_MEMORY: u64 = 2 << 30;
 const THROW_AWAY_CACHE: u64 = 512 << 20;
+/// Where a program on the host finds the sockets of its mounts.
+const LIBRARY_RUN_DIRECTORY: &str = "/run/poolfs";
 /// The exit statuses by which shells say that a program could not be started.
 const STATUS_NOT_FOUND: u8 = 127;
 const STATUS_NOT_STARTED: u8 = 126;
@@ -24,6 +27,11 @@ const STATUS_NOT_STARTED: u8 = 126;
 /// Run a program; its exit status.
 pub fn execute(context: &Context, arguments: &ExecArguments) -> Result<u8> {
     let mounts = arguments.mounts.iter().map(|text| parse_spec(text)).collect::<Result<Vec<_>>>()?;
+    if !arguments.legacy && context.run != Path::new(LIBRARY_RUN_DIRECTORY) {
+        let cause = format!("the library looks for sockets in {LIBRARY_RUN_DIRECTORY} only");
+        let thing = format!("--run-dir {}", context.run.display());
+        return Err(Failure::new(thing, cause, "leave --run-dir out, or take the kernel's path with --legacy"));
+    }
     // From here on a signal is kept until the program runs, so that everything can be removed again.
     let mut signals = Signals::catch()?;
     let own = ProcessRecord::of(&*context.host, std::process::id())
@@ -109,13 +117,14 @@ fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessReco
     let mut result = Ok(());
     let mut pool = context.pools()?.lock::<PoolRecord>(name)?;
     for instance in mounted.iter().rev() {
-        result = result.and(unmount_instance(context, &mut pool, instance));
+        let unmounted = unmount_instance(context, &mut pool, instance, Ending::Detached);
+        result = result.and(unmounted.or_else(|failure| hand_over(&mut pool, instance, failure)));
     }
     if let Err(error) = removed {
         tracing::debug!(%error, "the command left processes behind");
         groups.release_container(&*context.host, name, &group)?;
     }
-    if throw_away {
+    if throw_away && pool.record.owner.is_some() {
         result = result.and(service::end(context, &mut pool));
         return result.and(pool.remove());
     }
@@ -123,6 +132,21 @@ fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessReco
         result = result.and(service::remove_groups(context, name));
     }
     result
+}
+
+/// A mount that could not be unmounted is from now on the user's, and so is a throw-away pool that has it.
+fn hand_over(pool: &mut Locked<PoolRecord>, instance: &str, failure: Failure) -> Result<()> {
+    let name = pool.record.name.clone();
+    let Some(kept) = pool.record.instances.iter_mut().find(|known| known.spec.instance == instance) else {
+        return Err(failure);
+    };
+    kept.owner = None;
+    let mut remedy = format!("then `poolfs umount {name} {}`", kept.spec.mount_point.display());
+    if pool.record.owner.take().is_some() {
+        remedy += &format!(", and `poolfs pool rm {name}`");
+    }
+    pool.save()?;
+    Err(failure.with_remedy(remedy))
 }
 
 /// Whether a group in a pool was made by an `exec` that has ended.

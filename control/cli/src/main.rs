@@ -34,6 +34,7 @@ use std::time::Duration;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let json = arguments.json;
     let filter = tracing_subscriber::EnvFilter::try_from_env("POOLFS_LOG");
     tracing_subscriber::fmt()
         .with_env_filter(filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")))
@@ -43,7 +44,11 @@ fn main() -> ExitCode {
     match dispatch(arguments) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
-            eprintln!("poolfs: {failure}");
+            if json {
+                eprintln!("{}", failure.json());
+            } else {
+                eprintln!("poolfs: {failure}");
+            }
             ExitCode::from(failure.status)
         }
     }
@@ -59,7 +64,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
             pool::sweep(context);
             mount::mount(context, arguments)?;
         }
-        Command::Umount { pool, mount_point } => mount::umount(context, &pool, &mount_point)?,
+        Command::Umount { pool, mount_point, force } => mount::umount(context, &pool, &mount_point, force)?,
         Command::Exec(arguments) => {
             pool::sweep(context);
             return execute::execute(context, &arguments);
@@ -71,12 +76,13 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Ps => container::list(context)?,
         Command::Logs { container } => container::logs(context, &container)?,
         Command::Stop { container, time } => container::stop(context, &container, Duration::from_secs(time))?,
-        Command::Rm { container } => container::remove(context, &container)?,
+        Command::Rm { container, force } => container::remove(context, &container, force)?,
         Command::Status { pool } => status::status(context, pool.as_deref())?,
         Command::Doctor => return doctor::doctor(context),
         Command::Demo(arguments) => return demo::demo(context, &arguments),
         Command::Monitor { container } => return container::watch(context, &container),
         Command::Enter(arguments) => return execute::enter(context, &arguments),
+        Command::Tied { parent, command } => return container::tie(parent, &command),
     }
     Ok(0)
 }

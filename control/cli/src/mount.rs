@@ -7,11 +7,8 @@ use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::{pool, service};
 use poolfs_host::{mount_table, pool_mounts};
-use poolfs_service_protocol::{Command, MountSpec, StackSpec};
+use poolfs_service_protocol::{Command, Ending, LOWERS_MAX, MountSpec, StackSpec};
 use std::path::{Path, PathBuf};
-
-/// Most lower branches of a union.
-const LOWERS_MAX: usize = 500;
 
 /// What is to be mounted, and for whom.
 #[derive(Clone, Debug)]
@@ -41,7 +38,7 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
 }
 
 /// The command `umount`.
-pub fn umount(context: &Context, name: &str, mount_point: &Path) -> Result<()> {
+pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) -> Result<()> {
     let mut pool = pool::lock(context, name)?;
     let absolute = std::path::absolute(mount_point).map_err(|error| Failure::file(mount_point, error))?;
     // Only the way to it is resolved: a dead mount itself cannot be looked at.
@@ -61,7 +58,18 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path) -> Result<()> {
         return Err(Failure::new(mount_point.display().to_string(), cause, remedy));
     }
     let instance = instance.spec.instance.clone();
-    unmount_instance(context, &mut pool, &instance)
+    match unmount_instance(context, &mut pool, &instance, Ending::Orderly) {
+        Err(failure) if force => {
+            eprintln!("poolfs: unmounted all the same: {}", failure.summary());
+            unmount_instance(context, &mut pool, &instance, Ending::Forced)
+        }
+        other => other.map_err(|failure| {
+            let again = format!("`poolfs umount {name} {}`", mount_point.display());
+            failure.with_remedy(format!(
+                "then {again} again; with --force, who uses it loses it, and so is what is not on the disk"
+            ))
+        }),
+    }
 }
 
 /// `DIR[:DIR...]`, topmost first.
@@ -95,22 +103,33 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
         Ok(()) => Ok(spec),
         Err(failure) => {
             // The first failure is the one to report.
-            let _ = unmount_instance(context, pool, &spec.instance);
+            let _ = unmount_instance(context, pool, &spec.instance, Ending::Forced);
             Err(failure.of(spec.mount_point.display().to_string()))
         }
     }
 }
 
-/// Unmount an instance; the service ends with its last one.
-pub fn unmount_instance(context: &Context, pool: &mut Locked<PoolRecord>, instance: &str) -> Result<()> {
-    let name = pool.record.name.clone();
+/// Unmount an instance; the service ends with its last one. When it fails and the instance is still in the pool's record, it
+/// is still mounted.
+pub fn unmount_instance(
+    context: &Context,
+    pool: &mut Locked<PoolRecord>,
+    instance: &str,
+    ending: Ending,
+) -> Result<()> {
     let mut result = Ok(());
     // After a service's death its successor knows nothing of the old instances, and neither does the record.
-    let is_known = pool.record.instances.iter().any(|known| known.spec.instance == instance);
-    if is_known && pool.record.service_alive(&*context.host) == Some(true) {
-        result = service::tell(context, &name, &Command::Unmount { instance: instance.to_owned() });
+    if is_recorded(pool, instance) && pool.record.service_alive(&*context.host) == Some(true) {
+        let name = pool.record.name.clone();
+        result = service::tell(context, &name, &Command::Unmount { instance: instance.to_owned(), ending });
+        if result.is_err() && ending != Ending::Forced {
+            let served = service::status(context, &name)?.instances;
+            if served.iter().any(|known| known.instance == instance) {
+                return result;
+            }
+        }
     }
-    // Whatever the service said, or if it is dead: nothing of it may stay mounted.
+    // The service has let it go, or is dead, or is not to be waited for: nothing of it may stay mounted.
     let table = mount_table(&*context.host)?;
     for entry in pool_mounts(&table, instance) {
         context.host.detach(&entry.mount_point)?;
@@ -123,6 +142,11 @@ pub fn unmount_instance(context: &Context, pool: &mut Locked<PoolRecord>, instan
         result = result.and(service::end(context, pool));
     }
     result
+}
+
+/// Whether an instance is in the pool's record, mounted or about to be.
+pub fn is_recorded(pool: &Locked<PoolRecord>, instance: &str) -> bool {
+    pool.record.instances.iter().any(|known| known.spec.instance == instance)
 }
 
 /// Take a dead mount away from a place where something new is to be mounted.

@@ -8,7 +8,7 @@ use crate::service;
 use crate::state::Locked;
 use crate::text::{print, print_json, print_table, size, table};
 use poolfs_host::CpuSet;
-use poolfs_service_protocol::is_valid_name;
+use poolfs_service_protocol::{Ending, is_valid_name};
 
 /// Longest name: instances add a number to it and must stay valid.
 const NAME_BYTES_MAX: usize = 48;
@@ -131,12 +131,12 @@ pub fn remove(context: &Context, name: &str) -> Result<()> {
 /// Lock a pool and forget what killed commands left in it.
 pub fn lock(context: &Context, name: &str) -> Result<Locked<PoolRecord>> {
     let mut pool = context.pools()?.lock::<PoolRecord>(name)?;
-    repair(context, &mut pool)?;
+    repair(context, &mut pool);
     Ok(pool)
 }
 
 /// Unmount what was mounted for commands that are dead.
-fn repair(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
+fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
     let orphaned = |owner: &Option<ProcessRecord>| owner.as_ref().is_some_and(|owner| !owner.is_alive(&*context.host));
     let orphans: Vec<String> = pool
         .record
@@ -146,9 +146,11 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
         .map(|instance| instance.spec.instance.clone())
         .collect();
     for instance in orphans {
-        crate::mount::unmount_instance(context, pool, &instance)?;
+        if let Err(failure) = crate::mount::unmount_instance(context, pool, &instance, Ending::Detached) {
+            // What is wrong with this mount is nothing to other commands on the pool; the next one tries again.
+            tracing::warn!(failure = failure.summary(), "what a killed command mounted could not be unmounted");
+        }
     }
-    Ok(())
 }
 
 /// Remove throw-away pools whose commands were killed. Failures are left for the next time.
@@ -160,7 +162,13 @@ pub fn sweep(context: &Context) {
             if !dead(&pool) {
                 continue;
             }
-            if let Some(mut locked) = pools.try_lock::<PoolRecord>(&pool.name)?.filter(|locked| dead(&locked.record)) {
+            let Some(mut locked) = pools.try_lock::<PoolRecord>(&pool.name)?.filter(|locked| dead(&locked.record))
+            else {
+                continue;
+            };
+            // What cannot be written back keeps its mount, and its pool with it.
+            repair(context, &mut locked);
+            if locked.record.instances.is_empty() {
                 service::end(context, &mut locked)?;
                 locked.remove()?;
             }

@@ -262,6 +262,7 @@ pub fn remove_groups(context: &Context, pool: &str) -> Result<()> {
 mod tests {
     use super::*;
     use poolfs_host::RecordingHost;
+    use poolfs_service_protocol::Ending;
     use std::os::unix::net::UnixListener;
 
     /// A service that gives these answers, one to each who asks.
@@ -289,12 +290,12 @@ mod tests {
         let answers =
             &["{\"answer\":\"done\"}\n", "{\"answer\":\"failed\",\"message\":\"no such directory\"}\n", "", "{}\n"];
         let service = answering(&context, answers);
-        tell(&context, "web", &Command::Unmount { instance: "web-1".into() }).expect("done");
+        tell(&context, "web", &Command::Unmount { instance: "web-1".into(), ending: Ending::Orderly }).expect("done");
         let failure = tell(&context, "web", &Command::Shutdown).expect_err("failed");
         assert!(failure.to_string().contains("no such directory"), "{failure}");
         assert!(tell(&context, "web", &Command::Shutdown).is_err(), "it died before it answered");
         assert!(status(&context, "web").is_err(), "no answer of this protocol");
         let asked = service.join().expect("no panic");
-        assert_eq!(asked[0].trim(), "{\"command\":\"unmount\",\"instance\":\"web-1\"}");
+        assert_eq!(asked[0].trim(), "{\"command\":\"unmount\",\"instance\":\"web-1\",\"ending\":\"orderly\"}");
     }
 }

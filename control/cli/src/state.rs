@@ -1,10 +1,13 @@
 //! Lasting state: documents in one directory, changed under a lock and replaced by rename.
 //!
 //! A thing (a pool, a container) is a directory with a JSON document in it. The lock is the directory itself (`flock`), so
-//! that it goes away with the thing. Readers need no lock: a document is always a whole one.
+//! that it goes away with the thing. Readers need no lock: a document is always a whole one. A thing appears and goes by one
+//! rename; what a command that was killed left half made or half removed has a name of its own, and the next command that
+//! makes something takes it away.
 
 use crate::failure::{Failure, Result};
-use rustix::fs::{CWD, FlockOperation, RenameFlags};
+use poolfs_host::remove_tree;
+use rustix::fs::{CWD, FallocateFlags, FlockOperation, RenameFlags};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{DirBuilder, File};
@@ -14,8 +17,11 @@ use std::path::{Path, PathBuf};
 
 /// Most bytes of one document.
 const DOCUMENT_BYTES_MAX: u64 = 16 << 20;
-/// What the directory of a thing that is being made begins with.
-const NEW_PREFIX: &str = ".new-";
+/// Room on the disk that is kept for documents, so that a full disk can still be cleaned up: the file, and its bytes.
+const RESERVE_NAME: &str = ".reserve";
+const RESERVE_BYTES: u64 = 128 << 10;
+/// What the directory of a thing that is being made or removed begins with.
+const TEMPORARY_PREFIX: &str = ".tmp-";
 
 /// One kind of things: `STATE/pools` or `STATE/containers`.
 #[derive(Clone, Debug)]
@@ -33,6 +39,7 @@ pub struct Locked<T> {
     pub record: T,
     path: PathBuf,
     document: PathBuf,
+    collection: Collection,
     _lock: File,
 }
 
@@ -42,6 +49,7 @@ impl Collection {
         make_private(state)?;
         let directory = state.join(format!("{kind}s"));
         make_private(&directory)?;
+        keep_reserve(&directory.join(RESERVE_NAME));
         Ok(Collection { kind, directory, document: format!("{kind}.json") })
     }
 
@@ -57,15 +65,13 @@ impl Collection {
         record: &T,
         prepare: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<()> {
-        let place = tempfile::Builder::new()
-            .prefix(NEW_PREFIX)
-            .tempdir_in(&self.directory)
-            .map_err(|error| Failure::file(&self.directory, error))?;
+        self.sweep()?;
+        let (place, _in_use) = self.temporary()?;
         prepare(place.path())?;
         write_document(&place.path().join(&self.document), record)?;
         let path = self.path(name);
         match rustix::fs::renameat_with(CWD, place.path(), CWD, &path, RenameFlags::NOREPLACE) {
-            Ok(()) => Ok(()),
+            Ok(()) => sync_directory(&self.directory),
             Err(rustix::io::Errno::EXIST) => Err(Failure::new(
                 format!("{} {name}", self.kind),
                 "the name is taken",
@@ -73,6 +79,30 @@ impl Collection {
             )),
             Err(errno) => Err(Failure::file(&path, errno)),
         }
+    }
+
+    /// A directory that nobody sweeps away as long as the file beside it lives.
+    fn temporary(&self) -> Result<(tempfile::TempDir, File)> {
+        let failed = |error| Failure::file(&self.directory, error);
+        let in_use = File::open(&self.directory).map_err(failed)?;
+        rustix::fs::flock(&in_use, FlockOperation::LockShared).map_err(|errno| failed(errno.into()))?;
+        let place = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(&self.directory).map_err(failed)?;
+        Ok((place, in_use))
+    }
+
+    /// Take away what killed commands left, unless another command makes or removes something right now.
+    fn sweep(&self) -> Result<()> {
+        let failed = |error| Failure::file(&self.directory, error);
+        let alone = File::open(&self.directory).map_err(failed)?;
+        if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(());
+        }
+        for entry in std::fs::read_dir(&self.directory).map_err(failed)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(TEMPORARY_PREFIX) {
+                remove_tree(&entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// The names of all things, sorted.
@@ -127,7 +157,8 @@ impl Collection {
             if same {
                 let document = path.join(&self.document);
                 let record = read_document(&document)?;
-                return Ok(record.map(|record| Locked { record, path, document, _lock: lock }));
+                let collection = self.clone();
+                return Ok(record.map(|record| Locked { record, path, document, collection, _lock: lock }));
             }
         }
     }
@@ -158,9 +189,10 @@ impl<T> Locked<T> {
 
     /// Remove the thing with everything in its directory.
     pub fn remove(self) -> Result<()> {
-        // The document first: a directory without one is no thing any more.
-        std::fs::remove_file(&self.document).map_err(|error| Failure::file(&self.document, error))?;
-        std::fs::remove_dir_all(&self.path).map_err(|error| Failure::file(&self.path, error))
+        let (place, _in_use) = self.collection.temporary()?;
+        // From this rename on it is gone, and its name is free.
+        std::fs::rename(&self.path, place.path()).map_err(|error| Failure::file(&self.path, error))?;
+        Ok(remove_tree(place.path())?)
     }
 }
 
@@ -195,10 +227,38 @@ fn write_document<T: Serialize>(path: &Path, record: &T) -> Result<()> {
     let failed = |error: std::io::Error| Failure::file(path, error);
     let directory = path.parent().unwrap_or(Path::new("/"));
     let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
-    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
-    file.write_all(&text).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
-    File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+    let write = || {
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        file.write_all(&text).and_then(|()| file.as_file().sync_all())?;
+        file.persist(path).map_err(|error| error.error).map(drop)
+    };
+    let written = match (write(), directory.parent()) {
+        (Err(error), Some(collection)) if error.kind() == ErrorKind::StorageFull => {
+            // Gone already means that the disk has been full for a while.
+            let _ = std::fs::remove_file(collection.join(RESERVE_NAME));
+            write()
+        }
+        (other, _) => other,
+    };
+    written.map_err(failed)?;
+    sync_directory(directory)
+}
+
+/// Have the reserve again when there is room for it.
+fn keep_reserve(path: &Path) {
+    if path.exists() {
+        return;
+    }
+    let made = File::create(path)
+        .and_then(|file| Ok(rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES)?));
+    if made.is_err() {
+        // Half a reserve must not be taken for a whole one.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn sync_directory(path: &Path) -> Result<()> {
+    File::open(path).and_then(|directory| directory.sync_all()).map_err(|error| Failure::file(path, error))
 }
 
 #[cfg(test)]
@@ -235,6 +295,32 @@ mod tests {
         assert!(pools.try_lock::<u64>("a").expect("no failure").is_none());
         pools.create("a", &3u64, |_| Ok(())).expect("made again");
         assert_eq!(pools.names().expect("listed"), ["a"]);
+    }
+
+    #[test]
+    fn what_a_killed_command_left_goes_and_its_names_are_free() {
+        let place = tempfile::tempdir().expect("a directory");
+        let pools = Collection::open(place.path(), "pool").expect("opened");
+        let temporary = || {
+            let all = std::fs::read_dir(place.path().join("pools")).expect("listed");
+            let is_temporary = |name: std::ffi::OsString| name.to_string_lossy().starts_with(TEMPORARY_PREFIX);
+            all.filter(|entry| entry.as_ref().is_ok_and(|entry| is_temporary(entry.file_name()))).count()
+        };
+        // Killed while it made one: what it made so far stays, without the lock.
+        let (half, in_use) = pools.temporary().expect("made");
+        std::fs::create_dir_all(half.keep().join("upper/x")).expect("made");
+        pools.create("other", &0u64, |_| Ok(())).expect("made");
+        assert_eq!(temporary(), 1, "its maker still has the lock");
+        drop(in_use);
+        pools.create("a", &1u64, |_| Ok(())).expect("made");
+        assert_eq!(temporary(), 0);
+        // Killed while it removed one, after the first step.
+        let (gone, in_use) = pools.temporary().expect("made");
+        std::fs::rename(pools.path("a"), gone.keep()).expect("renamed");
+        drop(in_use);
+        assert!(pools.try_lock::<u64>("a").expect("no failure").is_none());
+        pools.create("a", &2u64, |_| Ok(())).expect("its name is free");
+        assert_eq!((temporary(), pools.peek::<u64>("a").expect("read")), (0, Some(2)));
     }
 
     #[test]

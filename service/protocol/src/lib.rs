@@ -29,6 +29,9 @@ pub struct ServiceConfig {
     pub socket_directory: PathBuf,
 }
 
+/// Most lower branches of one union.
+pub const LOWERS_MAX: usize = 128;
+
 /// What a filesystem instance is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
@@ -70,10 +73,12 @@ pub struct MountSpec {
 pub enum Command {
     /// Mount an instance.
     Mount(MountSpec),
-    /// Flush and unmount an instance.
+    /// Flush and unmount an instance. One that does not exist is fine.
     Unmount {
         /// Its name.
         instance: String,
+        /// What may stand in the way.
+        ending: Ending,
     },
     /// Tell what is going on.
     Status,
@@ -81,13 +86,25 @@ pub enum Command {
     Shutdown,
 }
 
+/// What an unmount gives way to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ending {
+    /// It fails while somebody uses the mount, and while something cannot be written to the branch: the mount stays then.
+    Orderly,
+    /// Who uses the mount loses it. It fails while something cannot be written to the branch: the mount stays then.
+    Detached,
+    /// In any case. What cannot be written to the branch is lost.
+    Forced,
+}
+
 /// The answer to a [`Command`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum Answer {
-    /// Done.
+    /// Done, and everything is on the disk.
     Done,
-    /// Not done, nothing changed.
+    /// Not done. Nothing changed, unless the message says so.
     Failed {
         /// The thing, the cause and the remedy.
         message: String,

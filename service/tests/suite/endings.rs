@@ -1,10 +1,10 @@
 //! What becomes of written data when an instance or the service ends.
 
 use crate::harness::{Running, isolated, make, mounts, spawn};
-use poolfs_service_protocol::{Answer, Command as Order, ServiceConfig, StackSpec};
+use poolfs_service_protocol::{Answer, Command as Order, Ending, ServiceConfig, StackSpec};
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -59,9 +59,49 @@ fn run(program: &str, arguments: &[&str], path: &Path) {
     assert!(status.success(), "{program} {arguments:?} {}", path.display());
 }
 
+/// A service over a directory that becomes read-only behind it.
+struct Failing {
+    directory: PathBuf,
+    mount_point: PathBuf,
+    stream: UnixStream,
+}
+
+impl Failing {
+    fn mount(&mut self) {
+        let spec = poolfs_service_protocol::MountSpec {
+            instance: "one".into(),
+            mount_point: self.mount_point.clone(),
+            stack: StackSpec::Directory { directory: self.directory.clone() },
+            devices: true,
+            is_root: false,
+        };
+        assert_eq!(order(&mut self.stream, &Order::Mount(spec)), Answer::Done);
+    }
+
+    /// Writes a file that cannot reach the disk.
+    fn write_and_cut_off(&self, name: &str) {
+        fs::write(self.mount_point.join(name), name).expect("write");
+        // The close reaches the layers in a moment; a file open for writing forbids the next step.
+        let deadline = Instant::now() + Duration::from_secs(4);
+        let read_only = || Command::new("mount").args(["-o", "remount,ro"]).arg(&self.directory).status();
+        while !read_only().expect("util-linux").success() {
+            assert!(Instant::now() < deadline, "the file stays open");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn repair(&self) {
+        run("mount", &["-o", "remount,rw"], &self.directory);
+    }
+
+    fn unmount(&mut self, ending: Ending) -> Answer {
+        order(&mut self.stream, &Order::Unmount { instance: "one".into(), ending })
+    }
+}
+
 #[test]
-fn data_that_cannot_be_flushed_at_the_end_is_named_in_the_log() {
-    isolated("endings::data_that_cannot_be_flushed_at_the_end_is_named_in_the_log", |folder| {
+fn data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up() {
+    isolated("endings::data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up", |folder| {
         let directory = make(&folder.join("dir"));
         run("mount", &["-t", "tmpfs", "tmpfs"], &directory);
         let log = folder.join("log");
@@ -75,38 +115,60 @@ fn data_that_cannot_be_flushed_at_the_end_is_named_in_the_log() {
         let text = serde_json::to_string(&config).expect("serializable");
         let mut child = spawn(&text, File::create(&log).expect("created").into());
         let deadline = Instant::now() + Duration::from_secs(20);
-        let mut stream = loop {
+        let stream = loop {
             match UnixStream::connect(&config.control_socket) {
                 Ok(stream) => break stream,
                 Err(error) => assert!(Instant::now() < deadline, "{error}"),
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        let mount_point = make(&folder.join("mnt"));
-        let stack = StackSpec::Directory { directory: directory.clone() };
-        let spec = poolfs_service_protocol::MountSpec {
-            instance: "one".into(),
-            mount_point: mount_point.clone(),
-            stack,
-            devices: true,
-            is_root: false,
-        };
-        assert_eq!(order(&mut stream, &Order::Mount(spec)), Answer::Done);
-        fs::write(mount_point.join("f"), b"lost").expect("write");
-        // The close reaches the layers in a moment; a file open for writing forbids the next step.
-        let deadline = Instant::now() + Duration::from_secs(4);
-        let read_only = || Command::new("mount").args(["-o", "remount,ro"]).arg(&directory).status();
-        while !read_only().expect("util-linux").success() {
-            assert!(Instant::now() < deadline, "the file stays open");
-            std::thread::sleep(Duration::from_millis(20));
+        let mut service = Failing { directory: directory.clone(), mount_point: make(&folder.join("mnt")), stream };
+        service.mount();
+        service.write_and_cut_off("kept");
+        for ending in [Ending::Orderly, Ending::Detached] {
+            let answer = service.unmount(ending);
+            let place = service.mount_point.display().to_string();
+            let told = |message: &str| message.contains(&place) && message.contains("the mount stays");
+            assert!(matches!(&answer, Answer::Failed { message } if told(message)), "{ending:?}: {answer:?}");
+            assert_eq!(fs::read(service.mount_point.join("kept")).expect("still mounted"), b"kept");
         }
-        assert_eq!(order(&mut stream, &Order::Unmount { instance: "one".into() }), Answer::Done);
-        assert_eq!(order(&mut stream, &Order::Shutdown), Answer::Done);
+        service.repair();
+        assert_eq!(service.unmount(Ending::Orderly), Answer::Done);
+        assert_eq!(fs::read(directory.join("kept")).expect("on the disk"), b"kept");
+
+        service.mount();
+        service.write_and_cut_off("forced");
+        assert_eq!(service.unmount(Ending::Forced), Answer::Done);
+        assert!(mounts(folder).is_empty());
+        service.repair();
+        assert_eq!(fs::read(directory.join("forced")).expect("its name is there"), b"", "its content was given up");
+
+        service.mount();
+        service.write_and_cut_off("ended");
+        let answer = order(&mut service.stream, &Order::Shutdown);
+        assert!(matches!(&answer, Answer::Failed { message } if message.contains("is lost")), "{answer:?}");
         assert!(child.wait().expect("ours").success());
+        assert!(mounts(folder).is_empty());
         let said = fs::read_to_string(&log).expect("readable");
         let lines = |words: &str| said.lines().filter(|line| line.contains(words)).count();
-        assert_eq!(lines("flushing at the end failed"), 1, "{said}");
-        assert_eq!(lines("flushing a branch at its end failed; data was lost"), 1, "{said}");
+        assert_eq!(lines("flushing at the end failed"), 2, "{said}");
+        assert_eq!(lines("flushing a branch at its end failed; data was lost"), 2, "{said}");
         assert!(said.contains(directory.to_str().expect("UTF-8")) && said.contains("one"), "{said}");
+    });
+}
+
+#[test]
+fn a_busy_mount_stays_unless_its_users_are_to_lose_it() {
+    isolated("endings::a_busy_mount_stays_unless_its_users_are_to_lose_it", |folder| {
+        let service = Running::start(folder);
+        let (at, directory) = service.mount_directory("one");
+        let mut file = File::create(at.join("f")).expect("created");
+        let answer = service.unmount("one");
+        assert!(matches!(&answer, Answer::Failed { message } if message.contains("in use")), "{answer:?}");
+        std::io::Write::write_all(&mut file, b"still here").expect("still mounted");
+        let detached = Order::Unmount { instance: "one".into(), ending: Ending::Detached };
+        assert_eq!(service.order(&detached), Answer::Done);
+        assert!(mounts(folder).is_empty());
+        assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"still here");
     });
 }

@@ -1,6 +1,6 @@
 //! A service under test: started, commanded, ended; nothing is left behind, also when a test fails.
 
-use poolfs_service_protocol::{Answer, Command as Order, MountSpec, ServiceConfig, ServiceStatus, StackSpec};
+use poolfs_service_protocol::{Answer, Command as Order, Ending, MountSpec, ServiceConfig, ServiceStatus, StackSpec};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ impl Running {
     }
 
     pub fn unmount(&self, name: &str) -> Answer {
-        self.order(&Order::Unmount { instance: name.into() })
+        self.order(&Order::Unmount { instance: name.into(), ending: Ending::Orderly })
     }
 
     pub fn status(&self) -> ServiceStatus {

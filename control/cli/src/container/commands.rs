@@ -7,6 +7,7 @@ use crate::container::supervise::{self, Places, Start};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::text::{age, print_json, print_table, table};
+use poolfs_service_protocol::Ending;
 use serde::Serialize;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -70,11 +71,13 @@ pub fn logs(context: &Context, name: &str) -> Result<()> {
 pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
     let containers = context.containers()?;
     let record: ContainerRecord = containers.peek(name)?.ok_or_else(|| containers.absent(name))?;
-    if recover(context, &record)? {
+    if recover(context, &record, Ending::Detached)? {
         return Ok(());
     }
     let runtime = Runtime::find(context)?;
-    let Some(instance) = record.instance.clone() else {
+    // Before it runs the runtime does not know it.
+    let running = record.instance.clone().filter(|_| record.state != ContainerState::Created);
+    let Some(instance) = running else {
         let remedy = "wait a moment and try again";
         return Err(Failure::new(format!("container {name}"), "it is only just being started", remedy));
     };
@@ -96,11 +99,11 @@ pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
     Err(Failure::new(format!("container {name}"), "it was killed, but its root is not unmounted yet", remedy))
 }
 
-/// Remove a container that has ended.
-pub fn remove(context: &Context, name: &str) -> Result<()> {
+/// Remove a container that has ended; with `force` also when what it wrote could not be put on the disk.
+pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     let containers = context.containers()?;
     let record: ContainerRecord = containers.peek(name)?.ok_or_else(|| containers.absent(name))?;
-    recover(context, &record)?;
+    recover(context, &record, if force { Ending::Forced } else { Ending::Detached })?;
     let Some(locked) = containers.try_lock::<ContainerRecord>(name)? else { return Ok(()) };
     if locked.record.state != ContainerState::Ended {
         let remedy = format!("end it first with `poolfs stop {name}`");
@@ -109,15 +112,21 @@ pub fn remove(context: &Context, name: &str) -> Result<()> {
     locked.remove()
 }
 
-/// Clean up after a container whose monitor was killed; whether the container has ended now.
-fn recover(context: &Context, record: &ContainerRecord) -> Result<bool> {
+/// Clean up after a container whose monitor was killed or could not write back; whether the container has ended now.
+fn recover(context: &Context, record: &ContainerRecord, ending: Ending) -> Result<bool> {
     if record.state == ContainerState::Ended {
         return Ok(true);
     }
     if record.is_watched(context) {
         return Ok(false);
     }
-    supervise::finish(context, &record.name, None).map(|()| true)
+    let Some(container) = context.containers()?.try_lock::<ContainerRecord>(&record.name)? else { return Ok(true) };
+    // While the lock was waited for, its monitor may have come, or somebody else may have cleaned up.
+    match container.record.state {
+        ContainerState::Ended => Ok(true),
+        _ if container.record.is_watched(context) => Ok(false),
+        _ => supervise::finish(context, container, None, ending).map(|()| true),
+    }
 }
 
 /// Wait until the monitor has cleaned up.
@@ -127,7 +136,7 @@ fn has_ended(context: &Context, name: &str, wait: Duration) -> Result<bool> {
     loop {
         let ended = match containers.peek::<ContainerRecord>(name)? {
             None => true,
-            Some(record) => recover(context, &record)?,
+            Some(record) => recover(context, &record, Ending::Detached)?,
         };
         if ended || Instant::now() >= end {
             return Ok(ended);

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION};
 use crate::signals::Signals;
-use crate::text::print;
+use crate::text::{print, print_json};
 use poolfs_image::ImageRecord;
 use poolfs_service_protocol::is_valid_name;
 use std::hash::{BuildHasher, RandomState};
@@ -31,7 +31,12 @@ pub fn run(context: &Context, arguments: &RunArguments) -> Result<u8> {
     let (name, start) = create(context, arguments)?;
     if arguments.detach {
         monitor::launch(context, &name)?;
-        return print(&format!("{name}\n")).map(|()| 0);
+        if context.json {
+            print_json(&serde_json::json!({"container": name}))?;
+        } else {
+            print(&format!("{name}\n"))?;
+        }
+        return Ok(0);
     }
     let interactive = arguments.interactive || arguments.tty;
     supervise::run(

@@ -18,7 +18,7 @@ pub use commands::{list, logs, remove, stop};
 pub use create::{START_NAME, run};
 pub use monitor::watch;
 pub use record::ContainerRecord;
-pub use runtime::find_program;
+pub use runtime::{find_program, tie};
 
 use std::path::{Path, PathBuf};
 

@@ -131,34 +131,47 @@ pub fn old_log(log: &Path) -> PathBuf {
     log.with_extension("1")
 }
 
-/// Copy everything to the log until all writers have closed; the last so many bytes of it stay.
-fn write_log(mut source: File, log: &Path) -> std::io::Result<()> {
-    let open = || File::options().create(true).append(true).open(log);
-    let mut file = open()?;
-    let mut length = file.metadata()?.len();
+/// Copy everything to the log until all writers have closed; the last so many bytes of it stay. What cannot be written is
+/// dropped, and the first cause of that is returned: a full disk must not break the container's output.
+fn write_log(mut source: impl Read, log: &Path) -> std::io::Result<()> {
+    let mut result = Ok(());
     let mut buffer = vec![0; PUMP_BYTES];
     loop {
         let count = match source.read(&mut buffer) {
-            Ok(0) => return Ok(()),
+            Ok(0) => return result,
             Ok(count) => count,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
             // The last process has closed its end of the terminal.
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => return result,
             Err(error) => return Err(error),
         };
-        if length + count as u64 > LOG_BYTES_MAX {
-            std::fs::rename(log, old_log(log))?;
-            file = open()?;
-            length = 0;
-        }
-        file.write_all(&buffer[..count])?;
-        length += count as u64;
+        result = result.and(append(log, &buffer[..count]));
     }
+}
+
+fn append(log: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if std::fs::metadata(log).is_ok_and(|status| status.len() + bytes.len() as u64 > LOG_BYTES_MAX) {
+        std::fs::rename(log, old_log(log))?;
+    }
+    File::options().create(true).append(true).open(log)?.write_all(bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_does_not_break_the_output() {
+        let mut command = Command::new("sh");
+        // More than a pipe holds: whoever writes it would meet a closed pipe, or wait for ever.
+        command.args(["-c", "head -c 1000000 /dev/zero && exit 7"]);
+        let source = connect_pipe(&mut command).expect("opened");
+        let mut child = command.spawn().expect("sh exists");
+        drop(command);
+        let error = write_log(source, Path::new("/dev/full")).expect_err("nothing was written");
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+        assert_eq!(child.wait().expect("ended").code(), Some(7));
+    }
 
     #[test]
     fn output_of_pipe_and_terminal_reaches_the_log() {

@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::record::ProcessRecord;
 use poolfs_image::Digest;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// How far a container has come.
@@ -14,6 +15,8 @@ pub enum ContainerState {
     Created,
     /// It was started.
     Running,
+    /// It has ended, but what it wrote could not be put on the disk: its root stays mounted.
+    Unwritten,
     /// It has ended, and its root is unmounted.
     Ended,
 }
@@ -67,14 +70,55 @@ impl ContainerRecord {
         match (self.state, self.exit_code) {
             (ContainerState::Ended, Some(status)) => format!("ended ({status})"),
             (ContainerState::Ended, None) => "ended".to_owned(),
+            (ContainerState::Unwritten, Some(status)) => format!("ended ({status}), not written"),
+            (ContainerState::Unwritten, None) => "ended, not written".to_owned(),
             _ if !self.is_watched(context) => "lost".to_owned(),
             (ContainerState::Created, _) => "starting".to_owned(),
             (ContainerState::Running, _) => "running".to_owned(),
         }
     }
 
-    /// The lower branches of its root, topmost first.
+    /// The lower branches of its root, topmost first. A layer that an image has twice is there once, at its topmost place:
+    /// it hides all that it has further down.
     pub fn lowers(&self, images: &poolfs_image::ImageStore) -> Vec<PathBuf> {
-        self.layers.iter().rev().map(|digest| images.layer_path(digest)).collect()
+        let mut seen = BTreeSet::new();
+        let topmost = self.layers.iter().rev().filter(|digest| seen.insert(*digest));
+        topmost.map(|digest| images.layer_path(digest)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_that_an_image_has_twice_is_one_branch() {
+        let place = tempfile::tempdir().expect("a directory");
+        let images = poolfs_image::ImageStore::open(place.path()).expect("opened");
+        let [empty, other] = [&b"empty"[..], b"other"].map(Digest::of);
+        let record = ContainerRecord {
+            version: 1,
+            name: "c".into(),
+            pool: "p".into(),
+            image: "i".into(),
+            layers: vec![empty.clone(), other.clone(), empty.clone()],
+            command: Vec::new(),
+            memory_bytes: None,
+            legacy: false,
+            tty: false,
+            interactive: false,
+            remove_at_end: false,
+            instance: None,
+            created_seconds: 0,
+            monitor: None,
+            state: ContainerState::Created,
+            exit_code: None,
+        };
+        assert_eq!(record.lowers(&images), [images.layer_path(&empty), images.layer_path(&other)]);
+    }
+
+    #[test]
+    fn every_image_that_can_be_imported_can_be_mounted() {
+        assert!(poolfs_image::Limits::default().layers <= poolfs_service_protocol::LOWERS_MAX);
     }
 }

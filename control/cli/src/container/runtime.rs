@@ -2,7 +2,9 @@
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use poolfs_host::remove_tree;
 use serde::Deserialize;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -42,9 +44,12 @@ impl Runtime {
         Ok(Runtime { program, root: context.run.join("runtime") })
     }
 
-    /// The command that runs a bundle to its end. It passes signals on, and moves a terminal's bytes and size.
-    pub fn run(&self, bundle: &Path, id: &str) -> Command {
-        let mut command = self.command();
+    /// The command that runs a bundle to its end. It passes signals on, and moves a terminal's bytes and size. It ends with
+    /// this process: a runtime that is half way must not go on behind whoever cleans up after this process was killed.
+    pub fn run(&self, context: &Context, bundle: &Path, id: &str) -> Command {
+        let mut command = Command::new(context.program());
+        command.args(["__tied", "--parent", &std::process::id().to_string(), "--"]);
+        command.arg(&self.program).arg("--root").arg(&self.root);
         command.arg("--log").arg(bundle.join(LOG_NAME)).args(["--log-format", "json"]);
         command.arg("run").arg("--bundle").arg(bundle).arg("--pid-file").arg(bundle.join(PID_NAME)).arg(id);
         command
@@ -89,6 +94,10 @@ impl Runtime {
         if self.root.join(id).exists() {
             // What it says is of no use: that it is gone is seen by the next steps.
             let _ = self.command().args(["delete", "--force", id]).stdin(Stdio::null()).output();
+            // A runtime that was killed at its start left less than it understands.
+            if let Err(error) = remove_tree(&self.root.join(id)) {
+                tracing::debug!(%error, "the runtime's state of a container stays");
+            }
         }
         // Not empty means that other containers run.
         let _ = std::fs::remove_dir(&self.root);
@@ -99,6 +108,21 @@ impl Runtime {
         command.arg("--root").arg(&self.root);
         command
     }
+}
+
+/// Become a program that is killed when its parent, the process `parent`, ends.
+pub fn tie(parent: u32, command: &[String]) -> Result<u8> {
+    let [program, arguments @ ..] = command else {
+        return Err(Failure::new("OCI runtime", "there is no command", "give one after --"));
+    };
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|errno| Failure::new("OCI runtime", errno, ""))?;
+    // It may have ended before that.
+    if rustix::process::getppid().is_none_or(|now| now.as_raw_nonzero().get().unsigned_abs() != parent) {
+        return Err(Failure::new("OCI runtime", "whoever started it has ended", ""));
+    }
+    let error = Command::new(program).args(arguments).exec();
+    Err(Failure::new(program, error, "apt-get install runc"))
 }
 
 /// A program in the search path.

@@ -6,16 +6,20 @@ use crate::container::spec::{self, Library, Wanted};
 use crate::container::user;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::mount::{self, mount_instance, unmount_instance};
+use crate::mount::{self, is_recorded, mount_instance, unmount_instance};
 use crate::pool;
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::signals::{Signals, status_code};
 use crate::state::Locked;
-use poolfs_host::{ControlGroups, GroupLayout};
+use poolfs_host::{ControlGroups, GroupLayout, remove_tree};
 use poolfs_image::ImageConfig;
-use poolfs_service_protocol::{MountSpec, StackSpec};
+use poolfs_service_protocol::{Ending, MountSpec, StackSpec};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
+
+/// Longest wait for a container's killed processes to be gone.
+const KILL_WAIT: Duration = Duration::from_secs(10);
 
 /// The directories and files of a container.
 pub struct Places {
@@ -64,7 +68,7 @@ pub fn run(
     let result =
         mount_root(context, name).and_then(|spec| run_mounted(context, name, start, &spec, signals, connect, started));
     let code = result.as_ref().map_or_else(|failure| failure.status, |code| *code);
-    let cleaned = finish(context, name, Some(code));
+    let cleaned = lock(context, name).and_then(|own| finish(context, own, Some(code), Ending::Detached));
     result.and_then(|code| cleaned.map(|()| code))
 }
 
@@ -101,7 +105,7 @@ fn run_mounted(
     let places = Places::of(&containers.path(name));
     write_bundle(context, &record, start, spec, &places)?;
     let runtime = Runtime::find(context)?;
-    let mut command = runtime.run(&places.bundle, &spec.instance);
+    let mut command = runtime.run(context, &places.bundle, &spec.instance);
     connect(&mut command)?;
     if signals.end_was_asked() {
         return Err(Failure::new(format!("container {name}"), "it was asked to end before it began", ""));
@@ -113,7 +117,7 @@ fn run_mounted(
         if child.try_wait().is_ok_and(|status| status.is_some()) {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
     }
     if Runtime::has_started(&places.bundle) {
         let mut container = lock(context, name)?;
@@ -126,38 +130,63 @@ fn run_mounted(
 }
 
 /// Take away everything of a container but its record, its upper branch and its log; or all, if that was asked for or it
-/// never started.
-pub fn finish(context: &Context, name: &str, code: Option<u8>) -> Result<()> {
-    let mut container = lock(context, name)?;
+/// never started. When what it wrote cannot be put on the disk, its root stays mounted unless `ending` gives that up.
+pub fn finish(
+    context: &Context,
+    mut container: Locked<ContainerRecord>,
+    code: Option<u8>,
+    ending: Ending,
+) -> Result<()> {
+    let name = container.record.name.clone();
+    let name = name.as_str();
+    let is_thrown_away = container.record.remove_at_end || container.record.state == ContainerState::Created;
+    let ending = if is_thrown_away { Ending::Forced } else { ending };
+    container.record.exit_code = code.or(container.record.exit_code);
+    container.record.monitor = None;
     let mut result = Ok(());
-    if let Some(instance) = container.record.instance.clone() {
+    if let Some(mut pool) = context.pools()?.try_lock::<PoolRecord>(&container.record.pool)?
+        && let Some(instance) = container.record.instance.clone().or_else(|| instance_of(&pool.record, name))
+    {
         if let Ok(runtime) = Runtime::find(context) {
             runtime.delete(&instance);
         }
-        if let Some(mut pool) = context.pools()?.try_lock::<PoolRecord>(&container.record.pool)? {
-            let groups = ControlGroups::detect(&*context.host)?;
-            if let Err(error) = groups.remove_container(&*context.host, &container.record.pool, name) {
-                tracing::debug!(%error, "processes of the container are still there");
-                groups.release_container(&*context.host, &container.record.pool, name)?;
-            }
-            result = unmount_instance(context, &mut pool, &instance);
+        let groups = ControlGroups::detect(&*context.host)?;
+        groups.kill_container(&*context.host, &pool.record.name, name, KILL_WAIT)?;
+        result = unmount_instance(context, &mut pool, &instance, ending);
+        if result.is_err() && is_recorded(&pool, &instance) {
+            container.record.state = ContainerState::Unwritten;
+            // That is the failure to report, also when nothing can be saved any more.
+            let _ = container.save();
+            let remedy = format!("then `poolfs stop {name}`; `poolfs rm --force {name}` gives it up");
+            return result.map_err(|failure| failure.of(format!("container {name}")).with_remedy(remedy));
         }
     }
     let places = Places::of(container.path());
-    for gone in [&places.bundle, &places.root] {
-        if gone.exists() {
-            std::fs::remove_dir_all(gone).map_err(|error| Failure::file(gone, error))?;
-        }
-    }
-    let never_started = container.record.state == ContainerState::Created;
-    if container.record.remove_at_end || never_started {
+    remove_root(&places.root)?;
+    remove_tree(&places.bundle)?;
+    if is_thrown_away {
         return result.and(container.remove());
     }
     container.record.state = ContainerState::Ended;
-    container.record.exit_code = code;
     container.record.instance = None;
-    container.record.monitor = None;
     result.and(container.save())
+}
+
+/// The instance that was mounted for a container by a command that was killed before it could note that.
+fn instance_of(pool: &PoolRecord, container: &str) -> Option<String> {
+    let found = pool.instances.iter().find(|instance| instance.container.as_deref() == Some(container));
+    found.map(|instance| instance.spec.instance.clone())
+}
+
+/// Remove the mount point only, never what may still be mounted on it.
+fn remove_root(root: &Path) -> Result<()> {
+    match std::fs::remove_dir(root) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let remedy = format!("`umount {}`, then try again", root.display());
+            Err(Failure::file(root, error).with_remedy(remedy))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn write_bundle(

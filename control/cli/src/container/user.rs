@@ -4,6 +4,7 @@ use crate::failure::{Failure, Result};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 /// Most bytes of `/etc/passwd` and `/etc/group`.
@@ -72,21 +73,22 @@ fn group_number(name: &str, group: &str) -> Option<u32> {
     name.parse().ok().or_else(by_name)
 }
 
-/// A file of the image, never one outside; empty when it has none.
+/// A file of the image, never one outside; empty when it has none. Opening a device or a pipe of the image would already do
+/// something: it is looked at before it is opened.
 fn read_in(root: &Path, name: &str) -> Result<String> {
     let failed = |error: std::io::Error| Failure::file(&root.join(name), error);
     let directory = rustix::fs::openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| failed(errno.into()))?;
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    let file = match rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve) {
-        Ok(file) => File::from(file),
+    let found = match rustix::fs::openat2(directory, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
+        Ok(found) => File::from(found),
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(String::new()),
         Err(errno) => return Err(failed(errno.into())),
     };
-    if !file.metadata().map_err(failed)?.is_file() {
+    if !found.metadata().map_err(failed)?.is_file() {
         return Ok(String::new());
     }
+    let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(failed)?;
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -113,6 +115,32 @@ mod tests {
         for bad in ["nobody", "www:nogroup", "-1"] {
             assert_eq!(user(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn an_image_cannot_have_its_devices_and_pipes_opened() {
+        let place = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(place.path().join("etc")).expect("made");
+        let pipe = place.path().join("etc/passwd");
+        rustix::fs::mknodat(CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0).expect("made");
+        // A writer of a pipe without readers is refused (ENXIO): it sees whether somebody opens it, ever so briefly.
+        let watched = std::sync::atomic::AtomicBool::new(true);
+        let opened = std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut opened = 0;
+                while watched.load(std::sync::atomic::Ordering::Relaxed) {
+                    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                    opened += u32::from(rustix::fs::open(&pipe, flags, Mode::empty()).is_ok());
+                }
+                opened
+            });
+            for _ in 0..2000 {
+                assert_eq!(look_up(place.path(), "").expect("root needs no file").uid, 0);
+            }
+            watched.store(false, std::sync::atomic::Ordering::Relaxed);
+            watcher.join().expect("no panic")
+        });
+        assert_eq!(opened, 0, "the pipe was opened");
     }
 
     #[test]

@@ -14,10 +14,10 @@ use crate::service;
 use crate::signals::Signals;
 use crate::text::{print, size};
 use containers::Worker;
-use poolfs_host::ControlGroups;
+use poolfs_host::{ControlGroups, remove_tree};
 use poolfs_image::{ImageConfig, ImageRecord, Limits, write_layout};
 use report::{Part, Report};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const IMAGE: &str = "debian";
@@ -112,7 +112,7 @@ fn clean_up(context: &Context, layout: &Path) -> Result<()> {
     let mut result = Ok(());
     for name in context.containers()?.names()? {
         let stopped = container::stop(context, &name, STOP_WAIT);
-        result = result.and(stopped).and(container::remove(context, &name));
+        result = result.and(stopped).and(container::remove(context, &name, true));
     }
     let pools = context.pools()?;
     for name in pools.names()? {
@@ -123,16 +123,9 @@ fn clean_up(context: &Context, layout: &Path) -> Result<()> {
     }
     result?;
     for gone in [context.state.clone(), layout.to_path_buf()] {
-        remove_tree(gone)?;
+        remove_tree(&gone)?;
     }
     Ok(())
-}
-
-fn remove_tree(path: PathBuf) -> Result<()> {
-    match std::fs::remove_dir_all(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Failure::file(&path, error)),
-        _ => Ok(()),
-    }
 }
 
 fn say(command: &str) -> Result<()> {
