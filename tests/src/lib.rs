@@ -5,12 +5,14 @@
 //! `target/release`.
 
 mod command;
+mod image;
 mod isolation;
 mod pool;
 mod steps;
 mod tree;
 
 pub use command::{Outcome, run, shell};
+pub use image::{import_small, small_root};
 pub use isolation::{PRIVATE_RUN, isolated};
 pub use pool::{Mounted, Pool, Way};
 pub use steps::{Stepper, compile, hash};

@@ -156,6 +156,11 @@ impl Mounted<'_> {
         &self.at
     }
 
+    /// Leaves it mounted: the test unmounts it in its own way.
+    pub fn keep(mut self) {
+        self.at = PathBuf::new();
+    }
+
     /// Unmounts and says how that went.
     #[must_use]
     pub fn unmount(mut self) -> Outcome {

@@ -41,13 +41,25 @@ impl Stepper {
         if way == Way::Legacy {
             command.arg("--legacy");
         }
-        let mut child = command
-            .arg("--")
-            .arg(program)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("poolfs exec starts");
+        Self::spawn(command.arg("--").arg(program))
+    }
+
+    /// Starts `/bin/NAME` of an image in a container, which is removed when it ends.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn in_container(pool: &Pool, image: &str, name: &str, way: Way) -> Self {
+        let mut command = pool.command();
+        command.args(["run", pool.name(), image, "-i", "--rm"]);
+        if way == Way::Legacy {
+            command.arg("--legacy");
+        }
+        Self::spawn(command.arg("--").arg(format!("/bin/{name}")))
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("poolfs starts");
         let (input, output) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
         Self { child, input, output: BufReader::new(output) }
     }

@@ -1,9 +1,10 @@
 //! Dying clients, dying services, full disks, damaged files.
 
-use poolfs_tests::{Pool, Stepper, Way, checksum, compile, hash, isolated, populate, shell};
+use poolfs_tests::{Pool, Stepper, Way, checksum, compile, hash, import_small, isolated, populate, shell};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 fn union<'a>(pool: &'a Pool, folder: &Path) -> poolfs_tests::Mounted<'a> {
@@ -124,15 +125,11 @@ fn a_killed_service_is_an_error_at_once_and_keeps_its_promises() {
 fn a_full_disk_is_enospc_and_loses_nothing() {
     isolated("a_full_disk_is_enospc_and_loses_nothing", |folder| {
         populate(&folder.join("lower"));
-        let disk = folder.join("disk");
-        fs::create_dir_all(&disk).expect("a folder");
-        let _ = shell(&format!(
-            "truncate -s 20M {0}.img; mkfs.ext4 -q {0}.img; mount -o loop {0}.img {0}; mkdir {0}/upper",
-            disk.display()
-        ))
-        .expect("a small disk");
+        let disk = SmallDisk::make(folder.join("disk"));
+        let upper = disk.0.join("upper");
+        fs::create_dir(&upper).expect("a folder");
         let pool = Pool::create(folder, "64M");
-        let mount = pool.mount_union(&folder.join("mnt"), &disk.join("upper"), &[&folder.join("lower")]);
+        let mount = pool.mount_union(&folder.join("mnt"), &upper, &[&folder.join("lower")]);
         fs::write(mount.path().join("kept"), vec![5; 1 << 20]).expect("there is room");
         let mut accepted = Vec::new();
         let error = loop {
@@ -153,12 +150,192 @@ fn a_full_disk_is_enospc_and_loses_nothing() {
         fs::write(mount.path().join("later"), vec![6; 1 << 20]).expect("there is room again");
         let _ = shell(&format!("sync -f {}", mount.path().display())).expect("sync");
         drop(mount);
-        let mount = pool.mount_union(&folder.join("mnt"), &disk.join("upper"), &[&folder.join("lower")]);
+        let mount = pool.mount_union(&folder.join("mnt"), &upper, &[&folder.join("lower")]);
         assert_eq!(fs::read(mount.path().join("kept")).expect("readable"), vec![5; 1 << 20]);
         assert_eq!(fs::read(mount.path().join("later")).expect("readable"), vec![6; 1 << 20]);
         drop(mount);
         drop(pool);
-        let _ = shell(&format!("umount {}", disk.display())).expect("umount");
+    });
+}
+
+/// A disk of 20 MiB with an ext4 on it, and what fills it up behind poolfs.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn make(at: PathBuf) -> Self {
+        fs::create_dir_all(&at).expect("a folder");
+        let _ =
+            shell(&format!("truncate -s 20M {0}.img; mkfs.ext4 -q {0}.img; mount -o loop {0}.img {0}", at.display()))
+                .expect("a small disk");
+        Self(at)
+    }
+
+    fn fill(&self) {
+        let _ = shell(&format!("dd if=/dev/zero of={}/ballast bs=4k 2>/dev/null || true", self.0.display()));
+        assert_eq!(fs::write(self.0.join("more"), [1; 8192]).expect_err("full").raw_os_error(), Some(libc::ENOSPC));
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.0.join("ballast")).expect("it was there");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = shell(&format!("umount {}", self.0.display())).expect("umount");
+        }
+    }
+}
+
+#[test]
+fn an_unmount_that_cannot_write_back_says_so_and_keeps_everything() {
+    isolated("an_unmount_that_cannot_write_back_says_so_and_keeps_everything", |folder| {
+        populate(&folder.join("lower"));
+        let disk = SmallDisk::make(folder.join("disk"));
+        let upper = disk.0.join("upper");
+        fs::create_dir(&upper).expect("a folder");
+        let pool = Pool::create(folder, "64M");
+        let at = folder.join("mnt");
+        let mount = || pool.mount_union(&at, &upper, &[&folder.join("lower")]);
+        let write = |name: &str, byte: u8| {
+            fs::write(at.join(name), vec![byte; 3 << 20]).expect("there is room");
+            disk.fill();
+        };
+        let mounted = mount();
+        write("late", 7);
+        let first = mounted.unmount();
+        let umount =
+            |more: &[&str]| pool.poolfs(&[&["umount", pool.name(), at.to_str().expect("text")], more].concat());
+        for refused in [first, umount(&[]), umount(&["--json"])] {
+            assert_eq!(refused.code, 1, "{refused:?}");
+            for part in [at.to_str().expect("text"), "no space left", "the mount stays", "--force"] {
+                assert!(refused.err.contains(part), "{part} in: {}", refused.err);
+            }
+            assert_eq!(fs::read(at.join("late")).expect("still mounted"), vec![7; 3 << 20]);
+        }
+        assert!(pool.status().to_string().contains("\"instance\""), "status: {}", pool.status());
+        assert_ne!(pool.poolfs(&["pool", "rm", pool.name()]).code, 0, "a pool with unwritten data is not removed");
+        disk.make_room();
+        let _ = umount(&[]).expect("umount with room");
+        assert_eq!(fs::read(upper.join("late")).expect("on the disk"), vec![7; 3 << 20]);
+        fs::remove_file(upper.join("late")).expect("removed");
+
+        mount().keep();
+        write("given-up", 8);
+        let forced = umount(&["--force"]);
+        assert_eq!(forced.code, 0, "{forced:?}");
+        assert!(forced.err.contains("no space left"), "what is lost is said: {}", forced.err);
+        assert!(!fs::read_to_string("/proc/self/mounts").expect("readable").contains(at.to_str().expect("text")));
+        drop(pool);
+    });
+}
+
+#[test]
+fn an_unmount_of_what_is_in_use_changes_nothing() {
+    isolated("an_unmount_of_what_is_in_use_changes_nothing", |folder| {
+        branches(folder);
+        let pool = Pool::create(folder, "64M");
+        let mounted = union(&pool, folder);
+        let at = mounted.path().to_path_buf();
+        let file = fs::File::create(at.join("open")).expect("created");
+        let refused = mounted.unmount();
+        assert!(refused.code == 1 && refused.err.contains("in use"), "{refused:?}");
+        std::os::unix::fs::FileExt::write_all_at(&file, b"served", 0).expect("still mounted");
+        assert_eq!(fs::read(at.join("open")).expect("still mounted"), b"served");
+        let umount =
+            |more: &[&str]| pool.poolfs(&[&["umount", pool.name(), at.to_str().expect("text")], more].concat());
+        let _ = umount(&["--force"]).expect("umount --force");
+        fs::metadata(at.join("open")).expect_err("its place is empty");
+        assert_eq!(fs::read(folder.join("upper/open")).expect("flushed"), b"served");
+    });
+}
+
+#[test]
+fn a_command_whose_mount_cannot_be_written_back_says_so_and_keeps_it() {
+    isolated("a_command_whose_mount_cannot_be_written_back_says_so_and_keeps_it", |folder| {
+        let disk = SmallDisk::make(folder.join("disk"));
+        let data = disk.0.join("data");
+        fs::create_dir(&data).expect("a folder");
+        let at = folder.join("mnt");
+        fs::create_dir(&at).expect("a folder");
+        let pool = Pool::create(folder, "64M");
+        let spec = format!("at={},dir={}", at.display(), data.display());
+        let script = format!(
+            "head -c 3000000 /dev/zero | tr '\\0' x > {0}/late; dd if=/dev/zero of={1}/ballast bs=64k 2>/dev/null || true",
+            at.display(),
+            disk.0.display()
+        );
+        // In a throw-away pool, which then is thrown away only by its user.
+        let refused = pool.poolfs(&["exec", "--mount", &spec, "--", "sh", "-c", &script]);
+        assert!(refused.code != 0 && refused.err.contains("poolfs umount exec-"), "{refused:?}");
+        assert_eq!(fs::metadata(at.join("late")).expect("still mounted").len(), 3_000_000);
+        let _ = pool.poolfs(&["exec", pool.name(), "--", "true"]).expect("other commands work");
+        assert_eq!(fs::metadata(at.join("late")).expect("still mounted").len(), 3_000_000);
+        disk.make_room();
+        let commands = refused.err.split('`').filter(|part| part.starts_with("poolfs ")).collect::<Vec<_>>();
+        assert_eq!(commands.len(), 2, "{}", refused.err);
+        for command in commands {
+            let words: Vec<&str> = command.split(' ').skip(1).collect();
+            let _ = pool.poolfs(&words).expect("the remedy");
+        }
+        assert_eq!(fs::read(data.join("late")).expect("on the disk"), vec![b'x'; 3_000_000]);
+    });
+}
+
+#[test]
+fn containers_on_a_full_disk_are_told_of_and_removed() {
+    isolated("containers_on_a_full_disk_are_told_of_and_removed", |folder| {
+        let disk = SmallDisk::make(folder.join("state"));
+        let pool = Pool::create(folder, "64M");
+        import_small(&pool, folder, "small", &[], |_| {});
+        let run = |name: &str, script: &str| {
+            let mut command = pool.command();
+            command.args(["run", pool.name(), "small", "-i", "--name", name, "--", "/bin/sh", "-c", script]);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+        };
+        let ended = |child: Child| {
+            let output = child.wait_with_output().expect("ended");
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let listed = || pool.poolfs(&["ps"]).expect("ps");
+        // It fills the disk itself, and can be removed all the same.
+        let (code, errors) = ended(run("hog", "head -c 50000000 /dev/zero > /big; echo $?; exit 4"));
+        assert!(errors.contains("No space left"), "head says so: {code:?} {errors}");
+        assert_ne!(pool.poolfs(&["run", pool.name(), "small", "--rm", "--", "/bin/true"]).code, 0, "there is no room");
+        assert!(listed().contains("hog"), "{}", listed());
+        let removed = pool.poolfs(&["rm", "--force", "hog"]);
+        assert!(removed.code == 0 && !listed().contains("hog"), "{removed:?}\n{}", listed());
+
+        // Somebody else fills the disk before what it wrote is there.
+        for remedy in [&["stop", "late"][..], &["rm", "--force", "late"]] {
+            let mut child = run("late", "head -c 3000000 /dev/zero > /late; echo written; read line");
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().expect("piped")), &mut line)
+                .expect("readable");
+            assert_eq!(line, "written\n");
+            disk.fill();
+            let (code, errors) = ended(child);
+            assert!(code != Some(0) && errors.contains("poolfs stop late"), "{code:?} {errors}");
+            assert!(listed().contains("late"), "{}", listed());
+            for refused in [["rm", "late"], ["stop", "late"]] {
+                let outcome = pool.poolfs(&refused);
+                assert!(outcome.code != 0 && outcome.err.contains("no space left"), "{refused:?}: {outcome:?}");
+            }
+            let upper = disk.0.join("containers/late/upper/late");
+            if remedy[0] == "stop" {
+                disk.make_room();
+                let _ = pool.poolfs(remedy).expect("stop with room");
+                assert_eq!(fs::read(upper).expect("on the disk"), vec![0; 3_000_000]);
+                let _ = pool.poolfs(&["rm", "late"]).expect("rm");
+            } else {
+                let _ = pool.poolfs(remedy).expect("rm --force");
+                disk.make_room();
+            }
+            assert!(!listed().contains("late"), "{}", listed());
+        }
+        let _ = pool.poolfs(&["run", pool.name(), "small", "--rm", "--", "/bin/sh", "-c", ":"]).expect("room again");
+        drop(pool);
     });
 }
 

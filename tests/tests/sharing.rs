@@ -1,62 +1,71 @@
-//! One cached copy of every byte for all instances of a pool that share a branch.
+//! One cached copy of every byte for all containers of a pool that share an image's layers.
 
-use poolfs_tests::{Pool, Way, isolated};
+use poolfs_tests::{Pool, Stepper, Way, compile, hash, import_small, isolated};
+use serde_json::Value;
 use std::fs;
 
-#[test]
-fn two_instances_that_read_the_same_branch_share_its_cached_bytes() {
-    isolated("two_instances_that_read_the_same_branch_share_its_cached_bytes", |folder| {
-        const FILES: usize = 10;
-        const SIZE: usize = 30 << 20;
-        let lower = folder.join("lower");
-        fs::create_dir_all(&lower).expect("a folder");
-        for number in 0..FILES {
-            fs::write(lower.join(format!("f{number}")), vec![number as u8 + 1; SIZE]).expect("a file");
+const FILES: usize = 10;
+const SIZE: usize = 30 << 20;
+/// What `cat` and `cp` read at a time.
+const PIECE: usize = 128 << 10;
+
+/// Reads every file of the image to its end.
+fn read_all(reader: &mut Stepper, files: usize) {
+    for number in 0..files {
+        assert_eq!(reader.step(&format!("open /data/f{number} 0")), Ok(0));
+        let expected = hash(&vec![number as u8 + 1; PIECE]);
+        for at in (0..SIZE).step_by(PIECE) {
+            assert_eq!(reader.step(&format!("pread {at} {PIECE}")), Ok(expected), "file {number} at {at}");
         }
-        let pool = Pool::create(folder, "1G");
-        let mounts: Vec<_> = ["a", "b"]
-            .map(|name| {
-                let upper = folder.join(format!("upper-{name}"));
-                fs::create_dir_all(&upper).expect("a folder");
-                pool.mount_union(&folder.join(name), &upper, &[&lower])
-            })
-            .into_iter()
-            .collect();
-        let memory = |pool: &Pool| {
-            find(&pool.status(), "memory_used_bytes").and_then(serde_json::Value::as_u64).expect("a running service")
-        };
-        let before = memory(&pool);
-        for mount in &mounts {
-            let script = format!(
-                "for f in {}/f*; do /usr/bin/python3 -c '
-import os, sys
-fd = os.open(sys.argv[1], os.O_RDONLY)
-at = 0
-while True:
-    piece = os.pread(fd, 1 << 17, at)
-    if not piece: break
-    at += len(piece)
-print(at)' $f; done",
-                mount.path().display()
-            );
-            let text = pool.shell(Way::Library, &script).expect("reading");
-            assert_eq!(text.lines().filter(|line| *line == SIZE.to_string()).count(), FILES, "{text}");
-        }
-        let (grown, all) = (memory(&pool) - before, (FILES * SIZE) as u64);
-        assert!(grown <= all * 11 / 10, "the pool's memory grew by {grown} for files of {all}");
-        let status = pool.status();
-        let cache = find(&status, "cache").expect("status tells of the cache");
-        let used = cache.get("used_bytes").and_then(serde_json::Value::as_u64).expect("a number");
-        assert!(used >= all * 9 / 10, "the files are cached: {used} of {all}");
-        assert!(used <= all * 11 / 10, "two readers hold {used} bytes of files of {all}");
-        drop(mounts);
-    });
+        assert_eq!(reader.step("close"), Ok(0));
+    }
 }
 
-fn find<'v>(value: &'v serde_json::Value, key: &str) -> Option<&'v serde_json::Value> {
-    match value {
-        serde_json::Value::Object(map) => map.get(key).or_else(|| map.values().find_map(|inner| find(inner, key))),
-        serde_json::Value::Array(items) => items.iter().find_map(|inner| find(inner, key)),
-        _ => None,
-    }
+fn instances(status: &Value) -> &[Value] {
+    status["service"]["instances"].as_array().expect("a running service")
+}
+
+#[test]
+fn two_containers_that_read_the_same_image_share_its_cached_bytes() {
+    isolated("two_containers_that_read_the_same_image_share_its_cached_bytes", |folder| {
+        let pool = Pool::create(folder, "1G");
+        let program = compile(folder, "steps", false);
+        import_small(&pool, folder, "shared", &[&program], |root| {
+            fs::create_dir(root.join("data")).expect("a folder");
+            for number in 0..FILES {
+                fs::write(root.join(format!("data/f{number}")), vec![number as u8 + 1; SIZE]).expect("a file");
+            }
+        });
+        let mut readers = [(); 2].map(|()| Stepper::in_container(&pool, "shared", "steps", Way::Library));
+        for reader in &mut readers {
+            assert_eq!(reader.step("statsize /data/f0"), Ok(SIZE as u64), "it runs");
+        }
+        let memory = || pool.status()["memory_used_bytes"].as_u64().expect("a running service");
+        let before = memory();
+        readers.iter_mut().for_each(|reader| read_all(reader, FILES));
+        let (grown, all) = (memory() - before, (FILES * SIZE) as u64);
+        assert!(grown <= all * 11 / 10, "the pool's memory grew by {grown} for files of {all}");
+        let status = pool.status();
+        assert_eq!(instances(&status).len(), 2);
+        for instance in instances(&status) {
+            let reads = instance["operations"]["library"]["read"]["count"].as_u64().expect("reads by the library");
+            // The library takes a file over at its second use.
+            assert!(reads >= all / PIECE as u64 - FILES as u64, "{reads} reads by the library: {instance}");
+            let besides = instance["kernel_cached_bytes"].as_u64().expect("a number");
+            assert!(besides < all / 10, "the kernel caches {besides} of what the library read");
+        }
+        let used = status["service"]["cache"]["used_bytes"].as_u64().expect("a number");
+        assert!(used >= all * 9 / 10 && used <= all * 11 / 10, "the cache holds {used} of files of {all}");
+
+        // What the kernel caches besides, for whoever does not use the library, is told apart.
+        let mut by_kernel = Stepper::in_container(&pool, "shared", "steps", Way::Legacy);
+        read_all(&mut by_kernel, 1);
+        let status = pool.status();
+        let most = instances(&status).iter().filter_map(|instance| instance["kernel_cached_bytes"].as_u64()).max();
+        let most = most.expect("three instances");
+        assert!(most >= SIZE as u64 && most <= 2 * SIZE as u64, "the kernel caches {most} of one file of {SIZE}");
+        let text = pool.poolfs(&["status", pool.name()]).expect("status");
+        assert!(text.lines().filter(|line| line.contains("the kernel caches")).count() == 3, "{text}");
+        drop((readers, by_kernel));
+    });
 }

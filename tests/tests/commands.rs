@@ -1,0 +1,201 @@
+//! Commands that are killed half way, and commands at once: the state stays whole, and nothing is left for good.
+
+use poolfs_tests::{Outcome, Pool, import_small, isolated, run};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Moments at which a command is killed.
+const MOMENTS: u32 = 12;
+
+struct Place<'a> {
+    pool: Pool,
+    folder: &'a Path,
+}
+
+impl<'a> Place<'a> {
+    fn make(folder: &'a Path) -> Self {
+        let pool = Pool::create(folder, "16M");
+        import_small(&pool, folder, "small", &[], |_| {});
+        for name in ["data", "mnt", "root"] {
+            fs::create_dir(folder.join(name)).expect("a folder");
+        }
+        fs::write(folder.join("root/file"), vec![1; 3 << 20]).expect("a file");
+        Self { pool, folder }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+
+    /// Runs a command of one line; `POOL` and `@NAME` in it stand for the pool and for a path in the test's folder.
+    fn poolfs(&self, line: &str) -> Outcome {
+        run(&mut self.command(line))
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let word = |word: &str| {
+            let parts: Vec<String> = word
+                .split('@')
+                .enumerate()
+                .map(|(at, part)| if at == 0 { part.to_owned() } else { self.path(part) })
+                .collect();
+            parts.concat().replace("POOL", self.pool.name())
+        };
+        let mut command = self.pool.command();
+        command.args(line.split(' ').map(word));
+        command
+    }
+
+    /// Kills a command after a while; it may have ended before.
+    fn kill_after(&self, line: &str, while_: Duration) {
+        let mut command = self.command(line);
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("poolfs starts");
+        std::thread::sleep(while_);
+        child.kill().expect("ours");
+        child.wait().expect("ours");
+    }
+
+    /// Kills `line` at many moments of its life. `before` prepares each time, `after` are the commands that clean up: each may
+    /// say that there is nothing to do, but then nothing must be there.
+    fn kill_at_every_moment(&self, before: &[&str], line: &str, after: &[&str]) {
+        let prepare = || before.iter().for_each(|line| drop(self.poolfs(line).expect(line)));
+        prepare();
+        let begun = Instant::now();
+        // A container that runs on is killed when it certainly runs.
+        if !line.contains("sleep") {
+            let _ = self.poolfs(line);
+        }
+        let whole = if line.contains("sleep") { Duration::from_millis(700) } else { begun.elapsed() };
+        self.clean(line, after);
+        for moment in 0..MOMENTS {
+            prepare();
+            self.kill_after(line, whole * moment / MOMENTS);
+            self.clean(&format!("{line} (killed at {moment}/{MOMENTS} of {whole:?})"), after);
+        }
+    }
+
+    fn clean(&self, what: &str, after: &[&str]) {
+        for line in after {
+            let mut outcome = self.poolfs(line);
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while outcome.err.contains("only just being started") && Instant::now() < deadline {
+                outcome = self.poolfs(line);
+            }
+            let absent = ["there is no such", "has no mount there", "image other does not exist"];
+            let fine = outcome.code == 0 || absent.iter().any(|part| outcome.err.contains(part));
+            assert!(fine, "after {what}: {line}: {}\n{}", outcome.err, self.pool.service_log());
+        }
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("readable");
+        let own = self.folder.to_str().expect("text");
+        let left: Vec<&str> = mounts.lines().filter(|line| line.contains(own)).collect();
+        assert!(left.is_empty(), "after {what}: {left:?}");
+        assert_eq!(self.poolfs("ps --json").expect("ps").trim(), "[]", "after {what}");
+    }
+
+    /// Nothing is left but the pool and the image.
+    fn check_state(&self) {
+        let _ = self.poolfs("run POOL small --rm -- /bin/sh -c :").expect("the next container");
+        let _ = self.poolfs("image import last dir:@root").expect("the next import");
+        let _ = self.poolfs("image rm last").expect("image rm");
+        let _ = self.poolfs("pool create last").expect("the next pool");
+        let _ = self.poolfs("pool rm last").expect("pool rm");
+        let names = |path: &str| {
+            let listed = fs::read_dir(self.folder.join("state").join(path)).expect("readable");
+            let all = listed.map(|entry| entry.expect("readable").file_name().into_string().expect("text"));
+            let mut names: Vec<_> = all.filter(|name| !matches!(name.as_str(), ".lock" | ".reserve")).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names("pools"), [self.pool.name()]);
+        assert_eq!(names("containers"), [""; 0]);
+        assert_eq!(names("images"), ["small.json"]);
+        assert_eq!(names("layers").len(), 1, "{:?}", names("layers"));
+        let run: Vec<_> = fs::read_dir("/run/poolfs").into_iter().flatten().flatten().map(|e| e.path()).collect();
+        assert!(run.is_empty(), "{run:?}");
+    }
+}
+
+#[test]
+fn a_killed_run_leaves_what_the_next_commands_take_away() {
+    isolated("a_killed_run_leaves_what_the_next_commands_take_away", |folder| {
+        let place = Place::make(folder);
+        place.kill_at_every_moment(&[], "run POOL small --name c -- /bin/sleep 60", &["ps", "rm c"]);
+        place.kill_at_every_moment(&[], "run POOL small --name c --rm -- /bin/sh -c :", &["rm c"]);
+        place.kill_at_every_moment(&[], "run POOL small --name c -d -- /bin/sleep 60", &["stop c --time 0", "rm c"]);
+        let detached = ["run POOL small --name c -d -- /bin/sleep 60"];
+        place.kill_at_every_moment(&detached, "stop c --time 0", &["stop c --time 0", "rm c"]);
+        let ended = ["run POOL small --name c -- /bin/sh -c :"];
+        place.kill_at_every_moment(&ended, "rm c", &["rm c"]);
+        place.check_state();
+    });
+}
+
+#[test]
+fn a_killed_mount_or_import_leaves_what_the_next_commands_take_away() {
+    isolated("a_killed_mount_or_import_leaves_what_the_next_commands_take_away", |folder| {
+        let place = Place::make(folder);
+        let mount = "mount POOL @mnt --dir @data";
+        place.kill_at_every_moment(&[], mount, &["umount POOL @mnt"]);
+        place.kill_at_every_moment(&[mount], "umount POOL @mnt", &["umount POOL @mnt"]);
+        let exec = "exec --mount at=@mnt,dir=@data -- /bin/sh -c :";
+        place.kill_at_every_moment(&[], exec, &["exec -- /bin/sh -c :"]);
+        place.kill_at_every_moment(&[], "image import other dir:@root", &["image rm other"]);
+        place.kill_at_every_moment(&["image import other dir:@root"], "image rm other", &["image rm other"]);
+        place.kill_at_every_moment(&[], "pool create other", &["pool rm other"]);
+        place.kill_at_every_moment(&["pool create other"], "pool rm other", &["pool rm other"]);
+        place.check_state();
+    });
+}
+
+#[test]
+fn commands_at_once_do_not_disturb_each_other() {
+    isolated("commands_at_once_do_not_disturb_each_other", |folder| {
+        let place = &Place::make(folder);
+        let (made, removed) = (std::sync::atomic::AtomicU32::new(0), std::sync::atomic::AtomicU32::new(0));
+        let count = |counter: &std::sync::atomic::AtomicU32, line: &str| {
+            counter.fetch_add(u32::from(place.poolfs(line).code == 0), std::sync::atomic::Ordering::Relaxed);
+        };
+        std::thread::scope(|scope| {
+            for number in 0..3 {
+                let all = [
+                    format!("run POOL small --rm --name c{number} -- /bin/sh -c :"),
+                    format!("pool create own{number}"),
+                    format!("mount own{number} @at{number} --dir @data{number}"),
+                    format!("image import i{number} dir:@root"),
+                    format!("run own{number} small --name d{number} -d -- /bin/sleep 60"),
+                    "status".to_owned(),
+                    format!("stop d{number} --time 0"),
+                    format!("rm d{number}"),
+                    format!("image rm i{number}"),
+                    format!("umount own{number} @at{number}"),
+                    format!("pool rm own{number}"),
+                ];
+                for name in ["at", "data"] {
+                    fs::create_dir(folder.join(format!("{name}{number}"))).expect("a folder");
+                }
+                scope.spawn(move || {
+                    for round in 0..3 {
+                        for line in &all {
+                            let outcome = place.poolfs(line);
+                            let log = || place.pool.service_log();
+                            assert_eq!(outcome.code, 0, "round {round}: {line}: {}\n{}", outcome.err, log());
+                        }
+                    }
+                });
+                // The same name, by all at once: one makes it, one removes it.
+                scope.spawn(|| {
+                    for _ in 0..5 {
+                        count(&made, "pool create contested");
+                        count(&removed, "pool rm contested");
+                    }
+                });
+            }
+        });
+        count(&removed, "pool rm contested");
+        assert_eq!(made.into_inner(), removed.into_inner());
+        place.check_state();
+    });
+}
