@@ -40,15 +40,12 @@ fn main() -> ExitCode {
         .with_env_filter(filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")))
         .with_writer(std::io::stderr)
         .without_time()
+        .log_internal_errors(false)
         .init();
     match dispatch(arguments) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
-            if json {
-                eprintln!("{}", failure.json());
-            } else {
-                eprintln!("poolfs: {failure}");
-            }
+            text::complain(&if json { failure.json().to_string() } else { format!("poolfs: {failure}") });
             ExitCode::from(failure.status)
         }
     }

@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
+use crate::text::complain;
 use crate::{pool, service};
 use poolfs_host::{mount_table, pool_mounts};
 use poolfs_service_protocol::{Command, Ending, LOWERS_MAX, MountSpec, StackSpec};
@@ -60,7 +61,7 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     let instance = instance.spec.instance.clone();
     match unmount_instance(context, &mut pool, &instance, Ending::Orderly) {
         Err(failure) if force => {
-            eprintln!("poolfs: unmounted all the same: {}", failure.summary());
+            complain(&format!("poolfs: unmounted all the same: {}", failure.summary()));
             unmount_instance(context, &mut pool, &instance, Ending::Forced)
         }
         other => other.map_err(|failure| {

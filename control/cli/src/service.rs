@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
+use crate::text::complain;
 use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_service_protocol::{Answer, Command, ServiceConfig, ServiceStatus};
 use std::fs::File;
@@ -179,7 +180,7 @@ fn bury(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     let detached = detach_all(context, &pool.record)?;
     if detached > 0 {
         let name = &pool.record.name;
-        eprintln!("poolfs: the service of pool {name} had died: {detached} dead mounts were detached");
+        complain(&format!("poolfs: the service of pool {name} had died: {detached} dead mounts were detached"));
     }
     remove_sockets(context, &pool.record);
     pool.record.instances.clear();

@@ -83,6 +83,11 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
+/// Write a line to standard error, whether anybody listens there or not.
+pub fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", plain(line));
+}
+
 /// Print a table, lines without trailing blanks.
 pub fn print_table(table: &Table) -> Result<()> {
     let lines: Vec<String> = table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();

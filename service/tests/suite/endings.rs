@@ -5,7 +5,7 @@ use poolfs_service_protocol::{Answer, Command as Order, Ending, ServiceConfig, S
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -59,6 +59,48 @@ fn run(program: &str, arguments: &[&str], path: &Path) {
     assert!(status.success(), "{program} {arguments:?} {}", path.display());
 }
 
+/// A service that logs into a file, and a connection to it.
+fn start(folder: &Path, log: File) -> (Child, UnixStream) {
+    let config = ServiceConfig {
+        pool: "pool".into(),
+        cpus: vec![0],
+        cache_bytes: 16 << 20,
+        control_socket: folder.join("run/control.sock"),
+        socket_directory: folder.join("run"),
+    };
+    let child = spawn(&serde_json::to_string(&config).expect("serializable"), log.into());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        match UnixStream::connect(&config.control_socket) {
+            Ok(stream) => return (child, stream),
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_ends_nothing() {
+    isolated("endings::a_log_that_cannot_be_written_ends_nothing", |folder| {
+        let (mut child, mut stream) = start(folder, File::options().write(true).open("/dev/full").expect("opened"));
+        let directory = make(&folder.join("dir"));
+        let spec = poolfs_service_protocol::MountSpec {
+            instance: "one".into(),
+            mount_point: folder.join("absent"),
+            stack: StackSpec::Directory { directory },
+            devices: true,
+            is_root: false,
+        };
+        // What fails is logged.
+        for _ in 0..2 {
+            let answer = order(&mut stream, &Order::Mount(spec.clone()));
+            assert!(matches!(&answer, Answer::Failed { message } if message.contains("absent")), "{answer:?}");
+        }
+        assert_eq!(order(&mut stream, &Order::Shutdown), Answer::Done);
+        assert!(child.wait().expect("ours").success());
+    });
+}
+
 /// A service over a directory that becomes read-only behind it.
 struct Failing {
     directory: PathBuf,
@@ -105,23 +147,7 @@ fn data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up() {
         let directory = make(&folder.join("dir"));
         run("mount", &["-t", "tmpfs", "tmpfs"], &directory);
         let log = folder.join("log");
-        let config = ServiceConfig {
-            pool: "pool".into(),
-            cpus: vec![0],
-            cache_bytes: 16 << 20,
-            control_socket: folder.join("run/control.sock"),
-            socket_directory: folder.join("run"),
-        };
-        let text = serde_json::to_string(&config).expect("serializable");
-        let mut child = spawn(&text, File::create(&log).expect("created").into());
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let stream = loop {
-            match UnixStream::connect(&config.control_socket) {
-                Ok(stream) => break stream,
-                Err(error) => assert!(Instant::now() < deadline, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
+        let (mut child, stream) = start(folder, File::create(&log).expect("created"));
         let mut service = Failing { directory: directory.clone(), mount_point: make(&folder.join("mnt")), stream };
         service.mount();
         service.write_and_cut_off("kept");
