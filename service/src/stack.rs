@@ -108,6 +108,15 @@ pub struct Stack {
     branches: Vec<Arc<Branch>>,
 }
 
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // Without them the union ends here, and not when one of its threads lets it go.
+        if let Some(union) = &self.union {
+            union.end_threads();
+        }
+    }
+}
+
 impl Stack {
     /// A stack of one layer that nobody else uses.
     #[must_use]
@@ -130,6 +139,7 @@ impl Stack {
             sketches: statistics.sketches,
             blocks_moved: statistics.blocks_moved,
             blocks_copied: statistics.blocks_copied,
+            blocks_in_transit: statistics.blocks_in_transit,
             objects_copied: statistics.objects_copied,
             damaged: statistics.damaged.into_iter().map(damage).collect(),
         })

@@ -49,7 +49,7 @@ impl Union {
     }
 
     fn shown(&self, node: &Node, state: &State, raw: Attributes) -> Attributes {
-        let mut shown = Attributes { inode: node.inode, ..raw };
+        let mut shown = Attributes { inode: node.inode, changed: node.change_shown(raw.changed), ..raw };
         if node.is_directory() {
             if node.id == NodeId::ROOT {
                 shown.links = raw.links.saturating_sub(1);
@@ -216,7 +216,7 @@ impl Union {
                     return self.upper.seek(caller, self.upper_handle(file, held)?.id(), offset, to);
                 }
                 (Some(held), Content::Sketch(sketch)) => {
-                    if sketch.parts().is_ok() {
+                    if sketch.parts().is_ok() && sketch.transit.is_empty() {
                         let size = self.upper.getattr(caller, held.node())?.size;
                         return self.seek_runs(sketch, size, offset, to);
                     }

@@ -5,6 +5,7 @@ use crate::branch::{Held, Opened};
 use crate::copyup::Bytes;
 use crate::node::{Content, Node, OpenFile, State};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
+use crate::transit::Copies;
 use poolfs_libservice::{Durability, Error, Result, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Caller, Errno, OpenFlags, SetAttributes};
@@ -91,7 +92,10 @@ impl Union {
                     return self.upper_handle(file, held)?.read(caller, offset, buffer);
                 }
                 (Some(held), Content::Sketch(sketch)) => {
-                    if let Ok((map, files)) = sketch.parts() {
+                    let blocks = offset / BLOCK..offset.saturating_add(buffer.len() as u64).div_ceil(BLOCK);
+                    if let Ok((map, files)) = sketch.parts()
+                        && !sketch.transit.any(blocks)
+                    {
                         let size = self.upper.getattr(caller, held.node())?.size;
                         let count = size.saturating_sub(offset).min(buffer.len() as u64) as usize;
                         read_runs(sketch, map, files, offset, &mut buffer[..count])?;
@@ -133,19 +137,26 @@ impl Union {
         }
         let written = {
             let mut state = node.write();
-            self.make_ready_locked(node, &mut state)?;
+            self.load_locked(node, &mut state)?;
             let State { upper: Some(held), content, .. } = &mut *state else { return fail(Errno::ESTALE) };
             let opened = self.upper_handle(file, held)?;
-            match content {
-                Content::Sketch(sketch) => {
-                    let size = self.upper.getattr(caller, held.node())?.size;
-                    let offset = if append { size } else { offset };
-                    if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
-                        return fail(Errno::EFBIG);
-                    }
-                    self.write_moving(sketch, held, size, offset, data)
+            let Content::Sketch(sketch) = content else { return opened.write(caller, offset, data) };
+            let size = self.upper.getattr(caller, held.node())?.size;
+            let offset = if append { size } else { offset };
+            let end = offset.checked_add(data.len() as u64).filter(|&end| end <= FILE_SIZE_MAX);
+            let end = end.ok_or_else(|| Error::from(Errno::EFBIG))?;
+            if let Some(count) = Copies::extend(sketch, offset, data)? {
+                Ok(Written { count, offset })
+            } else {
+                let held = held.clone();
+                self.copies.settle(node, &mut state, offset / BLOCK..end.div_ceil(BLOCK), None)?;
+                let Content::Sketch(sketch) = &mut state.content else { return fail(Errno::EIO) };
+                let idle = sketch.transit.is_empty();
+                let written = self.write_moving(sketch, &held, size, offset, data);
+                if idle && !sketch.transit.is_empty() {
+                    self.copies.submit(node);
                 }
-                _ => return opened.write(caller, offset, data),
+                written
             }
         };
         // Also after a failure, for what had moved by then.
@@ -179,8 +190,8 @@ impl Union {
 
     /// Writes to a sketch, whose lock is held, and moves the blocks that have not moved.
     ///
-    /// A block of which only a part is written gets the rest from below first, in memory, and reaches the layer below by one
-    /// write: it is never there in part, so nothing has to be put on hold.
+    /// Of a block that is written in part, the rest is copied later; where that cannot be, it gets the rest from below
+    /// first, in memory, and reaches the layer below by one write.
     fn write_moving(&self, sketch: &mut Sketch, held: &Held, size: u64, offset: u64, data: &[u8]) -> Result<Written> {
         let end = offset + data.len() as u64;
         let (first, last) = (offset / BLOCK, (end - 1) / BLOCK);
@@ -190,16 +201,24 @@ impl Union {
         };
         let mut copied = 0;
         let mut done = 0usize;
+        let mut deferred = Vec::new();
         let (map, files) = sketch.parts()?;
         let mut edge = |block: u64, piece: &[u8], at: u64| -> Result<()> {
             let start = block * BLOCK;
             let stop = (start + BLOCK).min(size.max(at + piece.len() as u64));
             let mut whole = vec![0; (stop - start) as usize];
-            read_runs(sketch, map, files, start, &mut whole)?;
             let within = (at - start) as usize;
-            whole[within..within + piece.len()].copy_from_slice(piece);
-            copied += 1;
-            files.upper.write_full(start, &whole)
+            let new = within..within + piece.len();
+            let permit = (start + BLOCK <= size.min(sketch.record.limit)).then(|| self.copies.permit()).flatten();
+            match permit {
+                Some(permit) => deferred.push((block, new.clone(), permit)),
+                None => {
+                    read_runs(sketch, map, files, start, &mut whole)?;
+                    copied += 1;
+                }
+            }
+            whole[new].copy_from_slice(piece);
+            files.upper.write_full(start, &whole).inspect_err(|_| deferred.retain(|(failed, ..)| *failed != block))
         };
         let head_end = ((first + 1) * BLOCK).min(end);
         let result = (|| {
@@ -223,9 +242,21 @@ impl Union {
         // A block counts as moved only when all of it was accepted, up to where the file ended before or ends now.
         let reached = offset + done as u64;
         let whole_blocks = done == data.len() || reached >= size;
-        let moved_end = if whole_blocks { reached.div_ceil(BLOCK) } else { reached / BLOCK };
-        let fresh = if done > 0 { sketch.set_moved(first..moved_end) } else { 0 };
+        let moved_end = match done {
+            0 => first,
+            _ if whole_blocks => reached.div_ceil(BLOCK),
+            _ => reached / BLOCK,
+        };
+        let mut fresh = 0;
+        let mut from = first;
+        for waiting in deferred.iter().map(|(block, ..)| *block).chain([moved_end]) {
+            fresh += sketch.set_moved(from..waiting.min(moved_end));
+            from = waiting + 1;
+        }
         self.statistics.moved(fresh, copied);
+        for (block, new, permit) in deferred {
+            sketch.transit.insert(block, new, permit);
+        }
         let kept = if whole_blocks { done } else { (moved_end * BLOCK).saturating_sub(offset) as usize };
         if result.is_err() && end > size {
             // The file ends where it ended, or where the bytes end that are told of.

@@ -144,9 +144,12 @@ impl Union {
 
     fn flush_alone(&self, node: &Arc<Node>, durability: Durability, _: &MutexGuard<'_, ()>) -> Result<()> {
         let Some(held) = node.upper() else { return Ok(()) };
+        let settled;
         let (sectors, id, first, bytes) = {
             let mut state = node.write();
             let removed = state.removed;
+            // What cannot be copied does not keep the rest from the disk.
+            settled = if removed { Ok(()) } else { self.copies.settle(node, &mut state, 0..u64::MAX, None) };
             match &mut state.content {
                 Content::Sketch(sketch) if sketch.is_dirty() && !removed => {
                     let id = sketch.record.id;
@@ -164,6 +167,7 @@ impl Union {
             // It became an ordinary file meanwhile, perhaps before the bitmap was made.
             self.work.remove_bitmap(&id)?;
         }
+        let before = self.upper.getattr(ROOT, held.node());
         if let Content::Sketch(sketch) = &mut state.content {
             if result.is_ok() && first && !sectors.is_empty() {
                 let record = crate::format::SketchRecord { bitmap_durable: true, ..sketch.record };
@@ -179,8 +183,12 @@ impl Union {
                 self.dissolve(&mut state)?;
             }
         }
+        if let (Ok(before), Ok(after)) = (before, self.upper.getattr(ROOT, held.node())) {
+            node.hide_change(before.changed, after.changed);
+        }
         drop(state);
         result?;
+        settled?;
         if first && !sectors.is_empty() {
             let file = Opened::file(&self.upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
             self.upper.fsync(ROOT, file.id(), Durability::All)?;

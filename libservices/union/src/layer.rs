@@ -358,7 +358,7 @@ impl Libservice for Union {
 impl Union {
     fn open_regular(&self, caller: &Caller, node: &Arc<Node>, flags: OpenFlags) -> Result<HandleId> {
         if matches!(node.read().content, Content::Sketch(_) | Content::Damaged(_)) {
-            self.make_ready(node)?;
+            self.load_locked(node, &mut node.write())?;
         }
         let file = open_file(node.clone(), flags - OpenFlags::TRUNCATE, false);
         if flags.writable() && flags.contains(OpenFlags::TRUNCATE) {

@@ -38,6 +38,7 @@ mod resolve;
 mod sketch;
 mod statistics;
 mod temporary;
+mod transit;
 mod work;
 
 pub use statistics::{Damage, Statistics};
@@ -74,13 +75,17 @@ pub struct UnionConfig {
     pub flush_interval: Duration,
     /// Most sketches whose bitmap may wait for that; beyond it, a writer brings the oldest one to disk itself.
     pub dirty_sketches_max: usize,
+    /// Most blocks that may be in transit: written in part, the rest not copied from below yet. Zero: every such write
+    /// copies at once.
+    pub transit_blocks_max: usize,
 }
 
 impl UnionConfig {
-    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches.
+    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches, 1024 blocks.
     #[must_use]
     pub fn new(upper: Arc<dyn Libservice>, lowers: Vec<Lower>) -> Self {
-        UnionConfig { upper, lowers, flush_interval: Duration::from_secs(5), dirty_sketches_max: 4096 }
+        let flush_interval = Duration::from_secs(5);
+        UnionConfig { upper, lowers, flush_interval, dirty_sketches_max: 4096, transit_blocks_max: 1024 }
     }
 }
 
@@ -94,9 +99,10 @@ pub struct Union {
     namespace: RwLock<()>,
     dirty: durable::Dirty,
     dirty_sketches_max: usize,
-    statistics: statistics::Counters,
+    statistics: Arc<statistics::Counters>,
     stop: Arc<durable::Stop>,
-    flusher: Mutex<Option<JoinHandle<()>>>,
+    copies: Arc<transit::Copies>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Union {
@@ -106,7 +112,7 @@ impl Union {
     /// `EINVAL` for unusable layer ids, `EROFS` for an upper branch that refuses changes, `EIO` for one written by another release; else
     /// what the branches answer.
     pub fn open(config: UnionConfig) -> Result<Arc<Self>> {
-        let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max } = config;
+        let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, transit_blocks_max } = config;
         check_layers(&lowers)?;
         if upper.read_only() {
             return Err(Error::new(Errno::EROFS, "the upper branch of a union has to be writable"));
@@ -122,6 +128,8 @@ impl Union {
         }
         let nodes = Nodes::new(root(&upper, &lowers)?);
         let stop = Arc::new(durable::Stop::default());
+        let statistics = Arc::new(statistics::Counters::default());
+        let copies = Arc::new(transit::Copies::new(&upper, &statistics, transit_blocks_max));
         let union = Arc::new(Union {
             upper,
             lowers,
@@ -131,19 +139,42 @@ impl Union {
             namespace: RwLock::new(()),
             dirty: durable::Dirty::default(),
             dirty_sketches_max: dirty_sketches_max.max(1),
-            statistics: statistics::Counters::default(),
+            statistics,
             stop: stop.clone(),
-            flusher: Mutex::new(None),
+            copies: copies.clone(),
+            threads: Mutex::default(),
         });
         if !flush_interval.is_zero() {
             let weak = Arc::downgrade(&union);
-            let thread = std::thread::Builder::new()
-                .name("union-flush".into())
-                .spawn(move || durable::run(&weak, &stop, flush_interval))
-                .map_err(|error| Error::new(Errno::EAGAIN, format!("the flush thread did not start: {error}")))?;
-            *node::lock(&union.flusher) = Some(thread);
+            union.start("union-flush", move || durable::run(&weak, &stop, flush_interval))?;
+        }
+        if transit_blocks_max > 0 {
+            union.start("union-copy", move || copies.run())?;
         }
         Ok(union)
+    }
+
+    fn start(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(work)
+            .map_err(|error| Error::new(Errno::EAGAIN, format!("the thread {name} did not start: {error}")))?;
+        node::lock(&self.threads).push(thread);
+        Ok(())
+    }
+
+    /// Ends the threads of the union, which may refer to it: from here on it ends with its owner's last reference. What is
+    /// not on disk then is brought there by sync, fsync and the end.
+    pub fn end_threads(&self) {
+        self.stop.stop();
+        self.copies.stop();
+        for thread in node::lock(&self.threads).drain(..) {
+            // A thread may be the last owner; it ends by itself then.
+            let own = thread.thread().id() == std::thread::current().id();
+            if !own && thread.join().is_err() {
+                tracing::error!("a thread of the union panicked");
+            }
+        }
     }
 
     fn names(&self) -> RwLockReadGuard<'_, ()> {
@@ -157,14 +188,7 @@ impl Union {
 
 impl Drop for Union {
     fn drop(&mut self) {
-        self.stop.stop();
-        let thread = node::lock(&self.flusher).take();
-        // The flush thread itself may be the last owner; it ends by itself then.
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id())
-            && thread.join().is_err()
-        {
-            tracing::error!("the flush thread panicked");
-        }
+        self.end_threads();
         let ended = self.sync().and_then(|()| self.work.close());
         if let Err(error) = ended {
             tracing::error!(%error, "the union did not end cleanly; orphans are swept when it is opened again");

@@ -3,7 +3,7 @@
 use crate::branch::{Held, LowerNode, Opened};
 use crate::sketch::Sketch;
 use hashbrown::HashMap;
-use poolfs_types::{FileType, NodeId, OpenFlags};
+use poolfs_types::{FileType, NodeId, OpenFlags, Timestamp};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
@@ -63,6 +63,8 @@ pub(crate) struct Node {
     pub queued: AtomicBool,
     /// open files
     pub handles: Mutex<Vec<Weak<OpenFile>>>,
+    /// the time of change that the union's own work left on the upper object, and the one to show for it
+    unseen: Mutex<Option<(Timestamp, Timestamp)>>,
 }
 
 /// An open file or directory of the union.
@@ -91,6 +93,17 @@ impl Node {
 
     pub fn is_directory(&self) -> bool {
         self.file_type == FileType::Directory
+    }
+
+    /// The time of the last change that a user made, where the upper object says `raw`.
+    pub fn change_shown(&self, raw: Timestamp) -> Timestamp {
+        lock(&self.unseen).filter(|(left, _)| *left == raw).map_or(raw, |(_, shown)| shown)
+    }
+
+    /// Says that what changed the upper object from `before` to `after` was no user's doing.
+    pub fn hide_change(&self, before: Timestamp, after: Timestamp) {
+        let shown = self.change_shown(before);
+        *lock(&self.unseen) = Some((after, shown));
     }
 
     /// The upper node, if there is one.
@@ -194,6 +207,7 @@ impl Nodes {
             flushing: Mutex::new(()),
             queued: AtomicBool::new(false),
             handles: Mutex::new(Vec::new()),
+            unseen: Mutex::new(None),
         });
         table.by_id.insert(id, Slot { node: node.clone(), references: 0, pins: 0, upper, lower });
         node

@@ -6,6 +6,7 @@ use crate::branch::{Held, LowerNode, Opened};
 use crate::format::{Cause, Origin, SketchRecord};
 use crate::marks;
 use crate::node::{Content, Node, State};
+use crate::transit::Transit;
 use poolfs_libservice::{Error, Result};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes};
@@ -26,8 +27,9 @@ pub(crate) struct Sketch {
     pub origin: Origin,
     /// what the bitmap says; `None` until a byte is needed
     pub map: Option<Map>,
-    /// open while the file is
-    pub files: Option<Files>,
+    /// open while the file is, and while blocks are in transit
+    pub files: Option<Arc<Files>>,
+    pub transit: Transit,
 }
 
 /// The map of moved blocks, in memory.
@@ -46,13 +48,13 @@ pub(crate) struct Files {
 
 impl Sketch {
     pub fn new(record: SketchRecord, origin: Origin) -> Self {
-        Sketch { record, origin, map: None, files: None }
+        Sketch { record, origin, map: None, files: None, transit: Transit::default() }
     }
 
     /// The sketch of a file that is just being copied up.
     pub fn fresh(record: SketchRecord, origin: Origin, lower: LowerNode) -> Self {
         let map = Map { bitmap: Bitmap::default(), unmoved: record.limit.div_ceil(BLOCK), lower };
-        Sketch { record, origin, map: Some(map), files: None }
+        Sketch { record, origin, map: Some(map), files: None, transit: Transit::default() }
     }
 
     /// Blocks that may be in the lower file: all others are in the upper one.
@@ -62,7 +64,7 @@ impl Sketch {
 
     /// Whether something has to be brought to disk.
     pub fn is_dirty(&self) -> bool {
-        self.map.as_ref().is_some_and(|map| map.bitmap.is_dirty())
+        self.map.as_ref().is_some_and(|map| map.bitmap.is_dirty()) || !self.transit.is_empty()
     }
 
     /// Whether no byte of the lower file is visible any more.
@@ -107,13 +109,19 @@ impl Sketch {
 }
 
 impl Union {
-    /// Makes the content of `node` usable: loads a sketch's map and opens its files.
+    /// Makes the content of `node` usable: loads a sketch's map, opens its files, completes what is in transit.
     pub(crate) fn make_ready(&self, node: &Arc<Node>) -> Result<()> {
         let mut state = node.write();
         self.make_ready_locked(node, &mut state)
     }
 
     pub(crate) fn make_ready_locked(&self, node: &Arc<Node>, state: &mut State) -> Result<()> {
+        self.load_locked(node, state)?;
+        self.copies.settle(node, state, 0..u64::MAX, None)
+    }
+
+    /// Loads a sketch's map and opens its files.
+    pub(crate) fn load_locked(&self, node: &Arc<Node>, state: &mut State) -> Result<()> {
         let State { upper, content, .. } = state;
         let sketch = match content {
             Content::Plain => return Ok(()),
@@ -125,7 +133,7 @@ impl Union {
             self.finish_truncation(upper, &mut sketch.record)?;
         }
         if sketch.map.is_none() {
-            match self.load(sketch)? {
+            match self.load_map(sketch)? {
                 Ok(map) => sketch.map = Some(map),
                 Err(cause) => {
                     let cause: Arc<str> = cause.into();
@@ -138,10 +146,10 @@ impl Union {
             && let Some(map) = &sketch.map
         {
             let branch = &self.lowers[map.lower.layer].layer;
-            sketch.files = Some(Files {
+            sketch.files = Some(Arc::new(Files {
                 lower: Opened::file(branch, &Caller::ROOT, map.lower.held.node(), OpenFlags::READ_ONLY)?,
                 upper: Opened::file(&self.upper, &Caller::ROOT, upper.node(), OpenFlags::READ_WRITE)?,
-            });
+            }));
         }
         Ok(())
     }
@@ -157,7 +165,7 @@ impl Union {
         Error::new(Errno::EIO, cause.to_string())
     }
 
-    fn load(&self, sketch: &Sketch) -> Result<std::result::Result<Map, Cause>> {
+    fn load_map(&self, sketch: &Sketch) -> Result<std::result::Result<Map, Cause>> {
         let lower = match self.lower_of(&sketch.origin)? {
             Ok((lower, _)) => lower,
             Err(cause) => return Ok(Err(cause)),

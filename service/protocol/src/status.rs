@@ -87,6 +87,8 @@ pub struct UnionStatus {
     pub blocks_moved: u64,
     /// Blocks of which a part had to be copied from below.
     pub blocks_copied: u64,
+    /// Blocks written in part whose rest is still to be copied from below.
+    pub blocks_in_transit: u64,
     /// Directories, links and special files copied up.
     pub objects_copied: u64,
     /// Sketches that answer EIO.

@@ -12,3 +12,4 @@ mod script;
 mod stack;
 mod support;
 mod threads;
+mod transit;

@@ -1,0 +1,222 @@
+//! Blocks in transit (BAOverlay's copy-after-write): a write of a part of a block that is still in the lower file puts its
+//! bytes in at once, and the rest of the block is copied later, so that no writer waits for a read.
+//!
+//! The new bytes stand at their place in the upper file, among zeros. Nobody sees those: the block counts as one of the
+//! lower file until the rest has been copied around the new bytes. Whoever needs the block before that (a reader, a second
+//! writer, fsync) copies the rest itself; else a thread of the union does. A crash before that loses what no fsync has
+//! promised, as with every other write.
+
+use crate::branch::{Branch, Opened};
+use crate::node::{Content, Node, State, lock};
+use crate::sketch::{BLOCK, Sketch};
+use crate::statistics::Counters;
+use poolfs_libservice::{Error, Result};
+use poolfs_types::{Caller, Errno, SetAttributes, SetTime};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+/// How long the thread lets a file rest before it copies: the writes that follow find their block still in transit, and
+/// what fills a block needs no copy at all.
+const LINGER: Duration = Duration::from_millis(2);
+
+/// One of the blocks that may be in transit at once; given back when dropped.
+pub(crate) struct Permit(Arc<AtomicUsize>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A block on its way: which of its bytes are new.
+struct InTransit {
+    new: Range<usize>,
+    _permit: Permit,
+}
+
+/// The blocks in transit of one sketch.
+#[derive(Default)]
+pub(crate) struct Transit {
+    blocks: BTreeMap<u64, InTransit>,
+}
+
+impl Transit {
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Whether any of `blocks` is in transit.
+    pub fn any(&self, blocks: Range<u64>) -> bool {
+        blocks.start < blocks.end && self.blocks.range(blocks).next().is_some()
+    }
+
+    fn first(&self, blocks: Range<u64>) -> Option<u64> {
+        self.blocks.range(blocks).next().map(|(block, _)| *block)
+    }
+
+    pub fn insert(&mut self, block: u64, new: Range<usize>, permit: Permit) {
+        self.blocks.insert(block, InTransit { new, _permit: permit });
+    }
+}
+
+/// The moves of blocks that a union has not finished, and who finishes them.
+pub(crate) struct Copies {
+    upper: Branch,
+    statistics: Arc<Counters>,
+    /// the sketches with blocks in transit, for the thread that copies
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    blocks: Arc<AtomicUsize>,
+    blocks_max: usize,
+}
+
+#[derive(Default)]
+struct Queue {
+    nodes: VecDeque<Weak<Node>>,
+    stop: bool,
+}
+
+impl Copies {
+    pub fn new(upper: &Branch, statistics: &Arc<Counters>, blocks_max: usize) -> Self {
+        let (upper, statistics) = (upper.clone(), statistics.clone());
+        Copies { upper, statistics, queue: Mutex::default(), wake: Condvar::new(), blocks: Arc::default(), blocks_max }
+    }
+
+    /// Room for one more block in transit.
+    pub fn permit(&self) -> Option<Permit> {
+        let room = |blocks: usize| (blocks < self.blocks_max).then_some(blocks + 1);
+        self.blocks.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).ok()?;
+        Some(Permit(self.blocks.clone()))
+    }
+
+    /// Blocks in transit.
+    pub fn len(&self) -> usize {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Has the thread look at `node`, if it is not too busy: what it never sees is completed when the sketch is brought to
+    /// disk.
+    pub fn submit(&self, node: &Arc<Node>) {
+        let mut queue = lock(&self.queue);
+        if queue.nodes.len() < self.blocks_max && !queue.stop {
+            queue.nodes.push_back(Arc::downgrade(node));
+            self.wake.notify_one();
+        }
+    }
+
+    pub fn stop(&self) {
+        lock(&self.queue).stop = true;
+        self.wake.notify_all();
+    }
+
+    /// The next sketches to copy; `None` when the end has come.
+    fn next(&self) -> Option<VecDeque<Weak<Node>>> {
+        let queue = lock(&self.queue);
+        let idle = |queue: &mut Queue| queue.nodes.is_empty() && !queue.stop;
+        let queue = self.wake.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner);
+        let resting = |queue: &mut Queue| !queue.stop;
+        let (mut queue, _) =
+            self.wake.wait_timeout_while(queue, LINGER, resting).unwrap_or_else(PoisonError::into_inner);
+        (!queue.stop).then(|| std::mem::take(&mut queue.nodes))
+    }
+
+    /// The life of the thread that copies what nobody waits for.
+    pub fn run(&self) {
+        while let Some(nodes) = self.next() {
+            for node in nodes.iter().filter_map(Weak::upgrade) {
+                // It stays in transit: the next who needs it tries again, and fsync reports it.
+                if let Err(error) = self.copy_rest(&node) {
+                    tracing::warn!(inode = node.inode, %error, "the rest of a block could not be copied from below");
+                }
+            }
+        }
+    }
+
+    /// Copies the rest of every block in transit of `node`. The lower file is read without the node's lock: it does not
+    /// change, and writers go on.
+    fn copy_rest(&self, node: &Node) -> Result<()> {
+        let mut whole = vec![0; BLOCK as usize];
+        loop {
+            let (block, files) = {
+                let state = node.read();
+                let Content::Sketch(sketch) = &state.content else { return Ok(()) };
+                match (sketch.transit.first(0..u64::MAX), &sketch.files) {
+                    (Some(block), Some(files)) if !state.removed => (block, files.clone()),
+                    _ => return Ok(()),
+                }
+            };
+            read_lower(&files.lower, block, &mut whole)?;
+            self.settle(node, &mut node.write(), block..block + 1, Some(&whole))?;
+        }
+    }
+
+    /// Completes those of `blocks` that are in transit, which is no change that a user sees; `below` is the lower content
+    /// of the only one, if the caller has read it.
+    pub fn settle(&self, node: &Node, state: &mut State, blocks: Range<u64>, below: Option<&[u8]>) -> Result<()> {
+        let State { upper: Some(held), content: Content::Sketch(sketch), .. } = state else { return Ok(()) };
+        if !sketch.transit.any(blocks.clone()) {
+            return Ok(());
+        }
+        let before = self.upper.getattr(&Caller::ROOT, held.node())?;
+        let result = self.complete(sketch, blocks, below);
+        let modified = Some(SetTime::At(before.modified));
+        let times = SetAttributes { modified, ..SetAttributes::default() };
+        let after = self.upper.setattr(&Caller::ROOT, held.node(), &times, None)?;
+        node.hide_change(before.changed, after.changed);
+        result
+    }
+
+    fn complete(&self, sketch: &mut Sketch, blocks: Range<u64>, below: Option<&[u8]>) -> Result<()> {
+        let mut buffer = Vec::new();
+        while let Some(block) = sketch.transit.first(blocks.clone()) {
+            let new = sketch.transit.blocks.get(&block).map_or(0..0, |known| known.new.clone());
+            let (_, files) = sketch.parts()?;
+            if new != (0..BLOCK as usize) {
+                let whole = match below {
+                    Some(whole) => whole,
+                    None => {
+                        buffer.resize(BLOCK as usize, 0);
+                        read_lower(&files.lower, block, &mut buffer)?;
+                        &buffer
+                    }
+                };
+                let start = block * BLOCK;
+                files.upper.write_full(start, &whole[..new.start])?;
+                files.upper.write_full(start + new.end as u64, &whole[new.end..])?;
+                self.statistics.moved(0, 1);
+            }
+            sketch.transit.blocks.remove(&block);
+            let fresh = sketch.set_moved(block..block + 1);
+            self.statistics.moved(fresh, 0);
+        }
+        Ok(())
+    }
+
+    /// A write into one block in transit that begins in or at the end of what is new there, which becomes more; returns
+    /// how many bytes were taken. `None` when it is no such write.
+    pub fn extend(sketch: &mut Sketch, offset: u64, data: &[u8]) -> Result<Option<usize>> {
+        let block = offset / BLOCK;
+        let from = (offset - block * BLOCK) as usize;
+        let Some(known) = sketch.transit.blocks.get(&block) else { return Ok(None) };
+        let new = known.new.clone();
+        if from < new.start || from > new.end || from + data.len() > BLOCK as usize {
+            return Ok(None);
+        }
+        let (_, files) = sketch.parts()?;
+        let count = files.upper.write_some(offset, data)?;
+        if let Some(known) = sketch.transit.blocks.get_mut(&block) {
+            known.new.end = new.end.max(from + count);
+        }
+        Ok(Some(count))
+    }
+}
+
+fn read_lower(lower: &Opened, block: u64, whole: &mut [u8]) -> Result<()> {
+    if lower.read_full(block * BLOCK, whole)? < whole.len() {
+        return Err(Error::new(Errno::EIO, "a lower file became shorter while it was in use"));
+    }
+    Ok(())
+}
