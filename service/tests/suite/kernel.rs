@@ -79,6 +79,21 @@ fn killed_in_time(child: &mut Child) {
 }
 
 #[test]
+fn only_who_may_write_hears_at_close() {
+    isolated("kernel::only_who_may_write_hears_at_close", |folder| {
+        let mounted = Mounted::new(folder);
+        let path = mounted.at.join("f");
+        fs::write(&path, "x").expect("written");
+        let flushes = || mounted.instance.status().operations[&OperationPath::Fuse]["flush"].count;
+        let before = flushes();
+        drop(fs::File::open(&path).expect("opened"));
+        assert_eq!(flushes(), before);
+        drop(fs::OpenOptions::new().write(true).open(&path).expect("opened"));
+        assert_eq!(flushes(), before + 1);
+    });
+}
+
+#[test]
 fn a_layer_that_panics_costs_the_request_and_no_thread() {
     isolated("kernel::a_layer_that_panics_costs_the_request_and_no_thread", |folder| {
         let mounted = Mounted::new(folder);
