@@ -23,6 +23,7 @@ pub mod files;
 pub mod memory;
 pub mod mounts;
 pub mod outcome;
+pub mod pages;
 pub mod paths;
 pub mod process;
 pub mod raw;

@@ -1,14 +1,15 @@
-//! Memory of the application: the pointers it passed to libc's names, checked only for what the kernel does not check.
+//! Memory of the application: the pointers it passed to libc's names. The kernel says which of it can be used, before it is
+//! touched: what cannot is left to the kernel's call, with its `EFAULT` or its part of a transfer.
 
+use crate::pages;
+use crate::raw::PAGE;
 use core::ffi::{CStr, c_char};
 use poolfs_types::limits::PATH_MAX;
 
 /// Addresses below are never mapped, and those from the second on belong to the kernel.
 const USABLE: core::ops::Range<usize> = 4096..1 << 47;
 
-/// Whether something may be at an address: what cannot be is the kernel's to answer, with its `EFAULT`.
-///
-/// An unmapped address within the program's own range is not found out: using it ends the program here.
+/// Whether something may be at an address.
 fn is_usable(address: usize) -> bool {
     USABLE.contains(&address)
 }
@@ -27,15 +28,25 @@ impl UserPath {
         Self(pointer)
     }
 
-    /// The bytes without their NUL; nothing for an impossible pointer or a path longer than any the kernel takes.
+    /// The bytes without their NUL; nothing for memory that cannot be read or a path longer than any the kernel takes.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
-        if !is_usable(self.address()) {
-            return None;
+        let start = self.address();
+        let mut end = start;
+        while is_usable(end) && end - start <= PATH_MAX && pages::are_readable(end, 1) {
+            let page_end = (end + 1).next_multiple_of(PAGE);
+            // SAFETY: the page can be read, and `new` promised that nobody changes the string, which ends here or goes on
+            // beyond the page.
+            let bytes = unsafe { core::slice::from_raw_parts(end as *const u8, page_end - end) };
+            if let Ok(text) = CStr::from_bytes_until_nul(bytes) {
+                let length = end - start + text.to_bytes().len();
+                // SAFETY: readable up to here, as above.
+                let bytes = unsafe { core::slice::from_raw_parts(self.0.cast::<u8>(), length) };
+                return (length <= PATH_MAX).then_some(bytes);
+            }
+            end = page_end;
         }
-        // SAFETY: `new` promised a terminated string.
-        let bytes = unsafe { CStr::from_ptr(self.0) }.to_bytes();
-        (bytes.len() <= PATH_MAX).then_some(bytes)
+        None
     }
 
     /// The pointer, as an argument for the kernel.
@@ -87,6 +98,18 @@ impl UserMemory {
         !is_usable(self.address()) || self.address().checked_add(self.length).is_none_or(|end| end > USABLE.end)
     }
 
+    /// Whether all of it can be read.
+    #[must_use]
+    pub fn is_readable(self) -> bool {
+        self.length == 0 || (!self.is_impossible() && pages::are_readable(self.address(), self.length))
+    }
+
+    /// Whether all of it can be written.
+    #[must_use]
+    pub fn is_writable(self) -> bool {
+        self.length == 0 || (!self.is_impossible() && pages::are_writable(self.address(), self.length))
+    }
+
     /// The part from `offset` on, at most `length` bytes of it.
     #[must_use]
     pub fn part(self, offset: usize, length: usize) -> Self {
@@ -94,17 +117,25 @@ impl UserMemory {
         Self { pointer: self.pointer.wrapping_add(offset), length: length.min(self.length - offset) }
     }
 
-    /// Writes one structure, when it fits.
-    pub fn put<T: Copy>(self, value: T) {
-        if size_of::<T>() <= self.length && !self.is_impossible() {
-            // SAFETY: as in `fill`; C structures may stand at any address here.
+    /// Writes one structure; says whether it fits and the memory can be written.
+    pub fn put<T: Copy>(self, value: T) -> bool {
+        let fits = size_of::<T>() <= self.length && self.part(0, size_of::<T>()).is_writable();
+        if fits {
+            // SAFETY: the range is writable by `new`; C structures may stand at any address here.
             unsafe { self.pointer.cast::<T>().write_unaligned(value) };
         }
+        fits
     }
 
-    /// Reads one structure of numbers, when the range holds one.
+    /// Reads one structure of numbers, when the range holds one and can be read.
     #[must_use]
     pub fn get<T: zerocopy::FromBytes + Copy>(self) -> Option<T> {
+        self.part(0, size_of::<T>()).is_readable().then(|| self.get_readable())?
+    }
+
+    /// The same, of memory that is known to be readable.
+    #[must_use]
+    pub fn get_readable<T: zerocopy::FromBytes + Copy>(self) -> Option<T> {
         if self.is_impossible() || size_of::<T>() > self.length {
             return None;
         }
@@ -124,8 +155,8 @@ mod tests {
         let memory = unsafe { UserMemory::new(bytes.as_mut_ptr(), bytes.len()) };
         assert_eq!(memory.part(4, 100).length(), 6);
         assert_eq!(memory.part(11, 1).length(), 0);
-        memory.part(8, 2).put(7_u64);
-        memory.part(8, 2).put(7_u8);
+        assert!(!memory.part(8, 2).put(7_u64));
+        assert!(memory.part(8, 2).put(7_u8));
         assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0, 0, 7, 0]);
     }
 

@@ -6,6 +6,12 @@ use linux_raw_sys::general as sys;
 /// The largest errno the kernel returns, negated, from a system call.
 const ERRNO_MAX: isize = 4095;
 
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+
+/// So many pages are asked for one by one faster than together.
+const FEW_PAGES: usize = 2;
+
 /// One system call with the kernel's convention: a result, or a negative errno.
 ///
 /// # Safety
@@ -296,6 +302,48 @@ fn simple(number: u32, [a, b, c]: [usize; 3]) -> Result<usize, i32> {
     check(unsafe { system_call(number, [a, b, c, 0, 0, 0]) })
 }
 
+/// The processor's count of cycles.
+pub fn cycles() -> u64 {
+    // SAFETY: every x86-64 processor has the counter.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// Whether every page of a range can be read now: asked of the kernel, which finds out without a fault.
+pub fn is_readable(address: usize, length: usize) -> bool {
+    // No meaning of the set that is read: the answer is EFAULT or EINVAL, in any case nothing is changed.
+    const NO_MEANING: usize = 77;
+    const SET_BYTES: usize = 8;
+    let pages = pages(address, length);
+    if pages.len() > FEW_PAGES * PAGE {
+        return advise(pages.start, pages.len(), sys::MADV_POPULATE_READ).is_ok();
+    }
+    // SAFETY: the kernel only reads the set.
+    let read = |page| unsafe { system_call(sys::__NR_rt_sigprocmask, [NO_MEANING, page, 0, SET_BYTES, 0, 0]) };
+    pages.step_by(PAGE).all(|page| check(read(page)) == Err(sys_errno::EINVAL))
+}
+
+/// Whether every page of a range can be written now, asked like [`is_readable`].
+pub fn is_writable(address: usize, length: usize) -> bool {
+    const ADD_NOTHING: usize = (sys::FUTEX_OP_ADD as usize) << 28;
+    let pages = pages(address, length);
+    if pages.len() > PAGE {
+        return advise(pages.start, pages.len(), sys::MADV_POPULATE_WRITE).is_ok();
+    }
+    let nobody_waits = 0_u32;
+    let operation = (sys::FUTEX_WAKE_OP | sys::FUTEX_PRIVATE_FLAG) as usize;
+    let word = address & !(size_of::<u32>() - 1);
+    // SAFETY: adds 0 to a word in one step, whatever else happens to it, and wakes none.
+    check(unsafe {
+        system_call(sys::__NR_futex, [&raw const nobody_waits as usize, operation, 0, 0, word, ADD_NOTHING])
+    })
+    .is_ok()
+}
+
+/// The pages of a range that does not reach the end of the address space.
+fn pages(address: usize, length: usize) -> core::ops::Range<usize> {
+    address & !(PAGE - 1)..(address + length).next_multiple_of(PAGE)
+}
+
 /// The kernel's error numbers, as the raw calls return them.
 pub mod sys_errno {
     /// interrupted
@@ -316,6 +364,35 @@ mod tests {
         assert_eq!(check(-9), Err(9));
         assert_eq!(check(-4095), Err(4095));
         assert_eq!(check(-4096), Ok(-4096_isize as usize));
+    }
+
+    #[test]
+    fn the_kernel_says_which_memory_can_be_used() {
+        for pages in [1, 2, 3, 40] {
+            let length = pages * PAGE;
+            let map = |protection| {
+                // SAFETY: a new mapping.
+                let base = unsafe {
+                    libc::mmap(core::ptr::null_mut(), length, protection, libc::MAP_PRIVATE | libc::MAP_ANON, -1, 0)
+                };
+                assert_ne!(base, libc::MAP_FAILED);
+                base as usize
+            };
+            let (both, read, none) =
+                (map(libc::PROT_READ | libc::PROT_WRITE), map(libc::PROT_READ), map(libc::PROT_NONE));
+            assert!(is_readable(both + 1, length - 2) && is_writable(both + 1, length - 2), "{pages}");
+            assert!(is_readable(read, length) && !is_writable(read, length), "{pages}");
+            assert!(!is_readable(none, length) && !is_writable(none, length), "{pages}");
+            // SAFETY: the end of the mapping made above, which nobody uses.
+            unsafe { libc::munmap((both + length - PAGE) as *mut _, PAGE) };
+            assert!(!is_readable(both, length) && !is_writable(both, length), "{pages}");
+            let straddling = both + length - PAGE - 1;
+            assert!(pages == 1 || (!is_readable(straddling, 2) && !is_writable(straddling, 2)), "{pages}");
+            for base in [both, read, none] {
+                // SAFETY: made above; what is gone already is no error.
+                unsafe { libc::munmap(base as *mut _, length) };
+            }
+        }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use crate::calls;
 use crate::memory::UserMemory;
-use crate::process;
 use crate::state::{state, switch_off};
+use crate::{pages, process};
 use linux_raw_sys::general as sys;
 use linux_raw_sys::prctl;
 
@@ -103,6 +103,7 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) -> Option<isize> {
             }
         }
         sys::__NR_setrlimit | sys::__NR_prlimit64 => forget_limits(),
+        sys::__NR_mmap | sys::__NR_munmap | sys::__NR_mprotect | sys::__NR_mremap | sys::__NR_shmdt => pages::forget(),
         _ => {}
     }
     None

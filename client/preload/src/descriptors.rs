@@ -27,6 +27,12 @@ intercept! {
     dup(descriptor: c_int) -> c_int = calls::dup(descriptor);
     dup2 | __dup2(from: c_int, to: c_int) -> c_int = calls::dup2(from, to);
     dup3(from: c_int, to: c_int, flags: c_int) -> c_int = calls::dup3(from, to, flags);
+    munmap(place: *mut c_void, length: usize) -> c_int = calls::munmap(memory(place, length));
+    mprotect(place: *mut c_void, length: usize, protection: c_int) -> c_int =
+        calls::mprotect(memory(place, length), protection, -1);
+    pkey_mprotect(place: *mut c_void, length: usize, protection: c_int, key: c_int) -> c_int =
+        calls::mprotect(memory(place, length), protection, key);
+    shmdt(place: *const c_void) -> c_int = calls::shmdt(memory(place, 0));
     umask(mask: c_uint) -> c_uint = calls::umask(mask);
     setrlimit | setrlimit64(resource: c_uint, limits: *const c_void) -> c_int =
         calls::prlimit(0, resource, structure::<[u64; 2]>(limits), structure::<[u64; 2]>(core::ptr::null()));
@@ -53,6 +59,18 @@ macro_rules! map {
     };
 }
 map!(mmap, mmap64);
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mremap(
+    place: *mut c_void,
+    length: usize,
+    new_length: usize,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    let result = calls::mremap(memory(place, length), new_length, flags, memory(new, new_length));
+    poolfs_client::errno::convert(result) as *mut c_void
+}
 
 macro_rules! control {
     ($($name:ident $text:literal),+) => {

@@ -248,6 +248,98 @@ static void attributes(void)
     SHOW(close(f));
 }
 
+/* The compiler sees through some of what follows. */
+#pragma GCC diagnostic ignored "-Wstringop-overflow"
+#pragma GCC diagnostic ignored "-Wstringop-overread"
+#pragma GCC diagnostic ignored "-Wnonnull"
+
+/* Memory that is not there, or not for this: EFAULT, or as much as there is room for. */
+static void bad_pointers(void)
+{
+    enum { PAGE = 4096 };
+    char *area = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *none = mmap(NULL, 64 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *constant = mmap(NULL, 64 * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    SHOW(mprotect(area + 32 * PAGE, 32 * PAGE, PROT_NONE));
+    char *last = area + 32 * PAGE;
+    int f, directory;
+    struct iovec good_and_bad[2] = {{area, 10}, {none, 10}}, bad_and_good[2] = {{none, 10}, {area, 10}};
+    struct iovec too_long[2] = {{area, 10}, {area, SIZE_MAX / 2 + 1}};
+    SHOW_OPEN(f, open(at("pointers"), O_RDWR | O_CREAT, 0644));
+    SHOW_OPEN(directory, open(base, O_RDONLY | O_DIRECTORY));
+    memset(area, 'p', 16 * PAGE);
+    SHOW(pwrite(f, area, 16 * PAGE, 0));
+    SHOW(pread(f, area, 100, 0));
+    SHOW(pread(f, none, 100, 0));
+    SHOW(pread(f, none, 10 * PAGE, 0));
+    SHOW(pread(f, constant, 100, 0));
+    SHOW(pread(f, constant, 10 * PAGE, 0));
+    SHOW(pread(f, NULL, 100, 0));
+    SHOW(pread(f, (void *)-200L, 100, 0));
+    SHOW(pread(f, none, 100, 1 << 20));
+    SHOW(pread(f, last - 10, 10, 0));
+    SHOW(pwrite(f, none, 100, 0));
+    SHOW(pwrite(f, none, 10 * PAGE, 0));
+    SHOW(pwrite(f, constant, 100, 20 * PAGE));
+    SHOW(pwrite(f, last - 10, 10, 0));
+    SHOW(read(f, none, 10));
+    SHOW(write(f, none, 10));
+    SHOW(lseek(f, 0, SEEK_CUR));
+    SHOW(preadv(f, good_and_bad, 2, 0));
+    SHOW(preadv(f, bad_and_good, 2, 0));
+    SHOW(preadv(f, too_long, 2, 0));
+    SHOW(preadv(f, (void *)none, 2, 0));
+    SHOW(preadv(f, good_and_bad, -1, 0));
+    SHOW(preadv(f, good_and_bad, 1025, 0));
+    SHOW(pwritev(f, bad_and_good, 2, 0));
+    SHOW(pwritev(f, too_long, 2, 0));
+    SHOW(readv(f, (void *)none, 2));
+    SHOW(readv(f, too_long, 2));
+    SHOW(writev(f, bad_and_good, 2));
+    SHOW(lseek(f, 0, SEEK_CUR));
+    SHOW(fstat(f, (struct stat *)none));
+    SHOW(fstat(f, (struct stat *)constant));
+    SHOW(stat(at("pointers"), (struct stat *)none));
+    SHOW(stat(at("nothing"), (struct stat *)none));
+    SHOW(stat(none, (struct stat *)area));
+    SHOW(stat(last - 1, (struct stat *)area));
+    SHOW(statx(AT_FDCWD, at("pointers"), 0, STATX_BASIC_STATS, (struct statx *)none));
+    SHOW(access(none, F_OK));
+    SHOW(fstatat(directory, none, (struct stat *)area, 0));
+    SHOW(mkdir(none, 0755));
+    SHOW(unlink(none));
+    SHOW(rename(none, at("x")));
+    SHOW(rename(at("pointers"), none));
+    SHOW(link(at("pointers"), none));
+    SHOW(symlink(none, at("x")));
+    SHOW(chmod(none, 0644));
+    SHOW(truncate(none, 0));
+    SHOW(utimensat(AT_FDCWD, at("pointers"), (struct timespec *)none, 0));
+    SHOW(futimens(f, (struct timespec *)none));
+    SHOW(symlink("target", at("pointing")));
+    SHOW(readlink(at("pointing"), none, 10));
+    SHOW(readlink(none, area, 10));
+    SHOW(setxattr(at("pointers"), "user.x", none, 10, 0));
+    SHOW(setxattr(at("pointers"), "user.x", "value", 5, 0));
+    SHOW(getxattr(at("pointers"), "user.x", none, 10));
+    SHOW(getxattr(at("pointers"), none, area, 10));
+    SHOW(fgetxattr(f, "user.x", constant, 10));
+    SHOW(listxattr(at("pointers"), none, 100));
+    memset(last - 9, 'n', 9);
+    memcpy(last - 5, "path", 5);
+    SHOW(access(last - 5, F_OK));
+    char *path = last - 1 - strlen(at("pointers"));
+    strcpy(path, at("pointers"));
+    SHOW(access(path, F_OK));
+    SHOW(pread(f, area, 100, 0));
+    SHOW(mprotect(area, 64 * PAGE, PROT_NONE));
+    SHOW(access(path, F_OK));
+    SHOW(pread(f, area, 100, 0));
+    SHOW(munmap(area, 64 * PAGE) + munmap(none, 64 * PAGE) + munmap(constant, 64 * PAGE));
+    SHOW_CONTENT(at("pointers"));
+    SHOW(close(f) + close(directory));
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2)
@@ -258,5 +350,6 @@ int main(int argc, char **argv)
     big();
     names();
     attributes();
+    bad_pointers();
     return 0;
 }

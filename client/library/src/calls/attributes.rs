@@ -84,7 +84,8 @@ pub fn utimes_at(descriptor: i32, path: Option<UserPath>, times: UserMemory, fla
         return utimensat(descriptor, path, times, flags);
     }
     const EINVAL: isize = 22;
-    let Some(values) = times.get::<[i64; 4]>() else { return -EINVAL };
+    const EFAULT: isize = 14;
+    let Some(values) = times.get::<[i64; 4]>() else { return -EFAULT };
     if [values[1], values[3]].iter().any(|microseconds| !(0..1_000_000).contains(microseconds)) {
         return -EINVAL;
     }

@@ -83,6 +83,9 @@ pub(super) fn read_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offse
         };
         let got = reply.length.min(request.length) as usize;
         let target = memory.part(done, got);
+        if !target.is_writable() {
+            return if done > 0 { Ok(done) } else { Err(Refusal::Kernel) };
+        }
         // SAFETY: the application's own memory, to be filled by this call; `part` stays inside.
         let copied = unsafe { borrowed.get_data_raw(0, target.address() as *mut u8, target.length()) };
         if reply.status != Status::Done as u32 || copied.is_err() {
@@ -108,6 +111,9 @@ pub(super) fn write_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offs
     let (mut done, mut first) = (0, offset);
     while done < length {
         let piece = memory.part(done, (length - done).min(room));
+        if !piece.is_readable() {
+            return if done > 0 { Ok((done, first)) } else { Err(Refusal::Kernel) };
+        }
         // SAFETY: the application's own memory, readable for this call; `part` stays inside.
         let put = unsafe { borrowed.put_data_raw(0, piece.address() as *const u8, piece.length()) };
         put.map_err(|_| Refusal::Kernel)?;
@@ -190,12 +196,12 @@ pub(super) fn each_vector(vectors: UserMemory, mut transfer: impl FnMut(UserMemo
     const VECTORS_MAX: usize = 1024;
     let size = size_of::<[usize; 2]>();
     let count = vectors.length() / size;
-    if vectors.is_impossible() || count == 0 || count > VECTORS_MAX {
+    if count == 0 || count > VECTORS_MAX || !vectors.is_readable() || total_length(vectors) > TRANSFER_MAX {
         return Err(Refusal::Kernel);
     }
     let mut done = 0;
     for index in 0..count {
-        let [base, length] = vectors.part(index * size, size).get::<[usize; 2]>().ok_or(Refusal::Kernel)?;
+        let [base, length] = vectors.part(index * size, size).get_readable::<[usize; 2]>().ok_or(Refusal::Kernel)?;
         if length == 0 {
             continue;
         }
@@ -215,11 +221,11 @@ pub(super) fn each_vector(vectors: UserMemory, mut transfer: impl FnMut(UserMemo
     if done == 0 && total_length(vectors) == 0 { Err(Refusal::Kernel) } else { Ok(done) }
 }
 
-/// Bytes of all pieces of a vector.
+/// Bytes of all pieces of a vector that can be read.
 pub(super) fn total_length(vectors: UserMemory) -> usize {
     let size = size_of::<[usize; 2]>();
     (0..vectors.length() / size)
-        .filter_map(|index| vectors.part(index * size, size).get::<[usize; 2]>())
+        .filter_map(|index| vectors.part(index * size, size).get_readable::<[usize; 2]>())
         .fold(0, |sum, [_, length]| sum.saturating_add(length))
 }
 

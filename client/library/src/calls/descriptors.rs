@@ -1,10 +1,10 @@
-//! Opening, closing and duplicating descriptors, and mapping what they stand for. The kernel does it; the table follows.
+//! Opening, closing and duplicating descriptors, mapping what they stand for, and what becomes of mappings. The kernel does it; the table follows.
 
 use super::{kernel, kernel_cancellable};
 use crate::files;
 use crate::memory::{UserMemory, UserPath};
 use crate::state::{Call, State, state};
-use crate::{process, rights};
+use crate::{pages, process, rights};
 use linux_raw_sys::general as sys;
 
 const EBADF: isize = 9;
@@ -146,6 +146,7 @@ fn duplicated(from: i32, result: isize) -> isize {
 /// `mmap`. A mapping is the kernel's. One that may change a file for others without a call that anybody sees takes the
 /// description away from the user-level path first, so that the service sends every user of the file to the kernel.
 pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, offset: i64) -> isize {
+    pages::forget();
     let shared = matches!(flags as u32 & sys::MAP_TYPE, sys::MAP_SHARED | sys::MAP_SHARED_VALIDATE);
     if let Some(call) = Call::begin().filter(|_| descriptor >= 0 && flags as u32 & sys::MAP_ANONYMOUS == 0) {
         if shared {
@@ -156,6 +157,31 @@ pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, off
     let arguments =
         [place.address(), place.length(), protection as usize, flags as usize, descriptor as usize, offset as usize];
     kernel(sys::__NR_mmap, arguments)
+}
+
+/// `munmap`
+pub fn munmap(memory: UserMemory) -> isize {
+    pages::forget();
+    kernel(sys::__NR_munmap, [memory.address(), memory.length(), 0, 0, 0, 0])
+}
+
+/// `pkey_mprotect`; `mprotect` with a key of -1
+pub fn mprotect(memory: UserMemory, protection: i32, key: i32) -> isize {
+    pages::forget();
+    let arguments = [memory.address(), memory.length(), protection as usize, key as usize, 0, 0];
+    if key == -1 { kernel(sys::__NR_mprotect, arguments) } else { kernel(sys::__NR_pkey_mprotect, arguments) }
+}
+
+/// `mremap`
+pub fn mremap(memory: UserMemory, length: usize, flags: i32, new: UserMemory) -> isize {
+    pages::forget();
+    kernel(sys::__NR_mremap, [memory.address(), memory.length(), length, flags as usize, new.address(), 0])
+}
+
+/// `shmdt`
+pub fn shmdt(memory: UserMemory) -> isize {
+    pages::forget();
+    kernel(sys::__NR_shmdt, [memory.address(), 0, 0, 0, 0, 0])
 }
 
 /// `umask`

@@ -103,6 +103,9 @@ pub fn readlinkat(descriptor: i32, path: UserPath, out: UserMemory) -> isize {
         let mut count = Err(Refusal::Kernel);
         paths::by_path(on()?, (descriptor, path), false, &request, &Extra::default(), &mut |reply, borrowed, _| {
             let length = (reply.length as usize).min(out.length());
+            if !out.part(0, length).is_writable() {
+                return;
+            }
             // SAFETY: the application's own memory, to be filled by this call.
             let copied = unsafe { borrowed.get_data_raw(0, out.address() as *mut u8, length) };
             count = copied.map(|()| length).map_err(|_| Refusal::Kernel);

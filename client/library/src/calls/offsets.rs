@@ -55,7 +55,7 @@ pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
         let call = on()?;
         let file = may_read(own_file(call, descriptor)?)?;
-        at_offset(&file, total_length(vectors), |offset| {
+        at_offset(&file, readable_length(vectors)?, |offset| {
             let mut at = offset;
             each_vector(vectors, |memory| {
                 let count = read_at(call, &file, memory, at)?;
@@ -75,7 +75,7 @@ pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
         if file.appends() {
             return Err(Refusal::Kernel);
         }
-        at_offset(&file, total_length(vectors), |offset| {
+        at_offset(&file, readable_length(vectors)?, |offset| {
             let mut at = offset;
             each_vector(vectors, |memory| {
                 let (count, _) = write_at(call, &file, memory, at)?;
@@ -85,6 +85,15 @@ pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
         })
     };
     finish(served(), || kernel_vector(sys::__NR_writev, descriptor, vectors))
+}
+
+/// Bytes of all pieces of a vector, unless it is the kernel's to refuse.
+fn readable_length(vectors: UserMemory) -> Served<usize> {
+    const VECTORS_BYTES_MAX: usize = 1024 * size_of::<[usize; 2]>();
+    if vectors.length() > VECTORS_BYTES_MAX || !vectors.is_readable() {
+        return Err(Refusal::Kernel);
+    }
+    Ok(total_length(vectors))
 }
 
 fn kernel_vector(number: u32, descriptor: i32, vectors: UserMemory) -> isize {
@@ -153,7 +162,10 @@ impl Position {
 
     fn advance(&self, descriptor: i32, count: u64) {
         match self {
-            Self::Given(memory, offset) => memory.put(offset + count as i64),
+            Self::Given(memory, offset) => {
+                // It was read from there a moment ago: whoever makes it constant meanwhile keeps the old one.
+                memory.put(offset + count as i64);
+            }
             Self::Offset(_) => {
                 raw::seek(descriptor, count as i64, sys::SEEK_CUR).ok();
             }

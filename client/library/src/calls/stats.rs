@@ -50,7 +50,8 @@ pub fn statx(descriptor: i32, path: UserPath, flags: i32, mask: u32, out: UserMe
     })
 }
 
-type TakeAttributes<'t> = &'t mut dyn FnMut(&WireAttributes, &MountPoint);
+/// Takes attributes; says whether there was room for them.
+type TakeAttributes<'t> = &'t mut dyn FnMut(&WireAttributes, &MountPoint) -> bool;
 
 fn stat_at(descriptor: i32, path: UserPath, flags: i32, take: TakeAttributes<'_>) -> Served<usize> {
     if flags as u32 & sys::AT_EMPTY_PATH != 0 && path.bytes().is_some_and(<[u8]>::is_empty) {
@@ -58,19 +59,20 @@ fn stat_at(descriptor: i32, path: UserPath, flags: i32, take: TakeAttributes<'_>
     }
     let mut request = request(Operation::Stat);
     request.flags = no_follow(flags);
-    let served =
-        paths::by_path(on()?, (descriptor, path), false, &request, &Extra::default(), &mut |reply, _, mount| {
-            take(&reply.attributes, mount);
-        });
-    served.map(|_| 0)
+    let mut taken = false;
+    paths::by_path(on()?, (descriptor, path), false, &request, &Extra::default(), &mut |reply, _, mount| {
+        taken = take(&reply.attributes, mount);
+    })?;
+    if taken { Ok(0) } else { Err(Refusal::Kernel) }
 }
 
 fn stat_descriptor(descriptor: i32, take: TakeAttributes<'_>) -> Served<usize> {
     let call = on()?;
     let file = open_file(call, descriptor)?;
     let request = request(Operation::Stat);
-    by_file(call, &file, &request, &Extra::default(), &mut |reply, _, mount| take(&reply.attributes, mount))?;
-    Ok(0)
+    let mut taken = false;
+    by_file(call, &file, &request, &Extra::default(), &mut |reply, _, mount| taken = take(&reply.attributes, mount))?;
+    if taken { Ok(0) } else { Err(Refusal::Kernel) }
 }
 
 /// `faccessat` with the flags of the newer call; `access` and `euidaccess` are special cases

@@ -67,7 +67,7 @@ pub fn listxattr(of: Of, out: UserMemory) -> isize {
 /// `setxattr`, `lsetxattr`, `fsetxattr`
 pub fn setxattr(of: Of, name: UserPath, value: UserMemory, flags: i32) -> isize {
     let served = || {
-        if value.length() > XATTR_VALUE_MAX || (value.is_impossible() && value.length() > 0) {
+        if value.length() > XATTR_VALUE_MAX || !value.is_readable() {
             return Err(Refusal::Foreign);
         }
         let mut request = request(Operation::SetXattr);
@@ -122,6 +122,9 @@ fn fetch(of: Of, mut request: Request, second: &[u8], out: UserMemory) -> Served
             Err(Refusal::Failed(Errno::ERANGE))
         } else {
             let length = (reply.value as usize).min(out.length());
+            if !out.part(0, length).is_writable() {
+                return;
+            }
             // SAFETY: the application's own memory, to be filled by this call.
             let copied = unsafe { borrowed.get_data_raw(0, out.address() as *mut u8, length) };
             copied.map(|()| length).map_err(|_| Refusal::Kernel)

@@ -12,6 +12,7 @@ mod table;
 pub use looker::close_inherited;
 pub use table::{MountPoint, Table, components};
 
+use crate::raw::cycles;
 use crate::trace;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -192,11 +193,6 @@ impl Drop for Reading<'_> {
     fn drop(&mut self) {
         self.0.give_back();
     }
-}
-
-fn cycles() -> u64 {
-    // SAFETY: every x86-64 processor has the counter.
-    unsafe { core::arch::x86_64::_rdtsc() }
 }
 
 #[cfg(test)]

@@ -1,0 +1,89 @@
+//! Which of the program's pages can be used, asked of the kernel and remembered for about a millisecond.
+//!
+//! A program that unmaps or protects memory by libc's functions has everything forgotten first. What libc itself gives back
+//! meanwhile (the memory of a large `free`) nobody may pass to it any more.
+
+use crate::raw::{self, PAGE};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Pages remembered, each at its place.
+const PLACES: usize = 64;
+
+/// Cycles of one tick.
+const TICK_SHIFT: u32 = 17;
+
+/// Ticks for which a page is remembered.
+const TICKS_MAX: u64 = 16;
+
+/// Bits of an entry that say when; the page's number is above them.
+const TIME_BITS: u32 = 28;
+const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
+
+struct Pages([AtomicU64; PLACES]);
+
+static READABLE: Pages = Pages([const { AtomicU64::new(0) }; PLACES]);
+static WRITABLE: Pages = Pages([const { AtomicU64::new(0) }; PLACES]);
+
+/// Whether every page of a range can be read.
+pub fn are_readable(address: usize, length: usize) -> bool {
+    READABLE.have(address, length) || (raw::is_readable(address, length) && READABLE.note(address, length))
+}
+
+/// Whether every page of a range can be written.
+pub fn are_writable(address: usize, length: usize) -> bool {
+    WRITABLE.have(address, length) || (raw::is_writable(address, length) && WRITABLE.note(address, length))
+}
+
+/// To be called before memory is unmapped or protected.
+pub fn forget() {
+    for entry in READABLE.0.iter().chain(&WRITABLE.0) {
+        entry.store(0, Ordering::Relaxed);
+    }
+}
+
+fn now() -> u64 {
+    raw::cycles() >> TICK_SHIFT & TIME_MASK
+}
+
+fn numbers(address: usize, length: usize) -> core::ops::Range<u64> {
+    (address / PAGE) as u64..(address + length).div_ceil(PAGE) as u64
+}
+
+impl Pages {
+    fn place(&self, number: u64) -> &AtomicU64 {
+        &self.0[number as usize % PLACES]
+    }
+
+    fn have(&self, address: usize, length: usize) -> bool {
+        let now = now();
+        numbers(address, length).all(|number| {
+            let entry = self.place(number).load(Ordering::Relaxed);
+            entry >> TIME_BITS == number && now.wrapping_sub(entry & TIME_MASK) & TIME_MASK <= TICKS_MAX
+        })
+    }
+
+    fn note(&self, address: usize, length: usize) -> bool {
+        let now = now();
+        for number in numbers(address, length) {
+            self.place(number).store(number << TIME_BITS | now, Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_remembered_until_they_are_forgotten() {
+        let pages = Pages([const { AtomicU64::new(0) }; PLACES]);
+        let address = 7 * PAGE - 1;
+        assert!(!pages.have(address, 2));
+        assert!(pages.note(address, 2));
+        assert!(pages.have(address, 2) && pages.have(6 * PAGE, 2 * PAGE));
+        assert!(!pages.have(address, PAGE + 2) && !pages.have(address + PLACES * PAGE, 2));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!pages.have(address, 2), "remembered for too long");
+    }
+}
