@@ -9,7 +9,9 @@ use poolfs_service_protocol::{
     Answer, Command, Ending, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
 };
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -173,8 +175,10 @@ impl Service {
 
     fn mount_stack(&self, spec: MountSpec, stack: Stack) -> Result<(), ServiceError> {
         let instance = Instance::new(spec, stack);
-        let sockets = &self.config.socket_directory;
-        let front = QueueFront::start(&instance, sockets, &self.threads)
+        let sockets = instance.spec().socket_directory(&self.config.socket_directory);
+        let private = instance.spec().is_root;
+        let front = make_directory(&sockets, private)
+            .and_then(|()| QueueFront::start(&instance, &sockets, &self.threads))
             .map_err(|cause| ServiceError::Sessions { place: sockets.clone(), cause })?;
         let mount =
             LegacyMount::start(&instance, self.config.cpus.len()).inspect_err(|_| front.close(&self.threads))?;
@@ -338,6 +342,17 @@ fn wind_up(instance: &Instance) -> Result<(), Error> {
         .wind_up()
         .inspect(|()| info!(instance = instance.name(), "unmounted"))
         .inspect_err(|error| error!(instance = instance.name(), %error, "flushing at the end failed"))
+}
+
+/// A directory of sockets: of containers' only for root, others are found there.
+fn make_directory(path: &Path, private: bool) -> io::Result<()> {
+    if !private {
+        return Ok(());
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn path_error(what: &'static str, path: &Path, cause: impl Into<String>) -> ServiceError {

@@ -199,3 +199,84 @@ fn commands_at_once_do_not_disturb_each_other() {
         place.check_state();
     });
 }
+
+/// A program of this name that is a shell script.
+fn script(path: &Path, lines: &str) {
+    fs::write(path, format!("#!/bin/sh\n{lines}\n")).expect("a file");
+    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+}
+
+#[test]
+fn a_runtime_that_fails_half_way_is_told_of_and_leaves_nothing() {
+    isolated("a_runtime_that_fails_half_way_is_told_of_and_leaves_nothing", |folder| {
+        let place = Place::make(folder);
+        let runc = run(Command::new("sh").args(["-c", "command -v runc"])).expect("runc").trim().to_owned();
+        fs::create_dir(folder.join("bin")).expect("a folder");
+        let path = format!("{}:{}", folder.join("bin").display(), std::env::var("PATH").expect("a path"));
+        // Its arguments begin with --root DIR; delete and kill are done as ever.
+        let others = format!("case \"$*\" in *' run '*) ;; *) exec {runc} \"$@\" ;; esac");
+        for (fails, part) in [
+            ("exit 3", "did not say why"),
+            ("kill -KILL $$", "signal: 9"),
+            ("echo noise >&2; exit 0", "did not say why"),
+            (&format!("({runc} \"$@\" & echo $! > {0}; wait); exit 1", folder.join("pid").display()), ""),
+        ] {
+            script(&folder.join("bin/runc"), &format!("{others}\n{fails}"));
+            for line in ["run POOL small --name c -- /bin/sh -c :", "run POOL small --name c -d -- /bin/sh -c :"] {
+                let outcome = run(place.command(line).env("PATH", &path));
+                if part.is_empty() {
+                    continue;
+                }
+                assert!(outcome.code == 125 && outcome.err.contains(part), "{fails}: {line}: {outcome:?}");
+                assert_eq!(place.poolfs("ps --json").expect("ps").trim(), "[]", "{fails}: {line}");
+            }
+            place.clean(fails, &["rm c"]);
+        }
+        place.check_state();
+    });
+}
+
+#[test]
+fn a_service_that_dies_at_its_start_is_told_of_and_leaves_nothing() {
+    isolated("a_service_that_dies_at_its_start_is_told_of_and_leaves_nothing", |folder| {
+        let place = Place::make(folder);
+        let bin = folder.join("bin");
+        fs::create_dir(&bin).expect("a folder");
+        fs::copy(poolfs_tests::program("poolfs"), bin.join("poolfs")).expect("a copy");
+        fs::copy(poolfs_tests::program("libpoolfs_preload.so"), bin.join("libpoolfs_preload.so")).expect("a copy");
+        for (fails, part) in
+            [("echo broken >&2; exit 3", "broken"), ("kill -KILL $$", "signal: 9"), ("exit 0", "at once")]
+        {
+            script(&bin.join("poolfs-service"), fails);
+            for line in [
+                "mount POOL @mnt --dir @data",
+                "run POOL small --name c -- /bin/sh -c :",
+                "run POOL small --name c -d -- /bin/sh -c :",
+                "exec --mount at=@mnt,dir=@data -- /bin/sh -c :",
+            ] {
+                let whole = place.command(line);
+                let outcome = run(Command::new(bin.join("poolfs")).args(whole.get_args()));
+                assert!(outcome.code != 0 && outcome.err.contains(part), "{fails}: {line}: {outcome:?}");
+                assert_eq!(place.poolfs("ps --json").expect("ps").trim(), "[]", "{fails}: {line}");
+                assert!(place.poolfs("pool ls").expect("pool ls").contains("not running"), "{fails}: {line}");
+            }
+        }
+        place.check_state();
+    });
+}
+
+#[test]
+fn a_directory_of_sockets_without_room_is_told_of() {
+    isolated("a_directory_of_sockets_without_room_is_told_of", |folder| {
+        let place = Place::make(folder);
+        let _ = poolfs_tests::shell("mount -t tmpfs -o nr_inodes=1 tmpfs /run/poolfs").expect("a full /run/poolfs");
+        for line in ["mount POOL @mnt --dir @data", "run POOL small --name c -- /bin/sh -c :"] {
+            let outcome = place.poolfs(line);
+            assert!(outcome.code != 0 && outcome.err.contains("/run/poolfs"), "{line}: {outcome:?}");
+            assert!(outcome.err.contains("No space left"), "{line}: {outcome:?}");
+            place.clean(line, &["rm c"]);
+        }
+        let _ = poolfs_tests::shell("umount /run/poolfs").expect("room again");
+        place.check_state();
+    });
+}

@@ -201,3 +201,20 @@ fn a_container_that_runs_out_of_memory_ends_alone() {
         drop(neighbour);
     });
 }
+
+#[test]
+fn other_users_of_the_host_have_no_way_to_a_container() {
+    isolated("other_users_of_the_host_have_no_way_to_a_container", |folder| {
+        let pool = pool_with_image(folder);
+        let _ = run(&pool, &["-d", "--name", "c"], &["/bin/sleep", "60"]).expect("run -d");
+        let connect = "import os, socket, sys
+paths = [os.path.join(at, name) for at, _, names in os.walk('/run/poolfs') for name in names if name.endswith('.sock')]
+assert len(paths) == 1, paths
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(paths[0])";
+        let outcome = poolfs_tests::run(Command::new("python3").args(["-c", connect]));
+        assert!(outcome.err.contains("PermissionError"), "its root is below a directory of root's: {outcome:?}");
+        let _ = pool.poolfs(&["stop", "c", "--time", "0"]).expect("stop");
+        let _ = pool.poolfs(&["rm", "c"]).expect("rm");
+    });
+}

@@ -4,6 +4,7 @@ use crate::failure::{Failure, Result};
 use crate::state::Collection;
 use poolfs_host::{Host, LinuxHost};
 use poolfs_image::ImageStore;
+use poolfs_service_protocol::CONTAINER_SOCKETS;
 use rustix::fs::FlockOperation;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -120,6 +121,7 @@ impl Context {
         let Ok(opened) = File::open(&self.run) else { return };
         if rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive).is_ok() {
             // Not empty means that others still use it.
+            let _ = std::fs::remove_dir(self.run.join(CONTAINER_SOCKETS));
             let _ = std::fs::remove_dir(&self.run);
         }
     }

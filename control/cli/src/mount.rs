@@ -8,7 +8,7 @@ use crate::state::Locked;
 use crate::text::complain;
 use crate::{pool, service};
 use poolfs_host::{mount_table, pool_mounts};
-use poolfs_service_protocol::{Command, Ending, LOWERS_MAX, MountSpec, StackSpec};
+use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, LOWERS_MAX, MountSpec, StackSpec};
 use std::path::{Path, PathBuf};
 
 /// What is to be mounted, and for whom.
@@ -98,6 +98,8 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
     let record = InstanceRecord { spec: spec.clone(), owner: wanted.owner, container: wanted.container };
     pool.record.instances.push(record);
     pool.save()?;
+    // Nobody takes a directory of sockets away in which one is being made.
+    let _run_directory = context.make_run_directory()?;
     let result = service::tell(context, &pool.record.name, &Command::Mount(spec.clone()))
         .and_then(|()| confirm_visible(context, &spec));
     match result {
@@ -135,9 +137,10 @@ pub fn unmount_instance(
     for entry in pool_mounts(&table, instance) {
         context.host.detach(&entry.mount_point)?;
     }
-    // Absent is what is wanted.
-    let _ = std::fs::remove_file(context.run.join(format!("{instance}.sock")));
-    pool.record.instances.retain(|known| known.spec.instance != instance);
+    for known in pool.record.instances.extract_if(.., |known| known.spec.instance == instance) {
+        // Absent is what is wanted.
+        let _ = std::fs::remove_file(known.spec.socket(&context.run));
+    }
     pool.save()?;
     if pool.record.instances.is_empty() {
         result = result.and(service::end(context, pool));
@@ -169,7 +172,9 @@ fn next_instance(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<Str
     loop {
         let name = format!("{}-{}", pool.record.name, pool.record.next_instance);
         pool.record.next_instance += 1;
-        if pool_mounts(&table, &name).is_empty() && !context.run.join(format!("{name}.sock")).exists() {
+        let socket = format!("{name}.sock");
+        let mut places = [context.run.join(&socket), context.run.join(CONTAINER_SOCKETS).join(&socket)].into_iter();
+        if pool_mounts(&table, &name).is_empty() && !places.any(|place| place.exists()) {
             return Ok(name);
         }
     }

@@ -146,9 +146,8 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
     groups.attach(&*context.host, &name, Leaf::Service, child.id())?;
     let text = serde_json::to_vec(&config).map_err(|error| Failure::new("service configuration", error, ""))?;
     let mut input = child.stdin.take().ok_or_else(|| Failure::new("service", "it has no standard input", ""))?;
-    input
-        .write_all(&text)
-        .map_err(|error| Failure::new("service", format!("it took no configuration: {error}"), ""))?;
+    // One that has ended already did not take it: why is said below.
+    let _ = input.write_all(&text);
     drop(input);
     let end = Instant::now() + START_WAIT;
     while status(context, &name).is_err() {
@@ -202,7 +201,7 @@ fn detach_all(context: &Context, record: &PoolRecord) -> Result<u64> {
 }
 
 fn remove_sockets(context: &Context, record: &PoolRecord) {
-    let sockets = record.instances.iter().map(|i| context.run.join(format!("{}.sock", i.spec.instance)));
+    let sockets = record.instances.iter().map(|instance| instance.spec.socket(&context.run));
     for socket in sockets.chain([control_socket(context, &record.name)]) {
         // Absent is what is wanted.
         let _ = std::fs::remove_file(socket);

@@ -11,7 +11,7 @@ pub use status::{
 };
 
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What a service is told at its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +65,24 @@ pub struct MountSpec {
     /// The root of the applications that will use the instance: the mount point itself for a container, `/` otherwise.
     /// Absolute symbolic links are followed from there.
     pub is_root: bool,
+}
+
+/// Where containers' sockets are, below the directory of sockets: only root may look into it, because only root may look into
+/// the directories above a container's root, and a socket asks for no way to it.
+pub const CONTAINER_SOCKETS: &str = "containers";
+
+impl MountSpec {
+    /// The directory in which the instance's socket (`INSTANCE.sock`) is made.
+    #[must_use]
+    pub fn socket_directory(&self, sockets: &Path) -> PathBuf {
+        if self.is_root { sockets.join(CONTAINER_SOCKETS) } else { sockets.to_path_buf() }
+    }
+
+    /// The instance's socket.
+    #[must_use]
+    pub fn socket(&self, sockets: &Path) -> PathBuf {
+        self.socket_directory(sockets).join(format!("{}.sock", self.instance))
+    }
 }
 
 /// A control message.

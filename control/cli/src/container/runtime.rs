@@ -6,7 +6,7 @@ use poolfs_host::remove_tree;
 use serde::Deserialize;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 /// The runtimes that will do, the preferred one first.
 const RUNTIMES: [&str; 2] = ["runc", "crun"];
@@ -60,14 +60,16 @@ impl Runtime {
         bundle.join(PID_NAME).exists()
     }
 
-    /// Why a container did not start; none when it did.
-    pub fn start_failure(bundle: &Path, name: &str) -> Option<Failure> {
+    /// Why a container did not start, when the runtime ended so; none when it did.
+    pub fn start_failure(bundle: &Path, name: &str, status: ExitStatus) -> Option<Failure> {
         if Runtime::has_started(bundle) {
             return None;
         }
         let text = std::fs::read_to_string(bundle.join(LOG_NAME)).unwrap_or_default();
         let lines = text.lines().filter_map(|line| serde_json::from_str::<LogLine>(line).ok());
-        let cause = lines.filter(|line| line.level == "error").map(|line| line.msg).next_back()?;
+        let told = lines.filter(|line| line.level == "error").map(|line| line.msg).next_back();
+        let cause =
+            told.unwrap_or_else(|| format!("the OCI runtime ended before it began, and did not say why ({status})"));
         let (status, remedy) = if cause.contains("not found") || cause.contains("no such file") {
             (STATUS_NOT_FOUND, "check the command's name: the image does not have it")
         } else if cause.contains("permission denied") {
@@ -140,13 +142,14 @@ mod tests {
     fn what_the_runtime_logs_becomes_a_status() {
         let bundle = tempfile::tempdir().expect("a directory");
         let log = |text: &str| std::fs::write(bundle.path().join(LOG_NAME), text).expect("written");
-        assert!(Runtime::start_failure(bundle.path(), "c").is_none(), "nothing is known");
+        let failure = || Runtime::start_failure(bundle.path(), "c", ExitStatus::default());
+        assert_eq!(failure().expect("a failure that says nothing").status, STATUS_RUNTIME);
         log("{\"level\":\"error\",\"msg\":\"exec: \\\"x\\\": executable file not found in $PATH\"}\nnoise\n");
-        assert_eq!(Runtime::start_failure(bundle.path(), "c").expect("a failure").status, STATUS_NOT_FOUND);
+        assert_eq!(failure().expect("a failure").status, STATUS_NOT_FOUND);
         log("{\"level\":\"error\",\"msg\":\"something else\"}\n");
-        assert_eq!(Runtime::start_failure(bundle.path(), "c").expect("a failure").status, STATUS_RUNTIME);
+        assert_eq!(failure().expect("a failure").status, STATUS_RUNTIME);
         std::fs::write(bundle.path().join(PID_NAME), "1").expect("written");
-        assert!(Runtime::start_failure(bundle.path(), "c").is_none(), "it started: the code is its own");
+        assert!(failure().is_none(), "it started: the code is its own");
     }
 
     #[test]

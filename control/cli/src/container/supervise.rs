@@ -126,7 +126,7 @@ fn run_mounted(
         started();
     }
     let status = signals.wait(&*context.host, &mut child)?;
-    Runtime::start_failure(&places.bundle, name).map_or_else(|| Ok(status_code(status)), Err)
+    Runtime::start_failure(&places.bundle, name, status).map_or_else(|| Ok(status_code(status)), Err)
 }
 
 /// Take away everything of a container but its record, its upper branch and its log; or all, if that was asked for or it
@@ -200,8 +200,7 @@ fn write_bundle(
     let library = if record.legacy {
         None
     } else {
-        let socket = context.run.join(format!("{}.sock", spec.instance));
-        Some(Library { preload: context.preload_library()?, socket })
+        Some(Library { preload: context.preload_library()?, socket: spec.socket(&context.run) })
     };
     write_network_files(&places.bundle, &record.name)?;
     let groups = ControlGroups::detect(&*context.host)?;
