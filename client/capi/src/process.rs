@@ -5,10 +5,10 @@ use linux_raw_sys::general as sys;
 use poolfs_client::rights::{self, Change};
 use poolfs_client::{raw, trace};
 
-/// To be called before making a process (`fork`, `posix_spawn`, `system`, `popen`), or sending a descriptor to one.
+/// To be called before making a process (`fork`, `vfork`, `posix_spawn`, `system`, `popen`), or sending a descriptor to one.
 #[unsafe(no_mangle)]
 pub extern "C" fn poolfs_before_fork() {
-    rights::before(Change::Sharing);
+    rights::before(Change::SharingMemory);
 }
 
 /// To be called before the process changes its user, groups or capabilities (`setuid`, `setgroups`, `capset` and the like).

@@ -2,7 +2,7 @@
 
 use crate::raw;
 use core::ffi::{CStr, c_char, c_int, c_ulong};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as sys;
 
 /// The address of a symbol that the process may have or not: null when no library defines it.
@@ -31,6 +31,20 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// Says that descriptions may be shared with another process from now on.
 pub fn note_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether another process may be running in this one's memory, as a child of `vfork` does: whoever uses what is there then
+/// has to ask whether it is the one it belongs to.
+static MEMORY_SHARED: AtomicBool = AtomicBool::new(false);
+
+/// Says that another process may run in this one's memory from now on.
+pub fn note_shared_memory() {
+    MEMORY_SHARED.store(true, Ordering::Relaxed);
+}
+
+/// Whether another process may be running in this one's memory.
+pub fn shares_memory() -> bool {
+    MEMORY_SHARED.load(Ordering::Relaxed)
 }
 
 /// How often descriptions have been shared.

@@ -20,6 +20,8 @@ pub enum Change {
     View,
     /// Another process gets this one's descriptions.
     Sharing,
+    /// The same, and runs in this one's memory.
+    SharingMemory,
 }
 
 /// To be called after a change of [`Change::Identity`]: another thread may have made a session meanwhile, with the rights
@@ -39,15 +41,26 @@ pub fn before(change: Change) {
     match change {
         Change::Identity => end_sessions(),
         Change::View => {
-            switch_off();
+            if is_own_process() {
+                switch_off();
+            }
             end_sessions();
         }
         Change::Sharing => process::note_fork(),
+        Change::SharingMemory => {
+            process::note_shared_memory();
+            process::note_fork();
+        }
     }
 }
 
+/// A child of `vfork` changes itself alone, and what is in this memory is its parent's.
+fn is_own_process() -> bool {
+    state_even_if_off().is_none_or(crate::state::State::is_own_process)
+}
+
 fn end_sessions() {
-    if let Some(state) = state_even_if_off() {
+    if let Some(state) = state_even_if_off().filter(|state| state.is_own_process()) {
         state.sessions.end_all();
         state.mounts.distrust();
     }
@@ -80,7 +93,8 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) -> Option<isize> {
         | sys::__NR_seccomp
         | sys::__NR_landlock_restrict_self => before(Change::View),
         sys::__NR_prctl if is_filter(arguments[0]) => before(Change::View),
-        sys::__NR_fork | sys::__NR_vfork | sys::__NR_clone | sys::__NR_clone3 => before(Change::Sharing),
+        sys::__NR_fork => before(Change::Sharing),
+        sys::__NR_vfork | sys::__NR_clone | sys::__NR_clone3 => before(Change::SharingMemory),
         sys::__NR_sendmsg => {
             // SAFETY: the program's own message header, which it gave for this call.
             let message = unsafe { UserMemory::new(arguments[1] as *mut u8, MESSAGE_BYTES) };

@@ -168,7 +168,7 @@ impl Sessions {
         let now = raw::coarse_time_ns();
         let index = self.place(call.frame, name, now)?;
         let slot = &self.slots[index];
-        if !call.state.is_own_process() || !slot.maker.take_or_recover(call.frame) {
+        if !slot.maker.take_or_recover(call.frame) {
             return None;
         }
         let made = self.make(index, slot, call.frame, name, now);

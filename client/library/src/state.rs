@@ -3,8 +3,8 @@
 //! Everything a session owns or a description's history tells stands in [`State`], which the kernel wipes at fork
 //! (`MADV_WIPEONFORK`). So a child starts from nothing, whoever made it, and needs no handler that runs in it.
 //!
-//! A child of `vfork` shares this memory until it executes something. It may use what is there, as its parent
-//! would, and may forget entries; but it never connects, because [`State::process`] is not its own number.
+//! A child of `vfork` shares this memory until it executes something. It has its own descriptors, and may have other rights and
+//! another root than its parent: it uses nothing of what is there ([`State::is_own_process`]), but may forget entries.
 
 use crate::descriptors::Descriptors;
 use crate::mounts::{self, Mounts};
@@ -49,7 +49,7 @@ impl Call {
     #[inline(always)]
     #[must_use]
     pub fn begin() -> Option<Self> {
-        state().map(|state| Self { state, frame: Frame::here() })
+        state().filter(|state| state.is_own_process()).map(|state| Self { state, frame: Frame::here() })
     }
 }
 
@@ -139,9 +139,9 @@ fn mapped() -> Option<&'static State> {
 }
 
 impl State {
-    /// Whether the caller is the process this state belongs to, and not its `vfork` child.
+    /// Whether the caller is the process this state belongs to, and not its `vfork` child. A system call once there may be one.
     pub fn is_own_process(&self) -> bool {
-        self.process.load(Ordering::Relaxed) == raw::process_id()
+        !process::shares_memory() || self.process.load(Ordering::Relaxed) == raw::process_id()
     }
 
     /// The file creation mask.

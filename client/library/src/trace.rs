@@ -2,6 +2,7 @@
 //!
 //! `POOLFS_TRACE=FILE` appends one line per process to FILE; `POOLFS_TRACE=-` writes it to standard error.
 
+use crate::state::state_if_mapped;
 use crate::{process, raw};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -58,8 +59,11 @@ pub fn counts() -> (u64, u64) {
     (LIBRARY.load(Ordering::Relaxed), KERNEL.load(Ordering::Relaxed))
 }
 
-/// Writes the report, once, when it was asked for. For the end of the process.
+/// Writes the report, once, when it was asked for. For the end of the process, not of one that only runs in its memory.
 pub fn report() {
+    if state_if_mapped().is_some_and(|state| !state.is_own_process()) {
+        return;
+    }
     let Some(target) = process::environment("POOLFS_TRACE").filter(|target| !target.is_empty()) else { return };
     if REPORTED.swap(true, Ordering::Relaxed) {
         return;

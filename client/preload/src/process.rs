@@ -28,6 +28,10 @@ fn sharing(_: usize, _: usize, _: usize) {
     rights::before(Change::Sharing);
 }
 
+fn sharing_memory(_: usize, _: usize, _: usize) {
+    rights::before(Change::SharingMemory);
+}
+
 fn sending(_: usize, message: usize, _: usize) {
     if rights::carries_control(memory(message as *const c_void, rights::MESSAGE_BYTES)) {
         rights::before(Change::Sharing);
@@ -45,9 +49,13 @@ fn process_control(option: usize, _: usize, _: usize) {
 }
 
 announce_and_go_on! { sharing:
-    fork c"fork", _Fork c"_Fork", vfork c"vfork", __vfork c"__vfork", clone c"clone", __clone c"__clone",
+    fork c"fork", _Fork c"_Fork",
     posix_spawn c"posix_spawn", posix_spawnp c"posix_spawnp", system c"system", popen c"popen",
     forkpty c"forkpty", daemon c"daemon", wordexp c"wordexp", sendmmsg c"sendmmsg",
+}
+
+announce_and_go_on! { sharing_memory:
+    vfork c"vfork", __vfork c"__vfork", clone c"clone", __clone c"__clone",
 }
 
 announce_and_go_on! { sending: sendmsg c"sendmsg" }

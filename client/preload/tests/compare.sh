@@ -59,7 +59,7 @@ at_least() {
     served=$(sed -n "s/.* $1 library=\([0-9]*\) .*/\1/p" "$work/trace" | sort -n | tail -n 1)
     [ "${served:-0}" -ge "$2" ] || { echo "only ${served:-no} requests by the library in $1"; failed=1; }
 }
-at_least sharing 100
+at_least sharing 10000
 at_least jumps 3000
 at_least families 100
 kill $server && wait $server || true

@@ -28,18 +28,13 @@ fn opened(result: isize) -> isize {
     if let (Ok(descriptor), Some(state)) = (i32::try_from(result), state())
         && descriptor >= 0
     {
-        if is_own_table(state) {
+        if state.is_own_process() {
             state.descriptors.opened(descriptor, process::forks());
         } else {
             state.descriptors.clear(descriptor);
         }
     }
     result
-}
-
-/// Whether the table's numbers are this process's: a `vfork` child has descriptors of its own, and its parent's table.
-fn is_own_table(state: &State) -> bool {
-    process::forks() == 0 || state.is_own_process()
 }
 
 /// Whether a number is a descriptor of the library's own, which the program did not open and must not close.
@@ -102,7 +97,7 @@ pub fn dup(descriptor: i32) -> isize {
 
 /// Gives up what the library has at a number that the program takes for something else.
 fn make_room(from: i32, to: i32) {
-    if let Some(state) = state().filter(|state| from != to && state.sessions.owns(to)) {
+    if let Some(state) = state().filter(|state| from != to && state.is_own_process() && state.sessions.owns(to)) {
         state.sessions.end_all();
     }
 }
@@ -134,7 +129,7 @@ fn duplicated(from: i32, result: isize) -> isize {
     if let (Ok(descriptor), Some(state)) = (i32::try_from(result), state())
         && descriptor >= 0
     {
-        if is_own_table(state) {
+        if state.is_own_process() {
             state.descriptors.duplicated(from, descriptor);
         } else {
             state.descriptors.clear(descriptor);
