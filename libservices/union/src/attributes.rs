@@ -38,7 +38,7 @@ impl Union {
             let count = match known {
                 Some(count) => count,
                 None => {
-                    let count = self.list(node)?.subdirectories();
+                    let count = self.count_subdirectories(node)?;
                     node.write().subdirectories = Some(count);
                     count
                 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 const COPY_BYTES: u64 = 1 << 20;
 
 fn open_file(node: Arc<Node>, flags: OpenFlags, directory: bool) -> OpenFile {
-    OpenFile { node, flags, directory, upper: OnceLock::new(), lower: OnceLock::new(), listing: Mutex::new(None) }
+    OpenFile { node, flags, directory, upper: OnceLock::new(), lower: OnceLock::new(), walk: Mutex::new(None) }
 }
 
 impl Libservice for Union {
@@ -240,18 +240,19 @@ impl Libservice for Union {
         if !file.directory {
             return fail(Errno::EBADF);
         }
-        let known = lock(&file.listing).clone();
-        let listing = match known {
-            Some(listing) if cookie != 0 => listing,
+        let known = lock(&file.walk).clone();
+        let walk = match known {
+            Some(walk) if cookie != 0 => walk,
             _ => {
+                // What the walk before kept makes room first.
+                drop((known, lock(&file.walk).take()));
                 let _names = self.names();
-                let listing =
-                    Arc::new(if file.node.read().removed { Default::default() } else { self.list(&file.node)? });
-                *lock(&file.listing) = Some(listing.clone());
-                listing
+                let walk = self.begin_walk(&file.node)?;
+                *lock(&file.walk) = Some(walk.clone());
+                walk
             }
         };
-        listing.visit(cookie, visit)
+        self.go_on(&file.node, &walk, cookie, visit)
     }
 
     fn getxattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {

@@ -78,14 +78,22 @@ pub struct UnionConfig {
     /// Most blocks that may be in transit: written in part, the rest not copied from below yet. Zero: every such write
     /// copies at once.
     pub transit_blocks_max: usize,
+    /// Most bytes that the listings of open directories may hold together; only those of several branches hold any.
+    pub listings_bytes_max: u64,
 }
 
 impl UnionConfig {
-    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches, 1024 blocks.
+    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches, 1024 blocks, 64 MiB.
     #[must_use]
     pub fn new(upper: Arc<dyn Libservice>, lowers: Vec<Lower>) -> Self {
-        let flush_interval = Duration::from_secs(5);
-        UnionConfig { upper, lowers, flush_interval, dirty_sketches_max: 4096, transit_blocks_max: 1024 }
+        UnionConfig {
+            upper,
+            lowers,
+            flush_interval: Duration::from_secs(5),
+            dirty_sketches_max: 4096,
+            transit_blocks_max: 1024,
+            listings_bytes_max: 64 << 20,
+        }
     }
 }
 
@@ -100,6 +108,7 @@ pub struct Union {
     dirty: durable::Dirty,
     dirty_sketches_max: usize,
     statistics: Arc<statistics::Counters>,
+    listings: Arc<listing::Memory>,
     stop: Arc<durable::Stop>,
     copies: Arc<transit::Copies>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -112,7 +121,8 @@ impl Union {
     /// `EINVAL` for unusable layer ids, `EROFS` for an upper branch that refuses changes, `EIO` for one written by another release; else
     /// what the branches answer.
     pub fn open(config: UnionConfig) -> Result<Arc<Self>> {
-        let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, transit_blocks_max } = config;
+        let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, transit_blocks_max, listings_bytes_max } =
+            config;
         check_layers(&lowers)?;
         if upper.read_only() {
             return Err(Error::new(Errno::EROFS, "the upper branch of a union has to be writable"));
@@ -140,6 +150,7 @@ impl Union {
             dirty: durable::Dirty::default(),
             dirty_sketches_max: dirty_sketches_max.max(1),
             statistics,
+            listings: Arc::new(listing::Memory::new(listings_bytes_max)),
             stop: stop.clone(),
             copies: copies.clone(),
             threads: Mutex::default(),

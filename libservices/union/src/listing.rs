@@ -1,22 +1,46 @@
-//! Directory merge: the names of a directory in all its branches, each once.
+//! Directory listings.
 //!
-//! A listing is made when a walk starts (cookie 0) and kept by the handle, so that cookies stay good whatever changes
-//! meanwhile. It holds each name once, name and 24 bytes; a directory of more than [`ENTRIES_MAX`] names is refused
-//! with `ENOMEM`.
+//! A directory that one branch alone has is handed on as that branch lists it, a few hundred names at a time, with the
+//! branch's cookies. One that several have is merged when a walk starts (cookie 0) and kept by the handle, each name once,
+//! so that cookies stay good whatever changes meanwhile: name and 24 bytes each, at most [`ENTRIES_MAX`] of them, and for all
+//! handles together at most what the union was given; more is refused with `ENOMEM`.
 
-use crate::branch::Opened;
+use crate::branch::{Held, LowerNode, Opened};
 use crate::format::Origin;
 use crate::marks;
-use crate::node::{Node, State};
+use crate::node::{Node, State, lock};
 use crate::{Union, inode, work};
 use hashbrown::HashSet;
-use poolfs_libservice::{DirectoryEntry, Result, fail};
+use poolfs_libservice::{DirectoryEntry, Error, Result};
 use poolfs_types::{Caller, Errno, FileType, Name, NodeId};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
-/// Most names one listing holds.
-pub(crate) const ENTRIES_MAX: usize = 1 << 22;
+/// Most names one merged listing holds.
+const ENTRIES_MAX: usize = 1 << 22;
+/// Names fetched from a branch at a time.
+const CHUNK_ENTRIES: usize = 256;
 const ROOT: &Caller = &Caller::ROOT;
+
+/// How much memory the merged listings of a union hold.
+pub(crate) struct Memory {
+    bytes: AtomicU64,
+    bytes_max: u64,
+}
+
+impl Memory {
+    pub fn new(bytes_max: u64) -> Self {
+        Memory { bytes: AtomicU64::new(0), bytes_max }
+    }
+}
+
+/// What an open directory lists.
+#[derive(Clone)]
+pub(crate) enum Walk {
+    Merged(Arc<Listing>),
+    Single(Arc<Single>),
+}
 
 struct Entry {
     start: usize,
@@ -30,12 +54,31 @@ struct Entry {
 pub(crate) struct Listing {
     names: Vec<u8>,
     entries: Vec<Entry>,
+    /// where its bytes are counted, and how many
+    counted: Option<(Arc<Memory>, u64)>,
 }
 
 impl Listing {
-    fn push(&mut self, name: &[u8], file_type: FileType, inode: u64) {
+    fn push(&mut self, name: &[u8], file_type: FileType, inode: u64) -> Result<()> {
+        if self.entries.len() >= ENTRIES_MAX {
+            return Err(Error::new(Errno::ENOMEM, "a directory of several branches has too many names to be listed"));
+        }
         self.entries.push(Entry { start: self.names.len(), length: name.len() as u8, file_type, inode });
         self.names.extend_from_slice(name);
+        Ok(())
+    }
+
+    /// Counts the listing among all that are held, if there is room.
+    fn count(&mut self, memory: &Arc<Memory>) -> Result<()> {
+        self.names.shrink_to_fit();
+        self.entries.shrink_to_fit();
+        let bytes = (self.names.len() + self.entries.len() * size_of::<Entry>()) as u64;
+        if memory.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > memory.bytes_max {
+            memory.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(Error::new(Errno::ENOMEM, "too many large directories of several branches are being listed"));
+        }
+        self.counted = Some((memory.clone(), bytes));
+        Ok(())
     }
 
     fn name(&self, entry: &Entry) -> &[u8] {
@@ -43,7 +86,7 @@ impl Listing {
     }
 
     /// Hands out the entries after `cookie`.
-    pub fn visit(&self, cookie: u64, visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>) -> Result<()> {
+    fn visit(&self, cookie: u64, visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>) -> Result<()> {
         let from = usize::try_from(cookie).unwrap_or(usize::MAX).min(self.entries.len());
         for (at, entry) in self.entries.iter().enumerate().skip(from) {
             let entry = DirectoryEntry {
@@ -58,137 +101,270 @@ impl Listing {
         }
         Ok(())
     }
+}
 
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    pub fn subdirectories(&self) -> u32 {
-        self.entries.iter().filter(|entry| entry.file_type == FileType::Directory).count() as u32
+impl Drop for Listing {
+    fn drop(&mut self) {
+        if let Some((memory, bytes)) = &self.counted {
+            memory.bytes.fetch_sub(*bytes, Ordering::Relaxed);
+        }
     }
 }
 
-impl Union {
-    /// The merged names of a directory.
-    pub(crate) fn list(&self, node: &Node) -> Result<Listing> {
-        let state = node.read();
-        let mut listing = Listing::default();
-        let mut seen: HashSet<Vec<u8>> = HashSet::new();
-        let merged = usize::from(state.upper.is_some()) + state.lowers.len() > 1;
-        self.list_upper(node.id, &state, merged, &mut listing, &mut seen)?;
-        for at in 0..state.lowers.len() {
-            self.list_lower(&state, at, merged, &mut listing, &mut seen)?;
-        }
-        Ok(listing)
-    }
+/// One branch's part of a directory.
+enum Part {
+    Upper(Arc<Held>),
+    /// and whether it may hold whiteouts in xattr form
+    Lower(LowerNode, bool),
+}
 
-    fn list_upper(
-        &self,
-        id: NodeId,
-        state: &State,
-        merged: bool,
-        listing: &mut Listing,
-        seen: &mut HashSet<Vec<u8>>,
-    ) -> Result<()> {
-        let Some(held) = &state.upper else { return Ok(()) };
-        for (name, file_type, number) in self.branch_names(&self.upper, held.node())? {
-            if id == NodeId::ROOT && name == work::DIRECTORY {
-                continue;
-            }
-            let suspect = state.whiteouts && file_type == FileType::Regular;
-            let mut shown = inode::shown(inode::UPPER, number);
-            if suspect || state.impure {
-                match self.look_closer(held.node(), &name, suspect)? {
-                    Closer::Gone => continue,
-                    Closer::Whiteout => {
-                        seen.insert(name);
-                        continue;
-                    }
-                    Closer::Inode(inode) => shown = inode.unwrap_or(shown),
-                }
-            }
-            listing.push(&name, file_type, shown);
-            if merged {
-                seen.insert(name);
-            }
-            check_length(listing)?;
-        }
-        Ok(())
-    }
+/// A name as a branch, or as the union, lists it.
+struct Named {
+    name: Vec<u8>,
+    file_type: FileType,
+    inode: u64,
+    cookie: u64,
+}
 
-    /// Whether an upper name is a whiteout, and the inode number of a copied-up object.
-    fn look_closer(&self, parent: NodeId, name: &[u8], suspect: bool) -> Result<Closer> {
-        let entry = match self.upper.lookup(ROOT, parent, Name::new(name)?) {
-            Ok(entry) => entry,
-            Err(error) if error == Errno::ENOENT => return Ok(Closer::Gone),
-            Err(error) => return Err(error),
-        };
-        let held = crate::branch::Held::new(&self.upper, entry.node);
-        if let Some(inode) = self.nodes.inode_of_upper(held.node()) {
-            return Ok(Closer::Inode(Some(inode)));
-        }
-        if suspect && marks::is_xattr_whiteout(&*self.upper, held.node(), &entry.attributes)? {
-            return Ok(Closer::Whiteout);
-        }
-        Ok(Closer::Inode(match self.upper.getxattr(ROOT, held.node(), marks::ORIGIN) {
-            Ok(value) => Origin::decode(&value).ok().map(|origin| origin.inode),
-            Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => None,
-            Err(error) => return Err(error),
-        }))
-    }
+/// What users see of a branch's name.
+enum Judged {
+    Nothing,
+    Whiteout,
+    Inode(u64),
+}
 
-    fn list_lower(
-        &self,
-        state: &State,
-        at: usize,
-        merged: bool,
-        listing: &mut Listing,
-        seen: &mut HashSet<Vec<u8>>,
-    ) -> Result<()> {
-        let directory = &state.lowers[at];
-        let lower = &self.lowers[directory.layer];
-        let node = directory.held.node();
-        let whiteouts = marks::Marks::read(&*lower.layer, node)?.whiteouts;
-        for (name, file_type, number) in self.branch_names(&lower.layer, node)? {
-            if seen.contains(&name) || directory.path.is_empty() && name == work::DIRECTORY {
-                continue;
-            }
-            let suspect = file_type == FileType::CharDevice || whiteouts && file_type == FileType::Regular;
-            let whiteout = suspect
-                && match self.lower_entry(directory.layer, &directory.held, &directory.path, &name)? {
-                    Some((entry, attributes)) => {
-                        marks::is_lower_whiteout(&*lower.layer, entry.held.node(), &attributes)?
-                    }
-                    None => true,
-                };
-            if !whiteout {
-                listing.push(&name, file_type, inode::shown(&lower.layer_id, number));
-                check_length(listing)?;
-            }
-            if merged {
-                seen.insert(name);
-            }
-        }
-        Ok(())
-    }
+/// Some consecutive names of a part that users see.
+struct Chunk {
+    /// the cookie that leads to the first
+    start: u64,
+    /// the cookie that leads on after the last; none at the end of the directory
+    end: Option<u64>,
+    entries: Vec<Named>,
+}
 
-    fn branch_names(&self, branch: &crate::branch::Branch, node: NodeId) -> Result<Vec<(Vec<u8>, FileType, u64)>> {
-        let directory = Opened::directory(branch, node)?;
+impl Chunk {
+    /// Which entry follows `cookie`, if the chunk knows.
+    fn index_after(&self, cookie: u64) -> Option<usize> {
+        if cookie == self.start {
+            return Some(0);
+        }
+        let known = self.entries.iter().position(|entry| entry.cookie == cookie).map(|at| at + 1);
+        // What follows the last one is in another chunk.
+        known.filter(|_| self.end != Some(cookie))
+    }
+}
+
+/// The walk through a directory that one branch alone has.
+pub(crate) struct Single {
+    part: Part,
+    opened: Opened,
+    /// what the last call fetched; the next one mostly goes on in it
+    recent: Mutex<Option<Arc<Chunk>>>,
+}
+
+impl Opened {
+    /// The next names after `cookie`; none at the end.
+    fn names_after(&self, cookie: u64) -> Result<Vec<Named>> {
         let mut names = Vec::new();
-        branch.readdir(ROOT, directory.id(), 0, &mut |entry| {
-            names.push((entry.name.as_bytes().to_vec(), entry.file_type, entry.inode));
-            if names.len() > ENTRIES_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        self.branch().readdir(ROOT, self.id(), cookie, &mut |entry| {
+            if names.len() >= CHUNK_ENTRIES {
+                return ControlFlow::Break(());
+            }
+            let DirectoryEntry { name, inode, file_type, cookie } = entry;
+            names.push(Named { name: name.as_bytes().to_vec(), file_type, inode, cookie });
+            ControlFlow::Continue(())
         })?;
         Ok(names)
     }
 }
 
-enum Closer {
-    Gone,
-    Whiteout,
-    Inode(Option<u64>),
-}
+impl Union {
+    /// Begins a walk through a directory. Callers hold the namespace lock.
+    pub(crate) fn begin_walk(&self, node: &Node) -> Result<Walk> {
+        if node.read().removed {
+            return Ok(Walk::Merged(Arc::default()));
+        }
+        let mut parts = self.parts(&node.read())?;
+        if parts.len() == 1
+            && let Some(part) = parts.pop()
+        {
+            let opened = self.open_part(&part)?;
+            return Ok(Walk::Single(Arc::new(Single { part, opened, recent: Mutex::new(None) })));
+        }
+        let mut listing = Listing::default();
+        self.each_name(node, &mut |named, inode| {
+            listing.push(&named.name, named.file_type, inode).map(|()| ControlFlow::Continue(()))
+        })?;
+        listing.count(&self.listings)?;
+        Ok(Walk::Merged(Arc::new(listing)))
+    }
 
-fn check_length(listing: &Listing) -> Result<()> {
-    if listing.entries.len() > ENTRIES_MAX { fail(Errno::ENOMEM) } else { Ok(()) }
+    /// Goes on with a walk after `cookie`.
+    pub(crate) fn go_on(
+        &self,
+        node: &Node,
+        walk: &Walk,
+        mut cookie: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let single = match walk {
+            Walk::Merged(listing) => return listing.visit(cookie, visit),
+            Walk::Single(single) => single,
+        };
+        loop {
+            let chunk = self.chunk(node, single, cookie)?;
+            for Named { name, file_type, inode, cookie } in &chunk.entries[chunk.index_after(cookie).unwrap_or(0)..] {
+                let (name, file_type, inode, cookie) = (Name::new(name)?, *file_type, *inode, *cookie);
+                if visit(DirectoryEntry { name, inode, file_type, cookie }).is_break() {
+                    return Ok(());
+                }
+            }
+            match chunk.end {
+                Some(end) => cookie = end,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// The names that follow `cookie`, and perhaps some before.
+    fn chunk(&self, node: &Node, single: &Single, cookie: u64) -> Result<Arc<Chunk>> {
+        let mut recent = lock(&single.recent);
+        if let Some(chunk) = recent.as_ref().filter(|chunk| chunk.index_after(cookie).is_some()) {
+            return Ok(chunk.clone());
+        }
+        let _names = self.names();
+        let names = if node.read().removed { Vec::new() } else { single.opened.names_after(cookie)? };
+        let end = names.last().map(|last| last.cookie);
+        let mut entries = Vec::new();
+        for named in names {
+            if let Judged::Inode(inode) = self.judge(node, &single.part, &named)? {
+                entries.push(Named { inode, ..named });
+            }
+        }
+        let chunk = Arc::new(Chunk { start: cookie, end, entries });
+        *recent = Some(chunk.clone());
+        Ok(chunk)
+    }
+
+    /// Whether a directory shows no name. Callers hold the namespace lock, here and below.
+    pub(crate) fn is_empty(&self, node: &Node) -> Result<bool> {
+        let mut empty = true;
+        self.each_name(node, &mut |_, _| {
+            empty = false;
+            Ok(ControlFlow::Break(()))
+        })?;
+        Ok(empty)
+    }
+
+    /// How many directories a directory shows.
+    pub(crate) fn count_subdirectories(&self, node: &Node) -> Result<u32> {
+        let mut count = 0;
+        self.each_name(node, &mut |named, _| {
+            count += u32::from(named.file_type == FileType::Directory);
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(count)
+    }
+
+    /// Every name that a directory shows, once, with its inode number.
+    fn each_name(&self, node: &Node, visit: &mut dyn FnMut(&Named, u64) -> Result<ControlFlow<()>>) -> Result<()> {
+        let parts = self.parts(&node.read())?;
+        let mut seen: HashSet<Vec<u8>> = HashSet::new();
+        for (at, part) in parts.iter().enumerate() {
+            let opened = self.open_part(part)?;
+            let mut cookie = 0;
+            loop {
+                let names = opened.names_after(cookie)?;
+                let Some(last) = names.last() else { break };
+                cookie = last.cookie;
+                for named in names {
+                    if seen.contains(&named.name) {
+                        continue;
+                    }
+                    match self.judge(node, part, &named)? {
+                        Judged::Nothing => continue,
+                        Judged::Whiteout => {}
+                        Judged::Inode(inode) => {
+                            if visit(&named, inode)?.is_break() {
+                                return Ok(());
+                            }
+                        }
+                    }
+                    if at + 1 < parts.len() {
+                        seen.insert(named.name);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn parts(&self, state: &State) -> Result<Vec<Part>> {
+        let mut parts: Vec<_> = state.upper.iter().cloned().map(Part::Upper).collect();
+        for lower in &state.lowers {
+            let marks = marks::Marks::read(&*self.lowers[lower.layer].layer, lower.held.node())?;
+            parts.push(Part::Lower(lower.clone(), marks.whiteouts));
+        }
+        Ok(parts)
+    }
+
+    fn open_part(&self, part: &Part) -> Result<Opened> {
+        match part {
+            Part::Upper(held) => Opened::directory(&self.upper, held.node()),
+            Part::Lower(lower, _) => Opened::directory(&self.lowers[lower.layer].layer, lower.held.node()),
+        }
+    }
+
+    fn judge(&self, node: &Node, part: &Part, named: &Named) -> Result<Judged> {
+        match part {
+            Part::Upper(held) => self.judge_upper(node, held, named),
+            Part::Lower(lower, whiteouts) => self.judge_lower(lower, *whiteouts, named),
+        }
+    }
+
+    /// Whether an upper name is a whiteout, and the inode number of a copied-up object.
+    fn judge_upper(&self, node: &Node, parent: &Held, named: &Named) -> Result<Judged> {
+        if node.id == NodeId::ROOT && named.name == work::DIRECTORY {
+            return Ok(Judged::Nothing);
+        }
+        let shown = Judged::Inode(inode::shown(inode::UPPER, named.inode));
+        let (suspect, impure) = {
+            let state = node.read();
+            (state.whiteouts && named.file_type == FileType::Regular, state.impure)
+        };
+        if !suspect && !impure {
+            return Ok(shown);
+        }
+        let entry = match self.upper.lookup(ROOT, parent.node(), Name::new(&named.name)?) {
+            Ok(entry) => entry,
+            Err(error) if error == Errno::ENOENT => return Ok(Judged::Nothing),
+            Err(error) => return Err(error),
+        };
+        let held = Held::new(&self.upper, entry.node);
+        if let Some(inode) = self.nodes.inode_of_upper(held.node()) {
+            return Ok(Judged::Inode(inode));
+        }
+        if suspect && marks::is_xattr_whiteout(&*self.upper, held.node(), &entry.attributes)? {
+            return Ok(Judged::Whiteout);
+        }
+        match self.upper.getxattr(ROOT, held.node(), marks::ORIGIN) {
+            Ok(value) => Ok(Origin::decode(&value).map_or(shown, |origin| Judged::Inode(origin.inode))),
+            Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => Ok(shown),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn judge_lower(&self, directory: &LowerNode, whiteouts: bool, named: &Named) -> Result<Judged> {
+        if directory.path.is_empty() && named.name == work::DIRECTORY {
+            return Ok(Judged::Nothing);
+        }
+        let lower = &self.lowers[directory.layer];
+        let suspect = named.file_type == FileType::CharDevice || whiteouts && named.file_type == FileType::Regular;
+        let whiteout = suspect
+            && match self.lower_entry(directory.layer, &directory.held, &directory.path, &named.name)? {
+                Some((entry, attributes)) => marks::is_lower_whiteout(&*lower.layer, entry.held.node(), &attributes)?,
+                None => true,
+            };
+        if whiteout { Ok(Judged::Whiteout) } else { Ok(Judged::Inode(inode::shown(&lower.layer_id, named.inode))) }
+    }
 }

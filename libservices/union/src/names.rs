@@ -276,7 +276,7 @@ impl Union {
         if !child.is_directory() {
             return fail(Errno::ENOTDIR);
         }
-        if !self.list(&child)?.is_empty() {
+        if !self.is_empty(&child)? {
             return fail(Errno::ENOTEMPTY);
         }
         if self.hides(parent, name.as_bytes())? {

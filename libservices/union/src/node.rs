@@ -74,7 +74,8 @@ pub(crate) struct OpenFile {
     pub directory: bool,
     pub upper: OnceLock<Opened>,
     pub lower: OnceLock<Opened>,
-    pub listing: Mutex<Option<Arc<crate::listing::Listing>>>,
+    /// of a directory: the walk through it that began last
+    pub walk: Mutex<Option<crate::listing::Walk>>,
 }
 
 /// A lock whose holder panicked is still consistent enough to answer errors with.

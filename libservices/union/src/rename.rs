@@ -67,7 +67,7 @@ impl Union {
             match (source.is_directory(), target.is_directory()) {
                 (true, false) => return fail(Errno::ENOTDIR),
                 (false, true) => return fail(Errno::EISDIR),
-                (true, true) if !self.list(target)?.is_empty() => return fail(Errno::ENOTEMPTY),
+                (true, true) if !self.is_empty(target)? => return fail(Errno::ENOTEMPTY),
                 _ => {}
             }
         }

@@ -5,6 +5,7 @@ mod crash;
 mod faults;
 mod hooked;
 mod judges;
+mod listings;
 mod meetings;
 mod overlay;
 mod recorder;

@@ -1,0 +1,136 @@
+//! Walks through directories, large ones and such that change meanwhile.
+
+use crate::hooked::{Call, Hooked};
+use crate::support::*;
+use poolfs_libservice::types::{Errno, HandleId, NodeId, SetAttributes};
+use poolfs_libservice::{Libservice, Memory};
+use poolfs_union::{Lower, Union, UnionConfig};
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const FILES: usize = 1500;
+
+fn file(number: usize) -> String {
+    format!("file-{number:04}")
+}
+
+fn fill(layer: &dyn Libservice, directory: &str, numbers: std::ops::Range<usize>) {
+    mkdir(layer, directory);
+    numbers.for_each(|number| put(layer, &format!("{directory}/{}", file(number)), b""));
+}
+
+/// The next `most` names after `cookie`, and the cookie to go on with.
+fn some(layer: &dyn Libservice, handle: HandleId, cookie: u64, most: usize) -> (Vec<String>, u64) {
+    let (mut names, mut last) = (Vec::new(), cookie);
+    let each = &mut |entry: poolfs_libservice::DirectoryEntry<'_>| {
+        if names.len() == most {
+            return ControlFlow::Break(());
+        }
+        names.push(String::from_utf8_lossy(entry.name.as_bytes()).into_owned());
+        last = entry.cookie;
+        ControlFlow::Continue(())
+    };
+    layer.readdir(ROOT, handle, cookie, each).unwrap();
+    (names, last)
+}
+
+/// Walks in steps of `most` names; `meanwhile` happens after the third.
+fn walk(union: &Union, directory: NodeId, most: usize, meanwhile: impl Fn()) -> Vec<String> {
+    let handle = union.opendir(ROOT, directory).unwrap();
+    let (mut all, mut cookie) = (Vec::new(), 0);
+    for step in 0.. {
+        let (names, next) = some(union, handle, cookie, most);
+        if names.is_empty() {
+            break;
+        }
+        all.extend(names);
+        cookie = next;
+        if step == 2 {
+            meanwhile();
+        }
+    }
+    union.release(handle);
+    all
+}
+
+#[test]
+fn what_stays_is_listed_once_whatever_changes() {
+    let lower = Memory::new();
+    fill(&*lower, "below", 0..FILES);
+    fill(&*lower, "both", 0..FILES / 2);
+    let union = open_over(Memory::new(), std::slice::from_ref(&lower)).unwrap();
+    fill(&*union, "above", 0..FILES);
+    for number in FILES / 2..FILES {
+        put(&*union, &format!("both/{}", file(number)), b"");
+    }
+    for directory in ["below", "above", "both"] {
+        for most in [1, 7, 256, 300] {
+            let node = node(&*union, directory).unwrap();
+            let names = walk(&union, node, most, || {
+                for number in (0..FILES).step_by(10) {
+                    let name_of = file(number);
+                    let _ = union.unlink(ROOT, node, name(&name_of));
+                }
+                for number in (1..FILES).step_by(10) {
+                    let changes = SetAttributes { permissions: Some(0o600), ..SetAttributes::default() };
+                    let name_of = file(number);
+                    let file = union.lookup(ROOT, node, name(&name_of)).unwrap().node;
+                    union.setattr(ROOT, file, &changes, None).unwrap();
+                }
+                let new = format!("{directory}/new-{most}");
+                put(&*union, &new, b"");
+            });
+            let once: BTreeSet<_> = names.iter().cloned().collect();
+            assert_eq!(once.len(), names.len(), "{directory}, {most} at a time: a name came twice");
+            for number in (0..FILES).filter(|number| number % 10 != 0) {
+                assert!(once.contains(&file(number)), "{directory}, {most} at a time: {} is missing", file(number));
+            }
+        }
+        let left = ls(&*union, directory);
+        assert_eq!(left.len(), FILES - FILES / 10 + 4, "{directory}");
+    }
+}
+
+#[test]
+fn a_full_directory_is_seen_to_be_full_at_once() {
+    let lower = Memory::new();
+    mkdir(&*lower, "d");
+    put(&*lower, "d/below", b"");
+    let upper = Hooked::over(Memory::new());
+    let union = open_over(upper.clone(), &[lower]).unwrap();
+    for number in 0..FILES {
+        put(&*union, &format!("d/{}", file(number)), b"");
+    }
+    let reads = Arc::new(AtomicU64::new(0));
+    let counted = reads.clone();
+    upper.hook(move |call| {
+        counted.fetch_add(u64::from(call == Call::Read), Ordering::SeqCst);
+        Ok(())
+    });
+    assert_eq!(union.rmdir(ROOT, NodeId::ROOT, name("d")).unwrap_err(), Errno::ENOTEMPTY);
+    assert_eq!(reads.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn listings_of_many_handles_are_bounded() {
+    let lower = Memory::new();
+    fill(&*lower, "both", 0..FILES);
+    let lowers = vec![Lower { layer_id: "layer-0".into(), layer: lower as Arc<dyn Libservice> }];
+    // Room for three listings of this directory, each name with 24 bytes, and not for four.
+    let listings_bytes_max = 3 * (FILES * (24 + file(0).len() + 5)) as u64;
+    let union = Union::open(UnionConfig { listings_bytes_max, ..UnionConfig::new(Memory::new(), lowers) }).unwrap();
+    put(&*union, "both/new", b"");
+    let directory = node(&*union, "both").unwrap();
+    let begin = |handle| union.readdir(ROOT, handle, 0, &mut |_| ControlFlow::Break(()));
+    let handles: Vec<_> = (0..4).map(|_| union.opendir(ROOT, directory).unwrap()).collect();
+    for &handle in &handles[..3] {
+        begin(handle).unwrap();
+        begin(handle).unwrap();
+    }
+    assert_eq!(begin(handles[3]).unwrap_err(), Errno::ENOMEM);
+    union.release(handles[0]);
+    begin(handles[3]).unwrap();
+    assert_eq!(some(&*union, handles[3], 0, usize::MAX).0.len(), FILES + 1);
+}
