@@ -5,17 +5,16 @@ use crate::Union;
 use crate::branch::{Held, LowerNode, Opened};
 use crate::format::{ORIGIN_PATH_MAX, Origin, SketchRecord};
 use crate::node::{Content, Node, lock};
-use crate::sketch::Sketch;
+use crate::sketch::{SKETCH_SIZE_MAX, Sketch};
+use crate::temporary::Temporary;
 use crate::{inode, links, marks};
-use poolfs_libservice::{Error, Result};
-use poolfs_types::{
-    Attributes, Caller, Errno, FileType, Name, OpenFlags, RenameFlags, SetAttributes, SetTime, XattrFlags,
-};
+use poolfs_libservice::{Durability, Error, Result};
+use poolfs_types::{Attributes, Caller, Errno, FileType, Name, OpenFlags, SeekTo, SetAttributes, SetTime, XattrFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Bytes copied at once where a file has to be copied whole.
-const COPY_BYTES: usize = 1 << 20;
+const COPY_BYTES: u64 = 1 << 20;
 const ROOT: &Caller = &Caller::ROOT;
 
 /// What of a regular file is copied up.
@@ -57,17 +56,9 @@ impl Union {
             (lower, state.names.first().map(|name| (name.parent.clone(), name.name.clone())))
         };
         let attributes = self.lowers[lower.layer].layer.getattr(ROOT, lower.held.node())?;
-        let temporary = self.work.temporary();
-        let made = self.build(node, &lower, &attributes, bytes, &temporary);
-        let (held, content) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                // Best effort: what stays behind is swept at the next opening.
-                let _ = crate::work::remove_tree(&self.upper, &self.work.work, &temporary, node.file_type);
-                return Err(error);
-            }
-        };
-        let index_links = self.put_into_place(node, &held, &lower, &attributes, &temporary, place.as_ref())?;
+        let mut temporary = Temporary::new(&self.work);
+        let (held, content) = self.build(node, &lower, &attributes, bytes, &mut temporary)?;
+        let index_links = self.put_into_place(node, &held, &lower, &attributes, temporary, place.as_ref())?;
         self.nodes.bind_upper(node, held.node());
         {
             let mut state = node.write();
@@ -90,11 +81,11 @@ impl Union {
         lower: &LowerNode,
         attributes: &Attributes,
         bytes: Bytes,
-        temporary: &[u8],
+        temporary: &mut Temporary<'_>,
     ) -> Result<(Arc<Held>, Content)> {
         let branch = &self.lowers[lower.layer].layer;
         let caller = Caller { uid: attributes.uid, gid: attributes.gid, umask: 0 };
-        let (work, name) = (self.work.work.node(), Name::new(temporary)?);
+        let (work, name) = (temporary.parent(), temporary.name()?);
         let permissions = attributes.permissions;
         let entry = match node.file_type {
             FileType::Directory => self.upper.mkdir(&caller, work, name, permissions)?,
@@ -104,8 +95,8 @@ impl Union {
             }
             other => self.upper.mknod(&caller, work, name, other, permissions, attributes.device)?,
         };
+        temporary.holds(node.file_type);
         let held = Arc::new(Held::new(&self.upper, entry.node));
-        self.copy_xattrs(lower, &held, node.file_type)?;
         let mut origin = Origin {
             layer_id: self.lowers[lower.layer].layer_id.clone(),
             path: lower.path.to_vec(),
@@ -117,7 +108,6 @@ impl Union {
         if !fits {
             origin.path.clear();
         }
-        self.set_origin(&held, &origin, node.file_type)?;
         let mut changes = SetAttributes {
             accessed: Some(SetTime::At(attributes.accessed)),
             modified: Some(SetTime::At(attributes.modified)),
@@ -126,16 +116,24 @@ impl Union {
         if node.file_type != FileType::Symlink && entry.attributes.permissions != permissions {
             changes.permissions = Some(permissions);
         }
-        let mut content = Content::Plain;
-        if node.file_type == FileType::Regular && attributes.size > 0 && bytes == Bytes::Sketch {
-            if fits {
-                content = self.make_sketch(&held, attributes, origin, lower)?;
-                changes.size = Some(attributes.size);
-            } else {
+        let has_bytes = node.file_type == FileType::Regular && attributes.size > 0 && bytes == Bytes::Sketch;
+        if has_bytes {
+            if fits && attributes.size > SKETCH_SIZE_MAX {
+                return Err(Error::new(Errno::EFBIG, "a lower file is too large for a sketch"));
+            }
+            if !fits {
                 self.copy_whole(lower, &held, attributes.size)?;
             }
+            changes.size = Some(attributes.size);
         }
         self.upper.setattr(ROOT, held.node(), &changes, None)?;
+        // After content and size: whoever changes these takes the file's capabilities away.
+        self.copy_xattrs(lower, &held, node.file_type)?;
+        self.set_origin(&held, &origin, node.file_type)?;
+        let content = match has_bytes && fits {
+            true => self.make_sketch(&held, attributes, origin, lower)?,
+            false => Content::Plain,
+        };
         Ok((held, content))
     }
 
@@ -167,17 +165,24 @@ impl Union {
         let branch = &self.lowers[lower.layer].layer;
         let from = Opened::file(branch, ROOT, lower.held.node(), OpenFlags::READ_ONLY)?;
         let to = Opened::file(&self.upper, ROOT, held.node(), OpenFlags::READ_WRITE)?;
-        let mut buffer = vec![0; COPY_BYTES.min(size as usize)];
+        let mut buffer = vec![0; COPY_BYTES.min(size) as usize];
         let mut offset = 0;
         while offset < size {
-            let count = from.read_full(offset, &mut buffer)?;
-            if count == 0 {
+            offset = match branch.seek(ROOT, from.id(), offset, SeekTo::Data) {
+                Ok(data) => data,
+                Err(error) if error == Errno::ENXIO => break,
+                Err(error) => return Err(error),
+            };
+            let end = branch.seek(ROOT, from.id(), offset, SeekTo::Hole)?.min(size);
+            let part = &mut buffer[..COPY_BYTES.min(end.saturating_sub(offset)) as usize];
+            if part.is_empty() || from.read_full(offset, part)? < part.len() {
                 return Err(Error::new(Errno::EIO, "a lower file became shorter while it was copied"));
             }
-            to.write_full(offset, &buffer[..count])?;
-            offset += count as u64;
+            to.write_full(offset, part)?;
+            offset += part.len() as u64;
         }
-        Ok(())
+        // It is about to hide the lower file, whose bytes nobody has been told to be at risk.
+        self.upper.fsync(ROOT, to.id(), Durability::All)
     }
 
     fn copy_xattrs(&self, lower: &LowerNode, held: &Held, file_type: FileType) -> Result<()> {
@@ -206,15 +211,13 @@ impl Union {
         held: &Held,
         lower: &LowerNode,
         attributes: &Attributes,
-        temporary: &[u8],
+        temporary: Temporary<'_>,
         place: Option<&(Arc<Node>, Box<[u8]>)>,
     ) -> Result<Option<i64>> {
-        let (work, name) = (self.work.work.node(), Name::new(temporary)?);
         if node.file_type == FileType::Regular && attributes.links > 1 && (place.is_some() || !node.read().removed) {
             links::store_lower(self, held, i64::from(attributes.links), attributes.links)?;
             let key = inode::index_key(&self.lowers[lower.layer].layer_id, attributes);
-            let index = self.work.index.node();
-            self.upper.rename(ROOT, work, name, index, Name::new(key.as_bytes())?, RenameFlags::empty())?;
+            self.put(temporary, &self.work.index, Name::new(key.as_bytes())?)?;
             self.work.undurable.store(true, Ordering::Release);
             let mut upper_links = 1;
             if let Some((parent, place)) = place {
@@ -227,13 +230,9 @@ impl Union {
             }
             return Ok(Some(i64::from(attributes.links) - upper_links));
         }
-        match place {
-            Some((parent, place)) => self.inside(parent, |directory| {
-                let flags = RenameFlags::empty();
-                self.upper.rename(ROOT, work, name, directory.node(), Name::new(place)?, flags)
-            })?,
-            // The file was removed while it was open: its upper object lives as long as the node.
-            None => self.upper.unlink(ROOT, work, name)?,
+        // What was removed while it was open has no place: its upper object lives as long as the node.
+        if let Some((parent, place)) = place {
+            self.inside(parent, |directory| self.put(temporary, directory, Name::new(place)?))?;
         }
         Ok(None)
     }
@@ -246,7 +245,11 @@ impl Union {
         put(&directory)?;
         parent.undurable.store(true, Ordering::Release);
         let times = SetAttributes { modified: Some(SetTime::At(before.modified)), ..SetAttributes::default() };
-        self.upper.setattr(ROOT, directory.node(), &times, None).map(drop)
+        // The object is in its place, whatever becomes of the time.
+        if let Err(error) = self.upper.setattr(ROOT, directory.node(), &times, None) {
+            tracing::warn!(%error, "a directory shows the time of a copy-up as that of its last change");
+        }
+        Ok(())
     }
 
     pub(crate) fn mark_impure(&self, parent: &Node, directory: &Held) -> Result<()> {

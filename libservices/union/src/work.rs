@@ -3,12 +3,13 @@
 use crate::branch::{Branch, Held, Opened};
 use crate::format::{SketchRecord, bitmap_name};
 use crate::marks;
+use crate::node::lock;
 use poolfs_libservice::{Durability, Error, Result};
-use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags};
+use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// The name of the work directory, which the union hides.
 pub(crate) const DIRECTORY: &[u8] = b".poolfs";
@@ -25,6 +26,8 @@ pub(crate) struct Work {
     counter: AtomicU64,
     /// whether names were made in `index` or above that are not durable yet
     pub undurable: AtomicBool,
+    /// held by whoever makes them durable
+    syncing: Mutex<()>,
 }
 
 /// A listed name with its type.
@@ -79,6 +82,7 @@ impl Work {
             top,
             counter: AtomicU64::new(0),
             undurable: AtomicBool::new(true),
+            syncing: Mutex::new(()),
         };
         let unclean = find(upper, work.top.node(), b"open")?.is_some();
         if !unclean {
@@ -133,6 +137,8 @@ impl Work {
     /// Makes the names in the index, in `bitmaps` and of the work directory itself durable.
     pub fn sync_names(&self) -> Result<()> {
         self.sync_directory(self.bitmaps.node())?;
+        // Whoever comes second waits for the first.
+        let _syncing = lock(&self.syncing);
         if self.undurable.swap(false, Ordering::AcqRel) {
             let result = [self.index.node(), self.top.node(), NodeId::ROOT]
                 .into_iter()
@@ -223,25 +229,26 @@ fn check_format(upper: &Branch, top: &Held) -> Result<()> {
         let file = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
         let mut text = [0; 64];
         let count = file.read_full(0, &mut text)?;
-        // An empty file is what a crash left of a union that never held anything.
-        if &text[..count] != FORMAT && count != 0 {
+        if &text[..count] != FORMAT {
             let found = text[..count].escape_ascii();
             return Err(Error::new(
                 Errno::EIO,
                 format!("the upper branch was written by another release (its .poolfs/format says \"{found}\")"),
             ));
         }
-        if count != 0 {
-            return Ok(());
-        }
-        drop(file);
-        upper.unlink(ROOT, top.node(), name)?;
+        return Ok(());
     }
-    let (entry, handle) = upper.create(ROOT, top.node(), name, 0o600, OpenFlags::READ_WRITE)?;
+    // It gets its name when its content is on disk, so that a crash leaves all of it or none.
+    let unfinished = Name::new(b"format.new")?;
+    if find(upper, top.node(), unfinished.as_bytes())?.is_some() {
+        upper.unlink(ROOT, top.node(), unfinished)?;
+    }
+    let (entry, handle) = upper.create(ROOT, top.node(), unfinished, 0o600, OpenFlags::READ_WRITE)?;
     let _held = Held::new(upper, entry.node);
     let file = Opened::new(upper, handle);
     file.write_full(0, FORMAT)?;
-    upper.fsync(ROOT, file.id(), Durability::All)
+    upper.fsync(ROOT, file.id(), Durability::All)?;
+    upper.rename(ROOT, top.node(), unfinished, top.node(), name, RenameFlags::empty())
 }
 
 /// Removes a name of an upper directory and all below it.

@@ -308,3 +308,19 @@ fn orphans_of_an_unclean_end_are_swept() {
     assert!(ls(&*branches.upper, ".poolfs/work").is_empty());
     assert_eq!(&get(&*union, "f").unwrap()[4096..4196], &[7; 100]);
 }
+
+#[test]
+fn a_lower_file_too_large_for_a_bitmap_is_read_only() {
+    let branches = Branches::empty(1);
+    put(&*branches.lowers[0], "f", b"start");
+    resize(&*branches.lowers[0], "f", 1 << 60);
+    let union = branches.open();
+    let handle = open(&*union, "f", OpenFlags::READ_WRITE).unwrap();
+    assert_eq!(union.write(ROOT, handle, 0, b"x").unwrap_err(), Errno::EFBIG);
+    let mut start = [0; 5];
+    union.read(ROOT, handle, 0, &mut start).unwrap();
+    assert_eq!(&start, b"start");
+    union.release(handle);
+    resize(&*union, "f", 0);
+    assert_eq!(stat(&*union, "f").size, 0);
+}

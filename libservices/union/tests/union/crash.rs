@@ -257,3 +257,39 @@ fn any_crash_leaves_a_whole_tree() {
         }
     }
 }
+
+/// Names deeper than an origin can tell are copied whole: the copy is on disk before it hides the lower file.
+#[test]
+fn a_file_that_is_copied_whole_survives() {
+    let below = Memory::new();
+    let mut path = String::new();
+    for _ in 0..5 {
+        path.push_str(&"d".repeat(250));
+        mkdir(&*below, &path);
+        path.push('/');
+    }
+    path.push('f');
+    let content = vec![7; 3 * BLOCK + 100];
+    put(&*below, &path, &content);
+    let recorder = Recorder::new();
+    let union = open_over(recorder.clone(), std::slice::from_ref(&below)).unwrap();
+    let before = recorder.len();
+    let changes = SetAttributes { permissions: Some(0o600), ..SetAttributes::default() };
+    union.setattr(ROOT, node(&*union, &path).unwrap(), &changes, None).unwrap();
+    for (count, seed) in (before..=recorder.len()).flat_map(|count| (0..4).map(move |seed| (count, seed))) {
+        let union = open_over(recorder.crashed(count, seed), std::slice::from_ref(&below)).unwrap();
+        assert!(get(&*union, &path).unwrap() == content, "after change {count} of {}", recorder.len());
+    }
+}
+
+#[test]
+fn a_crash_while_the_first_union_opens_is_no_harm() {
+    let below = lower();
+    let recorder = Recorder::new();
+    drop(open_over(recorder.clone(), std::slice::from_ref(&below)).unwrap());
+    for (count, seed) in (0..=recorder.len()).flat_map(|count| (0..8).map(move |seed| (count, seed))) {
+        let disk = recorder.crashed(count, seed);
+        let union = open_over(disk, std::slice::from_ref(&below));
+        assert!(union.is_ok(), "after change {count}: {}", union.err().unwrap());
+    }
+}

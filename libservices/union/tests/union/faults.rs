@@ -1,12 +1,57 @@
-//! A call of the upper branch fails: what was accepted before and is accepted afterwards is kept.
+//! A call of the upper branch fails at any point of any operation: what the union shows stays what the disk holds.
 
 use crate::hooked::{Call, Hooked};
+use crate::recorder::Recorder;
+use crate::script::{Script, lower, nothing_left, remove_all, tree};
 use crate::support::*;
-use poolfs_libservice::types::{AllocateMode, Errno, OpenFlags, RenameFlags, SetAttributes};
+use poolfs_libservice::types::{AllocateMode, Errno, NodeId, OpenFlags, RenameFlags, SetAttributes, XattrFlags};
 use poolfs_libservice::{Durability, Libservice, Memory, fail};
 use poolfs_union::Union;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+#[test]
+fn a_failure_anywhere_leaves_a_whole_tree() {
+    for seed in 0..150u64 {
+        let below = lower();
+        let recorder = Recorder::new();
+        let upper = Hooked::over(recorder.clone());
+        let union = open_over(upper.clone(), std::slice::from_ref(&below)).unwrap();
+        let left = Arc::new(AtomicI64::new(i64::MAX));
+        // What a failed removal leaves is swept by the next union.
+        let swept_later = Arc::new(AtomicBool::new(false));
+        let (counted, noted) = (left.clone(), swept_later.clone());
+        // Changes that find no room with every second seed; with the others any call, as on a broken disk.
+        let any = seed % 2 == 1;
+        upper.hook(move |call: Call| {
+            if !any && !call.changes() || counted.fetch_sub(1, Ordering::SeqCst) != 0 {
+                return Ok(());
+            }
+            noted.fetch_or(!call.changes() || call == Call::Remove, Ordering::SeqCst);
+            fail(if any { Errno::EIO } else { Errno::ENOSPC })
+        });
+        let mut script = Script::new(seed);
+        let mut history = Vec::new();
+        for step in 0..25 {
+            left.store(script.random.below(if any { 60 } else { 14 }) as i64, Ordering::SeqCst);
+            let done = script.step(&*union);
+            let failed = left.swap(i64::MAX, Ordering::SeqCst) < 0;
+            history.push(format!("{done}{}", if failed { " (failed below)" } else { "" }));
+            let what = format!("seed {seed}, step {step}:\n{}\n", history.join("\n"));
+            let shown = tree(&*union, &what);
+            union.sync().unwrap();
+            let disk = recorder.crashed(recorder.len(), 0);
+            let again = open_over(disk.clone(), std::slice::from_ref(&below)).unwrap();
+            assert_eq!(tree(&*again, &what), shown, "{what}: after a remount");
+        }
+        let what = format!("seed {seed}:\n{}\n", history.join("\n"));
+        remove_all(&*union, &what);
+        script.forget(&*union);
+        if !swept_later.load(Ordering::SeqCst) {
+            nothing_left(&*upper, &what);
+        }
+    }
+}
 
 const BLOCK: usize = 4096;
 
@@ -124,6 +169,35 @@ fn truncating_leaves_no_file_open() {
     let changes = SetAttributes { size: Some(100), ..SetAttributes::default() };
     union.setattr(ROOT, node(&*union, "f").unwrap(), &changes, None).unwrap();
     assert_eq!((memory.outstanding().1, below.outstanding().1), before);
+}
+
+#[test]
+fn a_copy_up_that_fails_at_the_end_leaves_nothing() {
+    let (upper, _below, union) = with_file(Hooked::over(Memory::new()), 3 * BLOCK);
+    for call in [Call::Rename, Call::Setattr, Call::Setxattr] {
+        fail_at(&upper, call, 1);
+        let changes = SetAttributes { permissions: Some(0o600), ..SetAttributes::default() };
+        union.setattr(ROOT, node(&*union, "f").unwrap(), &changes, None).unwrap_err();
+        upper.unhook();
+        nothing_left(&*upper, &format!("{call:?}"));
+    }
+}
+
+#[test]
+fn a_removed_directory_that_is_open_takes_changes() {
+    let below = Memory::new();
+    mkdir(&*below, "d");
+    let upper = Memory::new();
+    let union = open_over(upper.clone(), &[below]).unwrap();
+    let directory = node(&*union, "d").unwrap();
+    let handle = union.opendir(ROOT, directory).unwrap();
+    union.rmdir(ROOT, NodeId::ROOT, name("d")).unwrap();
+    let changes = SetAttributes { permissions: Some(0o711), ..SetAttributes::default() };
+    assert_eq!(union.setattr(ROOT, directory, &changes, None).unwrap().permissions, 0o711);
+    union.setxattr(ROOT, directory, b"user.x", b"y", XattrFlags::empty()).unwrap();
+    assert!(list(&*union, directory).is_empty());
+    union.release(handle);
+    nothing_left(&*upper, "after the removal");
 }
 
 #[test]

@@ -27,6 +27,13 @@ pub enum Call {
     Removexattr,
 }
 
+impl Call {
+    /// Whether the call changes what is on disk.
+    pub fn changes(self) -> bool {
+        !matches!(self, Call::Look | Call::Getxattr | Call::Read | Call::SyncFile | Call::SyncDirectory | Call::SyncAll)
+    }
+}
+
 type Hook = Arc<dyn Fn(Call) -> Result<()> + Send + Sync>;
 
 /// The layer.

@@ -99,6 +99,22 @@ fn fsync_waits_until_its_directories_are_durable() {
 }
 
 #[test]
+fn fsync_waits_until_the_work_directory_is_durable() {
+    let meeting = Meeting::new();
+    write_at(&*meeting.union, "d/x", 5, b"new");
+    write_at(&*meeting.union, "d/y", 5, b"new");
+    // The first is `bitmaps`, the second what makes `bitmaps` itself last.
+    let (arrived, go) = meeting.stop_at(Call::SyncDirectory, 2);
+    let first = meeting.start(|union| fsync(union, "d/x"));
+    arrived.recv_timeout(LONG).unwrap();
+    let second = meeting.start(|union| fsync(union, "d/y"));
+    assert!(second.recv_timeout(MOMENT).is_err(), "fsync came back although the bitmap's directory may be lost");
+    go.send(()).unwrap();
+    first.recv_timeout(LONG).unwrap();
+    second.recv_timeout(LONG).unwrap();
+}
+
+#[test]
 fn a_file_that_becomes_ordinary_during_a_flush_leaves_no_bitmap() {
     let meeting = Meeting::new();
     write_at(&*meeting.union, "d/x", 5, b"new");

@@ -1,8 +1,9 @@
 //! The suites over the stack of the product: the union, a cache over each branch, real directories below.
 
-use crate::support::fingerprint;
+use crate::support::*;
 use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_libservice::random_operations::{Comparison, populate};
+use poolfs_libservice::types::{NodeId, RenameFlags, SetAttributes, SetTime, XattrFlags};
 use poolfs_libservice::{Libservice, Memory, conformance};
 use poolfs_local::{Local, LocalOptions};
 use poolfs_union::{Lower, Union, UnionConfig};
@@ -58,4 +59,25 @@ fn random_operations_over_the_stack() {
             .run(stack(&pool, top.path()));
         assert_eq!(fingerprint(&*lower), before, "the lower branch has changed");
     }
+}
+
+/// Permissions of a file's capabilities: revision 2 with the effective bit, and CAP_NET_RAW.
+const CAPABILITIES: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// A program keeps the rights of its file when something else about it changes.
+#[test]
+fn capabilities_survive_a_copy_up() {
+    let top = place();
+    let lower = Local::open(&top.path().join("lower"), LocalOptions::default()).expect("the directory opens");
+    put(&*lower, "ping", &[1; 10_000]);
+    let (file, attribute) = (node(&*lower, "ping").unwrap(), b"security.capability");
+    lower.setxattr(ROOT, file, attribute, &CAPABILITIES, XattrFlags::empty()).unwrap();
+    let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).expect("a pool");
+    let union = stack(&pool, top.path());
+    let file = node(&*union, "ping").unwrap();
+    let changes = SetAttributes { modified: Some(SetTime::Now), ..SetAttributes::default() };
+    union.setattr(ROOT, file, &changes, None).unwrap();
+    assert_eq!(union.getxattr(ROOT, file, attribute).unwrap(), CAPABILITIES);
+    union.rename(ROOT, NodeId::ROOT, name("ping"), NodeId::ROOT, name("pong"), RenameFlags::empty()).unwrap();
+    assert_eq!(union.getxattr(ROOT, file, attribute).unwrap(), CAPABILITIES);
 }
