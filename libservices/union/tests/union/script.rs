@@ -24,18 +24,22 @@ impl Random {
 /// A lower branch with nested directories, hard links, and the names that the script uses.
 pub fn lower() -> Arc<Memory> {
     let lower = Memory::new();
+    fill_lower(&*lower);
+    lower
+}
+
+pub fn fill_lower(lower: &dyn Libservice) {
     for directory in ["c", "d", "c/d", "d/c", "c/d/c"] {
-        mkdir(&*lower, directory);
+        mkdir(lower, directory);
     }
     for (at, file) in ["a", "b", "c/a", "d/b", "c/d/a", "c/d/c/b"].iter().enumerate() {
-        put(&*lower, file, &vec![at as u8 + 1; 2 * BLOCK as usize + 100 * at]);
+        put(lower, file, &vec![at as u8 + 1; 2 * BLOCK as usize + 100 * at]);
     }
     for (file, other) in [("a", "c/b"), ("d/b", "d/a"), ("c/d/a", "c/d/b")] {
-        let linked = node(&*lower, file).unwrap();
-        let (parent, last) = split(&*lower, other);
+        let linked = node(lower, file).unwrap();
+        let (parent, last) = split(lower, other);
         lower.link(ROOT, linked, parent, last).unwrap();
     }
-    lower
 }
 
 /// One layer with the references that a script holds on it.

@@ -1,6 +1,8 @@
 //! The suites over the stack of the product: the union, a cache over each branch, real directories below.
 
+use crate::script::{fill_lower, nothing_left, remove_all, tree};
 use crate::support::*;
+use crate::threads::change_at_once;
 use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_libservice::random_operations::{Comparison, populate};
 use poolfs_libservice::types::{NodeId, RenameFlags, SetAttributes, SetTime, XattrFlags};
@@ -80,4 +82,26 @@ fn capabilities_survive_a_copy_up() {
     assert_eq!(union.getxattr(ROOT, file, attribute).unwrap(), CAPABILITIES);
     union.rename(ROOT, NodeId::ROOT, name("ping"), NodeId::ROOT, name("pong"), RenameFlags::empty()).unwrap();
     assert_eq!(union.getxattr(ROOT, file, attribute).unwrap(), CAPABILITIES);
+}
+
+#[test]
+fn random_changes_at_once_over_the_stack() {
+    for seed in 0..3 {
+        let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).expect("a pool");
+        let top = place();
+        let lower = Local::open(&top.path().join("lower"), LocalOptions::default()).expect("the directory opens");
+        fill_lower(&*lower);
+        drop(lower);
+        let union = stack(&pool, top.path());
+        change_at_once(&union, seed, 300);
+        let what = format!("seed {seed}");
+        let shown = tree(&*union, &what);
+        drop(union);
+        let union = stack(&pool, top.path());
+        assert_eq!(tree(&*union, &what), shown, "{what}: after a remount");
+        remove_all(&*union, &what);
+        drop(union);
+        let upper = Local::open(&top.path().join("upper"), LocalOptions::default()).expect("the directory opens");
+        nothing_left(&*upper, &what);
+    }
 }

@@ -1,8 +1,9 @@
 //! Many threads on the same files: nothing waits for ever, nothing is lost, the lower branch stays.
 
+use crate::script;
 use crate::support::*;
 use poolfs_libservice::types::{NodeId, OpenFlags, RenameFlags};
-use poolfs_libservice::{Durability, Libservice};
+use poolfs_libservice::{Durability, Libservice, Memory};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,4 +76,52 @@ fn writers_readers_syncs_and_renames_at_once() {
         assert_eq!((content[at], content[at + 100], content[at + 1100]), (1, (block % 4) as u8 + 10, 1));
     }
     assert_eq!(fingerprint(&*branches.lowers[0]), before);
+}
+
+/// Changes a layer at random by four threads, each in so many steps. None may wait for ever.
+pub fn change_at_once(layer: &Arc<dyn Libservice>, seed: u64, steps: u64) {
+    let (told, ended) = std::sync::mpsc::channel();
+    for thread in 0..4 {
+        let (layer, told) = (layer.clone(), told.clone());
+        std::thread::spawn(move || {
+            let mut script = script::Script::new(seed * 10 + thread);
+            for step in 0..steps {
+                script.step(&*layer);
+                if step % 50 == thread {
+                    layer.sync().unwrap();
+                }
+            }
+            script.forget(&*layer);
+            drop(layer);
+            let _ = told.send(());
+        });
+    }
+    for _ in 0..4 {
+        ended.recv_timeout(Duration::from_secs(60)).expect("no thread panics or waits for ever");
+    }
+}
+
+/// Threads that change the same few names and files at random, while the flusher runs: none waits for ever, and what is left is
+/// whole, and the same after a remount.
+#[test]
+fn random_changes_at_once_leave_a_whole_tree() {
+    for seed in 0..20u64 {
+        let lower = script::lower();
+        let upper = Memory::new();
+        let lowers = vec![Lower { layer_id: "layer-0".into(), layer: lower.clone() as Arc<dyn Libservice> }];
+        let config = UnionConfig {
+            flush_interval: Duration::from_millis(1),
+            dirty_sketches_max: 2,
+            ..UnionConfig::new(upper.clone(), lowers)
+        };
+        let union = Union::open(config).unwrap();
+        change_at_once(&(union.clone() as Arc<dyn Libservice>), seed, 400);
+        let what = format!("seed {seed}");
+        let shown = script::tree(&*union, &what);
+        drop(union);
+        let union = open_over(upper.clone(), std::slice::from_ref(&lower)).unwrap();
+        assert_eq!(script::tree(&*union, &what), shown, "{what}: after a remount");
+        script::remove_all(&*union, &what);
+        script::nothing_left(&*upper, &what);
+    }
 }
