@@ -241,6 +241,8 @@ impl Union {
     pub(crate) fn inside(&self, parent: &Arc<Node>, put: impl FnOnce(&Held) -> Result<()>) -> Result<()> {
         let directory = parent.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
         self.mark_impure(parent, &directory)?;
+        // Whoever sets the times meanwhile waits, and has the last word.
+        let _attributes = parent.write();
         let before = self.upper.getattr(ROOT, directory.node())?;
         put(&directory)?;
         parent.undurable.store(true, Ordering::Release);

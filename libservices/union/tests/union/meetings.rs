@@ -2,7 +2,7 @@
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;
-use poolfs_libservice::types::SetAttributes;
+use poolfs_libservice::types::{SetAttributes, SetTime, Timestamp};
 use poolfs_libservice::{Libservice, Memory};
 use poolfs_union::Union;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -112,6 +112,26 @@ fn fsync_waits_until_the_work_directory_is_durable() {
     go.send(()).unwrap();
     first.recv_timeout(LONG).unwrap();
     second.recv_timeout(LONG).unwrap();
+}
+
+#[test]
+fn a_time_that_is_set_during_a_copy_up_stays() {
+    let meeting = Meeting::new();
+    chmod(&*meeting.union, "d/y");
+    let directory = node(&*meeting.union, "d").unwrap();
+    let (arrived, go) = meeting.stop_at(Call::Rename, 1);
+    let copy_up = meeting.start(|union| chmod(union, "d/x"));
+    arrived.recv_timeout(LONG).unwrap();
+    let time = Timestamp { seconds: 1000, nanoseconds: 0 };
+    let touched = meeting.start(move |union| {
+        let changes = SetAttributes { modified: Some(SetTime::At(time)), ..SetAttributes::default() };
+        union.setattr(ROOT, directory, &changes, None).unwrap();
+    });
+    assert!(touched.recv_timeout(MOMENT).is_err());
+    go.send(()).unwrap();
+    copy_up.recv_timeout(LONG).unwrap();
+    touched.recv_timeout(LONG).unwrap();
+    assert_eq!(stat(&*meeting.union, "d").modified, time);
 }
 
 #[test]
