@@ -229,6 +229,9 @@ impl<'i, 'c> Walk<'i, 'c> {
         let entry = layer.lookup(&self.context.caller, here, name).map_err(|error| self.failed(Stop::Error(error)))?;
         let found = Held { instance: self.instance, node: entry.node, referenced: true };
         if follow && entry.attributes.file_type == FileType::Symlink {
+            if self.is_strangers(&directory, &entry.attributes) {
+                return Err(Astray::Failure(Failure::UseKernel));
+            }
             let target =
                 layer.readlink(&self.context.caller, found.node).map_err(|error| self.failed(Stop::Error(error)))?;
             return Err(redirect(path, step, &target));
@@ -236,6 +239,14 @@ impl<'i, 'c> Walk<'i, 'c> {
         self.passed.push(found);
         self.attributes = Some(entry.attributes);
         Ok(())
+    }
+
+    /// Whether a link in a directory for everybody is neither the caller's nor the directory's owner's: a host may forbid to follow
+    /// it (fs.protected_symlinks), and its kernel decides.
+    fn is_strangers(&self, directory: &Attributes, link: &Attributes) -> bool {
+        const FOR_EVERYBODY: u32 = 0o1002;
+        let own = self.context.credentials.is_none_or(|credentials| credentials.uid == link.uid);
+        directory.permissions & FOR_EVERYBODY == FOR_EVERYBODY && !own && link.uid != directory.uid
     }
 
     /// Above the starting point only the kernel knows what there is, except that a root is its own parent.

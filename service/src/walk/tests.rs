@@ -3,7 +3,7 @@
 use super::*;
 use crate::access::Credentials;
 use crate::stack::Stack;
-use poolfs_libservice::types::{Caller, OpenFlags};
+use poolfs_libservice::types::{Caller, OpenFlags, SetAttributes};
 use poolfs_libservice::{Libservice, Memory};
 use poolfs_service_protocol::{MountSpec, StackSpec};
 use std::sync::Arc;
@@ -66,6 +66,24 @@ fn names_dots_and_slashes_lead_where_they_should() {
     assert_eq!(walk(&instance, "", true), errno(Errno::ENOENT));
     assert_eq!(walk(&instance, &"x".repeat(256), true), errno(Errno::ENAMETOOLONG));
     assert_eq!(walk(&instance, &"x/".repeat(3000), true), errno(Errno::ENAMETOOLONG));
+    assert_eq!(layer.outstanding(), (0, 0), "every reference was given back");
+}
+
+#[test]
+fn strangers_links_in_a_directory_for_everybody_are_the_kernels() {
+    let (layer, instance) = instance(true);
+    let shared = layer.mkdir(&ROOT, NodeId::ROOT, name("shared"), 0o1777).expect("room").node;
+    for (link, owner) in [("stranger", 2000), ("own", 1000), ("root", 0)] {
+        let node = layer.symlink(&ROOT, shared, name(link), b"target").expect("room").node;
+        let changes = SetAttributes { uid: Some(owner), ..SetAttributes::default() };
+        layer.setattr(&ROOT, node, &changes, None).expect("changed");
+        layer.forget(node, 1);
+    }
+    layer.forget(shared, 1);
+    assert_eq!(walk(&instance, "shared/stranger", true), Err(Astray::Failure(Failure::UseKernel)));
+    assert!(walk(&instance, "shared/stranger", false).is_ok());
+    assert_eq!(walk(&instance, "shared/own", true), redirect("shared/target"));
+    assert_eq!(walk(&instance, "shared/root", true), redirect("shared/target"));
     assert_eq!(layer.outstanding(), (0, 0), "every reference was given back");
 }
 
