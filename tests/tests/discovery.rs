@@ -64,6 +64,28 @@ fn instances_that_come_and_go_leave_room_for_others() {
 }
 
 #[test]
+fn who_gets_no_session_says_why() {
+    isolated("who_gets_no_session_says_why", |folder| {
+        let pool = Pool::create(folder, CACHE);
+        let directory = folder.join("directory");
+        fs::create_dir(&directory).expect("a folder");
+        let mount = pool.mount_directory(&folder.join("mnt"), &directory);
+        let sockets = fs::read_dir("/run/poolfs").expect("readable").map(|entry| entry.expect("readable").path());
+        for socket in sockets.filter(|path| path.extension().is_some_and(|extension| extension == "sock")) {
+            fs::remove_file(socket).expect("removable");
+        }
+        let trace = folder.join("trace");
+        let script = format!("POOLFS_TRACE={} mkdir {}/made", trace.display(), mount.path().display());
+        let _ = pool.shell(Way::Library, &script).expect("mkdir by the kernel");
+        let report = fs::read_to_string(trace).expect("a report");
+        let no_such_file = "library=0 kernel=1 sessions-refused=1 errno=2\n";
+        assert!(report.ends_with(no_such_file), "{report}");
+        assert!(directory.join("made").exists());
+        drop(mount);
+    });
+}
+
+#[test]
 fn a_service_that_stood_still_at_the_beginning_is_used_afterwards() {
     isolated("a_service_that_stood_still_at_the_beginning_is_used_afterwards", |folder| {
         let pool = Pool::create(folder, CACHE);

@@ -23,15 +23,18 @@ fn same_everywhere(name: &str, script: &'static str) {
             let work = mount.path().join("work");
             fs::create_dir(&work).expect("a folder");
             let count = pool.operations(Way::Library);
-            let text = pool.shell(way, &format!("W={}; export W; {script}", work.display())).expect(name);
+            let trace = folder.join(format!("trace-{way:?}"));
+            let environment = format!("export W={} POOLFS_TRACE={}", work.display(), trace.display());
+            let text = pool.shell(way, &format!("{environment}; {script}")).expect(name);
             assert_eq!(relative(&text, &work), relative(&expected, &native), "{name} by {way:?} differs from the disk");
             let requests = pool.operations(Way::Library) - count;
             assert_eq!(
                 requests > 0,
                 way == Way::Library,
-                "{requests} requests by the library, run by {way:?}\n{}\n{}",
+                "{requests} requests by the library, run by {way:?}\n{}\n{}\n{}",
                 pool.status(),
-                pool.service_log()
+                pool.service_log(),
+                fs::read_to_string(&trace).unwrap_or_default()
             );
             drop(mount);
         }

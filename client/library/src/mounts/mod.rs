@@ -131,13 +131,21 @@ impl Mounts {
         if failed_at != 0 && cycles().wrapping_sub(failed_at) < RETRY_CYCLES {
             return None;
         }
-        let file = look.file()?;
+        let Some(file) = look.file() else {
+            self.note_failure();
+            return None;
+        };
         if !self.refreshing.take_or_recover(frame) {
             return None;
         }
         let result = self.refresh_alone(frame, file);
         self.refreshing.give_back();
         result
+    }
+
+    fn note_failure(&self) {
+        trace::no_mounts();
+        self.failed_at.store(cycles(), Ordering::Relaxed);
     }
 
     fn refresh_alone(&self, frame: Frame, file: i32) -> Option<()> {
@@ -153,11 +161,11 @@ impl Mounts {
         let filled = parse::fill(table, scratch, file);
         slot.changes.store(changes, Ordering::SeqCst);
         slot.writing.store(0, Ordering::SeqCst);
-        self.failed_at.store(if filled.is_some() { 0 } else { cycles() }, Ordering::Relaxed);
         if filled.is_none() {
-            trace::no_mounts();
+            self.note_failure();
+            return None;
         }
-        filled?;
+        self.failed_at.store(0, Ordering::Relaxed);
         self.looked_at.store(cycles(), Ordering::Relaxed);
         self.current.store(index as u32 + 1, Ordering::SeqCst);
         Some(())
