@@ -5,7 +5,7 @@ CARGO ?= cargo
 WORK := .poolfs-demo
 TOOLS := target/tools
 
-.PHONY: run test build lint suites soak bench clean help packages tools preload
+.PHONY: run test build lint bench clean help packages tools preload
 
 help:
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

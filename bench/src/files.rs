@@ -66,6 +66,10 @@ pub fn run(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> Resul
 fn turned(round: u32) -> Vec<Target> {
     let mut order = Target::ALL.to_vec();
     order.rotate_left(round as usize % Target::ALL.len());
+    if round % 2 == 1 {
+        // Or one would always run after the same other, and find warm what that one has used.
+        order.reverse();
+    }
     order
 }
 
