@@ -280,3 +280,49 @@ fn a_directory_of_sockets_without_room_is_told_of() {
         place.check_state();
     });
 }
+
+#[test]
+fn odd_names_work_or_are_refused() {
+    isolated("odd_names_work_or_are_refused", |folder| {
+        use std::ffi::OsStr;
+        use std::os::unix::ffi::OsStrExt;
+        let place = Place::make(folder);
+        let pool = place.pool.name();
+        for name in
+            ["two words", "line\nend", "back\\slash", "-dash", "\u{e4}\u{1f41f}", "tab\t", "%s", "a:b,c=d", "quote'\""]
+        {
+            let (at, data) = (folder.join(name), folder.join(format!("data of {name}")));
+            fs::create_dir(&at).expect("a folder");
+            fs::create_dir(&data).expect("a folder");
+            let poolfs = |arguments: &[&OsStr]| run(place.pool.command().args(arguments));
+            let mount = ["mount", pool].map(OsStr::new);
+            let mounted = poolfs(&[&mount[..], &[at.as_os_str(), OsStr::new("--dir"), data.as_os_str()]].concat());
+            let _ = mounted.expect(name);
+            fs::write(at.join("file"), name).expect("written");
+            let read =
+                place.pool.command().args(["exec", pool, "--", "cat"]).arg(at.join("file")).output().expect("exec");
+            assert_eq!(String::from_utf8_lossy(&read.stdout), name);
+            let status = place.poolfs("status POOL").expect("status");
+            assert!(!status.contains('\t'), "what steers terminals is escaped: {status:?}");
+            let _ = poolfs(&[&["umount", pool].map(OsStr::new)[..], &[at.as_os_str()]].concat()).expect(name);
+            assert_eq!(fs::read_to_string(data.join("file")).expect("flushed"), name);
+        }
+        let strange = folder.join(OsStr::from_bytes(b"\xff"));
+        fs::create_dir(&strange).expect("a folder");
+        let refused =
+            run(place.pool.command().args(["mount", pool]).arg(&strange).args(["--dir", &place.path("data")]));
+        assert!(refused.code != 0 && refused.err.contains("UTF-8"), "{refused:?}");
+        assert!(place.poolfs("pool ls").expect("pool ls").contains("not running"), "nothing of it stays");
+        for line in [
+            "pool create .",
+            "pool create ../x",
+            "run POOL small --name -x",
+            "run POOL small --name a/b",
+            "image import .. dir:/",
+        ] {
+            let refused = place.poolfs(line);
+            assert!(refused.code != 0 && !refused.err.is_empty(), "{line}: {refused:?}");
+        }
+        place.check_state();
+    });
+}

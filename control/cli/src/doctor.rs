@@ -81,6 +81,7 @@ fn examine(context: &Context) -> Vec<Finding> {
     findings.push(fuse_device());
     findings.extend(fuse_features(host, kernel));
     findings.push(control_groups(host));
+    findings.push(state_directory(&context.state));
     findings.push(runtime());
     findings.extend(programs(context));
     findings.extend(limits());
@@ -221,6 +222,26 @@ fn control_groups(host: &dyn Host) -> Finding {
     }
 }
 
+/// Layers and upper branches need devices 0/0 and attributes that only root may set.
+fn state_directory(state: &Path) -> Finding {
+    let there = state.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+    let tried = tempfile::Builder::new().prefix(".poolfs-doctor-").tempdir_in(there).and_then(|place| {
+        let kind = rustix::fs::FileType::CharacterDevice;
+        rustix::fs::mknodat(rustix::fs::CWD, place.path().join("whiteout"), kind, rustix::fs::Mode::empty(), 0)?;
+        let none = rustix::fs::XattrFlags::empty();
+        rustix::fs::lsetxattr(place.path(), "trusted.overlay.opaque", b"y", none)?;
+        Ok(rustix::fs::lsetxattr(place.path(), "trusted.poolfs.doctor", b"y", none)?)
+    });
+    let found = match &tried {
+        Ok(()) => state.display().to_string(),
+        Err(error) => format!("{}: {error}", there.display()),
+    };
+    let consequence =
+        "images cannot be imported, and no container can be run: whiteouts and marks cannot be kept there";
+    let remedy = "use --state on a local disk with ext4, xfs or btrfs, with room left";
+    judged("state directory", fine_or(tried.is_ok(), Verdict::Broken), found, consequence, remedy)
+}
+
 fn runtime() -> Finding {
     let found = ["runc", "crun"].into_iter().find_map(find_program);
     let verdict = fine_or(found.is_some(), Verdict::Broken);
@@ -296,6 +317,15 @@ mod tests {
         assert!(older.consequence.contains("sessions") && older.remedy.contains("6.5"), "{older:?}");
         assert!(kernel_finding(Some((5, 11))).consequence.contains("5.12"));
         assert_eq!(kernel_finding(None).verdict, Verdict::Broken);
+    }
+
+    #[test]
+    fn a_place_that_cannot_hold_layers_is_named() {
+        let place = tempfile::tempdir().expect("a directory");
+        assert_eq!(state_directory(&place.path().join("not/there/yet")).verdict, Verdict::Fine);
+        assert_eq!(std::fs::read_dir(place.path()).expect("listed").count(), 0, "nothing stays");
+        let broken = state_directory(Path::new("/proc/self"));
+        assert!(broken.verdict == Verdict::Broken && broken.found.contains("/proc/self"), "{broken:?}");
     }
 
     #[test]

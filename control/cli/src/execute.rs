@@ -11,6 +11,7 @@ use crate::signals::{Signals, status_code};
 use crate::state::Locked;
 use poolfs_host::{ControlGroups, CpuSet, Leaf};
 use poolfs_service_protocol::{Ending, StackSpec};
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -169,11 +170,21 @@ pub fn enter(context: &Context, arguments: &EnterArguments) -> Result<u8> {
     let mut command = Command::new(program);
     command.args(rest);
     if let Some(library) = &arguments.preload {
-        command.env("LD_PRELOAD", library);
+        command.env("LD_PRELOAD", preloaded(library, std::env::var_os("LD_PRELOAD")));
     }
     let error = command.exec();
     let status = if error.kind() == std::io::ErrorKind::NotFound { STATUS_NOT_FOUND } else { STATUS_NOT_STARTED };
     Err(Failure::new(program, error, "check the command's name and that it is executable").with_status(status))
+}
+
+/// The library first, so that whatever else is preloaded calls it.
+fn preloaded(library: &Path, others: Option<OsString>) -> OsString {
+    let mut list = library.as_os_str().to_owned();
+    if let Some(others) = others.filter(|others| !others.is_empty() && others != library) {
+        list.push(":");
+        list.push(others);
+    }
+    list
 }
 
 /// Where the host has no cpuset controller this keeps the program on the pool's cores.
@@ -220,6 +231,16 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_else_is_preloaded_stays() {
+        let library = Path::new("/l.so");
+        for (others, all) in
+            [(None, "/l.so"), (Some(""), "/l.so"), (Some("/l.so"), "/l.so"), (Some("a.so"), "/l.so:a.so")]
+        {
+            assert_eq!(preloaded(library, others.map(OsString::from)), all);
+        }
+    }
 
     #[test]
     fn mounts_are_understood() {

@@ -4,7 +4,7 @@ use crate::container::ContainerRecord;
 use crate::context::Context;
 use crate::failure::Result;
 use crate::signals::Signals;
-use crate::text::{age, count, plain, print, print_json, print_table, size, table};
+use crate::text::{age, count, print, print_json, print_table, size, table};
 use indicatif::{ProgressBar, ProgressStyle};
 use poolfs_image::{Digest, ImageRecord, Limits, Progress};
 use std::time::SystemTime;
@@ -40,7 +40,7 @@ pub fn list(context: &Context) -> Result<()> {
 /// Print everything about an image.
 pub fn inspect(context: &Context, name: &str) -> Result<()> {
     let image = context.images()?.get(name)?;
-    if context.json { print_json(&image) } else { print(&plain(&described(&image))) }
+    if context.json { print_json(&image) } else { print(&described(&image)) }
 }
 
 fn described(image: &ImageRecord) -> String {

@@ -97,12 +97,7 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
     let record = InstanceRecord { spec: spec.clone(), owner: wanted.owner, container: wanted.container };
     pool.record.instances.push(record);
-    pool.save()?;
-    // Nobody takes a directory of sockets away in which one is being made.
-    let _run_directory = context.make_run_directory()?;
-    let result = service::tell(context, &pool.record.name, &Command::Mount(spec.clone()))
-        .and_then(|()| confirm_visible(context, &spec));
-    match result {
+    match pool.save().and_then(|()| mount_recorded(context, &pool.record.name, &spec)) {
         Ok(()) => Ok(spec),
         Err(failure) => {
             // The first failure is the one to report.
@@ -110,6 +105,13 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
             Err(failure.of(spec.mount_point.display().to_string()))
         }
     }
+}
+
+fn mount_recorded(context: &Context, pool: &str, spec: &MountSpec) -> Result<()> {
+    // Nobody takes a directory of sockets away in which one is being made.
+    let _run_directory = context.make_run_directory()?;
+    service::tell(context, pool, &Command::Mount(spec.clone()))?;
+    confirm_visible(context, spec)
 }
 
 /// Unmount an instance; the service ends with its last one. When it fails and the instance is still in the pool's record, it
@@ -141,11 +143,11 @@ pub fn unmount_instance(
         // Absent is what is wanted.
         let _ = std::fs::remove_file(known.spec.socket(&context.run));
     }
-    pool.save()?;
+    let saved = pool.save();
     if pool.record.instances.is_empty() {
         result = result.and(service::end(context, pool));
     }
-    result
+    result.and(saved)
 }
 
 /// Whether an instance is in the pool's record, mounted or about to be.
@@ -216,7 +218,13 @@ fn checked_stack(stack: StackSpec) -> Result<StackSpec> {
 
 fn directory(path: &Path) -> Result<PathBuf> {
     let resolved = path.canonicalize().map_err(|error| Failure::file(path, error))?;
-    if resolved.is_dir() { Ok(resolved) } else { Err(Failure::file(path, "it is not a directory")) }
+    if !resolved.is_dir() {
+        return Err(Failure::file(path, "it is not a directory"));
+    }
+    if resolved.to_str().is_none() {
+        return Err(Failure::new(resolved.display().to_string(), "its path is no UTF-8", "rename what is not"));
+    }
+    Ok(resolved)
 }
 
 /// Two unions that write to one upper branch would destroy it.

@@ -72,10 +72,10 @@ pub fn table(headings: &[&str]) -> Table {
     table
 }
 
-/// Write to standard output; a reader that has gone away is no failure of ours.
+/// Write to standard output, [`plain`]; a reader that has gone away is no failure of ours.
 pub fn print(text: &str) -> Result<()> {
     let mut output = std::io::stdout().lock();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+    match output.write_all(plain(text).as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::new("standard output", error, "check where the output goes"))
         }
@@ -91,7 +91,7 @@ pub fn complain(line: &str) {
 /// Print a table, lines without trailing blanks.
 pub fn print_table(table: &Table) -> Result<()> {
     let lines: Vec<String> = table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
-    print(&plain(&(lines.join("\n") + "\n")))
+    print(&(lines.join("\n") + "\n"))
 }
 
 /// Print as JSON.

@@ -244,12 +244,26 @@ impl ControlGroups {
     }
 
     fn make_group(&self, host: &dyn Host, relative: &Path, cpus: Option<&CpuSet>, memory: Option<u64>) -> Result<()> {
+        self.make_place(host, relative)?;
         for (mount, controllers) in self.limiting() {
             let group = mount.join(relative);
             host.make_directory(&group)?;
             match &self.layout {
                 GroupLayout::V1(_) => limit_v1(host, &group, &controllers, cpus, memory)?,
                 GroupLayout::V2(_) => limit_v2(host, &group, cpus, memory)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Also where nothing is limited: an OCI runtime makes a container's group in every hierarchy, and cannot deal with the
+    /// common parent going away when another pool ends.
+    fn make_place(&self, host: &dyn Host, relative: &Path) -> Result<()> {
+        for mount in self.mounts() {
+            match host.make_directory(&mount.join(relative)) {
+                Err(error) if error.is_absent() => return Err(error),
+                // Where it matters it is tried again, and told.
+                _ => {}
             }
         }
         Ok(())
@@ -362,11 +376,11 @@ mod tests {
         groups.attach(&host, "web", Leaf::Service, 42).expect("attached");
         assert_eq!(content(&host, &format!("{memory}/service/cgroup.procs")), "42");
         groups.make_container(&host, "web", "c1", Some(1 << 20)).expect("made");
-        // An OCI runtime makes the container's group in the other hierarchies too.
-        for directory in ["", "/web", "/web/containers", "/web/containers/c1"] {
-            let path = format!("/sys/fs/cgroup/devices/poolfs{directory}");
-            host.make_directory(Path::new(&path)).expect("made");
-        }
+        // An OCI runtime makes the container's group in the other hierarchies too, also while other pools come and go.
+        groups.make_pool(&host, "other", &limits()).expect("made");
+        groups.remove_pool(&host, "other").expect("removed");
+        let path = Path::new("/sys/fs/cgroup/devices/poolfs/web/containers/c1");
+        host.make_directory(path).expect("its place is there");
         assert_eq!(groups.containers(&host, "web"), ["c1"]);
         // What a runtime that was killed left is killed, and nobody else.
         host.set_process(7, 1);

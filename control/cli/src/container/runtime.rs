@@ -70,9 +70,11 @@ impl Runtime {
         let told = lines.filter(|line| line.level == "error").map(|line| line.msg).next_back();
         let cause =
             told.unwrap_or_else(|| format!("the OCI runtime ended before it began, and did not say why ({status})"));
-        let (status, remedy) = if cause.contains("not found") || cause.contains("no such file") {
+        let is_of_program = cause.contains("exec: ") || cause.contains("executable file");
+        let says = |part: &str| is_of_program && cause.to_lowercase().contains(part);
+        let (status, remedy) = if says("not found") || says("no such file") {
             (STATUS_NOT_FOUND, "check the command's name: the image does not have it")
-        } else if cause.contains("permission denied") {
+        } else if says("permission denied") {
             (STATUS_NOT_EXECUTABLE, "make the command executable in the image")
         } else {
             (STATUS_RUNTIME, "`poolfs doctor` says what this host lacks")
@@ -146,7 +148,7 @@ mod tests {
         assert_eq!(failure().expect("a failure that says nothing").status, STATUS_RUNTIME);
         log("{\"level\":\"error\",\"msg\":\"exec: \\\"x\\\": executable file not found in $PATH\"}\nnoise\n");
         assert_eq!(failure().expect("a failure").status, STATUS_NOT_FOUND);
-        log("{\"level\":\"error\",\"msg\":\"something else\"}\n");
+        log("{\"level\":\"error\",\"msg\":\"mkdir /sys/fs/cgroup/x: no such file or directory\"}\n");
         assert_eq!(failure().expect("a failure").status, STATUS_RUNTIME);
         std::fs::write(bundle.path().join(PID_NAME), "1").expect("written");
         assert!(failure().is_none(), "it started: the code is its own");

@@ -150,8 +150,10 @@ pub fn finish(
         if let Ok(runtime) = Runtime::find(context) {
             runtime.delete(&instance);
         }
+        let pool_name = pool.record.name.clone();
         let groups = ControlGroups::detect(&*context.host)?;
-        groups.kill_container(&*context.host, &pool.record.name, name, KILL_WAIT)?;
+        let kill = || groups.kill_container(&*context.host, &pool_name, name, KILL_WAIT);
+        let killed = kill();
         result = unmount_instance(context, &mut pool, &instance, ending);
         if result.is_err() && is_recorded(&pool, &instance) {
             container.record.state = ContainerState::Unwritten;
@@ -159,6 +161,10 @@ pub fn finish(
             let _ = container.save();
             let remedy = format!("then `poolfs stop {name}`; `poolfs rm --force {name}` gives it up");
             return result.map_err(|failure| failure.of(format!("container {name}")).with_remedy(remedy));
+        }
+        if killed.is_err() {
+            // What waited for its filesystem to answer ends when that has gone.
+            kill()?;
         }
     }
     let places = Places::of(container.path());
