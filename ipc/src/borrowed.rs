@@ -130,6 +130,10 @@ impl<'a> Borrowed<'a> {
             return Ok(());
         }
         while !state.is_done(self.sequence) {
+            // The child of a handler that forked goes on here.
+            if self.connection.is_inherited() {
+                return Err(CallError::NoSession);
+            }
             if self.connection.closed.load(Ordering::Acquire) {
                 return Err(CallError::Dead);
             }

@@ -161,6 +161,12 @@ impl Connection {
         !self.marker.is_ours()
     }
 
+    /// The ranges of its memory, which a forked child does not have.
+    pub fn ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let all = core::iter::once(&*self.buffers).chain(self.queues.iter().flatten());
+        all.map(|mapping| (mapping.base().as_ptr() as usize, mapping.length()))
+    }
+
     /// Whether no call is under way, so that the value may be dropped once nobody can start one.
     pub fn is_idle(&self) -> bool {
         self.owners.iter().all(Hold::is_free)

@@ -282,6 +282,27 @@ pub fn map_wiped_on_fork(length: usize) -> Result<*mut u8, i32> {
     Ok(address as *mut u8)
 }
 
+/// Whether a range of [`map_wiped_on_fork`] reads as zeros in a forked child from now on, or as it does here.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn wipe_on_fork(address: *mut u8, length: usize, wipe: bool) -> Result<(), i32> {
+    advise(address as usize, length, if wipe { sys::MADV_WIPEONFORK } else { sys::MADV_KEEPONFORK }).map(|_| ())
+}
+
+/// Zeros at a place where nothing is mapped; somebody else's memory there stays.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn map_zeros(address: usize, length: usize) -> Result<(), i32> {
+    let protection = sys::PROT_READ | sys::PROT_WRITE;
+    let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE | sys::MAP_FIXED_NOREPLACE;
+    // SAFETY: nothing that is mapped already is replaced.
+    let mapped =
+        unsafe { system_call(sys::__NR_mmap, [address, length, protection as usize, flags as usize, usize::MAX, 0]) };
+    check(mapped).map(|_| ())
+}
+
 /// `madvise` with advice that changes nobody's bytes in this process.
 fn advise(address: usize, length: usize, advice: u32) -> Result<usize, i32> {
     simple(sys::__NR_madvise, [address, length, advice as usize])

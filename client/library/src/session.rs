@@ -152,6 +152,21 @@ impl Sessions {
         }
     }
 
+    /// Whether a call of this thread is under way, which a signal handler has interrupted.
+    pub fn is_interrupted(&self) -> bool {
+        let frame = Frame::here();
+        let mut users = self.slots.iter().flat_map(|slot| &slot.users);
+        users.any(|user| user.is_own() && !user.is_left(frame))
+    }
+
+    /// The memory of the sessions that are in use.
+    pub fn ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let used = self.slots.iter().filter(|slot| slot.users.iter().any(|user| !user.is_free()));
+        let connected = used.filter(|slot| matches!(slot.kind(), LIVE | ENDED));
+        // SAFETY: written before the slot was LIVE, and kept while it has users.
+        connected.flat_map(|slot| unsafe { (*slot.connection.get()).assume_init_ref() }.ranges())
+    }
+
     /// The socket descriptors of live sessions.
     pub fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
         let live = self.slots.iter().zip(&SOCKETS).filter(|(slot, _)| slot.kind() == LIVE);

@@ -88,6 +88,28 @@ pub fn state_if_mapped() -> Option<&'static State> {
     (state.ready.load(Ordering::Acquire) == READY).then_some(state)
 }
 
+/// Runs `fork`, in a signal handler that may have interrupted a call of this library. The child goes on with that call, too: it
+/// gets to know that the session is not its own, and leaves the call to the kernel, for which it needs what its parent's call
+/// stood on. Everything after that call begins anew, as in any other child.
+pub fn forking(fork: impl FnOnce() -> i32) -> i32 {
+    let Some(state) = state_if_mapped().filter(|state| state.sessions.is_interrupted()) else { return fork() };
+    let memory = core::ptr::from_ref(state).cast_mut().cast::<u8>();
+    // Without it the child ends where it goes on, as it would anyway.
+    let kept = raw::wipe_on_fork(memory, size_of::<State>(), false).is_ok();
+    let result = fork();
+    if result != 0 || !kept {
+        // It was possible when the state was made.
+        raw::wipe_on_fork(memory, size_of::<State>(), true).ok();
+        return result;
+    }
+    for (address, length) in state.sessions.ranges() {
+        // What is mapped there already is not the session's, and no call goes on there.
+        raw::map_zeros(address, length).ok();
+    }
+    STATE.store(core::ptr::null_mut(), Ordering::Release);
+    result
+}
+
 #[cold]
 fn set_up() -> Option<&'static State> {
     match OFF.load(Ordering::Relaxed) {

@@ -49,10 +49,31 @@ fn process_control(option: usize, _: usize, _: usize) {
 }
 
 announce_and_go_on! { sharing:
-    fork c"fork", _Fork c"_Fork",
     posix_spawn c"posix_spawn", posix_spawnp c"posix_spawnp", system c"system", popen c"popen",
     forkpty c"forkpty", daemon c"daemon", wordexp c"wordexp", sendmmsg c"sendmmsg",
 }
+
+/// Functions that make a copy of the process.
+macro_rules! forking {
+    ($($name:ident $text:literal),+ $(,)?) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name() -> c_int {
+                static NEXT: Next = Next::new($text);
+                let next = NEXT.address();
+                if next.is_null() {
+                    return missing() as c_int;
+                }
+                // SAFETY: libc's function of this name takes nothing and returns an int.
+                let next: extern "C" fn() -> c_int = unsafe { core::mem::transmute(next) };
+                rights::before(Change::Sharing);
+                state::forking(|| next())
+            }
+        )+
+    };
+}
+
+forking! { fork c"fork", _Fork c"_Fork" }
 
 announce_and_go_on! { sharing_memory:
     vfork c"vfork", __vfork c"__vfork", clone c"clone", __clone c"__clone",

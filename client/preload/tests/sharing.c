@@ -322,6 +322,51 @@ static void close_everything(int unused)
     SHOW(mkdir(at("after-close"), 0755));
 }
 
+static volatile pid_t handlers_process;
+static volatile int handlers_forks, handlers_failures;
+
+static void forking_handler(int number)
+{
+    (void)number;
+    pid_t child = fork();
+    if (child == 0) {
+        handlers_process = 0;
+        return;
+    }
+    int status = -1;
+    handlers_failures += waitpid(child, &status, 0) != child || status != 0;
+    handlers_forks++;
+}
+
+/* A handler that forks, and whose child goes on with the call the handler interrupted. */
+static void forks_in_handlers(int unused)
+{
+    (void)unused;
+    char buffer[4096] = {0};
+    struct sigaction action = {.sa_handler = forking_handler, .sa_flags = SA_RESTART};
+    struct stat s;
+    int f;
+    SHOW_OPEN(f, open(at("forked"), O_RDWR | O_CREAT, 0644));
+    SHOW(pwrite(f, buffer, sizeof buffer, 0));
+    sigaction(SIGALRM, &action, NULL);
+    handlers_process = getpid();
+    for (int i = 0; i < 100; i++) {
+        struct itimerval once = {{0, 0}, {0, 100 + i % 150}};
+        int before = handlers_forks, calls = 0;
+        setitimer(ITIMER_REAL, &once, NULL);
+        while (handlers_forks == before) {
+            if (pread(f, buffer, sizeof buffer, 0) != sizeof buffer || stat(at("forked"), &s) != 0 ||
+                pwrite(f, buffer, 100, 0) != 100)
+                _exit(3);
+            if (handlers_process == 0 && ++calls == 50)
+                _exit(0);
+        }
+    }
+    SHOW(handlers_forks);
+    SHOW(handlers_failures);
+    SHOW(close(f));
+}
+
 /* Children that change themselves in their parent's memory: the parent stays what it was, and as fast. */
 static void borrowed_memory(int unused)
 {
@@ -363,6 +408,7 @@ static void rights(void)
     in_child(limited, 0);
     in_child(close_everything, 0);
     in_child(borrowed_memory, 0);
+    in_child(forks_in_handlers, 0);
     SHOW_STAT(at("shared"));
     SHOW(pwrite(f, "S", 1, 0));
     SHOW(close(f));

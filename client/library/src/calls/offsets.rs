@@ -110,7 +110,8 @@ fn at_offset(file: &OpenFile<'_>, length: usize, transfer: impl FnOnce(u64) -> S
     let end = raw::seek(file.descriptor, whole, sys::SEEK_CUR).map_err(|_| Refusal::Kernel)?;
     let result = transfer(end - whole as u64);
     let unused = whole - result.as_ref().map_or(0, |&count| count as i64);
-    if unused > 0 {
+    // The child of a handler that forked in between leaves its parent the range.
+    if unused > 0 && !file.session.connection().is_inherited() {
         raw::seek(file.descriptor, -unused, sys::SEEK_CUR).ok();
     }
     result
