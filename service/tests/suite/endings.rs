@@ -3,6 +3,7 @@
 use crate::harness::{Running, isolated, make, mounts, spawn};
 use poolfs_service_protocol::{Answer, Command as Order, Ending, ServiceConfig, StackSpec};
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -180,6 +181,38 @@ fn data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up() {
         assert_eq!(lines("flushing at the end failed"), 2, "{said}");
         assert_eq!(lines("flushing a branch at its end failed; data was lost"), 2, "{said}");
         assert!(said.contains(directory.to_str().expect("UTF-8")) && said.contains("one"), "{said}");
+    });
+}
+
+#[test]
+fn what_is_written_while_a_mount_goes_brings_it_back_when_it_cannot_be_kept() {
+    isolated("endings::what_is_written_while_a_mount_goes_brings_it_back_when_it_cannot_be_kept", |folder| {
+        let service = Running::start(folder);
+        let directory = make(&folder.join("dir"));
+        run("mount", &["-t", "tmpfs", "-o", "size=2M", "tmpfs"], &directory);
+        let at = service.mount("one", StackSpec::Directory { directory: directory.clone() });
+        let file = File::create(at.join("f")).expect("created");
+        let content = vec![7; 256 << 10];
+        let detached = Order::Unmount { instance: "one".into(), ending: Ending::Detached };
+        let answer = std::thread::scope(|scope| {
+            let unmounting = scope.spawn(|| service.order(&detached));
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !mounts(folder).is_empty() {
+                assert!(Instant::now() < deadline, "it is not detached");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // Everything was flushed before; now the disk becomes full behind what its last user writes.
+            file.write_all_at(&content, 0).expect("there is room");
+            let mut ballast = File::create(directory.join("ballast")).expect("created");
+            while std::io::Write::write_all(&mut ballast, &[1; 4096]).is_ok() {}
+            drop(file);
+            unmounting.join().expect("no panic")
+        });
+        assert!(matches!(&answer, Answer::Failed { message } if message.contains("the mount stays")), "{answer:?}");
+        assert_eq!(fs::read(at.join("f")).expect("mounted again"), content);
+        fs::remove_file(directory.join("ballast")).expect("removed");
+        assert_eq!(service.unmount("one"), Answer::Done);
+        assert_eq!(fs::read(directory.join("f")).expect("on the disk"), content);
     });
 }
 
