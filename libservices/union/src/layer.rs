@@ -125,12 +125,15 @@ impl Libservice for Union {
     }
 
     fn rmdir(&self, _: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
-        let _names = self.names_mut();
+        let names = self.names_mut();
         let parent = self.node(parent)?;
         if !parent.is_directory() {
             return fail(Errno::ENOTDIR);
         }
-        self.remove_directory(&parent, name)
+        let left = self.remove_directory(&parent, name)?;
+        drop(names);
+        drop(left);
+        Ok(())
     }
 
     fn rename(
@@ -142,13 +145,16 @@ impl Libservice for Union {
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
-        let _names = self.names_mut();
+        let names = self.names_mut();
         let (parent, new_parent) = (self.node(parent)?, self.node(new_parent)?);
         if !parent.is_directory() || !new_parent.is_directory() {
             return fail(Errno::ENOTDIR);
         }
         let new = End { parent: &new_parent, name: new_name };
-        self.rename_name(caller, End { parent: &parent, name }, new, flags)
+        let left = self.rename_name(caller, End { parent: &parent, name }, new, flags)?;
+        drop(names);
+        drop(left);
+        Ok(())
     }
 
     fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {

@@ -270,8 +270,9 @@ impl Union {
         Ok(())
     }
 
-    /// Removes a directory that is empty in the union.
-    pub(crate) fn remove_directory(&self, parent: &Arc<Node>, name: Name<'_>) -> Result<()> {
+    /// Removes a directory that is empty in the union. What is returned goes when it is dropped, which may take a while (a
+    /// whiteout for each lower name) and needs no lock.
+    pub(crate) fn remove_directory(&self, parent: &Arc<Node>, name: Name<'_>) -> Result<Option<Temporary<'_>>> {
         let child = self.child(parent, name.as_bytes())?.ok_or_else(|| Error::from(Errno::ENOENT))?;
         if !child.is_directory() {
             return fail(Errno::ENOTDIR);
@@ -279,6 +280,7 @@ impl Union {
         if !self.is_empty(&child)? {
             return fail(Errno::ENOTEMPTY);
         }
+        let mut left = None;
         if self.hides(parent, name.as_bytes())? {
             let directory = self.copy_up(parent, Bytes::Sketch)?;
             let mut whiteout = self.make_whiteout(parent, &directory)?;
@@ -286,28 +288,29 @@ impl Union {
                 let (work, from) = (whiteout.parent(), whiteout.name()?);
                 self.upper.rename(ROOT, work, from, directory.node(), name, RenameFlags::EXCHANGE)?;
                 whiteout.holds(FileType::Directory);
+                left = Some(whiteout);
             } else {
                 self.put(whiteout, &directory, name)?;
             }
         } else {
             let directory = parent.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
             if child.read().whiteouts {
-                self.take_away(&directory, name, FileType::Directory)?;
+                left = Some(self.take_away(&directory, name, FileType::Directory)?);
             } else {
                 self.upper.rmdir(ROOT, directory.node(), name)?;
             }
         }
         self.directory_went(&child, parent, name.as_bytes());
-        Ok(())
+        Ok(left)
     }
 
     /// Removes a name of an upper directory in one step, whatever is below it.
-    pub(crate) fn take_away(&self, directory: &Held, name: Name<'_>, file_type: FileType) -> Result<()> {
+    pub(crate) fn take_away(&self, directory: &Held, name: Name<'_>, file_type: FileType) -> Result<Temporary<'_>> {
         let mut temporary = Temporary::new(&self.work);
         let (work, to) = (temporary.parent(), temporary.name()?);
         self.upper.rename(ROOT, directory.node(), name, work, to, RenameFlags::empty())?;
         temporary.holds(file_type);
-        Ok(())
+        Ok(temporary)
     }
 
     /// Keeps the books after a directory was removed: whoever has it open sees it empty.

@@ -29,7 +29,14 @@ pub(crate) struct End<'a> {
 }
 
 impl Union {
-    pub(crate) fn rename_name(&self, caller: &Caller, old: End<'_>, new: End<'_>, flags: RenameFlags) -> Result<()> {
+    /// Renames. What is returned, of a directory that was replaced, goes when it is dropped, which needs no lock.
+    pub(crate) fn rename_name(
+        &self,
+        caller: &Caller,
+        old: End<'_>,
+        new: End<'_>,
+        flags: RenameFlags,
+    ) -> Result<Option<Temporary<'_>>> {
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         if exchange && flags != RenameFlags::EXCHANGE {
             return fail(Errno::EINVAL);
@@ -50,16 +57,16 @@ impl Union {
         }
         if let Some(target) = target.as_ref().filter(|_| exchange) {
             if target.id == source.id {
-                return Ok(());
+                return Ok(None);
             }
             if target.is_directory() && self.is_within(old.parent, target) {
                 return fail(Errno::EINVAL);
             }
-            return self.exchange(caller, old, &source, new, target);
+            return self.exchange(caller, old, &source, new, target).map(|()| None);
         }
         if let Some(target) = &target {
             if target.id == source.id {
-                return Ok(());
+                return Ok(None);
             }
             if target.is_directory() && self.is_within(old.parent, target) {
                 return fail(Errno::ENOTEMPTY);
@@ -160,7 +167,7 @@ impl Union {
         new: End<'_>,
         target: Option<&Referenced<'_>>,
         flags: RenameFlags,
-    ) -> Result<()> {
+    ) -> Result<Option<Temporary<'_>>> {
         let links = match target {
             Some(target) if !target.is_directory() => {
                 Some(self.before_name_goes(target, new.parent, new.name.as_bytes())?)
@@ -175,9 +182,9 @@ impl Union {
             // It changes places with the source, so it needs an upper directory.
             self.copy_up(target, Bytes::Sketch)?;
         }
-        let mut whiteout = None;
+        let (mut whiteout, mut left) = (None, None);
         if source.is_directory() {
-            self.move_directory(old, &from, new, &to, hides)?;
+            left = self.move_directory(old, &from, new, &to, hides)?;
         } else if hides && target.is_none() {
             self.change_places(old, &from, new, &to)?;
         } else if hides {
@@ -202,15 +209,24 @@ impl Union {
         if flags.contains(RenameFlags::WHITEOUT) {
             self.leave_device(caller, old, &from)?;
         }
-        went
+        went.map(|()| left)
     }
 
     /// Moves a directory. A directory cannot take the place of a whiteout, only change places with it.
-    fn move_directory(&self, old: End<'_>, from: &Held, new: End<'_>, to: &Held, hides: bool) -> Result<()> {
+    fn move_directory(
+        &self,
+        old: End<'_>,
+        from: &Held,
+        new: End<'_>,
+        to: &Held,
+        hides: bool,
+    ) -> Result<Option<Temporary<'_>>> {
         let mut whiteout = None;
         match self.slot(to, new.name.as_bytes())? {
             Slot::Absent if !hides => {
-                return self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::empty());
+                let none = RenameFlags::empty();
+                self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, none)?;
+                return Ok(None);
             }
             Slot::Absent => {
                 self.white_out(new.parent, to, new.name)?;
@@ -228,19 +244,19 @@ impl Union {
         }
         self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE)?;
         let left = match self.slot(from, old.name.as_bytes())? {
-            Slot::Whiteout if hides => return Ok(()),
+            Slot::Whiteout if hides => return Ok(None),
             Slot::Whiteout => FileType::Regular,
             Slot::Object(_, attributes) => attributes.file_type,
-            Slot::Absent => return Ok(()),
+            Slot::Absent => return Ok(None),
         };
         match whiteout {
             Some(mut whiteout) => {
                 let (work, place) = (whiteout.parent(), whiteout.name()?);
                 self.upper.rename(ROOT, from.node(), old.name, work, place, RenameFlags::EXCHANGE)?;
                 whiteout.holds(left);
-                Ok(())
+                Ok(Some(whiteout))
             }
-            None => self.take_away(from, old.name, left),
+            None => self.take_away(from, old.name, left).map(Some),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;
-use poolfs_libservice::types::{SetAttributes, SetTime, Timestamp};
+use poolfs_libservice::types::{NodeId, SetAttributes, SetTime, Timestamp};
 use poolfs_libservice::{Libservice, Memory};
 use poolfs_union::Union;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -132,6 +132,25 @@ fn a_time_that_is_set_during_a_copy_up_stays() {
     copy_up.recv_timeout(LONG).unwrap();
     touched.recv_timeout(LONG).unwrap();
     assert_eq!(stat(&*meeting.union, "d").modified, time);
+}
+
+#[test]
+fn nobody_waits_while_the_whiteouts_of_a_removed_directory_go() {
+    let meeting = Meeting::new();
+    let directory = node(&*meeting.union, "d").unwrap();
+    for last in ["x", "y"] {
+        meeting.union.unlink(ROOT, directory, name(last)).unwrap();
+    }
+    let (arrived, go) = meeting.stop_at(Call::Remove, 1);
+    let rmdir = meeting.start(|union| union.rmdir(ROOT, NodeId::ROOT, name("d")).unwrap());
+    arrived.recv_timeout(LONG).unwrap();
+    let other = meeting.start(|union| mkdir(union, "other"));
+    let waited = other.recv_timeout(MOMENT).is_err();
+    go.send(()).unwrap();
+    rmdir.recv_timeout(LONG).unwrap();
+    assert!(!waited, "a name could not be made while a directory of another went");
+    assert_eq!(ls(&*meeting.union, ""), ["other"]);
+    assert!(ls(&*meeting.upper, ".poolfs/work").is_empty());
 }
 
 #[test]
