@@ -99,14 +99,17 @@ fn opened(disk: &Memory, node: NodeId, put: impl FnOnce(HandleId)) {
     disk.release(handle);
 }
 
-/// Bytes that nobody waited for: the size they gave the file is there, of the sectors only some.
+/// Bytes that nobody waited for: they never left the cache, or the size they gave the file is there, and of the sectors only some.
 fn lose(disk: &Memory, node: NodeId, offset: u64, data: &[u8], chance: &mut dyn FnMut() -> u64) {
+    let fate = chance() % 5;
+    if fate == 4 {
+        return;
+    }
     let end = offset + data.len() as u64;
     if disk.getattr(ROOT, node).expect("there").size < end {
         let changes = SetAttributes { size: Some(end), ..SetAttributes::default() };
         disk.setattr(ROOT, node, &changes, None).expect("extended");
     }
-    let fate = chance() % 4;
     opened(disk, node, |handle| {
         let mut at = 0;
         while at < data.len() {
