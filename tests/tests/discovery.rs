@@ -8,13 +8,10 @@ use std::path::PathBuf;
 /// More instances than one process has sessions at a time.
 const INSTANCES: usize = 20;
 
-/// Of the pools here. A service's memory grows with its cache, and it needs some for each instance.
-const CACHE: &str = "1G";
-
 #[test]
 fn each_of_many_instances_is_served_by_the_library() {
     isolated("each_of_many_instances_is_served_by_the_library", |folder| {
-        let pool = Pool::create(folder, CACHE);
+        let pool = Pool::create(folder, "64M");
         let mounts: Vec<_> = (0..INSTANCES)
             .map(|number| {
                 let directory = folder.join(format!("directory-{number}"));
@@ -41,7 +38,7 @@ fn each_of_many_instances_is_served_by_the_library() {
 #[test]
 fn instances_that_come_and_go_leave_room_for_others() {
     isolated("instances_that_come_and_go_leave_room_for_others", |folder| {
-        let pool = Pool::create(folder, CACHE);
+        let pool = Pool::create(folder, "64M");
         let directory = folder.join("directory");
         fs::create_dir(&directory).expect("a folder");
         fs::write(directory.join("file"), "content").expect("a file");
@@ -66,7 +63,7 @@ fn instances_that_come_and_go_leave_room_for_others() {
 #[test]
 fn who_gets_no_session_says_why() {
     isolated("who_gets_no_session_says_why", |folder| {
-        let pool = Pool::create(folder, CACHE);
+        let pool = Pool::create(folder, "64M");
         let directory = folder.join("directory");
         fs::create_dir(&directory).expect("a folder");
         let mount = pool.mount_directory(&folder.join("mnt"), &directory);
@@ -88,7 +85,7 @@ fn who_gets_no_session_says_why() {
 #[test]
 fn a_service_that_stood_still_at_the_beginning_is_used_afterwards() {
     isolated("a_service_that_stood_still_at_the_beginning_is_used_afterwards", |folder| {
-        let pool = Pool::create(folder, CACHE);
+        let pool = Pool::create(folder, "64M");
         let directory = folder.join("directory");
         fs::create_dir(&directory).expect("a folder");
         fs::write(directory.join("file"), "content").expect("a file");
