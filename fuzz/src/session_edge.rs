@@ -5,8 +5,9 @@
 //! operation and the lengths into range; what is left is still the client's.
 
 use crate::take;
-use poolfs_ipc::area::{DATA_BYTES, OutOfBounds};
+use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::queue::Doorbell;
+use poolfs_ipc::service::DataError;
 use poolfs_ipc::wire::{Hello, Operation, Reply, Request, Status, Welcome};
 use poolfs_libservice::types::{Name, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Memory};
@@ -33,13 +34,13 @@ impl DataArea for Area {
         self.0.borrow().len()
     }
 
-    fn get(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
-        target.copy_from_slice(self.0.borrow().get(offset..offset + target.len()).ok_or(OutOfBounds)?);
+    fn get(&self, offset: usize, target: &mut [u8]) -> Result<(), DataError> {
+        target.copy_from_slice(self.0.borrow().get(offset..offset + target.len()).ok_or(DataError::OutOfBounds)?);
         Ok(())
     }
 
-    fn put(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
-        self.0.borrow_mut().get_mut(offset..offset + source.len()).ok_or(OutOfBounds)?.copy_from_slice(source);
+    fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError> {
+        self.0.borrow_mut().get_mut(offset..offset + source.len()).ok_or(DataError::OutOfBounds)?.copy_from_slice(source);
         Ok(())
     }
 }

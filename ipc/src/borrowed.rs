@@ -41,12 +41,13 @@ impl<'a> Borrowed<'a> {
         self.area().put_data(offset, source)
     }
 
-    /// Copies from the data area.
+    /// Copies from the data area what a reply brought.
     ///
     /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
-    pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
-        self.area().get_data(offset, target)
+    /// [`CallError::Dead`] beyond the area, and when the session ended meanwhile: what was copied is worth nothing then.
+    pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), CallError> {
+        // SAFETY: a slice is writable for its length.
+        unsafe { self.get_data_raw(offset, target.as_mut_ptr(), target.len()) }
     }
 
     /// As [`put_data`](Self::put_data), from the program's own memory.
@@ -64,13 +65,20 @@ impl<'a> Borrowed<'a> {
     /// As [`get_data`](Self::get_data), into the program's own memory.
     ///
     /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
+    /// As for [`get_data`](Self::get_data).
     ///
     /// # Safety
     /// `target` must be writable for `length` bytes (a fault is the program's own).
-    pub unsafe fn get_data_raw(&self, offset: usize, target: *mut u8, length: usize) -> Result<(), OutOfBounds> {
+    pub unsafe fn get_data_raw(&self, offset: usize, target: *mut u8, length: usize) -> Result<(), CallError> {
         // SAFETY: the caller vouches for the target; no program has a pointer into the session's memory.
-        unsafe { self.area().get_data_raw(offset, target, length) }
+        unsafe { self.area().get_data_raw(offset, target, length) }.map_err(|OutOfBounds| CallError::Dead)?;
+        self.confirm()
+    }
+
+    /// Whether what was copied from the reply is the reply's.
+    fn confirm(&self) -> Result<(), CallError> {
+        let whole = CallerState::new(self.area().state()).is_still_done(self.sequence);
+        if whole { Ok(()) } else { Err(CallError::Dead) }
     }
 
     /// Submits `request`, waits for its end and returns the reply. The data area then holds what the reply says.
@@ -87,8 +95,10 @@ impl<'a> Borrowed<'a> {
         self.connection.calls.fetch_add(1, Ordering::Relaxed);
         let group = self.ring(false)?;
         self.wait(group)?;
+        let reply = self.area().get_reply();
+        self.confirm()?;
         self.in_flight = false;
-        Ok(self.area().get_reply())
+        Ok(reply)
     }
 
     /// Puts the doorbell into the queue of this CPU's core group and wakes a service thread if one may sleep.
@@ -99,13 +109,16 @@ impl<'a> Borrowed<'a> {
             let Some(queue) = queue else { return Err(CallError::Dead) };
             match queue.publish(doorbell) {
                 Ok(sleepers) => {
-                    if sleepers || again {
+                    // Who rings again wakes all: others of the instance may sleep on the word, and take the wake-up of one.
+                    if again {
+                        futex::wake_all(queue.ring());
+                    } else if sleepers {
                         futex::wake_one(queue.ring());
                     }
                     return Ok(group);
                 }
                 Err(Full) => {
-                    futex::wake_one(queue.ring());
+                    futex::wake_all(queue.ring());
                     let seen = queue.announce_full();
                     let woken = futex::wait(queue.space(), seen, FULL_SLEEP_MAX);
                     queue.end_full();
@@ -137,7 +150,10 @@ impl<'a> Borrowed<'a> {
             if self.connection.closed.load(Ordering::Acquire) {
                 return Err(CallError::Dead);
             }
-            let Some(expected) = state.announce_sleep(self.sequence) else { continue };
+            let Some(expected) = state.announce_sleep(self.sequence) else {
+                // Served just now, or withdrawn by a service that let go of the session.
+                return if state.is_done(self.sequence) { Ok(()) } else { Err(CallError::Dead) };
+            };
             if futex::wait(area.state(), expected, SLEEP_MAX) == Woken::TimedOut && !state.is_done(self.sequence) {
                 self.test_service()?;
                 self.ring(true)?;

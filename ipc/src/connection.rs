@@ -287,7 +287,7 @@ impl Connection {
         }
         let reply = buffer.execute(request)?;
         let length = (reply.length.min(self.data_bytes() as u64) as usize).min(output.len());
-        buffer.get_data(0, &mut output[..length]).map_err(|OutOfBounds| CallError::Dead)?;
+        buffer.get_data(0, &mut output[..length])?;
         Ok(reply)
     }
 }

@@ -73,8 +73,17 @@ impl Mapping {
     }
 
     fn advise(&self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range is this mapping; neither advice used here changes its bytes in this process.
+        // SAFETY: the range is this mapping; the advices used here leave its bytes alone, or make them
+        // zeros as any other user of the memory may at any time.
         unsafe { madvise(self.base.as_ptr().cast(), self.length, advice) }.map_err(errno)
+    }
+
+    /// Gives the memory back to the kernel, for all who have mapped it: its bytes are zeros until somebody touches them
+    /// again, who then pays for them.
+    pub fn discard(&self) {
+        // It can fail only for a file that cannot have holes, which these are not.
+        let discarded = self.advise(Advice::LinuxRemove);
+        debug_assert!(discarded.is_ok());
     }
 
     /// Its first byte.

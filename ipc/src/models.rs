@@ -3,7 +3,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p poolfs-ipc --release --lib loom`
 
 use crate::queue::{Doorbell, DoorbellQueue, QueueWords, RelaxedQueue};
-use crate::state::{Acquisition, CallerState};
+use crate::state::{Acquisition, CallerState, withdraw};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
@@ -309,6 +309,31 @@ fn loom_buffer_next_request_never_finds_its_buffer_still_running() {
         let second = buffer.submit(2);
         assert!(buffer.serve(), "its doorbell would have been thrown away");
         assert_eq!(buffer.await_reply(second), 102);
+        service.join().expect("service");
+    });
+}
+
+#[test]
+fn loom_buffer_reply_that_is_withdrawn_is_not_mistaken_for_one() {
+    check(3, || {
+        let buffer = Arc::new(Buffer::default());
+        let submitted = buffer.submit(5);
+        let other = Arc::clone(&buffer);
+        let service = thread::spawn(move || {
+            assert!(other.serve());
+            withdraw(&other.word);
+            // The memory is given back: it reads as zeros.
+            other.reply.store(0, Ordering::Relaxed);
+        });
+        let state = CallerState::new(&buffer.word);
+        while !state.is_done(submitted) {
+            if state.announce_sleep(submitted).is_none() && !state.is_done(submitted) {
+                return service.join().expect("service");
+            }
+            thread::yield_now();
+        }
+        let reply = buffer.reply.load(Ordering::Relaxed);
+        assert!(reply == 105 || !state.is_still_done(submitted));
         service.join().expect("service");
     });
 }

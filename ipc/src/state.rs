@@ -10,7 +10,7 @@
 //! The shared word is a hint. The service runs a request only after its own record went from `IDLE n` to
 //! `RUNNING n+1` in one compare-and-swap, so a forged, repeated or late doorbell runs nothing twice.
 
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, Ordering, fence};
 
 const FREE: u32 = 0;
 const BORROWED: u32 = 1;
@@ -84,7 +84,15 @@ impl<'a> CallerState<'a> {
         self.0.load(Ordering::Acquire) & !WAITING == submitted.with(DONE)
     }
 
-    /// Says that the caller is about to sleep: the value to sleep on, or nothing when it need not.
+    /// Whether what was read of the reply to `submitted` is it: the service has not withdrawn the memory meanwhile.
+    pub fn is_still_done(&self, submitted: Sequence) -> bool {
+        // What was read before the word, and the word before it was withdrawn.
+        fence(Ordering::Acquire);
+        self.0.load(Ordering::Relaxed) & !WAITING == submitted.with(DONE)
+    }
+
+    /// Says that the caller is about to sleep: the value to sleep on, or nothing when it need not (the reply is there, or the
+    /// buffer was withdrawn).
     pub fn announce_sleep(&self, submitted: Sequence) -> Option<u32> {
         let before = submitted.with(SUBMITTED);
         match self.0.compare_exchange(before, before | WAITING, Ordering::AcqRel, Ordering::Acquire) {
@@ -98,6 +106,13 @@ impl<'a> CallerState<'a> {
     pub fn give_back(&self, last: Sequence) {
         self.0.store(last.with(FREE), Ordering::Release);
     }
+}
+
+/// The service's last word on a buffer whose memory it is about to give back: no reply is there any more.
+pub fn withdraw(word: &AtomicU32) {
+    word.store(FREE, Ordering::Relaxed);
+    // The word before the memory: the other half is in `is_still_done`.
+    fence(Ordering::Release);
 }
 
 const RUNNING: u32 = 1;
@@ -183,6 +198,20 @@ mod tests {
         }
         word.store(Sequence(2).with(SUBMITTED) | WAITING, Ordering::Relaxed);
         assert!(record.acquire(&word).is_some());
+    }
+
+    #[test]
+    fn a_withdrawn_buffer_is_neither_done_nor_slept_on() {
+        let word = AtomicU32::new(0);
+        let caller = CallerState::new(&word);
+        let submitted = caller.submit(caller.borrow().expect("free"));
+        let record = Acquisition::default();
+        let running = record.acquire(&word).expect("submitted");
+        record.finish(&word, running);
+        assert!(caller.is_done(submitted) && caller.is_still_done(submitted));
+        withdraw(&word);
+        assert!(!caller.is_done(submitted) && !caller.is_still_done(submitted));
+        assert!(caller.announce_sleep(submitted).is_none());
     }
 
     #[test]

@@ -1,67 +1,26 @@
 //! Sessions in one process: the whole way of a request, limits, ends, and hostile neighbours.
 
+#[path = "session/bare.rs"]
+mod bare;
 mod common;
+#[path = "session/hostile.rs"]
+mod hostile;
 
+use bare::{bare_session, eventually, raw_socket};
 use common::{EchoService, assert_echo, connect, echo};
-use poolfs_ipc::area::{BufferArea, DATA_BYTES, buffers_length, queue_length};
-use poolfs_ipc::handshake::{receive_welcome, send_hello};
+use poolfs_ipc::area::{BufferArea, DATA_BYTES};
 use poolfs_ipc::hold::Frame;
 use poolfs_ipc::memory::Mapping;
-use poolfs_ipc::wire::Welcome;
 use poolfs_ipc::{CallError, Connection};
 use poolfs_types::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SendFlags;
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 fn socket_in(directory: &tempfile::TempDir) -> std::path::PathBuf {
     directory.path().join("i.sock")
-}
-
-fn raw_socket(path: &Path) -> OwnedFd {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .expect("socket");
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path).expect("path")).expect("connect");
-    socket
-}
-
-/// A session as a hostile client has it: the bare memory.
-struct Bare {
-    _socket: OwnedFd,
-    welcome: Welcome,
-    buffers: Mapping,
-    queues: Vec<Mapping>,
-}
-
-fn bare_session(path: &Path) -> Bare {
-    let socket = raw_socket(path);
-    send_hello(socket.as_fd()).expect("hello");
-    let start = Instant::now();
-    let mut files = Vec::new();
-    let welcome = loop {
-        match receive_welcome(socket.as_fd(), |_, file| files.push(file)) {
-            Ok(welcome) => break welcome,
-            Err(error) if start.elapsed() > Duration::from_secs(5) => panic!("no welcome: {error}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(1)),
-        }
-    };
-    let buffers =
-        Mapping::of_sealed(&files[0], buffers_length(welcome.buffers as usize, DATA_BYTES), true).expect("buffers");
-    let length = queue_length(welcome.queue_slots as usize);
-    let queues = files[1..].iter().map(|file| Mapping::of_sealed(file, length, true).expect("queue")).collect();
-    Bare { _socket: socket, welcome, buffers, queues }
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(5), "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 #[test]
@@ -160,7 +119,7 @@ fn strangers_and_talkers_are_sent_away_and_numbers_are_bounded() {
     eventually("refusals are counted", || {
         service.endpoint.counters().refused() == BTreeMap::from([(Errno::EPROTO, 4), (Errno::EUSERS, 1)])
     });
-    rustix::net::send(&talker._socket, b"hello again", SendFlags::NOSIGNAL).expect("send");
+    rustix::net::send(&talker.socket, b"hello again", SendFlags::NOSIGNAL).expect("send");
     eventually("the talker's session ends", || service.endpoint.session(talker.welcome.session).is_none());
     let third = service.connect();
     assert_echo(&first, 1, b"first");

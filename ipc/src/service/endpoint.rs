@@ -4,6 +4,7 @@ use crate::area::{self, DATA_BYTES};
 use crate::futex;
 use crate::memory::{Mapping, create_sealed};
 use crate::queue::{Doorbell, DoorbellQueue, RelaxedQueue};
+use crate::service::budget::MemoryBudget;
 use crate::service::groups::CoreGroups;
 use crate::service::peer::PeerFacts;
 use crate::service::session::{Acquired, Session};
@@ -28,13 +29,19 @@ pub struct EndpointConfig {
     pub sessions_max: usize,
     /// Most sessions of one user at a time.
     pub sessions_per_user_max: usize,
+    /// What the service may pay for the sessions' memory; may be shared with other endpoints.
+    pub memory: Arc<MemoryBudget>,
 }
+
+/// Memory of sessions that one endpoint pays for, unless it is told otherwise.
+const MEMORY_BYTES_MAX: usize = 128 << 20;
 
 impl EndpointConfig {
     /// The usual sizes: one user cannot take all sessions.
     #[must_use]
     pub fn new(groups: CoreGroups) -> Self {
-        Self { groups, buffers: 16, queue_slots: 128, sessions_max: 1024, sessions_per_user_max: 768 }
+        let memory = Arc::new(MemoryBudget::new(MEMORY_BYTES_MAX));
+        Self { groups, buffers: 16, queue_slots: 128, sessions_max: 1024, sessions_per_user_max: 768, memory }
     }
 }
 
@@ -200,7 +207,8 @@ impl<C> Endpoint<C> {
     /// Makes a session for a client, with the message and the buffers' file to send.
     ///
     /// # Errors
-    /// `EUSERS` when there are too many sessions; those of making memory files; that of `content`.
+    /// `EUSERS` when there are too many sessions, `ENOMEM` when they have too much memory; those of making memory files;
+    /// that of `content`.
     pub(super) fn admit(
         &self,
         facts: PeerFacts,
@@ -218,7 +226,8 @@ impl<C> Endpoint<C> {
         let file = create_sealed(c"poolfs-buffers", length)?;
         let mapping = Mapping::of_sealed(&file, length, true)?;
         let content = content(&facts)?;
-        let session = Arc::new(Session::new(number, facts, content, mapping, self.config.buffers, DATA_BYTES));
+        let (buffers, memory) = (self.config.buffers, &self.config.memory);
+        let session = Arc::new(Session::new(number, facts, content, mapping, buffers, DATA_BYTES, memory)?);
         *self.places[place].write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
         let welcome = Welcome {
             magic: MAGIC,
@@ -322,7 +331,8 @@ impl<C> Drop for Search<C> {
 /// passed. At most [`futex::WORDS_MAX`]` - 1` endpoints. The caller scans all queues afterwards.
 ///
 /// Whoever changes `change` wakes its sleepers and then calls [`Endpoint::wake_all`] on all endpoints: a thread with one
-/// queue sleeps on that queue's word alone, which costs less than sleeping on two.
+/// queue sleeps on that queue's word alone, which costs less than sleeping on two. A client can turn that word back while a
+/// thread goes to sleep, so both are repeated until no thread sleeps that began before.
 pub fn wait_for_doorbells<C>(
     endpoints: &[Arc<Endpoint<C>>],
     group: usize,

@@ -3,14 +3,16 @@
 //! An [`Endpoint`] is one instance's: its listening socket, its queues and its sessions. One thread of the service runs
 //! [`Reception::run`], which lets sessions in and ends them; its service threads take requests from the queues.
 
+mod budget;
 mod endpoint;
 mod groups;
 mod peer;
 mod reception;
 mod session;
 
+pub use budget::MemoryBudget;
 pub use endpoint::{Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
 pub use groups::CoreGroups;
 pub use peer::{IdRange, PeerFacts};
 pub use reception::{Reception, Stop};
-pub use session::{Acquired, Session};
+pub use session::{Acquired, DataError, Session};

@@ -209,14 +209,27 @@ impl PeerFacts {
     }
 }
 
-/// Receives one message of at most `bytes.len()` bytes with its sender's credentials. Descriptors that come with it are
-/// closed. `None`: the peer hung up.
+/// Has the kernel refuse descriptors that are sent to `socket`, and to those accepted from it, on their way: the last close
+/// of a descriptor can wait for as long as whoever sent it likes (a connection that lingers, a file of a filesystem that
+/// does not answer). Kernels before 6.16 cannot.
+pub(super) fn refuse_descriptors(socket: BorrowedFd<'_>) {
+    /// Linux's `SO_PASSRIGHTS`.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let off = 0i32;
+    let length = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the option's value is an integer that is valid for the call. A kernel that does not know it says so.
+    unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const off).cast(), length);
+    }
+}
+
+/// Receives one message of at most `bytes.len()` bytes with its sender's credentials. `None`: the peer hung up.
 ///
 /// # Errors
-/// `EAGAIN` when there is none yet, `EPROTO` for a longer one or one without credentials.
+/// `EAGAIN` when there is none yet, `EPROTO` for a longer one, one without credentials or one with descriptors.
 pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<Option<(usize, [u32; 3])>, Errno> {
-    // Room for the credentials and for a few descriptors; what does not fit is dropped by the kernel.
-    let mut control = [0u64; 16];
+    // Room for the credentials alone: the kernel drops what does not fit, and says so.
+    let mut control = [0u64; 4];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: all-zero is a valid msghdr.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -241,11 +254,6 @@ pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<Option
         if kind == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) && end >= 12 {
             // SAFETY: twelve bytes of plain integers lie there.
             credentials = Some(unsafe { data.cast::<[u32; 3]>().read_unaligned() });
-        } else if kind == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            for index in 0..end / 4 {
-                // SAFETY: a descriptor the kernel just made for us, which nobody else closes.
-                drop(unsafe { OwnedFd::from_raw_fd(data.cast::<i32>().add(index).read_unaligned()) });
-            }
         }
         // SAFETY: as above.
         message = unsafe { libc::CMSG_NXTHDR(&raw const header, message) };
@@ -254,7 +262,9 @@ pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<Option
         return Ok(None);
     }
     match credentials {
-        Some(credentials) if header.msg_flags & libc::MSG_TRUNC == 0 => Ok(Some((length, credentials))),
+        Some(credentials) if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0 => {
+            Ok(Some((length, credentials)))
+        }
         _ => Err(Errno::EPROTO),
     }
 }

@@ -85,6 +85,7 @@ impl<C> Reception<C> {
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         // Inherited by accepted sockets, so that the first message already carries credentials.
         set_socket_passcred(&listener, true)?;
+        peer::refuse_descriptors(listener.as_fd());
         rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
         rustix::net::listen(&listener, BACKLOG)?;

@@ -3,8 +3,9 @@
 use crate::area::{BufferArea, OutOfBounds};
 use crate::futex;
 use crate::memory::Mapping;
+use crate::service::budget::{MemoryBudget, Paid};
 use crate::service::peer::PeerFacts;
-use crate::state::{Acquisition, Sequence};
+use crate::state::{Acquisition, Sequence, withdraw};
 use crate::wire::{Reply, Request, Status};
 use poolfs_types::Errno;
 use std::sync::Arc;
@@ -18,10 +19,31 @@ pub struct Session<C> {
     buffers: Mapping,
     data_bytes: usize,
     records: Box<[Acquisition]>,
+    paid: Box<[Paid]>,
+    budget: Arc<MemoryBudget>,
     ended: AtomicBool,
 }
 
+/// Why bytes of a data area were not moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataError {
+    /// the range is not within the area
+    OutOfBounds,
+    /// the service pays for no more memory of its sessions
+    OverBudget,
+}
+
+impl From<OutOfBounds> for DataError {
+    fn from(_: OutOfBounds) -> Self {
+        Self::OutOfBounds
+    }
+}
+
 impl<C> Session<C> {
+    /// A session; its buffers' headers are paid for from `budget`.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the budget does not allow it.
     pub(super) fn new(
         number: u32,
         facts: PeerFacts,
@@ -29,9 +51,15 @@ impl<C> Session<C> {
         buffers: Mapping,
         count: usize,
         data_bytes: usize,
-    ) -> Self {
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<Self, Errno> {
+        if !budget.take(count) {
+            return Err(Errno::ENOMEM);
+        }
         let records = (0..count).map(|_| Acquisition::default()).collect();
-        Self { number, facts, content, buffers, data_bytes, records, ended: AtomicBool::new(false) }
+        let paid = (0..count).map(|_| Paid::default()).collect();
+        let (budget, ended) = (Arc::clone(budget), AtomicBool::new(false));
+        Ok(Self { number, facts, content, buffers, data_bytes, records, paid, budget, ended })
     }
 
     /// Its number in the instance.
@@ -92,6 +120,24 @@ impl<C> Session<C> {
     pub(super) fn is_waiting(&self, index: usize) -> bool {
         !self.has_ended() && self.records[index].is_due(self.area(index).state())
     }
+
+    /// Whether the service may touch `length` bytes at `offset` of the data area of buffer `index`.
+    fn pay(&self, index: usize, offset: usize, length: usize) -> Result<(), DataError> {
+        if offset.checked_add(length).is_none_or(|end| end > self.data_bytes) {
+            return Err(DataError::OutOfBounds);
+        }
+        if self.paid[index].pay(&self.budget, offset, length) { Ok(()) } else { Err(DataError::OverBudget) }
+    }
+}
+
+impl<C> Drop for Session<C> {
+    /// The client may keep the memory file for as long as it likes, and from now on pays for what is in it.
+    fn drop(&mut self) {
+        // A client that is still copying a reply finds out.
+        (0..self.records.len()).for_each(|index| withdraw(self.area(index).state()));
+        self.buffers.discard();
+        self.budget.give(self.records.len() + self.paid.iter().map(Paid::pages).sum::<usize>());
+    }
 }
 
 /// A request taken from a session. When dropped it publishes the reply given to [`Acquired::finish`], or `EIO` when the
@@ -123,17 +169,19 @@ impl<C> Acquired<C> {
     /// Copies from the data area into `target`. Whatever is checked is to be checked on the copy.
     ///
     /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
-    pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
-        self.session.area(self.index).get_data(offset, target)
+    /// [`DataError`], and nothing is copied.
+    pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), DataError> {
+        self.session.pay(self.index, offset, target.len())?;
+        Ok(self.session.area(self.index).get_data(offset, target)?)
     }
 
     /// Copies `source` into the data area.
     ///
     /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
-    pub fn put_data(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
-        self.session.area(self.index).put_data(offset, source)
+    /// [`DataError`], and nothing is copied.
+    pub fn put_data(&self, offset: usize, source: &[u8]) -> Result<(), DataError> {
+        self.session.pay(self.index, offset, source.len())?;
+        Ok(self.session.area(self.index).put_data(offset, source)?)
     }
 
     /// Publishes the reply and wakes the caller if it sleeps.

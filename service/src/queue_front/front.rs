@@ -43,7 +43,8 @@ impl QueueFront {
     /// # Errors
     /// When memory, socket or thread cannot be had; nothing is left behind then.
     pub fn start(instance: &Arc<Instance>, directory: &Path, threads: &ServiceThreads) -> io::Result<Arc<Self>> {
-        let config = EndpointConfig::new(threads.groups().clone());
+        let memory = Arc::clone(threads.session_memory());
+        let config = EndpointConfig { memory, ..EndpointConfig::new(threads.groups().clone()) };
         let endpoint = Endpoint::new(config).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
         let endpoint = Arc::new(endpoint);
         let socket = directory.join(format!("{}{SOCKET_SUFFIX}", instance.name()));
@@ -79,9 +80,7 @@ impl QueueFront {
     pub fn close(self: &Arc<Self>, threads: &ServiceThreads) {
         if let Some((stop, handle)) = lock(&self.reception).take() {
             stop.stop();
-            if handle.join().is_err() {
-                error!("a reception thread panicked");
-            }
+            end_reception(handle);
         }
         threads.remove(self);
         let counters = self.endpoint.counters();
@@ -137,6 +136,20 @@ impl QueueFront {
         }
         self.serving.fetch_sub(1, Ordering::AcqRel);
         searching
+    }
+}
+
+/// The reception closes descriptors, which may wait on kernels that let clients send some: it is waited for, for a while.
+fn end_reception(handle: JoinHandle<()>) {
+    let give_up = Instant::now() + CLOSE_WAIT;
+    while !handle.is_finished() {
+        if Instant::now() > give_up {
+            return warn!("sessions are still being let go");
+        }
+        std::thread::sleep(CLOSE_PAUSE);
+    }
+    if handle.join().is_err() {
+        error!("a reception thread panicked");
     }
 }
 

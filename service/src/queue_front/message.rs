@@ -1,7 +1,6 @@
 //! What a client may send: the check of a request's form, done once on a copy.
 
-use poolfs_ipc::area::OutOfBounds;
-use poolfs_ipc::service::Acquired;
+use poolfs_ipc::service::{Acquired, DataError};
 use poolfs_ipc::wire::{Operation, Request, RequestFlags};
 use poolfs_libservice::types::Errno;
 use poolfs_libservice::types::limits::{FILE_SIZE_MAX, PATH_MAX, XATTR_VALUE_MAX};
@@ -15,14 +14,14 @@ pub trait DataArea {
     /// Copies out of it.
     ///
     /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
-    fn get(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds>;
+    /// [`DataError`], and nothing is copied.
+    fn get(&self, offset: usize, target: &mut [u8]) -> Result<(), DataError>;
 
     /// Copies into it.
     ///
     /// # Errors
-    /// [`OutOfBounds`], and nothing is copied.
-    fn put(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds>;
+    /// [`DataError`], and nothing is copied.
+    fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError>;
 }
 
 impl<C> DataArea for Acquired<C> {
@@ -30,11 +29,11 @@ impl<C> DataArea for Acquired<C> {
         self.data_bytes()
     }
 
-    fn get(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
+    fn get(&self, offset: usize, target: &mut [u8]) -> Result<(), DataError> {
         self.get_data(offset, target)
     }
 
-    fn put(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+    fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError> {
         self.put_data(offset, source)
     }
 }

@@ -13,6 +13,7 @@
 
 mod adoptions;
 mod attributes;
+mod changes;
 mod front;
 mod message;
 mod names;

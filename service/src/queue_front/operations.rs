@@ -174,7 +174,7 @@ impl<'a> Call<'a> {
         else {
             return Err(Errno::EIO.into());
         };
-        self.area.put(0, &scratch[..count]).map_err(|_| Errno::EIO)?;
+        self.area.put(0, &scratch[..count])?;
         Ok(Reply { length: count as u64, ..Reply::default() })
     }
 
@@ -267,10 +267,10 @@ impl<'a> Call<'a> {
         if limit == 0 {
             return Ok(Reply { value, ..Reply::default() });
         }
-        if value > limit {
+        if value > limit.min(self.area.bytes() as u64) {
             return Err(Errno::ERANGE.into());
         }
-        self.area.put(0, bytes).map_err(|_| Errno::ERANGE)?;
+        self.area.put(0, bytes)?;
         Ok(Reply { value, length: value, ..Reply::default() })
     }
 }

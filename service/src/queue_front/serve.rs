@@ -7,6 +7,7 @@ use crate::queue_front::session::SessionState;
 use crate::request::{Context, Failure};
 use crate::walk::Astray;
 use poolfs_ipc::area::DATA_BYTES;
+use poolfs_ipc::service::DataError;
 use poolfs_ipc::wire::{Operation, Reply, Request, RequestFlags, Status};
 use poolfs_libservice::types::Errno;
 
@@ -29,6 +30,16 @@ impl From<Errno> for Refused {
 impl From<Failure> for Refused {
     fn from(failure: Failure) -> Self {
         Self::Failure(failure)
+    }
+}
+
+impl From<DataError> for Refused {
+    fn from(error: DataError) -> Self {
+        match error {
+            DataError::OutOfBounds => Errno::EINVAL.into(),
+            // What was asked of the layers for this changed nothing: who changes something is answered without data.
+            DataError::OverBudget => Self::KERNEL,
+        }
     }
 }
 
@@ -94,7 +105,7 @@ fn attempt(
         return Ok(Reply { value: request.offset, ..Reply::default() });
     }
     let input = &mut scratch[..message.input_bytes()];
-    area.get(0, input).map_err(|_| Errno::EINVAL)?;
+    area.get(0, input)?;
     let by_real_ids = message.operation == Operation::Access && message.flags.contains(RequestFlags::REAL_IDS);
     let credentials = if by_real_ids { session.real_credentials() } else { session.credentials() };
     let context = Context::library(credentials, request.umask);

@@ -7,7 +7,8 @@ use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
 use crate::request::{Context, Reply as Outcome, Request as Asked};
 use crate::stack::Stack;
-use poolfs_ipc::area::{DATA_BYTES, OutOfBounds};
+use poolfs_ipc::area::DATA_BYTES;
+use poolfs_ipc::service::DataError;
 use poolfs_ipc::wire::{Adopt, MAGIC, Operation, Reply, Request, RequestFlags, Status, WireStatfs, WireTime};
 use poolfs_ipc::{CallError, Connection};
 use poolfs_libservice::Memory;
@@ -336,13 +337,17 @@ impl DataArea for Plain {
         self.0.borrow().len()
     }
 
-    fn get(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
-        target.copy_from_slice(self.0.borrow().get(offset..offset + target.len()).ok_or(OutOfBounds)?);
+    fn get(&self, offset: usize, target: &mut [u8]) -> Result<(), DataError> {
+        target.copy_from_slice(self.0.borrow().get(offset..offset + target.len()).ok_or(DataError::OutOfBounds)?);
         Ok(())
     }
 
-    fn put(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
-        self.0.borrow_mut().get_mut(offset..offset + source.len()).ok_or(OutOfBounds)?.copy_from_slice(source);
+    fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError> {
+        self.0
+            .borrow_mut()
+            .get_mut(offset..offset + source.len())
+            .ok_or(DataError::OutOfBounds)?
+            .copy_from_slice(source);
         Ok(())
     }
 }

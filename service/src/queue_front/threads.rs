@@ -3,14 +3,15 @@
 //! A thread that takes a request looks whether another one of its group is still waiting; if none is, it starts one. So a
 //! request that blocks in a layer never keeps the next one waiting, and a pool that is idle has two threads per group.
 
+use crate::queue_front::changes::Changes;
 use crate::queue_front::front::QueueFront;
 use crate::queue_front::session::SessionState;
 use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::futex;
-use poolfs_ipc::service::{CoreGroups, Endpoint, Search, wait_for_doorbells};
+use poolfs_ipc::service::{CoreGroups, Endpoint, MemoryBudget, Search, wait_for_doorbells};
 use rustix::thread::CpuSet;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -25,6 +26,9 @@ const THREADS_MIN: usize = 2;
 /// A sleep that ends without a doorbell: time to see whether the thread is still needed.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
 
+/// Memory of sessions that a service pays for, of all its instances together.
+const SESSION_MEMORY_BYTES_MAX: usize = 128 << 20;
+
 #[derive(Default)]
 struct Group {
     threads: AtomicUsize,
@@ -33,13 +37,14 @@ struct Group {
 
 type Fronts = Vec<Arc<QueueFront>>;
 
-/// The service threads.
+/// The service threads, and what else the fronts of a service share.
 pub struct ServiceThreads {
     groups: CoreGroups,
+    session_memory: Arc<MemoryBudget>,
     state: Vec<Group>,
     fronts: Mutex<Arc<Fronts>>,
-    /// Advances with every change of `fronts`; threads sleep on it too.
-    changes: AtomicU32,
+    /// Of `fronts` and of `ending`.
+    changes: Changes,
     ending: AtomicBool,
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -58,8 +63,9 @@ impl ServiceThreads {
         let threads = Arc::new(Self {
             state: (0..groups.count()).map(|_| Group::default()).collect(),
             groups,
+            session_memory: Arc::new(MemoryBudget::new(SESSION_MEMORY_BYTES_MAX)),
             fronts: Mutex::default(),
-            changes: AtomicU32::new(0),
+            changes: Changes::default(),
             ending: AtomicBool::new(false),
             handles: Mutex::default(),
         });
@@ -78,6 +84,10 @@ impl ServiceThreads {
     #[must_use]
     pub fn groups(&self) -> &CoreGroups {
         &self.groups
+    }
+
+    pub(super) fn session_memory(&self) -> &Arc<MemoryBudget> {
+        &self.session_memory
     }
 
     /// Threads now, of all groups.
@@ -114,11 +124,12 @@ impl ServiceThreads {
 
     /// Has all threads look at what has changed; they sleep on `changes` or on the queues of the fronts `before`.
     fn tell(&self, before: &[Arc<QueueFront>]) {
-        self.changes.fetch_add(1, Ordering::Release);
-        futex::wake_all(&self.changes);
-        for front in before {
-            (0..self.groups.count()).for_each(|group| front.endpoint().wake_all(group));
-        }
+        self.changes.tell(|| {
+            futex::wake_all(self.changes.word());
+            for front in before {
+                (0..self.groups.count()).for_each(|group| front.endpoint().wake_all(group));
+            }
+        });
     }
 
     /// Ends all threads, after the requests they serve.
@@ -175,12 +186,12 @@ impl ServiceThreads {
         self.pin(group);
         let state = &self.state[group];
         let mut scratch = vec![0; DATA_BYTES];
-        let mut seen = self.changes.load(Ordering::Acquire);
+        let mut seen = self.changes.seen();
         let (mut fronts, mut endpoints) = self.fronts_now();
         let mut first = 0;
         let mut searching = None;
         while !self.ending.load(Ordering::Acquire) {
-            let now = self.changes.load(Ordering::Acquire);
+            let now = self.changes.seen();
             if now != seen {
                 seen = now;
                 (fronts, endpoints) = self.fronts_now();
@@ -188,7 +199,10 @@ impl ServiceThreads {
             if self.serve_one(group, &fronts, &mut first, &mut searching, &mut scratch) {
                 continue;
             }
-            wait_for_doorbells(&endpoints, group, &self.changes, seen, SLEEP_MAX, searching.take());
+            self.changes.asleep(seen, || {
+                let change = self.changes.word();
+                wait_for_doorbells(&endpoints, group, change, seen, SLEEP_MAX, searching.take());
+            });
             if self.is_surplus(group) && fronts.iter().all(|front| front.endpoint().backlog(group, 1) == 0) {
                 break;
             }

@@ -1,0 +1,54 @@
+//! A session as a hostile client has it.
+
+use poolfs_ipc::area::{DATA_BYTES, buffers_length, queue_length};
+use poolfs_ipc::handshake::{receive_welcome, send_hello};
+use poolfs_ipc::memory::Mapping;
+use poolfs_ipc::wire::Welcome;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+pub fn raw_socket(path: &Path) -> OwnedFd {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .expect("socket");
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).expect("path")).expect("connect");
+    socket
+}
+
+/// A session as a hostile client has it: the bare memory.
+pub struct Bare {
+    pub socket: OwnedFd,
+    pub welcome: Welcome,
+    pub buffers: Mapping,
+    pub queues: Vec<Mapping>,
+    /// The memory files: the buffers' first, then each queue's.
+    pub files: Vec<OwnedFd>,
+}
+
+pub fn bare_session(path: &Path) -> Bare {
+    let socket = raw_socket(path);
+    send_hello(socket.as_fd()).expect("hello");
+    let start = Instant::now();
+    let mut files = Vec::new();
+    let welcome = loop {
+        match receive_welcome(socket.as_fd(), |_, file| files.push(file)) {
+            Ok(welcome) => break welcome,
+            Err(error) if start.elapsed() > Duration::from_secs(5) => panic!("no welcome: {error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let buffers =
+        Mapping::of_sealed(&files[0], buffers_length(welcome.buffers as usize, DATA_BYTES), true).expect("buffers");
+    let length = queue_length(welcome.queue_slots as usize);
+    let queues = files[1..].iter().map(|file| Mapping::of_sealed(file, length, true).expect("queue")).collect();
+    Bare { socket, welcome, buffers, queues, files }
+}
+
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(5), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
