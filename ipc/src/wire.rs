@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -125,26 +125,24 @@ pub enum Operation {
     MakeNode = 17,
     /// File or path, `mode`.
     ChangeMode = 18,
-    /// File or path (`NO_FOLLOW`), `uid`, `gid`; `u32::MAX` leaves one alone.
-    ChangeOwner = 19,
     /// File or path (`NO_FOLLOW`), `times`.
-    SetTimes = 20,
+    SetTimes = 19,
     /// File or path (`NO_FOLLOW`), name in second; up to `length` bytes of value into the data area; `value` = its size;
     /// `length` 0 asks for the size only.
-    GetXattr = 21,
+    GetXattr = 20,
     /// File or path, name in second, value in third, `mode` = `XATTR_*`.
-    SetXattr = 22,
+    SetXattr = 21,
     /// File or path; names, each with a NUL, into the data area, as `GetXattr`.
-    ListXattr = 23,
+    ListXattr = 22,
     /// File or path, name in second.
-    RemoveXattr = 24,
+    RemoveXattr = 23,
     /// File or path; a [`WireStatfs`] into the data area.
-    Statfs = 25,
+    Statfs = 24,
 }
 
 impl Operation {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Operation; 25] = [
+    pub const ALL: [Operation; 24] = [
         Self::Echo,
         Self::Read,
         Self::Write,
@@ -163,7 +161,6 @@ impl Operation {
         Self::ReadLink,
         Self::MakeNode,
         Self::ChangeMode,
-        Self::ChangeOwner,
         Self::SetTimes,
         Self::GetXattr,
         Self::SetXattr,
@@ -230,10 +227,6 @@ pub struct Request {
     pub mode: u32,
     /// Device number (Linux's 32-bit encoding).
     pub device: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
     /// The caller's umask.
     pub umask: u32,
     /// Bytes of the path.

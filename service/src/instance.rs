@@ -1,5 +1,6 @@
 //! One mounted filesystem: a stack of layers, what is open in it, what the kernel knows of it.
 
+use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
 use crate::nodes::NodeTable;
 use crate::notify::{Job, KernelCache, Notifications};
@@ -41,6 +42,7 @@ pub struct Instance {
     pub(crate) nodes: Arc<NodeTable>,
     pub(crate) handles: HandleTable,
     pub(crate) statistics: Statistics,
+    pub(crate) rights: NodeLocks,
     notifications: OnceLock<Notifications>,
     adopter: OnceLock<Arc<dyn Adopter>>,
     refusing: AtomicBool,
@@ -58,6 +60,7 @@ impl Instance {
             nodes,
             handles,
             statistics: Statistics::default(),
+            rights: NodeLocks::default(),
             notifications: OnceLock::new(),
             adopter: OnceLock::new(),
             refusing: AtomicBool::new(false),

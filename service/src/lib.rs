@@ -22,6 +22,7 @@
 pub mod access;
 pub mod control;
 mod dispatch;
+mod exclusion;
 mod handles;
 mod instance;
 pub mod legacy;
@@ -37,7 +38,7 @@ mod walk;
 
 pub use handles::{HANDLES_MAX, HandleTable, OpenFile};
 pub use instance::{Adopter, Instance};
-pub use nodes::{KernelView, NodeTable, ROOT_NUMBER};
+pub use nodes::{KernelView, NodeTable, Privileges, ROOT_NUMBER};
 pub use notify::{Job, KernelCache, Notifications};
 pub use request::{Context, Failure, Kind, Reply, Request, WriteMode};
 pub use statistics::Statistics;

@@ -40,6 +40,17 @@ struct NodeState {
     mapped: bool,
     /// Known to have neither set-id bits nor capabilities, so that a write need not look.
     unprivileged: bool,
+    /// Which change of its privileges was the last.
+    privileges: u64,
+}
+
+/// What is known of a node's set-id bits and capabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Privileges {
+    /// It has none.
+    pub none: bool,
+    /// Tells whether they have changed when somebody has looked at the node.
+    version: u64,
 }
 
 impl NodeState {
@@ -64,6 +75,8 @@ pub struct NodeTable {
     states: [Mutex<HashMap<NodeId, NodeState>>; SHARDS],
     numbers: [Mutex<HashMap<u64, NodeId>>; SHARDS],
     next_own: AtomicU64,
+    /// Changes of privileges so far.
+    privileges: AtomicU64,
     count: AtomicU64,
     cached_bytes: AtomicU64,
 }
@@ -74,6 +87,7 @@ impl Default for NodeTable {
             states: std::array::from_fn(|_| Mutex::default()),
             numbers: std::array::from_fn(|_| Mutex::default()),
             next_own: AtomicU64::new(OWN_NUMBERS),
+            privileges: AtomicU64::new(1),
             count: AtomicU64::new(0),
             cached_bytes: AtomicU64::new(0),
         }
@@ -99,7 +113,7 @@ impl NodeTable {
             return ROOT_NUMBER;
         }
         let mut states = self.states(node);
-        let state = states.entry(node).or_default();
+        let state = states.entry(node).or_insert_with(|| self.new_state());
         if state.number == 0 {
             state.number = self.number_for(node, inode);
         }
@@ -108,6 +122,11 @@ impl NodeTable {
         }
         state.kernel_references += 1;
         state.number
+    }
+
+    /// A state that nobody has looked at: nobody knows its version.
+    fn new_state(&self) -> NodeState {
+        NodeState { privileges: self.privileges.fetch_add(1, Ordering::Relaxed), ..NodeState::default() }
     }
 
     fn number_for(&self, node: NodeId, inode: u64) -> u64 {
@@ -183,7 +202,7 @@ impl NodeTable {
     /// A file of the node was opened by FUSE.
     pub fn opened(&self, node: NodeId, writable: bool, append: bool) {
         let mut states = self.states(node);
-        let state = states.entry(node).or_default();
+        let state = states.entry(node).or_insert_with(|| self.new_state());
         state.open_files += 1;
         state.unadopted += 1;
         state.writers += u32::from(writable);
@@ -248,16 +267,30 @@ impl NodeTable {
         (view.number != 0 && (view.may_cache || view.goes_by_size)).then_some(view)
     }
 
-    /// Whether the node is known to have neither set-id bits nor capabilities.
-    #[must_use]
-    pub fn is_unprivileged(&self, node: NodeId) -> bool {
-        self.states(node).get(&node).is_some_and(|state| state.unprivileged)
+    /// What is known of the node's set-id bits and capabilities.
+    pub fn privileges(&self, node: NodeId) -> Privileges {
+        let states = self.states(node);
+        states.get(&node).map_or(Privileges { none: false, version: 0 }, |state| Privileges {
+            none: state.unprivileged,
+            version: state.privileges,
+        })
     }
 
-    /// Notes what is known of its set-id bits and capabilities.
-    pub fn set_unprivileged(&self, node: NodeId, unprivileged: bool) {
+    /// Notes that the node was found without set-id bits and capabilities after `seen` was known of it, unless they have
+    /// changed since.
+    pub fn note_unprivileged(&self, node: NodeId, seen: Privileges) {
+        if let Some(state) = self.states(node).get_mut(&node).filter(|state| state.privileges == seen.version) {
+            state.unprivileged = true;
+        }
+    }
+
+    /// Its set-id bits or capabilities may have changed. To be called after the change: whoever looked before it and notes
+    /// what he saw later is too late then, and what he noted earlier is forgotten.
+    pub fn privileges_changed(&self, node: NodeId) {
+        let version = self.privileges.fetch_add(1, Ordering::Relaxed);
         if let Some(state) = self.states(node).get_mut(&node) {
-            state.unprivileged = unprivileged;
+            state.unprivileged = false;
+            state.privileges = version;
         }
     }
 
@@ -328,6 +361,26 @@ mod tests {
         assert!(table.may_map(NodeId(7)));
         table.closed(NodeId(7), true, false, true);
         assert!(!table.may_map(NodeId(7)));
+    }
+
+    #[test]
+    fn what_was_seen_before_a_change_of_privileges_is_not_noted_after_it() {
+        let table = NodeTable::default();
+        let node = NodeId(7);
+        table.note_unprivileged(node, table.privileges(node));
+        table.enter(node, 70);
+        let early = table.privileges(node);
+        assert!(!early.none);
+        table.note_unprivileged(node, early);
+        assert!(table.privileges(node).none);
+        table.privileges_changed(node);
+        table.note_unprivileged(node, early);
+        assert!(!table.privileges(node).none);
+        let seen = table.privileges(node);
+        table.forget(70, 1);
+        table.enter(node, 70);
+        table.note_unprivileged(node, seen);
+        assert!(!table.privileges(node).none, "another state of the node");
     }
 
     #[test]

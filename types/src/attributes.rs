@@ -29,6 +29,12 @@ pub enum FileType {
 }
 
 impl FileType {
+    /// Whether it stands for a device.
+    #[must_use]
+    pub const fn is_device(self) -> bool {
+        matches!(self, FileType::CharDevice | FileType::BlockDevice)
+    }
+
     /// The `S_IFMT` bits of `st_mode`.
     #[must_use]
     pub const fn mode_bits(self) -> u32 {

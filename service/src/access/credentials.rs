@@ -7,8 +7,6 @@ use std::fs;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Capability {
-    /// may change owners
-    Chown = 0,
     /// ignores permission bits
     DacOverride = 1,
     /// reads and searches whatever the permission bits say
@@ -19,8 +17,6 @@ pub enum Capability {
     FileSetId = 4,
     /// administers the system
     SystemAdmin = 21,
-    /// makes device files
-    MakeNode = 27,
     /// gives programs capabilities
     SetFileCapabilities = 31,
 }
@@ -153,7 +149,7 @@ mod tests {
         let credentials = Credentials::parse_status(text).expect("well-formed");
         assert_eq!((credentials.uid, credentials.gid), (4, 8));
         assert!(credentials.in_group(10) && credentials.in_group(8) && !credentials.in_group(5));
-        assert!(credentials.capable(Capability::DacOverride) && !credentials.capable(Capability::Chown));
+        assert!(credentials.capable(Capability::DacOverride) && !credentials.capable(Capability::FileOwner));
         assert_eq!(Credentials::parse_status("Uid:\t1"), None);
     }
 

@@ -2,8 +2,9 @@
 //! filesystem mounted in the initial user namespace; FUSE requests do not come here, the kernel decides those
 //! (`default_permissions`), and a test compares the two.
 //!
-//! What belongs to the host's policy and not to the filesystem stays outside: the `protected_*` sysctls (but that of hard
-//! links), LSMs, Landlock, seccomp, immutable flags.
+//! What belongs to the host's policy and not to the filesystem stays outside: LSMs, Landlock, seccomp, immutable flags. Of the
+//! `protected_*` sysctls that of hard links is asked; what that of symbolic links may forbid is left to the kernel, and those
+//! of files and pipes are about opening, which the kernel does.
 
 mod acl;
 mod credentials;
@@ -12,6 +13,5 @@ mod rules;
 pub use acl::{Acl, AclEntry, AclTag};
 pub use credentials::{Capability, Credentials, IdMap};
 pub use rules::{
-    EXECUTE, READ, WRITE, XattrUse, host_protects_hard_links, is_harmless_link_source, may_access, may_change_group,
-    may_change_owner, may_delete, may_own, strips_set_group_id, without_set_id, xattr_rule,
+    EXECUTE, READ, WRITE, XattrUse, host_protects_hard_links, is_harmless_link_source, is_sticky, may_access, may_own, strips_set_group_id, without_set_id, xattr_rule,
 };

@@ -72,38 +72,10 @@ pub fn may_own(credentials: &Credentials, object: &Attributes) -> Result<(), Err
     }
 }
 
-/// Whether the owner may become `uid`.
-///
-/// # Errors
-/// `EPERM`.
-pub fn may_change_owner(credentials: &Credentials, object: &Attributes, uid: u32) -> Result<(), Errno> {
-    let unchanged = credentials.uid == object.uid && uid == object.uid;
-    if unchanged || credentials.capable_for(Capability::Chown, object) { Ok(()) } else { Err(Errno::EPERM) }
-}
-
-/// Whether the group may become `gid`.
-///
-/// # Errors
-/// `EPERM`.
-pub fn may_change_group(credentials: &Credentials, object: &Attributes, gid: u32) -> Result<(), Errno> {
-    let own = credentials.uid == object.uid && (gid == object.gid || credentials.in_group(gid));
-    if own || credentials.capable_for(Capability::Chown, object) { Ok(()) } else { Err(Errno::EPERM) }
-}
-
-/// Whether `victim` may lose its name in `directory`, once writing and searching the directory were granted.
-///
-/// # Errors
-/// `EPERM` in a sticky directory.
-pub fn may_delete(credentials: &Credentials, directory: &Attributes, victim: &Attributes) -> Result<(), Errno> {
-    if directory.permissions & STICKY == 0
-        || credentials.uid == victim.uid
-        || credentials.uid == directory.uid
-        || credentials.capable_for(Capability::FileOwner, victim)
-    {
-        Ok(())
-    } else {
-        Err(Errno::EPERM)
-    }
+/// Whether only owners may remove names from the directory (`S_ISVTX`).
+#[must_use]
+pub fn is_sticky(directory: &Attributes) -> bool {
+    directory.permissions & STICKY != 0
 }
 
 /// Whether the host restricts hard links (`fs.protected_hardlinks`), as the kernel would ask at this moment.
@@ -169,7 +141,7 @@ pub fn xattr_rule(credentials: &Credentials, object: &Attributes, name: &[u8], w
     if !matches!(object.file_type, FileType::Regular | FileType::Directory) {
         return Err(refused);
     }
-    if wanted == XattrUse::Set && object.is_directory() && object.permissions & STICKY != 0 {
+    if wanted == XattrUse::Set && object.is_directory() && is_sticky(object) {
         may_own(credentials, object)?;
     }
     Ok(if wanted == XattrUse::Get { READ } else { WRITE })

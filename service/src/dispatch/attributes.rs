@@ -16,6 +16,10 @@ impl Instance {
             return Err(Errno::EINVAL.into());
         }
         let object = self.check(context, node, mask)?;
+        if context.is_library() && mask != 0 && object.file_type.is_device() {
+            // A control group may say no.
+            return Err(Stop::UseKernel);
+        }
         let changes_nothing = mask & access::WRITE == 0 || !matches_content(&object);
         if !changes_nothing && self.layer().read_only() {
             return Err(Errno::EROFS.into());
@@ -30,6 +34,12 @@ impl Instance {
         mut changes: SetAttributes,
         file: Option<&OpenFile>,
     ) -> Served {
+        let gives_away = changes.uid.is_some() || changes.gid.is_some();
+        if gives_away && context.is_library() {
+            // The kernel checks a chmod before it comes here: only it can keep the owner from changing in between.
+            return Err(Stop::UseKernel);
+        }
+        let exclusive = (gives_away || changes.permissions.is_some()).then(|| self.rights.lock(node));
         let before = self.layer().getattr(&context.caller, node)?;
         if let Some(credentials) = context.credentials {
             self.check_change(context, credentials, (node, &before), &mut changes, file)?;
@@ -41,23 +51,26 @@ impl Instance {
             if context.is_library() && self.nodes.may_map(node) {
                 return Err(Stop::UseKernel);
             }
-            self.drop_privileges(context, node, Writer::Caller)?;
+            if exclusive.is_some() {
+                self.drop_capability(node)?;
+                self.drop_set_id(context, node, Writer::Caller)?;
+            } else {
+                self.drop_privileges(context, node, Writer::Caller)?;
+            }
         }
-        if (changes.uid.is_some() || changes.gid.is_some()) && !before.is_directory() {
+        if gives_away && !before.is_directory() {
             if changes.permissions.is_none() && before.permissions & 0o6000 != 0 {
                 changes.permissions = remaining_mode(&credentials_of(context), &before);
-                // Linux carries this out as a chmod, which asks for more than the change of owner did.
-                if let (Some(credentials), Some(_)) = (context.credentials, changes.permissions) {
-                    access::may_own(credentials, &before)?;
-                }
             }
             self.drop_capability(node)?;
         }
         let handle = file.filter(|file| file.flags().writable() && changes.size.is_some()).map(OpenFile::handle);
+        let after = self.layer().setattr(&context.caller, node, &changes, handle);
         if changes.permissions.is_some() {
-            self.nodes.set_unprivileged(node, false);
+            self.nodes.privileges_changed(node);
         }
-        let after = self.layer().setattr(&context.caller, node, &changes, handle)?;
+        drop(exclusive);
+        let after = after?;
         if changes.size.is_some() && context.is_library() {
             let grown = (after.size > before.size).then_some((after.size, 0));
             self.content_changed(node, grown);
@@ -73,16 +86,9 @@ impl Instance {
         changes: &mut SetAttributes,
         file: Option<&OpenFile>,
     ) -> Served<()> {
-        if let Some(uid) = changes.uid {
-            access::may_change_owner(credentials, object, uid)?;
-        }
-        if let Some(gid) = changes.gid {
-            access::may_change_group(credentials, object, gid)?;
-        }
         if let Some(permissions) = &mut changes.permissions {
             access::may_own(credentials, object)?;
-            let gid = changes.gid.unwrap_or(object.gid);
-            if access::strips_set_group_id(credentials, object, gid) {
+            if access::strips_set_group_id(credentials, object, object.gid) {
                 *permissions &= !SET_GROUP_ID;
             }
         }

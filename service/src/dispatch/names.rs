@@ -1,7 +1,7 @@
 //! Names: looking up, making, linking, removing, renaming.
 
 use super::{Served, Stop};
-use crate::access::{self, Capability, EXECUTE, READ, WRITE};
+use crate::access::{self, EXECUTE, READ, WRITE};
 use crate::handles::layer_flags;
 use crate::instance::Instance;
 use crate::request::{Context, Reply};
@@ -28,10 +28,17 @@ impl Instance {
     }
 
     /// The directory's attributes, once the caller may add or remove names in it.
+    ///
+    /// In a sticky directory what a name stands for decides who may remove or replace it: only the kernel, which locks the
+    /// directory, can keep that from changing between the check and the deed, and only if all changes of its names come
+    /// through it.
     fn check_directory(&self, context: &Context<'_>, directory: NodeId) -> Served<Attributes> {
         let object = self.layer().getattr(&context.caller, directory)?;
         if !object.is_directory() {
             return Err(Errno::ENOTDIR.into());
+        }
+        if context.is_library() && access::is_sticky(&object) {
+            return Err(Stop::UseKernel);
         }
         self.check_object(context, directory, &object, WRITE | EXECUTE)?;
         Ok(object)
@@ -104,15 +111,11 @@ impl Instance {
         permissions: u32,
         device: u32,
     ) -> Served {
-        let (caller, permissions) = self.prepare(context, parent, name, file_type, permissions)?;
-        let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
-        let is_whiteout = file_type == FileType::CharDevice && device == 0;
-        if is_device
-            && !is_whiteout
-            && context.credentials.is_some_and(|credentials| !credentials.capable(Capability::MakeNode))
-        {
-            return Err(Errno::EPERM.into());
+        if context.is_library() && file_type.is_device() {
+            // A control group may say no.
+            return Err(Stop::UseKernel);
         }
+        let (caller, permissions) = self.prepare(context, parent, name, file_type, permissions)?;
         Ok(Reply::Entry(self.layer().mknod(&caller, parent, name, file_type, permissions, device)?))
     }
 
@@ -170,15 +173,12 @@ impl Instance {
 
     /// Whether the caller may take the name away. Nothing is looked up for requests the kernel has checked.
     fn check_removal(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served<()> {
-        let Some(credentials) = context.credentials else {
+        if context.credentials.is_none() {
             return Ok(());
-        };
+        }
         self.check_search(context, parent)?;
-        let victim = self.layer().lookup(&context.caller, parent, name)?;
-        self.layer().forget(victim.node, 1);
-        let directory = self.check_directory(context, parent)?;
-        access::may_delete(credentials, &directory, &victim.attributes)?;
-        Ok(())
+        self.peek(context, parent, name)?.ok_or(Errno::ENOENT)?;
+        self.check_directory(context, parent).map(|_| ())
     }
 
     pub(super) fn rename(
@@ -217,15 +217,8 @@ impl Instance {
         if target.is_some() && flags.contains(RenameFlags::NO_REPLACE) {
             return Err(Errno::EEXIST.into());
         }
-        let from = self.check_directory(context, parent)?;
-        if let Some(credentials) = context.credentials {
-            access::may_delete(credentials, &from, &source.attributes)?;
-        }
-        let to = self.check_directory(context, new_parent)?;
-        if let (Some(credentials), Some(target)) = (context.credentials, target) {
-            access::may_delete(credentials, &to, &target.attributes)?;
-        }
-        Ok(())
+        self.check_directory(context, parent)?;
+        self.check_directory(context, new_parent).map(|_| ())
     }
 
     /// What a name stands for at this moment; no reference is kept.

@@ -42,7 +42,9 @@ pub(super) fn credentials_of<'a>(context: &Context<'a>) -> Cow<'a, Credentials> 
 impl Instance {
     /// Before the content of `node` changes: what its writer may not keep goes.
     pub(super) fn drop_privileges(&self, context: &Context<'_>, node: NodeId, writer: Writer) -> Served<()> {
-        if self.nodes.is_unprivileged(node) {
+        let known = self.nodes.privileges(node);
+        // Another instance over the same directory changes modes without telling this one.
+        if known.none && self.stack.is_private() {
             return Ok(());
         }
         let object = self.layer().getattr(&context.caller, node)?;
@@ -51,7 +53,19 @@ impl Instance {
         }
         let capability = self.drop_capability(node)?;
         if object.permissions & SET_ID == 0 {
-            self.nodes.set_unprivileged(node, !capability);
+            if !capability {
+                self.nodes.note_unprivileged(node, known);
+            }
+            return Ok(());
+        }
+        let _exclusive = self.rights.lock(node);
+        self.drop_set_id(context, node, writer)
+    }
+
+    /// The same of set-id bits alone, under the node's lock.
+    pub(super) fn drop_set_id(&self, context: &Context<'_>, node: NodeId, writer: Writer) -> Served<()> {
+        let object = self.layer().getattr(&context.caller, node)?;
+        if object.file_type != FileType::Regular || object.permissions & SET_ID == 0 {
             return Ok(());
         }
         let credentials = credentials_of(context);

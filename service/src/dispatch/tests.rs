@@ -6,10 +6,12 @@ use crate::handles::OpenFile;
 use crate::notify::KernelCache;
 use crate::request::{Kind, WriteMode};
 use crate::stack::Stack;
-use poolfs_libservice::types::{AllocateMode, Name, OpenFlags, RenameFlags, SetAttributes};
+use poolfs_libservice::types::{AllocateMode, Caller, FileType, Name, OpenFlags, RenameFlags, SetAttributes};
 use poolfs_libservice::{Durability, Memory};
 use poolfs_service_protocol::{MountSpec, OperationPath, StackSpec};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 #[derive(Clone, Default)]
 struct Kernel(Arc<Mutex<Vec<String>>>);
@@ -210,4 +212,153 @@ fn everything_is_counted_and_nothing_is_served_after_the_end() {
     assert_eq!(fixture.instance.statistics().count(OperationPath::Fuse, Kind::Stat), 0);
     fixture.instance.refuse();
     assert_eq!(stat().err(), Some(Errno::ENOTCONN.into()));
+}
+
+const ROUNDS: u32 = 30_000;
+const TIME_MAX: Duration = Duration::from_secs(3);
+
+/// Two requests at once, again and again, after `reset`, for a while; the first round after which `wrong` says so.
+fn race(rounds: u32, reset: impl Fn(), both: [&(dyn Fn() + Sync); 2], wrong: impl Fn() -> bool) -> Option<u32> {
+    let (turn, ended) = (AtomicU32::new(0), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for call in both {
+            let (turn, ended) = (&turn, &ended);
+            scope.spawn(move || {
+                for round in 1..=rounds {
+                    let mut spins = 0;
+                    while turn.load(Ordering::Acquire) < round {
+                        spins += 1;
+                        if spins < 20_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+                    }
+                    if turn.load(Ordering::Acquire) > rounds {
+                        return;
+                    }
+                    call();
+                    ended.fetch_add(1, Ordering::AcqRel);
+                }
+            });
+        }
+        let start = Instant::now();
+        let failed = (1..=rounds).take_while(|_| start.elapsed() < TIME_MAX).find(|&round| {
+            reset();
+            turn.store(round, Ordering::Release);
+            while ended.load(Ordering::Acquire) != 2 * round {
+                std::thread::yield_now();
+            }
+            wrong()
+        });
+        turn.store(rounds + 1, Ordering::Release);
+        failed
+    })
+}
+
+fn user() -> Credentials {
+    Credentials { uid: 1000, gid: 1000, groups: vec![], capabilities: 0, user_namespace: None }
+}
+
+impl Fixture {
+    fn change(&self, context: &Context<'_>, node: NodeId, changes: SetAttributes) -> Result<Reply, Failure> {
+        self.instance.dispatch(context, Request::Change { node, changes, file: None })
+    }
+
+    fn now(&self, node: NodeId) -> Attributes {
+        self.instance.layer().getattr(&Caller::ROOT, node).expect("there")
+    }
+}
+
+#[test]
+fn a_mode_that_was_the_owners_to_give_is_not_set_on_another_owners_file() {
+    let fixture = Fixture::new();
+    let node = fixture.create("f", OpenFlags::READ_ONLY).node();
+    let (user, own) = (user(), SetAttributes::default());
+    let library = Context::library(&user, 0);
+    let attributes = |uid, permissions| SetAttributes { uid, permissions, ..own };
+    let give_away = || {
+        fixture.change(&Fixture::fuse(), node, attributes(Some(0), None)).expect("root's");
+    };
+    let set_user_id = || {
+        let _ = fixture.change(&library, node, attributes(None, Some(0o4755)));
+    };
+    let reset = || {
+        fixture.change(&Fixture::fuse(), node, attributes(Some(1000), Some(0o755))).expect("root's");
+    };
+    let wrong = race(ROUNDS, reset, [&give_away, &set_user_id], || {
+        let now = fixture.now(node);
+        now.uid != 0 || now.permissions & 0o4000 != 0
+    });
+    assert_eq!(wrong, None, "a program of root's that it never made");
+}
+
+#[test]
+fn a_set_user_id_bit_that_comes_while_somebody_writes_is_taken_away_by_the_next_write() {
+    let fixture = Fixture::new();
+    let file = fixture.create("f", OpenFlags::READ_WRITE);
+    assert!(file.set_adopted(true));
+    let user = user();
+    let library = Context::library(&user, 0);
+    let mode = |permissions| {
+        let changes = SetAttributes { permissions: Some(permissions), ..SetAttributes::default() };
+        fixture.change(&Fixture::fuse(), file.node(), changes).expect("root's");
+    };
+    let write = || {
+        fixture.write(&library, &file, 0, b"x").expect("room");
+    };
+    let wrong = race(
+        ROUNDS,
+        || mode(0o666),
+        [&write, &|| mode(0o4777)],
+        || {
+            write();
+            fixture.now(file.node()).permissions & 0o4000 != 0
+        },
+    );
+    assert_eq!(wrong, None);
+}
+
+#[test]
+fn a_mode_is_not_undone_by_a_write_that_takes_set_id_bits_away() {
+    let fixture = Fixture::new();
+    let file = fixture.create("f", OpenFlags::READ_WRITE);
+    assert!(file.set_adopted(true));
+    let user = user();
+    let library = Context::library(&user, 0);
+    let mode = |permissions| {
+        let changes = SetAttributes { permissions: Some(permissions), ..SetAttributes::default() };
+        fixture.change(&Fixture::fuse(), file.node(), changes).expect("root's");
+    };
+    let write = || {
+        fixture.write(&library, &file, 0, b"x").expect("room");
+    };
+    let wrong =
+        race(ROUNDS, || mode(0o4777), [&write, &|| mode(0o600)], || fixture.now(file.node()).permissions != 0o600);
+    assert_eq!(wrong, None, "the old mode came back");
+}
+
+#[test]
+fn in_sticky_directories_and_of_devices_the_kernel_decides() {
+    let fixture = Fixture::new();
+    let (root, kernel) = (NodeId::ROOT, Err(Failure::UseKernel));
+    fixture.create("f", OpenFlags::READ_ONLY);
+    let failure = |request: Request<'_>| fixture.instance.dispatch(&fixture.library(), request).map(|_| ());
+    let unlink = |text: &'static str| Request::Unlink { parent: root, name: name(text) };
+    let make =
+        |file_type| Request::MakeNode { parent: root, name: name("n"), file_type, permissions: 0o600, device: 0x103 };
+    assert_eq!(failure(make(FileType::CharDevice)), kernel);
+    assert_eq!(failure(make(FileType::BlockDevice)), kernel);
+    let changes = SetAttributes { permissions: Some(0o1777), ..SetAttributes::default() };
+    fixture.change(&Fixture::fuse(), root, changes).expect("root's");
+    assert_eq!(failure(unlink("f")), kernel);
+    assert_eq!(failure(unlink("absent")), Err(Errno::ENOENT.into()));
+    assert_eq!(failure(make(FileType::Regular)), kernel);
+    assert_eq!(failure(Request::MakeDirectory { parent: root, name: name("n"), permissions: 0o700 }), kernel);
+    assert_eq!(failure(Request::SymbolicLink { parent: root, name: name("n"), target: b"f" }), kernel);
+    let rename = |new: &'static str| Request::Rename {
+        parent: root,
+        name: name("f"),
+        new_parent: root,
+        new_name: name(new),
+        flags: RenameFlags::empty(),
+    };
+    assert_eq!(failure(rename("g")), kernel);
+    assert!(fixture.instance.dispatch(&Fixture::fuse(), rename("g")).is_ok(), "the kernel has decided");
 }

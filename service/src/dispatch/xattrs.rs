@@ -51,17 +51,20 @@ impl Instance {
         if value.len() > XATTR_VALUE_MAX {
             return Err(Errno::E2BIG.into());
         }
-        if name == CAPABILITY {
-            self.nodes.set_unprivileged(node, false);
+        let _exclusive = (name == ACCESS_LIST).then(|| self.rights.lock(node));
+        let set = self.layer().setxattr(&context.caller, node, name, value, flags);
+        if name == CAPABILITY || name == ACCESS_LIST {
+            self.nodes.privileges_changed(node);
         }
-        self.layer().setxattr(&context.caller, node, name, value, flags)?;
+        set?;
         if name == ACCESS_LIST {
             self.strip_set_group_id(context, node)?;
         }
         Ok(Reply::Done)
     }
 
-    /// A change of the access list is a change of the mode: who is not in the file's group loses its set-group-id bit.
+    /// A change of the access list is a change of the mode: who is not in the file's group loses its set-group-id bit. Under
+    /// the node's lock.
     fn strip_set_group_id(&self, context: &Context<'_>, node: NodeId) -> Served<()> {
         let object = self.layer().getattr(&context.caller, node)?;
         if object.permissions & SET_GROUP_ID != 0 && strips_set_group_id(&credentials_of(context), &object, object.gid)

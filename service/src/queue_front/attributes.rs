@@ -20,21 +20,6 @@ impl Call<'_> {
         self.change(&object, SetAttributes { permissions, ..SetAttributes::default() })
     }
 
-    pub(super) fn change_owner(&self, path: &[u8]) -> Answer {
-        let request = &self.message.request;
-        let given = |id: u32| (id != u32::MAX).then_some(id);
-        let changes = SetAttributes { uid: given(request.uid), gid: given(request.gid), ..SetAttributes::default() };
-        if changes == SetAttributes::default() {
-            return Err(Refused::KERNEL);
-        }
-        // Ids of the host: in a user namespace the kernel has to translate the application's.
-        if self.context.credentials.is_some_and(|credentials| credentials.user_namespace.is_some()) {
-            return Err(Refused::KERNEL);
-        }
-        let object = self.object(path, self.follows())?;
-        self.change(&object, changes)
-    }
-
     pub(super) fn set_times(&self, path: &[u8]) -> Answer {
         let [accessed, modified] = self.message.request.times;
         let changes =

@@ -94,7 +94,6 @@ impl<'a> Call<'a> {
             Operation::Link => self.link(path, second),
             Operation::ReadLink => self.read_link(path),
             Operation::ChangeMode => self.change_mode(path),
-            Operation::ChangeOwner => self.change_owner(path),
             Operation::SetTimes => self.set_times(path),
             Operation::GetXattr => self.get_xattr(path, second),
             Operation::SetXattr => self.set_xattr(path, second, third),

@@ -8,7 +8,7 @@ use poolfs_service::access::{Capability, Credentials};
 use poolfs_service::stack::StackBuilder;
 use poolfs_service::{Astray, Context, Instance, Request};
 use poolfs_service_protocol::{MountSpec, StackSpec};
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
+use rustix::fs::{AtFlags, CWD, Mode};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
@@ -42,7 +42,6 @@ impl Random {
 enum Operation {
     Access(u32),
     Mode(u32),
-    Owner(Option<u32>, Option<u32>),
     Truncate,
     TimesNow,
     TimesAt,
@@ -65,12 +64,7 @@ fn random_operation(random: &mut Random) -> Operation {
     let names = ["user.x", "trusted.x", "security.x", "system.posix_acl_access"];
     match random.below(20) {
         0..=3 => Operation::Access(random.below(8) as u32),
-        4 => Operation::Mode(random.below(0o10000) as u32),
-        5 | 6 => {
-            let uid = (random.below(2) == 0).then(|| random.one(&IDS));
-            let gid = (uid.is_none() || random.below(2) == 0).then(|| random.one(&GROUPS));
-            Operation::Owner(uid, gid)
-        }
+        4..=6 => Operation::Mode(random.below(0o10000) as u32),
         7 => Operation::Truncate,
         8 => Operation::TimesNow,
         9 => Operation::TimesAt,
@@ -144,7 +138,6 @@ fn by_system_call(folder: &Path, operation: &Operation) -> rustix::io::Result<()
             rustix::fs::accessat(CWD, &victim, mask, AtFlags::EACCESS)
         }
         Operation::Mode(mode) => rustix::fs::chmod(&victim, Mode::from_raw_mode(*mode)),
-        Operation::Owner(uid, gid) => rustix::fs::chown(&victim, uid.map(Uid::from_raw), gid.map(Gid::from_raw)),
         Operation::Truncate => {
             nix::unistd::truncate(&victim, 3).map_err(|errno| rustix::io::Errno::from_raw_os_error(errno as i32))
         }
@@ -197,7 +190,6 @@ fn by_request(instance: &Instance, context: &Context<'_>, case: &str, operation:
     match operation {
         Operation::Access(mask) => send(Request::Access { node: found()?.node.node(), mask: *mask }),
         Operation::Mode(mode) => change(SetAttributes { permissions: Some(*mode), ..SetAttributes::default() }),
-        Operation::Owner(uid, gid) => change(SetAttributes { uid: *uid, gid: *gid, ..SetAttributes::default() }),
         Operation::Truncate => change(SetAttributes { size: Some(3), ..SetAttributes::default() }),
         Operation::TimesNow => change(both_times(SetTime::Now)),
         Operation::TimesAt => change(both_times(SetTime::At(Timestamp { seconds: 77, nanoseconds: 0 }))),
@@ -296,14 +288,8 @@ fn identities() -> Vec<(Credentials, Vec<String>)> {
         make(1000, 1000, &[], &[(C::DacOverride, "dac_override")]),
         make(1001, 2000, &[], &[(C::DacReadSearch, "dac_read_search")]),
         make(1001, 1001, &[], &[(C::FileOwner, "fowner"), (C::DacOverride, "dac_override")]),
-        make(1000, 1000, &[], &[(C::Chown, "chown"), (C::DacOverride, "dac_override")]),
         make(1001, 1000, &[], &[(C::FileSetId, "fsetid"), (C::DacOverride, "dac_override")]),
-        make(
-            1001,
-            1000,
-            &[],
-            &[(C::SystemAdmin, "sys_admin"), (C::MakeNode, "mknod"), (C::DacOverride, "dac_override")],
-        ),
+        make(1001, 1000, &[], &[(C::SystemAdmin, "sys_admin"), (C::DacOverride, "dac_override")]),
     ]
 }
 

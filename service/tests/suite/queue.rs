@@ -8,7 +8,7 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 
 pub fn connect(folder: &Path, instance: &str) -> Connection {
@@ -137,5 +137,59 @@ fn a_killed_service_fails_its_callers_and_the_next_one_serves_them() {
         let service = Running::start(folder);
         service.mount_directory("one");
         assert_eq!(by_path(&connect(folder, "one"), Operation::Stat, "f").attributes.size, 4);
+    });
+}
+
+const PROTECTED_SYMLINKS: &str = "/proc/sys/fs/protected_symlinks";
+
+/// The host's setting as it was, put back at the end.
+struct Setting(String);
+
+impl Setting {
+    fn keep() -> Self {
+        Self(fs::read_to_string(PROTECTED_SYMLINKS).expect("readable"))
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        let _ = fs::write(PROTECTED_SYMLINKS, &self.0);
+    }
+}
+
+#[test]
+fn links_the_host_may_protect_are_followed_by_the_kernel_alone() {
+    isolated("queue::links_the_host_may_protect_are_followed_by_the_kernel_alone", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        fs::create_dir_all(at.join("d/target/below")).expect("mkdir");
+        let (setting, mut refused, mut left) = (Setting::keep(), 0, 0);
+        for protects in ["0", "1"] {
+            fs::write(PROTECTED_SYMLINKS, protects).expect("root may");
+            let modes = [0o1777, 0o1775, 0o777];
+            let owners = [(0, 0), (0, 1001), (1001, 0), (1001, 1001), (1002, 1001)];
+            for (mode, (directory, link)) in modes.into_iter().flat_map(|mode| owners.map(|owners| (mode, owners))) {
+                let _ = fs::remove_file(at.join("d/link"));
+                symlink("target", at.join("d/link")).expect("symlink");
+                lchown(at.join("d/link"), Some(link), None).expect("lchown");
+                chown(at.join("d"), Some(directory), None).expect("chown");
+                fs::set_permissions(at.join("d"), fs::Permissions::from_mode(mode)).expect("chmod");
+                for path in ["d/link", "d/link/", "d//link//", "d/link/below", "d/target"] {
+                    let kernel = fs::metadata(at.join(path)).map_err(|error| error.raw_os_error());
+                    let own = by_path(&connection, Operation::Stat, path);
+                    let is_refused = kernel.err() == Some(Some(libc::EACCES));
+                    let is_left = own.status == Status::UseKernel as u32;
+                    assert!(
+                        is_left || !is_refused,
+                        "{path}, setting {protects}, mode {mode:o}, owners {directory} {link}: {own:?}"
+                    );
+                    (refused, left) = (refused + u32::from(is_refused), left + u32::from(is_left));
+                }
+            }
+        }
+        drop(setting);
+        assert_eq!(refused, 6, "two pairs of owners, three paths that end with the link");
+        assert_eq!(left, 16, "only what the kernel may refuse, whatever the setting, and what follows such a link");
     });
 }

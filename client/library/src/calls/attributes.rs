@@ -32,30 +32,14 @@ pub fn fchmodat(descriptor: i32, path: UserPath, mode: u32, flags: i32) -> isize
     })
 }
 
-/// `fchown`
+/// `fchown`. Owners are changed by the kernel alone, which locks the file from the check to the change.
 pub fn fchown(descriptor: i32, uid: u32, gid: u32) -> isize {
-    let mut request = request(Operation::ChangeOwner);
-    (request.uid, request.gid) = (uid, gid);
-    finish(change_by_descriptor(descriptor, &request, &Extra::default()), || {
-        kernel(sys::__NR_fchown, [descriptor as usize, uid as usize, gid as usize, 0, 0, 0])
-    })
+    kernel(sys::__NR_fchown, [descriptor as usize, uid as usize, gid as usize, 0, 0, 0])
 }
 
-/// `fchownat`; `chown` and `lchown` are special cases
+/// `fchownat`, as [`fchown`]; `chown` and `lchown` are special cases
 pub fn fchownat(descriptor: i32, path: UserPath, uid: u32, gid: u32, flags: i32) -> isize {
-    let served = || {
-        if flags as u32 & !sys::AT_SYMLINK_NOFOLLOW != 0 {
-            return Err(Refusal::Foreign);
-        }
-        let mut request = request(Operation::ChangeOwner);
-        request.flags = no_follow(flags);
-        (request.uid, request.gid) = (uid, gid);
-        change_by_path((descriptor, path), &request)
-    };
-    finish(served(), || {
-        let arguments = [descriptor as usize, path.address(), uid as usize, gid as usize, flags as usize, 0];
-        kernel(sys::__NR_fchownat, arguments)
-    })
+    kernel(sys::__NR_fchownat, [descriptor as usize, path.address(), uid as usize, gid as usize, flags as usize, 0])
 }
 
 /// `utimensat` as the system call has it: a null path means the descriptor itself. `times` is null (now) or two `timespec`.
