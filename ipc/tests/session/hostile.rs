@@ -5,6 +5,7 @@ use crate::common::{EchoService, assert_echo, echo};
 use poolfs_ipc::CallError;
 use poolfs_ipc::area::{self, BufferArea, DATA_BYTES};
 use poolfs_ipc::futex;
+use poolfs_ipc::hold::Frame;
 use poolfs_ipc::memory::PAGE;
 use poolfs_ipc::queue::{Doorbell, DoorbellQueue};
 use poolfs_ipc::service::MemoryBudget;
@@ -147,7 +148,7 @@ fn a_reply_whose_session_ended_before_it_was_read_is_none() {
     let directory = tempfile::tempdir().expect("directory");
     let service = EchoService::start(&directory.path().join("i.sock"), 1, |_| {});
     let connection = service.connect();
-    let mut buffer = connection.borrow().expect("free");
+    let mut buffer = connection.borrow(Frame::here()).expect("free");
     buffer.put_data(0, b"abc").expect("room");
     buffer.execute(&echo(1, 3)).expect("a reply");
     let mut back = [0; 3];
