@@ -22,6 +22,9 @@ const CONNECTIONS_MAX: usize = 32;
 /// A connection that says nothing for so long is closed.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 
+/// A connection that does not read its answer for so long is closed.
+const DEAFNESS_MAX: Duration = Duration::from_secs(10);
+
 /// The socket; its file goes when it is dropped.
 pub struct ControlSocket {
     path: PathBuf,
@@ -95,6 +98,7 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
         return answer(&stream, &Answer::Failed { message: "only root may command a service".into() });
     }
     stream.set_read_timeout(Some(SILENCE_MAX))?;
+    stream.set_write_timeout(Some(DEAFNESS_MAX))?;
     let mut input = BufReader::new(stream.try_clone()?);
     loop {
         let mut line = Vec::new();

@@ -7,7 +7,9 @@ use nix::sys::signal::{SigSet, Signal};
 use poolfs_service_protocol::{Answer, ServiceConfig, is_valid_name};
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::CpuSet;
+use std::fs::DirBuilder;
 use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -59,7 +61,12 @@ pub fn run(config: ServiceConfig) -> anyhow::Result<()> {
     ending.thread_block().context("blocking signals")?;
     prepare(&config)?;
     for directory in config.control_socket.parent().into_iter().chain([config.socket_directory.as_path()]) {
-        std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
+        // The modes do not come from a umask: see `prepare`.
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(directory)
+            .with_context(|| format!("making {}", directory.display()))?;
     }
     let socket = ControlSocket::bind(&config.control_socket)
         .with_context(|| format!("listening at {}", config.control_socket.display()))?;

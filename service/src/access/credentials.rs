@@ -21,14 +21,17 @@ pub enum Capability {
     SetFileCapabilities = 31,
 }
 
-/// Which ids of the host a user namespace maps, as `[first, first + count)` ranges of the host's ids.
+/// What an id looks like in a user namespace that does not map it (the kernel's default of `kernel.overflowuid`).
+const UNMAPPED: u32 = 65534;
+
+/// Which ids of the host a user namespace maps, and to which of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct IdMap(Vec<(u32, u32)>);
+pub struct IdMap(Vec<(u32, u32, u32)>);
 
 impl IdMap {
-    /// A map from ranges `(first id of the host, count)`.
+    /// A map from ranges `(first id inside, first id of the host, count)`.
     #[must_use]
-    pub fn new(ranges: impl IntoIterator<Item = (u32, u32)>) -> Self {
+    pub fn new(ranges: impl IntoIterator<Item = (u32, u32, u32)>) -> Self {
         Self(ranges.into_iter().collect())
     }
 
@@ -37,8 +40,8 @@ impl IdMap {
     pub fn parse(text: &str) -> Option<Self> {
         let range = |line: &str| {
             let mut numbers = line.split_ascii_whitespace().map(str::parse::<u32>);
-            let (_inside, host, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
-            numbers.next().is_none().then_some((host, count))
+            let range = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+            numbers.next().is_none().then_some(range)
         };
         text.lines().map(range).collect::<Option<Vec<_>>>().map(Self)
     }
@@ -46,7 +49,14 @@ impl IdMap {
     /// Whether `id` of the host has a counterpart in the namespace.
     #[must_use]
     pub fn contains(&self, id: u32) -> bool {
-        self.0.iter().any(|&(first, count)| id >= first && id - first < count)
+        self.inside(id).is_some()
+    }
+
+    /// The namespace's own number of the host's `id`.
+    #[must_use]
+    pub fn inside(&self, id: u32) -> Option<u32> {
+        let (inside, host, _) = self.0.iter().find(|&&(_, first, count)| id >= first && id - first < count)?;
+        inside.checked_add(id - host)
     }
 }
 
@@ -76,6 +86,15 @@ impl Credentials {
     #[must_use]
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
+    }
+
+    /// Owner and group of the host as the caller sees them: in its user namespace.
+    #[must_use]
+    pub fn as_seen(&self, uid: u32, gid: u32) -> (u32, u32) {
+        match &self.user_namespace {
+            None => (uid, gid),
+            Some((uids, gids)) => (uids.inside(uid).unwrap_or(UNMAPPED), gids.inside(gid).unwrap_or(UNMAPPED)),
+        }
     }
 
     fn holds(&self, capability: Capability) -> bool {
@@ -138,6 +157,9 @@ mod tests {
         let map = IdMap::parse("         0     100000      65536\n     70000  5 1\n").expect("well-formed");
         assert!(map.contains(100_000) && map.contains(165_535) && map.contains(5));
         assert!(!map.contains(0) && !map.contains(165_536) && !map.contains(6));
+        assert_eq!((map.inside(100_007), map.inside(5), map.inside(7)), (Some(7), Some(70_000), None));
+        let credentials = Credentials { user_namespace: Some((map.clone(), map)), ..Credentials::root() };
+        assert_eq!((credentials.as_seen(100_000, 1), Credentials::root().as_seen(7, 8)), ((0, UNMAPPED), (7, 8)));
         assert_eq!(IdMap::parse("0 0"), None);
         assert_eq!(IdMap::parse("0 0 -1"), None);
         assert!(IdMap::parse("0 4294967290 4294967295").expect("well-formed").contains(u32::MAX));

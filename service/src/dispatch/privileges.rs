@@ -40,13 +40,18 @@ pub(super) fn credentials_of<'a>(context: &Context<'a>) -> Cow<'a, Credentials> 
 }
 
 impl Instance {
+    /// Whether the node is known to have neither set-id bits nor capabilities.
+    pub(super) fn is_unprivileged(&self, node: NodeId) -> bool {
+        // Another instance over the same directory changes them without telling this one.
+        self.nodes.privileges(node).none && self.stack.is_private()
+    }
+
     /// Before the content of `node` changes: what its writer may not keep goes.
     pub(super) fn drop_privileges(&self, context: &Context<'_>, node: NodeId, writer: Writer) -> Served<()> {
-        let known = self.nodes.privileges(node);
-        // Another instance over the same directory changes modes without telling this one.
-        if known.none && self.stack.is_private() {
+        if self.is_unprivileged(node) {
             return Ok(());
         }
+        let known = self.nodes.privileges(node);
         let object = self.layer().getattr(&context.caller, node)?;
         if object.file_type != FileType::Regular {
             return Ok(());

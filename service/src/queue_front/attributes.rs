@@ -32,6 +32,10 @@ impl Call<'_> {
     }
 
     pub(super) fn get_xattr(&self, path: &[u8], name: &[u8]) -> Answer {
+        // Ids of the host are in such values, which the kernel has to translate.
+        if kernel_keeps(name) && self.session.credentials().user_namespace.is_some() {
+            return Err(Refused::KERNEL);
+        }
         let object = self.object(path, self.follows())?;
         match self.dispatch(Request::GetXattr { node: object.node(), name })? {
             Outcome::Bytes(value) => self.bring(&value, self.message.request.length),

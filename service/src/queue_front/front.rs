@@ -3,10 +3,11 @@
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
 use crate::queue_front::adoptions::Adoptions;
+use crate::queue_front::reach::Reach;
 use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
-use poolfs_ipc::service::{Acquired, Endpoint, EndpointConfig, Reception, Search, Stop};
+use poolfs_ipc::service::{Acquired, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Stop};
 use poolfs_ipc::wire::{Adopt, SOCKET_SUFFIX};
 use poolfs_libservice::types::Errno;
 use std::collections::BTreeMap;
@@ -43,6 +44,7 @@ impl QueueFront {
     /// # Errors
     /// When memory, socket or thread cannot be had; nothing is left behind then.
     pub fn start(instance: &Arc<Instance>, directory: &Path, threads: &ServiceThreads) -> io::Result<Arc<Self>> {
+        let reach = Reach::to(&instance.spec().mount_point)?;
         let memory = Arc::clone(threads.session_memory());
         let config = EndpointConfig { memory, ..EndpointConfig::new(threads.groups().clone()) };
         let endpoint = Endpoint::new(config).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
@@ -61,7 +63,7 @@ impl QueueFront {
         let stop = reception.stop();
         let name = instance.name().to_owned();
         let receiving = std::thread::Builder::new().name("reception".into()).spawn(move || {
-            if let Err(error) = reception.run(|facts| Ok(SessionState::new(facts, &adoptions))) {
+            if let Err(error) = reception.run(|facts| admit(facts, &reach, &adoptions)) {
                 error!(instance = name, %error, "no more sessions are let in");
             }
         });
@@ -137,6 +139,12 @@ impl QueueFront {
         self.serving.fetch_sub(1, Ordering::AcqRel);
         searching
     }
+}
+
+/// What is kept with a new session.
+fn admit(facts: &PeerFacts, reach: &Reach, adoptions: &Arc<Adoptions>) -> Result<SessionState, Errno> {
+    let state = SessionState::new(facts, adoptions);
+    if reach.is_open_to(facts.process, state.credentials()) { Ok(state) } else { Err(Errno::EACCES) }
 }
 
 /// The reception closes descriptors, which may wait on kernels that let clients send some: it is waited for, for a while.

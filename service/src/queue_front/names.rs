@@ -1,6 +1,6 @@
 //! Operations on names: making, linking, renaming, removing, reading links.
 
-use super::operations::{Answer, Call, PERMISSION_BITS, done, with_attributes};
+use super::operations::{Answer, Call, PERMISSION_BITS, done};
 use super::serve::Refused;
 use crate::access;
 use crate::request::{Reply as Outcome, Request};
@@ -24,7 +24,7 @@ impl Call<'_> {
         match self.dispatch(made)? {
             Outcome::Entry(entry) => {
                 self.forget(&entry);
-                Ok(with_attributes(&entry.attributes))
+                Ok(self.with_attributes(&entry.attributes))
             }
             _ => Err(Errno::EIO.into()),
         }
@@ -63,7 +63,7 @@ impl Call<'_> {
         match self.dispatch(linked)? {
             Outcome::Entry(entry) => {
                 self.forget(&entry);
-                Ok(with_attributes(&entry.attributes))
+                Ok(self.with_attributes(&entry.attributes))
             }
             _ => Err(Errno::EIO.into()),
         }

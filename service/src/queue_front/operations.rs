@@ -63,10 +63,6 @@ pub(super) fn done() -> Answer {
     Ok(Reply::default())
 }
 
-pub(super) fn with_attributes(attributes: &Attributes) -> Reply {
-    Reply { attributes: attributes.into(), ..Reply::default() }
-}
-
 impl<'a> Call<'a> {
     /// Serves the message; its input is at the beginning of `scratch`.
     pub(super) fn serve(&self, scratch: &mut [u8]) -> Answer {
@@ -106,6 +102,13 @@ impl<'a> Call<'a> {
 
     pub(super) fn dispatch(&self, request: Request<'_>) -> Result<Outcome, Refused> {
         Ok(self.instance.dispatch(&self.context, request)?)
+    }
+
+    /// A reply with a file's attributes, as the caller sees them.
+    pub(super) fn with_attributes(&self, attributes: &Attributes) -> Reply {
+        let (uid, gid) = self.session.credentials().as_seen(attributes.uid, attributes.gid);
+        let seen = Attributes { uid, gid, ..*attributes };
+        Reply { attributes: (&seen).into(), ..Reply::default() }
     }
 
     /// A file the session adopted. The kernel may have closed it just now: then it also serves what is asked.
@@ -160,7 +163,7 @@ impl<'a> Call<'a> {
 
     pub(super) fn change(&self, object: &Object<'_>, changes: SetAttributes) -> Answer {
         match self.dispatch(Request::Change { node: object.node(), changes, file: object.file() })? {
-            Outcome::Attributes(attributes) => Ok(with_attributes(&attributes)),
+            Outcome::Attributes(attributes) => Ok(self.with_attributes(&attributes)),
             _ => done(),
         }
     }
@@ -239,7 +242,7 @@ impl<'a> Call<'a> {
     pub(super) fn stat(&self, path: &[u8]) -> Answer {
         let object = self.object(path, self.follows())?;
         match self.dispatch(Request::Stat { node: object.node() })? {
-            Outcome::Attributes(attributes) => Ok(with_attributes(&attributes)),
+            Outcome::Attributes(attributes) => Ok(self.with_attributes(&attributes)),
             _ => Err(Errno::EIO.into()),
         }
     }

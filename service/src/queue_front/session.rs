@@ -22,7 +22,7 @@ impl SessionState {
     /// The state of a new session.
     #[must_use]
     pub(super) fn new(facts: &PeerFacts, adoptions: &Arc<Adoptions>) -> Self {
-        let map = |ranges: &[IdRange]| IdMap::new(ranges.iter().map(|range| (range.host, range.count)));
+        let map = |ranges: &[IdRange]| IdMap::new(ranges.iter().map(|range| (range.inside, range.host, range.count)));
         let effective = Credentials {
             uid: facts.uid,
             gid: facts.gid,

@@ -2,7 +2,7 @@
 //! clients this process cannot be.
 
 use super::{DataArea, QueueFront, SERVICE_THREADS_PER_GROUP_MAX, ServiceThreads, SessionState, serve};
-use crate::access::Credentials;
+use crate::access::{Credentials, IdMap};
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
 use crate::request::{Context, Reply as Outcome, Request as Asked};
@@ -12,7 +12,7 @@ use poolfs_ipc::service::DataError;
 use poolfs_ipc::wire::{Adopt, MAGIC, Operation, Reply, Request, RequestFlags, Status, WireStatfs, WireTime};
 use poolfs_ipc::{CallError, Connection};
 use poolfs_libservice::Memory;
-use poolfs_libservice::types::{Errno, Name, NodeId, OpenFlags};
+use poolfs_libservice::types::{Errno, Name, NodeId, OpenFlags, SetAttributes};
 use poolfs_service_protocol::{MountSpec, StackSpec};
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -374,6 +374,35 @@ fn who_may_not_is_told_so() {
     assert_eq!(failed(&ask(1, Operation::ChangeMode, "f", 0o777)), Errno::EPERM);
     kernel(&ask(1, Operation::Link, "f g", 0));
     done(&ask(0, Operation::Link, "f g", 0));
+}
+
+#[test]
+fn ids_are_those_of_the_callers_user_namespace() {
+    let instance = instance();
+    let map = IdMap::new([(0, 1000, 1)]);
+    let inside = Credentials { uid: 1000, gid: 1000, user_namespace: Some((map.clone(), map)), ..Credentials::root() };
+    let sessions = [SessionState::of(Credentials::root()), SessionState::of(inside)];
+    let mut scratch = vec![0; DATA_BYTES];
+    let mut ask = |who: usize, operation: Operation, path: &str, second: &str| {
+        let area = Plain(RefCell::new(vec![0; DATA_BYTES]));
+        area.put(0, path.as_bytes()).expect("room");
+        area.put(path.len(), second.as_bytes()).expect("room");
+        let request = Request { mode: 0o777, length: 100, ..request(operation, path, second) };
+        serve(&instance, &sessions[who], &request, &area, &mut scratch)
+    };
+    let ids = |reply: Reply| (reply.attributes.uid, reply.attributes.gid);
+    done(&ask(0, Operation::MakeDirectory, "d", ""));
+    let context = Context::fuse(0, 0, 0, 0);
+    let entry = instance.layer().lookup(&context.caller, NodeId::ROOT, Name::new(b"d").expect("a name")).expect("d");
+    let changes = SetAttributes { uid: Some(1000), gid: Some(5), ..SetAttributes::default() };
+    instance.dispatch(&context, Asked::Change { node: entry.node, changes, file: None }).expect("root's");
+    assert_eq!(ids(ask(0, Operation::Stat, "d", "")), (1000, 5));
+    assert_eq!(ids(ask(1, Operation::Stat, "d", "")), (0, 65534));
+    assert_eq!(ids(ask(1, Operation::MakeDirectory, "d/e", "")), (0, 0));
+    assert_eq!(failed(&ask(0, Operation::GetXattr, "d", "system.posix_acl_access")), Errno::ENODATA);
+    kernel(&ask(1, Operation::GetXattr, "d", "system.posix_acl_access"));
+    kernel(&ask(1, Operation::GetXattr, "d", "security.capability"));
+    assert_eq!(failed(&ask(1, Operation::GetXattr, "d", "user.x")), Errno::ENODATA);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! The two paths on one mount: requests beside the kernel, with the adoption ioctl between them.
 
-use crate::harness::{Running, isolated};
+use crate::harness::{Running, isolated, make};
 use poolfs_ipc::Connection;
 use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC, Operation, Reply, Request, Status};
-use poolfs_service_protocol::{Answer, OperationPath};
+use poolfs_service_protocol::{Answer, Command as Order, OperationPath, StackSpec};
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -191,5 +191,65 @@ fn links_the_host_may_protect_are_followed_by_the_kernel_alone() {
         drop(setting);
         assert_eq!(refused, 6, "two pairs of owners, three paths that end with the link");
         assert_eq!(left, 16, "only what the kernel may refuse, whatever the setting, and what follows such a link");
+    });
+}
+
+/// Whether a process of user 1000 gets a session.
+fn is_let_in(path: &CString) -> bool {
+    // SAFETY: the child makes system calls only, and ends without running anything of the parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above; the ids are numbers.
+        let changed = unsafe {
+            libc::setgroups(0, std::ptr::null()) == 0
+                && libc::setresgid(1000, 1000, 1000) == 0
+                && libc::setresuid(1000, 1000, 1000) == 0
+        };
+        let outcome = if changed { i32::from(Connection::open(path).is_ok()) } else { 2 };
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(outcome) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is valid for the call, and the child is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) < 2, "{status}");
+    libc::WEXITSTATUS(status) == 1
+}
+
+#[test]
+fn who_cannot_reach_a_mount_has_no_session_with_it() {
+    isolated("queue::who_cannot_reach_a_mount_has_no_session_with_it", |folder| {
+        let service = Running::start(folder);
+        let sockets = fs::metadata(folder.join("run")).expect("made by the service");
+        assert_eq!(sockets.mode() & 0o7777, 0o755, "others could put sockets of their own there");
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
+        mode(folder, 0o755);
+        let closed = folder.join("closed");
+        let mut spec = service.spec("one", StackSpec::Directory { directory: make(&folder.join("dir")) });
+        spec.mount_point = make(&closed.join("mnt"));
+        assert_eq!(service.order(&Order::Mount(spec.clone())), Answer::Done);
+        let socket = folder.join("run/one.sock");
+        let socket = CString::new(socket.to_str().expect("text")).expect("no NUL");
+        assert!(is_let_in(&socket));
+        mode(&closed, 0o700);
+        assert!(fs::read_dir(&spec.mount_point).is_ok() && !is_let_in(&socket));
+        mode(&closed, 0o710);
+        assert!(!is_let_in(&socket), "not of the group");
+        chown(&closed, None, Some(1000)).expect("chown");
+        assert!(is_let_in(&socket));
+        // An access list that lets the user in, and one that keeps it out.
+        let list = |user: u16| {
+            let entries = [(1, 7, u32::MAX), (2, user, 1000), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 7, u32::MAX)];
+            let entry = |(tag, mode, id): (u16, u16, u32)| {
+                [&tag.to_le_bytes()[..], &mode.to_le_bytes(), &id.to_le_bytes()].concat()
+            };
+            let value = [2u32.to_le_bytes().to_vec(), entries.map(entry).concat()].concat();
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(&closed, "system.posix_acl_access", &value, flags).expect("access lists");
+        };
+        list(0);
+        assert!(!is_let_in(&socket));
+        list(1);
+        assert!(is_let_in(&socket));
     });
 }
