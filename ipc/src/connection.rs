@@ -136,6 +136,11 @@ impl Connection {
         self.welcome.session
     }
 
+    /// Device number (major, minor) of the instance's mounts.
+    pub fn device(&self) -> (u32, u32) {
+        (self.welcome.device[0], self.welcome.device[1])
+    }
+
     /// Bytes of a data area: the most one request carries.
     pub fn data_bytes(&self) -> usize {
         self.welcome.buffer_data as usize

@@ -44,7 +44,6 @@ impl Welcome {
             && (1..=QUEUES_MAX).contains(&(self.queues as usize))
             && (2..=SLOTS_MAX).contains(&(self.queue_slots as usize))
             && self.queue_slots.is_power_of_two()
-            && self.reserved == 0
     }
 }
 

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -54,8 +54,8 @@ pub struct Welcome {
     pub queue_slots: u32,
     /// Core group of CPU n in byte n. CPUs from 64 on, and those with a number that is no queue's (not the pool's): group 0.
     pub group_of_cpu: [u8; 64],
-    /// Zero.
-    pub reserved: u32,
+    /// Device number (major, minor) of the instance's mounts: another mount that claims its name is somebody else's.
+    pub device: [u32; 2],
 }
 
 /// Number of the adoption ioctl: `_IOWR('P', 1, [u8; 64])`. Sent on a descriptor of the mount.

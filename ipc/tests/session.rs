@@ -107,7 +107,7 @@ fn strangers_and_talkers_are_sent_away_and_numbers_are_bounded() {
     let directory = tempfile::tempdir().expect("directory");
     let service = EchoService::start(&socket_in(&directory), 1, |config| config.sessions_per_user_max = 2);
     let mut stranger = [0; 64];
-    for hello in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PFS1", b"PFS1\x01\0\0\0", b"PFS1\x02\0\0\0\0"] {
+    for hello in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PFS1", b"PFS1\x01\0\0\0", b"PFS1\x03\0\0\0\0"] {
         let socket = raw_socket(service.socket());
         rustix::net::send(&socket, hello, SendFlags::NOSIGNAL).expect("send");
         assert!(matches!(rustix::io::read(&socket, &mut stranger), Ok(0) | Err(_)), "{hello:?}");

@@ -4,6 +4,7 @@ use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
 use crate::nodes::NodeTable;
 use crate::notify::{Job, KernelCache, Notifications};
+use crate::request::Context;
 use crate::stack::Stack;
 use crate::statistics::Statistics;
 use poolfs_ipc::wire::Adopt;
@@ -18,12 +19,12 @@ use std::sync::{Arc, OnceLock};
 /// The user-level path's side of adoption. The queue front implements it; without one every adoption answers "use the
 /// kernel" (handle 0).
 pub trait Adopter: Send + Sync {
-    /// A thread asks, through an ioctl on `file`, for a handle bound to its process's session. `thread` is its id as this
-    /// process sees it (0: unknown). Called on a FUSE thread: it must not wait for a notification or for a session.
+    /// The thread of `context` asks, through an ioctl on `file`, for a handle bound to its process's session. Called on a
+    /// FUSE thread: it must not wait for a notification or for a session.
     ///
     /// # Errors
     /// What the ioctl fails with. "Not to be had" is no error but handle 0.
-    fn adopt(&self, thread: u32, file: &Arc<OpenFile>, asked: Adopt) -> Result<Adopt, Errno>;
+    fn adopt(&self, context: &Context<'_>, file: &Arc<OpenFile>, asked: Adopt) -> Result<Adopt, Errno>;
 
     /// The kernel has closed `file` for good: handles on it end.
     fn released(&self, file: &Arc<OpenFile>);

@@ -1,9 +1,14 @@
 //! How the library finds instances and gets sessions with them, also where it is made difficult.
 
-use poolfs_tests::{Pool, Stepper, Way, compile, isolated};
+use poolfs_tests::{Pool, Stepper, Way, compile, isolated, program};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use std::fs;
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// More instances than one process has sessions at a time.
 const INSTANCES: usize = 20;
@@ -106,6 +111,76 @@ fn a_service_that_stood_still_at_the_beginning_is_used_afterwards() {
         assert_eq!(stepper.step(&format!("statsize {}", path.display())), Ok(7));
         assert!(pool.operations(Way::Library) > before, "it never used the library again");
         drop(stepper);
+        drop(mount);
+    });
+}
+
+/// A service that is nobody's pool.
+struct Impostor(Child);
+
+impl Impostor {
+    /// Mounts `directory` at `at` under the name of another service's instance.
+    fn mount(folder: &Path, instance: &str, at: &Path, directory: &Path) -> Self {
+        let control = folder.join("impostor/control.sock");
+        let config = json!({
+            "pool": "impostor", "cpus": [0], "cache_bytes": 64 << 20,
+            "control_socket": control, "socket_directory": folder.join("impostor"),
+        });
+        let mut child = Command::new(program("poolfs-service")).stdin(Stdio::piped()).spawn().expect("a service");
+        child.stdin.take().expect("a pipe").write_all(config.to_string().as_bytes()).expect("read");
+        let service = Self(child);
+        let start = Instant::now();
+        let mut stream = loop {
+            match UnixStream::connect(&control) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(start.elapsed() < Duration::from_secs(20), "no service: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let stack = json!({"kind": "directory", "directory": directory});
+        let command = json!({
+            "command": "mount", "instance": instance, "mount_point": at, "stack": stack, "devices": true, "is_root": false,
+        });
+        writeln!(stream, "{command}").expect("sent");
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).expect("an answer");
+        assert!(answer.contains("done"), "{answer}");
+        service
+    }
+}
+
+impl Drop for Impostor {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_mount_that_only_has_the_name_of_an_instance_is_left_to_the_kernel() {
+    isolated("a_mount_that_only_has_the_name_of_an_instance_is_left_to_the_kernel", |folder| {
+        let pool = Pool::create(folder, CACHE);
+        let [genuine, other] = ["genuine", "other"].map(|name| folder.join(name));
+        for (directory, content) in [(&genuine, "content"), (&other, "x")] {
+            fs::create_dir(directory).expect("a folder");
+            fs::write(directory.join("file"), content).expect("a file");
+        }
+        let at = folder.join("mnt");
+        let mount = pool.mount_directory(&at, &genuine);
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+        let line = table.lines().find(|line| line.contains(at.to_str().expect("text"))).expect("mounted");
+        let instance = line.split("poolfs:").nth(1).and_then(|rest| rest.split(' ').next()).expect("a source");
+        let claimed = folder.join("claimed");
+        fs::create_dir(&claimed).expect("a folder");
+        let impostor = Impostor::mount(folder, instance, &claimed, &other);
+        let program = compile(folder, "steps", false);
+        let mut stepper = Stepper::start(&pool, &program, Way::Library);
+        let before = pool.operations(Way::Library);
+        assert_eq!(stepper.step(&format!("statsize {}/file", at.display())), Ok(7));
+        assert!(pool.operations(Way::Library) > before, "the instance went by the kernel");
+        assert_eq!(stepper.step(&format!("statsize {}/file", claimed.display())), Ok(1), "the instance's own file");
+        drop(stepper);
+        drop(impostor);
         drop(mount);
     });
 }

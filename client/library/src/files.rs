@@ -149,6 +149,10 @@ fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx) ->
     }
     let flags = raw::open_flags(descriptor).map_err(|_| Refusal::Kernel)?;
     let session = state.sessions.enter(call, &instance).ok_or(Refusal::Kernel)?;
+    if !session.serves(&mount) {
+        state.descriptors.note(descriptor, seen, Known::NotOurs);
+        return Err(Refusal::Foreign);
+    }
     match adopt(descriptor, &session, found, flags) {
         Some(handle) => {
             let adopted = Adopted {

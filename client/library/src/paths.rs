@@ -184,6 +184,9 @@ fn once(
         return Err(Refusal::Kernel);
     }
     let session = call.state.sessions.enter(call, instance).ok_or(Refusal::Kernel)?;
+    if !session.serves(&first.mount) {
+        return Err(Refusal::Kernel);
+    }
     let directory = |location: &Location<'_>| match location.directory {
         None => Ok(0),
         Some((handle, generation)) if generation == session.generation => Ok(handle),

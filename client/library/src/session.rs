@@ -5,6 +5,7 @@
 //! memory under its hands. A slot without a session is anybody's: however many instances come and go, there is room for the
 //! next one.
 
+use crate::mounts::MountPoint;
 use crate::outcome::{Refusal, Served};
 use crate::state::Call;
 use crate::{descriptors::Adopted, raw, trace};
@@ -357,6 +358,12 @@ impl Session<'_> {
     fn name(&self) -> &InstanceName {
         // SAFETY: a slot with users keeps its name.
         unsafe { &*self.slot.name.get() }
+    }
+
+    /// Whether it is the session for what is mounted there. Who may mount can give a mount any name; a request would then
+    /// do to the instance what was meant for that mount.
+    pub fn serves(&self, mount: &MountPoint) -> bool {
+        self.connection().device() == mount.device
     }
 
     /// A request buffer.

@@ -149,6 +149,14 @@ impl Queue {
 /// Low bits of a session's number: its place in the table. The bits above count how often the place was used.
 const PLACE_BITS: u32 = 12;
 
+/// What the service says when it lets a client in.
+pub struct Admission<C> {
+    /// What it keeps with the session.
+    pub content: C,
+    /// Device number (major, minor) of the instance's mounts.
+    pub device: [u32; 2],
+}
+
 /// A place in the table of sessions.
 type Place<C> = RwLock<Option<Arc<Session<C>>>>;
 
@@ -208,11 +216,11 @@ impl<C> Endpoint<C> {
     ///
     /// # Errors
     /// `EUSERS` when there are too many sessions, `ENOMEM` when they have too much memory; those of making memory files;
-    /// that of `content`.
+    /// that of `admission`.
     pub(super) fn admit(
         &self,
         facts: PeerFacts,
-        content: impl FnOnce(&PeerFacts) -> Result<C, Errno>,
+        admission: impl FnOnce(&PeerFacts) -> Result<Admission<C>, Errno>,
     ) -> Result<(Arc<Session<C>>, Welcome, OwnedFd), Errno> {
         let of_user = self.sessions().iter().filter(|session| session.facts().uid == facts.uid).count();
         if of_user >= self.config.sessions_per_user_max {
@@ -225,7 +233,7 @@ impl<C> Endpoint<C> {
         let length = area::buffers_length(self.config.buffers, DATA_BYTES);
         let file = create_sealed(c"poolfs-buffers", length)?;
         let mapping = Mapping::of_sealed(&file, length, true)?;
-        let content = content(&facts)?;
+        let Admission { content, device } = admission(&facts)?;
         let (buffers, memory) = (self.config.buffers, &self.config.memory);
         let session = Arc::new(Session::new(number, facts, content, mapping, buffers, DATA_BYTES, memory)?);
         *self.places[place].write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
@@ -238,7 +246,7 @@ impl<C> Endpoint<C> {
             queues: self.queues.len() as u32,
             queue_slots: self.config.queue_slots as u32,
             group_of_cpu: self.config.groups.table(),
-            reserved: 0,
+            device,
         };
         Ok((session, welcome, file))
     }

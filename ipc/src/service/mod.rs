@@ -11,7 +11,7 @@ mod reception;
 mod session;
 
 pub use budget::MemoryBudget;
-pub use endpoint::{Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
+pub use endpoint::{Admission, Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
 pub use groups::CoreGroups;
 pub use peer::{IdRange, PeerFacts};
 pub use reception::{Reception, Stop};

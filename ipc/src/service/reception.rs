@@ -1,7 +1,7 @@
 //! The thread that lets clients in and notices when they are gone.
 
 use crate::handshake::send_welcome;
-use crate::service::endpoint::Endpoint;
+use crate::service::endpoint::{Admission, Endpoint};
 use crate::service::peer::{self, PeerFacts};
 use crate::service::session::Session;
 use crate::wire::Hello;
@@ -102,12 +102,12 @@ impl<C> Reception<C> {
         self.stop.clone()
     }
 
-    /// Lets clients in until stopped; `admit` makes what the service keeps with a session. Then every session ends and
+    /// Lets clients in until stopped; `admit` says who is let in, and makes what the service keeps with a session. Then every session ends and
     /// the socket goes.
     ///
     /// # Errors
     /// Those of `epoll_wait(2)`.
-    pub fn run(mut self, admit: impl Fn(&PeerFacts) -> Result<C, Errno>) -> io::Result<()> {
+    pub fn run(mut self, admit: impl Fn(&PeerFacts) -> Result<Admission<C>, Errno>) -> io::Result<()> {
         let mut events = Vec::with_capacity(64);
         loop {
             let limit = self.is_expecting().then_some(Timespec { tv_sec: 1, tv_nsec: 0 });
@@ -172,7 +172,7 @@ impl<C> Reception<C> {
     }
 
     /// A client wrote, hung up, or died.
-    fn attend(&mut self, event: u64, admit: &impl Fn(&PeerFacts) -> Result<C, Errno>) {
+    fn attend(&mut self, event: u64, admit: &impl Fn(&PeerFacts) -> Result<Admission<C>, Errno>) {
         let (number, died) = (event / 2, event % 2 == 1);
         let stays = match self.guests.get(&number) {
             None => return,
@@ -198,7 +198,7 @@ impl<C> Reception<C> {
     fn greet(
         &self,
         guest: &Guest<C>,
-        admit: &impl Fn(&PeerFacts) -> Result<C, Errno>,
+        admit: &impl Fn(&PeerFacts) -> Result<Admission<C>, Errno>,
     ) -> Result<Arc<Session<C>>, Errno> {
         let mut bytes = [0; size_of::<Hello>()];
         let (length, sender) = peer::receive(guest.socket.as_fd(), &mut bytes)?.ok_or(Errno::ECONNRESET)?;

@@ -1,7 +1,7 @@
 //! An echoing service for the tests, in this process or in one of its own.
 
 use poolfs_ipc::service::{
-    Acquired, CoreGroups, Endpoint, EndpointConfig, Reception, Search, Stop, wait_for_doorbells,
+    Acquired, Admission, CoreGroups, Endpoint, EndpointConfig, Reception, Search, Stop, wait_for_doorbells,
 };
 use poolfs_ipc::wire::{Operation, Reply, Request};
 use poolfs_ipc::{Connection, wire};
@@ -12,6 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// What the service says of its mounts.
+pub const DEVICE: [u32; 2] = [0, 77];
 
 pub struct EchoService {
     pub endpoint: Arc<Endpoint<()>>,
@@ -44,7 +47,9 @@ impl EchoService {
         let reception = Reception::bind(socket, Arc::clone(&endpoint)).expect("socket");
         let stop = reception.stop();
         let ending = Arc::new((AtomicBool::new(false), AtomicU32::new(0)));
-        let mut handles = vec![std::thread::spawn(move || reception.run(|_| Ok(())).expect("reception"))];
+        let mut handles = vec![std::thread::spawn(move || {
+            reception.run(|_| Ok(Admission { content: (), device: DEVICE })).expect("reception")
+        })];
         for group in 0..endpoint.groups().count() {
             for _ in 0..threads {
                 let (endpoint, ending) = (Arc::clone(&endpoint), Arc::clone(&ending));

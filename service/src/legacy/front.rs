@@ -285,7 +285,7 @@ impl Front {
             return Err(Errno::EINVAL);
         }
         match self.instance.adopter() {
-            Some(adopter) => adopter.adopt(context.thread, file, asked),
+            Some(adopter) => adopter.adopt(context, file, asked),
             None => Ok(Adopt { handle: 0, ..asked }),
         }
     }

@@ -8,41 +8,74 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 type Sessions = Vec<Weak<Session<SessionState>>>;
 
+/// Most handles all sessions of an instance have together: one file can be adopted by many of them.
+pub const HANDLES_OF_SESSIONS_MAX: usize = 1 << 18;
+
 /// The adopted files of an instance, by key. Bounded by the open files of the instance and the handles of its sessions.
 ///
 /// No session may end while the table is locked, because its end locks the table: hence weak references, which are never
 /// made strong under the lock.
 #[derive(Default)]
-pub struct Adoptions(Mutex<HashMap<u64, Sessions>>);
+pub struct Adoptions(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    files: HashMap<u64, Sessions>,
+    /// Sessions of all files.
+    handles: usize,
+}
+
+impl Table {
+    /// Forgets the sessions of a file that have ended; whether it has others.
+    fn tidy(&mut self, key: u64) -> bool {
+        let Some(sessions) = self.files.get_mut(&key) else { return false };
+        let before = sessions.len();
+        sessions.retain(|session| session.strong_count() > 0);
+        self.handles -= before - sessions.len();
+        let others = !sessions.is_empty();
+        if !others {
+            self.files.remove(&key);
+        }
+        others
+    }
+}
 
 impl Adoptions {
-    fn table(&self) -> MutexGuard<'_, HashMap<u64, Sessions>> {
+    fn table(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives `session` a handle on `file`, unless it has too many or the file was given up.
+    /// Gives `session` a handle on `file`, unless it or all sessions have too many, or the file was given up.
     pub(super) fn adopt(&self, session: &Arc<Session<SessionState>>, file: &Arc<OpenFile>) -> Option<u64> {
         let mut table = self.table();
+        let adopted = table.tidy(file.key());
         if !file.set_adopted(true) {
             return None;
         }
-        let Some(handle) = session.content().adopt(file) else {
-            if !table.contains_key(&file.key()) {
+        let is_own = |other: &Weak<Session<SessionState>>| other.as_ptr() == Arc::as_ptr(session);
+        let known = table.files.get(&file.key()).is_some_and(|sessions| sessions.iter().any(is_own));
+        let room = known || table.handles < HANDLES_OF_SESSIONS_MAX;
+        let Some(handle) = room.then(|| session.content().adopt(file)).flatten() else {
+            if !adopted {
                 file.set_adopted(false);
             }
             return None;
         };
-        let sessions = table.entry(file.key()).or_default();
-        sessions.retain(|other| other.strong_count() > 0);
-        if !sessions.iter().any(|other| other.as_ptr() == Arc::as_ptr(session)) {
-            sessions.push(Arc::downgrade(session));
+        if !known {
+            table.files.entry(file.key()).or_default().push(Arc::downgrade(session));
+            table.handles += 1;
         }
         Some(handle)
     }
 
     /// The kernel has closed `file`, or it was given up: all handles on it end.
     pub(super) fn released(&self, file: &OpenFile) {
-        let sessions = self.table().remove(&file.key()).unwrap_or_default();
+        let sessions = {
+            let mut table = self.table();
+            let sessions = table.files.remove(&file.key()).unwrap_or_default();
+            table.handles -= sessions.len();
+            sessions
+        };
         for session in sessions.iter().filter_map(Weak::upgrade) {
             session.content().release(file.key());
         }
@@ -54,12 +87,9 @@ impl Adoptions {
         // Kept until the table is unlocked: the last user of a file closes it in the layers.
         let mut ended = Vec::new();
         for file in files {
-            if let Some(sessions) = table.get_mut(&file.key()) {
-                sessions.retain(|session| session.strong_count() > 0);
-                if sessions.is_empty() {
-                    table.remove(&file.key());
-                    file.set_adopted(false);
-                }
+            let was_adopted = table.files.contains_key(&file.key());
+            if was_adopted && !table.tidy(file.key()) {
+                file.set_adopted(false);
             }
             ended.push(file);
         }

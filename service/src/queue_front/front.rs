@@ -7,7 +7,8 @@ use crate::queue_front::reach::Reach;
 use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
-use poolfs_ipc::service::{Acquired, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Stop};
+use crate::request::Context;
+use poolfs_ipc::service::{Acquired, Admission, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Stop};
 use poolfs_ipc::wire::{Adopt, SOCKET_SUFFIX};
 use poolfs_libservice::types::Errno;
 use std::collections::BTreeMap;
@@ -141,10 +142,13 @@ impl QueueFront {
     }
 }
 
-/// What is kept with a new session.
-fn admit(facts: &PeerFacts, reach: &Reach, adoptions: &Arc<Adoptions>) -> Result<SessionState, Errno> {
-    let state = SessionState::new(facts, adoptions);
-    if reach.is_open_to(facts.process, state.credentials()) { Ok(state) } else { Err(Errno::EACCES) }
+/// What a new client is told, and what is kept with its session.
+fn admit(facts: &PeerFacts, reach: &Reach, adoptions: &Arc<Adoptions>) -> Result<Admission<SessionState>, Errno> {
+    let content = SessionState::new(facts, adoptions);
+    if !reach.is_open_to(facts.process, content.credentials()) {
+        return Err(Errno::EACCES);
+    }
+    Ok(Admission { content, device: reach.device()? })
 }
 
 /// The reception closes descriptors, which may wait on kernels that let clients send some: it is waited for, for a while.
@@ -162,7 +166,7 @@ fn end_reception(handle: JoinHandle<()>) {
 }
 
 impl Adopter for QueueFront {
-    fn adopt(&self, thread: u32, file: &Arc<OpenFile>, asked: Adopt) -> Result<Adopt, Errno> {
+    fn adopt(&self, context: &Context<'_>, file: &Arc<OpenFile>, asked: Adopt) -> Result<Adopt, Errno> {
         let refused = Adopt { handle: 0, ..asked };
         if asked.handle != 0 {
             // Whoever has the description may give it up: all it does is leave the file to the kernel.
@@ -173,7 +177,10 @@ impl Adopter for QueueFront {
         let (Some(instance), Some(session)) = (self.instance.upgrade(), self.endpoint.session(asked.session)) else {
             return Ok(refused);
         };
-        if !session.owns_thread(thread) {
+        // A process that has become somebody else should have ended its session; this one forgot.
+        let credentials = session.content().credentials();
+        let same = (context.caller.uid, context.caller.gid) == (credentials.uid, credentials.gid);
+        if !same || !session.owns_thread(context.thread) {
             return Ok(refused);
         }
         let caller = poolfs_libservice::types::Caller::ROOT;

@@ -23,6 +23,7 @@ mod serve;
 mod session;
 mod threads;
 
+pub use adoptions::HANDLES_OF_SESSIONS_MAX;
 pub use front::QueueFront;
 pub use message::{DataArea, Message};
 pub use serve::serve;

@@ -39,6 +39,15 @@ impl Reach {
         self.is_root_of(process) || self.passed.iter().all(|directory| may_search(directory, credentials))
     }
 
+    /// Device number (major, minor) of what is mounted there.
+    ///
+    /// # Errors
+    /// When the mount point is gone.
+    pub(super) fn device(&self) -> Result<[u32; 2], Errno> {
+        let found = known(&self.mount_point).map_err(|error| Errno::from_raw(error.raw_os_error()))?;
+        Ok([found.stx_dev_major, found.stx_dev_minor])
+    }
+
     fn is_root_of(&self, process: u32) -> bool {
         let root = PathBuf::from(format!("/proc/{process}/root"));
         let identity = |found: Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);

@@ -1,7 +1,10 @@
 //! The whole way of requests, from a client's connection to an instance over the in-memory layer; and [`serve`] alone for
 //! clients this process cannot be.
 
-use super::{DataArea, QueueFront, SERVICE_THREADS_PER_GROUP_MAX, ServiceThreads, SessionState, serve};
+use super::{
+    DataArea, HANDLES_OF_SESSIONS_MAX, HANDLES_PER_SESSION_MAX, QueueFront, SERVICE_THREADS_PER_GROUP_MAX,
+    ServiceThreads, SessionState, serve,
+};
 use crate::access::{Credentials, IdMap};
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
@@ -12,7 +15,7 @@ use poolfs_ipc::service::DataError;
 use poolfs_ipc::wire::{Adopt, MAGIC, Operation, Reply, Request, RequestFlags, Status, WireStatfs, WireTime};
 use poolfs_ipc::{CallError, Connection};
 use poolfs_libservice::Memory;
-use poolfs_libservice::types::{Errno, Name, NodeId, OpenFlags, SetAttributes};
+use poolfs_libservice::types::{Caller, Errno, Name, NodeId, OpenFlags, SetAttributes};
 use poolfs_service_protocol::{MountSpec, StackSpec};
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -22,7 +25,7 @@ use std::time::{Duration, Instant};
 fn instance() -> Arc<Instance> {
     let spec = MountSpec {
         instance: "test-1".into(),
-        mount_point: "/nowhere".into(),
+        mount_point: "/tmp".into(),
         stack: StackSpec::Directory { directory: "/nowhere".into() },
         devices: true,
         is_root: false,
@@ -103,19 +106,20 @@ impl Served {
         self.call(&request, &[path.as_bytes(), second.as_bytes()], 0).0
     }
 
-    fn adopt(&self, file: &Arc<OpenFile>) -> Adopt {
-        let asked = Adopt {
-            magic: MAGIC,
-            session: self.connection.session(),
-            handle: 0,
-            inode: 0,
-            open_flags: 0,
-            mode: 0,
-            reserved: [0; 32],
-        };
-        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        self.front.adopt(thread, file, asked).expect("an answer")
+    fn asked(&self) -> Adopt {
+        let session = self.connection.session();
+        Adopt { magic: MAGIC, session, handle: 0, inode: 0, open_flags: 0, mode: 0, reserved: [0; 32] }
     }
+
+    fn adopt(&self, file: &Arc<OpenFile>) -> Adopt {
+        self.front.adopt(&own_context(), file, self.asked()).expect("an answer")
+    }
+}
+
+/// This thread, as the kernel says who asks.
+fn own_context() -> Context<'static> {
+    let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    Context::fuse(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), 0, thread)
 }
 
 fn failed(reply: &Reply) -> Errno {
@@ -274,11 +278,15 @@ fn adoption_is_for_the_sessions_own_threads_and_ends_with_it() {
     let file = open(&served.instance, "f", OpenFlags::READ_WRITE);
     let adopted = served.adopt(&file);
     let asked = Adopt { handle: 0, ..adopted };
-    assert_eq!(served.front.adopt(1, &file, asked).expect("an answer").handle, 0, "another process's thread");
-    assert_eq!(served.front.adopt(0, &file, asked).expect("an answer").handle, 0);
-    let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    let stranger = Adopt { session: asked.session ^ 1 << 20, ..asked };
-    assert_eq!(served.front.adopt(thread, &file, stranger).expect("an answer").handle, 0, "another session");
+    let own = own_context();
+    let refused = |context: &Context<'_>, asked: Adopt, why: &str| {
+        assert_eq!(served.front.adopt(context, &file, asked).expect("an answer").handle, 0, "{why}");
+    };
+    refused(&Context { thread: 1, ..own }, asked, "another process's thread");
+    refused(&Context { thread: 0, ..own }, asked, "nobody's thread");
+    refused(&own, Adopt { session: asked.session ^ 1 << 20, ..asked }, "another session");
+    refused(&Context { caller: Caller { uid: own.caller.uid + 1, ..own.caller }, ..own }, asked, "another user");
+    refused(&Context { caller: Caller { gid: own.caller.gid + 1, ..own.caller }, ..own }, asked, "another group");
     assert!(file.is_adopted());
     // Another session of the process knows nothing of the handle.
     let other = connect(&served.directory);
@@ -292,6 +300,35 @@ fn adoption_is_for_the_sessions_own_threads_and_ends_with_it() {
         std::thread::sleep(Duration::from_millis(2));
     }
     drop(other);
+}
+
+#[test]
+fn handles_of_all_sessions_together_are_bounded() {
+    let served = served();
+    let sessions = HANDLES_OF_SESSIONS_MAX / HANDLES_PER_SESSION_MAX;
+    let mut connections: Vec<Connection> = (0..sessions).map(|_| connect(&served.directory)).collect();
+    let files: Vec<_> =
+        (0..HANDLES_PER_SESSION_MAX).map(|_| open(&served.instance, "f", OpenFlags::READ_ONLY)).collect();
+    let adopt = |connection: &Connection, file: &Arc<OpenFile>| {
+        let asked = Adopt { session: connection.session(), ..served.asked() };
+        served.front.adopt(&own_context(), file, asked).expect("an answer").handle
+    };
+    for connection in &connections {
+        assert!(files.iter().all(|file| adopt(connection, file) != 0));
+    }
+    let own = open(&served.instance, "g", OpenFlags::READ_WRITE);
+    assert_eq!(adopt(&served.connection, &own), 0);
+    assert!(!own.is_adopted(), "the kernel's, as before");
+    assert_ne!(adopt(&connections[0], &files[0]), 0, "one it has");
+    served.instance.release(files[0].key());
+    assert_ne!(adopt(&served.connection, &own), 0);
+    drop(connections.pop());
+    let other = open(&served.instance, "h", OpenFlags::READ_WRITE);
+    let start = Instant::now();
+    while (0..sessions).any(|_| adopt(&served.connection, &other) == 0) {
+        assert!(start.elapsed() < Duration::from_secs(5), "the handles of an ended session stay");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]
@@ -316,8 +353,7 @@ fn a_description_that_is_given_up_stays_the_kernels() {
     let adopted = served.adopt(&file);
     let read = Request { handle: adopted.handle, length: 1, ..request(Operation::Read, "", "") };
     done(&served.call(&read, &[], 1).0);
-    let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    assert_eq!(served.front.adopt(thread, &file, adopted).expect("an answer").handle, 0);
+    assert_eq!(served.front.adopt(&own_context(), &file, adopted).expect("an answer").handle, 0);
     kernel(&served.call(&read, &[], 1).0);
     assert_eq!(served.adopt(&file).handle, 0);
     assert!(!file.is_adopted());
