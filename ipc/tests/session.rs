@@ -13,7 +13,7 @@ use poolfs_ipc::hold::Frame;
 use poolfs_ipc::memory::Mapping;
 use poolfs_ipc::{CallError, Connection};
 use poolfs_types::Errno;
-use rustix::net::SendFlags;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -220,7 +220,7 @@ impl<C> Reception<C> {
         Ok(session)
     }
 
-    fn dismiss_silent(&mut self, admit: &impl Fn(&PeerFacts) -> Result<C, Errno>) {
+    fn dismiss_silent(&mut self, admit: &impl Fn(&PeerFacts) -> Result<Admission<C>, Errno>) {
         let late = |guest: &Guest<C>| guest.session.is_none() && guest.since.elapsed() > GREETING_WAIT_MAX;
         let all_late: Vec<u64> =
             self.guests.iter().filter(|(_, guest)| late(guest)).map(|(&number, _)| number).collect();
