@@ -1,8 +1,8 @@
 //! Who may have a session: whoever the kernel would let reach the mount.
 //!
-//! Sockets lie side by side in one directory that every user of the host may search, but mounts do not: they may be in a
-//! directory that others may not search, as all containers' roots are. The path to the mount is checked as the kernel would
-//! walk it for the client. A container's processes do not come that way: they have the mount as their root.
+//! Sockets lie in a directory that every user of the host may search, but a mount may lie below one that others may not. The
+//! path to the mount is checked as the kernel would walk it for the client. A container's processes do not come that way:
+//! they have the mount as their root.
 
 use crate::access::{Acl, Credentials, EXECUTE, may_access};
 use poolfs_libservice::types::{Attributes, Errno, FileType, Timestamp};
