@@ -159,7 +159,7 @@ impl Drop for Impostor {
 #[test]
 fn a_mount_that_only_has_the_name_of_an_instance_is_left_to_the_kernel() {
     isolated("a_mount_that_only_has_the_name_of_an_instance_is_left_to_the_kernel", |folder| {
-        let pool = Pool::create(folder, CACHE);
+        let pool = Pool::create(folder, "64M");
         let [genuine, other] = ["genuine", "other"].map(|name| folder.join(name));
         for (directory, content) in [(&genuine, "content"), (&other, "x")] {
             fs::create_dir(directory).expect("a folder");
