@@ -3,18 +3,19 @@
 use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
 use crate::nodes::NodeTable;
-use crate::notify::{Job, KernelCache, Notifications};
+use crate::notify::{Job, KernelCache, NameChange, NameJob, Notifications};
 use crate::request::Context;
 use crate::stack::Stack;
 use crate::statistics::Statistics;
 use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::Libservice;
-use poolfs_libservice::types::{Caller, Errno, NodeId};
+use poolfs_libservice::types::{Caller, Errno, Name, NodeId};
 use poolfs_service_protocol::{InstanceStatus, MountSpec};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tracing::warn;
 
 /// The user-level path's side of adoption. The queue front implements it; without one every adoption answers "use the
 /// kernel" (handle 0).
@@ -36,6 +37,11 @@ pub trait Adopter: Send + Sync {
     fn refused(&self) -> BTreeMap<Errno, u64>;
 }
 
+/// Names the kernel must be told of.
+#[must_use]
+#[derive(Default)]
+pub(crate) struct ChangedNames<'n>(Vec<(NodeId, Name<'n>, NameJob)>);
+
 /// One filesystem instance. Fronts call [`Instance::dispatch`].
 pub struct Instance {
     spec: MountSpec,
@@ -47,7 +53,15 @@ pub struct Instance {
     notifications: OnceLock<Notifications>,
     adopter: OnceLock<Arc<dyn Adopter>>,
     refusing: AtomicBool,
+    /// Another instance changes what this one shows: the kernel may keep nothing.
+    shared: AtomicBool,
+    /// By directory. Held while a name is taken away, from finding out what it stands for until that is noted; never while
+    /// the kernel is told.
+    removals: [Mutex<()>; REMOVALS],
 }
+
+/// Locks for [`Instance::lock_removals`].
+const REMOVALS: usize = 64;
 
 impl Instance {
     /// An instance over `stack`, not mounted anywhere yet.
@@ -65,6 +79,8 @@ impl Instance {
             notifications: OnceLock::new(),
             adopter: OnceLock::new(),
             refusing: AtomicBool::new(false),
+            shared: AtomicBool::new(false),
+            removals: std::array::from_fn(|_| Mutex::default()),
         })
     }
 
@@ -120,8 +136,27 @@ impl Instance {
     /// # Errors
     /// When no thread can be had.
     pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>) -> io::Result<()> {
+        // Without names that expire, a name could only be dropped with what is mounted on it.
+        let may_keep = kernel.expires_names();
         let _ = self.notifications.set(Notifications::start(self.name(), kernel)?);
+        if may_keep && !self.shared.load(Ordering::Acquire) {
+            self.nodes.start_holding();
+        }
         Ok(())
+    }
+
+    /// Another instance is about to show the same: from here on the kernel keeps nothing of this one, for good.
+    pub fn share(&self) {
+        self.shared.store(true, Ordering::Release);
+        let rest = self.nodes.stop_holding();
+        let Some(notifications) = self.notifications.get() else { return };
+        rest.attributes.into_iter().for_each(|number| notifications.drop_attributes(number));
+        for (parent, name) in rest.names {
+            if !notifications.tell_names([NameJob { parent, name, change: NameChange::Appeared }]) {
+                warn!(instance = self.name(), "names of a directory in use stay as they were");
+                return;
+            }
+        }
     }
 
     /// From here on every request fails: what is flushed next is all there will be.
@@ -155,6 +190,75 @@ impl Instance {
         if view.may_cache || grown_to.is_some() {
             notifications.tell(Job { number: view.number, pages: view.may_cache, grown_to });
         }
+        self.nodes.told(node);
+    }
+
+    /// The attributes of `node` have changed, whoever did it: the kernel drops what it has before this returns.
+    ///
+    /// It does so also for its own changes. It knows of those, but an answer that was under way meanwhile, with the
+    /// attributes from before, is refused by the kernel only after a notification.
+    pub(crate) fn attributes_changed(&self, node: NodeId) {
+        let (Some(number), Some(notifications)) = (self.nodes.attributes_changed(node), self.notifications.get())
+        else {
+            return;
+        };
+        notifications.drop_attributes(number);
+        self.nodes.attributes_told(node);
+    }
+
+    /// Locks the removal of names from these directories, so that what a name stood for is what was removed, and what the
+    /// kernel holds of it is noted along with that.
+    pub(crate) fn lock_removals(&self, one: NodeId, other: NodeId) -> [Option<MutexGuard<'_, ()>>; 2] {
+        let lock = |at: usize| self.removals[at].lock().unwrap_or_else(PoisonError::into_inner);
+        let [first, second] = [one.0.min(other.0), one.0.max(other.0)].map(|node| node as usize % REMOVALS);
+        let (first, second) = (first.min(second), first.max(second));
+        [Some(lock(first)), (second != first).then(|| lock(second))]
+    }
+
+    /// What the kernel must be told of names that the user-level path has changed. To be told when nothing is locked.
+    pub(crate) fn names_changed<'n>(&self, names: &[(NodeId, Name<'n>, NameChange)]) -> ChangedNames<'n> {
+        let held = names.iter().filter_map(|&(parent, name, change)| {
+            let view = self.nodes.name_changed(parent, name.as_bytes())?;
+            let job = NameJob { parent: view.parent, name: name.as_bytes().into(), change };
+            Some((parent, name, job))
+        });
+        ChangedNames(held.collect())
+    }
+
+    /// Tells the kernel of names before this returns. Not for handlers of FUSE requests.
+    pub(crate) fn tell_names(&self, changed: ChangedNames<'_>) {
+        if changed.0.is_empty() {
+            return;
+        }
+        let jobs = changed.0.iter().map(|(_, _, job)| job.clone());
+        // What the kernel did not take stays noted: later changes of the name have to be told as well.
+        if self.notifications.get().is_none_or(|notifications| notifications.tell_names(jobs)) {
+            changed.0.iter().for_each(|(parent, name, _)| self.nodes.name_told(*parent, name.as_bytes()));
+        }
+    }
+
+    /// The kernel was told in time that a change of this name failed, by whose caller it was killed, and the change was
+    /// made nevertheless.
+    pub(crate) fn name_changed_late(&self, parent: NodeId, name: &[u8]) {
+        let (Some(view), Some(notifications)) = (self.nodes.name_changed(parent, name), self.notifications.get())
+        else {
+            return;
+        };
+        if notifications.tell_name_later(NameJob {
+            parent: view.parent,
+            name: name.into(),
+            change: NameChange::Appeared,
+        }) {
+            self.nodes.name_told(parent, name);
+        } else {
+            warn!(instance = self.name(), "too much to tell the kernel: it keeps nothing more");
+            let _ = self.nodes.stop_holding();
+        }
+    }
+
+    /// Whether other instances can come to show what this one shows.
+    pub(crate) fn can_be_shared(&self) -> bool {
+        self.stack.can_be_shared()
     }
 
     /// The mount is gone: everything the kernel and the sessions held is let go, then the layers are flushed.

@@ -7,10 +7,15 @@
 //! Two flags decide how the two paths meet on one file. `may_cache`: FUSE has read or written it, so the kernel may hold
 //! pages. `may_map`: it is open for writing by somebody who is not known to work by requests, or pages of a mapping
 //! have been written back, so that the kernel may hold changes nobody has told the service of.
+//!
+//! What the kernel may keep of attributes and names without asking is noted in [`held`].
+
+pub mod held;
 
 use hashbrown::HashMap;
+use held::Held;
 use poolfs_libservice::types::NodeId;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// FUSE's number of the root directory.
@@ -36,12 +41,15 @@ struct NodeState {
     cached_bytes: u64,
     highest_byte: u64,
     may_cache: bool,
+    /// Changes whose notifications about pages are on their way.
+    telling_pages: u32,
     /// Pages of a shared mapping were written back; until the last file is closed.
     mapped: bool,
     /// Known to have neither set-id bits nor capabilities, so that a write need not look.
     unprivileged: bool,
     /// Which change of its privileges was the last.
     privileges: u64,
+    held: Held,
 }
 
 /// What is known of a node's set-id bits and capabilities.
@@ -55,7 +63,7 @@ pub struct Privileges {
 
 impl NodeState {
     fn is_idle(&self) -> bool {
-        self.kernel_references == 0 && self.open_files == 0
+        self.kernel_references == 0 && self.open_files == 0 && self.number != ROOT_NUMBER
     }
 }
 
@@ -79,18 +87,26 @@ pub struct NodeTable {
     privileges: AtomicU64,
     count: AtomicU64,
     cached_bytes: AtomicU64,
+    /// The kernel may keep attributes and names at all.
+    holding: AtomicBool,
+    names_held: AtomicU64,
 }
 
 impl Default for NodeTable {
     fn default() -> Self {
-        Self {
+        let table = Self {
             states: std::array::from_fn(|_| Mutex::default()),
             numbers: std::array::from_fn(|_| Mutex::default()),
             next_own: AtomicU64::new(OWN_NUMBERS),
             privileges: AtomicU64::new(1),
             count: AtomicU64::new(0),
             cached_bytes: AtomicU64::new(0),
-        }
+            holding: AtomicBool::new(false),
+            names_held: AtomicU64::new(0),
+        };
+        // The kernel knows the root from the start, without a reference.
+        table.states(NodeId::ROOT).insert(NodeId::ROOT, NodeState { number: ROOT_NUMBER, ..NodeState::default() });
+        table
     }
 }
 
@@ -174,9 +190,8 @@ impl NodeTable {
         let mut owed = Vec::new();
         for shard in &self.states {
             let mut states = lock(shard);
-            for (&node, state) in states.iter_mut() {
-                owed.push((node, std::mem::take(&mut state.kernel_references)));
-            }
+            let referenced = states.iter().filter(|(_, state)| state.kernel_references > 0);
+            owed.extend(referenced.map(|(&node, state)| (node, state.kernel_references)));
             states.clear();
         }
         for shard in &self.numbers {
@@ -184,6 +199,7 @@ impl NodeTable {
         }
         self.count.store(0, Ordering::Relaxed);
         self.cached_bytes.store(0, Ordering::Relaxed);
+        self.names_held.store(0, Ordering::Relaxed);
         owed
     }
 
@@ -191,9 +207,10 @@ impl NodeTable {
         let Some(state) = states.get(&node).filter(|state| state.is_idle()) else {
             return;
         };
-        let (number, cached) = (state.number, state.cached_bytes);
+        let (number, cached, names) = (state.number, state.cached_bytes, state.held.names());
         states.remove(&node);
         self.cached_bytes.fetch_sub(cached, Ordering::Relaxed);
+        self.names_held.fetch_sub(names, Ordering::Relaxed);
         if number != 0 {
             self.numbers(number).remove(&number);
         }
@@ -253,18 +270,29 @@ impl NodeTable {
     }
 
     /// The content was changed by the user-level path: answers what the kernel must be told, and takes the node as not cached
-    /// from here on (a READ that comes now sees the new content and sets the flag again).
+    /// from here on (a READ that comes now sees the new content and sets the flag again). As long as another change's
+    /// notification is on its way, the kernel may still hold what that one is about. A view is followed by
+    /// [`NodeTable::told`].
     pub fn changed(&self, node: NodeId) -> Option<KernelView> {
         let mut states = self.states(node);
         let state = states.get_mut(&node)?;
         let view = KernelView {
-            number: if node == NodeId::ROOT { ROOT_NUMBER } else { state.number },
-            may_cache: std::mem::take(&mut state.may_cache),
+            number: state.number,
+            may_cache: std::mem::take(&mut state.may_cache) || state.telling_pages > 0,
             goes_by_size: state.appenders > 0 || state.unadopted > 0,
         };
         state.highest_byte = 0;
         self.cached_bytes.fetch_sub(std::mem::take(&mut state.cached_bytes), Ordering::Relaxed);
-        (view.number != 0 && (view.may_cache || view.goes_by_size)).then_some(view)
+        let tells = view.number != 0 && (view.may_cache || view.goes_by_size);
+        state.telling_pages += u32::from(tells);
+        tells.then_some(view)
+    }
+
+    /// The kernel knows of a change of content.
+    pub fn told(&self, node: NodeId) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.telling_pages = state.telling_pages.saturating_sub(1);
+        }
     }
 
     /// What is known of the node's set-id bits and capabilities.
@@ -340,11 +368,16 @@ mod tests {
         table.enter(NodeId(7), 70);
         table.opened(NodeId(7), false, false);
         assert_eq!(table.changed(NodeId(7)), Some(KernelView { number: 70, may_cache: false, goes_by_size: true }));
+        table.told(NodeId(7));
         table.change_adoption(NodeId(7), false, true);
         assert_eq!(table.changed(NodeId(7)), None);
         table.touched(NodeId(7), 0, 4096, false);
         assert_eq!(table.cached_bytes(), 4096);
-        assert_eq!(table.changed(NodeId(7)), Some(KernelView { number: 70, may_cache: true, goes_by_size: false }));
+        let view = Some(KernelView { number: 70, may_cache: true, goes_by_size: false });
+        assert_eq!(table.changed(NodeId(7)), view);
+        assert_eq!(table.changed(NodeId(7)), view, "the first is still on its way");
+        table.told(NodeId(7));
+        table.told(NodeId(7));
         assert_eq!(table.changed(NodeId(7)), None);
         assert_eq!(table.cached_bytes(), 0);
     }

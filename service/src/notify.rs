@@ -1,21 +1,42 @@
-//! Telling the kernel what the user-level path changed, from a thread of its own.
+//! Telling the kernel what it may still show, though it has changed.
 //!
-//! A notification may wait for pages that a READ or WRITE of the kernel holds locked, so no handler of such a request may
-//! wait for one (it would wait for itself). Requests of the user-level path do wait: they answer only when the kernel can
-//! no longer show the old content. Every waiter has at most one job queued, so the queue is as long as there are service
-//! threads at most; it is bounded anyway.
+//! A notification about pages may wait for pages that a READ or WRITE of the kernel holds locked, one about a name for the
+//! directory, which the kernel holds locked while it looks up an unknown name in it, lists it or changes it. So both kinds go
+//! out from threads of their own, one for pages and one for names, and no handler of a request of the kernel may wait for
+//! them (it would wait for itself). Requests of the user-level path do wait: they answer only when the kernel can no longer
+//! show what was before. Every waiter has at most one job queued, so the queues are as long as there are service threads at
+//! most; they are bounded anyway.
+//!
+//! A program can keep a directory locked, by listing it into memory that does not come. Whoever waits for a name therefore
+//! waits for a bounded time: a directory that nobody can change hurts those who use it, not the whole mount for good.
+//!
+//! Dropping attributes neither waits nor locks anything, so it is done on the spot, by whoever changed them.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 use tracing::warn;
 
 const JOBS_MAX: usize = 1024;
+
+/// How long a change waits until the kernel has taken the notification about its name.
+const NAME_WAIT_MAX: Duration = Duration::from_secs(10);
+
 const PAGE: u64 = 4096;
 
 /// The kernel's side of a mount, as far as notifications go.
 pub trait KernelCache: Send + Sync {
+    /// Whether [`KernelCache::expire_name`] is supported.
+    fn expires_names(&self) -> bool;
+
+    /// Drops the attributes and access lists of `number`. Never waits.
+    ///
+    /// # Errors
+    /// Those of the device; an unknown node is none.
+    fn drop_attributes(&self, number: u64) -> io::Result<()>;
+
     /// Drops the pages of `number` that hold the byte range (a negative length: to the end), and its attributes.
     ///
     /// # Errors
@@ -47,7 +68,28 @@ pub trait KernelCache: Send + Sync {
     fn prune(&self, numbers: &[u64]) -> io::Result<()>;
 }
 
-/// One thing to tell.
+/// How a name has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameChange {
+    /// It stood for nothing, or nobody knows: what may be mounted on it stays.
+    Appeared,
+    /// What it stood for is no longer there, or elsewhere. What is mounted on it in other mount namespaces goes, as with any
+    /// filesystem.
+    Left,
+}
+
+/// A name that has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameJob {
+    /// FUSE's number of the directory.
+    pub parent: u64,
+    /// The name.
+    pub name: Box<[u8]>,
+    /// What happened to it.
+    pub change: NameChange,
+}
+
+/// Content that has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
     /// FUSE's number of the node.
@@ -58,40 +100,41 @@ pub struct Job {
     pub grown_to: Option<(u64, u8)>,
 }
 
-enum Message {
-    Tell(Job, Sender<()>),
+enum Message<J> {
+    Tell(J, Option<Sender<()>>),
     End,
 }
 
-/// The thread that tells the kernel.
-pub struct Notifications {
-    queue: SyncSender<Message>,
+/// A thread that does one job after the other.
+struct Worker<J> {
+    queue: SyncSender<Message<J>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Notifications {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// When no thread can be had.
-    pub fn start(instance: &str, kernel: Arc<dyn KernelCache>) -> io::Result<Self> {
-        let (queue, jobs) = sync_channel(JOBS_MAX);
-        let name = format!("notify-{instance}");
-        let thread = thread::Builder::new().name(name).spawn(move || serve(&jobs, kernel.as_ref()))?;
+impl<J: Send + 'static> Worker<J> {
+    fn start(name: String, mut tell: impl FnMut(&J) -> io::Result<()> + Send + 'static) -> io::Result<Self> {
+        let (queue, jobs): (_, Receiver<Message<J>>) = sync_channel(JOBS_MAX);
+        let thread = thread::Builder::new().name(name).spawn(move || {
+            while let Ok(Message::Tell(job, done)) = jobs.recv() {
+                if let Err(error) = tell(&job) {
+                    warn!(%error, "the kernel did not take a notification");
+                }
+                let _ = done.map(|done| done.send(()));
+            }
+        })?;
         Ok(Self { queue, thread: Some(thread) })
     }
 
-    /// Tells the kernel and comes back when it has understood. Not for handlers of FUSE requests.
-    pub fn tell(&self, job: Job) {
+    /// Has the job done. Its end comes through the channel, or the channel's end when the mount is gone: then the kernel shows
+    /// nothing any more.
+    fn ask(&self, job: J) -> Receiver<()> {
         let (done, wait) = channel();
-        // Either end is gone only when the mount is: then the kernel shows nothing any more.
-        if self.queue.send(Message::Tell(job, done)).is_ok() {
-            let _ = wait.recv();
-        }
+        let _ = self.queue.send(Message::Tell(job, Some(done)));
+        wait
     }
 }
 
-impl Drop for Notifications {
+impl<J> Drop for Worker<J> {
     fn drop(&mut self) {
         let _ = self.queue.send(Message::End);
         if let Some(thread) = self.thread.take() {
@@ -100,12 +143,64 @@ impl Drop for Notifications {
     }
 }
 
-fn serve(jobs: &Receiver<Message>, kernel: &dyn KernelCache) {
-    while let Ok(Message::Tell(job, done)) = jobs.recv() {
-        if let Err(error) = tell(kernel, job) {
-            warn!(node = job.number, %error, "the kernel did not take a notification");
+/// The threads that tell the kernel.
+pub struct Notifications {
+    content: Worker<Job>,
+    names: Worker<NameJob>,
+    kernel: Arc<dyn KernelCache>,
+}
+
+impl Notifications {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When none can be had.
+    pub fn start(instance: &str, kernel: Arc<dyn KernelCache>) -> io::Result<Self> {
+        let (of_content, of_names) = (Arc::clone(&kernel), Arc::clone(&kernel));
+        Ok(Self {
+            content: Worker::start(format!("notify-{instance}"), move |job| tell(of_content.as_ref(), *job))?,
+            names: Worker::start(format!("names-{instance}"), move |job| tell_name(of_names.as_ref(), job))?,
+            kernel,
+        })
+    }
+
+    /// Tells the kernel and comes back when it has understood. Not for handlers of FUSE requests.
+    pub fn tell(&self, job: Job) {
+        let _ = self.content.ask(job).recv();
+    }
+
+    /// Tells the kernel of names and comes back when it has understood; whether it has, within the time. Not for handlers of
+    /// FUSE requests.
+    #[must_use]
+    pub fn tell_names(&self, jobs: impl IntoIterator<Item = NameJob>) -> bool {
+        let waits: Vec<_> = jobs.into_iter().map(|job| self.names.ask(job)).collect();
+        waits.iter().all(|wait| {
+            let told = wait.recv_timeout(NAME_WAIT_MAX) != Err(RecvTimeoutError::Timeout);
+            if !told {
+                warn!("the kernel does not take a notification about a name: its directory is in use");
+            }
+            told
+        })
+    }
+
+    /// Has the kernel told of a name, without waiting; whether that will be done.
+    #[must_use]
+    pub fn tell_name_later(&self, job: NameJob) -> bool {
+        self.names.queue.try_send(Message::Tell(job, None)).is_ok()
+    }
+
+    /// The kernel drops the attributes of a node at once. For everybody.
+    pub fn drop_attributes(&self, number: u64) {
+        if let Err(error) = self.kernel.drop_attributes(number) {
+            warn!(node = number, %error, "the kernel did not drop attributes");
         }
-        let _ = done.send(());
+    }
+}
+
+fn tell_name(kernel: &dyn KernelCache, job: &NameJob) -> io::Result<()> {
+    match job.change {
+        NameChange::Appeared => kernel.expire_name(job.parent, &job.name),
+        NameChange::Left => kernel.invalidate_name(job.parent, &job.name),
     }
 }
 
@@ -133,6 +228,15 @@ mod tests {
     struct Recorder(Arc<Mutex<Vec<String>>>);
 
     impl KernelCache for Recorder {
+        fn expires_names(&self) -> bool {
+            true
+        }
+
+        fn drop_attributes(&self, number: u64) -> io::Result<()> {
+            self.0.lock().expect("unpoisoned").push(format!("drop {number}"));
+            Ok(())
+        }
+
         fn invalidate(&self, number: u64, offset: i64, length: i64) -> io::Result<()> {
             self.0.lock().expect("unpoisoned").push(format!("invalidate {number} {offset} {length}"));
             Ok(())
@@ -171,5 +275,15 @@ mod tests {
             *recorder.0.lock().expect("unpoisoned"),
             ["invalidate 7 0 -1", "store 8 4999 1", "invalidate 9 0 -1"]
         );
+    }
+
+    #[test]
+    fn names_that_left_are_invalidated_and_others_expire() {
+        let recorder = Recorder::default();
+        let notifications = Notifications::start("x", Arc::new(recorder.clone())).expect("threads");
+        let job = |name: &[u8], change| NameJob { parent: 1, name: name.into(), change };
+        assert!(notifications.tell_names([job(b"a", NameChange::Appeared), job(b"b", NameChange::Left)]));
+        notifications.drop_attributes(5);
+        assert_eq!(*recorder.0.lock().expect("unpoisoned"), ["expire 1 [97]", "invalidate 1 [98]", "drop 5"]);
     }
 }

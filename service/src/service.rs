@@ -175,6 +175,7 @@ impl Service {
 
     fn mount_stack(&self, spec: MountSpec, stack: Stack) -> Result<(), ServiceError> {
         let instance = Instance::new(spec, stack);
+        self.announce(&instance);
         let sockets = instance.spec().socket_directory(&self.config.socket_directory);
         let private = instance.spec().is_root;
         let front = make_directory(&sockets, private)
@@ -185,6 +186,16 @@ impl Service {
         info!(instance = instance.name(), mount_point = %instance.spec().mount_point.display(), "mounted");
         lock(&self.instances).insert(instance.name().to_owned(), Mounted { instance, mount, front });
         Ok(())
+    }
+
+    /// Before `instance` can change anything: whoever shows the same has the kernel keep nothing of it from here on.
+    fn announce(&self, instance: &Instance) {
+        let mut others: Vec<_> = lock(&self.instances).values().map(|other| Arc::clone(&other.instance)).collect();
+        others.extend(lock(&self.lingering).iter().filter_map(Weak::upgrade));
+        for other in others.iter().filter(|other| instance.stack.shares_with(&other.stack)) {
+            instance.share();
+            other.share();
+        }
     }
 
     fn check(&self, spec: &MountSpec) -> Result<(), ServiceError> {

@@ -130,6 +130,19 @@ impl Stack {
         self.branches.iter().all(|branch| branch.role != Role::Directory || Arc::strong_count(branch) == 1)
     }
 
+    /// Whether another instance can come to change what this one shows.
+    #[must_use]
+    pub fn can_be_shared(&self) -> bool {
+        self.branches.iter().any(|branch| branch.role == Role::Directory)
+    }
+
+    /// Whether `other` changes what this one shows.
+    #[must_use]
+    pub fn shares_with(&self, other: &Self) -> bool {
+        let directories = self.branches.iter().filter(|branch| branch.role == Role::Directory);
+        directories.into_iter().any(|branch| other.branches.iter().any(|theirs| Arc::ptr_eq(branch, theirs)))
+    }
+
     /// What its union did, if it has one.
     #[must_use]
     pub fn union_status(&self) -> Option<UnionStatus> {

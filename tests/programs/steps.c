@@ -5,6 +5,8 @@
  *   append LENGTH BYTE size               truncate LENGTH        sync
  *   map LENGTH         mread OFFSET LEN   mwrite OFFSET LEN BYTE unmap
  *   rename FROM TO     unlink PATH        statsize PATH          exit
+ *   link FROM TO       symlink TO PATH    mkdir PATH             chmod PATH MODE
+ *   look PATH          (a hash of what lstat says of it)
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -95,6 +97,19 @@ int main(void)
             answer(rename(a, b), 0);
         } else if (!strcmp(command, "unlink") && sscanf(rest, "%2047s", a) == 1) {
             answer(unlink(a), 0);
+        } else if (!strcmp(command, "link") && sscanf(rest, "%2047s %2047s", a, b) == 2) {
+            answer(link(a, b), 0);
+        } else if (!strcmp(command, "symlink") && sscanf(rest, "%2047s %2047s", a, b) == 2) {
+            answer(symlink(a, b), 0);
+        } else if (!strcmp(command, "mkdir") && sscanf(rest, "%2047s", a) == 1) {
+            answer(mkdir(a, 0755), 0);
+        } else if (!strcmp(command, "chmod") && sscanf(rest, "%2047s %lli", a, &x) == 2) {
+            answer(chmod(a, (mode_t)x), 0);
+        } else if (!strcmp(command, "look") && sscanf(rest, "%2047s", a) == 1) {
+            struct stat st;
+            int r = lstat(a, &st);
+            uint64_t seen[] = {st.st_ino, st.st_mode, st.st_nlink, st.st_size, (uint64_t)st.st_mtime, (uint64_t)st.st_mtim.tv_nsec};
+            answer(r, r ? 0 : hash((unsigned char *)seen, sizeof seen));
         } else if (!strcmp(command, "exit")) {
             return 0;
         } else {

@@ -143,3 +143,58 @@ fn shared_maps_of_static_programs_are_current() {
         drop(mount);
     });
 }
+
+/// One random change of names or attributes below `at`; which of them succeed, the processes have to agree on.
+fn random_change(dice: &mut Dice, at: &Path) -> String {
+    let mut path = || at.join(["a", "b", "d/a", "d/b", "e/a"][dice.below(5) as usize]).display().to_string();
+    let (one, other) = (path(), path());
+    match dice.below(9) {
+        0 => format!("rename {one} {other}"),
+        1 => format!("unlink {one}"),
+        2 => format!("link {one} {other}"),
+        3 => format!("symlink b {one}"),
+        4 => format!("chmod {one} {}", [0o600, 0o644, 0o755][dice.below(3) as usize]),
+        5 => format!("mkdir {other}"),
+        _ => format!("open {one} {}", libc::O_RDWR | libc::O_CREAT),
+    }
+}
+
+#[test]
+fn names_and_attributes_are_current_whoever_changed_them() {
+    isolated("names_and_attributes_are_current_whoever_changed_them", |folder| {
+        let (pool, at) = setup(folder, b"content");
+        for name in ["d", "e"] {
+            fs::create_dir_all(folder.join("lower").join(name)).expect("a folder");
+        }
+        let mount = pool.mount_union(&at, &folder.join("upper"), &[&folder.join("lower")]);
+        let mut processes = [
+            Stepper::start(&pool, &compile(folder, "steps", false), Way::Library),
+            Stepper::start(&pool, &compile(folder, "steps", true), Way::Legacy),
+        ];
+        let mut dice = Dice(0xcac4e);
+        for round in 0..3_000 {
+            let who = dice.below(2) as usize;
+            let step = random_change(&mut dice, mount.path());
+            let done = processes[who].step(&step);
+            if done.is_ok() && step.starts_with("open") {
+                let length = 1 + dice.below(9_000);
+                assert_eq!(processes[who].step(&format!("pwrite 0 {length} 7")), Ok(length));
+                assert_eq!(processes[who].step("close"), Ok(0));
+            }
+            for name in ["a", "b", "d/a", "d/b", "e/a", "d", "e", "file", "."] {
+                let look = format!("look {}", mount.path().join(name).display());
+                let [library, kernel] = &mut processes;
+                assert_eq!(library.step(&look), kernel.step(&look), "{name}, round {round}, {who}: {step} {done:?}");
+            }
+        }
+        assert!(pool.operations(Way::Library) > 3_000, "the library sent requests");
+        let by_kernel = pool.operations(Way::Legacy);
+        for _ in 0..100 {
+            assert!(processes[1].step(&format!("look {}", mount.path().join("file").display())).is_ok());
+        }
+        let asked = pool.operations(Way::Legacy) - by_kernel;
+        assert!(asked < 10, "the kernel asked {asked} times for what it knows");
+        drop(processes);
+        drop(mount);
+    });
+}

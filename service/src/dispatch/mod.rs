@@ -48,7 +48,10 @@ impl Instance {
         }
         let kind = request.kind();
         let started = Instant::now();
+        let changed = request.changes();
         let served = self.serve(context, request);
+        // Also what has failed may have changed something.
+        changed.into_iter().flatten().for_each(|node| self.attributes_changed(node));
         self.statistics.record(context.path, kind, started.elapsed(), matches!(served, Err(Stop::Error(_))));
         served.map_err(|stop| match stop {
             Stop::UseKernel => Failure::UseKernel,

@@ -3,7 +3,8 @@
 use super::{Served, Stop};
 use crate::access::{self, EXECUTE, READ, WRITE};
 use crate::handles::layer_flags;
-use crate::instance::Instance;
+use crate::instance::{ChangedNames, Instance};
+use crate::notify::NameChange::{self, Appeared, Left};
 use crate::request::{Context, Reply};
 use poolfs_libservice::Entry;
 use poolfs_libservice::types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags};
@@ -99,6 +100,7 @@ impl Instance {
         let (caller, permissions) = self.prepare(context, parent, name, FileType::Regular, permissions)?;
         let room = self.handles.reserve()?;
         let (entry, handle) = self.layer().create(&caller, parent, name, permissions, layer_flags(flags))?;
+        self.name_appeared(context, parent, name);
         Ok(Reply::Opened { file: room.enter(entry.node, handle, flags, false), entry: Some(entry) })
     }
 
@@ -116,7 +118,9 @@ impl Instance {
             return Err(Stop::UseKernel);
         }
         let (caller, permissions) = self.prepare(context, parent, name, file_type, permissions)?;
-        Ok(Reply::Entry(self.layer().mknod(&caller, parent, name, file_type, permissions, device)?))
+        let entry = self.layer().mknod(&caller, parent, name, file_type, permissions, device)?;
+        self.name_appeared(context, parent, name);
+        Ok(Reply::Entry(entry))
     }
 
     pub(super) fn make_directory(
@@ -128,19 +132,32 @@ impl Instance {
     ) -> Served {
         let permissions = permissions & 0o1777;
         let (caller, permissions) = self.prepare(context, parent, name, FileType::Directory, permissions)?;
-        Ok(Reply::Entry(self.layer().mkdir(&caller, parent, name, permissions)?))
+        let entry = self.layer().mkdir(&caller, parent, name, permissions)?;
+        self.name_appeared(context, parent, name);
+        Ok(Reply::Entry(entry))
     }
 
     pub(super) fn symbolic_link(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>, target: &[u8]) -> Served {
         let (caller, _) = self.prepare(context, parent, name, FileType::Symlink, 0o777)?;
-        Ok(Reply::Entry(self.layer().symlink(&caller, parent, name, target)?))
+        let entry = self.layer().symlink(&caller, parent, name, target)?;
+        self.name_appeared(context, parent, name);
+        Ok(Reply::Entry(entry))
     }
 
     pub(super) fn link(&self, context: &Context<'_>, node: NodeId, parent: NodeId, name: Name<'_>) -> Served {
         self.refuse_existing(context, parent, name)?;
         self.check_link_source(context, node)?;
         self.check_directory(context, parent)?;
-        Ok(Reply::Entry(self.layer().link(&context.caller, node, parent, name)?))
+        let entry = self.layer().link(&context.caller, node, parent, name)?;
+        self.name_appeared(context, parent, name);
+        Ok(Reply::Entry(entry))
+    }
+
+    /// The kernel may remember that there is no such name.
+    fn name_appeared(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) {
+        if context.is_library() {
+            self.tell_names(self.names_changed(&[(parent, name, Appeared)]));
+        }
     }
 
     /// Where the host protects hard links, only owners link files that others could not read and write anyway.
@@ -160,14 +177,46 @@ impl Instance {
     }
 
     pub(super) fn unlink(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served {
+        let locked = self.lock_removals(parent, parent);
         self.check_removal(context, parent, name)?;
-        self.layer().unlink(&context.caller, parent, name)?;
+        // Only the kernel is interested: removing it has errors of its own.
+        let victim = self.peek(context, parent, name).ok().flatten();
+        let removed = self.layer().unlink(&context.caller, parent, name);
+        let change = if removed.is_ok() { Left } else { Appeared };
+        let changed = self.removal_noted(context, removed.is_ok(), &[(parent, name, change)]);
+        drop(locked);
+        self.tell_names(changed);
+        victim.into_iter().for_each(|victim| self.attributes_changed(victim.node));
+        removed?;
         Ok(Reply::Done)
     }
 
+    /// Names were taken away, or should have been: what the kernel must be told. Of what it has done itself it needs to be
+    /// told nothing.
+    fn removal_noted<'n>(
+        &self,
+        context: &Context<'_>,
+        done: bool,
+        names: &[(NodeId, Name<'n>, NameChange)],
+    ) -> ChangedNames<'n> {
+        if context.is_library() {
+            return self.names_changed(names);
+        }
+        if let (true, &[(parent, name, _)]) = (done, names) {
+            self.nodes.name_gone(parent, name.as_bytes());
+        }
+        ChangedNames::default()
+    }
+
     pub(super) fn remove_directory(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served {
+        let locked = self.lock_removals(parent, parent);
         self.check_removal(context, parent, name)?;
-        self.layer().rmdir(&context.caller, parent, name)?;
+        let removed = self.layer().rmdir(&context.caller, parent, name);
+        let change = if removed.is_ok() { Left } else { Appeared };
+        let changed = self.removal_noted(context, removed.is_ok(), &[(parent, name, change)]);
+        drop(locked);
+        self.tell_names(changed);
+        removed?;
         Ok(Reply::Done)
     }
 
@@ -188,10 +237,36 @@ impl Instance {
         (new_parent, new_name): (NodeId, Name<'_>),
         flags: RenameFlags,
     ) -> Served {
+        let locked = self.lock_removals(parent, new_parent);
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
         if context.is_library() {
             self.check_rename(context, (parent, name), (new_parent, new_name), flags)?;
+        } else if self.nodes.is_name_being_told(parent, name.as_bytes())
+            || exchange && self.nodes.is_name_being_told(new_parent, new_name.as_bytes())
+        {
+            // The kernel may mean what the name stood for before: it would move that. It looks again and comes back.
+            return Err(Errno::ESTALE.into());
         }
-        self.layer().rename(&context.caller, parent, name, new_parent, new_name, flags)?;
+        let [source, target] =
+            [(parent, name), (new_parent, new_name)].map(|(at, name)| self.peek(context, at, name).ok().flatten());
+        let renamed = self.layer().rename(&context.caller, parent, name, new_parent, new_name, flags);
+        let nodes = [&source, &target].map(|entry| entry.as_ref().map(|entry| entry.node));
+        let same = nodes[0] == nodes[1];
+        let mut changed = ChangedNames::default();
+        if context.is_library() {
+            // Two names of one object both stay.
+            let left = if renamed.is_ok() && !same { Left } else { Appeared };
+            let arrived = if target.is_some() { left } else { Appeared };
+            changed = self.names_changed(&[(parent, name, left), (new_parent, new_name, arrived)]);
+        } else if renamed.is_ok() && !exchange && !same {
+            self.nodes.name_moved((parent, name.as_bytes()), (new_parent, new_name.as_bytes()));
+        } else if renamed.is_ok() && exchange {
+            self.nodes.names_exchanged((parent, name.as_bytes()), (new_parent, new_name.as_bytes()));
+        }
+        drop(locked);
+        self.tell_names(changed);
+        nodes.into_iter().flatten().for_each(|node| self.attributes_changed(node));
+        renamed?;
         Ok(Reply::Done)
     }
 

@@ -23,6 +23,15 @@ impl Kernel {
 }
 
 impl KernelCache for Kernel {
+    fn expires_names(&self) -> bool {
+        true
+    }
+
+    fn drop_attributes(&self, number: u64) -> std::io::Result<()> {
+        self.0.lock().expect("unpoisoned").push(format!("drop attributes {number}"));
+        Ok(())
+    }
+
     fn invalidate(&self, number: u64, offset: i64, length: i64) -> std::io::Result<()> {
         self.0.lock().expect("unpoisoned").push(format!("drop {number} {offset} {length}"));
         Ok(())

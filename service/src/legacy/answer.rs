@@ -1,16 +1,37 @@
 //! The body of an answer, put together in the thread's own buffer, and what it hands to the kernel.
 
 use super::abi;
-use poolfs_libservice::types::{Attributes, Errno, FileSystemStatistics, FileType, Timestamp};
+use poolfs_libservice::types::{Attributes, Errno, FileSystemStatistics, FileType, NodeId, Timestamp};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use zerocopy::{Immutable, IntoBytes};
 
-/// Names and attributes are asked for each time: none of the time-outs of an answer is above zero.
 const BLOCK_SIZE: u32 = 4096;
+
+/// How long the kernel keeps what it may keep: until it is told otherwise.
+const KEPT: Duration = Duration::from_secs(3600);
+
+/// How long it keeps the attributes of a file that write-back may be busy with: that changes the space the file takes, which
+/// nobody is told of.
+const KEPT_UNSETTLED: Duration = Duration::from_secs(1);
+
+/// How long after its last change a file may be on its way to the disk.
+const UNSETTLED: Duration = Duration::from_secs(30);
+
+/// Bits of the mode by which programs run with others' rights. The kernel leaves it to the service to take them away, and
+/// goes by the mode it knows: it never keeps one with such bits.
+const SET_ID: u32 = 0o6000;
 
 /// What an answer gives the kernel to keep. When the kernel does not take the answer, because the caller was killed
 /// meanwhile, it is taken back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Given {
+    /// that this name has changed, in a directory
+    Name {
+        /// the directory
+        parent: NodeId,
+        /// the name
+        name: Box<[u8]>,
+    },
     /// one reference to the node with this number
     Reference(u64),
     /// the open file with this handle
@@ -140,16 +161,37 @@ fn attr(from: &Attributes) -> abi::Attr {
     }
 }
 
-impl From<&Attributes> for abi::AttrOut {
-    fn from(attributes: &Attributes) -> Self {
-        Self { attributes: attr(attributes), ..Self::default() }
+/// For how many seconds the kernel keeps these attributes, if it may keep any.
+fn attributes_kept(attributes: &Attributes, may_keep: bool) -> u64 {
+    if !may_keep || attributes.permissions & SET_ID != 0 && attributes.file_type == FileType::Regular {
+        return 0;
+    }
+    let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(attributes.changed.seconds).unwrap_or(0));
+    // A change that is still to come counts as one just now.
+    let age = SystemTime::now().duration_since(changed).unwrap_or_default();
+    let settled = attributes.file_type != FileType::Regular || age > UNSETTLED;
+    if settled { KEPT.as_secs() } else { KEPT_UNSETTLED.as_secs() }
+}
+
+impl abi::AttrOut {
+    /// Attributes, which the kernel may keep or not.
+    pub(super) fn new(attributes: &Attributes, may_keep: bool) -> Self {
+        let valid_seconds = attributes_kept(attributes, may_keep);
+        Self { valid_seconds, attributes: attr(attributes), ..Self::default() }
     }
 }
 
 impl abi::EntryOut {
-    /// A node by its FUSE number.
-    pub(super) fn new(node: u64, attributes: &Attributes) -> Self {
-        Self { node, attributes: attr(attributes), ..Self::default() }
+    /// A node by its FUSE number, by a name which the kernel may keep or not.
+    ///
+    /// It never keeps these attributes: of a node that it does not know yet it could not be told that they have changed.
+    pub(super) fn new(node: u64, attributes: &Attributes, may_keep: bool) -> Self {
+        Self { node, attributes: attr(attributes), ..Self::missing(may_keep) }
+    }
+
+    /// That there is no such name.
+    pub(super) fn missing(may_keep: bool) -> Self {
+        Self { entry_valid_seconds: if may_keep { KEPT.as_secs() } else { 0 }, ..Self::default() }
     }
 }
 
@@ -159,8 +201,9 @@ impl From<Timestamp> for abi::StatxTime {
     }
 }
 
-impl From<&Attributes> for abi::StatxOut {
-    fn from(from: &Attributes) -> Self {
+impl abi::StatxOut {
+    /// Attributes, which the kernel may keep or not.
+    pub(super) fn new(from: &Attributes, may_keep: bool) -> Self {
         let attributes = abi::Statx {
             mask: abi::STATX_BASIC_STATS,
             block_size: BLOCK_SIZE,
@@ -178,7 +221,7 @@ impl From<&Attributes> for abi::StatxOut {
             device_minor: from.device & 0xff | from.device >> 12 & 0xf_ff00,
             ..abi::Statx::default()
         };
-        Self { attributes, ..Self::default() }
+        Self { valid_seconds: attributes_kept(from, may_keep), attributes, ..Self::default() }
     }
 }
 
@@ -249,7 +292,7 @@ mod tests {
     fn device_numbers_are_taken_apart_as_linux_does() {
         // makedev(0x123, 0x45678)
         let attributes = Attributes { device: 0x4561_2378, ..example() };
-        let out = abi::StatxOut::from(&attributes);
+        let out = abi::StatxOut::new(&attributes, false);
         assert_eq!((out.attributes.device_major, out.attributes.device_minor), (0x123, 0x45678));
     }
 
@@ -272,8 +315,24 @@ mod tests {
     }
 
     #[test]
+    fn attributes_are_kept_unless_they_may_change_by_themselves() {
+        let kept = |permissions, file_type, changed| {
+            let changed = Timestamp { seconds: changed, nanoseconds: 0 };
+            attributes_kept(&Attributes { permissions, file_type, changed, ..example() }, true)
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("later").as_secs() as i64;
+        assert_eq!(kept(0o755, FileType::Regular, now - 100), KEPT.as_secs());
+        assert_eq!(kept(0o755, FileType::Regular, now), KEPT_UNSETTLED.as_secs());
+        assert_eq!(kept(0o755, FileType::Regular, now + 100), KEPT_UNSETTLED.as_secs());
+        assert_eq!(kept(0o3755, FileType::Directory, now), KEPT.as_secs());
+        assert_eq!((kept(0o4755, FileType::Regular, 0), kept(0o2755, FileType::Regular, 0)), (0, 0));
+        assert_eq!(attributes_kept(&example(), false), 0);
+        assert_eq!(abi::EntryOut::new(1, &example(), true).attr_valid_seconds, 0);
+    }
+
+    #[test]
     fn times_are_passed_on_as_they_are() {
-        let out = abi::AttrOut::from(&example());
+        let out = abi::AttrOut::new(&example(), false);
         assert_eq!((out.attributes.accessed, out.attributes.changed_nanoseconds), (i64::MIN, 1));
     }
 }

@@ -106,6 +106,14 @@ impl Device {
 }
 
 impl KernelCache for Device {
+    fn expires_names(&self) -> bool {
+        self.expires_names
+    }
+
+    fn drop_attributes(&self, number: u64) -> io::Result<()> {
+        self.invalidate(number, -1, 0)
+    }
+
     fn invalidate(&self, number: u64, offset: i64, length: i64) -> io::Result<()> {
         self.notify(notify::INVALIDATE_INODE, &abi::InvalidateInodeOut { node: number, offset, length }, &[])
     }

@@ -8,11 +8,30 @@ use crate::instance::Instance;
 use crate::request::{Context, Reply, Request};
 use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC};
 use poolfs_libservice::Entry;
-use poolfs_libservice::types::{Errno, NodeId, OpenFlags, SetAttributes};
+use poolfs_libservice::types::{Attributes, Errno, Name, NodeId, OpenFlags, SetAttributes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tracing::error;
 use zerocopy::FromBytes;
+
+/// How the names of access lists begin.
+const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
+
+/// The name that a request adds to its directory or takes from it.
+fn named<'a>(request: &Request<'a>) -> Option<Name<'a>> {
+    match *request {
+        Request::MakeNode { name, .. }
+        | Request::MakeDirectory { name, .. }
+        | Request::SymbolicLink { name, .. }
+        | Request::Unlink { name, .. }
+        | Request::RemoveDirectory { name, .. } => Some(name),
+        _ => None,
+    }
+}
+
+fn name_of(parent: NodeId, name: Name<'_>) -> Given {
+    Given::Name { parent, name: name.as_bytes().into() }
+}
 
 /// Serves the kernel's calls on an instance.
 pub struct Front {
@@ -51,6 +70,7 @@ impl Front {
         self.guarded(|| match given {
             Given::Reference(number) => self.give_back(number, 1),
             Given::File(handle) => self.instance.release(handle),
+            Given::Name { parent, name } => self.instance.name_changed_late(parent, &name),
         });
     }
 
@@ -93,12 +113,19 @@ impl Front {
             Operation::Node(operation) => return self.on_node(&context, self.node(call.node)?, operation, answer),
             Operation::Change { changes, handle } => self.change(&context, self.node(call.node)?, changes, handle)?,
             Operation::Link { node, name } => {
-                let request = Request::Link { node: self.node(node)?, parent: self.node(call.node)?, name };
-                self.ask(&context, request)?
+                let parent = self.node(call.node)?;
+                let request = Request::Link { node: self.node(node)?, parent, name };
+                let may_keep = self.holds_name(parent, name.as_bytes());
+                let linked = self.ask(&context, request)?;
+                answer.give(name_of(parent, name));
+                return self.put(linked, may_keep, answer);
             }
             Operation::Rename { name, new_parent, new_name, flags } => {
                 let (parent, new_parent) = (self.node(call.node)?, self.node(new_parent)?);
-                self.ask(&context, Request::Rename { parent, name, new_parent, new_name, flags })?
+                let renamed = self.ask(&context, Request::Rename { parent, name, new_parent, new_name, flags })?;
+                answer.give(name_of(parent, name));
+                answer.give(name_of(new_parent, new_name));
+                renamed
             }
             Operation::Release { handle } => {
                 self.instance.release(handle);
@@ -108,7 +135,36 @@ impl Front {
                 return self.on_file(&context, &self.file(handle)?, operation, answer);
             }
         };
-        self.put(reply, answer)
+        self.put(reply, false, answer)
+    }
+
+    /// Before a name is looked up or changed on the kernel's behalf: whether it may keep what it is answered.
+    pub(super) fn holds_name(&self, parent: NodeId, name: &[u8]) -> bool {
+        self.instance.nodes.hold_name(parent, name, !self.instance.can_be_shared())
+    }
+
+    /// The attributes, and whether the kernel may keep them.
+    fn stat(&self, context: &Context<'_>, node: NodeId) -> Outcome<(Attributes, bool)> {
+        let may_keep = self.instance.nodes.hold_attributes(node);
+        match self.ask(context, Request::Stat { node })? {
+            Reply::Attributes(attributes) => Ok((attributes, may_keep)),
+            _ => Err(mistaken()),
+        }
+    }
+
+    fn look_up_or_miss(
+        &self,
+        context: &Context<'_>,
+        parent: NodeId,
+        name: Name<'_>,
+        answer: &mut Answer<'_>,
+    ) -> Outcome<()> {
+        let may_keep = self.holds_name(parent, name.as_bytes());
+        match self.ask(context, Request::Lookup { parent, name }) {
+            Ok(reply) => self.put(reply, may_keep, answer),
+            Err(Errno::ENOENT) if may_keep => answer.put(&abi::EntryOut::missing(true)),
+            Err(errno) => Err(errno),
+        }
     }
 
     fn change(
@@ -133,13 +189,14 @@ impl Front {
         use NodeOperation as Op;
         let parent = node;
         let request = match operation {
-            Op::Lookup { name } => Request::Lookup { parent, name },
-            Op::Stat => Request::Stat { node },
+            Op::Lookup { name } => return self.look_up_or_miss(context, parent, name, answer),
+            Op::Stat => {
+                let (attributes, may_keep) = self.stat(context, node)?;
+                return answer.put(&abi::AttrOut::new(&attributes, may_keep));
+            }
             Op::Statx => {
-                return match self.ask(context, Request::Stat { node })? {
-                    Reply::Attributes(attributes) => answer.put(&abi::StatxOut::from(&attributes)),
-                    _ => Err(mistaken()),
-                };
+                let (attributes, may_keep) = self.stat(context, node)?;
+                return answer.put(&abi::StatxOut::new(&attributes, may_keep));
             }
             Op::ReadLink => Request::ReadLink { node },
             Op::SymbolicLink { name, target } => Request::SymbolicLink { parent, name, target },
@@ -150,17 +207,24 @@ impl Front {
             Op::Unlink { name } => Request::Unlink { parent, name },
             Op::RemoveDirectory { name } => Request::RemoveDirectory { parent, name },
             Op::Create { name, permissions, flags } => {
+                let may_keep = self.holds_name(parent, name.as_bytes());
                 let created = self.ask(context, Request::Create { parent, name, permissions, flags });
                 // When the user-level path was faster with the name, the kernel looks again, finds it and opens it as it should.
                 let lost = created.as_ref().is_err_and(|&errno| errno == Errno::EEXIST);
                 let retry = lost && !flags.contains(OpenFlags::EXCLUSIVE);
-                return self.put(if retry { Err(Errno::ESTALE) } else { created }?, answer);
+                let created = if retry { Err(Errno::ESTALE) } else { created }?;
+                answer.give(name_of(parent, name));
+                return self.put(created, may_keep, answer);
             }
             Op::Open { flags } => Request::Open { node, flags },
             Op::OpenDirectory => Request::OpenDirectory { node },
             Op::Statfs => Request::Statfs { node },
             Op::SetXattr { name, value, flags } => Request::SetXattr { node, name, value, flags },
             Op::GetXattr { name, room } => {
+                if name.starts_with(ACCESS_LISTS) {
+                    // The kernel keeps these, as long as it is not told to drop the attributes.
+                    let _ = self.instance.nodes.hold_attributes(node);
+                }
                 return match self.ask(context, Request::GetXattr { node, name })? {
                     Reply::Bytes(value) => answer.put_sized(&value, room),
                     _ => Err(mistaken()),
@@ -177,7 +241,12 @@ impl Front {
             }
             Op::RemoveXattr { name } => Request::RemoveXattr { node, name },
         };
-        self.put(self.ask(context, request)?, answer)
+        let name = named(&request);
+        let makes = name.is_some() && !matches!(request, Request::Unlink { .. } | Request::RemoveDirectory { .. });
+        let may_keep = name.is_some_and(|name| makes && self.holds_name(parent, name.as_bytes()));
+        let reply = self.ask(context, request)?;
+        name.into_iter().for_each(|name| answer.give(name_of(parent, name)));
+        self.put(reply, may_keep, answer)
     }
 
     fn on_file(
@@ -231,7 +300,7 @@ impl Front {
                 };
             }
         };
-        self.put(self.ask(context, request)?, answer)
+        self.put(self.ask(context, request)?, false, answer)
     }
 
     /// The entry under its FUSE number; its reference is the kernel's from here on.
@@ -239,22 +308,23 @@ impl Front {
         self.instance.nodes.enter(entry.node, entry.attributes.inode)
     }
 
-    fn put_entry(&self, entry: &Entry, answer: &mut Answer<'_>) -> Outcome<()> {
+    fn put_entry(&self, entry: &Entry, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
         let number = self.enter(entry);
         answer.give(Given::Reference(number));
-        answer.put(&abi::EntryOut::new(number, &entry.attributes))
+        answer.put(&abi::EntryOut::new(number, &entry.attributes, may_keep))
     }
 
-    /// The replies that look the same to whatever they are the answer.
-    fn put(&self, reply: Reply, answer: &mut Answer<'_>) -> Outcome<()> {
+    /// The replies that look the same to whatever they are the answer. A name in them the kernel may keep or not; attributes
+    /// that are the answer to a change it may not: it takes them even if it has been told of a newer change meanwhile.
+    fn put(&self, reply: Reply, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
         match reply {
             Reply::Done => Ok(()),
-            Reply::Entry(entry) => self.put_entry(&entry, answer),
-            Reply::Attributes(attributes) => answer.put(&abi::AttrOut::from(&attributes)),
+            Reply::Entry(entry) => self.put_entry(&entry, may_keep, answer),
+            Reply::Attributes(attributes) => answer.put(&abi::AttrOut::new(&attributes, false)),
             Reply::Opened { file, entry } => {
                 answer.give(Given::File(file.key()));
                 if let Some(entry) = &entry {
-                    self.put_entry(entry, answer)?;
+                    self.put_entry(entry, may_keep, answer)?;
                 }
                 let flags = self.open_flags(&file, entry.is_some());
                 answer.put(&abi::OpenOut { handle: file.key(), flags, backing: 0 })

@@ -124,11 +124,12 @@ impl Front {
         name: &Listed<'_>,
         answer: &mut Answer<'_>,
     ) -> bool {
+        let may_keep = self.holds_name(directory.node(), name.bytes);
         match self.look_up(context, directory, name.bytes) {
             Ok(found) => {
                 let number = self.enter(&found);
                 let name = Listed { inode: found.attributes.inode, file_type: found.attributes.file_type, ..*name };
-                let fits = answer.put_name(Some(&EntryOut::new(number, &found.attributes)), &name);
+                let fits = answer.put_name(Some(&EntryOut::new(number, &found.attributes, may_keep)), &name);
                 if fits {
                     answer.give(Given::Reference(number));
                 } else {

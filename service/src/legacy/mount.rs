@@ -102,7 +102,8 @@ impl Drop for MountGuard {
 /// When the kernel refuses.
 pub fn detach_dead(path: &Path) -> io::Result<usize> {
     for detached in 0..DEAD_MOUNTS_MAX {
-        match rustix::fs::stat(path) {
+        // The kernel answers a stat from what it keeps, also when nobody is left to ask. Space it always asks for.
+        match rustix::fs::statfs(path) {
             Err(Errno::NOTCONN | Errno::CONNABORTED) => {
                 rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
             }

@@ -24,17 +24,17 @@ const THREADS: usize = 6;
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Longer than the service takes to notice a killed caller.
-const MOMENT: Duration = Duration::from_millis(400);
+pub const MOMENT: Duration = Duration::from_millis(400);
 
-struct Mounted {
-    trap: Arc<Trap>,
-    instance: Arc<Instance>,
+pub struct Mounted {
+    pub trap: Arc<Trap>,
+    pub instance: Arc<Instance>,
     mount: LegacyMount,
-    at: PathBuf,
+    pub at: PathBuf,
 }
 
 impl Mounted {
-    fn new(folder: &Path) -> Self {
+    pub fn new(folder: &Path) -> Self {
         let at = make(&folder.join("mnt"));
         let stack = StackSpec::Directory { directory: "/".into() };
         let spec = MountSpec { instance: "x".into(), mount_point: at.clone(), stack, devices: true, is_root: false };
@@ -59,15 +59,15 @@ impl Mounted {
     }
 }
 
-fn shell(script: &str, path: &Path) -> Child {
+pub fn shell(script: &str, path: &Path) -> Child {
     Command::new("sh").args(["-c", script, "sh"]).arg(path).spawn().expect("sh")
 }
 
-fn kill(child: &Child, signal: Signal) {
+pub fn kill(child: &Child, signal: Signal) {
     rustix::process::kill_process(Pid::from_child(child), signal).expect("ours");
 }
 
-fn killed_in_time(child: &mut Child) {
+pub fn killed_in_time(child: &mut Child) {
     let deadline = Instant::now() + WAIT_MAX;
     loop {
         if let Some(status) = child.try_wait().expect("ours") {
@@ -184,7 +184,9 @@ fn a_signal_that_does_not_kill_interrupts_nobody_and_killing_still_works() {
         assert_eq!(child.try_wait().expect("ours"), None);
         mounted.trap.let_go();
         assert_eq!(child.wait().expect("ours").code(), Some(0), "no EINTR");
-        let mut child = shell(script, &mounted.at.join("wait"));
+        // The kernel remembers the first name.
+        mounted.trap.make("wait-again");
+        let mut child = shell(script, &mounted.at.join("wait-again"));
         mounted.trap.wait_for(1);
         kill(&child, Signal::USR1);
         std::thread::sleep(MOMENT);

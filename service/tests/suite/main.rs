@@ -2,9 +2,11 @@
 //! our permission function with the kernel's.
 
 mod access;
+mod caches;
 mod coherence;
 mod endings;
 mod harness;
+mod in_flight;
 mod kernel;
 mod mounts;
 mod queue;

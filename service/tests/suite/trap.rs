@@ -1,4 +1,5 @@
-//! A layer that misbehaves by the name: it panics, fails, or waits until it is told to go on.
+//! A layer that misbehaves by the name: it panics, fails, or waits until it is told to go on. The next answer to a look-up
+//! or to a question for attributes can be held back whatever the name.
 
 use poolfs_libservice::types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -6,6 +7,7 @@ use poolfs_libservice::types::{
 };
 use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Memory, Result, Written, fail};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -22,11 +24,14 @@ pub struct Trap {
     pub memory: Arc<Memory>,
     gate: Mutex<Gate>,
     changed: Condvar,
+    hold_back: AtomicBool,
 }
 
 impl Trap {
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { memory: Memory::new(), gate: Mutex::default(), changed: Condvar::new() })
+        let (memory, gate, changed, hold_back) =
+            (Memory::new(), Mutex::default(), Condvar::new(), AtomicBool::new(false));
+        Arc::new(Self { memory, gate, changed, hold_back })
     }
 
     /// Waits until `count` calls wait.
@@ -62,12 +67,28 @@ impl Trap {
         }
         assert!(!name.as_bytes().starts_with(b"panic"), "as asked by the name");
         if name.as_bytes().starts_with(b"wait") {
-            let mut gate = self.gate.lock().expect("unpoisoned");
-            gate.waiting += 1;
-            self.changed.notify_all();
-            gate = self.changed.wait_while(gate, |gate| !gate.open).expect("unpoisoned");
-            gate.waiting -= 1;
-            self.changed.notify_all();
+            self.wait();
+        }
+        done
+    }
+
+    fn wait(&self) {
+        let mut gate = self.gate.lock().expect("unpoisoned");
+        gate.waiting += 1;
+        self.changed.notify_all();
+        gate = self.changed.wait_while(gate, |gate| !gate.open).expect("unpoisoned");
+        gate.waiting -= 1;
+        self.changed.notify_all();
+    }
+
+    /// The next answer to a look-up or to a question for attributes waits.
+    pub fn hold_back_next(&self) {
+        self.hold_back.store(true, Ordering::SeqCst);
+    }
+
+    fn hold_back<T>(&self, done: T) -> T {
+        if self.hold_back.swap(false, Ordering::SeqCst) {
+            self.wait();
         }
         done
     }
@@ -83,7 +104,8 @@ macro_rules! delegate {
 
 impl Libservice for Trap {
     fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
-        self.pass(name, self.memory.lookup(caller, parent, name))
+        let found = self.hold_back(self.memory.lookup(caller, parent, name));
+        self.pass(name, found)
     }
 
     fn create(
@@ -100,9 +122,12 @@ impl Libservice for Trap {
         self.pass(name, self.memory.create(caller, parent, name, permissions, flags))
     }
 
+    fn getattr(&self, caller: &Caller, node: NodeId) -> Result<Attributes> {
+        self.hold_back(self.memory.getattr(caller, node))
+    }
+
     delegate! {
         fn forget(node: NodeId, count: u64);
-        fn getattr(caller: &Caller, node: NodeId) -> Result<Attributes>;
         fn setattr(
             caller: &Caller,
             node: NodeId,

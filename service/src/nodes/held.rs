@@ -1,0 +1,306 @@
+//! What the kernel may keep of attributes and names without asking again.
+//!
+//! Whatever an answer lets the kernel keep is noted here *before* the layers are asked, and taken away *after* the layers
+//! have changed it. So whoever changes something finds the note of every answer that may show what was before.
+//!
+//! A change is told to the kernel before it is answered. Until then its note stays as "being told": a second change of the
+//! same thing may not be answered earlier than the first one's notification.
+
+use super::NodeTable;
+use hashbrown::HashMap;
+use poolfs_libservice::types::NodeId;
+use std::sync::atomic::Ordering;
+
+/// Most names noted one by one, for one mount.
+pub const NAMES_HELD_MAX: u64 = 1 << 17;
+
+#[derive(Default)]
+struct NameState {
+    held: bool,
+    /// Changes whose notifications are on their way.
+    telling: u32,
+}
+
+/// Of one node.
+#[derive(Default)]
+pub(super) struct Held {
+    /// Attributes or access lists.
+    attributes: bool,
+    /// Changes whose notifications about attributes are on their way.
+    telling_attributes: u32,
+    /// Names in it, if it is a directory; also of objects that do not exist.
+    names: HashMap<Box<[u8]>, NameState>,
+    /// Names beyond those, which there was no room to note.
+    others: bool,
+}
+
+impl Held {
+    pub(super) fn names(&self) -> u64 {
+        self.names.len() as u64
+    }
+}
+
+/// What the kernel may keep when nothing more is to be kept.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Rest {
+    /// FUSE's numbers of nodes with attributes.
+    pub attributes: Vec<u64>,
+    /// Names, with FUSE's numbers of their directories.
+    pub names: Vec<(u64, Box<[u8]>)>,
+}
+
+/// A change of a name that the kernel has to be told of, followed by [`NodeTable::name_told`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NameView {
+    /// FUSE's number of the directory.
+    pub parent: u64,
+}
+
+impl NodeTable {
+    /// The kernel may keep attributes and names from here on.
+    pub fn start_holding(&self) {
+        self.holding.store(true, Ordering::SeqCst);
+    }
+
+    /// The kernel may keep nothing more. Answers what it may have until now.
+    pub fn stop_holding(&self) -> Rest {
+        self.holding.store(false, Ordering::SeqCst);
+        let mut rest = Rest::default();
+        // Whoever saw the old value has noted what it gave before its shard is looked through.
+        for shard in &self.states {
+            for state in super::lock(shard).values() {
+                if state.held.attributes {
+                    rest.attributes.push(state.number);
+                }
+                rest.names.extend(state.held.names.keys().map(|name| (state.number, name.clone())));
+            }
+        }
+        rest
+    }
+
+    /// Whether the kernel may keep anything.
+    #[must_use]
+    pub fn is_holding(&self) -> bool {
+        self.holding.load(Ordering::SeqCst)
+    }
+
+    /// The kernel is about to be answered attributes or access lists; whether it may keep them.
+    #[must_use]
+    pub fn hold_attributes(&self, node: NodeId) -> bool {
+        let mut states = self.states(node);
+        let Some(state) = states.get_mut(&node).filter(|_| self.is_holding()) else { return false };
+        state.held.attributes = true;
+        true
+    }
+
+    /// The kernel is about to be answered what `name` stands for, or that it stands for nothing; whether it may keep that.
+    /// When there is no room to note the name, a directory that can say so notes that there are others.
+    #[must_use]
+    pub fn hold_name(&self, parent: NodeId, name: &[u8], others: bool) -> bool {
+        let mut states = self.states(parent);
+        let Some(state) = states.get_mut(&parent).filter(|_| self.is_holding()) else { return false };
+        if let Some(known) = state.held.names.get_mut(name) {
+            known.held = true;
+        } else if self.names_held.load(Ordering::Relaxed) < NAMES_HELD_MAX {
+            state.held.names.insert(name.into(), NameState { held: true, telling: 0 });
+            self.names_held.fetch_add(1, Ordering::Relaxed);
+        } else {
+            state.held.others |= others;
+            return others;
+        }
+        true
+    }
+
+    /// The kernel itself has taken a name away, while nobody else may look it up.
+    pub fn name_gone(&self, parent: NodeId, name: &[u8]) {
+        self.take_name(parent, name);
+    }
+
+    /// The kernel itself has moved a name, while nobody else may look up either.
+    pub fn name_moved(&self, (parent, name): (NodeId, &[u8]), (new_parent, new_name): (NodeId, &[u8])) {
+        let (held, others) = self.take_name(parent, name);
+        self.note_moved(new_parent, new_name, held, others);
+    }
+
+    /// The kernel itself has exchanged two names, while nobody else may look up either.
+    pub fn names_exchanged(&self, one: (NodeId, &[u8]), other: (NodeId, &[u8])) {
+        let (of_one, of_other) = (self.take_name(one.0, one.1), self.take_name(other.0, other.1));
+        self.note_moved(other.0, other.1, of_one.0, of_one.1);
+        self.note_moved(one.0, one.1, of_other.0, of_other.1);
+    }
+
+    fn note_moved(&self, parent: NodeId, name: &[u8], held: bool, others: bool) {
+        let mut states = self.states(parent);
+        let Some(state) = states.get_mut(&parent) else { return };
+        state.held.others |= others;
+        if held {
+            self.name_state(&mut state.held, name).held = true;
+        }
+    }
+
+    fn name_state<'h>(&self, held: &'h mut Held, name: &[u8]) -> &'h mut NameState {
+        held.names.entry(name.into()).or_insert_with(|| {
+            self.names_held.fetch_add(1, Ordering::Relaxed);
+            NameState::default()
+        })
+    }
+
+    /// Whether the kernel held the name, and whether it may hold names that are not noted.
+    fn take_name(&self, parent: NodeId, name: &[u8]) -> (bool, bool) {
+        let mut states = self.states(parent);
+        let Some(state) = states.get_mut(&parent) else { return (false, false) };
+        let held = state.held.names.get_mut(name).is_some_and(|known| std::mem::take(&mut known.held));
+        self.tidy_name(&mut state.held, name);
+        (held, state.held.others)
+    }
+
+    fn tidy_name(&self, held: &mut Held, name: &[u8]) {
+        if held.names.get(name).is_some_and(|known| !known.held && known.telling == 0) {
+            held.names.remove(name);
+            self.names_held.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Somebody else than the kernel has changed what `name` stands for: what the kernel must be told, if anything.
+    #[must_use]
+    pub fn name_changed(&self, parent: NodeId, name: &[u8]) -> Option<NameView> {
+        let mut states = self.states(parent);
+        let state = states.get_mut(&parent)?;
+        let others = state.held.others;
+        if !others && !state.held.names.contains_key(name) {
+            return None;
+        }
+        let known = self.name_state(&mut state.held, name);
+        known.held = false;
+        known.telling += 1;
+        Some(NameView { parent: state.number })
+    }
+
+    /// The kernel knows of a change of the name.
+    pub fn name_told(&self, parent: NodeId, name: &[u8]) {
+        if let Some(state) = self.states(parent).get_mut(&parent) {
+            if let Some(known) = state.held.names.get_mut(name) {
+                known.telling = known.telling.saturating_sub(1);
+            }
+            self.tidy_name(&mut state.held, name);
+        }
+    }
+
+    /// Whether the kernel may not know yet what the name stands for: it is being told, and has not asked since.
+    #[must_use]
+    pub fn is_name_being_told(&self, parent: NodeId, name: &[u8]) -> bool {
+        let states = self.states(parent);
+        let known = states.get(&parent).and_then(|state| state.held.names.get(name));
+        known.is_some_and(|known| known.telling > 0 && !known.held)
+    }
+
+    /// Attributes have changed: FUSE's number of the node if the kernel must be told, which is followed by
+    /// [`NodeTable::attributes_told`].
+    #[must_use]
+    pub fn attributes_changed(&self, node: NodeId) -> Option<u64> {
+        let mut states = self.states(node);
+        let state = states.get_mut(&node)?;
+        if !std::mem::take(&mut state.held.attributes) && state.held.telling_attributes == 0 {
+            return None;
+        }
+        state.held.telling_attributes += 1;
+        Some(state.number)
+    }
+
+    /// The kernel knows of a change of attributes.
+    pub fn attributes_told(&self, node: NodeId) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.held.telling_attributes = state.held.telling_attributes.saturating_sub(1);
+        }
+    }
+
+    /// Names the kernel may keep.
+    #[must_use]
+    pub fn names_held(&self) -> u64 {
+        self.names_held.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nodes::ROOT_NUMBER;
+
+    const DIRECTORY: NodeId = NodeId::ROOT;
+
+    fn holding() -> NodeTable {
+        let table = NodeTable::default();
+        table.start_holding();
+        assert_eq!(table.enter(NodeId(7), 70), 70);
+        table
+    }
+
+    #[test]
+    fn the_kernel_is_told_of_what_it_holds_and_of_nothing_else() {
+        let table = holding();
+        assert_eq!(table.name_changed(DIRECTORY, b"n"), None);
+        assert!(table.hold_name(DIRECTORY, b"n", false) && table.hold_attributes(NodeId(7)));
+        assert_eq!(table.name_changed(DIRECTORY, b"m"), None);
+        assert_eq!(table.name_changed(DIRECTORY, b"n"), Some(NameView { parent: ROOT_NUMBER }));
+        assert_eq!(table.attributes_changed(NodeId(7)), Some(70));
+        assert_eq!(table.attributes_changed(NodeId(8)), None);
+        assert!(table.is_name_being_told(DIRECTORY, b"n"));
+        table.name_told(DIRECTORY, b"n");
+        table.attributes_told(NodeId(7));
+        assert_eq!((table.name_changed(DIRECTORY, b"n"), table.attributes_changed(NodeId(7))), (None, None));
+        assert_eq!(table.names_held(), 0);
+    }
+
+    #[test]
+    fn a_second_change_is_told_as_long_as_the_first_is_on_its_way() {
+        let table = holding();
+        assert!(table.hold_name(DIRECTORY, b"n", false) && table.hold_attributes(NodeId(7)));
+        for _ in 0..2 {
+            assert!(table.name_changed(DIRECTORY, b"n").is_some() && table.attributes_changed(NodeId(7)).is_some());
+        }
+        table.name_told(DIRECTORY, b"n");
+        // An answer that comes in between is not forgotten when the older notifications have come back.
+        assert!(table.is_name_being_told(DIRECTORY, b"n"));
+        assert!(table.hold_name(DIRECTORY, b"n", false) && !table.is_name_being_told(DIRECTORY, b"n"));
+        table.name_told(DIRECTORY, b"n");
+        assert!(table.name_changed(DIRECTORY, b"n").is_some());
+    }
+
+    #[test]
+    fn names_follow_the_kernel_when_it_moves_them_and_go_with_their_directory() {
+        let table = holding();
+        assert!(table.hold_name(DIRECTORY, b"n", false));
+        table.name_moved((DIRECTORY, b"n"), (NodeId(7), b"m"));
+        assert_eq!(table.name_changed(DIRECTORY, b"n"), None);
+        assert_eq!(table.name_changed(NodeId(7), b"m"), Some(NameView { parent: 70 }));
+        table.name_told(NodeId(7), b"m");
+        assert!(table.hold_name(NodeId(7), b"gone", false) && table.hold_name(NodeId(7), b"kept", false));
+        table.name_gone(NodeId(7), b"gone");
+        assert_eq!(table.names_held(), 1);
+        table.forget(70, 1);
+        assert_eq!((table.names_held(), table.name_changed(NodeId(7), b"kept")), (0, None));
+    }
+
+    #[test]
+    fn beyond_the_most_names_all_of_a_directory_count_or_none_is_kept() {
+        let table = holding();
+        for name in 0..NAMES_HELD_MAX {
+            assert!(table.hold_name(DIRECTORY, &name.to_ne_bytes(), false));
+        }
+        assert!(!table.hold_name(NodeId(7), b"n", false));
+        assert_eq!(table.name_changed(NodeId(7), b"n"), None);
+        assert!(table.hold_name(NodeId(7), b"n", true));
+        assert_eq!(table.name_changed(NodeId(7), b"whatever"), Some(NameView { parent: 70 }));
+        table.name_moved((NodeId(7), b"n"), (DIRECTORY, b"moved"));
+        assert!(table.name_changed(DIRECTORY, b"moved").is_some());
+    }
+
+    #[test]
+    fn nothing_is_kept_after_the_end_and_what_was_is_told() {
+        let table = holding();
+        assert!(table.hold_name(DIRECTORY, b"n", false) && table.hold_attributes(NodeId(7)));
+        let rest = table.stop_holding();
+        assert_eq!(rest, Rest { attributes: vec![70], names: vec![(ROOT_NUMBER, b"n"[..].into())] });
+        assert!(!table.hold_name(DIRECTORY, b"n", true) && !table.hold_attributes(NodeId(7)));
+    }
+}
