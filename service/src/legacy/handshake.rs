@@ -15,10 +15,10 @@ const VERSION_MINOR_MIN: u32 = 31;
 /// What is used where the kernel has it.
 ///
 /// Locks are not among them: every descriptor being a real one, the kernel keeps them. The cache for writing back is not,
-/// because what a program has written must be known here at once.
+/// because what a program has written must be known here at once. Truncation by open is not, because the kernel finds out
+/// only afterwards that the file is a program that runs.
 const WANTED: &[(u64, &str)] = &[
     (init::ASYNC_READ, "reads side by side"),
-    (init::ATOMIC_O_TRUNC, "truncation by open"),
     (init::BIG_WRITES, "writes of more than a page"),
     (init::DONT_MASK, "umasks left to the service"),
     (init::HAS_IOCTL_DIR, "ioctl on directories"),

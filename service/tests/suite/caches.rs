@@ -5,11 +5,13 @@ use crate::queue::{connect, handle, write};
 use poolfs_ipc::Connection;
 use poolfs_ipc::wire::{Operation, Reply, Request, Status, WireTime};
 use poolfs_service_protocol::{OperationPath, StackSpec};
+use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
@@ -211,6 +213,22 @@ fn every_kind_of_change_by_requests_is_seen_by_the_kernel_at_once() {
                 library.0.call(&Request { length: 100_000, ..allocate }, &[], &mut []).expect("a reply");
             });
         }
+    });
+}
+
+#[test]
+fn a_program_that_runs_is_not_truncated_by_who_tries_to_open_it() {
+    isolated("caches::a_program_that_runs_is_not_truncated_by_who_tries_to_open_it", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let program = at.join("program");
+        let size = fs::copy("/bin/sleep", &program).expect("coreutils");
+        let mut running = Command::new(&program).arg("60").spawn().expect("a program");
+        let opened = rustix::fs::open(&program, OFlags::RDONLY | OFlags::TRUNC, Mode::empty());
+        running.kill().expect("ours");
+        running.wait().expect("ours");
+        assert_eq!(opened.err(), Some(rustix::io::Errno::TXTBSY));
+        assert_eq!(fs::metadata(&program).expect("stat").len(), size);
     });
 }
 
