@@ -57,6 +57,7 @@ impl World {
                         _ if !is_taken => self.front.take_back(given),
                         Given::Reference(number) => self.nodes.push(number),
                         Given::File(handle) => self.files.push(handle),
+                        Given::Name { .. } => {}
                     }
                 }
             }
