@@ -10,7 +10,7 @@ trap 'rm -f "$part"' EXIT
     cat <<'TEXT'
 # Benchmarks
 
-Written by `make bench` (about ten minutes, on an otherwise idle machine). Medians of all rounds; every round runs each target once, in a
+Written by `make bench` (about four minutes, on an otherwise idle machine). Medians of all rounds; every round runs each target once, in a
 turning order, so that ratios compare what ran side by side. In brackets: how many times the first column's time.
 
 TEXT
