@@ -113,8 +113,8 @@ fn check(opcode: u32, length: usize) {
         5 => length < 4096,
         // OPEN, OPENDIR.
         14 | 27 => length == 16,
-        // CREATE: an entry and an open file.
-        35 => length == 144,
+        // CREATE, TMPFILE: an entry and an open file.
+        35 | 51 => length == 144,
         // WRITE, COPY_FILE_RANGE, LSEEK.
         16 | 46 | 47 | 53 => length == 8,
         // STATFS, IOCTL of 64 bytes, STATX.

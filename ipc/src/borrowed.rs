@@ -86,6 +86,16 @@ impl<'a> Borrowed<'a> {
     /// # Errors
     /// [`CallError::Dead`], at most 100 ms after the service's death; [`CallError::NoSession`].
     pub fn execute(&mut self, request: &Request) -> Result<Reply, CallError> {
+        // A handler may fork at any point of this. Its child finds the session's memory empty, which else would mean that the
+        // service let go of the session.
+        self.execute_here(request).map_err(
+            |error| {
+                if self.connection.is_inherited() { CallError::NoSession } else { error }
+            },
+        )
+    }
+
+    fn execute_here(&mut self, request: &Request) -> Result<Reply, CallError> {
         if !self.connection.is_usable() {
             return Err(CallError::NoSession);
         }

@@ -34,8 +34,8 @@ const WELCOME_WAIT_MS_MAX: u32 = 1000;
 /// Calls one thread may have under way: its own and those of two nested signal handlers.
 const DEPTH_MAX: usize = 3;
 
-/// The session's socket is kept at or above this number, out of the way of programs that rely on low ones.
-const SOCKET_NUMBER_MIN: i32 = 500;
+/// The library's own descriptors are kept at or above this number, out of the way of programs that rely on low ones.
+pub const OWN_DESCRIPTOR_MIN: i32 = 500;
 
 /// Why a call brought no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl Connection {
         }
         let cookie = rustix::net::sockopt::socket_cookie(&socket).map_err(errno)?;
         let marker = ForkMarker::new()?;
-        let socket = rustix::io::fcntl_dupfd_cloexec(&socket, SOCKET_NUMBER_MIN).unwrap_or(socket);
+        let socket = rustix::io::fcntl_dupfd_cloexec(&socket, OWN_DESCRIPTOR_MIN).unwrap_or(socket);
         Ok(Self {
             marker,
             socket: socket.into_raw_fd(),

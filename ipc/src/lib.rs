@@ -38,7 +38,7 @@ pub mod wire;
 #[cfg(not(loom))]
 pub use borrowed::Borrowed;
 #[cfg(not(loom))]
-pub use connection::{CallError, Connection};
+pub use connection::{CallError, Connection, OWN_DESCRIPTOR_MIN};
 
 #[cfg(all(test, loom))]
 mod models;

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -138,11 +138,13 @@ pub enum Operation {
     RemoveXattr = 23,
     /// File or path; a [`WireStatfs`] into the data area.
     Statfs = 24,
+    /// Everything that was written to the instance before is durable when it is answered.
+    SyncAll = 25,
 }
 
 impl Operation {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Operation; 24] = [
+    pub const ALL: [Operation; 25] = [
         Self::Echo,
         Self::Read,
         Self::Write,
@@ -167,6 +169,7 @@ impl Operation {
         Self::ListXattr,
         Self::RemoveXattr,
         Self::Statfs,
+        Self::SyncAll,
     ];
 
     /// The operation with this number, if there is one.

@@ -3,6 +3,7 @@
 use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
 use crate::nodes::NodeTable;
+use crate::nodes::pruning::Pruner;
 use crate::notify::{Job, KernelCache, NameChange, NameJob, Notifications};
 use crate::request::Context;
 use crate::stack::Stack;
@@ -10,7 +11,7 @@ use crate::statistics::Statistics;
 use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Errno, Name, NodeId};
-use poolfs_service_protocol::{InstanceStatus, MountSpec};
+use poolfs_service_protocol::{AdoptedFile, ClientStatus, InstanceStatus, MountSpec};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,9 @@ pub trait Adopter: Send + Sync {
 
     /// Clients that got no session, by what stood against it.
     fn refused(&self) -> BTreeMap<Errno, u64>;
+
+    /// Whether a process has a session, the files that it adopted, and what stood against the last session it asked for.
+    fn client(&self, pid: u32) -> (bool, Vec<Arc<OpenFile>>, Option<Errno>);
 }
 
 /// Names the kernel must be told of.
@@ -52,6 +56,7 @@ pub struct Instance {
     pub(crate) rights: NodeLocks,
     notifications: OnceLock<Notifications>,
     adopter: OnceLock<Arc<dyn Adopter>>,
+    pruner: OnceLock<Arc<Pruner>>,
     refusing: AtomicBool,
     /// Another instance changes what this one shows: the kernel may keep nothing.
     shared: AtomicBool,
@@ -78,6 +83,7 @@ impl Instance {
             rights: NodeLocks::default(),
             notifications: OnceLock::new(),
             adopter: OnceLock::new(),
+            pruner: OnceLock::new(),
             refusing: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             removals: std::array::from_fn(|_| Mutex::default()),
@@ -131,6 +137,12 @@ impl Instance {
         self.adopter.get()
     }
 
+    /// Counts what the kernel will know of the instance with what it knows of others. To be called before
+    /// [`Instance::attach_kernel`].
+    pub fn set_pruner(&self, pruner: &Arc<Pruner>) {
+        let _ = self.pruner.set(Arc::clone(pruner));
+    }
+
     /// Connects the instance to the kernel's caches of its mount.
     ///
     /// # Errors
@@ -138,6 +150,7 @@ impl Instance {
     pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>) -> io::Result<()> {
         // Without names that expire, a name could only be dropped with what is mounted on it.
         let may_keep = kernel.expires_names();
+        self.pruner.get().into_iter().for_each(|pruner| pruner.add(&self.nodes, &kernel));
         let _ = self.notifications.set(Notifications::start(self.name(), kernel)?);
         if may_keep && !self.shared.load(Ordering::Acquire) {
             self.nodes.start_holding();
@@ -271,6 +284,25 @@ impl Instance {
             self.layer().forget(node, count);
         }
         self.layer().sync()
+    }
+
+    /// What it knows of a process.
+    #[must_use]
+    pub fn client(&self, pid: u32) -> ClientStatus {
+        let (has_session, files, refused) =
+            self.adopter.get().map_or_else(Default::default, |adopter| adopter.client(pid));
+        let adopted = |file: Arc<OpenFile>| {
+            // A file that cannot be asked is shown with a number no file has.
+            let inode = self.layer().getattr(&Caller::ROOT, file.node()).map_or(0, |attributes| attributes.inode);
+            let left_to_kernel = self.nodes.may_map(file.node());
+            AdoptedFile { inode, writable: file.flags().writable(), left_to_kernel }
+        };
+        ClientStatus {
+            instance: self.spec.instance.clone(),
+            has_session,
+            adopted: files.into_iter().map(adopted).collect(),
+            refused: refused.map(|errno| errno.name().to_owned()),
+        }
     }
 
     /// What it does and holds.

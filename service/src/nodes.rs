@@ -11,12 +11,14 @@
 //! What the kernel may keep of attributes and names without asking is noted in [`held`].
 
 pub mod held;
+pub mod pruning;
 
 use hashbrown::HashMap;
 use held::Held;
 use poolfs_libservice::types::NodeId;
+use pruning::Known;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// FUSE's number of the root directory.
 pub const ROOT_NUMBER: u64 = 1;
@@ -30,6 +32,8 @@ const OWN_NUMBERS: u64 = 1 << 63;
 struct NodeState {
     number: u64,
     kernel_references: u64,
+    /// When it was last looked up, counted in look-ups.
+    entered: u64,
     open_files: u32,
     /// Files open for writing by FUSE that no session adopted.
     writers: u32,
@@ -86,6 +90,9 @@ pub struct NodeTable {
     /// Changes of privileges so far.
     privileges: AtomicU64,
     count: AtomicU64,
+    /// The count of all mounts together.
+    known: OnceLock<Arc<Known>>,
+    entries: AtomicU64,
     cached_bytes: AtomicU64,
     /// The kernel may keep attributes and names at all.
     holding: AtomicBool,
@@ -100,6 +107,8 @@ impl Default for NodeTable {
             next_own: AtomicU64::new(OWN_NUMBERS),
             privileges: AtomicU64::new(1),
             count: AtomicU64::new(0),
+            known: OnceLock::new(),
+            entries: AtomicU64::new(0),
             cached_bytes: AtomicU64::new(0),
             holding: AtomicBool::new(false),
             names_held: AtomicU64::new(0),
@@ -133,11 +142,20 @@ impl NodeTable {
         if state.number == 0 {
             state.number = self.number_for(node, inode);
         }
-        if state.kernel_references == 0 {
-            self.count.fetch_add(1, Ordering::Relaxed);
-        }
+        let is_new = state.kernel_references == 0;
         state.kernel_references += 1;
+        state.entered = self.entries.fetch_add(1, Ordering::Relaxed);
+        if is_new {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            self.known.get().into_iter().for_each(|known| known.entered());
+        }
         state.number
+    }
+
+    /// The kernel knows fewer by so many.
+    fn count_left(&self, nodes: u64) {
+        self.count.fetch_sub(nodes, Ordering::Relaxed);
+        self.known.get().into_iter().for_each(|known| known.left(nodes));
     }
 
     /// A state that nobody has looked at: nobody knows its version.
@@ -179,7 +197,7 @@ impl NodeTable {
         let given_back = count.min(state.kernel_references);
         state.kernel_references -= given_back;
         if state.kernel_references == 0 && given_back > 0 {
-            self.count.fetch_sub(1, Ordering::Relaxed);
+            self.count_left(1);
         }
         self.tidy(&mut states, node);
         Some((node, given_back))
@@ -197,7 +215,7 @@ impl NodeTable {
         for shard in &self.numbers {
             lock(shard).clear();
         }
-        self.count.store(0, Ordering::Relaxed);
+        self.count_left(owed.len() as u64);
         self.cached_bytes.store(0, Ordering::Relaxed);
         self.names_held.store(0, Ordering::Relaxed);
         owed

@@ -120,6 +120,15 @@ pub enum Request<'a> {
         /// how it is opened
         flags: OpenFlags,
     },
+    /// Creates and opens a regular file without a name. Answer: `Opened` with an entry.
+    CreateNameless {
+        /// the directory whose filesystem and defaults it gets
+        parent: NodeId,
+        /// low twelve bits of the mode, before the umask
+        permissions: u32,
+        /// how it is opened; `EXCLUSIVE`: it never gets a name
+        flags: OpenFlags,
+    },
     /// Creates a regular file, fifo, socket or device. Answer: `Entry`.
     MakeNode {
         /// the directory
@@ -246,6 +255,8 @@ pub enum Request<'a> {
         /// how much
         durability: Durability,
     },
+    /// `sync`, `syncfs`: everything written before. Answer: `Done`.
+    SyncAll,
     /// A descriptor was closed. Answer: `Done`.
     Flush {
         /// the file
@@ -428,11 +439,15 @@ pub enum Kind {
     RemoveXattr,
     /// [`Request::Statfs`]
     Statfs,
+    /// [`Request::CreateNameless`]
+    CreateNameless,
+    /// [`Request::SyncAll`]
+    SyncAll,
 }
 
 impl Kind {
     /// How many there are.
-    pub const COUNT: usize = 29;
+    pub const COUNT: usize = 31;
 
     /// The names in `status`, in the order of the kinds.
     pub const NAMES: [&'static str; Self::COUNT] = [
@@ -465,6 +480,8 @@ impl Kind {
         "setxattr",
         "removexattr",
         "statfs",
+        "tmpfile",
+        "sync-all",
     ];
 }
 
@@ -503,6 +520,7 @@ impl Request<'_> {
             Request::Change { .. } => Kind::Change,
             Request::ReadLink { .. } => Kind::ReadLink,
             Request::Create { .. } => Kind::Create,
+            Request::CreateNameless { .. } => Kind::CreateNameless,
             Request::MakeNode { .. } => Kind::MakeNode,
             Request::MakeDirectory { .. } => Kind::MakeDirectory,
             Request::SymbolicLink { .. } => Kind::SymbolicLink,
@@ -525,6 +543,7 @@ impl Request<'_> {
             Request::SetXattr { .. } => Kind::SetXattr,
             Request::RemoveXattr { .. } => Kind::RemoveXattr,
             Request::Statfs { .. } => Kind::Statfs,
+            Request::SyncAll => Kind::SyncAll,
         }
     }
 }

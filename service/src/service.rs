@@ -2,6 +2,7 @@
 
 use crate::instance::Instance;
 use crate::legacy::{LegacyMount, MountError, detach_dead};
+use crate::nodes::pruning::Pruner;
 use crate::queue_front::{QueueFront, ServiceThreads};
 use crate::stack::{Stack, StackBuilder, StackError};
 use poolfs_libservice::Error;
@@ -19,6 +20,11 @@ use tracing::{error, info, warn};
 
 /// Most instances of one service.
 pub const INSTANCES_MAX: usize = 1024;
+
+/// Nodes that the kernel may know, of all instances, by the size of the cache. All layers together hold more than a kilobyte of
+/// each, and the host's kernel as much, in the room that a service has beside its cache.
+const CACHE_BYTES_PER_NODE: u64 = 16 << 10;
+const NODES_MAX: std::ops::RangeInclusive<u64> = 4096..=1 << 14;
 
 /// How long an unmount waits for the kernel to let go, before the rest is left to the background.
 const UNMOUNT_WAIT: Duration = Duration::from_secs(5);
@@ -110,6 +116,7 @@ pub struct Service {
     config: ServiceConfig,
     builder: StackBuilder,
     threads: Arc<ServiceThreads>,
+    pruner: Arc<Pruner>,
     started: Instant,
     /// Held while an instance is made or ended, so that only one is at a time.
     changes: Mutex<()>,
@@ -132,7 +139,9 @@ impl Service {
         let (changes, instances, lingering) = Default::default();
         let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
         let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;
-        Ok(Self { config, builder, threads, started: Instant::now(), changes, instances, lingering })
+        let nodes_max = (config.cache_bytes / CACHE_BYTES_PER_NODE).clamp(*NODES_MAX.start(), *NODES_MAX.end());
+        let pruner = Arc::new(Pruner::start(nodes_max).map_err(no_sessions)?);
+        Ok(Self { config, builder, threads, pruner, started: Instant::now(), changes, instances, lingering })
     }
 
     /// Its configuration.
@@ -148,6 +157,10 @@ impl Service {
             Command::Mount(spec) => self.mount(spec),
             Command::Unmount { instance, ending } => self.unmount(&instance, ending),
             Command::Status => return Answer::Status(Box::new(self.status())),
+            Command::Client { pid } => {
+                let all: Vec<_> = lock(&self.instances).values().map(|m| Arc::clone(&m.instance)).collect();
+                return Answer::Client { instances: all.iter().map(|instance| instance.client(pid)).collect() };
+            }
             Command::Shutdown => Ok(()),
         };
         match done {
@@ -175,6 +188,7 @@ impl Service {
 
     fn mount_stack(&self, spec: MountSpec, stack: Stack) -> Result<(), ServiceError> {
         let instance = Instance::new(spec, stack);
+        instance.set_pruner(&self.pruner);
         self.announce(&instance);
         let sockets = instance.spec().socket_directory(&self.config.socket_directory);
         let private = instance.spec().is_root;

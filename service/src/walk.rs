@@ -134,10 +134,19 @@ impl Instance {
         for step in before {
             walk.step(path, step, true)?;
         }
-        if !walk.attributes()?.is_directory() {
+        let directory = walk.attributes()?;
+        if !directory.is_directory() {
             return Err(Errno::ENOTDIR.into());
         }
-        let name = Name::new(last.name)?;
+        // The way to it is checked before the way to a second path is taken, as by the kernel.
+        let here = walk.here();
+        self.check_object(context, here, &directory, EXECUTE).map_err(|stop| walk.failed(stop))?;
+        let name = Name::new(last.name).map_err(|errno| match errno {
+            // Told when the name is looked up, and other things are looked at before.
+            Errno::ENAMETOOLONG => Failure::UseKernel,
+            errno => Failure::Errno(errno),
+        });
+        let name = name.map_err(Astray::Failure)?;
         Ok(Place { parent: walk.into_last(), name, must_be_directory: trimmed.len() < path.len() })
     }
 }

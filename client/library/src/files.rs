@@ -10,12 +10,17 @@ use crate::mounts::{Freshness, MountPoint};
 use crate::outcome::{Refusal, Served};
 use crate::session::Session;
 use crate::state::Call;
+use crate::trace::{self, Reason};
 use crate::{process, raw};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::{Adopt, MAGIC};
 
 /// A descriptor is adopted at this use of it: one that is used less often does not pay the ioctl.
 const ADOPT_AT_USE: u32 = 2;
+
+/// A transfer of so many bytes is reason enough to adopt at the first use: the ioctl costs less than it, and what the
+/// kernel reads it keeps, and reads ahead, beside the service's own copy.
+const ADOPT_AT_BYTES: usize = 64 << 10;
 
 /// Flags of a description that both sides must agree on.
 const FLAGS_THAT_COUNT: u32 = sys::O_ACCMODE | sys::O_APPEND | sys::O_DIRECT | sys::O_SYNC | sys::O_PATH;
@@ -66,6 +71,14 @@ impl OpenFile<'_> {
 /// # Errors
 /// [`Refusal::Foreign`] when it is none of ours; [`Refusal::Kernel`] when it is, and is not adopted.
 pub fn open_file<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
+    open_file_moving(call, descriptor, 0)
+}
+
+/// As [`open_file`], to read or write so many bytes at a given offset.
+///
+/// # Errors
+/// As [`open_file`].
+pub fn open_file_moving<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<OpenFile<'a>> {
     let state = call.state;
     if state.descriptors.is_foreign(descriptor) {
         return Err(Refusal::Foreign);
@@ -85,23 +98,23 @@ pub fn open_file<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
         };
         return Ok(OpenFile { adopted, session, mount, descriptor, owns_offset: owns_offset(&seen) });
     }
-    classify(call, descriptor, &seen, &found)
+    classify(call, descriptor, &seen, &found, bytes)
 }
 
-/// As [`open_file`], for transfers at the description's offset: only where this process alone moves it.
+/// As [`open_file_moving`], for transfers at the description's offset: only where this process alone moves it.
 ///
 /// # Errors
 /// [`Refusal::Foreign`] or [`Refusal::Kernel`], without a system call, when it does not.
-pub fn own_file<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
+pub fn own_file_moving<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<OpenFile<'a>> {
     let state = call.state;
     if state.descriptors.is_foreign(descriptor) {
         return Err(Refusal::Foreign);
     }
     let seen = state.descriptors.look(descriptor).ok_or(Refusal::Foreign)?;
     if owns_offset(&seen) {
-        return open_file(call, descriptor);
+        return open_file_moving(call, descriptor, bytes);
     }
-    Err(if seen.known == Known::Unknown { Refusal::Foreign } else { Refusal::Kernel })
+    Err(if seen.known == Known::Unknown { Refusal::Foreign } else { trace::left(Reason::SharedOffset) })
 }
 
 /// Whether a number still stands for what was adopted.
@@ -130,7 +143,7 @@ fn mount_of(call: Call, found: &sys::statx) -> Option<MountPoint> {
     })
 }
 
-fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx) -> Served<OpenFile<'a>> {
+fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx, bytes: usize) -> Served<OpenFile<'a>> {
     let state = call.state;
     let kind = u32::from(found.stx_mode) & sys::S_IFMT;
     let mount = if kind == sys::S_IFREG || kind == sys::S_IFDIR { mount_of(call, found) } else { None };
@@ -141,14 +154,14 @@ fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx) ->
     let uses = match seen.known {
         Known::Unknown => 1,
         Known::Candidate(uses) => uses + 1,
-        _ => return Err(Refusal::Kernel),
+        _ => return Err(trace::left(Reason::NotAdopted)),
     };
-    if uses < ADOPT_AT_USE {
+    if uses < ADOPT_AT_USE && bytes < ADOPT_AT_BYTES {
         state.descriptors.note(descriptor, seen, Known::Candidate(uses));
-        return Err(Refusal::Kernel);
+        return Err(trace::left(Reason::FirstUse));
     }
     let flags = raw::open_flags(descriptor).map_err(|_| Refusal::Kernel)?;
-    let session = state.sessions.enter(call, &instance).ok_or(Refusal::Kernel)?;
+    let session = state.sessions.enter(call, &instance).ok_or_else(|| trace::left(Reason::NoSession))?;
     if !session.serves(&mount) {
         state.descriptors.note(descriptor, seen, Known::NotOurs);
         return Err(Refusal::Foreign);
@@ -169,7 +182,7 @@ fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx) ->
         }
         None => {
             state.descriptors.note(descriptor, seen, Known::Refused);
-            Err(Refusal::Kernel)
+            Err(trace::left(Reason::NotAdopted))
         }
     }
 }
@@ -183,6 +196,12 @@ fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32)
     raw::adopt(descriptor, &mut message).ok()?;
     let agreed = message.inode == found.stx_ino && (message.open_flags ^ flags) & FLAGS_THAT_COUNT == 0;
     (message.handle != 0 && agreed).then_some(message.handle)
+}
+
+/// The instance's mount that an open file lies on, adopted or not.
+pub fn mount_behind(call: Call, descriptor: i32) -> Option<MountPoint> {
+    let found = raw::statx_descriptor(descriptor).ok()?;
+    mount_of(call, &found).filter(|mount| mount.instance().is_some())
 }
 
 /// Lets the kernel ask the service for the file's size, before it uses the size without asking: in a mapping or a splice,

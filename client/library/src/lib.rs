@@ -29,5 +29,6 @@ pub mod process;
 pub mod raw;
 pub mod rights;
 pub mod session;
+pub mod signals;
 pub mod state;
 pub mod trace;

@@ -1,8 +1,8 @@
 //! Memory of the application: the pointers it passed to libc's names. The kernel says which of it can be used, before it is
 //! touched: what cannot is left to the kernel's call, with its `EFAULT` or its part of a transfer.
 
-use crate::pages;
 use crate::raw::PAGE;
+use crate::{pages, raw};
 use core::ffi::{CStr, c_char};
 use poolfs_types::limits::PATH_MAX;
 
@@ -31,9 +31,15 @@ impl UserPath {
     /// The bytes without their NUL; nothing for memory that cannot be read or a path longer than any the kernel takes.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
+        self.bytes_at(raw::cycles())
+    }
+
+    /// The same, at a time by [`raw::cycles`].
+    #[must_use]
+    pub fn bytes_at(&self, now: u64) -> Option<&[u8]> {
         let start = self.address();
         let mut end = start;
-        while is_usable(end) && end - start <= PATH_MAX && pages::are_readable(end, 1) {
+        while is_usable(end) && end - start <= PATH_MAX && pages::are_readable_at(end, 1, now) {
             let page_end = (end + 1).next_multiple_of(PAGE);
             // SAFETY: the page can be read, and `new` promised that nobody changes the string, which ends here or goes on
             // beyond the page.
@@ -47,6 +53,19 @@ impl UserPath {
             end = page_end;
         }
         None
+    }
+
+    /// What is in memory from the path's first byte to the end of its page, beyond its NUL or not as far; nothing for
+    /// memory that cannot be read. At a time by [`raw::cycles`].
+    #[must_use]
+    pub fn head(&self, now: u64) -> Option<&[u8]> {
+        let start = self.address();
+        if !is_usable(start) || !pages::are_readable_at(start, 1, now) {
+            return None;
+        }
+        let length = (start + 1).next_multiple_of(PAGE) - start;
+        // SAFETY: the page can be read. Behind the string's NUL there may be other things that change: who reads stops there.
+        Some(unsafe { core::slice::from_raw_parts(self.0.cast::<u8>(), length) })
     }
 
     /// The pointer, as an argument for the kernel.

@@ -26,12 +26,18 @@ static WRITABLE: Pages = Pages([const { AtomicU64::new(0) }; PLACES]);
 
 /// Whether every page of a range can be read.
 pub fn are_readable(address: usize, length: usize) -> bool {
-    READABLE.have(address, length) || (raw::is_readable(address, length) && READABLE.note(address, length))
+    are_readable_at(address, length, raw::cycles())
+}
+
+/// The same, at a time by [`raw::cycles`].
+pub fn are_readable_at(address: usize, length: usize, now: u64) -> bool {
+    READABLE.have(address, length, now) || (raw::is_readable(address, length) && READABLE.note(address, length, now))
 }
 
 /// Whether every page of a range can be written.
 pub fn are_writable(address: usize, length: usize) -> bool {
-    WRITABLE.have(address, length) || (raw::is_writable(address, length) && WRITABLE.note(address, length))
+    let now = raw::cycles();
+    WRITABLE.have(address, length, now) || (raw::is_writable(address, length) && WRITABLE.note(address, length, now))
 }
 
 /// To be called before memory is unmapped or protected.
@@ -41,8 +47,8 @@ pub fn forget() {
     }
 }
 
-fn now() -> u64 {
-    raw::cycles() >> TICK_SHIFT & TIME_MASK
+fn tick(now: u64) -> u64 {
+    now >> TICK_SHIFT & TIME_MASK
 }
 
 fn numbers(address: usize, length: usize) -> core::ops::Range<u64> {
@@ -54,16 +60,16 @@ impl Pages {
         &self.0[number as usize % PLACES]
     }
 
-    fn have(&self, address: usize, length: usize) -> bool {
-        let now = now();
+    fn have(&self, address: usize, length: usize, now: u64) -> bool {
+        let now = tick(now);
         numbers(address, length).all(|number| {
             let entry = self.place(number).load(Ordering::Relaxed);
             entry >> TIME_BITS == number && now.wrapping_sub(entry & TIME_MASK) & TIME_MASK <= TICKS_MAX
         })
     }
 
-    fn note(&self, address: usize, length: usize) -> bool {
-        let now = now();
+    fn note(&self, address: usize, length: usize, now: u64) -> bool {
+        let now = tick(now);
         for number in numbers(address, length) {
             self.place(number).store(number << TIME_BITS | now, Ordering::Relaxed);
         }
@@ -79,11 +85,12 @@ mod tests {
     fn pages_are_remembered_until_they_are_forgotten() {
         let pages = Pages([const { AtomicU64::new(0) }; PLACES]);
         let address = 7 * PAGE - 1;
-        assert!(!pages.have(address, 2));
-        assert!(pages.note(address, 2));
-        assert!(pages.have(address, 2) && pages.have(6 * PAGE, 2 * PAGE));
-        assert!(!pages.have(address, PAGE + 2) && !pages.have(address + PLACES * PAGE, 2));
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        assert!(!pages.have(address, 2), "remembered for too long");
+        let now = raw::cycles();
+        assert!(!pages.have(address, 2, now));
+        assert!(pages.note(address, 2, now));
+        assert!(pages.have(address, 2, now) && pages.have(6 * PAGE, 2 * PAGE, now));
+        assert!(!pages.have(address, PAGE + 2, now) && !pages.have(address + PLACES * PAGE, 2, now));
+        let later = now + ((TICKS_MAX + 1) << TICK_SHIFT);
+        assert!(!pages.have(address, 2, later), "remembered for too long");
     }
 }

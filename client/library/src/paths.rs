@@ -11,6 +11,7 @@ use crate::mounts::{Freshness, MountPoint, Table, components};
 use crate::outcome::{Refusal, Served};
 use crate::raw;
 use crate::state::Call;
+use crate::trace::{self, Reason};
 use core::fmt::Write;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::Borrowed;
@@ -46,6 +47,18 @@ pub struct Extra<'a> {
 /// Takes what a served request brought.
 pub type Take<'t> = &'t mut dyn FnMut(&Reply, &Borrowed<'_>, &MountPoint);
 
+/// The bytes of a path, unless a look at its first names tells that it leads into no instance. Most calls of most programs
+/// end here. `now` is by [`raw::cycles`], which costs more than the rest.
+fn text(call: Call, at: &(i32, UserPath), now: u64) -> Served<&[u8]> {
+    let (descriptor, path) = at;
+    let head = path.head(now).ok_or(Refusal::Foreign)?;
+    let is_elsewhere = match head.first() {
+        Some(b'/') => call.state.mounts.is_elsewhere(head, now),
+        _ => *descriptor < 0,
+    };
+    if is_elsewhere { Err(Refusal::Foreign) } else { path.bytes_at(now).ok_or(Refusal::Foreign) }
+}
+
 /// The start of the paths relative to `descriptor`.
 pub fn start<'a>(call: Call, descriptor: i32, path: &[u8]) -> Served<Start<'a>> {
     if path.first() == Some(&b'/') {
@@ -68,7 +81,7 @@ pub fn locate<'p>(call: Call, start: &Start<'_>, text: &'p [u8]) -> Served<Locat
     }
     let directory = start.as_ref().ok_or(Refusal::Foreign)?;
     if !is_plain(text) || components(text).next().is_none() || !is_whole(call, &directory.mount) {
-        return Err(Refusal::Kernel);
+        return Err(trace::left(Reason::Path));
     }
     let crosses = call.state.mounts.with(call.frame, Freshness::Exact, |table| {
         let mount = table.by_id(directory.mount.id)?;
@@ -78,7 +91,7 @@ pub fn locate<'p>(call: Call, start: &Start<'_>, text: &'p [u8]) -> Served<Locat
         leads_elsewhere(table, mount.id, directory.descriptor, text)
     });
     if crosses.flatten() != Some(false) {
-        return Err(Refusal::Kernel);
+        return Err(trace::left(Reason::OtherMount));
     }
     let handle = (directory.adopted.handle, directory.session.generation);
     Ok(Location { mount: directory.mount, directory: Some(handle), text, skip: 0 })
@@ -94,13 +107,13 @@ fn locate_absolute<'p>(call: Call, text: &'p [u8]) -> Served<Location<'p>> {
     };
     find(Freshness::Lazy).ok_or(Refusal::Foreign)?;
     if !is_plain(text) {
-        return Err(Refusal::Kernel);
+        return Err(trace::left(Reason::Path));
     }
     match find(Freshness::Exact) {
         Some((mount, skip, true)) if components(text).count() > skip => {
             Ok(Location { mount, directory: None, text, skip })
         }
-        _ => Err(Refusal::Kernel),
+        _ => Err(trace::left(Reason::Path)),
     }
 }
 
@@ -183,7 +196,7 @@ fn once(
     if second.is_some_and(|second| second.mount.id != first.mount.id) {
         return Err(Refusal::Kernel);
     }
-    let session = call.state.sessions.enter(call, instance).ok_or(Refusal::Kernel)?;
+    let session = call.state.sessions.enter(call, instance).ok_or_else(|| trace::left(Reason::NoSession))?;
     if !session.serves(&first.mount) {
         return Err(Refusal::Kernel);
     }
@@ -230,7 +243,8 @@ pub fn by_path(
     extra: &Extra<'_>,
     take: Take<'_>,
 ) -> Served<Reply> {
-    let text = at.1.bytes().ok_or(Refusal::Foreign)?;
+    let now = raw::cycles();
+    let text = text(call, &at, now)?;
     let start = start(call, at.0, text)?;
     run(call, (&start, text), None, changes, request, extra, take)
 }
@@ -240,11 +254,12 @@ pub fn by_path(
 /// # Errors
 /// What the service answers, or a refusal.
 pub fn by_two_paths(call: Call, first: (i32, UserPath), second: (i32, UserPath), request: &Request) -> Served<Reply> {
-    let (text, second_text) = (first.1.bytes().ok_or(Refusal::Foreign)?, second.1.bytes().ok_or(Refusal::Foreign)?);
-    let start_first = start(call, first.0, text)?;
+    let now = raw::cycles();
+    let (first_text, second_text) = (text(call, &first, now)?, text(call, &second, now)?);
+    let start_first = start(call, first.0, first_text)?;
     let start_second = start(call, second.0, second_text)?;
     let second = Some((&start_second, second_text));
-    run(call, (&start_first, text), second, true, request, &Extra::default(), &mut |_, _, _| {})
+    run(call, (&start_first, first_text), second, true, request, &Extra::default(), &mut |_, _, _| {})
 }
 
 type Named<'n, 's> = (&'n Start<'s>, &'n [u8]);

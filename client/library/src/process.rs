@@ -1,6 +1,7 @@
 //! What the library has to know of its own process, and how it asks libc without depending on one.
 
 use crate::raw;
+use crate::signals::SignalsHeld;
 use core::ffi::{CStr, c_char, c_int, c_ulong};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as sys;
@@ -117,6 +118,7 @@ pub fn runs_secure() -> bool {
 
 /// The file creation mask, from `/proc/self/status` (asking by `umask` would change it for a moment).
 pub fn read_umask() -> Option<u32> {
+    let _held = SignalsHeld::hold();
     let file = raw::open_read(c"/proc/self/status").ok()?;
     let mut text = [0_u8; 1024];
     let length = raw::read(file, &mut text).unwrap_or(0);

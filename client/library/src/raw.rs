@@ -162,6 +162,21 @@ pub fn move_up(descriptor: i32, lowest: i32) -> Result<i32, i32> {
     Ok(moved)
 }
 
+/// The calling thread's set of blocked signals, replaced; the kernel leaves out those that cannot be blocked.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn replace_signal_mask(mask: u64) -> Result<u64, i32> {
+    const SET_MASK: usize = 2;
+    let mut before = 0_u64;
+    // SAFETY: the kernel reads one set of 8 bytes and writes one.
+    check(unsafe {
+        let arguments = [SET_MASK, &raw const mask as usize, &raw mut before as usize, size_of::<u64>(), 0, 0];
+        system_call(sys::__NR_rt_sigprocmask, arguments)
+    })?;
+    Ok(before)
+}
+
 /// The process's number.
 pub fn process_id() -> u32 {
     simple(sys::__NR_getpid, [0; 3]).unwrap_or(0) as u32

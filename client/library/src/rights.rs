@@ -103,6 +103,8 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) -> Option<isize> {
             }
         }
         sys::__NR_sendmmsg => before(Change::Sharing),
+        sys::__NR_sync => return Some(calls::sync_everything()),
+        sys::__NR_syncfs => return Some(calls::syncfs(arguments[0] as i32)),
         sys::__NR_close => return Some(calls::close(arguments[0] as i32)),
         sys::__NR_close_range => {
             return Some(calls::close_range(arguments[0] as u32, arguments[1] as u32, arguments[2] as u32));

@@ -7,8 +7,10 @@
 
 use crate::mounts::MountPoint;
 use crate::outcome::{Refusal, Served};
+use crate::signals::SignalsHeld;
 use crate::state::Call;
-use crate::{descriptors::Adopted, raw, trace};
+use crate::trace::{self, Reason};
+use crate::{descriptors::Adopted, raw};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -179,15 +181,20 @@ impl Sessions {
         descriptor > 0 && self.descriptors().any(|socket| socket == descriptor)
     }
 
+    /// No signal handler runs while it is made: a connection that is left by a jump before it stands in its slot stays open for
+    /// good.
     #[cold]
     fn connect(&self, call: Call, name: &InstanceName) -> Option<Session<'_>> {
+        // A session that this thread used when it ended, and then left by a jump, waits for somebody to take it down.
+        self.slots.iter().filter(|slot| slot.kind() == ENDED).for_each(|slot| slot.take_down(call.frame));
         let now = raw::coarse_time_ns();
         let index = self.place(call.frame, name, now)?;
+        let _held = SignalsHeld::hold();
         let slot = &self.slots[index];
         if !slot.maker.take_or_recover(call.frame) {
             return None;
         }
-        let made = self.make(index, slot, call.frame, name, now);
+        let made = self.make(index, slot, call.frame, name);
         slot.maker.give_back();
         made
     }
@@ -225,14 +232,7 @@ impl Sessions {
         }
     }
 
-    fn make<'a>(
-        &'a self,
-        index: usize,
-        slot: &'a Slot,
-        frame: Frame,
-        name: &InstanceName,
-        now: u64,
-    ) -> Option<Session<'a>> {
+    fn make<'a>(&'a self, index: usize, slot: &'a Slot, frame: Frame, name: &InstanceName) -> Option<Session<'a>> {
         let word = slot.word.load(Ordering::Acquire);
         if matches!(word & KIND, LIVE | ENDED | CLOSING) {
             return None;
@@ -246,7 +246,8 @@ impl Sessions {
             Ok(connection) => connection,
             Err(errno) => {
                 trace::no_session(errno);
-                slot.retry_at.store(now + RETRY_NS, Ordering::Relaxed);
+                // Counted from the end of the attempt, which may have waited longer than the pause is.
+                slot.retry_at.store(raw::coarse_time_ns() + RETRY_NS, Ordering::Relaxed);
                 slot.word.store((word & !KIND) | EMPTY, Ordering::Release);
                 return None;
             }
@@ -338,6 +339,8 @@ impl Slot {
         if word & KIND != ENDED || !is_idle() {
             return;
         }
+        // A slot that stays in CLOSING is nobody's any more.
+        let _held = SignalsHeld::hold();
         let closing = (word & !KIND) | CLOSING;
         if self.word.compare_exchange(word, closing, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.users.iter().filter(|user| user.is_left(frame)).for_each(Hold::give_back);
@@ -375,7 +378,7 @@ impl Session<'_> {
             if error == CallError::Dead {
                 self.end();
             }
-            Refusal::Kernel
+            trace::left(Reason::NoBuffer)
         })
     }
 
@@ -390,11 +393,11 @@ impl Session<'_> {
         })?;
         let status = Status::from_number(reply.status);
         if status != Some(Status::UseKernel) {
-            trace::library();
+            trace::library(request.operation);
         }
         match status {
             Some(Status::Done | Status::Redirect | Status::RedirectSecond) => Ok(reply),
-            Some(Status::UseKernel) => Err(Refusal::Kernel),
+            Some(Status::UseKernel) => Err(trace::left(Reason::Service)),
             Some(Status::Failed) => Err(Refusal::Failed(Errno::from_raw(reply.errno))),
             None => Err(Refusal::Failed(Errno::EIO)),
         }
@@ -409,7 +412,15 @@ impl Session<'_> {
             use Operation::{Access, GetXattr, ListXattr, Read, ReadLink, Seek, Stat};
             matches!(operation, Access | GetXattr | ListXattr | Read | ReadLink | Seek | Stat)
         });
-        if repeatable && open(self.name()).is_ok() { Refusal::Kernel } else { Refusal::Failed(Errno::EIO) }
+        if !repeatable {
+            return Refusal::Failed(Errno::EIO);
+        }
+        let _held = SignalsHeld::hold();
+        match open(self.name()) {
+            // One that takes its time lives.
+            Ok(_) | Err(Errno::ETIMEDOUT | Errno::EAGAIN) => Refusal::Kernel,
+            Err(_) => Refusal::Failed(Errno::EIO),
+        }
     }
 
     /// Ends the session: it is gone when its last user leaves.

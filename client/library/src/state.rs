@@ -9,6 +9,7 @@
 use crate::descriptors::Descriptors;
 use crate::mounts::{self, Mounts};
 use crate::session::{self, Sessions};
+use crate::signals::SignalsHeld;
 use crate::{process, raw, trace};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use poolfs_ipc::hold::Frame;
@@ -120,6 +121,8 @@ fn set_up() -> Option<&'static State> {
     if OFF.load(Ordering::Relaxed) != CHECKED {
         return None;
     }
+    // Nobody else ends what a jump left half set up.
+    let _held = SignalsHeld::hold();
     let state = mapped()?;
     match state.ready.compare_exchange(WIPED, SETTING_UP, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {

@@ -1,15 +1,20 @@
 //! How many operations took which path, told at the end of the process when `POOLFS_TRACE` asks for it.
 //!
-//! `POOLFS_TRACE=FILE` appends one line per process to FILE; `POOLFS_TRACE=-` writes it to standard error.
+//! `POOLFS_TRACE=FILE` appends one line per process to FILE; `POOLFS_TRACE=-` writes it to standard error. `POOLFS_REPORT` does the
+//! same with a longer line: the library's requests by operation, and what was left to the kernel by reason.
 
+use crate::outcome::Refusal;
 use crate::state::state_if_mapped;
 use crate::{process, raw};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as sys;
+use poolfs_ipc::wire::Operation;
 use poolfs_types::Errno;
 
-static LIBRARY: AtomicU64 = AtomicU64::new(0);
+/// Requests by the number of their operation.
+static LIBRARY: [AtomicU64; Operation::ALL.len() + 1] = [const { AtomicU64::new(0) }; Operation::ALL.len() + 1];
+static REASONS: [AtomicU64; Reason::ALL.len()] = [const { AtomicU64::new(0) }; Reason::ALL.len()];
 static KERNEL: AtomicU64 = AtomicU64::new(0);
 static SESSIONS_REFUSED: AtomicU64 = AtomicU64::new(0);
 static MOUNTS_UNREAD: AtomicU64 = AtomicU64::new(0);
@@ -19,10 +24,56 @@ static REPORTED: AtomicBool = AtomicBool::new(false);
 /// Longest path of the file to report to.
 const PATH_BYTES: usize = 512;
 
+/// Longest line; written at once, so that those of several processes do not mix.
+const LINE_BYTES: usize = 1024;
+
+/// Why a call that concerned an instance went to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// the offset is not this process's alone: it has several threads, has forked since the open, or was given the descriptor
+    SharedOffset,
+    /// a descriptor that is used for the first time: adopting it would not pay
+    FirstUse,
+    /// a descriptor the service gave no handle for, or that was given up (mapped shared, O_DIRECT)
+    NotAdopted,
+    /// no session: refused, or lost
+    NoSession,
+    /// all request buffers are in use
+    NoBuffer,
+    /// a path with `..`, the root of a mount, or one too long
+    Path,
+    /// a path that leads into another mount
+    OtherMount,
+    /// the service leaves it to the kernel
+    Service,
+}
+
+impl Reason {
+    const ALL: [(Self, &'static str); 8] = [
+        (Self::SharedOffset, "shared-offset"),
+        (Self::FirstUse, "first-use"),
+        (Self::NotAdopted, "not-adopted"),
+        (Self::NoSession, "no-session"),
+        (Self::NoBuffer, "no-buffer"),
+        (Self::Path, "path"),
+        (Self::OtherMount, "other-mount"),
+        (Self::Service, "service"),
+    ];
+}
+
+/// The refusal that leaves a call to the kernel, for a reason that is counted.
+#[inline]
+pub fn left(reason: Reason) -> Refusal {
+    REASONS[reason as usize].fetch_add(1, Ordering::Relaxed);
+    Refusal::Kernel
+}
+
 /// Counts a request of the library.
 #[inline]
-pub fn library() {
-    LIBRARY.fetch_add(1, Ordering::Relaxed);
+pub fn library(operation: u32) {
+    if let Some(counter) = LIBRARY.get(operation as usize) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Counts a call that concerned an instance and went to the kernel.
@@ -46,7 +97,7 @@ pub fn no_mounts() {
 
 /// Starts counting for a new process.
 pub fn start() {
-    LIBRARY.store(0, Ordering::Relaxed);
+    LIBRARY.iter().chain(&REASONS).for_each(|counter| counter.store(0, Ordering::Relaxed));
     KERNEL.store(0, Ordering::Relaxed);
     SESSIONS_REFUSED.store(0, Ordering::Relaxed);
     MOUNTS_UNREAD.store(0, Ordering::Relaxed);
@@ -56,7 +107,7 @@ pub fn start() {
 /// Requests of the library and calls left to the kernel so far.
 #[must_use]
 pub fn counts() -> (u64, u64) {
-    (LIBRARY.load(Ordering::Relaxed), KERNEL.load(Ordering::Relaxed))
+    (LIBRARY.iter().map(|counter| counter.load(Ordering::Relaxed)).sum(), KERNEL.load(Ordering::Relaxed))
 }
 
 /// Writes the report, once, when it was asked for. For the end of the process, not of one that only runs in its memory.
@@ -64,18 +115,25 @@ pub fn report() {
     if state_if_mapped().is_some_and(|state| !state.is_own_process()) {
         return;
     }
-    let Some(target) = process::environment("POOLFS_TRACE").filter(|target| !target.is_empty()) else { return };
-    if REPORTED.swap(true, Ordering::Relaxed) {
+    let wanted = |name| process::environment(name).filter(|target| !target.is_empty());
+    let targets = [wanted("POOLFS_TRACE"), wanted("POOLFS_REPORT")];
+    if targets == [None, None] || REPORTED.swap(true, Ordering::Relaxed) {
         return;
     }
-    let (library, kernel) = counts();
-    let mut line = Line { bytes: [0; 240], length: 0 };
     let mut name = [0; 16];
     let name = program(&mut name);
-    if write_report(&mut line, name, library, kernel).is_err() {
-        return;
+    for (target, is_long) in targets.into_iter().zip([false, true]) {
+        let mut line = Line { bytes: [0; LINE_BYTES], length: 0 };
+        if let Some(target) = target
+            && write_report(&mut line, name, is_long).is_ok()
+        {
+            deliver(target, line.bytes.get(..line.length).unwrap_or_default());
+        }
     }
-    let text = line.bytes.get(..line.length).unwrap_or_default();
+}
+
+/// Appends a line to what an environment variable names.
+fn deliver(target: &[u8], text: &[u8]) {
     if target == b"-" {
         raw::write(2, text).ok();
         return;
@@ -92,7 +150,8 @@ pub fn report() {
 }
 
 /// What kept the library from working stands there only when something did.
-fn write_report(line: &mut Line, name: &str, library: u64, kernel: u64) -> core::fmt::Result {
+fn write_report(line: &mut Line, name: &str, is_long: bool) -> core::fmt::Result {
+    let (library, kernel) = counts();
     write!(line, "poolfs {} {name} library={library} kernel={kernel}", raw::process_id())?;
     let (refused, unread) = (SESSIONS_REFUSED.load(Ordering::Relaxed), MOUNTS_UNREAD.load(Ordering::Relaxed));
     if refused > 0 {
@@ -101,7 +160,30 @@ fn write_report(line: &mut Line, name: &str, library: u64, kernel: u64) -> core:
     if unread > 0 {
         write!(line, " mounts-unread={unread}")?;
     }
+    if is_long {
+        write_details(line, kernel)?;
+    }
     writeln!(line)
+}
+
+/// What was counted by operation and by reason, each at least once.
+fn write_details(line: &mut Line, kernel: u64) -> core::fmt::Result {
+    for operation in Operation::ALL {
+        let count = LIBRARY.get(operation as usize).map_or(0, |counter| counter.load(Ordering::Relaxed));
+        if count > 0 {
+            write!(line, " library.{operation:?}={count}")?;
+        }
+    }
+    let mut rest = kernel;
+    for ((_, name), counter) in Reason::ALL.iter().zip(&REASONS) {
+        let count = counter.load(Ordering::Relaxed);
+        if count > 0 {
+            write!(line, " kernel.{name}={count}")?;
+        }
+        // What was left for a reason may have been served in another way after all: the rest is never less than nothing.
+        rest = rest.saturating_sub(count);
+    }
+    if rest > 0 { write!(line, " kernel.other={rest}") } else { Ok(()) }
 }
 
 /// The program's name as the kernel has it.
@@ -114,7 +196,7 @@ fn program(name: &mut [u8; 16]) -> &str {
 
 /// A line being written; what does not fit is an error.
 struct Line {
-    bytes: [u8; 240],
+    bytes: [u8; LINE_BYTES],
     length: usize,
 }
 

@@ -6,6 +6,7 @@ use linux_raw_sys::general as sys;
 use poolfs_client::calls;
 use poolfs_client::paths::WORKING_DIRECTORY;
 
+const EBADF: isize = 9;
 const EINVAL: isize = 22;
 const NO_FOLLOW: c_int = sys::AT_SYMLINK_NOFOLLOW as c_int;
 
@@ -24,7 +25,8 @@ intercept! {
             calls::utimensat(directory, Some(path(name)), structure::<[i64; 4]>(times), flags)
         };
     futimens(descriptor: c_int, times: *const c_void) -> c_int =
-        calls::utimensat(descriptor, None, structure::<[i64; 4]>(times), 0);
+        // By libc itself: the kernel would not look at it when there is nothing to change.
+        if descriptor < 0 { -EBADF } else { calls::utimensat(descriptor, None, structure::<[i64; 4]>(times), 0) };
     utimes(name: *const c_char, times: *const c_void) -> c_int =
         calls::utimes_at(WORKING_DIRECTORY, Some(path(name)), structure::<[i64; 4]>(times), 0);
     lutimes(name: *const c_char, times: *const c_void) -> c_int =

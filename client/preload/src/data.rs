@@ -32,6 +32,7 @@ intercept! {
     lseek | lseek64(descriptor: c_int, offset: i64, whence: c_int) -> i64 = calls::lseek(descriptor, offset, whence);
     fsync(descriptor: c_int) -> c_int = calls::sync(descriptor, false);
     fdatasync(descriptor: c_int) -> c_int = calls::sync(descriptor, true);
+    syncfs(descriptor: c_int) -> c_int = calls::syncfs(descriptor);
     ftruncate | ftruncate64(descriptor: c_int, length: i64) -> c_int = calls::ftruncate(descriptor, length);
     fallocate | fallocate64(descriptor: c_int, mode: c_int, offset: i64, length: i64) -> c_int =
         calls::fallocate(descriptor, mode, offset, length);
@@ -39,6 +40,11 @@ intercept! {
         calls::sendfile(to, from, structure::<i64>(offset), count);
     copy_file_range(from: c_int, at: *mut c_void, to: c_int, to_at: *mut c_void, count: usize, flags: c_uint) -> isize =
         calls::copy_file_range((from, structure::<i64>(at)), (to, structure::<i64>(to_at)), count, flags);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sync() {
+    calls::sync_everything();
 }
 
 /// The count of a fortified call, whose buffer the compiler knows to have `room` bytes.

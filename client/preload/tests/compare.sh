@@ -59,6 +59,12 @@ at_least() {
     served=$(sed -n "s/.* $1 library=\([0-9]*\) .*/\1/p" "$work/trace" | sort -n | tail -n 1)
     [ "${served:-0}" -ge "$2" ] || { echo "only ${served:-no} requests by the library in $1"; failed=1; }
 }
+# Calls left by jumps cost sessions, and each time there is a next one: most calls go by request all the same.
+mostly() {
+    counts=$(sed -n "s/.* $1 library=\([0-9]*\) kernel=\([0-9]*\).*/\1 \2/p" "$work/trace")
+    [ "${counts% *}" -gt "${counts#* }" ] || { echo "in $1 by library and kernel: $counts"; failed=1; }
+}
+mostly jumps
 at_least sharing 10000
 at_least jumps 3000
 at_least families 100

@@ -74,6 +74,16 @@ pub enum Command {
     Status {
         /// Only this pool
         pool: Option<String>,
+        /// Again and again, what was done in between: every so many seconds [default: 2]
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = clap::value_parser!(u64).range(1..=3600))]
+        watch: Option<u64>,
+    },
+    /// Say which way the file operations of a process go, and why
+    Why {
+        /// The process
+        pid: u32,
+        /// Only this descriptor
+        fd: Option<u32>,
     },
     /// Say what this host lacks and what follows from it
     Doctor,
@@ -291,6 +301,10 @@ mod tests {
             "poolfs run web debian -it",
             "poolfs ps --state /tmp/s",
             "poolfs status web",
+            "poolfs status --watch",
+            "poolfs status web --watch 5 --json",
+            "poolfs why 42",
+            "poolfs why 42 3 --json",
             "poolfs doctor",
             "poolfs demo --root-image root.tar --work w",
         ] {

@@ -24,6 +24,8 @@ mod signals;
 mod state;
 mod status;
 mod text;
+mod watch;
+mod why;
 
 use arguments::{Arguments, Command, ImageCommand, PoolCommand};
 use clap::Parser;
@@ -74,7 +76,9 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Logs { container } => container::logs(context, &container)?,
         Command::Stop { container, time } => container::stop(context, &container, Duration::from_secs(time))?,
         Command::Rm { container, force } => container::remove(context, &container, force)?,
-        Command::Status { pool } => status::status(context, pool.as_deref())?,
+        Command::Status { pool, watch: None } => status::status(context, pool.as_deref())?,
+        Command::Status { pool, watch: Some(seconds) } => watch::watch(context, pool.as_deref(), seconds)?,
+        Command::Why { pid, fd } => why::why(context, pid, fd)?,
         Command::Doctor => return doctor::doctor(context),
         Command::Demo(arguments) => return demo::demo(context, &arguments),
         Command::Monitor { container } => return container::watch(context, &container),

@@ -6,7 +6,7 @@ use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::complain;
 use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
-use poolfs_service_protocol::{Answer, Command, ServiceConfig, ServiceStatus};
+use poolfs_service_protocol::{Answer, ClientStatus, Command, ServiceConfig, ServiceStatus};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -42,7 +42,7 @@ fn log_path(pool: &Locked<PoolRecord>) -> PathBuf {
 /// Send one command and wait for its answer.
 fn ask(context: &Context, pool: &str, command: &Command) -> Result<Answer> {
     let wait = match command {
-        Command::Status => ANSWER_WAIT,
+        Command::Status | Command::Client { .. } => ANSWER_WAIT,
         Command::Mount(_) | Command::Unmount { .. } | Command::Shutdown => FLUSH_WAIT,
     };
     let path = control_socket(context, pool);
@@ -69,7 +69,7 @@ pub fn tell(context: &Context, pool: &str, command: &Command) -> Result<()> {
             message,
             "nothing was changed; correct it and try again",
         )),
-        Answer::Status(_) => Err(unexpected(pool)),
+        Answer::Status(_) | Answer::Client { .. } => Err(unexpected(pool)),
     }
 }
 
@@ -78,7 +78,16 @@ pub fn status(context: &Context, pool: &str) -> Result<ServiceStatus> {
     match ask(context, pool, &Command::Status)? {
         Answer::Status(status) => Ok(*status),
         Answer::Failed { message } => Err(Failure::new(format!("service of pool {pool}"), message, "")),
-        Answer::Done => Err(unexpected(pool)),
+        Answer::Done | Answer::Client { .. } => Err(unexpected(pool)),
+    }
+}
+
+/// What a service knows of a process.
+pub fn client(context: &Context, pool: &str, pid: u32) -> Result<Vec<ClientStatus>> {
+    match ask(context, pool, &Command::Client { pid })? {
+        Answer::Client { instances } => Ok(instances),
+        Answer::Failed { message } => Err(Failure::new(format!("service of pool {pool}"), message, "")),
+        Answer::Done | Answer::Status(_) => Err(unexpected(pool)),
     }
 }
 

@@ -49,6 +49,13 @@ pub fn parse_mount_table(text: &str) -> Vec<MountEntry> {
     text.lines().filter_map(parse_line).collect()
 }
 
+/// The same with the number of each mount, which `/proc/PID/fdinfo` names.
+#[must_use]
+pub fn parse_mount_table_with_ids(text: &str) -> Vec<(u64, MountEntry)> {
+    let with_id = |line: &str| Some((line.split(' ').next()?.parse().ok()?, parse_line(line)?));
+    text.lines().filter_map(with_id).collect()
+}
+
 fn parse_line(line: &str) -> Option<MountEntry> {
     let (front, back) = line.split_once(" - ")?;
     let mut front = front.split(' ').skip(3);
@@ -105,6 +112,8 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].mount_point, Path::new("/mnt/c"));
         assert!(pool_mounts(&table, "web-2").is_empty());
+        let ids: Vec<u64> = parse_mount_table_with_ids(TABLE).iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids, [22, 90, 91]);
     }
 
     #[test]

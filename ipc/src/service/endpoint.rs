@@ -10,7 +10,7 @@ use crate::service::peer::PeerFacts;
 use crate::service::session::{Acquired, Session};
 use crate::wire::{MAGIC, VERSION, Welcome};
 use poolfs_types::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -55,7 +55,11 @@ pub struct EndpointCounters {
     /// Doorbells rung again for a request nobody had taken: a ring that got lost, or a long backlog.
     pub repeated: AtomicU64,
     refused: Mutex<BTreeMap<Errno, u64>>,
+    refused_last: Mutex<VecDeque<(u32, Errno)>>,
 }
+
+/// How many of the latest refusals are remembered with the process.
+const REFUSALS_REMEMBERED: usize = 64;
 
 impl EndpointCounters {
     /// Clients that got no session, by what stood against it: `EPERM` when they changed their rights on the way or have some
@@ -63,6 +67,21 @@ impl EndpointCounters {
     /// they did not greet in time, `EMFILE` for each pause because this process had no descriptor left.
     pub fn refused(&self) -> BTreeMap<Errno, u64> {
         self.refusals().clone()
+    }
+
+    /// Why the process got no session when it last asked for one, if that is not too long ago to be remembered.
+    pub fn refused_last(&self, process: u32) -> Option<Errno> {
+        let all = self.refused_last.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().rev().find(|(known, _)| *known == process).map(|(_, why)| *why)
+    }
+
+    pub(super) fn remember_refusal(&self, process: u32, why: Errno) {
+        let mut all = self.refused_last.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(known, _)| *known != process);
+        if all.len() >= REFUSALS_REMEMBERED {
+            all.pop_front();
+        }
+        all.push_back((process, why));
     }
 
     pub(super) fn count_refusal(&self, why: Errno) {
@@ -370,4 +389,22 @@ pub fn wait_for_doorbells<C>(
         futex::wait_any(&words, limit);
     }
     queues.iter().for_each(|queue| queue.end_sleep());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_latest_refusals_are_remembered_with_their_process() {
+        let counters = EndpointCounters::default();
+        for process in 1..=1000 {
+            counters.remember_refusal(process, Errno::EPERM);
+        }
+        counters.remember_refusal(1000, Errno::EUSERS);
+        assert_eq!(counters.refused_last(1000), Some(Errno::EUSERS));
+        assert_eq!(counters.refused_last(999), Some(Errno::EPERM));
+        assert_eq!(counters.refused_last(1), None, "it is too long ago");
+        assert_eq!(counters.refused_last.lock().map(|all| all.len()).ok(), Some(REFUSALS_REMEMBERED));
+    }
 }

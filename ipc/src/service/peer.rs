@@ -85,6 +85,11 @@ fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, Errno> {
     }
 }
 
+/// The number of the process that connected, which may have ended since; none when it is in no namespace of ours.
+pub(super) fn process(socket: BorrowedFd<'_>) -> Option<u32> {
+    peer_credentials(socket).ok().map(|[process, ..]| process).filter(|&process| process != 0)
+}
+
 /// A descriptor of the process that connected.
 pub(super) fn peer_process(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     /// Linux's `SO_PEERPIDFD`.

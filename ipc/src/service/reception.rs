@@ -190,6 +190,9 @@ impl<C> Reception<C> {
             Ok(None) => self.dismiss(number),
             Err(why) => {
                 self.endpoint.counters().count_refusal(why);
+                if let Some(process) = self.guests.get(&number).and_then(|guest| peer::process(guest.socket.as_fd())) {
+                    self.endpoint.counters().remember_refusal(process, why);
+                }
                 self.dismiss(number);
             }
         }

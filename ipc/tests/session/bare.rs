@@ -26,16 +26,23 @@ pub struct Bare {
     pub files: Vec<OwnedFd>,
 }
 
+/// Where others crowd around the socket, a client may be sent away: it tries again.
 pub fn bare_session(path: &Path) -> Bare {
-    let socket = raw_socket(path);
-    send_hello(socket.as_fd()).expect("hello");
     let start = Instant::now();
-    let mut files = Vec::new();
+    let (mut socket, mut files) = (raw_socket(path), Vec::new());
+    let mut greeted = send_hello(socket.as_fd());
     let welcome = loop {
-        match receive_welcome(socket.as_fd(), |_, file| files.push(file)) {
+        let answer = greeted.and_then(|()| receive_welcome(socket.as_fd(), |_, file| files.push(file)));
+        match answer {
             Ok(welcome) => break welcome,
-            Err(error) if start.elapsed() > Duration::from_secs(5) => panic!("no welcome: {error}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) if start.elapsed() > Duration::from_secs(20) => panic!("no welcome: {error}"),
+            Err(error) if error.raw() == libc::EAGAIN => std::thread::sleep(Duration::from_millis(1)),
+            Err(_) => {
+                std::thread::sleep(Duration::from_millis(5));
+                files.clear();
+                socket = raw_socket(path);
+                greeted = send_hello(socket.as_fd());
+            }
         }
     };
     let buffers =

@@ -13,6 +13,7 @@ mod files;
 mod handles;
 mod holes;
 mod links;
+mod nameless;
 mod names;
 mod rename;
 mod support;
@@ -83,6 +84,7 @@ pub fn cases() -> &'static [Case] {
             handles::CASES,
             rename::CASES,
             links::CASES,
+            nameless::CASES,
             xattrs::CASES,
             acls::CASES,
             attributes::CASES,

@@ -6,14 +6,14 @@
 //!
 //! # The contract
 //!
-//! **Nodes.** A [`NodeId`] names one object. `lookup`, `create`, `mkdir`, `mknod`, `symlink` and `link` return an
+//! **Nodes.** A [`NodeId`] names one object. `lookup`, `create`, `tmpfile`, `mkdir`, `mknod`, `symlink` and `link` return an
 //! [`Entry`] and take one reference on its node for the caller; `forget` gives references back. While the caller
 //! holds a reference (or a handle on the node) the number names the same object, also after its last name is gone.
 //! [`NodeId::ROOT`] needs no reference. Hard links of one file have one node. A number is never reused for another
 //! object. A number nobody gave out, or forgotten long ago, is answered `ESTALE`; that is the caller's mistake and
 //! never a crash.
 //!
-//! **Handles.** `open`, `create` and `opendir` return a [`HandleId`], valid until `release` (which never fails and
+//! **Handles.** `open`, `create`, `tmpfile` and `opendir` return a [`HandleId`], valid until `release` (which never fails and
 //! is called exactly once). Reading needs a handle whose flags are readable, writing one that is writable, else
 //! `EBADF`. A handle stays good after unlink and rename. A handle keeps the number of no other file alive.
 //!
@@ -165,6 +165,15 @@ pub trait Libservice: Send + Sync {
         flags: OpenFlags,
     ) -> Result<(Entry, HandleId)>;
 
+    /// Creates a regular file without a name, in the directory's filesystem and with what the directory passes on, and opens it.
+    /// [`Libservice::link`] gives it its first name, unless `flags` have `EXCLUSIVE`; without one it goes with its last reference and
+    /// handle.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `EINVAL` for `flags` that are not writable, `EOPNOTSUPP` when the backend has no such files.
+    fn tmpfile(&self, caller: &Caller, parent: NodeId, permissions: u32, flags: OpenFlags)
+    -> Result<(Entry, HandleId)>;
+
     /// Creates a regular file, fifo, socket or device node.
     ///
     /// # Errors
@@ -194,8 +203,8 @@ pub trait Libservice: Send + Sync {
     /// Gives `node` another name.
     ///
     /// # Errors
-    /// `EPERM` for a directory, `EEXIST`, `ENOTDIR`, `EMLINK`, `ENOENT` when `node` has no name left or `parent` has
-    /// been removed.
+    /// `EPERM` for a directory, `EEXIST`, `ENOTDIR`, `EMLINK`, `ENOENT` when `node` has no name left (or never may have one, see
+    /// [`Libservice::tmpfile`]) or `parent` has been removed.
     fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry>;
 
     /// Removes a name of something that is not a directory.

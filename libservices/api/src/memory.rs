@@ -95,6 +95,16 @@ impl Libservice for Memory {
         Ok((entry, state.new_handle(entry.node, flags)))
     }
 
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        self.state().tmpfile(caller, parent, permissions, flags)
+    }
+
     fn mknod(
         &self,
         caller: &Caller,

@@ -22,6 +22,10 @@ impl State {
             self.attributes.changed = ours.changed.max(below.changed);
         } else {
             self.below_size = below.size;
+            if let Some((_, seen)) = self.written_back.filter(|(at, _)| *at == below.changed) {
+                // Moved by nothing but the write-back.
+                self.attributes.changed = seen;
+            }
         }
     }
 }
@@ -67,6 +71,7 @@ impl Node {
         self.update(None, |state| {
             state.stale = true;
             state.stamp += 1;
+            state.written_back = None;
         });
     }
 
@@ -78,6 +83,7 @@ impl Node {
             state.stale = true;
             state.stamp += 1;
             state.orphan &= result.is_err();
+            state.written_back = state.written_back.filter(|_| result.is_err());
         });
         result
     }
@@ -95,8 +101,12 @@ impl Node {
         let directory = self.update(None, |state| {
             state.stale = true;
             state.stamp += 1;
+            state.written_back = None;
             let directory = state.attributes.file_type == FileType::Directory;
-            if let Some(before) = before.filter(|_| !directory) {
+            if directory {
+                // It had no other name.
+                state.orphan = true;
+            } else if let Some(before) = before {
                 state.attributes.links = before.saturating_sub(1);
                 state.orphan = state.attributes.links == 0;
             }
@@ -138,6 +148,7 @@ impl Node {
             }
             state.attributes.changed = below.changed.max(ours.changed);
             state.stamp += 1;
+            state.written_back = None;
             state.stale = overtaken;
             state.xattrs.clear();
             Ok(state.shown())
@@ -182,11 +193,12 @@ impl Node {
         result
     }
 
-    /// An extended attribute changed below.
-    pub(crate) fn xattrs_changed(&self) {
+    /// An extended attribute changed below, or was to be changed.
+    pub(crate) fn xattrs_changed(&self, done: bool) {
         self.update(None, |state| {
             state.stale = true;
             state.stamp += 1;
+            state.written_back = state.written_back.filter(|_| !done);
             state.xattrs.clear();
         });
     }

@@ -14,6 +14,8 @@ use std::sync::{Mutex, Weak};
 const SHARDS: usize = 8;
 /// One part in this many of a shard's chunks is meant to be in the small queue.
 const SMALL_PART: usize = 10;
+/// Entries of a shard that are never worth a sweep.
+const SWEEP_AT_MIN: usize = 256;
 /// How often room is looked for before a reservation fails.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -32,14 +34,20 @@ struct Queues {
 }
 
 impl Queues {
-    /// Entries of chunks that went another way (truncated, file gone) stay behind; they are swept out before they
-    /// outnumber the living.
+    /// Entries of chunks that went another way (truncated, file gone) stay behind, and with them the memory of their files;
+    /// they are swept out before they outnumber the living.
+    fn sweep_if_due(&mut self) {
+        if self.small.len() + self.main.len() > self.sweep_at.max(SWEEP_AT_MIN) {
+            self.sweep();
+        }
+    }
+
     fn sweep(&mut self) {
         let alive =
             |entry: &Entry| entry.node.upgrade().is_some_and(|node| node.may_have_chunk(entry.chunk, entry.ticket));
         self.small.retain(alive);
         self.main.retain(alive);
-        self.sweep_at = (self.small.len() + self.main.len()) * 2 + 1024;
+        self.sweep_at = (self.small.len() + self.main.len()) * 2 + SWEEP_AT_MIN;
     }
 }
 
@@ -150,6 +158,13 @@ impl Budget {
         let shard = (chunk as usize ^ (node.as_ptr().addr() >> 6)) % SHARDS;
         let mut queues = lock(&self.shards[shard]);
         queues.small.push_back(Entry { node, chunk, ticket });
+        queues.sweep_if_due();
+    }
+
+    /// Chunks in the order of eviction, those that are gone included.
+    #[cfg(test)]
+    fn entries(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard)).map(|queues| queues.small.len() + queues.main.len()).sum()
     }
 
     /// Evicts until `bytes` are free or everything was looked at twice; returns how many it freed.
@@ -170,11 +185,8 @@ impl Budget {
         let mut freed = 0;
         let mut looks = {
             let mut queues = lock(shard);
-            let length = queues.small.len() + queues.main.len();
-            if length > queues.sweep_at.max(1024) {
-                queues.sweep();
-            }
-            2 * length + 1
+            queues.sweep_if_due();
+            2 * (queues.small.len() + queues.main.len()) + 1
         };
         while freed < bytes && looks > 0 {
             looks -= 1;
@@ -213,15 +225,34 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::Cache;
     use crate::config::CacheConfig;
     use crate::core::Core;
     use crate::pool::CachePool;
     use crate::sync::write;
-    use poolfs_libservice::Memory;
-    use poolfs_types::NodeId;
+    use poolfs_libservice::{Libservice, Memory};
+    use poolfs_types::{Caller, Name, NodeId, OpenFlags};
     use std::sync::Arc;
     use std::sync::mpsc::channel;
     use std::time::Duration;
+
+    /// A file that is gone must not leave its entry, which keeps the memory of its node.
+    #[test]
+    fn files_that_come_and_go_leave_nothing() {
+        let config = CacheConfig { idle_nodes_max: 0, ..CacheConfig::with_limit(64 << 20) };
+        let cache = Cache::new(&CachePool::new(config).unwrap(), Memory::new());
+        let name = Name::new(b"f").unwrap();
+        for _ in 0..20_000 {
+            let (entry, handle) =
+                cache.create(&Caller::ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).unwrap();
+            cache.write(&Caller::ROOT, handle, 0, b"x").unwrap();
+            cache.release(handle);
+            cache.unlink(&Caller::ROOT, NodeId::ROOT, name).unwrap();
+            cache.forget(entry.node, 1);
+        }
+        let entries = cache.core.pool.budget.entries();
+        assert!(entries <= SHARDS * (SWEEP_AT_MIN + 1), "{entries} entries of files that are gone");
+    }
 
     #[test]
     fn sweeping_waits_for_no_file() {

@@ -22,9 +22,9 @@ pub struct CacheConfig {
     pub small_file_bytes: u64,
     /// Most bytes read ahead of a sequential reader.
     pub read_ahead_bytes: u64,
-    /// Most nodes kept that nobody refers to.
+    /// Most nodes kept that nobody refers to, in all layers together.
     pub idle_nodes_max: usize,
-    /// Most names kept, present and absent ones together.
+    /// Most names kept by one layer, present and absent ones together.
     pub names_max: usize,
     /// Most segments open at once, between uses.
     pub descriptors_max: usize,
@@ -43,8 +43,8 @@ impl Default for CacheConfig {
             tick: Duration::from_secs(1),
             small_file_bytes: 32 << 10,
             read_ahead_bytes: 1 << 20,
-            idle_nodes_max: 1 << 16,
-            names_max: 1 << 17,
+            idle_nodes_max: 3 << 13,
+            names_max: 1 << 15,
             descriptors_max: 1024,
             flush_threads: 2,
             read_ahead_threads: 2,
@@ -53,10 +53,15 @@ impl Default for CacheConfig {
 }
 
 impl CacheConfig {
-    /// The default configuration with another budget.
+    /// The default configuration with another budget. Nodes and names, which do not count towards it, are fewer with a small
+    /// one: a node costs more than a kilobyte in all layers together, a name some 100 bytes.
     #[must_use]
     pub fn with_limit(limit_bytes: u64) -> Self {
-        Self { limit_bytes, ..Self::default() }
+        let default = Self::default();
+        let share = |bytes: u64| usize::try_from(limit_bytes / bytes).unwrap_or(usize::MAX);
+        let idle_nodes_max = share(16 << 10).clamp(1024, default.idle_nodes_max);
+        let names_max = share(8 << 10).clamp(1024, default.names_max);
+        Self { limit_bytes, idle_nodes_max, names_max, ..default }
     }
 
     pub(crate) fn check(&self) -> Result<(), CacheError> {

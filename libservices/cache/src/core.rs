@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 const SHARDS: usize = 32;
-/// Idle nodes looked at when one becomes idle and there are too many.
+/// Idle nodes looked at when one becomes idle and there are too many, in its own layer and in another one of the pool.
 const TRIM_STEPS: usize = 4;
 
 type Shard = RwLock<HashMap<NodeId, Arc<Node>>>;
@@ -48,6 +48,7 @@ impl Core {
         });
         let root = Node::new(&core, NodeId::ROOT, unknown_directory(), true);
         write(core.shard(NodeId::ROOT)).insert(NodeId::ROOT, root);
+        core.pool.idle.add(&core);
         core
     }
 
@@ -153,20 +154,36 @@ impl Core {
         if read(&node.state).orphan {
             self.remove(node);
         } else if !node.idle.swap(true, Ordering::AcqRel) {
-            let mut idle = lock(&self.idle);
-            idle.push_back(node.id);
-            let surplus = idle.len() > self.pool.config.idle_nodes_max;
-            drop(idle);
-            if surplus {
+            let count = self.push_idle(node.id);
+            if count > self.pool.config.idle_nodes_max {
                 self.trim(TRIM_STEPS);
+                // Layers in which nothing happens give way too.
+                if let Some(other) = self.pool.idle.next() {
+                    other.trim(TRIM_STEPS);
+                }
             }
         }
+    }
+
+    /// A node is idle from now on; how many there are then in the pool.
+    fn push_idle(&self, id: NodeId) -> usize {
+        // Counted before it can be popped, so that the count is never less than nothing.
+        let count = self.pool.idle.count_one_more();
+        lock(&self.idle).push_back(id);
+        count
+    }
+
+    /// The node that has been idle for longest is idle no more.
+    fn pop_idle(&self) -> Option<NodeId> {
+        let id = lock(&self.idle).pop_front()?;
+        self.pool.idle.count_less(1);
+        Some(id)
     }
 
     /// Looks at up to `steps` idle nodes, the longest idle first, and drops those that are still idle and clean.
     fn trim(&self, steps: usize) {
         for _ in 0..steps {
-            let Some(id) = lock(&self.idle).pop_front() else { return };
+            let Some(id) = self.pop_idle() else { return };
             let Some(node) = self.get(id) else { continue };
             node.idle.store(false, Ordering::Release);
             if node.refs.load(Ordering::Acquire) > 0 || node.in_use() {
@@ -175,7 +192,7 @@ impl Core {
             if read(&node.state).is_dirty() {
                 self.pool.hurry();
                 if !node.idle.swap(true, Ordering::AcqRel) {
-                    lock(&self.idle).push_back(id);
+                    self.push_idle(id);
                 }
             } else {
                 self.remove(&node);
@@ -216,6 +233,7 @@ impl Core {
 
     /// Drops all nodes: the layer is ending.
     pub(crate) fn clear(&self) {
+        while self.pop_idle().is_some() {}
         for shard in &self.shards {
             let nodes = std::mem::take(&mut *write(shard));
             for node in nodes.into_values() {

@@ -98,6 +98,32 @@ impl Libservice for Cache {
         Ok((entry, self.insert_file(node, flags)))
     }
 
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        self.directory(parent)?;
+        if !flags.writable() {
+            return fail(Errno::EINVAL);
+        }
+        let access = OpenFlags::READ_WRITE | flags & OpenFlags::EXCLUSIVE;
+        let removals = self.core.removals();
+        let (made, handle) = self.core.below.tmpfile(caller, parent, permissions, access)?;
+        let node = self.core.adopt(&made, removals);
+        // Without a name nobody but its users reaches it.
+        node.update(None, |state| state.orphan = true);
+        let node = node.begin_use().inspect_err(|_| {
+            self.core.below.release(handle);
+            self.core.forget(node.id, 1);
+        })?;
+        node.0.adopt_writer(handle);
+        let entry = self.entry(&node.0)?;
+        Ok((entry, self.insert_file(node, flags)))
+    }
+
     fn mknod(
         &self,
         caller: &Caller,
@@ -252,7 +278,7 @@ impl Libservice for Cache {
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         let node = self.node(node)?;
         let result = self.core.below.setxattr(caller, node.id, name, value, flags);
-        node.xattrs_changed();
+        node.xattrs_changed(result.is_ok());
         result
     }
 
@@ -263,7 +289,7 @@ impl Libservice for Cache {
     fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
         let node = self.node(node)?;
         let result = self.core.below.removexattr(caller, node.id, name);
-        node.xattrs_changed();
+        node.xattrs_changed(result.is_ok());
         result
     }
 

@@ -38,6 +38,7 @@ mod config;
 mod content;
 mod core;
 mod handles;
+mod idle;
 mod layer;
 mod moves;
 mod names;

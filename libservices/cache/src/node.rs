@@ -12,7 +12,7 @@ use crate::content::Content;
 use crate::core::Core;
 use crate::sync::{lock, read, try_read, try_write, write};
 use poolfs_libservice::{Result, fail};
-use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags};
+use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags, Timestamp};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -57,6 +57,9 @@ pub(crate) struct State {
     pub(crate) time_dirty: bool,
     /// The times are being set below right now.
     pub(crate) time_moving: bool,
+    /// The change time that the last write-back left below, and the one that users go on seeing: theirs, as long as
+    /// nothing else changes the file.
+    pub(crate) written_back: Option<(Timestamp, Timestamp)>,
     /// Counts events after which bytes read from below earlier may be outdated.
     pub(crate) epoch: u64,
     pub(crate) blocks: BlockMap,
@@ -134,6 +137,7 @@ impl Node {
             below_size: attributes.size,
             time_dirty: false,
             time_moving: false,
+            written_back: None,
             epoch: 0,
             blocks: BlockMap::default(),
             content: Content::default(),

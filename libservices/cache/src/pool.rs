@@ -4,6 +4,7 @@
 use crate::budget::Budget;
 use crate::buffer::BufferStore;
 use crate::config::{CacheConfig, CacheError, CacheStatistics};
+use crate::idle::IdleNodes;
 use crate::node::Node;
 use crate::read_ahead::ReadAheadQueue;
 use crate::segments::SegmentStore;
@@ -45,6 +46,7 @@ pub(crate) struct Pool {
     pub(crate) segments: Arc<SegmentStore>,
     pub(crate) buffers: BufferStore,
     pub(crate) read_ahead: ReadAheadQueue,
+    pub(crate) idle: IdleNodes,
     counters: [CachePadded<Counter>; COUNTER_PARTS],
     dirty: Mutex<BTreeMap<u64, DirtyFile>>,
     next_dirty: AtomicU64,
@@ -154,6 +156,7 @@ impl CachePool {
             segments: Arc::new(SegmentStore::new(config.limit_bytes, config.descriptors_max)?),
             buffers: BufferStore::default(),
             read_ahead: ReadAheadQueue::default(),
+            idle: IdleNodes::default(),
             counters: Default::default(),
             dirty: Mutex::default(),
             next_dirty: AtomicU64::new(0),

@@ -64,6 +64,7 @@ impl State {
         let now = now.max(self.attributes.changed);
         self.attributes.modified = now;
         self.attributes.changed = now;
+        self.written_back = None;
         self.stamp += 1;
         // The kernel below drops file capabilities when the file is written.
         self.xattrs.clear();

@@ -55,8 +55,9 @@ impl Node {
     }
 
     fn write_back_locked(&self, flush: &MutexGuard<'_, ()>, blocks: Range<u64>, bytes_max: u64) -> Result<u64> {
+        let stamp = self.settled_stamp();
         let result = self.write_back_data(flush, blocks, bytes_max).and_then(|bytes| {
-            self.push_times(flush)?;
+            self.push_times(flush, stamp)?;
             Ok(bytes)
         });
         self.update(None, |state| match &result {
@@ -64,6 +65,16 @@ impl Node {
             Err(error) => state.note_error(error.errno()),
         });
         result
+    }
+
+    /// The stamp of attributes that are all known here: from now on what is written below moves the change time there. Nothing
+    /// when they are not.
+    fn settled_stamp(&self) -> Option<u64> {
+        if read(&self.state).stale && self.attributes().is_err() {
+            return None;
+        }
+        let state = read(&self.state);
+        (!state.stale).then_some(state.stamp)
     }
 
     fn write_back_data(&self, _flush: &MutexGuard<'_, ()>, range: Range<u64>, bytes_max: u64) -> Result<u64> {
@@ -138,7 +149,7 @@ impl Node {
     }
 
     /// Gives the file below the modification time that users see. Only after its data: writing moves it.
-    fn push_times(&self, _flush: &MutexGuard<'_, ()>) -> Result<()> {
+    fn push_times(&self, _flush: &MutexGuard<'_, ()>, settled: Option<u64>) -> Result<()> {
         let taken = self.update(None, |state| {
             let unwritten = state.blocks.next(0, writable).is_some();
             // With data left to write, another round follows and sets the times then.
@@ -149,7 +160,7 @@ impl Node {
             })
         });
         let Some(modified) = taken else { return Ok(()) };
-        let result = self.set_modified_below(modified);
+        let result = self.set_modified_below(modified, settled);
         self.update(None, |state| {
             state.time_moving = false;
             state.time_dirty |= result.is_err();
@@ -159,7 +170,7 @@ impl Node {
         result
     }
 
-    fn set_modified_below(&self, modified: Timestamp) -> Result<()> {
+    fn set_modified_below(&self, modified: Timestamp, settled: Option<u64>) -> Result<()> {
         let changes = SetAttributes { modified: Some(SetTime::At(modified)), ..SetAttributes::default() };
         let stamp = read(&self.state).stamp;
         let attributes = self.core.below.setattr(&Caller::ROOT, self.id, &changes, None)?;
@@ -167,6 +178,8 @@ impl Node {
             if state.stamp == stamp {
                 state.attributes.blocks = attributes.blocks;
             }
+            let unchanged = settled == Some(state.stamp) && !state.stale;
+            state.written_back = unchanged.then_some((attributes.changed, state.attributes.changed));
         });
         Ok(())
     }

@@ -192,6 +192,16 @@ impl Libservice for Local {
         self.create_file(caller, parent, name, permissions, flags)
     }
 
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        self.create_nameless(caller, parent, permissions, flags)
+    }
+
     fn mknod(
         &self,
         caller: &Caller,

@@ -65,6 +65,30 @@ impl Local {
         opened.inspect_err(|_| undo(&directory, name, inode, AtFlags::empty()))
     }
 
+    /// A file without a name, of which a descriptor is kept as of one that has lost its last.
+    pub(crate) fn create_nameless(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        let parent = self.directory(parent)?;
+        if !flags.writable() {
+            return fail(Errno::EINVAL);
+        }
+        let permit = self.open_permit()?;
+        let directory = self.entered(&parent)?;
+        let exclusive = if flags.contains(OpenFlags::EXCLUSIVE) { OFlags::EXCL } else { OFlags::empty() };
+        let how = backing_flags(flags) | OFlags::TMPFILE | exclusive;
+        let make = || with_umask(caller.umask, || open_name(&directory, b".", how, mode(permissions)));
+        let file = self.nodes.with_room(make).map_err(|raw| backend("creating a file without a name", raw))?;
+        let entry = self.settled(&file, caller, permissions)?;
+        let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, permit)));
+        let handle = self.nodes.get(entry.node).and_then(open);
+        handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
+    }
+
     /// Puts the owner of a new object right and gives it a node.
     fn settled(&self, made: &OwnedFd, caller: &Caller, permissions: u32) -> Result<Entry> {
         let fault = |raw| backend("giving a new file its owner", raw);

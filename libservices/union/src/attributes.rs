@@ -14,6 +14,9 @@ use poolfs_types::{
 };
 use std::sync::Arc;
 
+/// Attributes that the kernel removes again and again without a word.
+const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
 impl Union {
     /// The object that has the attributes of a node: the upper one, else the topmost lower one.
     pub(crate) fn top<'a>(&'a self, state: &'a State) -> Result<(&'a Branch, NodeId)> {
@@ -295,8 +298,11 @@ impl Union {
         marks::refuse_hidden(name, Errno::EOPNOTSUPP, || {
             let plain = matches!(node.file_type, FileType::Regular | FileType::Directory);
             if plain && node.read().upper.is_none() {
-                // What is not there needs no copy-up to be refused.
-                self.get_xattr(caller, node, name)?;
+                // What is not there needs no copy-up: it is refused, or, an access list, gone as it was.
+                match self.get_xattr(caller, node, name) {
+                    Err(error) if error.errno() == Errno::ENODATA && ACCESS_LISTS.contains(&name) => return Ok(()),
+                    found => found.map(drop)?,
+                }
             }
             self.ensure_upper(node, Bytes::Sketch)?;
             let held = node.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;

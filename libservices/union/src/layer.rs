@@ -82,6 +82,24 @@ impl Libservice for Union {
         Ok((entry, self.open_handle(file)))
     }
 
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        let _names = self.names_mut();
+        let parent = self.node(parent)?;
+        if !parent.is_directory() {
+            return fail(Errno::ENOTDIR);
+        }
+        let (entry, opened) = self.make_nameless(caller, &parent, permissions, flags)?;
+        let file = open_file(self.node(entry.node)?, flags, false);
+        let _ = file.upper.set(opened);
+        Ok((entry, self.open_handle(file)))
+    }
+
     fn mknod(
         &self,
         caller: &Caller,

@@ -65,6 +65,23 @@ impl Union {
         Ok((Entry { node: child.keep().id, attributes }, opened))
     }
 
+    /// Makes a file without a name in the upper branch, with what `parent` passes on; returns its node with a reference, and its
+    /// upper handle.
+    pub(crate) fn make_nameless(
+        &self,
+        caller: &Caller,
+        parent: &Arc<Node>,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        let directory = self.copy_up(parent, Bytes::Sketch)?;
+        let (made, handle) = self.upper.tmpfile(caller, directory.node(), permissions, flags)?;
+        let opened = Opened::new(&self.upper, handle);
+        let node = self.node_of_nameless(Held::new(&self.upper, made.node), &made.attributes);
+        let attributes = self.attributes(caller, &node)?;
+        Ok((Entry { node: node.keep().id, attributes }, opened))
+    }
+
     fn make_at(&self, caller: &Caller, parent: NodeId, name: Name<'_>, new: New<'_>) -> Result<(Held, Option<Opened>)> {
         let mut opened = None;
         let entry = match new {

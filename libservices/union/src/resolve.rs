@@ -169,6 +169,28 @@ impl Union {
         }))
     }
 
+    /// The node of a file that was just made in the upper branch without a name.
+    pub(crate) fn node_of_nameless(&self, held: Held, attributes: &Attributes) -> Referenced<'_> {
+        let node = self.nodes.intern(NewNode {
+            inode: inode::shown(inode::UPPER, attributes.inode),
+            file_type: attributes.file_type,
+            state: State {
+                upper: Some(Arc::new(held)),
+                lowers: Vec::new(),
+                names: Vec::new(),
+                removed: false,
+                content: Content::Plain,
+                index_links: None,
+                origin: false,
+                lower_path: None,
+                whiteouts: false,
+                impure: false,
+                subdirectories: None,
+            },
+        });
+        Referenced { union: self, node }
+    }
+
     /// What an upper file that is or was a sketch consists of.
     fn sketch_content(&self, held: &Held, marks: &Marks, origin: Option<Origin>) -> Result<Content> {
         if !marks.sketch {

@@ -7,7 +7,8 @@
 mod status;
 
 pub use status::{
-    CacheStatus, Histogram, InstanceStatus, KindStatus, OperationPath, ServiceStatus, SketchDamage, UnionStatus,
+    AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, OperationPath, ServiceStatus,
+    SketchDamage, UnionStatus,
 };
 
 use serde::{Deserialize, Serialize};
@@ -100,6 +101,11 @@ pub enum Command {
     },
     /// Tell what is going on.
     Status,
+    /// Tell what is known of a process that may use the library.
+    Client {
+        /// Its number, as the service sees it.
+        pid: u32,
+    },
     /// Unmount everything, flush, end.
     Shutdown,
 }
@@ -129,6 +135,11 @@ pub enum Answer {
     },
     /// To [`Command::Status`].
     Status(Box<ServiceStatus>),
+    /// To [`Command::Client`]: of every instance.
+    Client {
+        /// What each knows.
+        instances: Vec<ClientStatus>,
+    },
 }
 
 /// Whether `name` may name an instance or a pool: 1 to 64 bytes of ASCII letters, digits, `-`, `_` and `.`, beginning with a

@@ -118,6 +118,30 @@ pub struct InstanceStatus {
     pub union: Option<UnionStatus>,
 }
 
+/// A file that a process's session has adopted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdoptedFile {
+    /// Its inode number, as the process sees it.
+    pub inode: u64,
+    /// Whether it may be written through this description.
+    pub writable: bool,
+    /// Its content is left to the kernel all the same: somebody has it open for writing without the library, or mapped.
+    pub left_to_kernel: bool,
+}
+
+/// What one instance knows of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// The instance's name.
+    pub instance: String,
+    /// Whether the process has a session.
+    pub has_session: bool,
+    /// What the session has adopted.
+    pub adopted: Vec<AdoptedFile>,
+    /// The name of the errno its last request for a session was refused with. Only the latest refusals are remembered.
+    pub refused: Option<String>,
+}
+
 /// A whole service.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceStatus {

@@ -112,7 +112,7 @@ pub enum XattrUse {
 /// What an extended attribute asks for besides its own checks: an access mask on the object (0: nothing).
 ///
 /// # Errors
-/// `EPERM`, or `ENODATA` where Linux hides that the attribute could be there; `EOPNOTSUPP` for an unknown namespace.
+/// `EPERM`, or `ENODATA` where Linux hides that the attribute could be there; `EOPNOTSUPP` for an unknown one of the system's.
 pub fn xattr_rule(credentials: &Credentials, object: &Attributes, name: &[u8], wanted: XattrUse) -> Result<u32, Errno> {
     let refused = if wanted == XattrUse::Get { Errno::ENODATA } else { Errno::EPERM };
     if name.starts_with(b"trusted.") {
@@ -135,8 +135,13 @@ pub fn xattr_rule(credentials: &Credentials, object: &Attributes, name: &[u8], w
         }
         return Ok(0);
     }
-    if !name.starts_with(b"user.") {
+    if name.starts_with(b"system.") {
         return Err(Errno::EOPNOTSUPP);
+    }
+    let mask = if wanted == XattrUse::Get { READ } else { WRITE };
+    if !name.starts_with(b"user.") {
+        // Nobody knows it, which is told to those who might set it.
+        return Ok(mask);
     }
     if !matches!(object.file_type, FileType::Regular | FileType::Directory) {
         return Err(refused);
@@ -144,7 +149,7 @@ pub fn xattr_rule(credentials: &Credentials, object: &Attributes, name: &[u8], w
     if wanted == XattrUse::Set && object.is_directory() && is_sticky(object) {
         may_own(credentials, object)?;
     }
-    Ok(if wanted == XattrUse::Get { READ } else { WRITE })
+    Ok(mask)
 }
 
 /// The mode without the bits that writing, truncating or a change of owner takes away, or `None` when there are none. A

@@ -6,7 +6,7 @@ use crate::access::{self, Credentials};
 use crate::handles::OpenFile;
 use crate::instance::Instance;
 use crate::request::{Context, Reply};
-use poolfs_libservice::types::{Attributes, Errno, NodeId, SetAttributes, SetTime};
+use poolfs_libservice::types::{Attributes, Errno, FileType, NodeId, SetAttributes, SetTime};
 
 const SET_GROUP_ID: u32 = 0o2000;
 
@@ -34,13 +34,20 @@ impl Instance {
         mut changes: SetAttributes,
         file: Option<&OpenFile>,
     ) -> Served {
-        let gives_away = changes.uid.is_some() || changes.gid.is_some();
+        let nothing = !context.is_library() && changes == SetAttributes::default();
+        let gives_away = nothing || changes.uid.is_some() || changes.gid.is_some();
         if gives_away && context.is_library() {
             // The kernel checks a chmod before it comes here: only it can keep the owner from changing in between.
             return Err(Stop::UseKernel);
         }
         let exclusive = (gives_away || changes.permissions.is_some()).then(|| self.rights.lock(node));
         let before = self.layer().getattr(&context.caller, node)?;
+        if nothing {
+            if is_anothers_program(context, &before) {
+                return Ok(Reply::Attributes(before));
+            }
+            changes.uid = Some(before.uid);
+        }
         if let Some(credentials) = context.credentials {
             self.check_change(context, credentials, (node, &before), &mut changes, file)?;
         }
@@ -93,10 +100,12 @@ impl Instance {
             }
         }
         if changes.size.is_some() && file.is_none() {
-            if object.is_directory() {
-                return Err(Errno::EISDIR.into());
+            // What cannot be truncated at all is told before who may.
+            match object.file_type {
+                FileType::Regular => self.check_object(context, node, object, access::WRITE)?,
+                FileType::Directory => return Err(Errno::EISDIR.into()),
+                _ => return Err(Errno::EINVAL.into()),
             }
-            self.check_object(context, node, object, access::WRITE)?;
         }
         let times = [changes.accessed, changes.modified];
         if times.iter().any(|time| matches!(time, Some(SetTime::At(_)))) || times.contains(&None) {
@@ -108,6 +117,16 @@ impl Instance {
         }
         Ok(())
     }
+}
+
+/// Whether the object has set-id bits that only another may take away.
+///
+/// The kernel asks for no change at all when somebody means `chown` to nobody, which is one to the owner that is; and when
+/// somebody is about to write who may not keep set-id bits. The two look the same. Who writes will say so once more with the
+/// write, so that nothing needs to be done here for who is not the owner, whose `chown` to nobody would fail.
+fn is_anothers_program(context: &Context<'_>, object: &Attributes) -> bool {
+    let has_set_id = !object.is_directory() && object.permissions & 0o6000 != 0;
+    has_set_id && access::may_own(&credentials_of(context), object).is_err()
 }
 
 /// Whether a read-only filesystem refuses writing to this kind of object: devices, pipes and sockets are not in it.

@@ -133,6 +133,10 @@ impl Instance {
             return Err(Errno::EINVAL.into());
         }
         let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX).ok_or(Errno::EFBIG)?;
+        if !is_allocation(mode) {
+            // Before anything is taken away from the file.
+            return Err(Errno::EOPNOTSUPP.into());
+        }
         self.check_content(context, file)?;
         self.drop_privileges(context, file.node(), Writer::Caller)?;
         self.layer().fallocate(&context.caller, file.handle(), mode, offset, length)?;
@@ -191,16 +195,26 @@ impl Instance {
         if target.flags().contains(OpenFlags::APPEND) {
             return Err(Errno::EBADF.into());
         }
+        if context.is_library() && source.node() == target.node() {
+            // What overlaps, and whether a file that grows by it is copied on, is one thing for `sendfile` and another for
+            // `copy_file_range`: the kernel knows which it is.
+            return Err(Stop::UseKernel);
+        }
         self.check_content(context, source)?;
         self.check_content(context, target)?;
-        let length = length.min(COPY_BYTES_MAX);
-        let ends = [source_offset, target_offset].map(|offset| offset.checked_add(length));
-        if ends.iter().any(|end| end.is_none_or(|end| end > FILE_SIZE_MAX)) {
+        // No more than there is: what lies behind the source's end overlaps nothing and is too large for nobody.
+        let there = self.layer().getattr(&context.caller, source.node())?.size.saturating_sub(source_offset);
+        let length = length.min(COPY_BYTES_MAX).min(there);
+        let (from, to) = (source_offset, target_offset);
+        if to.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX) {
             return Err(Errno::EFBIG.into());
         }
-        let (from, to) = (source_offset, target_offset);
-        if source.node() == target.node() && from < to.saturating_add(length) && to < from.saturating_add(length) {
+        if source.node() == target.node() && from < to + length && to < from + length {
             return Err(Errno::EINVAL.into());
+        }
+        if length == 0 {
+            // Who writes nothing takes nothing away from the target.
+            return Ok(Reply::Offset(0));
         }
         self.drop_privileges(context, target.node(), Writer::Caller)?;
         let (source_handle, target_handle) = (source.handle(), target.handle());
@@ -227,4 +241,10 @@ impl Instance {
     pub fn is_special(file_type: FileType) -> bool {
         !matches!(file_type, FileType::Regular | FileType::Directory)
     }
+}
+
+/// Whether `fallocate` knows this mode: a hole leaves the size as it is, and does nothing else.
+fn is_allocation(mode: AllocateMode) -> bool {
+    let keeps = mode - AllocateMode::KEEP_SIZE;
+    keeps.is_empty() || keeps == AllocateMode::ZERO_RANGE || mode == AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE
 }

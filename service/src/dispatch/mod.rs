@@ -78,6 +78,9 @@ impl Instance {
             Request::Create { parent, name, permissions, flags } => {
                 self.create(context, parent, name, permissions, flags)
             }
+            Request::CreateNameless { parent, permissions, flags } => {
+                self.create_nameless(context, parent, permissions, flags)
+            }
             Request::MakeNode { parent, name, file_type, permissions, device } => {
                 self.make_node(context, parent, name, file_type, permissions, device)
             }
@@ -98,6 +101,10 @@ impl Instance {
             Request::Allocate { file, mode, offset, length } => self.allocate(context, file, mode, offset, length),
             Request::Seek { file, offset, to } => self.seek(context, file, offset, to),
             Request::Sync { file, durability } => self.sync_file(context, file, durability),
+            Request::SyncAll => {
+                self.layer().sync()?;
+                Ok(Reply::Done)
+            }
             Request::Flush { file } => self.flush(context, file),
             Request::CopyRange { source, source_offset, target, target_offset, length } => {
                 self.copy_range(context, (source, source_offset), (target, target_offset), length)

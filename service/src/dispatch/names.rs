@@ -1,5 +1,6 @@
 //! Names: looking up, making, linking, removing, renaming.
 
+use super::privileges::credentials_of;
 use super::{Served, Stop};
 use crate::access::{self, EXECUTE, READ, WRITE};
 use crate::handles::layer_flags;
@@ -73,6 +74,16 @@ impl Instance {
     ) -> Served<(Caller, u32)> {
         self.refuse_existing(context, parent, name)?;
         let directory = self.check_directory(context, parent)?;
+        Ok(Self::passed_on(context, &directory, file_type, permissions))
+    }
+
+    /// Owner, group and mode of what is made in a directory.
+    fn passed_on(
+        context: &Context<'_>,
+        directory: &Attributes,
+        file_type: FileType,
+        permissions: u32,
+    ) -> (Caller, u32) {
         let mut caller = context.caller;
         let mut permissions = permissions & 0o7777;
         if directory.permissions & SET_GROUP_ID != 0 {
@@ -81,12 +92,12 @@ impl Instance {
                 permissions |= SET_GROUP_ID;
             } else if let Some(credentials) = context.credentials
                 && permissions & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID | GROUP_EXECUTE
-                && access::strips_set_group_id(credentials, &directory, caller.gid)
+                && access::strips_set_group_id(credentials, directory, caller.gid)
             {
                 permissions &= !SET_GROUP_ID;
             }
         }
-        Ok((caller, permissions))
+        (caller, permissions)
     }
 
     pub(super) fn create(
@@ -101,6 +112,21 @@ impl Instance {
         let room = self.handles.reserve()?;
         let (entry, handle) = self.layer().create(&caller, parent, name, permissions, layer_flags(flags))?;
         self.name_appeared(context, parent, name);
+        Ok(Reply::Opened { file: room.enter(entry.node, handle, flags, false), entry: Some(entry) })
+    }
+
+    pub(super) fn create_nameless(
+        &self,
+        context: &Context<'_>,
+        parent: NodeId,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Served {
+        let directory = self.check_directory(context, parent)?;
+        let (caller, permissions) = Self::passed_on(context, &directory, FileType::Regular, permissions);
+        let room = self.handles.reserve()?;
+        let layer_flags = layer_flags(flags) | flags & OpenFlags::EXCLUSIVE;
+        let (entry, handle) = self.layer().tmpfile(&caller, parent, permissions, layer_flags)?;
         Ok(Reply::Opened { file: room.enter(entry.node, handle, flags, false), entry: Some(entry) })
     }
 
@@ -162,14 +188,16 @@ impl Instance {
 
     /// Where the host protects hard links, only owners link files that others could not read and write anyway.
     fn check_link_source(&self, context: &Context<'_>, node: NodeId) -> Served<()> {
-        let Some(credentials) = context.credentials else {
-            return Ok(());
-        };
         let object = self.layer().getattr(&context.caller, node)?;
-        if access::may_own(credentials, &object).is_ok() || !access::host_protects_hard_links() {
+        let harmless = access::is_harmless_link_source(&object);
+        if context.credentials.is_none() && harmless {
             return Ok(());
         }
-        let harmless = access::is_harmless_link_source(&object);
+        // The kernel has looked too, but at the mode it knew: set-id bits may have come by the user-level path since.
+        let credentials = credentials_of(context);
+        if access::may_own(&credentials, &object).is_ok() || !access::host_protects_hard_links() {
+            return Ok(());
+        }
         if harmless && self.check_object(context, node, &object, READ | WRITE).is_ok() {
             return Ok(());
         }
@@ -247,8 +275,8 @@ impl Instance {
             // The kernel may mean what the name stood for before: it would move that. It looks again and comes back.
             return Err(Errno::ESTALE.into());
         }
-        let [source, target] =
-            [(parent, name), (new_parent, new_name)].map(|(at, name)| self.peek(context, at, name).ok().flatten());
+        let [source, target] = self.peek_both(context, [(parent, name), (new_parent, new_name)]);
+        let [source, target] = [source, target].map(|found| found.ok().flatten());
         let renamed = self.layer().rename(&context.caller, parent, name, new_parent, new_name, flags);
         let nodes = [&source, &target].map(|entry| entry.as_ref().map(|entry| entry.node));
         let same = nodes[0] == nodes[1];
@@ -283,8 +311,11 @@ impl Instance {
         }
         self.check_search(context, parent)?;
         self.check_search(context, new_parent)?;
-        let source = self.peek(context, parent, name)?.ok_or(Errno::ENOENT)?;
-        let target = self.peek(context, new_parent, new_name)?;
+        let [source, target] = self.peek_both(context, [(parent, name), (new_parent, new_name)]);
+        let (source, target) = (source?.ok_or(Errno::ENOENT)?, target?);
+        if flags.contains(RenameFlags::EXCHANGE) && target.is_none() {
+            return Err(Errno::ENOENT.into());
+        }
         let is_directory = |entry: &Entry| entry.attributes.is_directory();
         if is_directory(&source) || target.as_ref().is_some_and(is_directory) {
             return Err(Stop::UseKernel);
@@ -292,17 +323,38 @@ impl Instance {
         if target.is_some() && flags.contains(RenameFlags::NO_REPLACE) {
             return Err(Errno::EEXIST.into());
         }
+        if target.is_some_and(|target| target.node == source.node) {
+            // Two names of one file stay as they are, for which nobody needs permission.
+            return Ok(());
+        }
         self.check_directory(context, parent)?;
         self.check_directory(context, new_parent).map(|_| ())
     }
 
     /// What a name stands for at this moment; no reference is kept.
     fn peek(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served<Option<Entry>> {
+        let found = self.find(context, parent, name);
+        self.forget_found(&found);
+        found
+    }
+
+    /// What two names stand for. Of one object, both show the same node, which a layer promises only while somebody knows it.
+    fn peek_both(&self, context: &Context<'_>, names: [(NodeId, Name<'_>); 2]) -> [Served<Option<Entry>>; 2] {
+        let found = names.map(|(parent, name)| self.find(context, parent, name));
+        found.iter().for_each(|found| self.forget_found(found));
+        found
+    }
+
+    fn forget_found(&self, found: &Served<Option<Entry>>) {
+        if let Ok(Some(entry)) = found {
+            self.layer().forget(entry.node, 1);
+        }
+    }
+
+    /// Looks a name up. What is found is to be forgotten once more.
+    fn find(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served<Option<Entry>> {
         match self.layer().lookup(&context.caller, parent, name) {
-            Ok(entry) => {
-                self.layer().forget(entry.node, 1);
-                Ok(Some(entry))
-            }
+            Ok(entry) => Ok(Some(entry)),
             Err(error) if error.errno() == Errno::ENOENT => Ok(None),
             Err(error) => Err(error.into()),
         }

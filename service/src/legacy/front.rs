@@ -216,6 +216,7 @@ impl Front {
                 answer.give(name_of(parent, name));
                 return self.put(created, may_keep, answer);
             }
+            Op::CreateNameless { permissions, flags } => Request::CreateNameless { parent, permissions, flags },
             Op::Open { flags } => Request::Open { node, flags },
             Op::OpenDirectory => Request::OpenDirectory { node },
             Op::Statfs => Request::Statfs { node },

@@ -126,6 +126,7 @@ pub enum NodeOperation<'a> {
     Unlink { name: Name<'a> },
     RemoveDirectory { name: Name<'a> },
     Create { name: Name<'a>, permissions: u32, flags: OpenFlags },
+    CreateNameless { permissions: u32, flags: OpenFlags },
     Open { flags: OpenFlags },
     OpenDirectory,
     Statfs,

@@ -200,4 +200,12 @@ impl Adopter for QueueFront {
     fn refused(&self) -> BTreeMap<Errno, u64> {
         self.endpoint.counters().refused()
     }
+
+    fn client(&self, pid: u32) -> (bool, Vec<Arc<OpenFile>>, Option<Errno>) {
+        let sessions = self.endpoint.sessions();
+        let mut own = sessions.iter().filter(|session| session.facts().process == pid).peekable();
+        let has_session = own.peek().is_some();
+        let files = own.flat_map(|session| session.content().files()).collect();
+        (has_session, files, self.endpoint.counters().refused_last(pid))
+    }
 }

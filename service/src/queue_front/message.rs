@@ -67,6 +67,7 @@ fn carries(operation: Operation) -> Carries {
         Operation::Echo
         | Operation::Read
         | Operation::Sync
+        | Operation::SyncAll
         | Operation::Allocate
         | Operation::Seek
         | Operation::CopyRange => Carries::Nothing,
@@ -155,7 +156,7 @@ mod tests {
     fn malformed_requests_are_refused() {
         let refused = |change: fn(&mut Request)| checked(change).expect_err("malformed");
         assert_eq!(refused(|request| request.operation = 0), Errno::EINVAL);
-        assert_eq!(refused(|request| request.operation = 25), Errno::EINVAL);
+        assert_eq!(refused(|request| request.operation = 26), Errno::EINVAL);
         assert_eq!(refused(|request| request.flags = 8), Errno::EINVAL);
         assert_eq!(refused(|request| request.path_length = 4096), Errno::ENAMETOOLONG);
         assert_eq!(refused(|request| request.second_length = u32::MAX), Errno::ENAMETOOLONG);

@@ -39,6 +39,10 @@ impl Call<'_> {
     pub(super) fn rename(&self, path: &[u8], second: &[u8]) -> Answer {
         let request = &self.message.request;
         let flags = RenameFlags::from_bits(request.mode).ok_or(Errno::EINVAL)?;
+        if flags.contains(RenameFlags::EXCHANGE) && flags != RenameFlags::EXCHANGE {
+            // Asked before anything else is looked at.
+            return Err(Errno::EINVAL.into());
+        }
         let (_start, from) = self.place(request.directory, path)?;
         let (_start, to) = self.place(request.second_directory, second).map_err(Refused::of_second)?;
         self.dispatch(Request::Rename {

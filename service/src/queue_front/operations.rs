@@ -74,6 +74,7 @@ impl<'a> Call<'a> {
         match self.message.operation {
             Operation::Write => return self.write(input),
             Operation::Sync => return self.sync(),
+            Operation::SyncAll => return self.sync_all(),
             Operation::Allocate => return self.allocate(),
             Operation::Seek => return self.seek(),
             Operation::CopyRange => return self.copy_range(),
@@ -197,6 +198,11 @@ impl<'a> Call<'a> {
         let data_only = self.message.flags.contains(RequestFlags::DATA_ONLY);
         let durability = if data_only { Durability::Data } else { Durability::All };
         self.dispatch(Request::Sync { file: &file, durability })?;
+        done()
+    }
+
+    pub(super) fn sync_all(&self) -> Answer {
+        self.dispatch(Request::SyncAll)?;
         done()
     }
 

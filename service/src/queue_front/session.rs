@@ -63,6 +63,12 @@ impl SessionState {
         self.handles.read().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned()
     }
 
+    /// All files it has handles on.
+    #[must_use]
+    pub fn files(&self) -> Vec<Arc<OpenFile>> {
+        self.handles.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
     /// Gives the session a handle on `file`, unless it has too many; returns the handle.
     pub fn adopt(&self, file: &Arc<OpenFile>) -> Option<u64> {
         let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);

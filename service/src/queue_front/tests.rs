@@ -237,12 +237,14 @@ fn adopted_files_are_read_and_written_until_the_kernel_closes_them() {
     done(&served.call(&of(Operation::Sync, 0, 0), &[], 0).0);
     done(&served.call(&of(Operation::Allocate, 0, 100), &[], 0).0);
     assert_eq!(served.call(&Request { mode: 3, ..of(Operation::Seek, 0, 0) }, &[], 0).0.value, 0);
-    let copied = served.call(
-        &Request { second_handle: adopted.handle, second_offset: 50, ..of(Operation::CopyRange, 0, 10) },
-        &[],
-        0,
-    );
-    assert_eq!(copied.0.value, 10);
+    let copy_to = |second_handle: u64| {
+        let request = Request { second_handle, second_offset: 50, ..of(Operation::CopyRange, 0, 10) };
+        served.call(&request, &[], 0).0
+    };
+    let other = open(&served.instance, "g", OpenFlags::READ_WRITE);
+    assert_eq!(copy_to(served.adopt(&other).handle).value, 10);
+    kernel(&copy_to(adopted.handle));
+    served.instance.release(other.key());
     served.instance.release(file.key());
     kernel(&served.call(&of(Operation::Read, 0, 1), &[], 1).0);
 }
@@ -465,4 +467,41 @@ fn callers_at_once_get_threads_up_to_the_bound_and_the_end_comes_to_all() {
         connect(&served.directory)
     };
     done(&served.by_path(Operation::Stat, "d", |_| {}));
+}
+
+#[test]
+fn threads_that_a_rush_called_for_are_there_for_the_next() {
+    const CALLERS: usize = 6;
+    let served = served();
+    done(&served.by_path(Operation::MakeDirectory, "d", |request| request.mode = 0o755));
+    let rush = || {
+        let names: Vec<_> = (0..CALLERS).map(|caller| format!("f{caller}")).collect();
+        for name in &names {
+            done(&served.by_path(Operation::MakeNode, name, |request| request.mode = 0o100_644));
+        }
+        std::thread::scope(|scope| {
+            // Nothing is removed from the directory, so each request keeps a thread.
+            let blocking = served.instance.lock_removals(NodeId::ROOT, NodeId::ROOT);
+            for name in &names {
+                scope.spawn(|| done(&served.by_path(Operation::Unlink, name, |_| {})));
+            }
+            let start = Instant::now();
+            while served.threads.count() <= CALLERS {
+                assert!(start.elapsed() < Duration::from_secs(10), "{} threads", served.threads.count());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            drop(blocking);
+        });
+        for _ in 0..100 {
+            done(&served.by_path(Operation::Stat, "d", |_| {}));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        served.threads.count()
+    };
+    let (first, started) = (rush(), served.threads.started());
+    assert!(first > CALLERS, "{first} threads are left after the rush");
+    for _ in 0..3 {
+        assert!(rush() >= first);
+    }
+    assert!(served.threads.started() < started + CALLERS, "a rush starts its threads again");
 }

@@ -1,7 +1,9 @@
 //! The pool's service threads: pinned to their core group, as many as are needed up to a bound.
 //!
 //! A thread that takes a request looks whether another one of its group is still waiting; if none is, it starts one. So a
-//! request that blocks in a layer never keeps the next one waiting, and a pool that is idle has two threads per group.
+//! request that blocks in a layer never keeps the next one waiting. Threads that a rush has called for stay for a while: the
+//! next rush finds them, and a thread that has ended is charged to the pool's memory until the kernel gets round to it. A
+//! pool that is idle for long has two threads per group.
 
 use crate::queue_front::changes::Changes;
 use crate::queue_front::front::QueueFront;
@@ -14,7 +16,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
 /// Most service threads of one core group.
@@ -26,12 +28,17 @@ const THREADS_MIN: usize = 2;
 /// A sleep that ends without a doorbell: time to see whether the thread is still needed.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
 
+/// How long a thread beyond those has nothing to do before it ends.
+const LINGER: Duration = Duration::from_secs(60);
+
 /// Memory of sessions that a service pays for, of all its instances together.
 const SESSION_MEMORY_BYTES_MAX: usize = 128 << 20;
 
 #[derive(Default)]
 struct Group {
     threads: AtomicUsize,
+    /// Threads started so far.
+    started: AtomicUsize,
     waiting: AtomicUsize,
 }
 
@@ -96,6 +103,12 @@ impl ServiceThreads {
         self.state.iter().map(|group| group.threads.load(Ordering::Relaxed)).sum()
     }
 
+    /// Threads started so far, of all groups.
+    #[must_use]
+    pub fn started(&self) -> usize {
+        self.state.iter().map(|group| group.started.load(Ordering::Relaxed)).sum()
+    }
+
     /// Serves a front from now on.
     ///
     /// # Errors
@@ -158,6 +171,7 @@ impl ServiceThreads {
             std::thread::Builder::new().name(format!("serve-{group}-{number}")).spawn(move || threads.run(group));
         match spawned {
             Ok(handle) => {
+                state.started.fetch_add(1, Ordering::Relaxed);
                 let mut handles = lock(&self.handles);
                 handles.retain(|handle| !handle.is_finished());
                 handles.push(handle);
@@ -190,6 +204,8 @@ impl ServiceThreads {
         let (mut fronts, mut endpoints) = self.fronts_now();
         let mut first = 0;
         let mut searching = None;
+        // When the thread served last; nothing while it serves one request after the other.
+        let mut idle_since = Some(Instant::now());
         while !self.ending.load(Ordering::Acquire) {
             let now = self.changes.seen();
             if now != seen {
@@ -197,15 +213,17 @@ impl ServiceThreads {
                 (fronts, endpoints) = self.fronts_now();
             }
             if self.serve_one(group, &fronts, &mut first, &mut searching, &mut scratch) {
+                idle_since = None;
                 continue;
+            }
+            let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
+            if idle >= LINGER && self.is_surplus(group) {
+                break;
             }
             self.changes.asleep(seen, || {
                 let change = self.changes.word();
                 wait_for_doorbells(&endpoints, group, change, seen, SLEEP_MAX, searching.take());
             });
-            if self.is_surplus(group) && fronts.iter().all(|front| front.endpoint().backlog(group, 1) == 0) {
-                break;
-            }
         }
         drop(searching);
         state.waiting.fetch_sub(1, Ordering::AcqRel);

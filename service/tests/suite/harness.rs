@@ -1,6 +1,7 @@
 //! A service under test: started, commanded, ended; nothing is left behind, also when a test fails.
 
 use poolfs_service_protocol::{Answer, Command as Order, Ending, MountSpec, ServiceConfig, ServiceStatus, StackSpec};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,15 @@ impl Running {
     }
 
     pub fn start_with(folder: &Path, cache_bytes: u64) -> Self {
+        Self::start_saying(folder, cache_bytes, Stdio::inherit())
+    }
+
+    /// What it says goes into a file.
+    pub fn start_logging(folder: &Path, log: &Path) -> Self {
+        Self::start_saying(folder, 64 << 20, File::create(log).expect("a file").into())
+    }
+
+    fn start_saying(folder: &Path, cache_bytes: u64, errors: Stdio) -> Self {
         let config = ServiceConfig {
             pool: "pool".into(),
             cpus: vec![0],
@@ -48,7 +58,7 @@ impl Running {
             control_socket: folder.join("run/control.sock"),
             socket_directory: folder.join("run"),
         };
-        let child = spawn(&serde_json::to_string(&config).expect("serializable"), Stdio::inherit());
+        let child = spawn(&serde_json::to_string(&config).expect("serializable"), errors);
         let running = Self { child, config, folder: folder.to_owned() };
         let deadline = Instant::now() + WAIT_MAX;
         while UnixStream::connect(&running.config.control_socket).is_err() {

@@ -11,7 +11,8 @@ use poolfs_service_protocol::{MountSpec, OperationPath, StackSpec};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::process::{Pid, Signal};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -232,12 +233,48 @@ fn the_kernel_forgets_what_it_is_told_to() {
 }
 
 #[test]
-fn what_the_layers_lack_is_not_supported_and_statx_is() {
-    isolated("kernel::what_the_layers_lack_is_not_supported_and_statx_is", |folder| {
+fn files_begin_without_a_name_and_get_one_by_either_way() {
+    isolated("kernel::files_begin_without_a_name_and_get_one_by_either_way", |folder| {
         let mounted = Mounted::new(folder);
-        let flags = OFlags::TMPFILE | OFlags::RDWR;
-        let unnamed = rustix::fs::open(&mounted.at, flags, Mode::from_raw_mode(0o600));
-        assert_eq!(unnamed.err(), Some(rustix::io::Errno::OPNOTSUPP));
+        let open = |more| {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | more;
+            fs::File::from(rustix::fs::open(&mounted.at, flags, Mode::from_raw_mode(0o640)).expect("a file"))
+        };
+        let by_number = |file: &fs::File, name: &str| {
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            rustix::fs::linkat(rustix::fs::CWD, path, rustix::fs::CWD, mounted.at.join(name), AtFlags::SYMLINK_FOLLOW)
+        };
+        let by_descriptor = |file: &fs::File, name: &str| {
+            rustix::fs::linkat(file, "", rustix::fs::CWD, mounted.at.join(name), AtFlags::EMPTY_PATH)
+        };
+        let (first, second, exclusive) = (open(OFlags::empty()), open(OFlags::empty()), open(OFlags::EXCL));
+        for (file, text) in [(&first, "first"), (&second, "second"), (&exclusive, "exclusive")] {
+            file.write_all_at(text.as_bytes(), 0).expect("written");
+            let metadata = file.metadata().expect("attributes");
+            assert_eq!((metadata.nlink(), metadata.mode(), metadata.len()), (0, 0o100_640, text.len() as u64));
+        }
+        assert_eq!(fs::read_dir(&mounted.at).expect("a listing").count(), 0);
+        by_number(&first, "by-number").expect("linked");
+        by_descriptor(&second, "by-descriptor").expect("linked");
+        assert_eq!(by_number(&exclusive, "never"), Err(rustix::io::Errno::NOENT));
+        assert_eq!(by_descriptor(&exclusive, "never"), Err(rustix::io::Errno::NOENT));
+        for (file, name, text) in [(first, "by-number", "first"), (second, "by-descriptor", "second")] {
+            let found = fs::metadata(mounted.at.join(name)).expect("a name");
+            assert_eq!((found.nlink(), found.ino()), (1, file.metadata().expect("attributes").ino()));
+            drop(file);
+            assert_eq!(fs::read(mounted.at.join(name)).expect("readable"), text.as_bytes());
+        }
+        drop(exclusive);
+        assert_eq!(fs::read_dir(&mounted.at).expect("a listing").count(), 2);
+        let missing = rustix::fs::open(mounted.at.join("none"), OFlags::TMPFILE | OFlags::RDWR, Mode::empty());
+        assert_eq!(missing.err(), Some(rustix::io::Errno::NOENT));
+    });
+}
+
+#[test]
+fn statx_tells_what_stat_does() {
+    isolated("kernel::statx_tells_what_stat_does", |folder| {
+        let mounted = Mounted::new(folder);
         fs::write(mounted.at.join("f"), b"seven b").expect("write");
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = rustix::fs::statx(rustix::fs::CWD, mounted.at.join("f"), AtFlags::empty(), wanted).expect("statx");

@@ -2,6 +2,8 @@
 //! our permission function with the kernel's.
 
 mod access;
+#[path = "../../../ipc/tests/session/bare.rs"]
+mod bare;
 mod caches;
 mod coherence;
 mod endings;
@@ -9,7 +11,10 @@ mod harness;
 mod in_flight;
 mod kernel;
 mod mounts;
+mod pruning;
 mod queue;
 mod sizes;
+mod standstill;
+mod storms;
 mod times;
 mod trap;

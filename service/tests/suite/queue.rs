@@ -16,7 +16,7 @@ pub fn connect(folder: &Path, instance: &str) -> Connection {
     Connection::open(&CString::new(path.to_str().expect("text")).expect("no NUL")).expect("a session")
 }
 
-fn adopt(file: &File, session: u32) -> Adopt {
+pub fn adopt(file: &File, session: u32) -> Adopt {
     let mut message = Adopt { magic: MAGIC, session, handle: 0, inode: 0, open_flags: 0, mode: 0, reserved: [0; 32] };
     // SAFETY: the ioctl reads and writes exactly the 64 bytes of the message.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(ADOPT), &raw mut message) };

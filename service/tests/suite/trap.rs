@@ -135,6 +135,12 @@ impl Libservice for Trap {
             handle: Option<HandleId>
         ) -> Result<Attributes>;
         fn readlink(caller: &Caller, node: NodeId) -> Result<Vec<u8>>;
+        fn tmpfile(
+            caller: &Caller,
+            parent: NodeId,
+            permissions: u32,
+            flags: OpenFlags
+        ) -> Result<(Entry, HandleId)>;
         fn mknod(
             caller: &Caller,
             parent: NodeId,

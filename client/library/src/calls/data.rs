@@ -1,7 +1,7 @@
 //! Reading and writing at given offsets, and what else concerns the content of an open file.
 
 use super::{by_file, kernel, kernel_cancellable, on, request, sort_error};
-use crate::files::{OpenFile, open_file};
+use crate::files::{OpenFile, open_file, open_file_moving};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
@@ -18,7 +18,7 @@ pub const TRANSFER_MAX: usize = 0x7fff_f000;
 pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     let served = || {
         let call = on()?;
-        let file = readable(call, descriptor)?;
+        let file = readable(call, descriptor, memory.length())?;
         read_at(call, &file, memory, from_user(offset)?)
     };
     finish(served(), || kernel_cancellable(sys::__NR_pread64, words(descriptor, memory, offset)))
@@ -28,7 +28,7 @@ pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
 pub fn pwrite(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     let served = || {
         let call = on()?;
-        let file = writable(call, descriptor)?;
+        let file = writable(call, descriptor, memory.length())?;
         let offset = from_user(offset)?;
         write_at(call, &file, memory, offset).map(|(count, _)| count)
     };
@@ -44,9 +44,9 @@ pub(super) fn from_user(offset: i64) -> Served<u64> {
     u64::try_from(offset).map_err(|_| Refusal::Kernel)
 }
 
-/// The adopted regular file behind a number, for reading.
-pub(super) fn readable<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
-    may_read(open_file(call, descriptor)?)
+/// The adopted regular file behind a number, for reading so many bytes.
+pub(super) fn readable<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<OpenFile<'a>> {
+    may_read(open_file_moving(call, descriptor, bytes)?)
 }
 
 /// An adopted regular file that may be read.
@@ -54,9 +54,9 @@ pub(super) fn may_read(file: OpenFile<'_>) -> Served<OpenFile<'_>> {
     if file.is_regular() && file.is_readable() { Ok(file) } else { Err(Refusal::Kernel) }
 }
 
-/// The adopted regular file behind a number, for writing.
-pub(super) fn writable<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
-    may_write(call, open_file(call, descriptor)?)
+/// The adopted regular file behind a number, for writing so many bytes.
+pub(super) fn writable<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<OpenFile<'a>> {
+    may_write(call, open_file_moving(call, descriptor, bytes)?)
 }
 
 /// An adopted regular file that may be written.
@@ -152,7 +152,7 @@ pub fn preadv(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i
         if flags.unwrap_or(0) != 0 || offset < 0 {
             return Err(Refusal::Foreign);
         }
-        let file = readable(call, descriptor)?;
+        let file = readable(call, descriptor, 0)?;
         let mut at = from_user(offset)?;
         each_vector(vectors, |memory| {
             let count = read_at(call, &file, memory, at)?;
@@ -170,7 +170,7 @@ pub fn pwritev(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<
         if flags.unwrap_or(0) != 0 || offset < 0 {
             return Err(Refusal::Foreign);
         }
-        let file = writable(call, descriptor)?;
+        let file = writable(call, descriptor, 0)?;
         if file.appends() {
             return Err(Refusal::Kernel);
         }
@@ -246,7 +246,7 @@ pub fn sync(descriptor: i32, data_only: bool) -> isize {
 pub fn ftruncate(descriptor: i32, length: i64) -> isize {
     let served = || {
         let call = on()?;
-        let file = writable(call, descriptor)?;
+        let file = writable(call, descriptor, 0)?;
         let mut request = request(Operation::Truncate);
         request.offset = from_user(length)?;
         by_file(call, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
@@ -276,7 +276,7 @@ pub fn allocate_in_instance(descriptor: i32, mode: i32, offset: i64, length: i64
 
 fn allocate(descriptor: i32, mode: i32, offset: i64, length: i64) -> Served<usize> {
     let call = on()?;
-    let file = writable(call, descriptor)?;
+    let file = writable(call, descriptor, 0)?;
     let mut request = request(Operation::Allocate);
     request.mode = mode as u32;
     request.offset = from_user(offset)?;

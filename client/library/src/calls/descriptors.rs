@@ -7,7 +7,7 @@ use crate::state::{Call, State, state};
 use crate::{pages, process, rights};
 use linux_raw_sys::general as sys;
 
-const EBADF: isize = 9;
+pub(super) const EBADF: isize = 9;
 
 /// `close_range` marks the descriptors close-on-exec instead of closing them.
 const CLOSE_RANGE_CLOEXEC: u32 = 4;
@@ -38,7 +38,7 @@ fn opened(result: isize) -> isize {
 }
 
 /// Whether a number is a descriptor of the library's own, which the program did not open and must not close.
-fn is_own(state: &State, descriptor: i32) -> bool {
+pub(super) fn is_own(state: &State, descriptor: i32) -> bool {
     state.sessions.owns(descriptor) || state.mounts.descriptors().any(|own| own == descriptor)
 }
 

@@ -9,6 +9,7 @@ mod descriptors;
 mod names;
 mod offsets;
 mod stats;
+mod sync;
 mod xattrs;
 
 pub use attributes::*;
@@ -17,6 +18,7 @@ pub use descriptors::*;
 pub use names::*;
 pub use offsets::*;
 pub use stats::*;
+pub use sync::*;
 pub use xattrs::*;
 
 use crate::files::{OpenFile, open_file};

@@ -6,7 +6,7 @@
 
 use super::data::{each_vector, from_user, may_read, may_write, read_at, readable, total_length, writable, write_at};
 use super::{by_file, kernel, kernel_cancellable, on, request};
-use crate::files::{self, OpenFile, open_file, own_file};
+use crate::files::{self, OpenFile, open_file, own_file_moving};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
@@ -22,7 +22,7 @@ const COPY_MAX: u64 = 16 << 20;
 pub fn read(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
         let call = on()?;
-        let file = may_read(own_file(call, descriptor)?)?;
+        let file = may_read(own_file_moving(call, descriptor, memory.length())?)?;
         at_offset(&file, memory.length(), |offset| read_at(call, &file, memory, offset))
     };
     finish(served(), || {
@@ -34,7 +34,7 @@ pub fn read(descriptor: i32, memory: UserMemory) -> isize {
 pub fn write(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
         let call = on()?;
-        let file = may_write(call, own_file(call, descriptor)?)?;
+        let file = may_write(call, own_file_moving(call, descriptor, memory.length())?)?;
         if file.appends() {
             let (count, first) = write_at(call, &file, memory, 0)?;
             let end = first.checked_add(count as u64).and_then(|end| i64::try_from(end).ok());
@@ -54,7 +54,7 @@ pub fn write(descriptor: i32, memory: UserMemory) -> isize {
 pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
         let call = on()?;
-        let file = may_read(own_file(call, descriptor)?)?;
+        let file = may_read(own_file_moving(call, descriptor, 0)?)?;
         at_offset(&file, readable_length(vectors)?, |offset| {
             let mut at = offset;
             each_vector(vectors, |memory| {
@@ -71,7 +71,7 @@ pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
 pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
         let call = on()?;
-        let file = may_write(call, own_file(call, descriptor)?)?;
+        let file = may_write(call, own_file_moving(call, descriptor, 0)?)?;
         if file.appends() {
             return Err(Refusal::Kernel);
         }
@@ -177,8 +177,8 @@ impl Position {
 /// Copies between two adopted files of one session, without the bytes passing through this process.
 fn copy(from: (i32, UserMemory), to: (i32, UserMemory), length: usize) -> Served<usize> {
     let call = on()?;
-    let source = readable(call, from.0)?;
-    let target = writable(call, to.0)?;
+    let source = readable(call, from.0, length)?;
+    let target = writable(call, to.0, length)?;
     let same =
         source.adopted.instance == target.adopted.instance && source.session.generation == target.session.generation;
     if !same || target.appends() || length == 0 {

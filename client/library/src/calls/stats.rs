@@ -1,23 +1,31 @@
 //! `stat` in its forms, and `access`.
 
+use super::descriptors::{EBADF, is_own};
 use super::{by_file, kernel, no_follow, on, request};
 use crate::files::open_file;
 use crate::memory::{UserMemory, UserPath};
 use crate::mounts::MountPoint;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::{self, Extra};
+use crate::state::state;
 use linux_raw_sys::general as sys;
+use poolfs_ipc::OWN_DESCRIPTOR_MIN;
 use poolfs_ipc::wire::{Operation, RequestFlags, WireAttributes};
 use poolfs_types::limits::BLOCK_SIZE;
 
 /// Attribute bits of a file that `statx` says it could tell: what the kernel says for every FUSE file.
 const ATTRIBUTES_MASK: u64 = (sys::STATX_ATTR_AUTOMOUNT | sys::STATX_ATTR_MOUNT_ROOT | sys::STATX_ATTR_DAX) as u64;
 
-/// `fstat`
+/// `fstat`. Who tries every number to find out what is open does not find our own descriptors.
 pub fn fstat(descriptor: i32, out: UserMemory) -> isize {
     let mut take = |attributes: &WireAttributes, mount: &MountPoint| out.put(stat_of(attributes, mount));
     let served = if out.is_impossible() { Err(Refusal::Foreign) } else { stat_descriptor(descriptor, &mut take) };
-    finish(served, || kernel(sys::__NR_fstat, [descriptor as usize, out.address(), 0, 0, 0, 0]))
+    finish(served, || {
+        if descriptor >= OWN_DESCRIPTOR_MIN && state().is_some_and(|state| is_own(state, descriptor)) {
+            return -EBADF;
+        }
+        kernel(sys::__NR_fstat, [descriptor as usize, out.address(), 0, 0, 0, 0])
+    })
 }
 
 /// `fstatat`; `stat` and `lstat` are special cases

@@ -4,15 +4,14 @@
 //! kept from going on does not send all others to the kernel.
 
 use crate::raw;
+use crate::signals::SignalsHeld;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as sys;
+use poolfs_ipc::OWN_DESCRIPTOR_MIN;
 use poolfs_ipc::hold::{Frame, Hold};
 
 /// Lookers of one process; the second and further ones are opened only when threads meet.
 pub const LOOKERS: usize = 4;
-
-/// Our own descriptors stay at or above this number, where a program's are seldom.
-const OWN_DESCRIPTOR_MIN: i32 = 500;
 
 /// Descriptors (plus one) and inodes of this process's mountinfo files, which a forked child still has although its state
 /// is gone.
@@ -67,6 +66,8 @@ impl Look<'_> {
         if let Some(file) = self.looker.descriptor() {
             return Some(file);
         }
+        // A file that is left by a jump before it is written down stays open for good.
+        let _held = SignalsHeld::hold();
         let opened = raw::open_read(c"/proc/self/mountinfo").ok()?;
         let file = raw::move_up(opened, OWN_DESCRIPTOR_MIN).unwrap_or(opened);
         let Ok(found) = raw::statx_descriptor(file) else {

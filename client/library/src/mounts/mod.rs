@@ -5,6 +5,7 @@
 //! call. The kernel reports a change of the mounts by poll on an open mountinfo file ([`looker`]); whoever hears of one
 //! raises a count first, and a table is good only as long as the count is what it was before the table was read.
 
+mod filter;
 mod looker;
 mod parse;
 mod table;
@@ -16,6 +17,7 @@ use crate::raw::cycles;
 use crate::trace;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use filter::{Filter, Places};
 use looker::{LOOKERS, Look, Looker};
 use poolfs_ipc::hold::{Frame, Hold};
 
@@ -50,6 +52,8 @@ pub struct Mounts {
     /// Changes heard of.
     changes: AtomicU32,
     looked_at: AtomicU64,
+    /// Of the current table.
+    filter: Filter,
     /// When reading last failed; 0: it did not.
     failed_at: AtomicU64,
     lookers: [Looker; LOOKERS],
@@ -85,6 +89,13 @@ impl Mounts {
         Some(read(unsafe { &*slot.table.get() }))
     }
 
+    /// Whether an absolute path, with its NUL, surely leads into no instance that was mounted some milliseconds ago. `now` is by
+    /// [`cycles`].
+    pub fn is_elsewhere(&self, path: &[u8], now: u64) -> bool {
+        let is_fresh = self.current().is_some() && !self.is_look_due(now);
+        is_fresh && !self.filter.may_lead(path)
+    }
+
     /// The descriptors that the program must not close.
     pub fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
         self.lookers.iter().filter_map(Looker::descriptor)
@@ -116,9 +127,13 @@ impl Mounts {
         if self.current().is_some() { Some(()) } else { self.refresh(frame, &look) }
     }
 
+    fn is_look_due(&self, now: u64) -> bool {
+        now.wrapping_sub(self.looked_at.load(Ordering::Relaxed)) >= LAZY_LOOK_CYCLES
+    }
+
     fn is_time_to_look(&self) -> bool {
         let now = cycles();
-        let due = now.wrapping_sub(self.looked_at.load(Ordering::Relaxed)) >= LAZY_LOOK_CYCLES;
+        let due = self.is_look_due(now);
         if due {
             self.looked_at.store(now, Ordering::Relaxed);
         }
@@ -159,6 +174,12 @@ impl Mounts {
         // SAFETY: `writing` and `refreshing` are ours, and nobody reads.
         let (table, scratch) = unsafe { (&mut *slot.table.get(), &mut *self.scratch.get()) };
         let filled = parse::fill(table, scratch, file);
+        let mut places = Places::default();
+        table
+            .points()
+            .iter()
+            .filter(|point| point.instance().is_some())
+            .for_each(|point| places.add(table.place(point)));
         slot.changes.store(changes, Ordering::SeqCst);
         slot.writing.store(0, Ordering::SeqCst);
         if filled.is_none() {
@@ -166,6 +187,7 @@ impl Mounts {
             return None;
         }
         self.failed_at.store(0, Ordering::Relaxed);
+        self.filter.replace(&places);
         self.looked_at.store(cycles(), Ordering::Relaxed);
         self.current.store(index as u32 + 1, Ordering::SeqCst);
         Some(())

@@ -4,7 +4,7 @@ use super::content::Content;
 use super::directory::Directory;
 use super::state::{Body, State};
 use crate::{Entry, Result, fail};
-use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, RenameFlags};
+use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags};
 
 /// Most bytes of a symbolic link's target.
 const TARGET_MAX: usize = 4095;
@@ -53,6 +53,25 @@ impl State {
         self.referenced(inode)
     }
 
+    pub(super) fn tmpfile(
+        &mut self,
+        caller: &Caller,
+        parent: NodeId,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        self.directory(parent)?;
+        if !flags.writable() {
+            return fail(Errno::EINVAL);
+        }
+        self.check_handles()?;
+        let inode = self.add_inode(caller, FileType::Regular, permissions, 0, Body::File(Content::default()))?;
+        self.inherit_acl(caller, parent, inode)?;
+        self.any_inode_mut(inode)?.linkable = !flags.contains(OpenFlags::EXCLUSIVE);
+        let entry = self.referenced(inode)?;
+        Ok((entry, self.new_handle(entry.node, flags)))
+    }
+
     pub(super) fn mkdir(&mut self, caller: &Caller, parent: NodeId, name: Name<'_>, permissions: u32) -> Result<Entry> {
         self.check_free(parent, name)?;
         if self.inode(parent)?.attributes.links >= LINKS_MAX {
@@ -97,14 +116,16 @@ impl State {
         if self.inode(node)?.attributes.is_directory() {
             return fail(Errno::EPERM);
         }
-        if links == 0 {
+        if links == 0 && !self.inode(node)?.linkable {
             return fail(Errno::ENOENT);
         }
         if links >= LINKS_MAX {
             return fail(Errno::EMLINK);
         }
         self.give_name(parent, name, node.0)?;
-        self.any_inode_mut(node.0)?.touch_attributes();
+        let linked = self.any_inode_mut(node.0)?;
+        linked.linkable = false;
+        linked.touch_attributes();
         self.referenced(node.0)
     }
 

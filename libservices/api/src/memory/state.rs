@@ -32,6 +32,8 @@ pub(super) struct Inode {
     pub(super) access_acl: Option<Acl>,
     pub(super) default_acl: Option<Acl>,
     pub(super) body: Body,
+    /// It has no name yet, and may get one.
+    pub(super) linkable: bool,
     references: u64,
     handles: u64,
 }
@@ -145,6 +147,7 @@ impl State {
             access_acl: None,
             default_acl: None,
             body,
+            linkable: false,
             references: 0,
             handles: 0,
         };

@@ -163,6 +163,17 @@ impl Libservice for Faulty {
         made.map(|(entry, handle)| (self.umasked(entry, caller), self.noted(handle, entry.node)))
     }
 
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        permissions: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
+        let made = self.inner.tmpfile(caller, parent, permissions, flags);
+        made.map(|(entry, handle)| (self.umasked(entry, caller), self.noted(handle, entry.node)))
+    }
+
     fn mknod(
         &self,
         caller: &Caller,

@@ -137,6 +137,12 @@ impl Libservice for Fault {
         self.carried_out(Call::Create);
         Ok((entry, handle))
     }
+    fn tmpfile(&self, c: &Caller, p: NodeId, mode: u32, f: OpenFlags) -> Result<(Entry, HandleId)> {
+        let (entry, handle) = self.memory.tmpfile(c, p, mode, f)?;
+        self.nodes.lock().unwrap().insert(handle, entry.node);
+        self.carried_out(Call::Create);
+        Ok((entry, handle))
+    }
     fn mknod(&self, c: &Caller, p: NodeId, n: Name<'_>, t: FileType, mode: u32, d: u32) -> Result<Entry> {
         self.memory.mknod(c, p, n, t, mode, d)
     }

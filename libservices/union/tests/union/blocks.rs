@@ -48,7 +48,7 @@ fn one_byte_moves_one_block() {
     write_at(&*union, "f", 60 * 4096, &[9; 2 * BLOCK]);
     let done = union.statistics();
     assert_eq!((done.blocks_moved, done.blocks_copied), (3, 1), "whole blocks move without a copy");
-    drop(union);
+    close(union);
     assert_eq!(bitmaps(&branches.upper).len(), 1);
     content[60 * BLOCK..62 * BLOCK].fill(9);
     assert_eq!(get(&*branches.open(), "f").unwrap(), content, "after a remount");
@@ -68,7 +68,7 @@ fn attributes_change_without_a_block() {
     );
     fsync(&*union, "f");
     assert_eq!(union.statistics().blocks_moved, 0);
-    drop(union);
+    close(union);
     assert!(bitmaps(&branches.upper).is_empty());
     let union = branches.open();
     assert_eq!((get(&*union, "f").unwrap(), stat(&*union, "f").inode), (content, before.inode));
@@ -86,7 +86,7 @@ fn truncated_down_and_up_shows_zeros() {
         write_at(&*union, "f", cut + 2, b"x");
         content[cut as usize + 2] = b'x';
         assert_eq!(get(&*union, "f").unwrap(), content, "written after the cut at {cut}");
-        drop(union);
+        close(union);
         assert_eq!(get(&*branches.open(), "f").unwrap(), content, "remounted after the cut at {cut}");
     }
 }
@@ -106,7 +106,7 @@ fn a_whole_file_becomes_ordinary() {
     assert!(bitmaps(&branches.upper).is_empty());
     assert_eq!(get(&*union, "f").unwrap(), new);
     assert_eq!(get(&*branches.upper, "f").unwrap(), new);
-    drop(union);
+    close(union);
     assert_eq!(stat(&*branches.open(), "f").inode, inode);
 }
 
@@ -125,7 +125,7 @@ fn punched_blocks_do_not_show_the_lower_file() {
     assert_eq!(union.seek(ROOT, handle, 0, SeekTo::Hole).unwrap(), 8192);
     union.release(handle);
     assert_eq!(get(&*union, "f").unwrap(), content);
-    drop(union);
+    close(union);
     assert_eq!(get(&*branches.open(), "f").unwrap(), content);
 }
 
@@ -147,7 +147,7 @@ fn hard_links_stay_one_file() {
         assert_eq!(&get(&*union, path).unwrap()[10..17], b"changed", "{path}");
     }
     union.unlink(ROOT, root, name("b")).unwrap();
-    drop(union);
+    close(union);
     let union = branches.open();
     assert_eq!((stat(&*union, "c").links, stat(&*union, "c").inode), (2, inode));
     assert_eq!(&get(&*union, "a").unwrap()[10..17], b"changed");
@@ -194,7 +194,7 @@ fn with_bitmap() -> (Branches, String) {
     let union = branches.open();
     write_at(&*union, "f", 4096, &[7; 100]);
     fsync(&*union, "f");
-    drop(union);
+    close(union);
     let name = bitmaps(&branches.upper).remove(0);
     (branches, name)
 }
@@ -213,7 +213,7 @@ fn refuses(branches: &Branches, cause: &str) {
     assert_eq!(damaged.len(), 1);
     assert_eq!(damaged[0].path, "f");
     assert!(damaged[0].cause.contains(cause), "{damaged:?}");
-    drop(union);
+    close(union);
     assert_eq!(fingerprint_of_bitmaps(&branches.upper), before.0, "nothing was overwritten");
 }
 

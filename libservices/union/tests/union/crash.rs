@@ -249,7 +249,7 @@ fn any_crash_leaves_a_whole_tree() {
                 let disk = recorder.crashed(count, seed ^ count as u64);
                 let union = open_over(disk.clone(), std::slice::from_ref(&below)).unwrap();
                 script::remove_all(&*union, &what);
-                drop(union);
+                close(union);
                 let union = open_over(disk.clone(), std::slice::from_ref(&below)).unwrap();
                 assert!(ls(&*union, "").is_empty(), "{what}: something is there again");
                 script::nothing_left(&*disk, &what);

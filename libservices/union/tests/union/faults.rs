@@ -109,7 +109,7 @@ fn what_is_written_after_a_failed_truncation_is_kept() {
             union.release(handle);
             let content = get(&*union, "f").unwrap();
             assert_eq!(&content[3 * BLOCK + 5..3 * BLOCK + 10], b"later");
-            drop(union);
+            close(union);
             let again = get(&*open_over(upper, &[below]).unwrap(), "f").unwrap();
             assert!(again == content, "{call:?} {nth}, bitmap durable: {bitmap_durable}: {truncated:?}");
         }
@@ -153,7 +153,7 @@ fn a_file_that_cannot_be_read_does_not_keep_the_union_from_opening() {
     write_at(&*union, "f", 5, b"new");
     fsync(&*union, "f");
     let content = get(&*union, "f").unwrap();
-    drop(union);
+    close(union);
     put(&*upper, ".poolfs/open", b"");
     upper.hook(|call| if call == Call::Getxattr { fail(Errno::EIO) } else { Ok(()) });
     let union = open_over(upper.clone(), &[below]).expect("sweeping can wait");
@@ -218,7 +218,7 @@ fn a_directory_too_deep_to_be_renamed_stays_where_it_is() {
     // One that is less deep moves, and is found again.
     let (parent, last) = split(&*union, &path[..1999]);
     union.rename(ROOT, parent, last, parent, name("e"), RenameFlags::empty()).unwrap();
-    drop(union);
+    close(union);
     let moved = format!("{}e{}f", &path[..1998], &path[1999..]);
     assert_eq!(get(&*open_over(upper, &[below]).unwrap(), &moved).unwrap(), b"deep");
 }

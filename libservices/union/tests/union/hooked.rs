@@ -99,6 +99,10 @@ impl Libservice for Hooked {
         self.before(Call::Make)?;
         self.below.create(c, p, n, mode, f)
     }
+    fn tmpfile(&self, c: &Caller, p: NodeId, mode: u32, f: OpenFlags) -> Result<(Entry, HandleId)> {
+        self.before(Call::Make)?;
+        self.below.tmpfile(c, p, mode, f)
+    }
     fn mknod(&self, c: &Caller, p: NodeId, n: Name<'_>, t: FileType, mode: u32, d: u32) -> Result<Entry> {
         self.before(Call::Make)?;
         self.below.mknod(c, p, n, t, mode, d)

@@ -1,9 +1,8 @@
 //! The suites every layer runs, over unions of in-memory branches: empty ones and populated ones.
 
-use crate::support::{Branches, fingerprint};
+use crate::support::{Branches, Remounted, fingerprint};
 use poolfs_libservice::random_operations::{Comparison, populate};
-use poolfs_libservice::{Libservice, Memory, conformance};
-use std::sync::Arc;
+use poolfs_libservice::{Memory, conformance};
 
 #[test]
 fn conformance_over_empty_branches() {
@@ -24,14 +23,13 @@ fn over_lowers(seed: u64, operations: usize, remount_every: Option<usize>) {
     let reference = Memory::new();
     populate(&*reference, seed, 60);
     let before: Vec<_> = branches.lowers.iter().map(|lower| fingerprint(&**lower)).collect();
+    let mut mounted = Remounted::default();
+    let first = mounted.open(None, || branches.open());
     let mut comparison = Comparison::new(seed, operations).starting_from(reference);
     if let Some(every) = remount_every {
-        comparison = comparison.remounting(every, |layer: Arc<dyn Libservice>| {
-            drop(layer);
-            branches.open()
-        });
+        comparison = comparison.remounting(every, |layer| mounted.open(Some(layer), || branches.open()));
     }
-    let summary = comparison.run(branches.open());
+    let summary = comparison.run(first);
     assert!(summary.succeeded > operations / 4, "{summary:?}");
     let after: Vec<_> = branches.lowers.iter().map(|lower| fingerprint(&**lower)).collect();
     assert_eq!(before, after, "a lower branch has changed (seed {seed})");

@@ -189,7 +189,7 @@ fn statistics_do_not_stop_at_a_damaged_file_that_changes() {
     write_at(&*meeting.union, "d/x", 5, b"new");
     fsync(&*meeting.union, "d/x");
     let Meeting { upper, union } = meeting;
-    drop(union);
+    close(union);
     let (bitmaps, last) = (node(&*upper, ".poolfs/bitmaps").unwrap(), ls(&*upper, ".poolfs/bitmaps").remove(0));
     upper.unlink(ROOT, bitmaps, name(&last)).unwrap();
     let below = Memory::new();

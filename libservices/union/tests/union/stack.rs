@@ -17,7 +17,7 @@ fn cached(pool: &Arc<CachePool>, path: &Path, read_only: bool) -> Arc<dyn Libser
     Cache::new(pool, local)
 }
 
-fn stack(pool: &Arc<CachePool>, top: &Path) -> Arc<dyn Libservice> {
+fn stack(pool: &Arc<CachePool>, top: &Path) -> Arc<Union> {
     let lowers = vec![Lower { layer_id: "base".into(), layer: cached(pool, &top.join("lower"), true) }];
     Union::open(UnionConfig::new(cached(pool, &top.join("upper"), false), lowers)).expect("the union opens")
 }
@@ -36,7 +36,7 @@ fn conformance_of_the_stack() {
     let places = std::sync::Mutex::new(Vec::new());
     conformance::run(&|| {
         let top = place();
-        let stack = stack(&pool, top.path());
+        let stack: Arc<dyn Libservice> = stack(&pool, top.path());
         places.lock().expect("no panic").push(top);
         stack
     });
@@ -52,13 +52,12 @@ fn random_operations_over_the_stack() {
         let before = fingerprint(&*lower);
         let reference = Memory::new();
         populate(&*reference, seed, 60);
+        let mut mounted = Remounted::default();
+        let first = mounted.open(None, || stack(&pool, top.path()));
         Comparison::new(seed, 3000)
             .starting_from(reference)
-            .remounting(400, |layer: Arc<dyn Libservice>| {
-                drop(layer);
-                stack(&pool, top.path())
-            })
-            .run(stack(&pool, top.path()));
+            .remounting(400, |layer| mounted.open(Some(layer), || stack(&pool, top.path())))
+            .run(first);
         assert_eq!(fingerprint(&*lower), before, "the lower branch has changed");
     }
 }
@@ -93,14 +92,14 @@ fn random_changes_at_once_over_the_stack() {
         fill_lower(&*lower);
         drop(lower);
         let union = stack(&pool, top.path());
-        change_at_once(&union, seed, 300);
+        change_at_once(&(union.clone() as Arc<dyn Libservice>), seed, 300);
         let what = format!("seed {seed}");
         let shown = tree(&*union, &what);
-        drop(union);
+        close(union);
         let union = stack(&pool, top.path());
         assert_eq!(tree(&*union, &what), shown, "{what}: after a remount");
         remove_all(&*union, &what);
-        drop(union);
+        close(union);
         let upper = Local::open(&top.path().join("upper"), LocalOptions::default()).expect("the directory opens");
         nothing_left(&*upper, &what);
     }

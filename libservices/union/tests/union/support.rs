@@ -33,6 +33,32 @@ pub fn open_over(upper: Arc<dyn Libservice>, lowers: &[Arc<Memory>]) -> Result<A
     Union::open(UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(upper, lowers) })
 }
 
+/// Ends a union as its service does: until its threads have ended, one of them may be its last owner, and still write when
+/// another union is opened over the same branches.
+pub fn close(union: Arc<Union>) {
+    union.end_threads();
+    assert_eq!(Arc::strong_count(&union), 1, "somebody still has the union");
+}
+
+/// What [`close`] does, for a union that is closed by who does not know that it is one.
+#[derive(Default)]
+pub struct Remounted(Option<Arc<Union>>);
+
+impl Remounted {
+    /// Opens a union after the one before has ended, of which this was the last use but `layer`.
+    pub fn open(
+        &mut self,
+        layer: Option<Arc<dyn Libservice>>,
+        open: impl FnOnce() -> Arc<Union>,
+    ) -> Arc<dyn Libservice> {
+        drop(layer);
+        self.0.take().into_iter().for_each(close);
+        let union = open();
+        self.0 = Some(union.clone());
+        union
+    }
+}
+
 pub fn name(name: &str) -> Name<'_> {
     Name::new(name.as_bytes()).expect("a name")
 }

@@ -69,7 +69,7 @@ fn writers_readers_syncs_and_renames_at_once() {
         stop.store(true, Ordering::Relaxed);
     });
     let content = get(&*union, "f").unwrap();
-    drop(union);
+    close(union);
     assert_eq!(get(&*branches.open(), "f").unwrap(), content);
     for block in 0..BLOCKS {
         let at = (block * BLOCK) as usize;
@@ -118,7 +118,7 @@ fn random_changes_at_once_leave_a_whole_tree() {
         change_at_once(&(union.clone() as Arc<dyn Libservice>), seed, 400);
         let what = format!("seed {seed}");
         let shown = script::tree(&*union, &what);
-        drop(union);
+        close(union);
         let union = open_over(upper.clone(), std::slice::from_ref(&lower)).unwrap();
         assert_eq!(script::tree(&*union, &what), shown, "{what}: after a remount");
         script::remove_all(&*union, &what);

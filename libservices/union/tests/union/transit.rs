@@ -82,7 +82,7 @@ fn a_write_does_not_wait_for_the_lower_file_and_a_reader_does() {
     });
     assert_eq!(union.statistics().blocks_in_transit, 0);
     assert_eq!((union.statistics().blocks_moved, union.statistics().blocks_copied), (3, 3));
-    drop(union);
+    close(union);
     assert!(get(&*scene.open(8), "f").unwrap() == scene.content);
 }
 
@@ -100,7 +100,7 @@ fn what_cannot_be_copied_stays_and_fsync_says_so() {
     scene.lower.unhook();
     sync(&union).unwrap();
     assert!(get(&*union, "f").unwrap() == scene.content);
-    drop(union);
+    close(union);
     assert!(get(&*scene.open(8), "f").unwrap() == scene.content);
 }
 
@@ -144,7 +144,7 @@ fn a_second_write_elsewhere_in_the_block_hurries_it() {
     scene.write(&union, 103, b"over the end");
     scene.write(&union, BLOCK - 2, b"across");
     assert!(get(&*union, "f").unwrap() == scene.content);
-    drop(union);
+    close(union);
     assert!(get(&*scene.open(8), "f").unwrap() == scene.content);
 }
 
@@ -198,6 +198,6 @@ fn cut_and_grown_in_transit() {
     }
     scene.content[cut as usize..].fill(0);
     assert!(get(&*union, "f").unwrap() == scene.content);
-    drop(union);
+    close(union);
     assert!(get(&*scene.open(8), "f").unwrap() == scene.content);
 }

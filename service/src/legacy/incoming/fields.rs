@@ -90,7 +90,6 @@ impl<'a> Fields<'a> {
             | op::LSEEK
             | op::COPY_FILE_RANGE
             | op::COPY_FILE_RANGE_64 => self.on_file(number),
-            op::TMPFILE => Err(Errno::EOPNOTSUPP),
             _ => self.on_node(number).map(Operation::Node),
         }
     }
@@ -122,6 +121,13 @@ impl<'a> Fields<'a> {
                 self.umask = head.umask;
                 let flags = OpenFlags::from_bits_truncate(head.flags);
                 NodeOperation::Create { name: self.name()?, permissions: head.mode & PERMISSION_BITS, flags }
+            }
+            op::TMPFILE => {
+                // The name that follows is none.
+                let head: abi::CreateIn = self.take()?;
+                self.umask = head.umask;
+                let flags = OpenFlags::from_bits_truncate(head.flags) - OpenFlags::DIRECTORY;
+                NodeOperation::CreateNameless { permissions: head.mode & PERMISSION_BITS, flags }
             }
             op::OPEN => NodeOperation::Open { flags: OpenFlags::from_bits_truncate(self.take::<abi::OpenIn>()?.flags) },
             op::OPENDIR => NodeOperation::OpenDirectory,

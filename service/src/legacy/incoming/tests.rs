@@ -143,7 +143,6 @@ fn what_is_not_served_says_so() {
     for number in [POLL, SETLKW, 0, u32::MAX] {
         assert_eq!(error(&message(number, &[&[0; 64]])), Some(Errno::ENOSYS));
     }
-    assert_eq!(error(&message(opcode::TMPFILE, &[&[0; 18]])), Some(Errno::EOPNOTSUPP));
     let flags = abi::Rename2In { new_parent: 9, flags: 8, padding: 0 };
     assert_eq!(error(&message(opcode::RENAME2, &with(&flags, b"a\0b\0"))), Some(Errno::EINVAL));
     let mode = abi::AllocateIn { mode: 0x40, ..Default::default() };
@@ -152,6 +151,19 @@ fn what_is_not_served_says_so() {
     assert_eq!(error(&message(opcode::LSEEK, &[behind.as_bytes()])), Some(Errno::ENXIO));
     let whence = abi::SeekIn { whence: 0, ..Default::default() };
     assert_eq!(error(&message(opcode::LSEEK, &[whence.as_bytes()])), Some(Errno::EINVAL));
+}
+
+#[test]
+fn a_file_without_a_name_needs_none() {
+    const TMPFILE: u32 = 0o20_200_000;
+    let head = abi::CreateIn { flags: TMPFILE | 0o2, mode: 0o100_640, umask: 0o22, open_flags: 0 };
+    let bytes = message(opcode::TMPFILE, &with(&head, b"/\0"));
+    let Ok(Operation::Node(NodeOperation::CreateNameless { permissions, flags })) = call(&bytes).operation else {
+        panic!("{:?}", call(&bytes));
+    };
+    assert_eq!((permissions, flags), (0o640, OpenFlags::READ_WRITE));
+    assert_eq!(call(&bytes).context().caller.umask, 0o22);
+    assert_eq!(error(&message(opcode::TMPFILE, &[&[0; 12]])), Some(SHORT));
 }
 
 #[test]

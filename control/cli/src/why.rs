@@ -1,0 +1,86 @@
+//! The command `why`: which way the file operations of a process go, descriptor by descriptor, and why.
+
+mod facts;
+mod verdict;
+
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::record::PoolRecord;
+use crate::service;
+use crate::text::{print, print_json, table};
+use facts::ProcessFacts;
+use poolfs_service_protocol::ClientStatus;
+use serde::Serialize;
+use std::path::Path;
+use verdict::{Verdict, Way, descriptor_verdict, process_verdict};
+
+/// What `why --json` prints.
+#[derive(Serialize)]
+struct Answer {
+    pid: u32,
+    program: String,
+    /// Of paths: calls that name a file.
+    paths: Verdict,
+    descriptors: Vec<DescriptorAnswer>,
+}
+
+/// One descriptor.
+#[derive(Serialize)]
+struct DescriptorAnswer {
+    fd: u32,
+    file: String,
+    instance: Option<String>,
+    #[serde(flatten)]
+    verdict: Verdict,
+}
+
+/// Print which way each descriptor of a process takes, or one.
+pub fn why(context: &Context, pid: u32, fd: Option<u32>) -> Result<()> {
+    let facts = ProcessFacts::read(Path::new("/proc"), pid).map_err(|error| {
+        Failure::new(format!("process {pid}"), error, "check the number, and that poolfs runs as root on the host")
+    })?;
+    let clients = clients(context, pid)?;
+    let descriptors = facts
+        .descriptors
+        .iter()
+        .filter(|descriptor| fd.is_none_or(|wanted| wanted == descriptor.fd))
+        .map(|descriptor| DescriptorAnswer {
+            fd: descriptor.fd,
+            file: descriptor.file.clone(),
+            instance: descriptor.instance.clone(),
+            verdict: descriptor_verdict(&facts, descriptor, &clients),
+        })
+        .collect::<Vec<_>>();
+    if let (Some(fd), true) = (fd, descriptors.is_empty()) {
+        let remedy = format!("`poolfs why {pid}` lists those it has");
+        return Err(Failure::new(format!("descriptor {fd} of process {pid}"), "it is not open", remedy));
+    }
+    let paths = process_verdict(&facts, &clients);
+    let answer = Answer { pid, program: facts.program, paths, descriptors };
+    if context.json { print_json(&answer) } else { print(&readable(&answer)) }
+}
+
+/// What the services of all pools know of a process; those that do not answer know nothing.
+fn clients(context: &Context, pid: u32) -> Result<Vec<ClientStatus>> {
+    let records: Vec<PoolRecord> = context.pools()?.peek_all()?;
+    let alive = records.iter().filter(|record| record.service_alive(&*context.host) == Some(true));
+    Ok(alive.filter_map(|record| service::client(context, &record.name, pid).ok()).flatten().collect())
+}
+
+fn readable(answer: &Answer) -> String {
+    let Answer { pid, program, paths, descriptors } = answer;
+    let mut text =
+        format!("process {pid} ({program}): calls that name a file go by {}: {}\n", paths.way, paths.because);
+    let mut rows = table(&["fd", "goes by", "because", "file"]);
+    for descriptor in descriptors {
+        let Verdict { way, because } = &descriptor.verdict;
+        rows.add_row([&descriptor.fd.to_string(), &way.to_string(), because, &descriptor.file]);
+    }
+    if !descriptors.is_empty() {
+        rows.to_string().lines().for_each(|line| text += &format!("{}\n", line.trim_end()));
+    }
+    if descriptors.iter().any(|descriptor| descriptor.verdict.way == Way::Library) {
+        text += "program start and mappings always go by the kernel\n";
+    }
+    text
+}

@@ -1,0 +1,116 @@
+//! How many nodes nobody refers to, in all layers of a pool together: they are bounded by what the pool has, not by how many
+//! layers there are.
+
+use crate::core::Core;
+use crate::sync::lock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// The count, and the layers that hold them.
+#[derive(Default)]
+pub(crate) struct IdleNodes {
+    count: AtomicUsize,
+    layers: Mutex<Layers>,
+}
+
+#[derive(Default)]
+struct Layers {
+    all: Vec<Weak<Core>>,
+    next: usize,
+}
+
+impl IdleNodes {
+    /// A layer that may come to hold some.
+    pub(crate) fn add(&self, layer: &Arc<Core>) {
+        let mut layers = lock(&self.layers);
+        layers.all.retain(|layer| layer.strong_count() > 0);
+        layers.all.push(Arc::downgrade(layer));
+    }
+
+    /// Counts one more; how many there are then.
+    pub(crate) fn count_one_more(&self) -> usize {
+        self.count.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn count_less(&self, nodes: usize) {
+        self.count.fetch_sub(nodes, Ordering::Relaxed);
+    }
+
+    /// The layers in turn.
+    pub(crate) fn next(&self) -> Option<Arc<Core>> {
+        let mut layers = lock(&self.layers);
+        layers.next = (layers.next + 1) % layers.all.len().max(1);
+        layers.all.get(layers.next)?.upgrade()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Cache, CacheConfig, CachePool};
+    use poolfs_libservice::{Libservice, Memory};
+    use poolfs_types::{Caller, Name, NodeId, RenameFlags};
+    use std::sync::Arc;
+
+    const NODES_MAX: usize = 100;
+
+    fn make_directories(cache: &Cache, count: usize) {
+        for number in 0..count {
+            let name = format!("d{number}");
+            let name = Name::new(name.as_bytes()).unwrap();
+            let entry = cache.mkdir(&Caller::ROOT, NodeId::ROOT, name, 0o755).unwrap();
+            cache.forget(entry.node, 1);
+        }
+    }
+
+    #[test]
+    fn what_is_removed_and_forgotten_is_let_go_of_below() {
+        let below = Memory::new();
+        let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).unwrap();
+        let cache = Cache::new(&pool, Arc::clone(&below) as Arc<dyn Libservice>);
+        let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
+        let [one, other] = [name("one"), name("other")];
+        let make = |name| cache.mkdir(&Caller::ROOT, NodeId::ROOT, name, 0o755).unwrap().node;
+        // Forgotten after it is removed, before, and when it is replaced.
+        let node = make(one);
+        cache.rmdir(&Caller::ROOT, NodeId::ROOT, one).unwrap();
+        cache.forget(node, 1);
+        assert_eq!(below.outstanding(), (0, 0));
+        cache.forget(make(one), 1);
+        cache.rmdir(&Caller::ROOT, NodeId::ROOT, one).unwrap();
+        assert_eq!(below.outstanding(), (0, 0));
+        cache.forget(make(other), 1);
+        let kept = make(one);
+        cache.rename(&Caller::ROOT, NodeId::ROOT, one, NodeId::ROOT, other, RenameFlags::empty()).unwrap();
+        assert_eq!(below.outstanding().0, 1, "the replaced directory is still held");
+        cache.forget(kept, 1);
+        cache.rmdir(&Caller::ROOT, NodeId::ROOT, other).unwrap();
+        assert_eq!(below.outstanding(), (0, 0));
+    }
+
+    #[test]
+    fn idle_nodes_are_bounded_for_all_layers_together() {
+        let config = CacheConfig { idle_nodes_max: NODES_MAX, ..CacheConfig::with_limit(1 << 20) };
+        let pool = CachePool::new(config).unwrap();
+        let below = [(); 4].map(|()| Memory::new());
+        let layers = below.each_ref().map(|memory| Cache::new(&pool, Arc::clone(memory) as Arc<dyn Libservice>));
+        let mut known = Vec::new();
+        for layer in &layers {
+            make_directories(layer, 2 * NODES_MAX);
+            known.push(layers.each_ref().map(|layer| layer.core.nodes().len() - 1));
+        }
+        for now in &known {
+            assert!(now.iter().sum::<usize>() <= NODES_MAX, "{known:?}");
+        }
+        assert_eq!(pool.pool.idle.count(), known[3].iter().sum::<usize>());
+        drop(layers);
+        assert_eq!(pool.pool.idle.count(), 0);
+        for memory in below {
+            assert_eq!(memory.outstanding(), (0, 0));
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Asking the kernel to forget nodes that nobody uses.
+//!
+//! The kernel keeps a node as long as it has memory of its own to spare, and the service has to keep it as long: a walk
+//! through a large tree would grow the service beyond what its pool has. So the nodes of all mounts of a service are counted
+//! together, and above a bound a thread of its own, with nothing locked, asks for those that were looked up longest ago to be
+//! forgotten. What is open, mounted on or somebody's working directory stays; a directory stays until what is in it has gone.
+
+use super::{NodeTable, ROOT_NUMBER, lock};
+use crate::notify::KernelCache;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tracing::{debug, info};
+
+/// Nodes named in one message.
+const BATCH: usize = 512;
+
+/// How often a round asks in a row without getting back much of what it asked for: that is in use.
+const FRUITLESS_MAX: u32 = 4;
+
+/// How long it waits each time for the kernel to give back what it was asked for.
+const PASS_WAIT_MAX: Duration = Duration::from_millis(20);
+const PASS_PAUSE: Duration = Duration::from_millis(1);
+
+/// The nodes that the kernel knows, of all mounts.
+pub(super) struct Known {
+    nodes_max: u64,
+    count: AtomicU64,
+    /// How many have left so far.
+    given_back: AtomicU64,
+    /// Above this count somebody asks for a round; nobody does while one is due.
+    due_above: AtomicU64,
+    signal: Mutex<Signal>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Signal {
+    due: bool,
+    ending: bool,
+}
+
+impl Known {
+    pub(super) fn entered(&self) {
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        self.ask_if_due(count);
+    }
+
+    fn ask_if_due(&self, count: u64) {
+        let is_due = count > self.due_above.load(Ordering::Relaxed);
+        if is_due && self.due_above.swap(u64::MAX, Ordering::Relaxed) != u64::MAX {
+            lock(&self.signal).due = true;
+            self.wake.notify_one();
+        }
+    }
+
+    pub(super) fn left(&self, nodes: u64) {
+        self.given_back.fetch_add(nodes, Ordering::Relaxed);
+        let count = self.count.fetch_sub(nodes, Ordering::Relaxed).saturating_sub(nodes);
+        let (due_above, next) = (self.due_above.load(Ordering::Relaxed), self.next_round(count));
+        if due_above != u64::MAX && due_above > next {
+            self.due_above.fetch_min(next, Ordering::Relaxed);
+        }
+    }
+
+    /// When so many stay, who is to ask next: nodes in use are not asked for again and again.
+    fn next_round(&self, count: u64) -> u64 {
+        self.nodes_max.max(count + self.nodes_max / 4)
+    }
+
+    /// Waits until a round is due; whether there is to be one.
+    fn wait(&self) -> bool {
+        let mut signal = lock(&self.signal);
+        while !signal.due && !signal.ending {
+            signal = self.wake.wait(signal).unwrap_or_else(PoisonError::into_inner);
+        }
+        signal.due = false;
+        !signal.ending
+    }
+}
+
+struct Mount {
+    nodes: Weak<NodeTable>,
+    kernel: Weak<dyn KernelCache>,
+    /// Its kernel does not know how to forget (before Linux 6.18).
+    refuses: bool,
+}
+
+/// Keeps the kernel from having the service keep too much.
+pub struct Pruner {
+    known: Arc<Known>,
+    mounts: Arc<Mutex<Vec<Mount>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pruner {
+    /// Starts the thread, which has the kernel forget nodes when it knows more than `nodes_max`.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn start(nodes_max: u64) -> io::Result<Self> {
+        let (count, given_back, signal, wake) = Default::default();
+        let known =
+            Arc::new(Known { nodes_max, count, given_back, due_above: AtomicU64::new(nodes_max), signal, wake });
+        let mounts: Arc<Mutex<Vec<Mount>>> = Arc::default();
+        let (of_thread, all) = (Arc::clone(&known), Arc::clone(&mounts));
+        let work = move || {
+            while of_thread.wait() {
+                round(&of_thread, &all);
+            }
+        };
+        let thread = std::thread::Builder::new().name("prune".into()).spawn(work)?;
+        Ok(Self { known, mounts, thread: Some(thread) })
+    }
+
+    /// Counts these nodes from here on, while they are known by `kernel`. To be called before it knows any.
+    pub(crate) fn add(&self, nodes: &Arc<NodeTable>, kernel: &Arc<dyn KernelCache>) {
+        if nodes.known.set(Arc::clone(&self.known)).is_ok() {
+            let mut mounts = lock(&self.mounts);
+            mounts.retain(|mount| mount.nodes.strong_count() > 0);
+            mounts.push(Mount { nodes: Arc::downgrade(nodes), kernel: Arc::downgrade(kernel), refuses: false });
+        }
+    }
+}
+
+impl Drop for Pruner {
+    fn drop(&mut self) {
+        lock(&self.known.signal).ending = true;
+        self.known.wake.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Has the kernel forget what is too much, and says when that is to be done next.
+fn round(known: &Known, mounts: &Mutex<Vec<Mount>>) {
+    let target = known.nodes_max / 4 * 3;
+    let mut fruitless = 0;
+    while fruitless < FRUITLESS_MAX && !lock(&known.signal).ending {
+        let before = known.given_back.load(Ordering::Relaxed);
+        let asked = ask_once(known, mounts, target);
+        if asked == 0 {
+            break;
+        }
+        let start = Instant::now();
+        let given_back = || known.given_back.load(Ordering::Relaxed).wrapping_sub(before);
+        while given_back() < asked && start.elapsed() < PASS_WAIT_MAX {
+            std::thread::sleep(PASS_PAUSE);
+        }
+        // Some may be in use, and new ones come meanwhile.
+        fruitless = if given_back() * 4 < asked { fruitless + 1 } else { 0 };
+    }
+    let left = known.count.load(Ordering::Relaxed);
+    debug!(left, "the kernel was asked to forget nodes");
+    known.due_above.store(known.next_round(left), Ordering::Relaxed);
+    // Whoever came before that was said asked for nothing.
+    known.ask_if_due(known.count.load(Ordering::Relaxed));
+}
+
+/// Asks each mount's kernel for its part of what is above `target`; for how many nodes.
+fn ask_once(known: &Known, mounts: &Mutex<Vec<Mount>>, target: u64) -> u64 {
+    let count = known.count.load(Ordering::Relaxed);
+    let surplus = count.saturating_sub(target);
+    let all: Vec<_> = {
+        let mounts = lock(mounts);
+        let able = mounts.iter().filter(|mount| !mount.refuses);
+        able.filter_map(|mount| Some((mount.nodes.upgrade()?, mount.kernel.upgrade()?))).collect()
+    };
+    let mut asked = 0;
+    for (nodes, kernel) in &all {
+        let part = nodes.len().saturating_mul(surplus).div_ceil(count.max(1));
+        let numbers = if part == 0 { Vec::new() } else { nodes.longest_unused(part) };
+        asked += numbers.len() as u64;
+        if let Err(error) = numbers.chunks(BATCH).try_for_each(|batch| kernel.prune(batch)) {
+            // EINVAL is that it knows no such message.
+            info!(%error, "the kernel does not forget nodes when asked to; those it knows stay in the service's memory");
+            let own = |mount: &&mut Mount| std::ptr::addr_eq(mount.nodes.as_ptr(), Arc::as_ptr(nodes));
+            lock(mounts).iter_mut().filter(own).for_each(|mount| mount.refuses = true);
+        }
+    }
+    asked
+}
+
+impl NodeTable {
+    /// FUSE's numbers of about `count` nodes without open files, those first that were looked up, or taken from here,
+    /// longest ago.
+    fn longest_unused(&self, count: u64) -> Vec<u64> {
+        let of_each = usize::try_from(count.div_ceil(self.states.len() as u64)).unwrap_or(usize::MAX);
+        let mut numbers = Vec::new();
+        for shard in &self.states {
+            let mut states = lock(shard);
+            let unused = states
+                .values_mut()
+                .filter(|state| state.kernel_references > 0 && state.open_files == 0 && state.number != ROOT_NUMBER);
+            let mut unused: Vec<_> = unused.collect();
+            if unused.len() > of_each {
+                unused.select_nth_unstable_by_key(of_each, |state| state.entered);
+                unused.truncate(of_each);
+            }
+            for state in unused {
+                // Whoever cannot be forgotten now is not the first to be asked for again.
+                state.entered = self.entries.fetch_add(1, Ordering::Relaxed);
+                numbers.push(state.number);
+            }
+        }
+        numbers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use poolfs_libservice::types::NodeId;
+
+    const NODES_MAX: u64 = 1000;
+
+    /// A kernel that forgets what it is asked to, but for what somebody uses.
+    struct Kernel {
+        nodes: Arc<NodeTable>,
+        used_below: u64,
+        knows_how: bool,
+    }
+
+    impl KernelCache for Kernel {
+        fn expires_names(&self) -> bool {
+            true
+        }
+
+        fn drop_attributes(&self, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn invalidate(&self, _: u64, _: i64, _: i64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn store(&self, _: u64, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn invalidate_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn expire_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn prune(&self, numbers: &[u64]) -> io::Result<()> {
+            if !self.knows_how {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            for number in numbers.iter().filter(|number| **number >= self.used_below) {
+                self.nodes.forget(*number, u64::MAX);
+            }
+            Ok(())
+        }
+    }
+
+    fn mounted(pruner: &Pruner, used_below: u64, knows_how: bool) -> (Arc<NodeTable>, Arc<dyn KernelCache>) {
+        let nodes = Arc::new(NodeTable::default());
+        let kernel: Arc<dyn KernelCache> = Arc::new(Kernel { nodes: Arc::clone(&nodes), used_below, knows_how });
+        pruner.add(&nodes, &kernel);
+        (nodes, kernel)
+    }
+
+    fn eventually(what: &str, condition: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < Duration::from_secs(10), "{what}");
+            std::thread::sleep(PASS_PAUSE);
+        }
+    }
+
+    fn enter(nodes: &NodeTable, numbers: std::ops::Range<u64>) {
+        for number in numbers {
+            assert_eq!(nodes.enter(NodeId(number), number), number);
+        }
+    }
+
+    #[test]
+    fn the_nodes_of_all_mounts_are_bounded_and_those_in_use_stay() {
+        let pruner = Pruner::start(NODES_MAX).expect("a thread");
+        let [(first, _kernel), (second, _other)] = [mounted(&pruner, 302, true), mounted(&pruner, 2, true)];
+        enter(&first, 2..602);
+        nodes_of_one_in_use(&second);
+        assert_eq!(first.len() + second.len(), 1000, "nothing is asked for up to the bound");
+        enter(&second, 5000..5001);
+        eventually("too many", || first.len() + second.len() <= NODES_MAX);
+        assert!(second.node(3000).is_some(), "it is open");
+        assert!((2..302).all(|number| first.node(number).is_some()), "they are in use");
+        // Those in use are not what every round asks for.
+        for start in 0..20 {
+            enter(&second, 10_000 + start * 1000..10_000 + (start + 1) * 1000);
+            eventually("too many again", || first.len() + second.len() <= NODES_MAX + NODES_MAX / 4);
+        }
+        drop((first, second));
+        let (third, _kernel) = mounted(&pruner, 2, true);
+        enter(&third, 2..12_000);
+        eventually("too many after the end of other mounts", || third.len() <= NODES_MAX);
+    }
+
+    fn nodes_of_one_in_use(nodes: &NodeTable) {
+        enter(nodes, 3000..3400);
+        nodes.opened(NodeId(3000), false, false);
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_forget_is_not_asked_again_and_what_it_knows_counts_no_more_when_it_is_gone() {
+        let pruner = Pruner::start(NODES_MAX).expect("a thread");
+        let (nodes, kernel) = mounted(&pruner, 2, false);
+        enter(&nodes, 2..4002);
+        eventually("it was asked", || lock(&pruner.mounts).iter().any(|mount| mount.refuses));
+        assert_eq!(nodes.len(), 4000);
+        nodes.forget_all();
+        eventually("nothing is known", || pruner.known.count.load(Ordering::Relaxed) == 0);
+        drop((nodes, kernel));
+    }
+}

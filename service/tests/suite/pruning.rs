@@ -1,0 +1,71 @@
+//! A walk through more files than the service has room for: the kernel is made to forget them.
+
+use crate::harness::{Running, isolated, make};
+use poolfs_service_protocol::StackSpec;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const DIRECTORIES: usize = 40;
+const FILES: usize = 1000;
+
+/// What a service with a cache of 16 MiB lets the kernel know.
+const NODES_MAX: u64 = 4096;
+
+fn kibibytes(service: &Running) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", service.pid())).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("it lives");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+fn walk(at: &Path) -> usize {
+    let mut found = 0;
+    for entry in fs::read_dir(at).expect("listed") {
+        let entry = entry.expect("listed");
+        let metadata = fs::symlink_metadata(entry.path()).expect("there");
+        found += 1;
+        if metadata.is_dir() {
+            found += walk(&entry.path());
+        }
+    }
+    found
+}
+
+#[test]
+fn what_a_walk_leaves_with_the_service_is_bounded() {
+    isolated("pruning::what_a_walk_leaves_with_the_service_is_bounded", |folder| {
+        let [upper, lower] = ["upper", "lower"].map(|name| make(&folder.join(name)));
+        for directory in 0..DIRECTORIES {
+            let directory = make(&lower.join(format!("d{directory}")));
+            for file in 0..FILES {
+                File::create(directory.join(format!("a-file-with-a-name-{file}"))).expect("made");
+            }
+        }
+        let service = Running::start_with(folder, 16 << 20);
+        let at = service.mount("one", StackSpec::Union { upper, lowers: vec![lower] });
+        fs::write(at.join("d0/a-file-with-a-name-0"), b"kept").expect("written");
+        let mut open = File::open(at.join("d0/a-file-with-a-name-0")).expect("there");
+        let before = kibibytes(&service);
+        for _ in 0..2 {
+            assert_eq!(walk(&at), DIRECTORIES * (FILES + 1));
+            let deadline = Instant::now() + Duration::from_secs(10);
+            loop {
+                let nodes: u64 = service.status().instances.iter().map(|instance| instance.nodes).sum();
+                if nodes <= NODES_MAX * 5 / 4 {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "the kernel knows {nodes} nodes");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let grown = kibibytes(&service).saturating_sub(before);
+        assert!(grown < 34 << 10, "the service has grown by {grown} KiB");
+        let mut content = String::new();
+        open.read_to_string(&mut content).expect("still open");
+        assert_eq!(
+            (content.as_str(), fs::read(at.join("d0/a-file-with-a-name-0")).expect("there")),
+            ("kept", b"kept".to_vec())
+        );
+    });
+}
