@@ -5,7 +5,7 @@ CARGO ?= cargo
 WORK := .poolfs-demo
 TOOLS := target/tools
 
-.PHONY: run test build lint bench clean help packages tools preload
+.PHONY: run test suites soak build lint bench clean help packages tools preload
 
 help:
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,12 @@ tools: packages
 test: build tools $(WORK)/root.tar ## all tests: unit, models, conformance, programs over real mounts (at most 60 minutes)
 	$(CARGO) xtask tidy
 	$(CARGO) xtask test
+
+suites: build tools $(WORK)/root.tar ## the long program lists, on the disk and on poolfs (about an hour; ONLY="NAME ..." for some); writes docs/suites.md
+	$(CARGO) run --quiet -p poolfs-tests --bin poolfs-suites -- $(if $(ONLY),--only $(ONLY))
+
+soak: build tools ## what takes hours; writes docs/soak.md (one stage: cargo xtask soak --only NAME)
+	$(CARGO) xtask soak
 
 bench: build ## paired measurements; writes the tables of docs/benchmarks.md
 	packaging/benchmarks.sh

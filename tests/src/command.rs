@@ -33,6 +33,15 @@ impl Outcome {
 /// When it does not start or does not end.
 #[must_use]
 pub fn run(command: &mut Command) -> Outcome {
+    run_within(command, Duration::from_secs(300))
+}
+
+/// Runs a program to its end, which must come within `limit`.
+///
+/// # Panics
+/// When it does not start or does not end.
+#[must_use]
+pub fn run_within(command: &mut Command, limit: Duration) -> Outcome {
     let text = format!("{command:?}");
     let mut child = command
         .stdin(Stdio::null())
@@ -43,14 +52,14 @@ pub fn run(command: &mut Command) -> Outcome {
     let mut out = child.stdout.take().expect("piped");
     let mut err = child.stderr.take().expect("piped");
     let (out, err) = (std::thread::spawn(move || read_all(&mut out)), std::thread::spawn(move || read_all(&mut err)));
-    let deadline = Instant::now() + Duration::from_secs(300);
+    let deadline = Instant::now() + limit;
     let status = loop {
         if let Some(status) = child.try_wait().expect("the child is ours") {
             break status;
         }
         if Instant::now() > deadline {
             child.kill().expect("the child is ours");
-            panic!("{text} did not end within 300 s");
+            panic!("{text} did not end within {} s", limit.as_secs());
         }
         std::thread::park_timeout(Duration::from_millis(5));
     };

@@ -1,7 +1,6 @@
 //! Running a test in namespaces of its own.
 
 use std::os::unix::process::CommandExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -22,42 +21,67 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// # Panics
 /// When the body does.
 pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
+    isolated_for(name, LIMIT, body);
+}
+
+/// As [`isolated`], with another limit.
+///
+/// # Panics
+/// When the body does.
+pub fn isolated_for(name: &str, limit: Duration, body: impl FnOnce(&Path)) {
     if let Some(folder) = std::env::var_os(INSIDE) {
         let _ = crate::shell(PRIVATE_RUN).expect("a private /run/poolfs");
         body(Path::new(&folder));
         return;
     }
     let folder = tempfile::Builder::new().prefix("poolfs-test-").tempdir().expect("a temporary folder");
-    // The namespaces end with this process, however it ends.
+    let mut command = in_namespaces();
+    command
+        .arg(std::env::current_exe().expect("the test's own path"))
+        .args(["--exact", name, "--nocapture", "--test-threads", "1"])
+        .env(INSIDE, folder.path());
+    match run_in_namespaces(&mut command, folder.path(), limit) {
+        Some(0) => {}
+        Some(_) => panic!("{name} failed in its namespaces, see above"),
+        None => panic!("{name} did not end within {} s", limit.as_secs()),
+    }
+}
+
+/// A command to which a program and its arguments are to be added: it runs in new mount, process and IPC namespaces, which end with
+/// it, however it ends.
+#[must_use]
+pub fn in_namespaces() -> Command {
     let mut command = Command::new("setpriv");
     command
         .args(["--pdeathsig", "KILL", "unshare"])
         .args(["--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"])
-        .arg(std::env::current_exe().expect("the test's own path"))
-        .args(["--exact", name, "--nocapture", "--test-threads", "1"])
-        .env(INSIDE, folder.path())
         .process_group(0);
-    let mut child = command.spawn().expect("unshare (package util-linux) runs");
-    let outcome = catch_unwind(AssertUnwindSafe(|| wait(&mut child)));
-    remove_control_groups(folder.path());
-    match outcome {
-        Ok(true) => {}
-        Ok(false) => panic!("{name} failed in its namespaces, see above"),
-        Err(_) => panic!("{name} did not end within {} s", LIMIT.as_secs()),
-    }
+    command
 }
 
-fn wait(child: &mut Child) -> bool {
-    let deadline = Instant::now() + LIMIT;
+/// Runs such a command and takes the control groups of its pools away, whose state is in `folder`. Its exit code (-1 when a signal
+/// ended it), or nothing when it was killed after `limit`.
+///
+/// # Panics
+/// When it does not start.
+pub fn run_in_namespaces(command: &mut Command, folder: &Path, limit: Duration) -> Option<i32> {
+    let mut child = command.spawn().expect("unshare (package util-linux) runs");
+    let outcome = wait(&mut child, limit);
+    remove_control_groups(folder);
+    outcome
+}
+
+fn wait(child: &mut Child, limit: Duration) -> Option<i32> {
+    let deadline = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait().expect("the child is ours") {
-            return status.success();
+            return Some(status.code().unwrap_or(-1));
         }
         if Instant::now() > deadline {
             // --kill-child ends the first process of the namespace, and with it all others.
             child.kill().expect("the child is ours");
             child.wait().expect("the child is ours");
-            panic!("out of time");
+            return None;
         }
         std::thread::park_timeout(Duration::from_millis(20));
     }

@@ -5,20 +5,27 @@
 //! `target/release`.
 
 mod command;
+pub mod differential;
 mod image;
 mod isolation;
 mod pool;
 mod steps;
 mod tree;
 
-pub use command::{Outcome, run, shell};
+pub use command::{Outcome, run, run_within, shell};
 pub use image::{import_small, small_root};
-pub use isolation::{PRIVATE_RUN, isolated};
+pub use isolation::{PRIVATE_RUN, in_namespaces, isolated, isolated_for, run_in_namespaces};
 pub use pool::{Mounted, Pool, Way};
 pub use steps::{Stepper, compile, hash};
 pub use tree::{checksum, populate};
 
 use std::path::{Path, PathBuf};
+
+/// Whether tests run in their long and strict form, alone on the machine (`make soak`).
+#[must_use]
+pub fn is_soak() -> bool {
+    std::env::var_os("POOLFS_SOAK").is_some()
+}
 
 /// The workspace's folder.
 #[must_use]

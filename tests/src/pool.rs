@@ -34,9 +34,31 @@ impl Pool {
     /// When the command fails.
     #[must_use]
     pub fn create(folder: &Path, cache: &str) -> Self {
-        let pool = Self { name: name_of(folder), folder: folder.to_path_buf() };
+        Self::with_memory(folder, "2G", cache)
+    }
+
+    /// The same, with so much memory for its service and its containers together.
+    ///
+    /// # Panics
+    /// When the command fails.
+    #[must_use]
+    pub fn with_memory(folder: &Path, memory: &str, cache: &str) -> Self {
+        Self::made(folder, name_of(folder), memory, cache)
+    }
+
+    /// The same, of another name: its test's with something added, by which its control groups are found.
+    ///
+    /// # Panics
+    /// When the command fails.
+    #[must_use]
+    pub fn named(folder: &Path, name: &str, cache: &str) -> Self {
+        Self::made(folder, name.to_owned(), "2G", cache)
+    }
+
+    fn made(folder: &Path, name: String, memory: &str, cache: &str) -> Self {
+        let pool = Self { name, folder: folder.to_path_buf() };
         let _ = pool
-            .poolfs(&["pool", "create", &pool.name, "--cpus", "0-1", "--memory", "2G", "--cache", cache])
+            .poolfs(&["pool", "create", &pool.name, "--cpus", "0-1", "--memory", memory, "--cache", cache])
             .expect("pool create");
         pool
     }

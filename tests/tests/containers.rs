@@ -26,6 +26,11 @@ fn a_container_runs_real_programs_and_passes_on_how_they_end() {
         let out = run(&[], "cat /etc/debian_version; id -u; echo $$; ls / | tr '\\n' ' '").expect("a container");
         assert!(out.lines().nth(1) == Some("0") && out.contains("proc"), "{out}");
         assert_eq!(run(&[], "exit 7").code, 7, "the exit code");
+        // io_uring_setup, _enter and _register: work that the library does not see.
+        let io_uring = "import ctypes; c = ctypes.CDLL(None, use_errno=True); \
+                        print([(c.syscall(n, 0, 0, 0, 0, 0, 0), ctypes.get_errno()) for n in (425, 426, 427)])";
+        let refused = run(&[], &format!("python3 -c '{io_uring}'")).expect("python");
+        assert_eq!(refused.trim(), "[(-1, 1), (-1, 1), (-1, 1)]", "EPERM for each");
         // The kernel shields the first process of a container from its own signals, so a child gets one.
         assert_eq!(run(&[], "sh -c 'kill -TERM $$'; exit $?").code, 143, "a signal as the shell reports it");
         assert!(run(&["--env", "A=b c"], "echo \"$A\"").expect("env").contains("b c"));

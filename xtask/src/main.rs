@@ -1,10 +1,12 @@
-//! The project's own checks and chores: `cargo xtask tidy`, `header`, `leftovers`, `test`.
+//! The project's own checks and chores: `cargo xtask tidy`, `header`, `surface`, `leftovers`, `test`, `soak`.
 //!
 //! What a document of this project demands and a program can check is checked here.
 
 mod header;
 mod leftovers;
+mod soak;
 mod stages;
+mod surface;
 mod tidy;
 
 use anyhow::Result;
@@ -20,10 +22,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Check the crate graph, where `unsafe` stands, file sizes, first lines, the C header and the preload library's imports.
+    /// Check the crate graph, where `unsafe` stands, file sizes, first lines, the C header, the preload library's imports, and what is
+    /// said of libc's functions.
     Tidy,
     /// Write include/poolfs.h from the C library's functions and their comments.
     Header,
+    /// Write docs/surface.md from client/preload/surface.txt.
+    Surface,
     /// Record what is on the machine (mounts, processes, control groups, loop devices, IPC, sockets), or compare with it.
     Leftovers {
         #[command(subcommand)]
@@ -31,6 +36,12 @@ enum Task {
     },
     /// Run the stages of `make test`, print the time of each, and fail after 60 minutes.
     Test {
+        /// Run only the stages whose names contain this.
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// Run what takes hours, and write what it showed to docs/soak.md.
+    Soak {
         /// Run only the stages whose names contain this.
         #[arg(long)]
         only: Option<String>,
@@ -55,8 +66,10 @@ fn main() -> Result<()> {
     match Arguments::parse().task {
         Task::Tidy => tidy::run(),
         Task::Header => header::write(&tidy::workspace_root()),
+        Task::Surface => surface::write(&tidy::workspace_root()),
         Task::Leftovers { action: LeftoversAction::Record { file } } => leftovers::record(&file),
         Task::Leftovers { action: LeftoversAction::Compare { file } } => leftovers::compare(&file),
         Task::Test { only } => stages::run(only.as_deref()),
+        Task::Soak { only } => soak::run(only.as_deref()),
     }
 }

@@ -15,6 +15,7 @@ pub fn run() -> Result<()> {
     sources::check(&root, &mut findings)?;
     imports::check(&root, &mut findings)?;
     crate::header::check(&root, &mut findings)?;
+    crate::surface::check(&root, &mut findings)?;
     if findings.is_empty() {
         println!("tidy: nothing to mend");
         return Ok(());

@@ -1,0 +1,223 @@
+//! Where programs run: a mount and a folder of the disk with the same tree in both.
+
+use super::compare::Steps;
+use super::process::Side;
+use super::tree::plant;
+use super::{Difference, PROCESSES, TICK};
+use crate::{Pool, checksum, compile};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Trees of one mount: each program has its own, and after so many everything is made anew.
+const TREES: usize = 24;
+
+/// What is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stack {
+    /// nothing: the disk is compared with itself, and what differs is the test's fault
+    Disk,
+    /// a directory
+    Directory,
+    /// a union whose lower branch has the tree
+    Union,
+    /// the same with a cache far smaller than the files
+    TinyCache,
+}
+
+impl Stack {
+    /// All that are poolfs.
+    pub const ALL: [Self; 3] = [Self::Directory, Self::Union, Self::TinyCache];
+
+    fn cache(self) -> &'static str {
+        if self == Self::TinyCache { "256K" } else { "64M" }
+    }
+}
+
+/// Both sides of one stack.
+pub struct World {
+    stack: Stack,
+    folder: PathBuf,
+    worker: PathBuf,
+    pool: Option<Pool>,
+    trees_left: usize,
+    lower: Option<BTreeMap<String, String>>,
+    is_mounted: bool,
+    running: Option<(Side, Side)>,
+    /// lines carried out on both sides
+    pub operations: u64,
+    /// those of them since it was mounted last
+    pub operations_here: u64,
+}
+
+impl World {
+    /// Prepares a stack in a folder of its own below that of the test.
+    ///
+    /// # Panics
+    /// When something cannot be made.
+    #[must_use]
+    pub fn new(stack: Stack, test: &Path) -> Self {
+        let worker = prepare(test);
+        let name = test.file_name().expect("a folder's name").to_string_lossy();
+        let folder = &test.join(format!("{name}-{stack:?}"));
+        for folder in [test, folder] {
+            fs::create_dir_all(folder).expect("a folder");
+            // All users have to reach the mount.
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("a mode");
+        }
+        let pool = (stack != Stack::Disk).then(|| Pool::create(folder, stack.cache()));
+        Self {
+            stack,
+            folder: folder.to_path_buf(),
+            worker,
+            pool,
+            trees_left: 0,
+            lower: None,
+            is_mounted: false,
+            running: None,
+            operations: 0,
+            operations_here: 0,
+        }
+    }
+
+    /// The pool, if there is one.
+    #[must_use]
+    pub fn pool(&self) -> Option<&Pool> {
+        self.pool.as_ref()
+    }
+
+    fn side(&self, poolfs: bool) -> PathBuf {
+        // Names of one length: an absolute link shows it.
+        self.folder.join(if poolfs { "poolfs" } else { "disk__" })
+    }
+
+    fn branch(&self) -> PathBuf {
+        self.folder.join(match self.stack {
+            Stack::Disk => "poolfs",
+            Stack::Directory => "branch",
+            Stack::Union | Stack::TinyCache => "lower",
+        })
+    }
+
+    /// Unmounts, looks whether the lower branch is what it was, and mounts over new trees.
+    fn renew(&mut self) {
+        self.end();
+        self.trees_left = TREES;
+        self.operations_here = 0;
+        let branch = self.branch();
+        let disk = self.side(false);
+        for folder in [&branch, &self.folder.join("upper"), &disk] {
+            fs::create_dir_all(folder).expect("a folder");
+            for entry in fs::read_dir(folder).expect("readable") {
+                fs::remove_dir_all(entry.expect("readable").path()).expect("old trees go");
+            }
+        }
+        for number in 1..=TREES {
+            for root in [branch.join(tree(number)), disk.join(tree(number))] {
+                fs::create_dir_all(&root).expect("a folder");
+                plant(&root);
+            }
+        }
+        let at = self.side(true);
+        if let Some(pool) = &self.pool {
+            if self.stack == Stack::Directory {
+                pool.mount_directory(&at, &branch).keep();
+            } else {
+                self.lower = Some(checksum(&branch));
+                pool.mount_union(&at, &self.folder.join("upper"), &[&branch]).keep();
+            }
+            self.is_mounted = true;
+        }
+        let start = |pool, name| Side::start(pool, &self.worker, &self.folder.join(name));
+        self.running = Some((start(self.pool.as_ref(), "p"), start(None, "d")));
+    }
+
+    /// Ends the processes, unmounts, and looks at the lower branch.
+    ///
+    /// # Panics
+    /// When it was changed or the mount is not unmounted.
+    pub fn end(&mut self) {
+        self.running = None;
+        if !std::mem::take(&mut self.is_mounted) {
+            return;
+        }
+        let at = self.side(true);
+        let at = at.to_str().expect("paths of tests are text");
+        if let Some(pool) = &self.pool {
+            let _ = pool.poolfs(&["umount", pool.name(), at]).expect("umount");
+        }
+        if let Some(before) = self.lower.take() {
+            assert_eq!(before, checksum(&self.branch()), "the lower branch changed");
+        }
+    }
+
+    /// Runs a program on both sides, up to the first difference.
+    pub fn compare(&mut self, program: &[String]) -> Option<Difference> {
+        if self.trees_left == 0 || self.running.is_none() {
+            self.renew();
+        }
+        let tree = tree(self.trees_left);
+        self.trees_left -= 1;
+        let roots = [true, false].map(|poolfs| self.side(poolfs).join(&tree));
+        let sides = self.running.as_mut().expect("running");
+        for process in 0..PROCESSES.len() {
+            let begun = exchange(sides, process, &roots.each_ref().map(|root| format!("begin {}", root.display())));
+            assert_eq!(begun, ["0".to_owned(), "0".to_owned()], "process {process} begins");
+        }
+        let mut steps = Steps::default();
+        steps.tick();
+        for (at, line) in program.iter().enumerate() {
+            if line == TICK {
+                steps.tick();
+                continue;
+            }
+            let (process, rest) = line.split_once(' ').expect("a process and a line");
+            let process: usize = process.parse().expect("a process's number");
+            let answers = exchange(sides, process, &[rest.to_owned(), rest.to_owned()]);
+            // A union may move those of lower objects by copying them up (docs/semantics.md).
+            let change_times = matches!(self.stack, Stack::Disk | Stack::Directory);
+            let [poolfs, disk] = answers.map(|answer| steps.steps_for_times(&answer, change_times));
+            self.operations += 1;
+            self.operations_here += 1;
+            if poolfs != disk {
+                if poolfs.starts_with("process") || disk.starts_with("process") {
+                    self.running = None;
+                    self.trees_left = 0;
+                }
+                return Some(Difference { at, line: line.clone(), poolfs, disk });
+            }
+        }
+        None
+    }
+}
+
+/// Compiles the processes' program and, whatever they may do, makes all of the machine's disk but the test's folder
+/// read-only in these namespaces. In the folder reading moves no access times and devices do not open, as on poolfs. Only once for a test.
+fn prepare(test: &Path) -> PathBuf {
+    let worker = test.join("differential");
+    if !worker.exists() {
+        let _ = compile(test, "differential", false);
+        let at = test.display();
+        let confine = format!(
+            "mount --bind {at} {at} && mount -o remount,bind,noatime,nodev {at} && mount -o remount,bind,ro / && ! touch /poolfs-differential 2>/dev/null"
+        );
+        let _ = crate::shell(&confine).expect("a read-only machine");
+    }
+    worker
+}
+
+/// Where a program's tree is below the root of its side: links may lead one folder up.
+fn tree(number: usize) -> String {
+    format!("{number}/tree")
+}
+
+/// A line for each side, and their answers; what went wrong stands for one.
+fn exchange(sides: &mut (Side, Side), process: usize, lines: &[String; 2]) -> [String; 2] {
+    let sent = [sides.0.send(process, &lines[0]), sides.1.send(process, &lines[1])];
+    let [first, second] = sent;
+    [
+        first.and_then(|()| sides.0.answer(process)).unwrap_or_else(|error| error),
+        second.and_then(|()| sides.1.answer(process)).unwrap_or_else(|error| error),
+    ]
+}

@@ -1,0 +1,177 @@
+//! libc's whole file surface from C programs (`programs/surface`): on the disk, and on a union by FUSE and by the library, each call
+//! with the same result, errno and effect. docs/surface.md says what happens to each function.
+
+use poolfs_tests::{Pool, Way, isolated, program, run, workspace};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Compiles one of the programs.
+fn compile(folder: &Path, name: &str) -> PathBuf {
+    let target = folder.join(name);
+    let mut command = Command::new("gcc");
+    command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread", "-I"]);
+    command.arg(workspace().join("client/preload/tests")).arg("-o").arg(&target);
+    command.arg(workspace().join(format!("tests/programs/surface/{name}.c"))).args(["-lrt", "-lutil"]);
+    let _ = run(&mut command).expect("gcc");
+    target
+}
+
+/// Runs the program of that name three times, and compares what it prints. By the library it must send at least so many requests.
+fn same_on_all_ways(test: &str, name: &str, requests_min: u64) {
+    isolated(test, |folder| {
+        // Other users have to reach the files.
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("a mode");
+        let binary = compile(folder, name);
+        let directory = |parent: &Path| {
+            let directory = parent.join("work");
+            fs::create_dir_all(&directory).expect("a folder");
+            fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).expect("a mode");
+            directory
+        };
+        let expected = run(Command::new(&binary).arg(directory(&folder.join("disk")))).expect("on the disk");
+        let pool = Pool::create(folder, "64M");
+        let library = program("libpoolfs_preload.so");
+        for way in [Way::Legacy, Way::Library] {
+            let [upper, lower] = ["upper", "lower"].map(|part| {
+                let path = folder.join(format!("{part}-{way:?}"));
+                fs::create_dir(&path).expect("a folder");
+                path
+            });
+            let mount = pool.mount_union(&folder.join(format!("mnt-{way:?}")), &upper, &[&lower]);
+            let before = pool.operations(Way::Library);
+            // A second process of a program goes the other way.
+            let other = match way {
+                Way::Library => "env -u LD_PRELOAD".to_owned(),
+                Way::Legacy => format!("env LD_PRELOAD={}", library.display()),
+            };
+            let script =
+                format!("export SURFACE_OTHER='{other}'; {} {}", binary.display(), directory(mount.path()).display());
+            let printed = pool.shell(way, &script).expect(name);
+            assert_same(&expected, &printed, &format!("{name} by {way:?}"));
+            let requests = pool.operations(Way::Library) - before;
+            assert!(way == Way::Legacy || requests >= requests_min, "{name}: {requests} requests by the library");
+            drop(mount);
+        }
+    });
+}
+
+/// Names the lines that differ.
+fn assert_same(expected: &str, found: &str, what: &str) {
+    let lines = expected.lines().zip(found.lines()).filter(|(expected, found)| expected != found);
+    let different: Vec<String> = lines.map(|(expected, found)| format!("disk: {expected}\n here: {found}")).collect();
+    assert!(different.is_empty(), "{what} differs:\n{}", different.join("\n"));
+    assert_eq!(expected.lines().count(), found.lines().count(), "{what} ends elsewhere");
+}
+
+#[test]
+fn files() {
+    same_on_all_ways("files", "files", 30);
+}
+
+#[test]
+fn names() {
+    same_on_all_ways("names", "names", 20);
+}
+
+#[test]
+fn processes() {
+    same_on_all_ways("processes", "processes", 500);
+}
+
+#[test]
+fn waiting() {
+    same_on_all_ways("waiting", "waiting", 4);
+}
+
+/// The portable program, built and run in some way.
+struct Built {
+    what: &'static str,
+    compiler: &'static str,
+    flags: &'static [&'static str],
+    /// What it is started by, which also makes it what it is.
+    launcher: &'static str,
+    is_served: bool,
+}
+
+const BUILT: &[Built] = &[
+    Built { what: "glibc", compiler: "gcc", flags: &[], launcher: "", is_served: true },
+    Built { what: "musl", compiler: "musl-gcc", flags: &[], launcher: "", is_served: true },
+    Built { what: "static", compiler: "gcc", flags: &["-static"], launcher: "", is_served: false },
+    Built { what: "static musl", compiler: "musl-gcc", flags: &["-static"], launcher: "", is_served: false },
+    Built {
+        what: "set-user-id",
+        compiler: "gcc",
+        flags: &[],
+        launcher: "setpriv --reuid 1000 --regid 1000 --clear-groups",
+        is_served: false,
+    },
+];
+
+/// Programs of another C library are served; those without a loader, and those with more rights than who starts them, go by the
+/// kernel. All see the same.
+#[test]
+fn programs_of_any_make_see_the_same() {
+    isolated("programs_of_any_make_see_the_same", |folder| {
+        let open_to_all = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
+        };
+        open_to_all(folder, 0o755);
+        let upper = folder.join("upper");
+        fs::create_dir(&upper).expect("a folder");
+        let pool = Pool::create(folder, "64M");
+        let mount = pool.mount_directory(&folder.join("mnt"), &upper);
+        for built in BUILT {
+            let name = built.what.replace(' ', "-");
+            let binary = folder.join(&name);
+            let mut command = Command::new(built.compiler);
+            command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&binary).args(built.flags);
+            let _ = run(command.arg(workspace().join("tests/programs/surface/portable.c"))).expect(built.compiler);
+            if !built.launcher.is_empty() {
+                open_to_all(&binary, 0o4755);
+            }
+            let work = |parent: &Path| {
+                let work = parent.join(format!("work-{name}"));
+                fs::create_dir(&work).expect("a folder");
+                work
+            };
+            let on_disk = format!("{} {} {}", built.launcher, binary.display(), work(folder).display());
+            let expected = run(Command::new("sh").args(["-euc", &on_disk])).expect("on the disk");
+            let before = pool.operations(Way::Library);
+            let script = format!("{} {} {}", built.launcher, binary.display(), work(mount.path()).display());
+            let printed = pool.shell(Way::Library, &script).expect(built.what);
+            assert_same(&expected, &printed, built.what);
+            let requests = pool.operations(Way::Library) - before;
+            assert_eq!(requests >= 50, built.is_served, "{}: {requests} requests by the library", built.what);
+            assert!(built.is_served || requests == 0, "{}: {requests} requests by the library", built.what);
+        }
+        drop(mount);
+    });
+}
+
+#[test]
+fn what_was_written_is_on_the_disk_when_sync_returns() {
+    isolated("what_was_written_is_on_the_disk_when_sync_returns", |folder| {
+        let directory = folder.join("directory");
+        fs::create_dir(&directory).expect("a folder");
+        let pool = Pool::create(folder, "64M");
+        let mount = pool.mount_directory(&folder.join("mnt"), &directory);
+        let script = "import ctypes, os, sys\n\
+            libc = ctypes.CDLL(None)\n\
+            def put(name):\n\
+            \x20   f = os.open(sys.argv[1] + '/' + name, os.O_RDWR | os.O_CREAT)\n\
+            \x20   for _ in range(2): os.pwrite(f, b'content of ' + name.encode(), 0)\n\
+            \x20   return f\n\
+            def on_disk(name):\n\
+            \x20   with open(sys.argv[2] + '/' + name, 'rb') as f: print(f.read().decode())\n\
+            put('sync'); os.sync(); on_disk('sync')\n\
+            f = put('syncfs'); print(libc.syncfs(f)); on_disk('syncfs')\n";
+        let file = folder.join("script.py");
+        fs::write(&file, script).expect("a file");
+        let command = format!("python3 {} {} {}", file.display(), mount.path().display(), directory.display());
+        let printed = pool.shell(Way::Library, &command).expect("python");
+        assert_eq!(printed, "content of sync\n0\ncontent of syncfs\n");
+        drop(mount);
+    });
+}

@@ -1,0 +1,124 @@
+//! The stages of `make soak`: what takes hours. What each showed is written to `docs/soak.md`.
+
+use crate::tidy::workspace_root;
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Behind this, lines of a stage's output say what is to stand in the table.
+const FIGURE: &str = "soak: ";
+
+const HEAD: &str = "# What the long runs have shown\n\n\
+    Written by `make soak` (`cargo xtask soak`, one stage with `--only NAME`): each stage with the commit it last ran on.\n\n\
+    | stage | commit | outcome | minutes | figures |\n|---|---|---|---|---|\n";
+
+struct Stage {
+    name: &'static str,
+    command: &'static [&'static str],
+    environment: &'static [(&'static str, &'static str)],
+}
+
+const STAGES: &[Stage] = &[Stage {
+    name: "differential",
+    command: &[
+        "cargo",
+        "test",
+        "-p",
+        "poolfs-tests",
+        "--test",
+        "differential",
+        "--",
+        "--nocapture",
+        "--exact",
+        "random_programs_end_as_on_the_disk",
+    ],
+    // So many on each of the three stacks.
+    environment: &[("POOLFS_DIFFERENTIAL", "350000")],
+}];
+
+/// Runs the stages whose names contain `only`, between two inventories of the machine.
+pub fn run(only: Option<&str>) -> Result<()> {
+    let root = workspace_root();
+    let before = root.join("target/leftovers-before.txt");
+    crate::leftovers::record(&before)?;
+    let mut failed = Vec::new();
+    for stage in STAGES.iter().filter(|stage| only.is_none_or(|part| stage.name.contains(part))) {
+        println!("==> {}", stage.name);
+        let begun = Instant::now();
+        let (passed, figures) = run_stage(&root, stage)?;
+        let minutes = begun.elapsed().as_secs_f64() / 60.0;
+        println!("{minutes:>6.1} min  {}", stage.name);
+        let outcome = if passed { "clean" } else { "failed" };
+        let row = format!(
+            "| {} | {} | {outcome} | {minutes:.1} | {} |",
+            stage.name,
+            commit(&root)?,
+            figures.join("; ").replace('|', "\\|")
+        );
+        write_row(&root.join("docs/soak.md"), stage.name, row)?;
+        if !passed {
+            failed.push(stage.name);
+        }
+    }
+    crate::leftovers::compare(&before)?;
+    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+}
+
+/// Whether it passed, and the figures it told.
+fn run_stage(root: &Path, stage: &Stage) -> Result<(bool, Vec<String>)> {
+    let mut command = Command::new(stage.command[0]);
+    command.args(&stage.command[1..]).current_dir(root).stdout(Stdio::piped());
+    command.envs(stage.environment.iter().copied().filter(|(name, _)| std::env::var_os(name).is_none()));
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", stage.command[0]))?;
+    let mut figures = Vec::new();
+    for line in BufReader::new(child.stdout.take().context("piped")?).lines() {
+        let line = line?;
+        println!("{line}");
+        figures.extend(line.split_once(FIGURE).map(|(_, figure)| figure.to_owned()));
+    }
+    Ok((child.wait()?.success(), figures))
+}
+
+fn commit(root: &Path) -> Result<String> {
+    let git = |arguments: &[&str]| -> Result<String> {
+        let output = Command::new("git").args(arguments).current_dir(root).output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    // The table itself does not count.
+    let changed = !git(&["status", "--porcelain", "--", ".", ":!docs/soak.md"])?.is_empty();
+    Ok(format!("{}{}", git(&["rev-parse", "--short", "HEAD"])?, if changed { " and changes" } else { "" }))
+}
+
+/// Puts a stage's row into the table, in place of the one it had.
+fn write_row(path: &Path, stage: &str, row: String) -> Result<()> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    std::fs::write(path, with_row(&text, stage, row)).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn with_row(text: &str, stage: &str, row: String) -> String {
+    let name_of = |line: &str| Some(line.strip_prefix("| ")?.split(" |").next()?.to_owned());
+    let rows = text.lines().filter_map(|line| Some((name_of(line)?, line.to_owned())));
+    let mut rows: BTreeMap<String, String> = rows.filter(|(name, _)| name != "stage").collect();
+    rows.insert(stage.to_owned(), row);
+    rows.values().fold(HEAD.to_owned(), |mut text, row| {
+        let _ = writeln!(text, "{row}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_has_one_row() {
+        let one = with_row("", "b", "| b | old |".into());
+        let two = with_row(&one, "a", "| a | x |".into());
+        let three = with_row(&two, "b", "| b | new |".into());
+        assert_eq!(three, format!("{HEAD}| a | x |\n| b | new |\n"));
+    }
+}
