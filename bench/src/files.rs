@@ -2,7 +2,7 @@
 
 use crate::table::{Row, Table};
 use crate::targets::{Laboratory, Target, drop_caches};
-use crate::worker::{DATA_BYTES, DATA_FILE, copy_up_file, median};
+use crate::worker::{DATA_BYTES, copy_up_file, median};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,6 +15,8 @@ const CASES: &[(&str, bool, &str)] = &[
     ("write-65536", true, "write 64 KiB, cached"),
     ("read-4096", false, "read 4 KiB, not cached"),
     ("read-65536", false, "read 64 KiB, not cached"),
+    ("write-4096", false, "write 4 KiB, not cached"),
+    ("write-65536", false, "write 64 KiB, not cached"),
     ("open-close", true, "open and close"),
     ("stat", true, "stat"),
     ("create-unlink", true, "create and unlink"),
@@ -57,7 +59,7 @@ pub fn run(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> Resul
         }
     }
     laboratory.unmount()?;
-    let titles = CASES.iter().map(|case| case.2).chain(["write 1 byte into a 64 MiB lower file"]);
+    let titles = CASES.iter().map(|case| case.2).chain(["open, write 1 byte into a 64 MiB lower file, close"]);
     let rows = titles
         .enumerate()
         .map(|(case, title)| Row {
@@ -66,6 +68,11 @@ pub fn run(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> Resul
         })
         .collect();
     Ok(Table { columns: Target::ALL.iter().map(|target| target.title().to_owned()).collect(), rows })
+}
+
+/// The file that reads and writes use: the library and FUSE share a service, and its cache would be warm for the second.
+fn data_file(target: Target) -> &'static str {
+    if target == Target::Fuse { "data-1" } else { "data-0" }
 }
 
 fn turned(round: u32) -> Vec<Target> {
@@ -85,7 +92,8 @@ fn prepare(laboratory: &Laboratory, rounds: u32) -> Result<()> {
         let content: Vec<u8> = block.iter().copied().cycle().take(bytes as usize).collect();
         fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))
     };
-    fill(DATA_FILE, DATA_BYTES)?;
+    fill(data_file(Target::Library), DATA_BYTES)?;
+    fill(data_file(Target::Fuse), DATA_BYTES)?;
     for file in 0..2 * rounds * COPY_UPS {
         fill(&copy_up_file(file), COPY_UP_BYTES)?;
     }
@@ -95,6 +103,7 @@ fn prepare(laboratory: &Laboratory, rounds: u32) -> Result<()> {
 fn worker(laboratory: &Laboratory, target: Target, operation: &str, warm: bool, milliseconds: u64) -> Result<f64> {
     let mut command = laboratory.command(target, &std::env::current_exe()?);
     command.arg("worker").arg(laboratory.directory(target)).args([
+        data_file(target),
         operation,
         "--milliseconds",
         &milliseconds.to_string(),

@@ -2,6 +2,7 @@
 
 mod copies;
 mod files;
+mod overhead;
 mod roundtrip;
 mod table;
 mod targets;
@@ -42,12 +43,26 @@ enum Task {
         #[arg(long, default_value_t = 15)]
         rounds: u32,
     },
+    /// What the preloaded library costs on calls that are none of poolfs's, and at the start of a program.
+    Overhead {
+        /// A folder to work in; made and removed.
+        #[arg(long)]
+        work: PathBuf,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 15)]
+        rounds: u32,
+        /// How long one measurement takes.
+        #[arg(long, default_value_t = 50)]
+        milliseconds: u64,
+    },
     /// Plain memory copy beside the copy with non-temporal loads and stores, by size.
     Copy,
     /// One operation in this process; prints nanoseconds. The other tasks start it.
     Worker {
         /// Where.
         directory: PathBuf,
+        /// The file there that reads and writes use.
+        data: String,
         /// What.
         operation: String,
         /// How long.
@@ -77,10 +92,17 @@ fn main() -> Result<()> {
             std::fs::remove_dir_all(&work)?;
             print!("{}", table?.markdown());
         }
+        Task::Overhead { work, rounds, milliseconds } => {
+            let poolfs = std::env::current_exe()?.with_file_name("poolfs");
+            let work = made(&work)?;
+            let table = overhead::run(&work, &poolfs, rounds, milliseconds);
+            std::fs::remove_dir_all(&work)?;
+            print!("{}", table?);
+        }
         Task::Copy => print!("{}", copies::run().markdown()),
-        Task::Worker { directory, operation, milliseconds, warm } => {
+        Task::Worker { directory, data, operation, milliseconds, warm } => {
             let operation = worker::Operation::parse(&operation)?;
-            println!("{}", worker::run(&directory, operation, Duration::from_millis(milliseconds), warm)?);
+            println!("{}", worker::run(&directory, &data, operation, Duration::from_millis(milliseconds), warm)?);
         }
     }
     Ok(())

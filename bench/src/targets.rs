@@ -83,9 +83,13 @@ impl Laboratory {
         Command::new(program)
     }
 
-    /// Mounts everything with fresh upper directories and nothing cached.
+    /// Mounts everything with fresh upper directories and nothing cached. The copy for the disk's own filesystem is made
+    /// once.
     pub fn mount(&mut self) -> Result<()> {
-        succeed(Command::new("cp").arg("-a").arg(self.lower()).arg(self.directory(Target::Ext4)))?;
+        let native = self.directory(Target::Ext4);
+        if !native.exists() {
+            succeed(Command::new("cp").arg("-a").arg(self.lower()).arg(&native))?;
+        }
         for target in [Target::Library, Target::Overlayfs, Target::FuseOverlayfs] {
             let at = self.directory(target);
             let name = at.file_name().context("a name")?.to_string_lossy().into_owned();
@@ -128,10 +132,7 @@ impl Laboratory {
                 std::fs::remove_dir_all(self.folder.join(format!("{name}-{kind}")))?;
             }
         }
-        match std::fs::remove_dir_all(self.directory(Target::Ext4)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// The pool's name.

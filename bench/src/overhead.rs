@@ -1,0 +1,95 @@
+//! What the preloaded library costs a program on calls that are none of poolfs's, and at its start.
+
+use crate::targets::{Laboratory, Target, succeed};
+use crate::worker::median;
+use anyhow::{Context, Result, bail};
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+/// (operation of the worker, what the table calls it)
+const CALLS: &[(&str, &str)] = &[
+    ("stat", "stat, absolute path"),
+    ("relative-stat", "stat, path from the working directory"),
+    ("open-close", "open and close"),
+    ("read-512", "pread of 512 bytes"),
+    ("write-512", "pwrite of 512 bytes"),
+];
+
+/// Starts of a program in one round.
+const STARTS: u32 = 50;
+
+/// The table of `rounds` rounds, each with and without the library in turn.
+pub fn run(work: &Path, poolfs: &Path, rounds: u32, milliseconds: u64) -> Result<String> {
+    let laboratory = Laboratory::new(work, poolfs, "0-1")?;
+    let at = laboratory.directory(Target::Library);
+    std::fs::create_dir_all(&at)?;
+    // A mount there is, so that the library has something to look for.
+    succeed(laboratory.poolfs().args(["mount", laboratory.pool()]).arg(&at).arg("--dir").arg(laboratory.lower()))?;
+    let measured = measure(work, &poolfs.with_file_name("libpoolfs_preload.so"), rounds, milliseconds);
+    let unmounted = succeed(laboratory.poolfs().args(["umount", laboratory.pool()]).arg(&at));
+    let table = measured?;
+    unmounted?;
+    Ok(table)
+}
+
+fn measure(work: &Path, library: &Path, rounds: u32, milliseconds: u64) -> Result<String> {
+    let elsewhere = work.join("elsewhere");
+    std::fs::create_dir_all(&elsewhere)?;
+    std::fs::write(elsewhere.join("data"), vec![0; crate::worker::DATA_BYTES as usize])?;
+    let mut samples = vec![(Vec::new(), Vec::new()); CALLS.len() + 1];
+    for round in 0..rounds {
+        for with in [round % 2 == 0, round % 2 == 1] {
+            for ((call, _), (without_library, with_library)) in CALLS.iter().zip(&mut samples) {
+                let sample = worker(&elsewhere, call, with.then_some(library), milliseconds)?;
+                if with { with_library.push(sample) } else { without_library.push(sample) }
+            }
+            let (without_library, with_library) = &mut samples[CALLS.len()];
+            for _ in 0..STARTS {
+                let sample = start(with.then_some(library))?;
+                if with { with_library.push(sample) } else { without_library.push(sample) }
+            }
+        }
+    }
+    let mut text = "| call, ns | without the library | with it | more |\n|---|---|---|---|\n".to_owned();
+    let titles = CALLS.iter().map(|call| call.1).chain(["start and end of /bin/true"]);
+    for (title, (without, with)) in titles.zip(&mut samples) {
+        let (without, with) = (median(without), median(with));
+        let _ = writeln!(text, "| {title} | {without:.0} | {with:.0} | {:.0} |", with - without);
+    }
+    Ok(text)
+}
+
+fn preloading<'c>(command: &'c mut Command, library: Option<&Path>) -> &'c mut Command {
+    match library {
+        Some(library) => command.env("LD_PRELOAD", library),
+        None => command.env_remove("LD_PRELOAD"),
+    }
+}
+
+/// Nanoseconds of one call, in a process of its own.
+fn worker(directory: &Path, call: &str, library: Option<&Path>, milliseconds: u64) -> Result<f64> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.current_dir(directory).arg("worker").arg(directory).args(["data", call, "--warm"]);
+    command.arg("--milliseconds").arg(milliseconds.to_string());
+    let output = preloading(&mut command, library).output()?;
+    if !output.status.success() {
+        bail!("{call}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim().parse().with_context(|| format!("{call} said {text:?}"))
+}
+
+/// Nanoseconds from the start of a program that does nothing to its end.
+fn start(library: Option<&Path>) -> Result<f64> {
+    let mut command = Command::new("/bin/true");
+    preloading(&mut command, library);
+    let begun = Instant::now();
+    let status = command.status()?;
+    let time = begun.elapsed().as_nanos() as f64;
+    if !status.success() {
+        bail!("/bin/true: {status}");
+    }
+    Ok(time)
+}
