@@ -121,6 +121,7 @@ fn a_killed_service_is_an_error_at_once_and_keeps_its_promises() {
         // what the caller adds.
         let most = if is_soak() { Duration::from_millis(100) } else { Duration::from_secs(1) };
         assert!(waits.iter().all(|wait| *wait < most), "a dead service was noticed after {waits:?}");
+        println!("soak: noticed after {waits:.1?}");
         drop(pool);
         assert_eq!(before, checksum(&folder.join("lower")), "the lower branch changed");
     });

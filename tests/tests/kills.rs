@@ -74,6 +74,8 @@ fn clients_killed_at_any_point_leave_everything_whole() {
         drop(mount);
         let mount = union(&pool, folder);
         check_leavings(&mount.path().join("work"));
+        let records = fs::metadata(mount.path().join("work/log")).expect("there").len() / 16;
+        println!("soak: {rounds} times two clients killed, {records} records whole");
         drop(mount);
     });
 }
@@ -156,5 +158,6 @@ fn a_service_killed_with_everything_open_is_an_end_for_all_and_loses_nothing_syn
         }
         drop(pool);
         assert_eq!(before, checksum(&folder.join("lower")), "the lower branch changed");
+        println!("soak: {rounds} services killed with twelve clients each");
     });
 }

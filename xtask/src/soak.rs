@@ -22,23 +22,59 @@ struct Stage {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const STAGES: &[Stage] = &[Stage {
-    name: "differential",
-    command: &[
-        "cargo",
-        "test",
-        "-p",
-        "poolfs-tests",
-        "--test",
-        "differential",
-        "--",
-        "--nocapture",
-        "--exact",
-        "random_programs_end_as_on_the_disk",
-    ],
-    // So many on each of the three stacks.
-    environment: &[("POOLFS_DIFFERENTIAL", "350000")],
-}];
+/// One test of a file of tests/tests, as a command.
+macro_rules! end_to_end {
+    ($file:literal, $name:literal) => {
+        ["cargo", "test", "-p", "poolfs-tests", "--test", $file, "--", "--nocapture", "--exact", $name]
+    };
+}
+
+/// The tests of the service's suite whose names contain this, as a command.
+macro_rules! service {
+    ($name:literal) => {
+        ["cargo", "test", "-p", "poolfs-service", "--test", "suite", "--", "--nocapture", $name]
+    };
+}
+
+const LONG: (&str, &str) = ("POOLFS_SOAK", "1");
+
+const STAGES: &[Stage] = &[
+    // So many operations on each of the three stacks.
+    Stage {
+        name: "differential",
+        command: &end_to_end!("differential", "random_programs_end_as_on_the_disk"),
+        environment: &[("POOLFS_DIFFERENTIAL", "350000")],
+    },
+    Stage {
+        name: "killed clients",
+        command: &end_to_end!("kills", "clients_killed_at_any_point_leave_everything_whole"),
+        environment: &[LONG],
+    },
+    Stage {
+        name: "killed services",
+        command: &end_to_end!(
+            "kills",
+            "a_service_killed_with_everything_open_is_an_end_for_all_and_loses_nothing_synced"
+        ),
+        environment: &[LONG],
+    },
+    Stage {
+        name: "death of a service told in time",
+        command: &end_to_end!("death", "a_killed_service_is_an_error_at_once_and_keeps_its_promises"),
+        environment: &[LONG],
+    },
+    Stage {
+        name: "hostile clients",
+        command: &service!("storms::hostile_clients_hurt_nobody_but_themselves"),
+        environment: &[LONG],
+    },
+    Stage { name: "clients that stand still", command: &service!("standstill::"), environment: &[LONG] },
+    Stage {
+        name: "guest with version 2 of control groups",
+        command: &["tests/guest/run.sh", "runs", "containers", "shortage:memory"],
+        environment: &[],
+    },
+];
 
 /// Runs the stages whose names contain `only`, between two inventories of the machine.
 pub fn run(only: Option<&str>) -> Result<()> {

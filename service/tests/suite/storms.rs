@@ -116,6 +116,7 @@ fn hostile_clients_hurt_nobody_but_themselves() {
                 let (done, longest) = witness.join().expect("a witness saw what must not be");
                 assert!(done > 20, "a witness came to {done} operations");
                 assert!(longest < wait_max(), "a witness waited {longest:?}");
+                println!("soak: a witness did {done} operations, the longest in {longest:.0?}");
             }
             (calm, after)
         });
