@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! buffer n at n * (4096 + data):  0x000 state word   0x040 Request   0x100 Reply   0x1000 data
-//! queue:  0x000 head  0x040 tail  0x080 events, sleepers  0x0C0 space, producers asleep  0x100 slots, 8 bytes each
+//! queue:  0x000 head  0x040 tail  0x080 events, sleepers  0x0C0 space, producers asleep, stamps  0x100 slots, 8 bytes each
 //! ```
 //!
 //! This is the only place that turns addresses of shared memory into anything. References are made to atomics alone;
@@ -74,6 +74,7 @@ pub fn queue(mapping: &Mapping, slots: usize) -> RelaxedQueue<'_> {
         sleepers: line(0x84),
         space: line(0xC0),
         space_sleepers: line(0xC4),
+        stamps: line(0xC8),
     };
     RelaxedQueue::new(words, slots)
 }

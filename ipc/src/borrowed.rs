@@ -16,6 +16,12 @@ const SLEEP_MAX: Duration = Duration::from_millis(40);
 /// Longest sleep for a free slot of a full queue.
 const FULL_SLEEP_MAX: Duration = Duration::from_millis(5);
 
+/// Now, as requests say when they were submitted.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// A request buffer borrowed by the calling thread. Given back when dropped.
 pub struct Borrowed<'a> {
     connection: &'a Connection,
@@ -99,7 +105,12 @@ impl<'a> Borrowed<'a> {
         if !self.connection.is_usable() {
             return Err(CallError::NoSession);
         }
-        self.area().put_request(request);
+        if self.connection.wants_stamps() {
+            let stamped = Request { submitted_ns: monotonic_ns(), ..*request };
+            self.area().put_request(&stamped);
+        } else {
+            self.area().put_request(request);
+        }
         self.sequence = CallerState::new(self.area().state()).submit(self.sequence);
         self.in_flight = true;
         self.connection.calls.fetch_add(1, Ordering::Relaxed);

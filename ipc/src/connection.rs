@@ -239,6 +239,12 @@ impl Connection {
         (group, queue)
     }
 
+    /// Whether the service wants to know when requests are submitted. All its queues say the same.
+    pub(crate) fn wants_stamps(&self) -> bool {
+        let first = self.queues[0].as_ref();
+        first.is_some_and(|mapping| area::queue(mapping, self.welcome.queue_slots as usize).wants_stamps())
+    }
+
     /// Borrows a request buffer for one call or several in a row. `frame` is that of the call, which has ended when the thread
     /// is there again.
     ///

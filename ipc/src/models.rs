@@ -57,7 +57,7 @@ impl Consumers {
 
 /// A queue with its private record of consumers.
 struct Shared {
-    words: [AtomicU32; 6],
+    words: [AtomicU32; 7],
     slots: Vec<AtomicU64>,
     consumers: Mutex<Consumers>,
     futex: ModelFutex,
@@ -76,8 +76,8 @@ impl Shared {
     }
 
     fn queue(&self) -> RelaxedQueue<'_> {
-        let [head, tail, events, sleepers, space, space_sleepers] = &self.words;
-        RelaxedQueue::new(QueueWords { head, tail, events, sleepers, space, space_sleepers }, &self.slots)
+        let [head, tail, events, sleepers, space, space_sleepers, stamps] = &self.words;
+        RelaxedQueue::new(QueueWords { head, tail, events, sleepers, space, space_sleepers, stamps }, &self.slots)
     }
 
     fn publish(&self, buffer: u16) {

@@ -95,6 +95,8 @@ pub struct QueueWords<'a> {
     pub space: &'a AtomicU32,
     /// Producers that sleep or are about to.
     pub space_sleepers: &'a AtomicU32,
+    /// Not 0 while the service wants requests to say when they were submitted.
+    pub stamps: &'a AtomicU32,
 }
 
 /// The relaxed concurrent queue over words in shared memory.
@@ -150,6 +152,16 @@ impl<'a> RelaxedQueue<'a> {
         }
         self.words.space.fetch_add(1, Ordering::Release);
         true
+    }
+
+    /// Says whether requests are to say when they were submitted.
+    pub fn want_stamps(&self, wanted: bool) {
+        self.words.stamps.store(u32::from(wanted), Ordering::Relaxed);
+    }
+
+    /// Whether the request about to be submitted is to say when.
+    pub fn wants_stamps(&self) -> bool {
+        self.words.stamps.load(Ordering::Relaxed) != 0
     }
 }
 
@@ -240,7 +252,7 @@ mod tests {
     use super::*;
 
     struct Memory {
-        words: [AtomicU32; 6],
+        words: [AtomicU32; 7],
         slots: Vec<AtomicU64>,
     }
 
@@ -250,8 +262,8 @@ mod tests {
         }
 
         fn queue(&self) -> RelaxedQueue<'_> {
-            let [head, tail, events, sleepers, space, space_sleepers] = &self.words;
-            RelaxedQueue::new(QueueWords { head, tail, events, sleepers, space, space_sleepers }, &self.slots)
+            let [head, tail, events, sleepers, space, space_sleepers, stamps] = &self.words;
+            RelaxedQueue::new(QueueWords { head, tail, events, sleepers, space, space_sleepers, stamps }, &self.slots)
         }
     }
 

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -240,6 +240,9 @@ pub struct Request {
     pub third_length: u32,
     /// Access and modification time.
     pub times: [WireTime; 2],
+    /// When it was submitted (`CLOCK_MONOTONIC`, nanoseconds), while the service wants to know; else 0. Only ever shown: nobody
+    /// vouches for it.
+    pub submitted_ns: u64,
 }
 
 /// How a request ended.

@@ -1,5 +1,7 @@
 //! The control socket: commands and answers, one JSON text a line, from root only.
 
+mod trace;
+
 use crate::service::Service;
 use poolfs_service_protocol::{Answer, Command};
 use rustix::fs::Mode;
@@ -115,6 +117,7 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
                 // A second one finds the channel full: the first is being carried out, and the process ends.
                 let _ = shutdown.try_send(Some(stream.try_clone()?));
             }
+            Ok(Command::Trace(spec)) => trace::tell(&stream, service, spec)?,
             Ok(command) => answer(&stream, &service.command(command))?,
             Err(error) => answer(&stream, &Answer::Failed { message: format!("not a command: {error}") })?,
         }

@@ -5,13 +5,14 @@ use crate::handles::{HandleTable, OpenFile};
 use crate::nodes::NodeTable;
 use crate::nodes::pruning::Pruner;
 use crate::notify::{Job, KernelCache, NameChange, NameJob, Notifications};
-use crate::request::Context;
+use crate::request::{Context, Kind};
+use crate::spans::{Asked, Measured, Tracer, enter};
 use crate::stack::Stack;
 use crate::statistics::Statistics;
 use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Errno, Name, NodeId};
-use poolfs_service_protocol::{AdoptedFile, ClientStatus, InstanceStatus, MountSpec};
+use poolfs_service_protocol::{AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, OperationPath};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,6 +58,7 @@ pub struct Instance {
     notifications: OnceLock<Notifications>,
     adopter: OnceLock<Arc<dyn Adopter>>,
     pruner: OnceLock<Arc<Pruner>>,
+    tracer: OnceLock<Arc<Tracer>>,
     refusing: AtomicBool,
     /// Another instance changes what this one shows: the kernel may keep nothing.
     shared: AtomicBool,
@@ -84,6 +86,7 @@ impl Instance {
             notifications: OnceLock::new(),
             adopter: OnceLock::new(),
             pruner: OnceLock::new(),
+            tracer: OnceLock::new(),
             refusing: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             removals: std::array::from_fn(|_| Mutex::default()),
@@ -141,6 +144,23 @@ impl Instance {
     /// [`Instance::attach_kernel`].
     pub fn set_pruner(&self, pruner: &Arc<Pruner>) {
         let _ = self.pruner.set(Arc::clone(pruner));
+    }
+
+    /// Gives whoever listens to `tracer` a say in what is measured; once per instance.
+    pub fn set_tracer(&self, tracer: &Arc<Tracer>) {
+        let _ = self.tracer.set(Arc::clone(tracer));
+    }
+
+    /// Begins to measure a request that this thread serves, if anybody wants to know.
+    #[must_use]
+    pub(crate) fn measure(
+        &self,
+        path: OperationPath,
+        process: u32,
+        submitted_ns: u64,
+        kind: Option<Kind>,
+    ) -> Option<Measured<'_>> {
+        self.tracer.get()?.begin(Asked { instance: self.name(), path, process, submitted_ns, kind })
     }
 
     /// Connects the instance to the kernel's caches of its mount.
@@ -201,6 +221,7 @@ impl Instance {
         let is_the_end = |end| self.layer().getattr(&Caller::ROOT, node).map_or(true, |now| now.size == end);
         let grown_to = grown_to.filter(|&(end, _)| view.goes_by_size && is_the_end(end));
         if view.may_cache || grown_to.is_some() {
+            let _kernel = enter(Layer::Kernel);
             notifications.tell(Job { number: view.number, pages: view.may_cache, grown_to });
         }
         self.nodes.told(node);
@@ -215,6 +236,7 @@ impl Instance {
         else {
             return;
         };
+        let _kernel = enter(Layer::Kernel);
         notifications.drop_attributes(number);
         self.nodes.attributes_told(node);
     }
@@ -243,6 +265,7 @@ impl Instance {
         if changed.0.is_empty() {
             return;
         }
+        let _kernel = enter(Layer::Kernel);
         let jobs = changed.0.iter().map(|(_, _, job)| job.clone());
         // What the kernel did not take stays noted: later changes of the name have to be told as well.
         if self.notifications.get().is_none_or(|notifications| notifications.tell_names(jobs)) {

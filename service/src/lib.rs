@@ -32,6 +32,7 @@ pub mod process;
 pub mod queue_front;
 mod request;
 pub mod service;
+pub mod spans;
 pub mod stack;
 mod statistics;
 mod walk;

@@ -4,6 +4,7 @@ use crate::instance::Instance;
 use crate::legacy::{LegacyMount, MountError, detach_dead};
 use crate::nodes::pruning::Pruner;
 use crate::queue_front::{QueueFront, ServiceThreads};
+use crate::spans::Tracer;
 use crate::stack::{Stack, StackBuilder, StackError};
 use poolfs_libservice::Error;
 use poolfs_service_protocol::{
@@ -117,6 +118,7 @@ pub struct Service {
     builder: StackBuilder,
     threads: Arc<ServiceThreads>,
     pruner: Arc<Pruner>,
+    tracer: Arc<Tracer>,
     started: Instant,
     /// Held while an instance is made or ended, so that only one is at a time.
     changes: Mutex<()>,
@@ -136,12 +138,12 @@ impl Service {
     /// When the pool's cache or its service threads cannot be made.
     pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
         let builder = StackBuilder::new(config.cache_bytes)?;
-        let (changes, instances, lingering) = Default::default();
+        let (tracer, changes, instances, lingering) = Default::default();
         let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
         let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;
         let nodes_max = (config.cache_bytes / CACHE_BYTES_PER_NODE).clamp(*NODES_MAX.start(), *NODES_MAX.end());
         let pruner = Arc::new(Pruner::start(nodes_max).map_err(no_sessions)?);
-        Ok(Self { config, builder, threads, pruner, started: Instant::now(), changes, instances, lingering })
+        Ok(Self { config, builder, threads, pruner, tracer, started: Instant::now(), changes, instances, lingering })
     }
 
     /// Its configuration.
@@ -150,7 +152,19 @@ impl Service {
         &self.config
     }
 
-    /// Carries a command out; [`Command::Shutdown`] is for whoever owns the process.
+    /// Who wants to hear of its requests.
+    #[must_use]
+    pub fn tracer(&self) -> &Arc<Tracer> {
+        &self.tracer
+    }
+
+    /// Has the callers of all instances say when they submit a request, while somebody wants to hear of them.
+    pub fn want_stamps(&self) {
+        lock(&self.instances).values().for_each(|mounted| mounted.front.want_stamps(self.tracer.is_on()));
+    }
+
+    /// Carries a command out; [`Command::Shutdown`] is for whoever owns the process, [`Command::Trace`] for whoever owns the
+    /// connection.
     #[must_use]
     pub fn command(&self, command: Command) -> Answer {
         let done = match command {
@@ -161,7 +175,7 @@ impl Service {
                 let all: Vec<_> = lock(&self.instances).values().map(|m| Arc::clone(&m.instance)).collect();
                 return Answer::Client { instances: all.iter().map(|instance| instance.client(pid)).collect() };
             }
-            Command::Shutdown => Ok(()),
+            Command::Shutdown | Command::Trace(_) => Ok(()),
         };
         match done {
             Ok(()) => Answer::Done,
@@ -189,6 +203,7 @@ impl Service {
     fn mount_stack(&self, spec: MountSpec, stack: Stack) -> Result<(), ServiceError> {
         let instance = Instance::new(spec, stack);
         instance.set_pruner(&self.pruner);
+        instance.set_tracer(&self.tracer);
         self.announce(&instance);
         let sockets = instance.spec().socket_directory(&self.config.socket_directory);
         let private = instance.spec().is_root;
@@ -197,6 +212,7 @@ impl Service {
             .map_err(|cause| ServiceError::Sessions { place: sockets.clone(), cause })?;
         let mount =
             LegacyMount::start(&instance, self.config.cpus.len()).inspect_err(|_| front.close(&self.threads))?;
+        front.want_stamps(self.tracer.is_on());
         info!(instance = instance.name(), mount_point = %instance.spec().mount_point.display(), "mounted");
         lock(&self.instances).insert(instance.name().to_owned(), Mounted { instance, mount, front });
         Ok(())

@@ -1,12 +1,14 @@
 //! The stack builder: the only place that names concrete layers.
 //!
 //! A directory is `local` under a `cache`; a union is made of such branches. Branches are shared: instances that use the
-//! same lower branch (or the same directory) stand on one cache, so that its bytes are there once.
+//! same lower branch (or the same directory) stand on one cache, so that its bytes are there once. Between any two layers the time
+//! is measured, when somebody wants to know it.
 
+use crate::spans::Timed;
 use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool};
 use poolfs_libservice::Libservice;
 use poolfs_local::{Local, LocalOptions};
-use poolfs_service_protocol::{CacheStatus, SketchDamage, StackSpec, UnionStatus};
+use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, UnionStatus};
 use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -86,7 +88,7 @@ struct Branch {
 
 impl Branch {
     fn layer(&self) -> Arc<dyn Libservice> {
-        Arc::clone(&self.cache) as Arc<dyn Libservice>
+        Timed::over(Layer::Cache, Arc::clone(&self.cache) as Arc<dyn Libservice>)
     }
 }
 
@@ -192,7 +194,8 @@ impl StackBuilder {
                     branches.push(self.branch(lower, Role::Lower)?);
                 }
                 let union = union(&branches)?;
-                Ok(Stack { layer: Arc::clone(&union) as Arc<dyn Libservice>, union: Some(union), branches })
+                let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
+                Ok(Stack { layer, union: Some(union), branches })
             }
         }
     }
@@ -221,7 +224,7 @@ impl StackBuilder {
         }
         let options = LocalOptions { read_only: role == Role::Lower, ..LocalOptions::default() };
         let local = Local::open(&path, options).map_err(|error| failed(with_causes(&error)))?;
-        let cache = Cache::new(&self.pool, local);
+        let cache = Cache::new(&self.pool, Timed::over(Layer::Local, local));
         let branch = Arc::new(Branch { path: path.clone(), role, cache });
         branches.insert(path, Arc::downgrade(&branch));
         Ok(branch)

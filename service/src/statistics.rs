@@ -6,17 +6,19 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-const BUCKETS: usize = 40;
-
 struct Counter {
     count: AtomicU64,
     errors: AtomicU64,
-    times: [AtomicU64; BUCKETS],
+    times: [AtomicU64; Histogram::BUCKETS],
 }
 
 impl Counter {
     const fn new() -> Self {
-        Self { count: AtomicU64::new(0), errors: AtomicU64::new(0), times: [const { AtomicU64::new(0) }; BUCKETS] }
+        Self {
+            count: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            times: [const { AtomicU64::new(0) }; Histogram::BUCKETS],
+        }
     }
 }
 
@@ -46,8 +48,8 @@ impl Statistics {
         if failed {
             counter.errors.fetch_add(1, Relaxed);
         }
-        let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
-        counter.times[(nanoseconds.ilog2() as usize).min(BUCKETS - 1)].fetch_add(1, Relaxed);
+        let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        counter.times[Histogram::bucket(nanoseconds)].fetch_add(1, Relaxed);
     }
 
     /// Requests of one kind on one path.

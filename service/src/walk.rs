@@ -5,8 +5,10 @@ use crate::access::EXECUTE;
 use crate::dispatch::Stop;
 use crate::instance::Instance;
 use crate::request::{Context, Failure};
+use crate::spans::enter;
 use poolfs_libservice::types::limits::PATH_MAX;
 use poolfs_libservice::types::{Attributes, Errno, FileType, Name, NodeId};
+use poolfs_service_protocol::Layer;
 use tracing::warn;
 
 /// One reference on a node, given back when dropped. The starting point of a walk is held by the caller and counts as not
@@ -100,6 +102,7 @@ impl Instance {
         path: &[u8],
         follow: bool,
     ) -> Result<Found<'i>, Astray> {
+        let _access = enter(Layer::Access);
         let steps = checked(path)?;
         let trailing = ends_as_directory(path);
         let mut walk = Walk::new(self, context, start);
@@ -124,6 +127,7 @@ impl Instance {
         start: NodeId,
         path: &'p [u8],
     ) -> Result<Place<'i, 'p>, Astray> {
+        let _access = enter(Layer::Access);
         let steps = checked(path)?;
         let trimmed = path.trim_ascii_end_slashes();
         let (last, before) = steps.split_last().ok_or(Astray::Failure(Failure::UseKernel))?;

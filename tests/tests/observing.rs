@@ -1,10 +1,12 @@
-//! What poolfs tells of processes and of itself while it works: `why`, `status --watch`.
+//! What poolfs tells of processes and of itself while it works: `why`, `status --watch`, `trace`, and the reports of the library.
 
 use poolfs_tests::{Pool, Stepper, Way, compile, isolated};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// The program that `poolfs exec` runs for a stepper: its only child.
@@ -149,6 +151,114 @@ except OSError: pass
             .filter_map(|word| word.strip_prefix("library.")?.split_once('=')?.1.parse::<u64>().ok())
             .sum();
         assert_eq!(number("library"), by_operation, "{line}");
+        drop(mount);
+    });
+}
+
+/// A `poolfs trace` that prints JSON, one request a line, as they come.
+struct Trace {
+    child: Child,
+    lines: Receiver<Value>,
+}
+
+impl Trace {
+    /// Starts it, and asks `at` for absent names until it tells of one: from then on nothing is missed.
+    fn start(pool: &Pool, at: &Path) -> Self {
+        let mut command = pool.command();
+        command.args(["--json", "trace", pool.name()]).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("poolfs starts");
+        let output = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            // Whoever does not want them any more has seen what it looked for.
+            for line in output.map_while(Result::ok) {
+                let _ = sender.send(serde_json::from_str(&line).unwrap_or(Value::String(line)));
+            }
+        });
+        let trace = Self { child, lines };
+        let begun = (0..600).any(|round| {
+            let _ = fs::metadata(at.join(format!("absent-{round}")));
+            trace.lines.recv_timeout(Duration::from_millis(100)).is_ok()
+        });
+        assert!(begun, "it tells of nothing");
+        trace
+    }
+
+    /// The next request of this kind on this path, by a program of this name.
+    fn next(&self, operation: &str, path: &str, program: &str) -> Value {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut seen = Vec::new();
+        while let Ok(span) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            if [&span["operation"], &span["path"], &span["program"]] == [operation, path, program] {
+                return span;
+            }
+            seen.push(span);
+        }
+        panic!("no {operation} by {path}: {seen:#?}");
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_trace_shows_where_requests_spend_their_time() {
+    isolated("a_trace_shows_where_requests_spend_their_time", |folder| {
+        let (directory, at) = (folder.join("dir"), folder.join("mnt"));
+        fs::create_dir(&directory).expect("a folder");
+        fs::write(directory.join("file"), [7; 8192]).expect("a file");
+        let pool = Pool::create(folder, "64M");
+        let mount = pool.mount_directory(&at, &directory);
+        let trace = Trace::start(&pool, &at);
+        let mut program = Stepper::start(&pool, &compile(folder, "steps", false), Way::Library);
+        let mut step = |command: &str| program.step(command).unwrap_or_else(|errno| panic!("{command}: {errno}"));
+        step(&format!("open {} 2", at.join("file").display()));
+
+        // The first use goes by the kernel, and finds nothing in the cache.
+        step("pread 0 10");
+        let cold = trace.next("read", "fuse", "steps");
+        let time = |span: &Value, layer: &str| span["layers"].get(layer).map_or(0, |time| time.as_u64().expect("ns"));
+        assert!(time(&cold, "local") > 0 && time(&cold, "cache") > 0, "{cold}");
+        assert!(cold["queue_ns"].is_null() && cold["outcome"] == "done", "{cold}");
+        for _ in 0..3 {
+            step("pread 0 10");
+        }
+        let warm = trace.next("read", "library", "steps");
+        assert!(time(&warm, "local") == 0 && time(&warm, "cache") > 0, "{warm}");
+        assert!(warm["queue_ns"].as_u64() > Some(0), "{warm}");
+        step("pwrite 0 4096 9");
+        step("sync");
+        let sync = trace.next("sync", "library", "steps");
+        assert!(time(&sync, "local") > 0, "{sync}");
+        let sum: u64 = sync["layers"].as_object().expect("layers").values().filter_map(Value::as_u64).sum();
+        assert_eq!(Some(sum), sync["service_ns"].as_u64(), "{sync}");
+        drop(trace);
+
+        // For people, and of slow ones only; all of them in a summary.
+        let started = Instant::now();
+        let mut summary = pool.command();
+        let summary = summary.args(["trace", pool.name(), "--summary", "--seconds", "2", "--json"]);
+        let mut summary = summary.stdout(Stdio::piped()).spawn().expect("poolfs starts");
+        let lines = std::thread::scope(|scope| {
+            let slow = scope.spawn(|| pool.poolfs(&["trace", pool.name(), "--slower", "1000s", "--seconds", "1"]));
+            while summary.try_wait().expect("ours").is_none() {
+                step("pread 0 10");
+                assert!(started.elapsed() < Duration::from_secs(60), "the summary does not end");
+            }
+            slow.join().expect("no panic").expect("trace")
+        });
+        assert_eq!(lines, "", "nothing is that slow");
+        let summary: Value = serde_json::from_reader(summary.stdout.take().expect("piped")).expect("JSON");
+        let kinds = summary["kinds"].as_array().expect("kinds");
+        let read = kinds.iter().find(|kind| kind["operation"] == "read" && kind["path"] == "library");
+        let read = read.unwrap_or_else(|| panic!("no reads in {summary}"));
+        assert!(read["count"].as_u64() > Some(0) && read["service"]["p99_ns"].as_u64() > Some(0), "{read}");
+        assert!(read["queue"]["p50_ns"].as_u64() > Some(0) && read["layers"].get("local").is_none(), "{read}");
+        drop(program);
         drop(mount);
     });
 }

@@ -1,8 +1,9 @@
 //! The command line.
 
-use crate::text::parse_size;
+use crate::text::{parse_duration, parse_size};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Filesystems at user level, one service for each pool of containers.
 #[derive(Debug, Parser)]
@@ -77,6 +78,20 @@ pub enum Command {
         /// Again and again, what was done in between: every so many seconds [default: 2]
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = clap::value_parser!(u64).range(1..=3600))]
         watch: Option<u64>,
+    },
+    /// Show requests while they are served: how long each waited, and its time in each layer
+    Trace {
+        /// The pool
+        pool: String,
+        /// Only those that took at least so long, such as 10ms
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0ms")]
+        slower: Duration,
+        /// For so long [default: until a signal ends it; 10 with --summary]
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+        seconds: Option<u32>,
+        /// Percentiles of all at the end instead
+        #[arg(long)]
+        summary: bool,
     },
     /// Say which way the file operations of a process go, and why
     Why {
@@ -303,6 +318,9 @@ mod tests {
             "poolfs status web",
             "poolfs status --watch",
             "poolfs status web --watch 5 --json",
+            "poolfs trace web",
+            "poolfs trace web --slower 10ms --seconds 60 --json",
+            "poolfs trace web --summary",
             "poolfs why 42",
             "poolfs why 42 3 --json",
             "poolfs doctor",
@@ -320,6 +338,8 @@ mod tests {
             "poolfs mount web /mnt --dir /d --upper /u --lower /l",
             "poolfs exec web",
             "poolfs pool create web --memory lots",
+            "poolfs trace web --slower 10",
+            "poolfs trace web --seconds 0",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -24,6 +24,7 @@ mod signals;
 mod state;
 mod status;
 mod text;
+mod trace;
 mod watch;
 mod why;
 
@@ -31,6 +32,7 @@ use arguments::{Arguments, Command, ImageCommand, PoolCommand};
 use clap::Parser;
 use context::Context;
 use failure::Result;
+use poolfs_service_protocol::TraceSpec;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -78,6 +80,10 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Rm { container, force } => container::remove(context, &container, force)?,
         Command::Status { pool, watch: None } => status::status(context, pool.as_deref())?,
         Command::Status { pool, watch: Some(seconds) } => watch::watch(context, pool.as_deref(), seconds)?,
+        Command::Trace { pool, slower, seconds, summary } => {
+            let slower_ns = u64::try_from(slower.as_nanos()).unwrap_or(u64::MAX);
+            trace::trace(context, &pool, TraceSpec { slower_ns, seconds, summary })?;
+        }
         Command::Why { pid, fd } => why::why(context, pid, fd)?,
         Command::Doctor => return doctor::doctor(context),
         Command::Demo(arguments) => return demo::demo(context, &arguments),

@@ -6,9 +6,11 @@ use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::complain;
 use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
-use poolfs_service_protocol::{Answer, ClientStatus, Command, ServiceConfig, ServiceStatus};
+use poolfs_service_protocol::{
+    Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec,
+};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -27,6 +29,10 @@ const END_WAIT: Duration = Duration::from_secs(10);
 const GROUP_WAIT: Duration = Duration::from_secs(5);
 /// A log that is longer at the start of a service becomes the old one.
 const LOG_BYTES_MAX: u64 = 1 << 20;
+/// How often it is looked during a trace whether anybody reads it.
+const TRACE_PAUSE: Duration = Duration::from_millis(500);
+/// Most bytes of one line of a trace.
+const SPAN_BYTES_MAX: u64 = 1 << 20;
 /// Most bytes of one answer.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
@@ -39,25 +45,82 @@ fn log_path(pool: &Locked<PoolRecord>) -> PathBuf {
     pool.path().join("service.log")
 }
 
+/// Why there is no answer.
+fn silent(context: &Context, pool: &str, error: impl std::fmt::Display) -> Failure {
+    let remedy = format!("`poolfs status {pool}` says how it is; a mount starts a new service");
+    let path = control_socket(context, pool);
+    Failure::new(format!("service of pool {pool}"), format!("no answer from {}: {error}", path.display()), remedy)
+}
+
+/// Send one command; where its answers come, each within `wait`.
+fn send(context: &Context, pool: &str, command: &Command, wait: Duration) -> Result<UnixStream> {
+    let sent = || {
+        let mut stream = UnixStream::connect(control_socket(context, pool))?;
+        stream.set_read_timeout(Some(wait))?;
+        stream.set_write_timeout(Some(ANSWER_WAIT))?;
+        let mut line = serde_json::to_string(command)?;
+        line.push('\n');
+        stream.write_all(line.as_bytes())?;
+        Ok(stream)
+    };
+    sent().map_err(|error: std::io::Error| silent(context, pool, error))
+}
+
 /// Send one command and wait for its answer.
 fn ask(context: &Context, pool: &str, command: &Command) -> Result<Answer> {
     let wait = match command {
         Command::Status | Command::Client { .. } => ANSWER_WAIT,
-        Command::Mount(_) | Command::Unmount { .. } | Command::Shutdown => FLUSH_WAIT,
+        Command::Mount(_) | Command::Unmount { .. } | Command::Trace(_) | Command::Shutdown => FLUSH_WAIT,
     };
-    let path = control_socket(context, pool);
-    let failed = |error: std::io::Error| {
-        let remedy = format!("`poolfs status {pool}` says how it is; a mount starts a new service");
-        Failure::new(format!("service of pool {pool}"), format!("no answer from {}: {error}", path.display()), remedy)
-    };
-    let mut stream = UnixStream::connect(&path).map_err(failed)?;
-    stream.set_read_timeout(Some(wait)).and_then(|()| stream.set_write_timeout(Some(ANSWER_WAIT))).map_err(failed)?;
-    let mut line = serde_json::to_string(command).map_err(|error| failed(error.into()))?;
-    line.push('\n');
-    stream.write_all(line.as_bytes()).map_err(failed)?;
+    let stream = send(context, pool, command, wait)?;
     let mut answer = String::new();
-    BufReader::new(stream.take(ANSWER_BYTES_MAX)).read_line(&mut answer).map_err(failed)?;
-    serde_json::from_str(&answer).map_err(|error| failed(error.into()))
+    let read = BufReader::new(stream.take(ANSWER_BYTES_MAX)).read_line(&mut answer);
+    read.map_err(|error| silent(context, pool, error))?;
+    serde_json::from_str(&answer).map_err(|error| silent(context, pool, error))
+}
+
+/// What a trace has come to.
+pub struct Traced {
+    /// Requests that were slow enough.
+    pub requests: u64,
+    /// Those of them that were not told of.
+    pub lost: u64,
+    /// All of them by kind, if asked for.
+    pub summary: Vec<KindTimes>,
+}
+
+/// Have requests told to `tell` until the time is over, or until it answers false: then nothing is returned. It is asked every
+/// now and then, with nothing, also while nothing happens.
+pub fn trace(
+    context: &Context,
+    pool: &str,
+    spec: TraceSpec,
+    mut tell: impl FnMut(Option<Span>) -> Result<bool>,
+) -> Result<Option<Traced>> {
+    let stream = send(context, pool, &Command::Trace(spec), TRACE_PAUSE)?;
+    let mut input = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        let span = match input.by_ref().take(SPAN_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(_) => match serde_json::from_slice(&line).map_err(|error| silent(context, pool, error))? {
+                Answer::Span(span) => Some(*span),
+                Answer::Traced { requests, lost, summary } => return Ok(Some(Traced { requests, lost, summary })),
+                Answer::Failed { message } => {
+                    return Err(Failure::new(format!("service of pool {pool}"), message, ""));
+                }
+                _ => return Err(unexpected(pool)),
+            },
+            // What there is of a line stays for the next time.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => None,
+            Err(error) => return Err(silent(context, pool, error)),
+        };
+        if span.is_some() {
+            line.clear();
+        }
+        if !tell(span)? {
+            return Ok(None);
+        }
+    }
 }
 
 /// Send one command that is either done or not.
@@ -69,7 +132,7 @@ pub fn tell(context: &Context, pool: &str, command: &Command) -> Result<()> {
             message,
             "nothing was changed; correct it and try again",
         )),
-        Answer::Status(_) | Answer::Client { .. } => Err(unexpected(pool)),
+        _ => Err(unexpected(pool)),
     }
 }
 
@@ -78,7 +141,7 @@ pub fn status(context: &Context, pool: &str) -> Result<ServiceStatus> {
     match ask(context, pool, &Command::Status)? {
         Answer::Status(status) => Ok(*status),
         Answer::Failed { message } => Err(Failure::new(format!("service of pool {pool}"), message, "")),
-        Answer::Done | Answer::Client { .. } => Err(unexpected(pool)),
+        _ => Err(unexpected(pool)),
     }
 }
 
@@ -87,7 +150,7 @@ pub fn client(context: &Context, pool: &str, pid: u32) -> Result<Vec<ClientStatu
     match ask(context, pool, &Command::Client { pid })? {
         Answer::Client { instances } => Ok(instances),
         Answer::Failed { message } => Err(Failure::new(format!("service of pool {pool}"), message, "")),
-        Answer::Done | Answer::Status(_) => Err(unexpected(pool)),
+        _ => Err(unexpected(pool)),
     }
 }
 

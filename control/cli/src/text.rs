@@ -5,6 +5,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use serde::Serialize;
 use std::io::Write;
+use std::time::Duration;
 
 /// Understand a size: bytes, or with `K`, `M`, `G` or `T` (powers of 1024).
 pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
@@ -19,6 +20,18 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     };
     let number: u64 = digits.parse().map_err(|_| format!("{text:?} is no size: write it as in 512M"))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
+}
+
+/// Understand a time: a number with `us`, `ms` or `s`.
+pub fn parse_duration(text: &str) -> std::result::Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "us" => Duration::from_micros,
+        "ms" => Duration::from_millis,
+        "s" => Duration::from_secs,
+        _ => return Err(format!("{text:?} is no time: write a number and us, ms or s, as in 10ms")),
+    };
+    digits.parse().map(unit).map_err(|_| format!("{text:?} is no time: write it as in 10ms"))
 }
 
 /// A size with a unit, three digits or so.
@@ -83,6 +96,15 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
+/// Whether standard output is a pipe that nobody reads any more: writing to it would be no failure, but for nobody.
+pub fn reader_is_gone() -> bool {
+    let stdout = std::io::stdout();
+    let mut output = [rustix::event::PollFd::new(&stdout, rustix::event::PollFlags::empty())];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut output, Some(&now)).is_ok_and(|ready| ready > 0)
+        && output[0].revents().intersects(rustix::event::PollFlags::ERR | rustix::event::PollFlags::HUP)
+}
+
 /// Write a line to standard error, whether anybody listens there or not.
 pub fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", plain(line));
@@ -111,6 +133,16 @@ mod tests {
         }
         for bad in ["", "M", "1X", "-1", "1.5G", "99999999999T"] {
             assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_are_understood() {
+        for (text, expected) in [("0ms", 0), ("15us", 15), ("10ms", 10_000), ("2s", 2_000_000)] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_micros(expected)), "{text}");
+        }
+        for bad in ["", "10", "ms", "-1s", "1.5s", "10min", "99999999999999999999s"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }
 

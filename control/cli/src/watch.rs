@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::failure::Result;
 use crate::record::PoolRecord;
 use crate::service;
-use crate::text::{duration, print, print_json, size, table};
+use crate::text::{duration, print, print_json, reader_is_gone, size, table};
 use poolfs_service_protocol::{InstanceStatus, KindStatus, OperationPath, ServiceStatus};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -62,15 +62,6 @@ pub fn watch(context: &Context, wanted: Option<&str>, seconds: u64) -> Result<()
         }
         std::thread::sleep(Duration::from_secs(seconds));
     }
-}
-
-/// Whether standard output is a pipe that nobody reads any more: writing to it would be no failure, but for nobody.
-fn reader_is_gone() -> bool {
-    let stdout = std::io::stdout();
-    let mut output = [rustix::event::PollFd::new(&stdout, rustix::event::PollFlags::empty())];
-    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut output, Some(&now)).is_ok_and(|ready| ready > 0)
-        && output[0].revents().intersects(rustix::event::PollFlags::ERR | rustix::event::PollFlags::HUP)
 }
 
 fn each(status: &ServiceStatus) -> impl Iterator<Item = (&InstanceStatus, OperationPath, &String, &KindStatus)> {

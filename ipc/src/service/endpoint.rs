@@ -323,6 +323,11 @@ impl<C> Endpoint<C> {
         acquired
     }
 
+    /// Has requests say when they were submitted, or no more. What they say nobody vouches for.
+    pub fn want_stamps(&self, wanted: bool) {
+        self.queues.iter().for_each(|queue| queue.words().want_stamps(wanted));
+    }
+
     /// Doorbells waiting in the queue of `group`, counted up to `limit`.
     pub fn backlog(&self, group: usize, limit: usize) -> usize {
         self.queues[group].words().backlog(limit)

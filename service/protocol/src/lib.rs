@@ -2,14 +2,16 @@
 //!
 //! The command line (and later the engine) starts a service as a process with a [`ServiceConfig`] as JSON on its
 //! standard input, and talks to it over the Unix socket named there (`SOCK_STREAM`, root only): one JSON [`Command`] a
-//! line, answered by one JSON [`Answer`] a line. No byte of file data passes here.
+//! line, answered by one JSON [`Answer`] a line, [`Command::Trace`] by several. No byte of file data passes here.
 
 mod status;
+mod trace;
 
 pub use status::{
     AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, OperationPath, ServiceStatus,
     SketchDamage, UnionStatus,
 };
+pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -106,6 +108,8 @@ pub enum Command {
         /// Its number, as the service sees it.
         pid: u32,
     },
+    /// Tell of single requests while they are served: [`Answer::Span`]s, and at the end [`Answer::Traced`].
+    Trace(TraceSpec),
     /// Unmount everything, flush, end.
     Shutdown,
 }
@@ -139,6 +143,17 @@ pub enum Answer {
     Client {
         /// What each knows.
         instances: Vec<ClientStatus>,
+    },
+    /// To [`Command::Trace`]: one request.
+    Span(Box<Span>),
+    /// To [`Command::Trace`]: the end.
+    Traced {
+        /// Requests that were served meanwhile and were slow enough.
+        requests: u64,
+        /// Those of them that there was no time to tell of.
+        lost: u64,
+        /// All of them by kind and path, if asked for.
+        summary: Vec<KindTimes>,
     },
 }
 

@@ -29,14 +29,39 @@ pub struct KindStatus {
 
 /// Service times by powers of two: bucket n counts times of 2^n up to 2^(n+1)-1 nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Histogram(pub [u64; 40]);
+pub struct Histogram(pub [u64; Self::BUCKETS]);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self([0; Self::BUCKETS])
+    }
+}
 
 impl Histogram {
+    /// How many buckets there are; the last one has no upper edge.
+    pub const BUCKETS: usize = 40;
+
+    /// The bucket in which a time of so many nanoseconds falls.
+    #[must_use]
+    pub fn bucket(nanoseconds: u64) -> usize {
+        (nanoseconds.max(1).ilog2() as usize).min(Self::BUCKETS - 1)
+    }
+
+    /// Counts a time.
+    pub fn record(&mut self, nanoseconds: u64) {
+        self.0[Self::bucket(nanoseconds)] += 1;
+    }
+
+    /// How many times were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
     /// The upper edge of the bucket in which the `percent`th percentile falls; 0 when nothing was counted.
     #[must_use]
     pub fn percentile(&self, percent: u64) -> u64 {
-        let total: u64 = self.0.iter().sum();
-        let rank = (total * percent).div_ceil(100);
+        let rank = (self.count() * percent).div_ceil(100);
         let mut seen = 0;
         for (bucket, &count) in self.0.iter().enumerate() {
             seen += count;
@@ -163,7 +188,7 @@ mod tests {
 
     #[test]
     fn percentiles_fall_into_the_right_bucket() {
-        let mut histogram = Histogram([0; 40]);
+        let mut histogram = Histogram::default();
         assert_eq!(histogram.percentile(50), 0);
         histogram.0[3] = 98;
         histogram.0[10] = 2;

@@ -10,8 +10,10 @@ mod xattrs;
 use crate::access::{self, Acl};
 use crate::instance::Instance;
 use crate::request::{Context, Failure, Reply, Request};
+use crate::spans::{enter, note};
 use poolfs_libservice::Error;
 use poolfs_libservice::types::{Attributes, Errno, NodeId};
+use poolfs_service_protocol::Layer;
 use std::time::Instant;
 use tracing::warn;
 
@@ -47,6 +49,8 @@ impl Instance {
             return Err(Failure::Errno(Errno::ENOTCONN));
         }
         let kind = request.kind();
+        note(kind);
+        let _access = enter(Layer::Access);
         let started = Instant::now();
         let changed = request.changes();
         let served = self.serve(context, request);

@@ -3,14 +3,16 @@
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
 use crate::queue_front::adoptions::Adoptions;
+use crate::queue_front::message::kind;
 use crate::queue_front::reach::Reach;
 use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
 use crate::request::Context;
 use poolfs_ipc::service::{Acquired, Admission, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Stop};
-use poolfs_ipc::wire::{Adopt, SOCKET_SUFFIX};
+use poolfs_ipc::wire::{Adopt, Operation, Reply, SOCKET_SUFFIX, Status};
 use poolfs_libservice::types::Errno;
+use poolfs_service_protocol::OperationPath;
 use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -101,6 +103,11 @@ impl QueueFront {
         }
     }
 
+    /// Has callers say when they submit a request, or no more.
+    pub fn want_stamps(&self, wanted: bool) {
+        self.endpoint.want_stamps(wanted);
+    }
+
     pub(super) fn endpoint(&self) -> &Arc<Endpoint<SessionState>> {
         &self.endpoint
     }
@@ -127,18 +134,32 @@ impl QueueFront {
         if let Some(instance) = self.instance.upgrade() {
             let session = Arc::clone(acquired.session());
             let request = *acquired.request();
+            let operation = Operation::from_number(request.operation).and_then(kind);
+            let measured =
+                instance.measure(OperationPath::Library, session.facts().process, request.submitted_ns, operation);
             let served =
                 catch_unwind(AssertUnwindSafe(|| serve(&instance, session.content(), &request, &acquired, scratch)));
             match served {
                 Ok(reply) => {
                     searching = Some(self.endpoint.search(group));
                     acquired.finish(&reply);
+                    measured.into_iter().for_each(|measured| measured.end(outcome(&reply)));
                 }
                 Err(_) => error!(instance = instance.name(), ?request, "a layer panicked; the request failed"),
             }
         }
         self.serving.fetch_sub(1, Ordering::AcqRel);
         searching
+    }
+}
+
+/// How a request ended, in words.
+fn outcome(reply: &Reply) -> &'static str {
+    match Status::from_number(reply.status) {
+        Some(Status::Done) => "done",
+        Some(Status::Failed) => Errno::from_raw(reply.errno).name(),
+        Some(Status::UseKernel) | None => "left to the kernel",
+        Some(Status::Redirect | Status::RedirectSecond) => "symbolic link",
     }
 }
 

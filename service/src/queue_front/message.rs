@@ -1,5 +1,6 @@
 //! What a client may send: the check of a request's form, done once on a copy.
 
+use crate::request::Kind;
 use poolfs_ipc::service::{Acquired, DataError};
 use poolfs_ipc::wire::{Operation, Request, RequestFlags};
 use poolfs_libservice::types::Errno;
@@ -73,6 +74,35 @@ fn carries(operation: Operation) -> Carries {
         | Operation::CopyRange => Carries::Nothing,
         _ => Carries::Strings,
     }
+}
+
+/// What an operation counts as, but for those that are none of the filesystem.
+pub fn kind(operation: Operation) -> Option<Kind> {
+    Some(match operation {
+        Operation::Echo => return None,
+        Operation::Read => Kind::Read,
+        Operation::Write => Kind::Write,
+        Operation::Stat => Kind::Stat,
+        Operation::Access => Kind::Access,
+        Operation::Truncate | Operation::ChangeMode | Operation::SetTimes => Kind::Change,
+        Operation::Sync => Kind::Sync,
+        Operation::Allocate => Kind::Allocate,
+        Operation::Seek => Kind::Seek,
+        Operation::CopyRange => Kind::CopyRange,
+        Operation::MakeDirectory => Kind::MakeDirectory,
+        Operation::Unlink => Kind::Unlink,
+        Operation::Rename => Kind::Rename,
+        Operation::Link => Kind::Link,
+        Operation::SymbolicLink => Kind::SymbolicLink,
+        Operation::ReadLink => Kind::ReadLink,
+        Operation::MakeNode => Kind::MakeNode,
+        Operation::GetXattr => Kind::GetXattr,
+        Operation::SetXattr => Kind::SetXattr,
+        Operation::ListXattr => Kind::ListXattr,
+        Operation::RemoveXattr => Kind::RemoveXattr,
+        Operation::Statfs => Kind::Statfs,
+        Operation::SyncAll => Kind::SyncAll,
+    })
 }
 
 impl Message {

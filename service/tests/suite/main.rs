@@ -17,4 +17,5 @@ mod sizes;
 mod standstill;
 mod storms;
 mod times;
+mod traces;
 mod trap;

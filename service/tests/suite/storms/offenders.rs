@@ -140,6 +140,7 @@ fn rubbish(dice: &mut Dice) -> (Request, Vec<u8>) {
         second_length: lengths[1],
         third_length: lengths[2],
         times: [WireTime { seconds: number() as i64, nanoseconds: number() as u32, reserved: 0 }; 2],
+        submitted_ns: number(),
     };
     (request, data)
 }
