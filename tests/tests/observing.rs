@@ -262,3 +262,48 @@ fn a_trace_shows_where_requests_spend_their_time() {
         drop(mount);
     });
 }
+
+#[test]
+fn programs_that_close_standard_error_report_to_it_all_the_same() {
+    isolated("programs_that_close_standard_error_report_to_it_all_the_same", |folder| {
+        let (directory, at) = (folder.join("dir"), folder.join("mnt"));
+        fs::create_dir(&directory).expect("a folder");
+        let pool = Pool::create(folder, "64M");
+        let mount = pool.mount_directory(&at, &directory);
+        let outcome = pool.shell(Way::Library, &format!("export POOLFS_REPORT=-; exec ls -l {}", at.display()));
+        assert!(
+            outcome.err.lines().any(|line| line.starts_with("poolfs ") && line.contains(" ls library=")),
+            "{outcome:?}"
+        );
+        // Whoever counts or closes what is open does not find it; a file that took its number is not written to.
+        let script = format!(
+            "export POOLFS_REPORT=-; cd {}; exec /usr/bin/python3 -c '
+import os
+own = []
+for n in range(500, 600):
+    try: os.fstat(n); own.append(n)
+    except OSError: pass
+print(own)
+os.closerange(3, 1000)
+os.stat(os.getcwd() + \"/.\")
+os.close(2)
+'",
+            at.display()
+        );
+        let outcome = pool.shell(Way::Library, &script);
+        assert_eq!(outcome.out, "[]\n", "{outcome:?}");
+        assert!(outcome.err.contains(" python3 library="), "{outcome:?}");
+        let script = format!(
+            "export POOLFS_REPORT=-; cd {}; exec /usr/bin/python3 -c '
+import os
+f = os.open(\"taken\", os.O_CREAT | os.O_RDWR)
+[os.dup2(f, n) for n in range(500, 520)]
+'",
+            at.display()
+        );
+        let outcome = pool.shell(Way::Library, &script);
+        assert!(outcome.err.contains(" python3 library="), "{outcome:?}");
+        assert_eq!(fs::read(at.join("taken")).expect("made"), b"");
+        drop(mount);
+    });
+}

@@ -152,12 +152,21 @@ pub fn open_flags(descriptor: i32) -> Result<u32, i32> {
     simple(sys::__NR_fcntl, [descriptor as usize, sys::F_GETFL as usize, 0]).map(|flags| flags as u32)
 }
 
-/// A duplicate of `descriptor` at or above `lowest`, close-on-exec; the original is closed.
+/// A duplicate of `descriptor` at or above `lowest`, close-on-exec.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn duplicate_up(descriptor: i32, lowest: i32) -> Result<i32, i32> {
+    let arguments = [descriptor as usize, sys::F_DUPFD_CLOEXEC as usize, lowest as usize];
+    simple(sys::__NR_fcntl, arguments).map(|duplicate| duplicate as i32)
+}
+
+/// The same, and the original is closed.
 ///
 /// # Errors
 /// The kernel's errno; the original stays open.
 pub fn move_up(descriptor: i32, lowest: i32) -> Result<i32, i32> {
-    let moved = simple(sys::__NR_fcntl, [descriptor as usize, sys::F_DUPFD_CLOEXEC as usize, lowest as usize])? as i32;
+    let moved = duplicate_up(descriptor, lowest)?;
     close(descriptor);
     Ok(moved)
 }

@@ -1,7 +1,8 @@
 //! How many operations took which path, told at the end of the process when `POOLFS_TRACE` asks for it.
 //!
-//! `POOLFS_TRACE=FILE` appends one line per process to FILE; `POOLFS_TRACE=-` writes it to standard error. `POOLFS_REPORT` does the
-//! same with a longer line: the library's requests by operation, and what was left to the kernel by reason.
+//! `POOLFS_TRACE=FILE` appends one line per process to FILE; `POOLFS_TRACE=-` writes it to what was standard error when the process
+//! began: many programs close theirs before they end. `POOLFS_REPORT` does the same with a longer line: the library's requests by
+//! operation, and what was left to the kernel by reason.
 
 use crate::outcome::Refusal;
 use crate::state::state_if_mapped;
@@ -9,6 +10,7 @@ use crate::{process, raw};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as sys;
+use poolfs_ipc::OWN_DESCRIPTOR_MIN;
 use poolfs_ipc::wire::Operation;
 use poolfs_types::Errno;
 
@@ -20,6 +22,14 @@ static SESSIONS_REFUSED: AtomicU64 = AtomicU64::new(0);
 static MOUNTS_UNREAD: AtomicU64 = AtomicU64::new(0);
 static LAST_ERRNO: AtomicI32 = AtomicI32::new(0);
 static REPORTED: AtomicBool = AtomicBool::new(false);
+
+/// What was standard error at the start of the process, for whom a report to it is wanted: the number of a descriptor of our own
+/// and one more, and by what it is known again should the program have closed the number.
+static KEPT: AtomicI32 = AtomicI32::new(0);
+static KEPT_INODE: AtomicU64 = AtomicU64::new(0);
+static KEPT_DEVICE: AtomicU64 = AtomicU64::new(0);
+
+const STANDARD_ERROR: i32 = 2;
 
 /// Longest path of the file to report to.
 const PATH_BYTES: usize = 512;
@@ -102,6 +112,40 @@ pub fn start() {
     SESSIONS_REFUSED.store(0, Ordering::Relaxed);
     MOUNTS_UNREAD.store(0, Ordering::Relaxed);
     REPORTED.store(false, Ordering::Relaxed);
+    // A forked child has its parent's.
+    if kept().is_none() && targets().contains(&Some(b"-")) {
+        keep();
+    }
+}
+
+/// Where reports are wanted: the short one's place, and the long one's.
+fn targets() -> [Option<&'static [u8]>; 2] {
+    ["POOLFS_TRACE", "POOLFS_REPORT"].map(|name| process::environment(name).filter(|target| !target.is_empty()))
+}
+
+/// Keeps standard error. Who started the process without one gets no report.
+fn keep() {
+    let Ok(descriptor) = raw::duplicate_up(STANDARD_ERROR, OWN_DESCRIPTOR_MIN) else { return };
+    let Ok((inode, device)) = identity(descriptor) else { return raw::close(descriptor) };
+    KEPT_INODE.store(inode, Ordering::Relaxed);
+    KEPT_DEVICE.store(device, Ordering::Relaxed);
+    KEPT.store(descriptor + 1, Ordering::Relaxed);
+}
+
+fn identity(descriptor: i32) -> Result<(u64, u64), i32> {
+    let found = raw::statx_descriptor(descriptor)?;
+    Ok((found.stx_ino, u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor)))
+}
+
+/// The descriptor that is kept for reports to standard error, if there is one.
+pub fn kept() -> Option<i32> {
+    KEPT.load(Ordering::Relaxed).checked_sub(1).filter(|&descriptor| descriptor >= 0)
+}
+
+/// Where a report to standard error goes: what the program has at that number now, should it have taken ours.
+fn standard_error() -> i32 {
+    let known = (KEPT_INODE.load(Ordering::Relaxed), KEPT_DEVICE.load(Ordering::Relaxed));
+    kept().filter(|&descriptor| identity(descriptor) == Ok(known)).unwrap_or(STANDARD_ERROR)
 }
 
 /// Requests of the library and calls left to the kernel so far.
@@ -115,8 +159,7 @@ pub fn report() {
     if state_if_mapped().is_some_and(|state| !state.is_own_process()) {
         return;
     }
-    let wanted = |name| process::environment(name).filter(|target| !target.is_empty());
-    let targets = [wanted("POOLFS_TRACE"), wanted("POOLFS_REPORT")];
+    let targets = targets();
     if targets == [None, None] || REPORTED.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -135,7 +178,7 @@ pub fn report() {
 /// Appends a line to what an environment variable names.
 fn deliver(target: &[u8], text: &[u8]) {
     if target == b"-" {
-        raw::write(2, text).ok();
+        raw::write(standard_error(), text).ok();
         return;
     }
     let mut path = [0; PATH_BYTES];

@@ -4,7 +4,7 @@ use super::{kernel, kernel_cancellable};
 use crate::files;
 use crate::memory::{UserMemory, UserPath};
 use crate::state::{Call, State, state};
-use crate::{pages, process, rights};
+use crate::{pages, process, rights, trace};
 use linux_raw_sys::general as sys;
 
 pub(super) const EBADF: isize = 9;
@@ -39,7 +39,9 @@ fn opened(result: isize) -> isize {
 
 /// Whether a number is a descriptor of the library's own, which the program did not open and must not close.
 pub(super) fn is_own(state: &State, descriptor: i32) -> bool {
-    state.sessions.owns(descriptor) || state.mounts.descriptors().any(|own| own == descriptor)
+    state.sessions.owns(descriptor)
+        || state.mounts.descriptors().any(|own| own == descriptor)
+        || trace::kept() == Some(descriptor)
 }
 
 /// `close`. Our own descriptors are none of the program's: to it they do not exist.
@@ -85,6 +87,7 @@ fn lowest_own(state: &State, first: u32, last: u32) -> Option<u32> {
         .sessions
         .descriptors()
         .chain(state.mounts.descriptors())
+        .chain(trace::kept())
         .filter_map(|descriptor| u32::try_from(descriptor).ok())
         .filter(|descriptor| (first..=last).contains(descriptor))
         .min()
