@@ -1,6 +1,6 @@
-//! What a container can reach of others: nothing, in the same pool or another.
+//! What a container can reach of others: nothing, in the same pool or another. What a child can reach of its parent's session.
 
-use poolfs_tests::{Outcome, Pool, import_small, isolated};
+use poolfs_tests::{Outcome, Pool, Way, compile, import_small, isolated};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -90,5 +90,21 @@ fn a_container_finds_nothing_of_another_in_its_pool_or_in_others() {
         );
         assert!(!searched.out.contains(&format!("{SECRET}-")), "the content of a neighbour's file");
         drop(neighbours);
+    });
+}
+
+#[test]
+fn a_child_that_is_forked_while_a_session_is_made_has_nothing_of_it() {
+    isolated("a_child_that_is_forked_while_a_session_is_made_has_nothing_of_it", |folder| {
+        let (directory, at) = (folder.join("dir"), folder.join("mnt"));
+        fs::create_dir(&directory).expect("a folder");
+        fs::write(directory.join("file"), "x").expect("a file");
+        let pool = Pool::create(folder, "64M");
+        let mount = pool.mount_directory(&at, &directory);
+        let program = compile(folder, "heir", false);
+        let script = format!("{} {}/file {}", program.display(), at.display(), pool.service_pid());
+        let said = pool.shell(Way::Library, &script).expect("heir");
+        assert_eq!(said, "while it is made: a socket\nchild 0\n");
+        drop(mount);
     });
 }

@@ -138,17 +138,22 @@ fn is_plain(text: &[u8]) -> bool {
 
 /// Whether `text`, from the directory behind `descriptor`, leads out of its mount; nothing when that cannot be told.
 fn leads_elsewhere(table: &Table, mount: u64, descriptor: i32, text: &[u8]) -> Option<bool> {
-    let mut link = LinkName { bytes: [0; 32], length: 0 };
-    write!(link, "/proc/self/fd/{descriptor}\0").ok()?;
-    let link = core::ffi::CStr::from_bytes_until_nul(&link.bytes).ok()?;
     let mut path = [0; DIRECTORY_PATH_BYTES];
-    let length = raw::read_link(link, &mut path).ok()?;
-    let path = path.get(..length).filter(|path| path.len() < DIRECTORY_PATH_BYTES && path.first() == Some(&b'/'))?;
+    let path = path_of(descriptor, &mut path)?;
     if path.ends_with(b" (deleted)") {
         return None;
     }
     let (found, _) = table.locate(components(path).chain(components(text)))?;
     Some(found.id != mount)
+}
+
+/// What the kernel calls the file behind a descriptor, when it has a path and that is shorter than `room`.
+pub fn path_of(descriptor: i32, room: &mut [u8]) -> Option<&[u8]> {
+    let mut link = LinkName { bytes: [0; 32], length: 0 };
+    write!(link, "/proc/self/fd/{descriptor}\0").ok()?;
+    let link = core::ffi::CStr::from_bytes_until_nul(&link.bytes).ok()?;
+    let length = raw::read_link(link, room).ok().filter(|&length| length < room.len())?;
+    room.get(..length).filter(|path| path.first() == Some(&b'/'))
 }
 
 struct LinkName {

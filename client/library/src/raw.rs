@@ -218,18 +218,46 @@ pub fn limit(resource: u32) -> Result<(u64, u64), i32> {
 /// # Errors
 /// The kernel's errno: `EBADF`, `ENOTSOCK`.
 pub fn socket_cookie(descriptor: i32) -> Result<u64, i32> {
-    const SOL_SOCKET: usize = 1;
     const SO_COOKIE: usize = 57;
-    let mut cookie = 0_u64;
+    socket_option(descriptor, SO_COOKIE)
+}
+
+/// Whether a descriptor is a socket that keeps the boundaries of messages and their order.
+pub fn is_sequenced_packets(descriptor: i32) -> bool {
+    const SO_TYPE: usize = 3;
+    const SOCK_SEQPACKET: u64 = 5;
+    socket_option(descriptor, SO_TYPE) == Ok(SOCK_SEQPACKET)
+}
+
+/// A socket's option that is a number.
+fn socket_option(descriptor: i32, option: usize) -> Result<u64, i32> {
+    const SOL_SOCKET: usize = 1;
+    let mut value = 0_u64;
     let mut length = size_of::<u64>() as u32;
-    // SAFETY: the kernel writes at most `length` bytes to `cookie`, and the length.
+    // SAFETY: the kernel writes at most `length` bytes to `value`, and the length.
     check(unsafe {
         system_call(
             sys::__NR_getsockopt,
-            [descriptor as usize, SOL_SOCKET, SO_COOKIE, &raw mut cookie as usize, &raw mut length as usize, 0],
+            [descriptor as usize, SOL_SOCKET, option, &raw mut value as usize, &raw mut length as usize, 0],
         )
     })?;
-    Ok(cookie)
+    Ok(value)
+}
+
+/// The address of a socket's peer into `room`; its length, which may be more than there is room for.
+///
+/// # Errors
+/// The kernel's errno: `EBADF`, `ENOTSOCK`, `ENOTCONN`.
+pub fn peer_address(descriptor: i32, room: &mut [u8]) -> Result<usize, i32> {
+    let mut length = room.len() as u32;
+    // SAFETY: the kernel writes at most `length` bytes to `room`, and the length.
+    check(unsafe {
+        system_call(
+            sys::__NR_getpeername,
+            [descriptor as usize, room.as_mut_ptr() as usize, &raw mut length as usize, 0, 0, 0],
+        )
+    })?;
+    Ok(length as usize)
 }
 
 /// A monotonic time, some milliseconds coarse.

@@ -7,6 +7,7 @@
 
 use crate::mounts::MountPoint;
 use crate::outcome::{Refusal, Served};
+use crate::paths::path_of;
 use crate::signals::SignalsHeld;
 use crate::state::Call;
 use crate::trace::{self, Reason};
@@ -15,6 +16,7 @@ use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
+use linux_raw_sys::general as sys;
 use poolfs_ipc::hold::{Frame, Hold};
 use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, Status};
 use poolfs_ipc::{Borrowed, CallError, Connection};
@@ -116,6 +118,9 @@ static SOCKETS: [AtomicI32; INSTANCES_MAX] = [const { AtomicI32::new(0) }; INSTA
 
 /// Their cookies, which tell whether a number still is that socket.
 static COOKIES: [AtomicU64; INSTANCES_MAX] = [const { AtomicU64::new(0) }; INSTANCES_MAX];
+
+/// Sessions that are being made: their sockets and memory files stand nowhere yet, and a child that is forked meanwhile has them.
+static GREETING: AtomicU32 = AtomicU32::new(0);
 
 /// A session in use by one call.
 pub struct Session<'a> {
@@ -288,7 +293,10 @@ fn open(name: &InstanceName) -> Result<Connection, Errno> {
         length += part.len();
     }
     let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno::EINVAL)?;
-    Connection::open(path)
+    GREETING.fetch_add(1, Ordering::SeqCst);
+    let opened = Connection::open(path);
+    GREETING.fetch_sub(1, Ordering::SeqCst);
+    opened
 }
 
 impl Slot {
@@ -440,14 +448,34 @@ impl Drop for Session<'_> {
     }
 }
 
-/// Closes the sockets that a forked child inherited: the sessions are its parent's.
+/// Closes the sockets that a forked child inherited: the sessions are its parent's. Whoever the child becomes, it must not get hold of
+/// them.
 pub fn close_inherited() {
+    if GREETING.swap(0, Ordering::SeqCst) > 0 {
+        let limit = raw::limit(sys::RLIMIT_NOFILE).map_or(DESCRIPTORS_MAX, |(soft, _)| soft.min(DESCRIPTORS_MAX));
+        (0..limit as i32).filter(|&descriptor| is_of_session(descriptor)).for_each(raw::close);
+    }
     for (socket, cookie) in SOCKETS.iter().zip(&COOKIES) {
         let number = socket.swap(0, Ordering::Relaxed);
         if number > 0 && raw::socket_cookie(number) == Ok(cookie.load(Ordering::Relaxed)) {
             raw::close(number);
         }
     }
+}
+
+/// Where the search for inherited descriptors ends, whatever the limit.
+const DESCRIPTORS_MAX: u64 = 1 << 20;
+
+/// Whether a descriptor is a socket of a session, or the memory of one.
+fn is_of_session(descriptor: i32) -> bool {
+    let mut address = [0; 2 + SOCKET_PATH_MAX];
+    if raw::is_sequenced_packets(descriptor) {
+        // One that is about to be connected has no peer yet. The parent connects it for both.
+        let length = raw::peer_address(descriptor, &mut address).unwrap_or(0);
+        let path = address.get(2..length.min(address.len())).unwrap_or_default();
+        return path.is_empty() || path.starts_with(SOCKET_DIRECTORY.as_bytes());
+    }
+    path_of(descriptor, &mut [0; 64]).is_some_and(|path| path.starts_with(b"/memfd:poolfs-"))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::service::peer::PeerFacts;
 use crate::service::session::{Acquired, Session};
 use crate::wire::{MAGIC, VERSION, Welcome};
 use poolfs_types::Errno;
+use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -186,6 +187,8 @@ pub struct Endpoint<C> {
     places: Box<[Place<C>]>,
     /// Sessions let in so far.
     admitted: AtomicU32,
+    /// Readable when a session has ended whose socket is still open.
+    ended: OwnedFd,
     counters: EndpointCounters,
 }
 
@@ -204,8 +207,9 @@ impl<C> Endpoint<C> {
         }
         let queues = (0..config.groups.count()).map(|_| Queue::new(config.queue_slots)).collect::<Result<_, _>>()?;
         let places = (0..config.sessions_max).map(|_| RwLock::new(None)).collect();
+        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(crate::memory::errno)?;
         let counters = EndpointCounters::default();
-        Ok(Self { config, queues, places, admitted: AtomicU32::new(0), counters })
+        Ok(Self { config, queues, places, admitted: AtomicU32::new(0), ended, counters })
     }
 
     /// What was counted.
@@ -285,6 +289,22 @@ impl<C> Endpoint<C> {
         }
     }
 
+    /// Ends a session whose client has other rights than it was let in with; whether it has.
+    fn ends_for_its_rights(&self, session: &Arc<Session<C>>) -> bool {
+        if session.still_has_its_rights() {
+            return false;
+        }
+        self.dismiss(session);
+        // It fails only when the counter would overflow: then it has been told.
+        let _ = rustix::io::write(&self.ended, &1u64.to_ne_bytes());
+        true
+    }
+
+    /// What becomes readable when a session has ended whose socket is still open.
+    pub(super) fn ended(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
+    }
+
     /// Takes a request from the queue of `group`, if there is one.
     pub fn take(&self, group: usize) -> Option<Acquired<C>> {
         let queue = self.queues[group].words();
@@ -309,6 +329,9 @@ impl<C> Endpoint<C> {
 
     fn answer(&self, doorbell: Doorbell, queue: &RelaxedQueue<'_>) -> Option<Acquired<C>> {
         let session = self.session(doorbell.session)?;
+        if self.ends_for_its_rights(&session) {
+            return None;
+        }
         let acquired = session.acquire(usize::from(doorbell.buffer));
         if doorbell.again && acquired.is_some() {
             self.counters.repeated.fetch_add(1, Ordering::Relaxed);

@@ -185,6 +185,23 @@ impl PeerFacts {
         if facts.agree_with(&status) { Ok(facts) } else { Err(Errno::EPERM) }
     }
 
+    /// Whether the process still has the rights it had, as far as can be found out. Ids and groups are its first thread's.
+    pub(super) fn still_hold(&self) -> bool {
+        match fs::read_to_string(format!("/proc/{}/status", self.process)) {
+            Ok(text) => {
+                StatusFile::parse(&text).is_some_and(|status| self.agree_with(&status) && self.fit_into(&status))
+            }
+            Err(error) => error.kind() != io::ErrorKind::NotFound && error.raw_os_error() != Some(libc::ESRCH),
+        }
+    }
+
+    /// Whether the rights are none but those of the status.
+    fn fit_into(&self, status: &StatusFile) -> bool {
+        (status.uids[0], status.gids[0]) == (self.real_uid, self.real_gid)
+            && self.capabilities & !status.effective == 0
+            && self.permitted & !status.permitted == 0
+    }
+
     fn agree_with(&self, status: &StatusFile) -> bool {
         let sorted = |groups: &[u32]| {
             let mut groups = groups.to_vec();
@@ -302,6 +319,9 @@ mod tests {
         assert!(!facts().agree_with(&status(&STATUS.replace("1\t2\t2\t2", "1\t0\t0\t0"))), "set-user-id program");
         assert!(!facts().agree_with(&status(&STATUS.replace("9 8", "9 8 0"))), "more groups");
         assert!(!facts().agree_with(&status(&STATUS.replace("CapEff:\t00000000000000", "CapEff:\t000000000000ff"))));
+        assert!(facts().fit_into(&status(STATUS)));
+        assert!(!facts().fit_into(&status(&STATUS.replace("Uid:\t1", "Uid:\t2"))), "another real user");
+        assert!(!facts().fit_into(&status(&STATUS.replace("00ff", "007f"))), "a capability less");
         assert!(facts().sent([4, 1, 5]) && !facts().sent([4, 2, 6]) && !facts().sent([5, 1, 5]));
     }
 

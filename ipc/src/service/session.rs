@@ -8,8 +8,9 @@ use crate::service::peer::PeerFacts;
 use crate::state::{Acquisition, Sequence, withdraw};
 use crate::wire::{Reply, Request, Status};
 use poolfs_types::Errno;
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// One client's session. `C` is what the service keeps with it.
 pub struct Session<C> {
@@ -22,6 +23,17 @@ pub struct Session<C> {
     paid: Box<[Paid]>,
     budget: Arc<MemoryBudget>,
     ended: AtomicBool,
+    /// When it was last looked what rights the client has.
+    looked_at_ms: AtomicU64,
+}
+
+/// A client that changes its rights behind its library's back has at most so long what it had before.
+const RIGHTS_MS_MAX: u64 = 1000;
+
+/// Some milliseconds coarse.
+fn coarse_ms() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 /// Why bytes of a data area were not moved.
@@ -58,8 +70,8 @@ impl<C> Session<C> {
         }
         let records = (0..count).map(|_| Acquisition::default()).collect();
         let paid = (0..count).map(|_| Paid::default()).collect();
-        let (budget, ended) = (Arc::clone(budget), AtomicBool::new(false));
-        Ok(Self { number, facts, content, buffers, data_bytes, records, paid, budget, ended })
+        let (budget, ended, looked_at_ms) = (Arc::clone(budget), AtomicBool::new(false), AtomicU64::new(coarse_ms()));
+        Ok(Self { number, facts, content, buffers, data_bytes, records, paid, budget, ended, looked_at_ms })
     }
 
     /// Its number in the instance.
@@ -80,6 +92,18 @@ impl<C> Session<C> {
     /// Whether the client is gone or was sent away; requests under way still end.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether the client still is who it was when it was let in, as of a second ago at most. Looked at only for who asks
+    /// something: an idle client costs nothing.
+    pub(super) fn still_has_its_rights(&self) -> bool {
+        let (now, looked_at) = (coarse_ms(), self.looked_at_ms.load(Ordering::Relaxed));
+        if now < looked_at + RIGHTS_MS_MAX {
+            return true;
+        }
+        // Of several threads one looks; none goes on with the old answer for longer than that takes.
+        let mine = self.looked_at_ms.compare_exchange(looked_at, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        !mine || self.facts.still_hold()
     }
 
     pub(super) fn end(&self) {

@@ -15,6 +15,7 @@ mod pruning;
 mod queue;
 mod sizes;
 mod standstill;
+mod stolen;
 mod storms;
 mod times;
 mod traces;
