@@ -258,9 +258,8 @@ impl Connection {
         let count = self.welcome.buffers as usize;
         let mut depth = 0;
         for (index, owner) in self.owners[..count].iter().enumerate().filter(|(_, owner)| owner.is_own()) {
-            if owner.is_left(frame) {
+            if owner.recover(frame) {
                 let left = CallerState::new(self.buffer(index).state()).recover().ok_or(CallError::Dead)?;
-                owner.recover(frame);
                 return Ok(Borrowed::new(self, index, left));
             }
             depth += 1;

@@ -55,8 +55,11 @@ pub(crate) fn thread_token() -> usize {
 }
 
 /// The hold of one call on something. All zeros: free.
+///
+/// Thread and place change in one step: a handler may leave a call between any two instructions, and what it has by then tells
+/// whose it was. The place of a free one says nothing, nor does the time until it is stored: it is an older call's.
 #[derive(Debug, Default)]
-#[repr(C)]
+#[repr(C, align(16))]
 pub struct Hold {
     thread: AtomicUsize,
     place: AtomicUsize,
@@ -73,35 +76,67 @@ impl Hold {
     /// Takes it for a call whose frame is `frame`, when it is free. Sequentially consistent, as [`Hold::is_free`] is: of one
     /// who takes it and then looks at a word, and one who changes the word and then looks here, one sees the other.
     pub fn take(&self, frame: Frame) -> bool {
-        let taken = self.thread.load(Ordering::Relaxed) == 0
-            && self.thread.compare_exchange(0, thread_token(), Ordering::SeqCst, Ordering::Relaxed).is_ok();
-        if taken {
-            self.recover(frame);
-        }
-        taken
+        let place = self.place.load(Ordering::Relaxed);
+        self.thread.load(Ordering::Relaxed) == 0 && self.change((0, place), frame)
     }
 
     /// Takes it when it is free, or was held by a call that this thread has left.
     pub fn take_or_recover(&self, frame: Frame) -> bool {
-        if self.take(frame) {
-            return true;
-        }
-        let left = self.is_left(frame);
-        if left {
-            self.recover(frame);
-        }
-        left
+        self.take(frame) || self.recover(frame)
     }
 
     /// Takes what a call had that this thread [has left](Hold::is_left).
-    pub fn recover(&self, frame: Frame) {
-        self.time.store(frame.time, Ordering::Relaxed);
-        self.place.store(frame.place, Ordering::Relaxed);
+    pub fn recover(&self, frame: Frame) -> bool {
+        let place = self.place.load(Ordering::Relaxed);
+        // A handler that comes now may find the same, and be done with it when this goes on.
+        self.is_left(frame) && self.change((thread_token(), place), frame)
+    }
+
+    /// To the calling thread and the place of `frame`, from what was seen of it.
+    fn change(&self, seen: (usize, usize), frame: Frame) -> bool {
+        let changed = self.exchange(seen, (thread_token(), frame.place));
+        if changed {
+            self.time.store(frame.time, Ordering::Relaxed);
+        }
+        changed
+    }
+
+    /// Compares thread and place with `old` and replaces them by `new`, in one sequentially consistent step.
+    #[cfg(target_arch = "x86_64")]
+    fn exchange(&self, old: (usize, usize), new: (usize, usize)) -> bool {
+        let equal: usize;
+        // SAFETY: the pair is the first 16 bytes of a structure aligned to as many, and changed by atomics alone; every x86-64
+        // processor that Linux still starts on has the instruction. rbx, which the compiler keeps for itself, is put back.
+        unsafe {
+            core::arch::asm!(
+                "xchg {low}, rbx",
+                "lock cmpxchg16b [rdi]",
+                "mov rbx, {low}",
+                "sete cl",
+                "movzx ecx, cl",
+                low = inout(reg) new.0 => _,
+                inout("rcx") new.1 => equal,
+                inout("rax") old.0 => _,
+                inout("rdx") old.1 => _,
+                in("rdi") core::ptr::from_ref(self),
+                options(nostack),
+            );
+        }
+        equal != 0
+    }
+
+    /// In two steps: a call that is left between them has, for those who look, the place of an older one.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn exchange(&self, old: (usize, usize), new: (usize, usize)) -> bool {
+        let changed = self.thread.compare_exchange(old.0, new.0, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        if changed {
+            self.place.store(new.1, Ordering::Relaxed);
+        }
+        changed
     }
 
     /// Gives it back.
     pub fn give_back(&self) {
-        self.place.store(0, Ordering::Relaxed);
         self.thread.store(0, Ordering::Release);
     }
 
@@ -117,9 +152,8 @@ impl Hold {
 
     /// Whether a call of this thread holds it that is over: the thread is at `frame` now. One system call when it is its own.
     pub fn is_left(&self, frame: Frame) -> bool {
-        // Half taken it has no place, and says nothing.
         let held = Frame { place: self.place.load(Ordering::Relaxed), time: self.time.load(Ordering::Relaxed) };
-        held.place != 0 && self.is_own() && was_left(held, frame)
+        self.is_own() && was_left(held, frame)
     }
 }
 

@@ -91,7 +91,7 @@ pub fn open_file_moving<'a>(call: Call, descriptor: i32, bytes: usize) -> Served
             return Err(Refusal::Kernel);
         }
         let mount = mount_of(call, &found).ok_or(Refusal::Kernel)?;
-        let Some(session) = state.sessions.enter_for(call.frame, &adopted) else {
+        let Some(session) = state.sessions.enter_for(call, &adopted) else {
             // The handle is gone with its session; the description is still the one we know.
             state.descriptors.note(descriptor, &seen, Known::Candidate(ADOPT_AT_USE));
             return Err(Refusal::Kernel);
@@ -241,7 +241,7 @@ pub fn give_up(call: Call, descriptor: i32) {
         return;
     }
     if let Known::Adopted(adopted) = seen.known
-        && let Some(session) = state.sessions.enter_for(call.frame, &adopted)
+        && let Some(session) = state.sessions.enter_for(call, &adopted)
     {
         let mut message = message(&session);
         message.handle = adopted.handle;

@@ -138,15 +138,15 @@ impl Sessions {
     pub fn enter<'a>(&'a self, call: Call, name: &InstanceName) -> Option<Session<'a>> {
         let mut of_name = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_of(name));
         match of_name.find(|(_, slot)| slot.kind() == LIVE) {
-            Some((index, slot)) => usable(slot.enter(index, call.frame)?).filter(|session| session.name() == name),
+            Some((index, slot)) => usable(slot.enter(index, call)?).filter(|session| session.name() == name),
             None => self.connect(call, name),
         }
     }
 
     /// The session an adopted descriptor's handle belongs to, if it still lives.
-    pub fn enter_for(&self, frame: Frame, file: &Adopted) -> Option<Session<'_>> {
+    pub fn enter_for(&self, call: Call, file: &Adopted) -> Option<Session<'_>> {
         let index = file.instance as usize;
-        let session = self.slots.get(index)?.enter(index, frame)?;
+        let session = self.slots.get(index)?.enter(index, call)?;
         usable(session).filter(|session| session.generation == file.generation)
     }
 
@@ -193,23 +193,24 @@ impl Sessions {
         // A session that this thread used when it ended, and then left by a jump, waits for somebody to take it down.
         self.slots.iter().filter(|slot| slot.kind() == ENDED).for_each(|slot| slot.take_down(call.frame));
         let now = raw::coarse_time_ns();
-        let index = self.place(call.frame, name, now)?;
+        let index = self.place(call, name, now)?;
         let _held = SignalsHeld::hold();
         let slot = &self.slots[index];
-        if !slot.maker.take_or_recover(call.frame) {
+        // From here on no handler forks.
+        if !call.is_current() || !slot.maker.take_or_recover(call.frame) {
             return None;
         }
-        let made = self.make(index, slot, call.frame, name);
+        let made = self.make(index, slot, call, name);
         slot.maker.give_back();
         made
     }
 
     /// The slot for a new session with an instance: the one it had, while nobody else has it, or another one without a session.
-    fn place(&self, frame: Frame, name: &InstanceName, now: u64) -> Option<usize> {
+    fn place(&self, call: Call, name: &InstanceName, now: u64) -> Option<usize> {
         let is_free = |slot: &Slot| match slot.kind() {
             EMPTY => true,
             // Whoever began to connect may have left by a jump.
-            CONNECTING | CANCELLED => slot.maker.is_left(frame),
+            CONNECTING | CANCELLED => slot.maker.is_left(call.frame),
             _ => false,
         };
         if let Some(index) = self.slots.iter().position(|slot| slot.is_of(name) && is_free(slot)) {
@@ -220,24 +221,24 @@ impl Sessions {
         }
         let new = self.slots.iter().position(|slot| slot.hash.load(Ordering::Relaxed) == 0 && is_free(slot));
         new.or_else(|| self.slots.iter().position(is_free)).or_else(|| {
-            self.end_dead(frame, now);
+            self.end_dead(call, now);
             self.slots.iter().position(is_free)
         })
     }
 
     /// Ends the sessions whose services are gone, which nobody has noticed who does not use them.
-    fn end_dead(&self, frame: Frame, now: u64) {
+    fn end_dead(&self, call: Call, now: u64) {
         if now < self.swept_at.swap(now + RETRY_NS, Ordering::Relaxed) {
             return;
         }
         for (index, slot) in self.slots.iter().enumerate() {
-            if let Some(session) = slot.enter(index, frame).filter(|session| !session.connection().is_connected()) {
+            if let Some(session) = slot.enter(index, call).filter(|session| !session.connection().is_connected()) {
                 session.end();
             }
         }
     }
 
-    fn make<'a>(&'a self, index: usize, slot: &'a Slot, frame: Frame, name: &InstanceName) -> Option<Session<'a>> {
+    fn make<'a>(&'a self, index: usize, slot: &'a Slot, call: Call, name: &InstanceName) -> Option<Session<'a>> {
         let word = slot.word.load(Ordering::Acquire);
         if matches!(word & KIND, LIVE | ENDED | CLOSING) {
             return None;
@@ -265,7 +266,7 @@ impl Sessions {
         unsafe { (*slot.connection.get()).write(connection) };
         let live = (generation * GENERATION) | LIVE;
         if slot.word.compare_exchange(connecting, live, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            return slot.enter(index, frame);
+            return slot.enter(index, call);
         }
         // A change of rights that came meanwhile has cancelled it.
         // SAFETY: as above; it was just written, and nobody found the slot LIVE.
@@ -309,14 +310,16 @@ impl Slot {
         self.hash.load(Ordering::Relaxed) == name.hash
     }
 
-    fn enter(&self, index: usize, frame: Frame) -> Option<Session<'_>> {
+    /// A handler that forks before the hold is taken leaves its child another state, and after it a session that is not its own.
+    fn enter(&self, index: usize, call: Call) -> Option<Session<'_>> {
         if self.kind() != LIVE {
             return None;
         }
+        let frame = call.frame;
         let user = self.users.iter().find(|user| user.take(frame));
         let user = user.or_else(|| self.users.iter().find(|user| user.take_or_recover(frame)))?;
         let word = self.word.load(Ordering::SeqCst);
-        if word & KIND == LIVE {
+        if word & KIND == LIVE && call.is_current() {
             return Some(Session { slot: self, user, frame, index, generation: word / GENERATION });
         }
         user.give_back();

@@ -16,7 +16,10 @@ use poolfs_ipc::hold::Frame;
 
 const WIPED: u32 = 0;
 const SETTING_UP: u32 = 1;
-const READY: u32 = 2;
+const FIRST_LIFE: u32 = 2;
+
+/// The number of the next life. Not in the wiped state: a child counts on from its parent's.
+static LIVES: AtomicU32 = AtomicU32::new(FIRST_LIFE);
 
 /// Bit of [`State::umask`] that says the rest is known.
 const KNOWN: u32 = 1 << 31;
@@ -24,7 +27,8 @@ const KNOWN: u32 = 1 << 31;
 /// The library's state. All zeros is a valid one: the state of a process that has done nothing yet.
 #[repr(C)]
 pub struct State {
-    ready: AtomicU32,
+    /// Which life of the mapping this is, once it is set up: each process that finds it empty begins another one.
+    life: AtomicU32,
     process: AtomicU32,
     umask: AtomicU32,
     file_size: AtomicU32,
@@ -43,6 +47,7 @@ pub struct Call {
     pub state: &'static State,
     /// The call's place on the stack.
     pub frame: Frame,
+    life: u32,
 }
 
 impl Call {
@@ -50,7 +55,16 @@ impl Call {
     #[inline(always)]
     #[must_use]
     pub fn begin() -> Option<Self> {
-        state().filter(|state| state.is_own_process()).map(|state| Self { state, frame: Frame::here() })
+        let state = state().filter(|state| state.is_own_process())?;
+        let life = state.life.load(Ordering::Acquire);
+        (life >= FIRST_LIFE).then(|| Self { state, frame: Frame::here(), life })
+    }
+
+    /// Whether the state is the one the call began with. In the child of a handler that forked it is not: the call goes on there
+    /// with what it read of its parent's, and is the kernel's.
+    pub fn is_current(&self) -> bool {
+        let is_same = core::ptr::eq(STATE.load(Ordering::Acquire), self.state);
+        is_same && self.state.life.load(Ordering::Acquire) == self.life
     }
 }
 
@@ -75,7 +89,7 @@ pub fn state() -> Option<&'static State> {
     if !state.is_null() && OFF.load(Ordering::Relaxed) == CHECKED {
         // SAFETY: the mapping is never given back, and zeros or what was stored there are a valid `State`.
         let state = unsafe { &*state };
-        if state.ready.load(Ordering::Acquire) == READY {
+        if state.is_set_up() {
             return Some(state);
         }
     }
@@ -86,7 +100,7 @@ pub fn state() -> Option<&'static State> {
 pub fn state_if_mapped() -> Option<&'static State> {
     // SAFETY: as in `state`.
     let state = unsafe { STATE.load(Ordering::Acquire).as_ref() }?;
-    (state.ready.load(Ordering::Acquire) == READY).then_some(state)
+    state.is_set_up().then_some(state)
 }
 
 /// Runs `fork`, in a signal handler that may have interrupted a call of this library. The child goes on with that call, too: it
@@ -124,18 +138,18 @@ fn set_up() -> Option<&'static State> {
     // Nobody else ends what a jump left half set up.
     let _held = SignalsHeld::hold();
     let state = mapped()?;
-    match state.ready.compare_exchange(WIPED, SETTING_UP, Ordering::AcqRel, Ordering::Acquire) {
+    match state.life.compare_exchange(WIPED, SETTING_UP, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             session::close_inherited();
             mounts::close_inherited();
             state.process.store(raw::process_id(), Ordering::Relaxed);
             trace::start();
-            state.ready.store(READY, Ordering::Release);
+            state.life.store(LIVES.fetch_add(1, Ordering::Relaxed), Ordering::Release);
             Some(state)
         }
-        Err(READY) => Some(state),
         // A thread or the code this handler interrupted is at it; nobody waits.
-        Err(_) => None,
+        Err(SETTING_UP) => None,
+        Err(_) => Some(state),
     }
 }
 
@@ -164,6 +178,11 @@ fn mapped() -> Option<&'static State> {
 }
 
 impl State {
+    #[inline]
+    fn is_set_up(&self) -> bool {
+        self.life.load(Ordering::Acquire) >= FIRST_LIFE
+    }
+
     /// Whether the caller is the process this state belongs to, and not its `vfork` child. A system call once there may be one.
     pub fn is_own_process(&self) -> bool {
         !process::shares_memory() || self.process.load(Ordering::Relaxed) == raw::process_id()

@@ -38,7 +38,7 @@ sys.exit(None if answer["answer"] == "done" else str(answer))
 PYTHON
 
 failed=0
-for program in families sharing jumps; do
+for program in families sharing jumps interrupted; do
     cc -Wall -Wextra -Werror -O1 -o "$work/$program" "$here/$program.c" -lpthread
     for way in plain fuse library; do
         directory=$work/mount/$way-$program
@@ -67,6 +67,7 @@ mostly() {
 mostly jumps
 at_least sharing 10000
 at_least jumps 3000
+at_least interrupted 9000
 at_least families 100
 kill $server && wait $server || true
 [ $failed = 0 ] && echo "same by FUSE and by library ($served requests)"

@@ -14,6 +14,7 @@ pub use looker::close_inherited;
 pub use table::{MountPoint, Table, components};
 
 use crate::raw::cycles;
+use crate::signals::SignalsHeld;
 use crate::trace;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -150,6 +151,8 @@ impl Mounts {
             self.note_failure();
             return None;
         };
+        // Nobody takes up a table half read, and the child of a handler that forked would find only its second half.
+        let _held = SignalsHeld::hold();
         if !self.refreshing.take_or_recover(frame) {
             return None;
         }
@@ -213,7 +216,8 @@ struct Reading<'a>(&'a Hold);
 
 impl<'a> Reading<'a> {
     fn enter(slot: &'a Slot, frame: Frame) -> Option<Self> {
-        let reader = slot.readers.iter().find(|reader| reader.take(frame))?;
+        let reader = slot.readers.iter().find(|reader| reader.take(frame));
+        let reader = reader.or_else(|| slot.readers.iter().find(|reader| reader.take_or_recover(frame)))?;
         let reading = Self(reader);
         (slot.writing.load(Ordering::SeqCst) == 0).then_some(reading)
     }
@@ -287,6 +291,15 @@ mod tests {
             leave(&mounts);
             mounts.distrust();
             assert!(mounts.with(Frame::here(), Freshness::Exact, |_| ()).is_some());
+        }
+    }
+
+    #[test]
+    fn readers_left_by_a_jump_make_room_without_a_change_of_the_mounts() {
+        let mounts = zeroed::<Mounts>();
+        for _ in 0..2 * READERS_MAX {
+            leave(&mounts);
+            assert!(mounts.with(Frame::here(), Freshness::Lazy, |_| ()).is_some());
         }
     }
 
