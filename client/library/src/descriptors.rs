@@ -152,7 +152,8 @@ impl Descriptors {
             self.clear(descriptor);
             let word = entry.word.load(Ordering::Relaxed);
             entry.forks.store(forks, Ordering::Relaxed);
-            entry.word.compare_exchange(word, word | OWN, Ordering::Release, Ordering::Relaxed).ok();
+            // Whoever changes it at the same time has seen what the number stood for before.
+            entry.word.store(next_version(word) | OWN, Ordering::Release);
         }
     }
 

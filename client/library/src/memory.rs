@@ -31,15 +31,15 @@ impl UserPath {
     /// The bytes without their NUL; nothing for memory that cannot be read or a path longer than any the kernel takes.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
-        self.bytes_at(raw::cycles())
+        self.bytes_at(raw::coarse_time_ns())
     }
 
-    /// The same, at a time by [`raw::cycles`].
+    /// The same, at a time by [`raw::coarse_time_ns`].
     #[must_use]
     pub fn bytes_at(&self, now: u64) -> Option<&[u8]> {
         let start = self.address();
         let mut end = start;
-        while is_usable(end) && end - start <= PATH_MAX && pages::are_readable_at(end, 1, now) {
+        while is_usable(end) && end - start <= PATH_MAX && pages::is_readable_at(end, now) {
             let page_end = (end + 1).next_multiple_of(PAGE);
             // SAFETY: the page can be read, and `new` promised that nobody changes the string, which ends here or goes on
             // beyond the page.
@@ -56,14 +56,15 @@ impl UserPath {
     }
 
     /// What is in memory from the path's first byte to the end of its page, beyond its NUL or not as far; nothing for
-    /// memory that cannot be read. At a time by [`raw::cycles`].
+    /// memory that cannot be read. At a time by [`raw::coarse_time_ns`].
+    #[inline]
     #[must_use]
     pub fn head(&self, now: u64) -> Option<&[u8]> {
         let start = self.address();
-        if !is_usable(start) || !pages::are_readable_at(start, 1, now) {
+        if !is_usable(start) || !pages::is_readable_at(start, now) {
             return None;
         }
-        let length = (start + 1).next_multiple_of(PAGE) - start;
+        let length = PAGE - start % PAGE;
         // SAFETY: the page can be read. Behind the string's NUL there may be other things that change: who reads stops there.
         Some(unsafe { core::slice::from_raw_parts(self.0.cast::<u8>(), length) })
     }

@@ -10,7 +10,7 @@ use crate::memory::{UserMemory, UserPath};
 use crate::mounts::{Freshness, MountPoint, Table, components};
 use crate::outcome::{Refusal, Served};
 use crate::raw;
-use crate::state::Call;
+use crate::state::{Call, State};
 use crate::trace::{self, Reason};
 use core::fmt::Write;
 use linux_raw_sys::general as sys;
@@ -47,16 +47,15 @@ pub struct Extra<'a> {
 /// Takes what a served request brought.
 pub type Take<'t> = &'t mut dyn FnMut(&Reply, &Borrowed<'_>, &MountPoint);
 
-/// The bytes of a path, unless a look at its first names tells that it leads into no instance. Most calls of most programs
-/// end here. `now` is by [`raw::cycles`], which costs more than the rest.
-fn text(call: Call, at: &(i32, UserPath), now: u64) -> Served<&[u8]> {
-    let (descriptor, path) = at;
-    let head = path.head(now).ok_or(Refusal::Foreign)?;
-    let is_elsewhere = match head.first() {
-        Some(b'/') => call.state.mounts.is_elsewhere(head, now),
-        _ => *descriptor < 0,
-    };
-    if is_elsewhere { Err(Refusal::Foreign) } else { path.bytes_at(now).ok_or(Refusal::Foreign) }
+/// Whether a look at a path's first names tells that it leads into no instance. Most calls of most programs end here, and what
+/// it costs is all that they pay for the library.
+pub fn is_elsewhere(state: &State, (descriptor, path): (i32, UserPath)) -> bool {
+    let now = raw::coarse_time_ns();
+    let Some(head) = path.head(now) else { return true };
+    match head.first() {
+        Some(b'/') => state.mounts.is_elsewhere(head, now),
+        _ => state.descriptors.is_foreign(descriptor),
+    }
 }
 
 /// The start of the paths relative to `descriptor`.
@@ -248,8 +247,7 @@ pub fn by_path(
     extra: &Extra<'_>,
     take: Take<'_>,
 ) -> Served<Reply> {
-    let now = raw::cycles();
-    let text = text(call, &at, now)?;
+    let text = at.1.bytes().ok_or(Refusal::Foreign)?;
     let start = start(call, at.0, text)?;
     run(call, (&start, text), None, changes, request, extra, take)
 }
@@ -259,8 +257,8 @@ pub fn by_path(
 /// # Errors
 /// What the service answers, or a refusal.
 pub fn by_two_paths(call: Call, first: (i32, UserPath), second: (i32, UserPath), request: &Request) -> Served<Reply> {
-    let now = raw::cycles();
-    let (first_text, second_text) = (text(call, &first, now)?, text(call, &second, now)?);
+    let first_text = first.1.bytes().ok_or(Refusal::Foreign)?;
+    let second_text = second.1.bytes().ok_or(Refusal::Foreign)?;
     let start_first = start(call, first.0, first_text)?;
     let start_second = start(call, second.0, second_text)?;
     let second = Some((&start_second, second_text));

@@ -3,7 +3,7 @@
 use crate::raw;
 use crate::signals::SignalsHeld;
 use core::ffi::{CStr, c_char, c_int, c_ulong};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use linux_raw_sys::general as sys;
 
 /// The address of a symbol that the process may have or not: null when no library defines it.
@@ -51,6 +51,20 @@ pub fn shares_memory() -> bool {
 /// How often descriptions have been shared.
 pub fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
+}
+
+/// The lowest number that a descriptor of the library's own ever had here, or in a process this one was forked from.
+static LOWEST_OWN: AtomicI32 = AtomicI32::new(i32::MAX);
+
+/// Says that a number is a descriptor of the library's own from now on.
+pub fn note_own_descriptor(number: i32) {
+    LOWEST_OWN.fetch_min(number, Ordering::Relaxed);
+}
+
+/// Whether a number may be a descriptor of the library's own. They are kept high: most numbers of programs are told by this.
+#[inline]
+pub fn may_be_own(number: i32) -> bool {
+    number >= LOWEST_OWN.load(Ordering::Relaxed)
 }
 
 /// Whether libc says that this process never had a second thread (false when it does not say).

@@ -11,7 +11,7 @@ use crate::paths::path_of;
 use crate::signals::SignalsHeld;
 use crate::state::Call;
 use crate::trace::{self, Reason};
-use crate::{descriptors::Adopted, raw};
+use crate::{descriptors::Adopted, process, raw};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -261,6 +261,7 @@ impl Sessions {
         let socket = connection.socket_number();
         COOKIES[index].store(raw::socket_cookie(socket).unwrap_or(0), Ordering::Relaxed);
         SOCKETS[index].store(socket, Ordering::Relaxed);
+        process::note_own_descriptor(socket);
         let generation = u64::from(self.generations.fetch_add(1, Ordering::Relaxed));
         // SAFETY: as above.
         unsafe { (*slot.connection.get()).write(connection) };

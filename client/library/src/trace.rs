@@ -129,6 +129,7 @@ fn keep() {
     let Ok((inode, device)) = identity(descriptor) else { return raw::close(descriptor) };
     KEPT_INODE.store(inode, Ordering::Relaxed);
     KEPT_DEVICE.store(device, Ordering::Relaxed);
+    process::note_own_descriptor(descriptor);
     KEPT.store(descriptor + 1, Ordering::Relaxed);
 }
 

@@ -1,6 +1,6 @@
 //! Reading and writing at given offsets, and what else concerns the content of an open file.
 
-use super::{by_file, kernel, kernel_cancellable, on, request, sort_error};
+use super::{by_file, kernel, kernel_cancellable, on_descriptor, request, sort_error};
 use crate::files::{OpenFile, open_file, open_file_moving};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
@@ -17,7 +17,7 @@ pub const TRANSFER_MAX: usize = 0x7fff_f000;
 /// `pread`
 pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     let served = || {
-        let call = on()?;
+        let call = on_descriptor(descriptor)?;
         let file = readable(call, descriptor, memory.length())?;
         read_at(call, &file, memory, from_user(offset)?)
     };
@@ -27,7 +27,7 @@ pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
 /// `pwrite`
 pub fn pwrite(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     let served = || {
-        let call = on()?;
+        let call = on_descriptor(descriptor)?;
         let file = writable(call, descriptor, memory.length())?;
         let offset = from_user(offset)?;
         write_at(call, &file, memory, offset).map(|(count, _)| count)
@@ -148,10 +148,10 @@ fn transfer(memory: UserMemory, offset: u64) -> Served<usize> {
 /// `preadv2`; `preadv` when there are no `flags`
 pub fn preadv(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i32>) -> isize {
     let served = || {
-        let call = on()?;
         if flags.unwrap_or(0) != 0 || offset < 0 {
             return Err(Refusal::Foreign);
         }
+        let call = on_descriptor(descriptor)?;
         let file = readable(call, descriptor, 0)?;
         let mut at = from_user(offset)?;
         each_vector(vectors, |memory| {
@@ -166,10 +166,10 @@ pub fn preadv(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i
 /// `pwritev2`; `pwritev` when there are no `flags`
 pub fn pwritev(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i32>) -> isize {
     let served = || {
-        let call = on()?;
         if flags.unwrap_or(0) != 0 || offset < 0 {
             return Err(Refusal::Foreign);
         }
+        let call = on_descriptor(descriptor)?;
         let file = writable(call, descriptor, 0)?;
         if file.appends() {
             return Err(Refusal::Kernel);
@@ -232,7 +232,7 @@ pub(super) fn total_length(vectors: UserMemory) -> usize {
 /// `fsync` and, with `data_only`, `fdatasync`
 pub fn sync(descriptor: i32, data_only: bool) -> isize {
     let served = || {
-        let call = on()?;
+        let call = on_descriptor(descriptor)?;
         let file = open_file(call, descriptor)?;
         let mut request = request(Operation::Sync);
         request.flags = if data_only { RequestFlags::DATA_ONLY.bits() } else { 0 };
@@ -245,7 +245,7 @@ pub fn sync(descriptor: i32, data_only: bool) -> isize {
 /// `ftruncate`
 pub fn ftruncate(descriptor: i32, length: i64) -> isize {
     let served = || {
-        let call = on()?;
+        let call = on_descriptor(descriptor)?;
         let file = writable(call, descriptor, 0)?;
         let mut request = request(Operation::Truncate);
         request.offset = from_user(length)?;
@@ -275,7 +275,7 @@ pub fn allocate_in_instance(descriptor: i32, mode: i32, offset: i64, length: i64
 }
 
 fn allocate(descriptor: i32, mode: i32, offset: i64, length: i64) -> Served<usize> {
-    let call = on()?;
+    let call = on_descriptor(descriptor)?;
     let file = writable(call, descriptor, 0)?;
     let mut request = request(Operation::Allocate);
     request.mode = mode as u32;

@@ -38,10 +38,14 @@ fn opened(result: isize) -> isize {
 }
 
 /// Whether a number is a descriptor of the library's own, which the program did not open and must not close.
+#[inline]
 pub(super) fn is_own(state: &State, descriptor: i32) -> bool {
-    state.sessions.owns(descriptor)
-        || state.mounts.descriptors().any(|own| own == descriptor)
-        || trace::kept() == Some(descriptor)
+    let is_own = || {
+        state.sessions.owns(descriptor)
+            || state.mounts.descriptors().any(|own| own == descriptor)
+            || trace::kept() == Some(descriptor)
+    };
+    process::may_be_own(descriptor) && is_own()
 }
 
 /// `close`. Our own descriptors are none of the program's: to it they do not exist.

@@ -25,7 +25,7 @@ use crate::files::{OpenFile, open_file};
 use crate::memory::UserPath;
 use crate::outcome::{Refusal, Served};
 use crate::paths::{self, Extra, Take};
-use crate::state::Call;
+use crate::state::{Call, state};
 use crate::{process, raw};
 use poolfs_ipc::wire::{Operation, Reply, Request, RequestFlags};
 use poolfs_types::Errno;
@@ -50,6 +50,20 @@ fn on() -> Served<Call> {
     Call::begin().ok_or(Refusal::Foreign)
 }
 
+/// As [`on`], for a call by path. Refused at once when the path leads elsewhere.
+#[inline(always)]
+fn on_path(at: (i32, UserPath)) -> Served<Call> {
+    let state = state().ok_or(Refusal::Foreign)?;
+    if paths::is_elsewhere(state, at) { Err(Refusal::Foreign) } else { on() }
+}
+
+/// As [`on`], for a call by descriptor. Refused at once when that is known not to be ours.
+#[inline(always)]
+fn on_descriptor(descriptor: i32) -> Served<Call> {
+    let state = state().ok_or(Refusal::Foreign)?;
+    if state.descriptors.is_foreign(descriptor) { Err(Refusal::Foreign) } else { on() }
+}
+
 /// A request for an operation, all else zero.
 fn request(operation: Operation) -> Request {
     Request { operation: operation as u32, ..Request::default() }
@@ -67,12 +81,12 @@ fn change_by_path(at: (i32, UserPath), request: &Request) -> Served<usize> {
 }
 
 fn change_by_path_with(at: (i32, UserPath), request: &Request, extra: &Extra<'_>) -> Served<usize> {
-    paths::by_path(on()?, at, true, request, extra, &mut |_, _, _| {}).map(|_| 0)
+    paths::by_path(on_path(at)?, at, true, request, extra, &mut |_, _, _| {}).map(|_| 0)
 }
 
 /// A request that changes a file's attributes by descriptor.
 fn change_by_descriptor(descriptor: i32, request: &Request, extra: &Extra<'_>) -> Served<usize> {
-    let call = on()?;
+    let call = on_descriptor(descriptor)?;
     let file = open_file(call, descriptor)?;
     if file.mount.is_read_only() {
         return Err(Refusal::Kernel);

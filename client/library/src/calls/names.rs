@@ -1,6 +1,6 @@
 //! Making, removing and renaming names.
 
-use super::{change_by_path, change_by_path_with, kernel, on, request};
+use super::{change_by_path, change_by_path_with, kernel, on_path, request};
 use crate::memory::{UserMemory, UserPath};
 use crate::outcome::{Refusal, finish};
 use crate::paths::{self, Extra, WORKING_DIRECTORY};
@@ -12,7 +12,7 @@ pub fn mkdirat(descriptor: i32, path: UserPath, mode: u32) -> isize {
     let served = || {
         let mut request = request(Operation::MakeDirectory);
         request.mode = mode;
-        request.umask = on()?.state.umask().ok_or(Refusal::Kernel)?;
+        request.umask = on_path((descriptor, path))?.state.umask().ok_or(Refusal::Kernel)?;
         change_by_path((descriptor, path), &request)
     };
     finish(served(), || kernel(sys::__NR_mkdirat, [descriptor as usize, path.address(), mode as usize, 0, 0, 0]))
@@ -24,7 +24,7 @@ pub fn mknodat(descriptor: i32, path: UserPath, mode: u32, device: u64) -> isize
         let mut request = request(Operation::MakeNode);
         request.mode = mode;
         request.device = u32::try_from(device).map_err(|_| Refusal::Kernel)?;
-        request.umask = on()?.state.umask().ok_or(Refusal::Kernel)?;
+        request.umask = on_path((descriptor, path))?.state.umask().ok_or(Refusal::Kernel)?;
         change_by_path((descriptor, path), &request)
     };
     finish(served(), || {
@@ -57,7 +57,8 @@ pub fn renameat2(from: (i32, UserPath), to: (i32, UserPath), flags: u32) -> isiz
     let served = || {
         let mut request = request(Operation::Rename);
         request.mode = flags;
-        paths::by_two_paths(on()?, from, to, &request).map(|_| 0)
+        on_path(from)?;
+        paths::by_two_paths(on_path(to)?, from, to, &request).map(|_| 0)
     };
     finish(served(), || {
         let arguments = [from.0 as usize, from.1.address(), to.0 as usize, to.1.address(), flags as usize, 0];
@@ -75,7 +76,8 @@ pub fn linkat(from: (i32, UserPath), to: (i32, UserPath), flags: i32) -> isize {
         if flags as u32 & sys::AT_SYMLINK_FOLLOW == 0 {
             request.flags = RequestFlags::NO_FOLLOW.bits();
         }
-        paths::by_two_paths(on()?, from, to, &request).map(|_| 0)
+        on_path(from)?;
+        paths::by_two_paths(on_path(to)?, from, to, &request).map(|_| 0)
     };
     finish(served(), || {
         let arguments = [from.0 as usize, from.1.address(), to.0 as usize, to.1.address(), flags as usize, 0];
@@ -86,6 +88,7 @@ pub fn linkat(from: (i32, UserPath), to: (i32, UserPath), flags: i32) -> isize {
 /// `symlinkat`
 pub fn symlinkat(target: UserPath, descriptor: i32, path: UserPath) -> isize {
     let served = || {
+        on_path((descriptor, path))?;
         let second = target.bytes().filter(|target| !target.is_empty()).ok_or(Refusal::Foreign)?;
         let extra = Extra { second, third: None };
         change_by_path_with((descriptor, path), &request(Operation::SymbolicLink), &extra)
@@ -101,7 +104,8 @@ pub fn readlinkat(descriptor: i32, path: UserPath, out: UserMemory) -> isize {
         }
         let request = request(Operation::ReadLink);
         let mut count = Err(Refusal::Kernel);
-        paths::by_path(on()?, (descriptor, path), false, &request, &Extra::default(), &mut |reply, borrowed, _| {
+        let at = (descriptor, path);
+        paths::by_path(on_path(at)?, at, false, &request, &Extra::default(), &mut |reply, borrowed, _| {
             let length = (reply.length as usize).min(out.length());
             if !out.part(0, length).is_writable() {
                 return;
@@ -120,7 +124,7 @@ pub fn readlinkat(descriptor: i32, path: UserPath, out: UserMemory) -> isize {
 /// `truncate`
 pub fn truncate(path: UserPath, length: i64) -> isize {
     let served = || {
-        let call = on()?;
+        let call = on_path((WORKING_DIRECTORY, path))?;
         if call.state.file_size_limited() {
             return Err(Refusal::Foreign);
         }

@@ -5,7 +5,7 @@
 //! range of its own. Served only on descriptions that are this process's alone; the kernel does the others.
 
 use super::data::{each_vector, from_user, may_read, may_write, read_at, readable, total_length, writable, write_at};
-use super::{by_file, kernel, kernel_cancellable, on, request};
+use super::{by_file, kernel, kernel_cancellable, on_descriptor, request};
 use crate::files::{self, OpenFile, open_file, own_file_moving};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
@@ -21,7 +21,7 @@ const COPY_MAX: u64 = 16 << 20;
 /// `read`
 pub fn read(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
-        let call = on()?;
+        let call = on_descriptor(descriptor)?;
         let file = may_read(own_file_moving(call, descriptor, memory.length())?)?;
         at_offset(&file, memory.length(), |offset| read_at(call, &file, memory, offset))
     };
@@ -33,7 +33,7 @@ pub fn read(descriptor: i32, memory: UserMemory) -> isize {
 /// `write`
 pub fn write(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
-        let call = on()?;
+        let call = on_descriptor(descriptor)?;
         let file = may_write(call, own_file_moving(call, descriptor, memory.length())?)?;
         if file.appends() {
             let (count, first) = write_at(call, &file, memory, 0)?;
@@ -53,7 +53,7 @@ pub fn write(descriptor: i32, memory: UserMemory) -> isize {
 /// `readv`
 pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
-        let call = on()?;
+        let call = on_descriptor(descriptor)?;
         let file = may_read(own_file_moving(call, descriptor, 0)?)?;
         at_offset(&file, readable_length(vectors)?, |offset| {
             let mut at = offset;
@@ -70,7 +70,7 @@ pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
 /// `writev`
 pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
-        let call = on()?;
+        let call = on_descriptor(descriptor)?;
         let file = may_write(call, own_file_moving(call, descriptor, 0)?)?;
         if file.appends() {
             return Err(Refusal::Kernel);
@@ -123,7 +123,7 @@ pub fn lseek(descriptor: i32, offset: i64, whence: i32) -> isize {
         if !matches!(whence as u32, sys::SEEK_DATA | sys::SEEK_HOLE) {
             return Err(Refusal::Foreign);
         }
-        let call = on()?;
+        let call = on_descriptor(descriptor)?;
         let file = open_file(call, descriptor)?;
         if !file.is_regular() {
             return Err(Refusal::Kernel);
@@ -176,7 +176,7 @@ impl Position {
 
 /// Copies between two adopted files of one session, without the bytes passing through this process.
 fn copy(from: (i32, UserMemory), to: (i32, UserMemory), length: usize) -> Served<usize> {
-    let call = on()?;
+    let call = on_descriptor(from.0)?;
     let source = readable(call, from.0, length)?;
     let target = writable(call, to.0, length)?;
     let same =

@@ -1,13 +1,13 @@
 //! `stat` in its forms, and `access`.
 
 use super::descriptors::{EBADF, is_own};
-use super::{by_file, kernel, no_follow, on, request};
+use super::{by_file, kernel, no_follow, on_descriptor, on_path, request};
 use crate::files::open_file;
 use crate::memory::{UserMemory, UserPath};
 use crate::mounts::MountPoint;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::{self, Extra};
-use crate::state::state;
+use crate::state::{Call, state};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::OWN_DESCRIPTOR_MIN;
 use poolfs_ipc::wire::{Operation, RequestFlags, WireAttributes};
@@ -19,8 +19,11 @@ const ATTRIBUTES_MASK: u64 = (sys::STATX_ATTR_AUTOMOUNT | sys::STATX_ATTR_MOUNT_
 /// `fstat`. Who tries every number to find out what is open does not find our own descriptors.
 pub fn fstat(descriptor: i32, out: UserMemory) -> isize {
     let mut take = |attributes: &WireAttributes, mount: &MountPoint| out.put(stat_of(attributes, mount));
-    let served = if out.is_impossible() { Err(Refusal::Foreign) } else { stat_descriptor(descriptor, &mut take) };
-    finish(served, || {
+    let mut served = || {
+        let call = on_descriptor(descriptor)?;
+        if out.is_impossible() { Err(Refusal::Foreign) } else { stat_descriptor(call, descriptor, &mut take) }
+    };
+    finish(served(), || {
         if descriptor >= OWN_DESCRIPTOR_MIN && state().is_some_and(|state| is_own(state, descriptor)) {
             return -EBADF;
         }
@@ -32,12 +35,12 @@ pub fn fstat(descriptor: i32, out: UserMemory) -> isize {
 pub fn fstatat(descriptor: i32, path: UserPath, out: UserMemory, flags: i32) -> isize {
     let known = sys::AT_SYMLINK_NOFOLLOW | sys::AT_NO_AUTOMOUNT | sys::AT_EMPTY_PATH;
     let mut take = |attributes: &WireAttributes, mount: &MountPoint| out.put(stat_of(attributes, mount));
-    let served = if flags as u32 & !known == 0 && !out.is_impossible() {
-        stat_at(descriptor, path, flags, &mut take)
-    } else {
-        Err(Refusal::Foreign)
+    let mut served = || {
+        let call = on_path((descriptor, path))?;
+        let is_known = flags as u32 & !known == 0 && !out.is_impossible();
+        if is_known { stat_at(call, descriptor, path, flags, &mut take) } else { Err(Refusal::Foreign) }
     };
-    finish(served, || {
+    finish(served(), || {
         kernel(sys::__NR_newfstatat, [descriptor as usize, path.address(), out.address(), flags as usize, 0, 0])
     })
 }
@@ -47,12 +50,12 @@ pub fn statx(descriptor: i32, path: UserPath, flags: i32, mask: u32, out: UserMe
     let known = sys::AT_SYMLINK_NOFOLLOW | sys::AT_NO_AUTOMOUNT | sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC;
     let tellable = sys::STATX_BASIC_STATS | sys::STATX_BTIME | sys::STATX_MNT_ID;
     let mut take = |attributes: &WireAttributes, mount: &MountPoint| out.put(statx_of(attributes, mount));
-    let served = if flags as u32 & !known == 0 && mask & !tellable == 0 && !out.is_impossible() {
-        stat_at(descriptor, path, flags, &mut take)
-    } else {
-        Err(Refusal::Foreign)
+    let mut served = || {
+        let call = on_path((descriptor, path))?;
+        let is_known = flags as u32 & !known == 0 && mask & !tellable == 0 && !out.is_impossible();
+        if is_known { stat_at(call, descriptor, path, flags, &mut take) } else { Err(Refusal::Foreign) }
     };
-    finish(served, || {
+    finish(served(), || {
         let arguments = [descriptor as usize, path.address(), flags as usize, mask as usize, out.address(), 0];
         kernel(sys::__NR_statx, arguments)
     })
@@ -61,21 +64,23 @@ pub fn statx(descriptor: i32, path: UserPath, flags: i32, mask: u32, out: UserMe
 /// Takes attributes; says whether there was room for them.
 type TakeAttributes<'t> = &'t mut dyn FnMut(&WireAttributes, &MountPoint) -> bool;
 
-fn stat_at(descriptor: i32, path: UserPath, flags: i32, take: TakeAttributes<'_>) -> Served<usize> {
+/// Apart from its callers, which have little to do for what is none of ours.
+#[inline(never)]
+fn stat_at(call: Call, descriptor: i32, path: UserPath, flags: i32, take: TakeAttributes<'_>) -> Served<usize> {
     if flags as u32 & sys::AT_EMPTY_PATH != 0 && path.bytes().is_some_and(<[u8]>::is_empty) {
-        return if descriptor < 0 { Err(Refusal::Foreign) } else { stat_descriptor(descriptor, take) };
+        return if descriptor < 0 { Err(Refusal::Foreign) } else { stat_descriptor(call, descriptor, take) };
     }
     let mut request = request(Operation::Stat);
     request.flags = no_follow(flags);
     let mut taken = false;
-    paths::by_path(on()?, (descriptor, path), false, &request, &Extra::default(), &mut |reply, _, mount| {
+    paths::by_path(call, (descriptor, path), false, &request, &Extra::default(), &mut |reply, _, mount| {
         taken = take(&reply.attributes, mount);
     })?;
     if taken { Ok(0) } else { Err(Refusal::Kernel) }
 }
 
-fn stat_descriptor(descriptor: i32, take: TakeAttributes<'_>) -> Served<usize> {
-    let call = on()?;
+#[inline(never)]
+fn stat_descriptor(call: Call, descriptor: i32, take: TakeAttributes<'_>) -> Served<usize> {
     let file = open_file(call, descriptor)?;
     let request = request(Operation::Stat);
     let mut taken = false;
@@ -90,13 +95,13 @@ pub fn faccessat(descriptor: i32, path: UserPath, mode: i32, flags: i32) -> isiz
         if flags as u32 & !known != 0 || mode & !7 != 0 {
             return Err(Refusal::Foreign);
         }
+        let call = on_path((descriptor, path))?;
         let mut request = request(Operation::Access);
         request.mode = mode as u32;
         request.flags = no_follow(flags);
         if flags as u32 & sys::AT_EACCESS == 0 {
             request.flags |= RequestFlags::REAL_IDS.bits();
         }
-        let call = on()?;
         // Whether a read-only mount may be written is the kernel's to say.
         let changes = mode as u32 & sys::W_OK != 0;
         paths::by_path(call, (descriptor, path), changes, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)

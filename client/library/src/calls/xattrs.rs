@@ -1,10 +1,11 @@
 //! Extended attributes, by path and by descriptor.
 
-use super::{by_file, change_by_descriptor, change_by_path_with, kernel, on, request};
+use super::{by_file, change_by_descriptor, change_by_path_with, kernel, on_descriptor, on_path, request};
 use crate::files::open_file;
 use crate::memory::{UserMemory, UserPath};
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::{self, Extra, WORKING_DIRECTORY};
+use crate::state::Call;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::Borrowed;
 use poolfs_ipc::wire::{Operation, Reply, Request, RequestFlags};
@@ -47,6 +48,7 @@ impl Of {
 /// `getxattr`, `lgetxattr`, `fgetxattr`
 pub fn getxattr(of: Of, name: UserPath, out: UserMemory) -> isize {
     let served = || {
+        on(of)?;
         let second = attribute_name(&name)?;
         fetch(of, request(Operation::GetXattr), second, out)
     };
@@ -67,6 +69,7 @@ pub fn listxattr(of: Of, out: UserMemory) -> isize {
 /// `setxattr`, `lsetxattr`, `fsetxattr`
 pub fn setxattr(of: Of, name: UserPath, value: UserMemory, flags: i32) -> isize {
     let served = || {
+        on(of)?;
         if value.length() > XATTR_VALUE_MAX || !value.is_readable() {
             return Err(Refusal::Foreign);
         }
@@ -84,6 +87,7 @@ pub fn setxattr(of: Of, name: UserPath, value: UserMemory, flags: i32) -> isize 
 /// `removexattr`, `lremovexattr`, `fremovexattr`
 pub fn removexattr(of: Of, name: UserPath) -> isize {
     let served = || {
+        on(of)?;
         let mut request = request(Operation::RemoveXattr);
         request.flags = of.flags();
         change(of, &request, &Extra { second: attribute_name(&name)?, third: None })
@@ -92,6 +96,15 @@ pub fn removexattr(of: Of, name: UserPath) -> isize {
         let number = of.number([sys::__NR_removexattr, sys::__NR_lremovexattr, sys::__NR_fremovexattr]);
         kernel(number, [of.address(), name.address(), 0, 0, 0, 0])
     })
+}
+
+/// The call on what is meant, when that may be ours.
+#[inline(always)]
+fn on(of: Of) -> Served<Call> {
+    match of {
+        Of::Path(path) | Of::Link(path) => on_path((WORKING_DIRECTORY, path)),
+        Of::Descriptor(descriptor) => on_descriptor(descriptor),
+    }
 }
 
 /// A name the kernel would accept; it has its own errnos for others.
@@ -108,7 +121,7 @@ fn change(of: Of, request: &Request, extra: &Extra<'_>) -> Served<usize> {
 
 /// A value or a list of names into `out`; a length of 0 asks for the size.
 fn fetch(of: Of, mut request: Request, second: &[u8], out: UserMemory) -> Served<usize> {
-    let call = on()?;
+    let call = on(of)?;
     request.flags = of.flags();
     request.length = out.length().min(XATTR_VALUE_MAX) as u64;
     if out.is_impossible() && out.length() > 0 {

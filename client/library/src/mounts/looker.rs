@@ -3,8 +3,8 @@
 //! One caller at a time uses a looker, so that no answer is lost between two; there are a few, so that a caller that is
 //! kept from going on does not send all others to the kernel.
 
-use crate::raw;
 use crate::signals::SignalsHeld;
+use crate::{process, raw};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::OWN_DESCRIPTOR_MIN;
@@ -74,6 +74,7 @@ impl Look<'_> {
             raw::close(file);
             return None;
         };
+        process::note_own_descriptor(file);
         self.looker.inode.store(found.stx_ino, Ordering::Relaxed);
         self.looker.file.store(file + 1, Ordering::Relaxed);
         let (number, inode) = &INHERITABLE[self.index];

@@ -13,7 +13,7 @@ mod table;
 pub use looker::close_inherited;
 pub use table::{MountPoint, Table, components};
 
-use crate::raw::cycles;
+use crate::raw::coarse_time_ns;
 use crate::signals::SignalsHeld;
 use crate::trace;
 use core::cell::UnsafeCell;
@@ -25,11 +25,11 @@ use poolfs_ipc::hold::{Frame, Hold};
 /// Tables at a time: the current one, and old ones that are still being read.
 const TABLES: usize = 3;
 
-/// Cycles between two looks at the mounts for paths that lead to no known instance (some milliseconds).
-const LAZY_LOOK_CYCLES: u64 = 20_000_000;
+/// Time between two looks at the mounts for paths that lead to no known instance.
+const LAZY_LOOK_NS: u64 = 8_000_000;
 
-/// Cycles before mounts that could not be read, or are too many, are read again (about a second).
-const RETRY_CYCLES: u64 = 2_000_000_000;
+/// Time before mounts that could not be read, or are too many, are read again.
+const RETRY_NS: u64 = 1_000_000_000;
 
 /// Calls that can read one table at a time; further ones are the kernel's.
 const READERS_MAX: usize = 32;
@@ -91,7 +91,8 @@ impl Mounts {
     }
 
     /// Whether an absolute path, with its NUL, surely leads into no instance that was mounted some milliseconds ago. `now` is by
-    /// [`cycles`].
+    /// [`coarse_time_ns`].
+    #[inline]
     pub fn is_elsewhere(&self, path: &[u8], now: u64) -> bool {
         let is_fresh = self.current().is_some() && !self.is_look_due(now);
         is_fresh && !self.filter.may_lead(path)
@@ -129,11 +130,11 @@ impl Mounts {
     }
 
     fn is_look_due(&self, now: u64) -> bool {
-        now.wrapping_sub(self.looked_at.load(Ordering::Relaxed)) >= LAZY_LOOK_CYCLES
+        now.wrapping_sub(self.looked_at.load(Ordering::Relaxed)) >= LAZY_LOOK_NS
     }
 
     fn is_time_to_look(&self) -> bool {
-        let now = cycles();
+        let now = coarse_time_ns();
         let due = self.is_look_due(now);
         if due {
             self.looked_at.store(now, Ordering::Relaxed);
@@ -144,7 +145,7 @@ impl Mounts {
     #[cold]
     fn refresh(&self, frame: Frame, look: &Look<'_>) -> Option<()> {
         let failed_at = self.failed_at.load(Ordering::Relaxed);
-        if failed_at != 0 && cycles().wrapping_sub(failed_at) < RETRY_CYCLES {
+        if failed_at != 0 && coarse_time_ns().wrapping_sub(failed_at) < RETRY_NS {
             return None;
         }
         let Some(file) = look.file() else {
@@ -163,7 +164,7 @@ impl Mounts {
 
     fn note_failure(&self) {
         trace::no_mounts();
-        self.failed_at.store(cycles(), Ordering::Relaxed);
+        self.failed_at.store(coarse_time_ns(), Ordering::Relaxed);
     }
 
     fn refresh_alone(&self, frame: Frame, file: i32) -> Option<()> {
@@ -177,7 +178,7 @@ impl Mounts {
         // SAFETY: `writing` and `refreshing` are ours, and nobody reads.
         let (table, scratch) = unsafe { (&mut *slot.table.get(), &mut *self.scratch.get()) };
         let filled = parse::fill(table, scratch, file);
-        let mut places = Places::default();
+        let mut places = Places::NONE;
         table
             .points()
             .iter()
@@ -191,7 +192,7 @@ impl Mounts {
         }
         self.failed_at.store(0, Ordering::Relaxed);
         self.filter.replace(&places);
-        self.looked_at.store(cycles(), Ordering::Relaxed);
+        self.looked_at.store(coarse_time_ns(), Ordering::Relaxed);
         self.current.store(index as u32 + 1, Ordering::SeqCst);
         Some(())
     }
