@@ -6,6 +6,7 @@ use super::front::Front;
 use super::incoming::{Call, Message};
 use super::interrupts::InService;
 use crate::instance::Instance;
+use crate::spans::Measured;
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::OperationPath;
 use rustix::io::Errno as OsErrno;
@@ -85,11 +86,12 @@ impl Session {
 
     fn serve(&self, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) {
         let unique = call.unique;
-        let measured = self.front.instance.measure(OperationPath::Fuse, call.thread, 0, None);
+        let mut measured = self.front.instance.measure(OperationPath::Fuse, call.thread, 0, None);
         let entered = self.in_service.enter(place, unique, call.thread);
         let mut answer = Answer::new(room, given);
         let outcome = self.front.serve(call, &mut answer);
         drop(entered);
+        measured.iter_mut().for_each(Measured::stop);
         let sent = self.device.answer(unique, outcome.map(|()| answer.body()));
         measured.into_iter().for_each(|measured| measured.end(outcome.err().map_or("done", Errno::name)));
         if outcome.is_err() || sent.is_err() {

@@ -9,6 +9,7 @@ use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
 use crate::request::Context;
+use crate::spans::Measured;
 use poolfs_ipc::service::{Acquired, Admission, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Stop};
 use poolfs_ipc::wire::{Adopt, Operation, Reply, SOCKET_SUFFIX, Status};
 use poolfs_libservice::types::Errno;
@@ -135,13 +136,14 @@ impl QueueFront {
             let session = Arc::clone(acquired.session());
             let request = *acquired.request();
             let operation = Operation::from_number(request.operation).and_then(kind);
-            let measured =
+            let mut measured =
                 instance.measure(OperationPath::Library, session.facts().process, request.submitted_ns, operation);
             let served =
                 catch_unwind(AssertUnwindSafe(|| serve(&instance, session.content(), &request, &acquired, scratch)));
             match served {
                 Ok(reply) => {
                     searching = Some(self.endpoint.search(group));
+                    measured.iter_mut().for_each(Measured::stop);
                     acquired.finish(&reply);
                     measured.into_iter().for_each(|measured| measured.end(outcome(&reply)));
                 }

@@ -117,7 +117,14 @@ impl Tracer {
             outcome = Empty, queue_ns, service_ns = Empty, front_ns = Empty, access_ns = Empty, kernel_ns = Empty,
             union_ns = Empty, cache_ns = Empty, local_ns = Empty,
         );
-        Some(Measured { tracer: self, asked, queue_ns, clock, log: log.entered() })
+        Some(Measured {
+            tracer: self,
+            asked,
+            queue_ns,
+            clock: Some(clock),
+            counted: Default::default(),
+            log: log.entered(),
+        })
     }
 }
 
@@ -133,7 +140,8 @@ pub struct Measured<'t> {
     tracer: &'t Tracer,
     asked: Asked<'t>,
     queue_ns: Option<u64>,
-    clock: Running,
+    clock: Option<Running>,
+    counted: (Times, Option<Kind>),
     log: EnteredSpan,
 }
 
@@ -146,10 +154,17 @@ struct Finished<'t> {
 }
 
 impl Measured<'_> {
+    /// The answer is made: its handing over is not counted, in which the caller goes on, perhaps in the place of this thread.
+    pub fn stop(&mut self) {
+        if let Some(clock) = self.clock.take() {
+            self.counted = clock.stop();
+        }
+    }
+
     /// The request was answered by this.
-    pub fn end(self, outcome: &'static str) {
-        let Self { tracer, asked, queue_ns, clock, log } = self;
-        let (times, kind) = clock.stop();
+    pub fn end(mut self, outcome: &'static str) {
+        self.stop();
+        let Self { tracer, asked, queue_ns, counted: (times, kind), log, .. } = self;
         let operation = kind.map_or(OTHER, |kind| Kind::NAMES[kind as usize]);
         let finished = Finished { asked, operation, outcome, queue_ns, times };
         if !log.is_disabled() {
