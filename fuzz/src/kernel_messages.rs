@@ -139,6 +139,7 @@ pub fn kernel_messages(mut bytes: &[u8]) {
         stack: StackSpec::Directory { directory: "/".into() },
         devices: true,
         is_root: true,
+        ids: None,
     };
     let instance = Instance::new(spec, Stack::of(Arc::clone(&memory) as Arc<dyn Libservice>));
     let front = Front::new(Arc::clone(&instance));

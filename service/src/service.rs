@@ -196,7 +196,7 @@ impl Service {
         let mount_point = &spec.mount_point;
         detach_dead(mount_point).map_err(|cause| path_error("mount point", mount_point, cause.to_string()))?;
         check_directory("mount point", mount_point)?;
-        let stack = self.builder.build(&spec.stack)?;
+        let stack = self.builder.build(&spec.stack)?.with_ids(spec.ids.as_ref());
         self.mount_stack(spec, stack)
     }
 

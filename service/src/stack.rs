@@ -1,12 +1,14 @@
 //! The stack builder: the only place that names concrete layers.
 //!
-//! A directory is `local` under a `cache`; a union is made of such branches. Branches are shared: instances that use the
-//! same lower branch (or the same directory) stand on one cache, so that its bytes are there once. Between any two layers the time
-//! is measured, when somebody wants to know it.
+//! A directory is `local` under a `cache`; a union is made of such branches; a container with a user namespace has `idmap` on top.
+//! Branches are shared: instances that use the same lower branch (or the same directory) stand on one cache, so that its bytes
+//! are there once. Between any two layers the time is measured, when somebody wants to know it; `idmap` has none to speak of.
 
 use crate::spans::Timed;
 use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool};
+use poolfs_idmap::IdMapped;
 use poolfs_libservice::Libservice;
+use poolfs_libservice::types::IdMap;
 use poolfs_local::{Local, LocalOptions};
 use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, UnionStatus};
 use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
@@ -124,6 +126,15 @@ impl Stack {
     #[must_use]
     pub fn of(layer: Arc<dyn Libservice>) -> Self {
         Self { layer, union: None, branches: Vec::new() }
+    }
+
+    /// The same with owners that are stored as `ids` say; none: as they are.
+    #[must_use]
+    pub fn with_ids(mut self, ids: Option<&IdMap>) -> Self {
+        if let Some(ids) = ids {
+            self.layer = IdMapped::new(Arc::clone(&self.layer), ids.clone());
+        }
+        self
     }
 
     /// Whether no other instance changes what this one shows: only a directory that is mounted twice is changed by two.

@@ -1,5 +1,7 @@
 //! What a file is: type, attributes, changes to them, and who asks.
 
+use crate::NO_ID;
+
 /// A point in time since 1970, UTC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp {
@@ -76,9 +78,9 @@ pub struct Attributes {
     pub permissions: u32,
     /// Hard links.
     pub links: u32,
-    /// Owner.
+    /// Owner, or [`NO_ID`].
     pub uid: u32,
-    /// Group.
+    /// Group, or [`NO_ID`].
     pub gid: u32,
     /// Device number of a device file (Linux's 32-bit encoding: minor low 8, major 12, minor high 12), else 0.
     pub device: u32,
@@ -99,6 +101,12 @@ impl Attributes {
     #[must_use]
     pub const fn mode(&self) -> u32 {
         self.file_type.mode_bits() | self.permissions
+    }
+
+    /// Whether its owner or group is nobody's id where it is looked at ([`NO_ID`]).
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.uid == NO_ID || self.gid == NO_ID
     }
 
     /// Whether this is a directory.

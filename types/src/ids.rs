@@ -1,6 +1,12 @@
-//! Numbers that stand for objects of one layer.
+//! Numbers that stand for objects of one layer, and for nobody.
 
 use core::fmt;
+
+/// The number that is nobody's id (`-1`): what an object's owner is where a map has no id for it, as `INVALID_UID` in Linux.
+pub const NO_ID: u32 = u32::MAX;
+
+/// What such an owner looks like to users (the kernel's default of `kernel.overflowuid`).
+pub const OVERFLOW_ID: u32 = 65534;
 
 /// A file, directory or other object of one layer, valid while the caller holds a reference to it.
 ///

@@ -5,9 +5,14 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "alloc")]
+extern crate alloc;
+
 mod attributes;
 mod errno;
 mod flags;
+#[cfg(feature = "alloc")]
+mod id_map;
 mod ids;
 pub mod limits;
 mod name;
@@ -15,5 +20,7 @@ mod name;
 pub use attributes::{Attributes, Caller, FileSystemStatistics, FileType, SetAttributes, SetTime, Timestamp};
 pub use errno::Errno;
 pub use flags::{AccessMode, AllocateMode, OpenFlags, RenameFlags, SeekTo, XattrFlags};
-pub use ids::{HandleId, NodeId};
+#[cfg(feature = "alloc")]
+pub use id_map::{IdMap, IdMapError, IdRange};
+pub use ids::{HandleId, NO_ID, NodeId, OVERFLOW_ID};
 pub use name::Name;

@@ -2,6 +2,7 @@
 
 use crate::text::{parse_duration, parse_size};
 use clap::{Args, Parser, Subcommand};
+use poolfs_service_protocol::IdRange;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -113,6 +114,9 @@ pub enum Command {
         /// The parent's number
         #[arg(long)]
         parent: u32,
+        /// A container's root, shown to that program alone at a place that everybody can reach
+        #[arg(long, num_args = 2, value_names = ["ROOT", "PLACE"])]
+        show: Vec<PathBuf>,
         /// The program
         #[arg(last = true, required = true)]
         command: Vec<String>,
@@ -237,6 +241,9 @@ pub struct RunArguments {
     /// Without the library: everything through the kernel
     #[arg(long)]
     pub legacy: bool,
+    /// A user namespace of its own, with these ids of the host for its users and groups; again for further ranges
+    #[arg(long, value_name = "CONTAINER:HOST:COUNT")]
+    pub userns: Vec<IdRange>,
     /// Keep the standard input open
     #[arg(short)]
     pub interactive: bool,
@@ -314,6 +321,7 @@ mod tests {
             "poolfs image import debian oci:/x:v1",
             "poolfs run web debian --name n --env A=B --memory 100M --legacy -i -t -d --rm -- sh",
             "poolfs run web debian -it",
+            "poolfs run web debian --userns 0:100000:65536 --userns 70000:5:1 -- sh",
             "poolfs ps --state /tmp/s",
             "poolfs status web",
             "poolfs status --watch",
@@ -340,6 +348,8 @@ mod tests {
             "poolfs pool create web --memory lots",
             "poolfs trace web --slower 10",
             "poolfs trace web --seconds 0",
+            "poolfs run web debian --userns 0:100000",
+            "poolfs run web debian --userns 0:4294967295:2",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

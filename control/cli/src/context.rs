@@ -11,6 +11,9 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+/// What the directory is called, beside the sockets, in which runtimes find roots of containers.
+pub const SHOWN_ROOTS: &str = "roots";
+
 /// The fixed surroundings of one invocation.
 pub struct Context {
     /// The host.
@@ -122,6 +125,7 @@ impl Context {
         if rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive).is_ok() {
             // Not empty means that others still use it.
             let _ = std::fs::remove_dir(self.run.join(CONTAINER_SOCKETS));
+            let _ = std::fs::remove_dir(self.run.join(SHOWN_ROOTS));
             let _ = std::fs::remove_dir(&self.run);
         }
     }

@@ -83,6 +83,7 @@ fn examine(context: &Context) -> Vec<Finding> {
     findings.push(control_groups(host));
     findings.push(state_directory(&context.state));
     findings.push(runtime());
+    findings.push(user_namespaces(host));
     findings.extend(programs(context));
     findings.extend(limits());
     findings.push(huge_pages(host));
@@ -249,6 +250,18 @@ fn runtime() -> Finding {
     judged("OCI runtime", verdict, found, "`poolfs run` does not work", "apt-get install runc")
 }
 
+fn user_namespaces(host: &dyn Host) -> Finding {
+    let text = host.read_text(Path::new("/proc/sys/user/max_user_namespaces"));
+    let limit = text.ok().and_then(|text| text.trim().parse::<u64>().ok());
+    judged(
+        "user namespaces",
+        fine_or(limit.is_some_and(|limit| limit > 0), Verdict::Less),
+        limit.map_or_else(|| "not in this kernel".to_owned(), |limit| format!("at most {limit}")),
+        "`poolfs run --userns` does not work: root in a container is root on the host",
+        "a kernel with CONFIG_USER_NS, and: sysctl -w user.max_user_namespaces=10000",
+    )
+}
+
 fn programs(context: &Context) -> Vec<Finding> {
     let described = |result: Result<std::path::PathBuf>| match result {
         Ok(path) => (Verdict::Fine, path.display().to_string()),
@@ -338,5 +351,10 @@ mod tests {
         let text = readable(&features);
         assert!(text.contains("switched off") && text.contains("remedy: Linux 6.14"), "{text}");
         assert_eq!(control_groups(&RecordingHost::new()).verdict, Verdict::Broken);
+        assert_eq!(user_namespaces(&host).verdict, Verdict::Less);
+        host.set_file("/proc/sys/user/max_user_namespaces", "0\n");
+        assert_eq!(user_namespaces(&host).verdict, Verdict::Less);
+        host.set_file("/proc/sys/user/max_user_namespaces", "96365\n");
+        assert_eq!(user_namespaces(&host).verdict, Verdict::Fine);
     }
 }

@@ -72,7 +72,7 @@ fn mount_all(
 ) -> Result<()> {
     let mut pool = pool::lock(context, name)?;
     for (mount_point, stack) in mounts {
-        let wanted = Wanted { mount_point, stack, owner: Some(own.clone()), container: None };
+        let wanted = Wanted { mount_point, stack, owner: Some(own.clone()), container: None, ids: None };
         mounted.push(mount_instance(context, &mut pool, wanted)?.instance);
     }
     // Also without a mount the program runs on the pool's cores and in its memory.

@@ -89,7 +89,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Demo(arguments) => return demo::demo(context, &arguments),
         Command::Monitor { container } => return container::watch(context, &container),
         Command::Enter(arguments) => return execute::enter(context, &arguments),
-        Command::Tied { parent, command } => return container::tie(parent, &command),
+        Command::Tied { parent, show, command } => return container::tie(context, parent, &show, &command),
     }
     Ok(0)
 }

@@ -8,7 +8,7 @@ use crate::state::Locked;
 use crate::text::complain;
 use crate::{pool, service};
 use poolfs_host::{mount_table, pool_mounts};
-use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, LOWERS_MAX, MountSpec, StackSpec};
+use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec};
 use std::path::{Path, PathBuf};
 
 /// What is to be mounted, and for whom.
@@ -22,6 +22,8 @@ pub struct Wanted {
     pub owner: Option<ProcessRecord>,
     /// The container whose root it is.
     pub container: Option<String>,
+    /// The ids of the host that stand for stored owners, when they are not the same.
+    pub ids: Option<IdMap>,
 }
 
 /// The command `mount`.
@@ -34,7 +36,7 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
         }
     };
     let mut pool = pool::lock(context, &arguments.pool)?;
-    let wanted = Wanted { mount_point: arguments.mount_point, stack, owner: None, container: None };
+    let wanted = Wanted { mount_point: arguments.mount_point, stack, owner: None, container: None, ids: None };
     mount_instance(context, &mut pool, wanted).map(|_| ())
 }
 
@@ -93,6 +95,7 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
         stack,
         devices: wanted.container.is_some(),
         is_root: wanted.container.is_some(),
+        ids: wanted.ids,
     };
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
     let record = InstanceRecord { spec: spec.clone(), owner: wanted.owner, container: wanted.container };

@@ -227,7 +227,7 @@ mod tests {
         pool.record.service = ProcessRecord::of(&*context.host, 42);
         let stack = StackSpec::Directory { directory: "/data".into() };
         let (instance, mount_point) = ("web-1".to_owned(), "/mnt/a".into());
-        let spec = MountSpec { instance, mount_point, stack, devices: false, is_root: false };
+        let spec = MountSpec { instance, mount_point, stack, devices: false, is_root: false, ids: None };
         pool.record.instances.push(InstanceRecord { spec, owner: None, container: None });
         pool.save().expect("saved");
     }

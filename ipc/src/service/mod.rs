@@ -13,6 +13,6 @@ mod session;
 pub use budget::MemoryBudget;
 pub use endpoint::{Admission, Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
 pub use groups::CoreGroups;
-pub use peer::{IdRange, PeerFacts};
+pub use peer::PeerFacts;
 pub use reception::{Reception, Stop};
 pub use session::{Acquired, DataError, Session};

@@ -6,22 +6,11 @@
 //! namespace is believed to have capabilities (it could regain those by `exec` anyway, a program with file
 //! capabilities that the process became could not be told from it).
 
-use poolfs_types::Errno;
+use poolfs_types::{Errno, IdMap};
 use std::fs;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-
-/// A range of ids a user namespace maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IdRange {
-    /// First id inside.
-    pub inside: u32,
-    /// First id of the host.
-    pub host: u32,
-    /// How many.
-    pub count: u32,
-}
 
 /// What the kernel vouches for about a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +32,7 @@ pub struct PeerFacts {
     /// Permitted capabilities, from which `access` by the real ids is decided for root.
     pub permitted: u64,
     /// Its user namespace's maps of users and groups; `None` in ours.
-    pub user_namespace: Option<(Vec<IdRange>, Vec<IdRange>)>,
+    pub user_namespace: Option<(IdMap, IdMap)>,
 }
 
 fn last_errno() -> Errno {
@@ -140,15 +129,6 @@ impl StatusFile {
     }
 }
 
-fn parse_map(text: &str) -> Option<Vec<IdRange>> {
-    let range = |line: &str| {
-        let mut numbers = line.split_ascii_whitespace().map(str::parse::<u32>);
-        let mut next = || numbers.next()?.ok();
-        Some(IdRange { inside: next()?, host: next()?, count: next()? })
-    };
-    text.lines().map(range).collect()
-}
-
 impl PeerFacts {
     /// The facts about the peer of a connected socket, whose process `process` is.
     ///
@@ -164,7 +144,7 @@ impl PeerFacts {
         let user_namespace = if namespace(&number.to_string())? == namespace("self")? {
             None
         } else {
-            let map = |file: &str| parse_map(&read(file)?).ok_or(Errno::EPROTO);
+            let map = |file: &str| IdMap::parse_proc(&read(file)?).ok_or(Errno::EPROTO);
             Some((map("uid_map")?, map("gid_map")?))
         };
         // As long as the pidfd names a live process, the number was its all the time.
@@ -220,7 +200,7 @@ impl PeerFacts {
     fn is_root(&self) -> bool {
         match &self.user_namespace {
             None => self.uid == 0,
-            Some((uids, _)) => uids.iter().any(|range| range.inside == 0 && range.count > 0 && range.host == self.uid),
+            Some((uids, _)) => uids.inside(self.uid) == Some(0),
         }
     }
 
@@ -327,8 +307,8 @@ mod tests {
 
     #[test]
     fn root_of_a_namespace_is_found_by_its_map() {
-        let range = IdRange { inside: 0, host: 100_000, count: 65536 };
-        let root = PeerFacts { uid: 100_000, user_namespace: Some((vec![range], vec![range])), ..facts() };
+        let map = IdMap::parse_proc("0 100000 65536").expect("a map");
+        let root = PeerFacts { uid: 100_000, user_namespace: Some((map.clone(), map)), ..facts() };
         assert!(root.is_root());
         assert!(!PeerFacts { uid: 0, ..root.clone() }.is_root());
         assert!(!PeerFacts { uid: 100_001, ..root }.is_root());
@@ -337,7 +317,5 @@ mod tests {
     #[test]
     fn malformed_texts_give_nothing() {
         assert_eq!(StatusFile::parse("Uid:\t1 2 3"), None);
-        assert_eq!(parse_map("0 x 1"), None);
-        assert_eq!(parse_map("0 5 1\n"), Some(vec![IdRange { inside: 0, host: 5, count: 1 }]));
     }
 }

@@ -22,7 +22,8 @@
 //! away or applying the parent's default ACL (`system.posix_acl_default`) as Linux does. They do not look at the
 //! parent's set-group-id bit; set-id bits of a written file are the service's business too. Whether a change of owner
 //! alone clears set-id bits is up to the backend: who cares names the permissions in the same call. So are owner and
-//! access lists of a whiteout that a rename leaves behind.
+//! access lists of a whiteout that a rename leaves behind. A layer that has other owners stored than it shows refuses those that
+//! it cannot store (`EOVERFLOW`), and shows those that it cannot name as [`types::NO_ID`].
 //!
 //! **Attributes.** Links and size of a directory are the layer's own. A mode cannot be set on a symbolic link
 //! (`EOPNOTSUPP`). Setting an access ACL sets the mode, and the other way round, as on Linux; removing an ACL that is

@@ -4,6 +4,7 @@
 //! standard input, and talks to it over the Unix socket named there (`SOCK_STREAM`, root only): one JSON [`Command`] a
 //! line, answered by one JSON [`Answer`] a line, [`Command::Trace`] by several. No byte of file data passes here.
 
+pub mod ids;
 mod status;
 mod trace;
 
@@ -12,6 +13,8 @@ pub use status::{
     SketchDamage, UnionStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
+
+pub use poolfs_types::{IdMap, IdMapError, IdRange};
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -68,6 +71,9 @@ pub struct MountSpec {
     /// The root of the applications that will use the instance: the mount point itself for a container, `/` otherwise.
     /// Absolute symbolic links are followed from there.
     pub is_root: bool,
+    /// The ids of the host that stand for stored owners, and who else is nobody there; none: stored owners are the host's.
+    #[serde(default, with = "ids", skip_serializing_if = "Option::is_none")]
+    pub ids: Option<IdMap>,
 }
 
 /// Where containers' sockets are, below the directory of sockets: only root may look into it, because only root may look into
@@ -187,9 +193,13 @@ mod tests {
             stack: StackSpec::Union { upper: "/u".into(), lowers: vec!["/l1".into(), "/l2".into()] },
             devices: true,
             is_root: true,
+            ids: Some(IdMap::parse_proc("0 100000 65536\n70000 5 1").expect("a map")),
         });
         let text = serde_json::to_string(&command).expect("serializable");
         assert_eq!(serde_json::from_str::<Command>(&text).expect("its own output"), command);
+        let overlapping = text.replace("70000:5:1", "7:5:1");
+        assert_ne!(overlapping, text);
+        assert!(serde_json::from_str::<Command>(&overlapping).expect_err("no map").to_string().contains("overlap"));
         assert!(serde_json::from_str::<Command>(r#"{"command":"reboot"}"#).is_err());
     }
 }

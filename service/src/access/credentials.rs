@@ -1,6 +1,6 @@
 //! Who asks: ids, groups and capabilities, as the kernel vouched for them.
 
-use poolfs_libservice::types::Attributes;
+use poolfs_libservice::types::{Attributes, IdMap, NO_ID, OVERFLOW_ID};
 use std::fs;
 
 /// The capabilities a filesystem asks for; values of Linux's `CAP_*`.
@@ -19,45 +19,6 @@ pub enum Capability {
     SystemAdmin = 21,
     /// gives programs capabilities
     SetFileCapabilities = 31,
-}
-
-/// What an id looks like in a user namespace that does not map it (the kernel's default of `kernel.overflowuid`).
-const UNMAPPED: u32 = 65534;
-
-/// Which ids of the host a user namespace maps, and to which of its own.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct IdMap(Vec<(u32, u32, u32)>);
-
-impl IdMap {
-    /// A map from ranges `(first id inside, first id of the host, count)`.
-    #[must_use]
-    pub fn new(ranges: impl IntoIterator<Item = (u32, u32, u32)>) -> Self {
-        Self(ranges.into_iter().collect())
-    }
-
-    /// The map in the text of `/proc/PID/uid_map`, read from the initial user namespace; `None` when it is malformed.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let range = |line: &str| {
-            let mut numbers = line.split_ascii_whitespace().map(str::parse::<u32>);
-            let range = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
-            numbers.next().is_none().then_some(range)
-        };
-        text.lines().map(range).collect::<Option<Vec<_>>>().map(Self)
-    }
-
-    /// Whether `id` of the host has a counterpart in the namespace.
-    #[must_use]
-    pub fn contains(&self, id: u32) -> bool {
-        self.inside(id).is_some()
-    }
-
-    /// The namespace's own number of the host's `id`.
-    #[must_use]
-    pub fn inside(&self, id: u32) -> Option<u32> {
-        let (inside, host, _) = self.0.iter().find(|&&(_, first, count)| id >= first && id - first < count)?;
-        inside.checked_add(id - host)
-    }
 }
 
 /// Credentials of a process or session, in the host's ids.
@@ -91,9 +52,10 @@ impl Credentials {
     /// Owner and group of the host as the caller sees them: in its user namespace.
     #[must_use]
     pub fn as_seen(&self, uid: u32, gid: u32) -> (u32, u32) {
+        let seen = |id| if id == NO_ID { OVERFLOW_ID } else { id };
         match &self.user_namespace {
-            None => (uid, gid),
-            Some((uids, gids)) => (uids.inside(uid).unwrap_or(UNMAPPED), gids.inside(gid).unwrap_or(UNMAPPED)),
+            None => (seen(uid), seen(gid)),
+            Some((uids, gids)) => (uids.inside(uid).unwrap_or(OVERFLOW_ID), gids.inside(gid).unwrap_or(OVERFLOW_ID)),
         }
     }
 
@@ -111,10 +73,10 @@ impl Credentials {
     /// (`capable_wrt_inode_uidgid`).
     #[must_use]
     pub fn capable_for(&self, capability: Capability, object: &Attributes) -> bool {
-        let mapped = self
-            .user_namespace
-            .as_ref()
-            .is_none_or(|(uids, gids)| uids.contains(object.uid) && gids.contains(object.gid));
+        let mapped = match &self.user_namespace {
+            None => !object.is_foreign(),
+            Some((uids, gids)) => uids.contains(object.uid) && gids.contains(object.gid),
+        };
         mapped && self.holds(capability)
     }
 
@@ -127,7 +89,7 @@ impl Credentials {
         let mut credentials = Self::parse_status(&fs::read_to_string(format!("/proc/{thread}/status")).ok()?)?;
         let own = fs::read_link("/proc/self/ns/user").ok()?;
         if fs::read_link(format!("/proc/{thread}/ns/user")).ok()? != own {
-            let map = |file: &str| IdMap::parse(&fs::read_to_string(format!("/proc/{thread}/{file}")).ok()?);
+            let map = |file: &str| IdMap::parse_proc(&fs::read_to_string(format!("/proc/{thread}/{file}")).ok()?);
             credentials.user_namespace = Some((map("uid_map")?, map("gid_map")?));
         }
         Some(credentials)
@@ -153,16 +115,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_are_parsed_and_bounded() {
-        let map = IdMap::parse("         0     100000      65536\n     70000  5 1\n").expect("well-formed");
-        assert!(map.contains(100_000) && map.contains(165_535) && map.contains(5));
-        assert!(!map.contains(0) && !map.contains(165_536) && !map.contains(6));
-        assert_eq!((map.inside(100_007), map.inside(5), map.inside(7)), (Some(7), Some(70_000), None));
-        let credentials = Credentials { user_namespace: Some((map.clone(), map)), ..Credentials::root() };
-        assert_eq!((credentials.as_seen(100_000, 1), Credentials::root().as_seen(7, 8)), ((0, UNMAPPED), (7, 8)));
-        assert_eq!(IdMap::parse("0 0"), None);
-        assert_eq!(IdMap::parse("0 0 -1"), None);
-        assert!(IdMap::parse("0 4294967290 4294967295").expect("well-formed").contains(u32::MAX));
+    fn owners_are_shown_as_the_callers_user_namespace_has_them() {
+        let map = IdMap::parse_proc("0 100000 65536\n70000 5 1\n").expect("well-formed");
+        let inside = Credentials { user_namespace: Some((map.clone(), map)), ..Credentials::root() };
+        assert_eq!((inside.as_seen(100_000, 5), inside.as_seen(1, NO_ID)), ((0, 70_000), (OVERFLOW_ID, OVERFLOW_ID)));
+        assert_eq!(Credentials::root().as_seen(7, NO_ID), (7, OVERFLOW_ID));
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod credentials;
 mod rules;
 
 pub use acl::{Acl, AclEntry, AclTag};
-pub use credentials::{Capability, Credentials, IdMap};
+pub use credentials::{Capability, Credentials};
 pub use rules::{
     EXECUTE, READ, WRITE, XattrUse, host_protects_hard_links, is_harmless_link_source, is_sticky, may_access, may_own,
     strips_set_group_id, without_set_id, xattr_rule,

@@ -25,6 +25,10 @@ pub fn may_access(
     acl: impl FnOnce() -> Result<Option<Acl>, Errno>,
 ) -> Result<(), Errno> {
     let mask = mask & (READ | WRITE | EXECUTE);
+    if mask & WRITE != 0 && object.is_foreign() {
+        // Whose it is could not be written back: Linux has nobody change it.
+        return Err(Errno::EACCES);
+    }
     if by_mode(credentials, object, mask, acl)? {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! Attributes and their changes.
 
 use super::privileges::{Writer, credentials_of, remaining_mode};
-use super::{Served, Stop};
+use super::{Served, Stop, leave_foreign};
 use crate::access::{self, Credentials};
 use crate::handles::OpenFile;
 use crate::instance::Instance;
@@ -42,6 +42,7 @@ impl Instance {
         }
         let exclusive = (gives_away || changes.permissions.is_some()).then(|| self.rights.lock(node));
         let before = self.layer().getattr(&context.caller, node)?;
+        leave_foreign(context, &before)?;
         if nothing {
             if is_anothers_program(context, &before) {
                 return Ok(Reply::Attributes(before));

@@ -17,6 +17,12 @@ use poolfs_service_protocol::Layer;
 use std::time::Instant;
 use tracing::warn;
 
+/// Leaves what has an owner without an id here to the kernel, before it is changed: Linux refuses that, by an errno that says what
+/// it would have been.
+fn leave_foreign(context: &Context<'_>, object: &Attributes) -> Served<()> {
+    if context.is_library() && object.is_foreign() { Err(Stop::UseKernel) } else { Ok(()) }
+}
+
 /// Why a request was not served, inside the dispatcher.
 pub(crate) enum Stop {
     /// a layer or a rule says no

@@ -1,7 +1,7 @@
 //! Names: looking up, making, linking, removing, renaming.
 
 use super::privileges::credentials_of;
-use super::{Served, Stop};
+use super::{Served, Stop, leave_foreign};
 use crate::access::{self, EXECUTE, READ, WRITE};
 use crate::handles::layer_flags;
 use crate::instance::{ChangedNames, Instance};
@@ -189,6 +189,7 @@ impl Instance {
     /// Where the host protects hard links, only owners link files that others could not read and write anyway.
     fn check_link_source(&self, context: &Context<'_>, node: NodeId) -> Served<()> {
         let object = self.layer().getattr(&context.caller, node)?;
+        leave_foreign(context, &object)?;
         let harmless = access::is_harmless_link_source(&object);
         if context.credentials.is_none() && harmless {
             return Ok(());
@@ -254,7 +255,8 @@ impl Instance {
             return Ok(());
         }
         self.check_search(context, parent)?;
-        self.peek(context, parent, name)?.ok_or(Errno::ENOENT)?;
+        let victim = self.peek(context, parent, name)?.ok_or(Errno::ENOENT)?;
+        leave_foreign(context, &victim.attributes)?;
         self.check_directory(context, parent).map(|_| ())
     }
 
@@ -313,6 +315,9 @@ impl Instance {
         self.check_search(context, new_parent)?;
         let [source, target] = self.peek_both(context, [(parent, name), (new_parent, new_name)]);
         let (source, target) = (source?.ok_or(Errno::ENOENT)?, target?);
+        for found in target.iter().chain([&source]) {
+            leave_foreign(context, &found.attributes)?;
+        }
         if flags.contains(RenameFlags::EXCHANGE) && target.is_none() {
             return Err(Errno::ENOENT.into());
         }

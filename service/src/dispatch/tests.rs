@@ -71,7 +71,8 @@ fn name(text: &str) -> Name<'_> {
 impl Fixture {
     fn new() -> Self {
         let stack = StackSpec::Directory { directory: "/".into() };
-        let spec = MountSpec { instance: "x".into(), mount_point: "/".into(), stack, devices: true, is_root: true };
+        let spec =
+            MountSpec { instance: "x".into(), mount_point: "/".into(), stack, devices: true, is_root: true, ids: None };
         let instance = Instance::new(spec, Stack::of(Memory::new()));
         let kernel = Kernel::default();
         instance.attach_kernel(Arc::new(kernel.clone())).expect("a thread");

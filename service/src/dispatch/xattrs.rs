@@ -1,12 +1,13 @@
 //! Extended attributes and access lists.
 
-use super::Served;
 use super::privileges::{CAPABILITY, credentials_of};
+use super::{Served, leave_foreign};
 use crate::access::{XattrUse, strips_set_group_id, xattr_rule};
 use crate::instance::Instance;
 use crate::request::{Context, Reply};
+use poolfs_libservice::Durability;
 use poolfs_libservice::types::limits::{NAME_MAX, XATTR_VALUE_MAX};
-use poolfs_libservice::types::{Caller, Errno, NodeId, SetAttributes, XattrFlags};
+use poolfs_libservice::types::{Caller, Errno, FileType, NodeId, OpenFlags, SetAttributes, XattrFlags};
 
 const SET_GROUP_ID: u32 = 0o2000;
 const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
@@ -18,6 +19,9 @@ impl Instance {
         }
         if let Some(credentials) = context.credentials {
             let object = self.layer().getattr(&context.caller, node)?;
+            if wanted == XattrUse::Set {
+                leave_foreign(context, &object)?;
+            }
             let mask = xattr_rule(credentials, &object, name, wanted)?;
             self.check_object(context, node, &object, mask)?;
         }
@@ -55,6 +59,9 @@ impl Instance {
         if value.len() > XATTR_VALUE_MAX {
             return Err(Errno::E2BIG.into());
         }
+        if name == CAPABILITY {
+            self.settle(context, node)?;
+        }
         let _exclusive = (name == ACCESS_LIST).then(|| self.rights.lock(node));
         let set = self.layer().setxattr(&context.caller, node, name, value, flags);
         if name == CAPABILITY || name == ACCESS_LIST {
@@ -65,6 +72,18 @@ impl Instance {
             self.strip_set_group_id(context, node)?;
         }
         Ok(Reply::Done)
+    }
+
+    /// Brings a file's content to its branch, before it gets capabilities: the branch's filesystem takes them away from what is
+    /// written later.
+    fn settle(&self, context: &Context<'_>, node: NodeId) -> Served<()> {
+        if self.layer().getattr(&context.caller, node)?.file_type != FileType::Regular {
+            return Ok(());
+        }
+        let handle = self.layer().open(&context.caller, node, OpenFlags::READ_ONLY)?;
+        let settled = self.layer().fsync(&context.caller, handle, Durability::Data);
+        self.layer().release(handle);
+        Ok(settled?)
     }
 
     /// A change of the access list is a change of the mode: who is not in the file's group loses its set-group-id bit. Under

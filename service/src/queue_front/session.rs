@@ -1,10 +1,10 @@
 //! What the service keeps with a session: who it is, and the files it adopted.
 
-use crate::access::{Credentials, IdMap};
+use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::queue_front::adoptions::Adoptions;
 use hashbrown::HashMap;
-use poolfs_ipc::service::{IdRange, PeerFacts};
+use poolfs_ipc::service::PeerFacts;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Most files one session can have adopted; the rest goes through the kernel.
@@ -22,13 +22,12 @@ impl SessionState {
     /// The state of a new session.
     #[must_use]
     pub(super) fn new(facts: &PeerFacts, adoptions: &Arc<Adoptions>) -> Self {
-        let map = |ranges: &[IdRange]| IdMap::new(ranges.iter().map(|range| (range.inside, range.host, range.count)));
         let effective = Credentials {
             uid: facts.uid,
             gid: facts.gid,
             groups: facts.groups.clone(),
             capabilities: facts.capabilities,
-            user_namespace: facts.user_namespace.as_ref().map(|(uids, gids)| (map(uids), map(gids))),
+            user_namespace: facts.user_namespace.clone(),
         };
         let real = real_credentials(&effective, facts);
         Self { effective, real, handles: RwLock::default(), adoptions: Arc::clone(adoptions) }
@@ -96,7 +95,7 @@ impl Drop for SessionState {
 fn real_credentials(effective: &Credentials, facts: &PeerFacts) -> Credentials {
     let root = match &facts.user_namespace {
         None => facts.real_uid == 0,
-        Some((uids, _)) => uids.iter().any(|range| range.inside == 0 && range.host == facts.real_uid),
+        Some((uids, _)) => uids.inside(facts.real_uid) == Some(0),
     };
     let capabilities = if root { facts.permitted } else { 0 };
     Credentials { uid: facts.real_uid, gid: facts.real_gid, capabilities, ..effective.clone() }

@@ -5,7 +5,7 @@ use super::{
     DataArea, HANDLES_OF_SESSIONS_MAX, HANDLES_PER_SESSION_MAX, QueueFront, SERVICE_THREADS_PER_GROUP_MAX,
     ServiceThreads, SessionState, serve,
 };
-use crate::access::{Credentials, IdMap};
+use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
 use crate::request::{Context, Reply as Outcome, Request as Asked};
@@ -15,7 +15,7 @@ use poolfs_ipc::service::DataError;
 use poolfs_ipc::wire::{Adopt, MAGIC, Operation, Reply, Request, RequestFlags, Status, WireStatfs, WireTime};
 use poolfs_ipc::{CallError, Connection};
 use poolfs_libservice::Memory;
-use poolfs_libservice::types::{Caller, Errno, Name, NodeId, OpenFlags, SetAttributes};
+use poolfs_libservice::types::{Caller, Errno, IdMap, Name, NodeId, OpenFlags, SetAttributes};
 use poolfs_service_protocol::{MountSpec, StackSpec};
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -29,6 +29,7 @@ fn instance() -> Arc<Instance> {
         stack: StackSpec::Directory { directory: "/nowhere".into() },
         devices: true,
         is_root: false,
+        ids: None,
     };
     Instance::new(spec, Stack::of(Memory::new()))
 }
@@ -417,7 +418,7 @@ fn who_may_not_is_told_so() {
 #[test]
 fn ids_are_those_of_the_callers_user_namespace() {
     let instance = instance();
-    let map = IdMap::new([(0, 1000, 1)]);
+    let map = IdMap::parse_proc("0 1000 1").expect("a map");
     let inside = Credentials { uid: 1000, gid: 1000, user_namespace: Some((map.clone(), map)), ..Credentials::root() };
     let sessions = [SessionState::of(Credentials::root()), SessionState::of(inside)];
     let mut scratch = vec![0; DATA_BYTES];

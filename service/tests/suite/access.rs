@@ -7,13 +7,13 @@ use poolfs_libservice::types::{FileType, RenameFlags, SetAttributes, SetTime, Ti
 use poolfs_service::access::{Capability, Credentials};
 use poolfs_service::stack::StackBuilder;
 use poolfs_service::{Astray, Context, Instance, Request};
-use poolfs_service_protocol::{MountSpec, StackSpec};
+use poolfs_service_protocol::{IdMap, MountSpec, StackSpec};
 use rustix::fs::{AtFlags, CWD, Mode};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -23,23 +23,23 @@ const IDS: [u32; 3] = [1000, 1001, 0];
 const GROUPS: [u32; 4] = [1000, 1001, 2000, 0];
 
 /// A small generator of repeatable numbers (xorshift).
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 % limit as u64) as usize
     }
 
-    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+    pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Operation {
+pub enum Operation {
     Access(u32),
     Mode(u32),
     Truncate,
@@ -58,9 +58,12 @@ enum Operation {
     GetXattr(String),
     SetXattr(String),
     RemoveXattr(String),
+    /// By the kernel alone, as `SetList`.
+    Owner(u32, u32),
+    SetList(Vec<u8>),
 }
 
-fn random_operation(random: &mut Random) -> Operation {
+pub fn random_operation(random: &mut Random) -> Operation {
     let names = ["user.x", "trusted.x", "security.x", "system.posix_acl_access"];
     match random.below(20) {
         0..=3 => Operation::Access(random.below(8) as u32),
@@ -87,7 +90,7 @@ fn random_operation(random: &mut Random) -> Operation {
 
 /// Builds the tree of one case: two directories, a victim in the first, an object to replace in the second. Twins get the
 /// same random numbers.
-fn build(folder: &Path, random: &mut Random) {
+pub fn build(folder: &Path, random: &mut Random, users: &[u32], groups: &[u32]) {
     let (from, to) = (folder.join("from"), folder.join("to"));
     fs::create_dir_all(&from).expect("mkdir");
     fs::create_dir_all(&to).expect("mkdir");
@@ -102,7 +105,7 @@ fn build(folder: &Path, random: &mut Random) {
         let flags = rustix::fs::XattrFlags::empty();
         rustix::fs::setxattr(path, "user.x", b"1", flags).expect("setxattr");
         rustix::fs::setxattr(path, "trusted.x", b"1", flags).expect("setxattr");
-        chown(path, Some(random.one(&IDS)), Some(random.one(&GROUPS))).expect("chown");
+        chown(path, Some(random.one(users)), Some(random.one(groups))).expect("chown");
         let directory = path == &from || path == &to;
         let likely = if directory && random.below(3) > 0 { 0o333 } else { 0 };
         let mode = random.below(0o10000) as u32 | likely;
@@ -117,7 +120,7 @@ fn build(folder: &Path, random: &mut Random) {
 }
 
 /// An access list with a named user, two named groups and a mask.
-fn random_list(random: &mut Random) -> Vec<u8> {
+pub fn random_list(random: &mut Random) -> Vec<u8> {
     let mut value = 2u32.to_le_bytes().to_vec();
     let entries =
         [(1, u32::MAX), (2, 1000), (2, 1001), (4, u32::MAX), (8, 1001), (8, 2000), (16, u32::MAX), (32, u32::MAX)];
@@ -158,6 +161,13 @@ fn by_system_call(folder: &Path, operation: &Operation) -> rustix::io::Result<()
             rustix::fs::setxattr(&victim, name.as_str(), b"2", rustix::fs::XattrFlags::empty())
         }
         Operation::RemoveXattr(name) => rustix::fs::removexattr(&victim, name.as_str()),
+        Operation::Owner(uid, gid) => {
+            let (uid, gid) = (rustix::fs::Uid::from_raw(*uid), rustix::fs::Gid::from_raw(*gid));
+            rustix::fs::chown(&victim, Some(uid), Some(gid))
+        }
+        Operation::SetList(list) => {
+            rustix::fs::setxattr(&victim, "system.posix_acl_access", list, rustix::fs::XattrFlags::empty())
+        }
     }
 }
 
@@ -172,7 +182,7 @@ fn make_node(path: &Path, kind: rustix::fs::FileType, mode: u32, device: u64) ->
 }
 
 /// The same by requests.
-fn by_request(instance: &Instance, context: &Context<'_>, case: &str, operation: &Operation) -> Result<(), Astray> {
+pub fn by_request(instance: &Instance, context: &Context<'_>, case: &str, operation: &Operation) -> Result<(), Astray> {
     let path = |rest: &str| format!("{case}/{rest}").into_bytes();
     let (victim, new) = (path("from/victim"), path("from/new"));
     let root = poolfs_libservice::types::NodeId::ROOT;
@@ -201,6 +211,7 @@ fn by_request(instance: &Instance, context: &Context<'_>, case: &str, operation:
         Operation::RemoveXattr(name) => {
             send(Request::RemoveXattr { node: found()?.node.node(), name: name.as_bytes() })
         }
+        Operation::Owner(..) | Operation::SetList(_) => Err(Astray::Failure(poolfs_service::Failure::UseKernel)),
         Operation::Unlink | Operation::RemoveDirectory => {
             let place = instance.walk_to_parent(context, root, &victim)?;
             let (parent, name) = (place.parent.node(), place.name);
@@ -244,7 +255,7 @@ fn by_request(instance: &Instance, context: &Context<'_>, case: &str, operation:
 }
 
 /// What a twin looks like: names, types, modes, owners, sizes.
-fn picture(folder: &Path) -> Vec<String> {
+pub fn picture(folder: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for directory in ["from", "to"] {
         for entry in fs::read_dir(folder.join(directory)).expect("listed").flatten() {
@@ -261,25 +272,8 @@ fn picture(folder: &Path) -> Vec<String> {
 
 /// The credentials that are tried, and how `setpriv` makes them.
 fn identities() -> Vec<(Credentials, Vec<String>)> {
-    let make = |uid, gid, groups: &[u32], capabilities: &[(Capability, &str)]| {
-        let bits = capabilities.iter().fold(0, |bits, (capability, _)| bits | 1u64 << (*capability as u32));
-        let all: Vec<String> = capabilities.iter().map(|(_, name)| format!("+{name}")).collect();
-        let list = std::iter::once("-all".to_owned()).chain(all).collect::<Vec<_>>().join(",");
-        let mut arguments = vec![format!("--reuid={uid}"), format!("--regid={gid}")];
-        arguments.push(match groups {
-            [] => "--clear-groups".into(),
-            some => format!("--groups={}", some.iter().map(u32::to_string).collect::<Vec<_>>().join(",")),
-        });
-        arguments.push(format!("--inh-caps={list}"));
-        if uid == 0 {
-            arguments.push(format!("--bounding-set={list}"));
-        } else {
-            arguments.push(format!("--ambient-caps={list}"));
-        }
-        let credentials = Credentials { uid, gid, groups: groups.to_vec(), capabilities: bits, user_namespace: None };
-        (credentials, arguments)
-    };
     use Capability as C;
+    let make = identity;
     vec![
         make(1000, 1000, &[], &[]),
         make(1000, 1001, &[2000], &[]),
@@ -293,6 +287,26 @@ fn identities() -> Vec<(Credentials, Vec<String>)> {
     ]
 }
 
+/// One of them.
+pub fn identity(uid: u32, gid: u32, groups: &[u32], capabilities: &[(Capability, &str)]) -> (Credentials, Vec<String>) {
+    let bits = capabilities.iter().fold(0, |bits, (capability, _)| bits | 1u64 << (*capability as u32));
+    let all: Vec<String> = capabilities.iter().map(|(_, name)| format!("+{name}")).collect();
+    let list = std::iter::once("-all".to_owned()).chain(all).collect::<Vec<_>>().join(",");
+    let mut arguments = vec!["setpriv".into(), format!("--reuid={uid}"), format!("--regid={gid}")];
+    arguments.push(match groups {
+        [] => "--clear-groups".into(),
+        some => format!("--groups={}", some.iter().map(u32::to_string).collect::<Vec<_>>().join(",")),
+    });
+    arguments.push(format!("--inh-caps={list}"));
+    if uid == 0 {
+        arguments.push(format!("--bounding-set={list}"));
+    } else {
+        arguments.push(format!("--ambient-caps={list}"));
+    }
+    let credentials = Credentials { uid, gid, groups: groups.to_vec(), capabilities: bits, user_namespace: None };
+    (credentials, arguments)
+}
+
 /// The part that runs with other credentials: one case a line in, one error number a line out.
 fn child() {
     rustix::process::umask(Mode::from_raw_mode(0o022));
@@ -304,16 +318,17 @@ fn child() {
     }
 }
 
-fn run_as(arguments: &[String], program: &Path, cases: &[(String, Operation)]) -> Vec<i32> {
-    let mut child = Command::new("setpriv")
-        .args(arguments)
+/// What the kernel says to them, by a program that `become_somebody` makes somebody else.
+pub fn run_as(become_somebody: &[String], program: &Path, cases: &[(String, Operation)]) -> Vec<i32> {
+    let mut child = Command::new(&become_somebody[0])
+        .args(&become_somebody[1..])
         .arg(program)
         .args(["--exact", "access::decides_as_the_kernel_does", "--nocapture"])
         .env(CHILD, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("setpriv (package util-linux) runs");
+        .expect("setpriv and nsenter (package util-linux) run");
     let mut input = child.stdin.take().expect("a pipe");
     let lines: Vec<String> = cases.iter().map(|case| serde_json::to_string(case).expect("serializable")).collect();
     let writer = std::thread::spawn(move || lines.iter().for_each(|line| writeln!(input, "{line}").expect("read")));
@@ -329,16 +344,22 @@ fn decides_as_the_kernel_does() {
         return child();
     }
     isolated("access::decides_as_the_kernel_does", |folder| {
-        let program = folder.join("program");
-        fs::copy(std::env::current_exe().expect("own path"), &program).expect("copied");
-        for open in [folder, &program] {
-            fs::set_permissions(open, fs::Permissions::from_mode(0o755)).expect("ours");
-        }
+        let program = own_program(folder);
         for (n, (credentials, arguments)) in identities().iter().enumerate() {
             let seed = 0x9e37_79b9_7f4a_7c15 ^ (n as u64 + 1);
             compare(&folder.join(format!("{n}")), seed, credentials, |cases| run_as(arguments, &program, cases));
         }
     });
+}
+
+/// This program in a place that everybody can reach.
+pub fn own_program(folder: &Path) -> PathBuf {
+    let program = folder.join("program");
+    fs::copy(std::env::current_exe().expect("own path"), &program).expect("copied");
+    for open in [folder, &program] {
+        fs::set_permissions(open, fs::Permissions::from_mode(0o755)).expect("ours");
+    }
+    program
 }
 
 fn compare(
@@ -353,14 +374,14 @@ fn compare(
     for n in 0..CASES_EACH {
         let case_seed = random.below(usize::MAX) as u64 | 1;
         for twin in [&theirs, &ours] {
-            build(&twin.join(n.to_string()), &mut Random(case_seed));
+            build(&twin.join(n.to_string()), &mut Random(case_seed), &IDS, &GROUPS);
         }
         cases.push((theirs.join(n.to_string()).display().to_string(), random_operation(&mut random)));
     }
     let errnos = kernel(&cases);
     assert_eq!(errnos.len(), cases.len(), "the child did not answer all cases");
 
-    let instance = instance_over(&ours);
+    let instance = instance_over(&ours, None);
     let context = Context::library(credentials, 0o022);
     let mut wrong = Vec::new();
     for (n, ((_, operation), kernel)) in cases.iter().zip(errnos).enumerate() {
@@ -383,9 +404,10 @@ fn compare(
     assert!(wrong.is_empty(), "{credentials:?}: {} of {CASES_EACH}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-fn instance_over(directory: &Path) -> Arc<Instance> {
+pub fn instance_over(directory: &Path, ids: Option<IdMap>) -> Arc<Instance> {
     let stack = StackSpec::Directory { directory: directory.to_owned() };
     let layers = StackBuilder::new(64 << 20).expect("a cache").build(&stack).expect("a directory");
+    let layers = layers.with_ids(ids.as_ref());
     let mount_point = directory.to_owned();
-    Instance::new(MountSpec { instance: "x".into(), mount_point, stack, devices: true, is_root: true }, layers)
+    Instance::new(MountSpec { instance: "x".into(), mount_point, stack, devices: true, is_root: true, ids }, layers)
 }

@@ -91,6 +91,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
             stack: StackSpec::Directory { directory },
             devices: true,
             is_root: false,
+            ids: None,
         };
         // What fails is logged.
         for _ in 0..2 {
@@ -117,6 +118,7 @@ impl Failing {
             stack: StackSpec::Directory { directory: self.directory.clone() },
             devices: true,
             is_root: false,
+            ids: None,
         };
         assert_eq!(order(&mut self.stream, &Order::Mount(spec)), Answer::Done);
     }

@@ -38,7 +38,14 @@ impl Mounted {
     pub fn new(folder: &Path) -> Self {
         let at = make(&folder.join("mnt"));
         let stack = StackSpec::Directory { directory: "/".into() };
-        let spec = MountSpec { instance: "x".into(), mount_point: at.clone(), stack, devices: true, is_root: false };
+        let spec = MountSpec {
+            instance: "x".into(),
+            mount_point: at.clone(),
+            stack,
+            devices: true,
+            is_root: false,
+            ids: None,
+        };
         let trap = Trap::new();
         let instance = Instance::new(spec, Stack::of(Arc::clone(&trap) as Arc<dyn Libservice>));
         let mount = LegacyMount::start(&instance, 1).expect("mounted");

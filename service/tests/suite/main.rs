@@ -8,6 +8,7 @@ mod caches;
 mod coherence;
 mod endings;
 mod harness;
+mod idmapped;
 mod in_flight;
 mod kernel;
 mod mounts;

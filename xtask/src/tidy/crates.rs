@@ -13,7 +13,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-local", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-cache", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-union", &["poolfs-types", "poolfs-libservice"]),
-    ("poolfs-service-protocol", &[]),
+    ("poolfs-idmap", &["poolfs-types", "poolfs-libservice"]),
+    ("poolfs-service-protocol", &["poolfs-types"]),
     (
         "poolfs-service",
         &[
@@ -23,6 +24,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "poolfs-local",
             "poolfs-cache",
             "poolfs-union",
+            "poolfs-idmap",
             "poolfs-service-protocol",
         ],
     ),
@@ -60,7 +62,9 @@ pub fn check(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     for (file, text) in super::sources::rust_files(root)? {
         let in_service = file.starts_with("service/src") && file != STACK_BUILDER && !file.contains("/tests");
         let product = text.split("#[cfg(test)]").next().unwrap_or_default();
-        if in_service && ["poolfs_local::", "poolfs_union::"].iter().any(|layer| product.contains(layer)) {
+        if in_service
+            && ["poolfs_local::", "poolfs_union::", "poolfs_idmap::"].iter().any(|layer| product.contains(layer))
+        {
             findings.push(format!("{file} names a concrete layer: only {STACK_BUILDER} does"));
         }
     }

@@ -10,7 +10,7 @@ use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION};
 use crate::signals::Signals;
 use crate::text::{print, print_json};
 use poolfs_image::ImageRecord;
-use poolfs_service_protocol::is_valid_name;
+use poolfs_service_protocol::{IdMap, IdRange, is_valid_name};
 use std::hash::{BuildHasher, RandomState};
 use std::io::IsTerminal;
 use std::process::Stdio;
@@ -76,6 +76,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         command: command(&image, &arguments.command)?,
         memory_bytes: arguments.memory,
         legacy: arguments.legacy,
+        userns: user_namespace(&arguments.userns)?,
         tty: arguments.tty,
         interactive: arguments.interactive,
         remove_at_end: arguments.rm,
@@ -109,6 +110,25 @@ fn command(image: &ImageRecord, asked_for: &[String]) -> Result<Vec<String>> {
         return Err(Failure::new(format!("image {}", image.name), "it has no default command", remedy));
     }
     Ok(command)
+}
+
+/// The map of these ranges; none when there are none.
+fn user_namespace(ranges: &[IdRange]) -> Result<Option<IdMap>> {
+    if ranges.is_empty() {
+        return Ok(None);
+    }
+    let failed = |cause: &dyn std::fmt::Display| {
+        Failure::new(
+            "run --userns",
+            cause,
+            "give ranges apart from each other that begin with the id 0, such as 0:100000:65536",
+        )
+    };
+    let map = IdMap::new(ranges.iter().copied()).map_err(|error| failed(&error))?;
+    if map.host(0).is_none() {
+        return Err(failed(&"the container's root (0) would have no id of the host"));
+    }
+    Ok(Some(map))
 }
 
 /// `K=V`, or `K` for the value it has here.
@@ -156,6 +176,19 @@ mod tests {
         assert_eq!(command(&image(&["e"], &["c"]), &asked).expect("replaced"), ["e", "x"]);
         assert_eq!(command(&image(&[], &[]), &asked).expect("only asked"), ["x"]);
         assert!(command(&image(&[], &[]), &[]).is_err());
+    }
+
+    #[test]
+    fn a_map_of_ids_has_the_containers_root_and_no_id_twice() {
+        let map = |texts: &[&str]| {
+            user_namespace(&texts.iter().map(|text| text.parse().expect("a range")).collect::<Vec<_>>())
+        };
+        assert_eq!(map(&[]).expect("none"), None);
+        assert_eq!(map(&["5:1:1", "0:100000:5"]).expect("a map").and_then(|map| map.host(0)), Some(100_000));
+        for (wrong, part) in [(&["1:100000:65536"][..], "root"), (&["0:100000:10", "10:100009:1"], "overlap")] {
+            let text = map(wrong).expect_err(part).to_string();
+            assert!(text.contains(part) && text.contains("remedy") && text.contains("--userns"), "{text}");
+        }
     }
 
     #[test]

@@ -79,7 +79,11 @@ pub fn watch(context: &Context, name: &str) -> Result<u8> {
     let mut pump = None;
     let connect = |command: &mut Command| -> Result<()> {
         let failed = |error: std::io::Error| Failure::new("output", error, "");
-        let source = if record.tty { connect_terminal(command)? } else { connect_pipe(command).map_err(failed)? };
+        let source = if record.tty {
+            connect_terminal(command)?
+        } else {
+            connect_pipe(command, record.host_root()).map_err(failed)?
+        };
         pump = Some(std::thread::spawn(move || write_log(source, &log)));
         Ok(())
     };
@@ -105,8 +109,10 @@ fn say_started() {
     }
 }
 
-fn connect_pipe(command: &mut Command) -> std::io::Result<File> {
+/// The pipe belongs to `owner`, as whom the container may open it once more (`/dev/stdout`).
+fn connect_pipe(command: &mut Command, owner: Option<u32>) -> std::io::Result<File> {
     let (reader, writer) = std::io::pipe()?;
+    std::os::unix::fs::fchown(&writer, owner, owner)?;
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     Ok(File::from(std::os::fd::OwnedFd::from(reader)))
 }
@@ -165,7 +171,7 @@ mod tests {
         let mut command = Command::new("sh");
         // More than a pipe holds: whoever writes it would meet a closed pipe, or wait for ever.
         command.args(["-c", "head -c 1000000 /dev/zero && exit 7"]);
-        let source = connect_pipe(&mut command).expect("opened");
+        let source = connect_pipe(&mut command, None).expect("opened");
         let mut child = command.spawn().expect("sh exists");
         drop(command);
         let error = write_log(source, Path::new("/dev/full")).expect_err("nothing was written");
@@ -183,7 +189,7 @@ mod tests {
             let source = if tty {
                 connect_terminal(&mut command).expect("opened")
             } else {
-                connect_pipe(&mut command).expect("opened")
+                connect_pipe(&mut command, None).expect("opened")
             };
             let mut child = command.spawn().expect("sh exists");
             drop(command);

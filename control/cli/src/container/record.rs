@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::record::ProcessRecord;
 use poolfs_image::Digest;
+use poolfs_service_protocol::IdMap;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -41,6 +42,9 @@ pub struct ContainerRecord {
     pub memory_bytes: Option<u64>,
     /// Without the library.
     pub legacy: bool,
+    /// The ids of the host in its user namespace, when it has one.
+    #[serde(default, with = "poolfs_service_protocol::ids", skip_serializing_if = "Option::is_none")]
+    pub userns: Option<IdMap>,
     /// With a terminal.
     pub tty: bool,
     /// Its standard input stays open.
@@ -78,6 +82,11 @@ impl ContainerRecord {
         }
     }
 
+    /// The host's id of its root, when that is another.
+    pub fn host_root(&self) -> Option<u32> {
+        self.userns.as_ref().and_then(|map| map.host(0))
+    }
+
     /// The lower branches of its root, topmost first. A layer that an image has twice is there once, at its topmost place:
     /// it hides all that it has further down.
     pub fn lowers(&self, images: &poolfs_image::ImageStore) -> Vec<PathBuf> {
@@ -105,6 +114,7 @@ mod tests {
             command: Vec::new(),
             memory_bytes: None,
             legacy: false,
+            userns: None,
             tty: false,
             interactive: false,
             remove_at_end: false,

@@ -2,7 +2,8 @@
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use poolfs_host::remove_tree;
+use poolfs_host::{mount_table, remove_tree};
+use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
 use serde::Deserialize;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -46,10 +47,16 @@ impl Runtime {
 
     /// The command that runs a bundle to its end. It passes signals on, and moves a terminal's bytes and size. It ends with
     /// this process: a runtime that is half way must not go on behind whoever cleans up after this process was killed.
-    pub fn run(&self, context: &Context, bundle: &Path, id: &str) -> Command {
+    ///
+    /// With `shown`, the runtime and the container's first process have a mount namespace in which the root, the first, is at a
+    /// place, the second, that they reach whoever they have become. Nobody else sees it there.
+    pub fn run(&self, context: &Context, bundle: &Path, id: &str, shown: Option<(&Path, &Path)>) -> Command {
         let mut command = Command::new(context.program());
-        command.args(["__tied", "--parent", &std::process::id().to_string(), "--"]);
-        command.arg(&self.program).arg("--root").arg(&self.root);
+        command.args(["__tied", "--parent", &std::process::id().to_string()]);
+        if let Some((root, place)) = shown {
+            command.arg("--show").args([root, place]);
+        }
+        command.arg("--").arg(&self.program).arg("--root").arg(&self.root);
         command.arg("--log").arg(bundle.join(LOG_NAME)).args(["--log-format", "json"]);
         command.arg("run").arg("--bundle").arg(bundle).arg("--pid-file").arg(bundle.join(PID_NAME)).arg(id);
         command
@@ -114,8 +121,9 @@ impl Runtime {
     }
 }
 
-/// Become a program that is killed when its parent, the process `parent`, ends.
-pub fn tie(parent: u32, command: &[String]) -> Result<u8> {
+/// Become a program that is killed when its parent, the process `parent`, ends; with a root and a place in `show`, in a mount
+/// namespace in which the root is there.
+pub fn tie(context: &Context, parent: u32, show: &[PathBuf], command: &[String]) -> Result<u8> {
     let [program, arguments @ ..] = command else {
         return Err(Failure::new("OCI runtime", "there is no command", "give one after --"));
     };
@@ -125,8 +133,26 @@ pub fn tie(parent: u32, command: &[String]) -> Result<u8> {
     if rustix::process::getppid().is_none_or(|now| now.as_raw_nonzero().get().unsigned_abs() != parent) {
         return Err(Failure::new("OCI runtime", "whoever started it has ended", ""));
     }
+    if let [root, place] = show {
+        show_root(context, root, place)?;
+    }
     let error = Command::new(program).args(arguments).exec();
     Err(Failure::new(program, error, "apt-get install runc"))
+}
+
+fn show_root(context: &Context, root: &Path, place: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Failure::file(place, error);
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).map_err(|errno| failed(errno.into()))?;
+    // What happens here stays here; what the host unmounts goes here too.
+    let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    mount_change("/", flags).and_then(|()| mount_bind(root, place)).map_err(|errno| failed(errno.into()))?;
+    // Of other instances nothing is held that they would have to wait for. What cannot be detached has just gone.
+    for entry in mount_table(&*context.host)?.iter().rev() {
+        if entry.instance().is_some() && entry.mount_point != place {
+            let _ = context.host.detach(&entry.mount_point);
+        }
+    }
+    Ok(())
 }
 
 /// A program in the search path.

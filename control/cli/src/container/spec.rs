@@ -3,6 +3,7 @@
 use crate::container::seccomp;
 use crate::container::user::User;
 use poolfs_image::ImageConfig;
+use poolfs_service_protocol::IdMap;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,8 @@ const CAPABILITIES: &[(&str, u32)] = &[
     ("CAP_AUDIT_WRITE", 29),
     ("CAP_SETFCAP", 31),
 ];
+/// The group of terminals.
+const TTY_GROUP: u32 = 5;
 const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
@@ -73,6 +76,8 @@ pub struct Wanted<'a> {
     pub capabilities: u64,
     /// Whether the host has control groups of version 2.
     pub is_unified: bool,
+    /// The ids of its user namespace, when it has one.
+    pub userns: Option<&'a IdMap>,
 }
 
 /// What a container needs for the user-level path.
@@ -93,11 +98,20 @@ pub fn specification(wanted: &Wanted<'_>) -> Value {
     if wanted.is_unified {
         namespaces.push("cgroup");
     }
+    let mut id_mappings = json!(null);
+    if let Some(map) = wanted.userns {
+        namespaces.push("user");
+        id_mappings = map
+            .ranges()
+            .iter()
+            .map(|range| json!({"containerID": range.inside, "hostID": range.host, "size": range.count}))
+            .collect();
+    }
     let mut resources = json!({"devices": devices()});
     if let Some(memory) = memory {
         resources["memory"] = memory;
     }
-    json!({
+    let mut specification = json!({
         "ociVersion": "1.0.2",
         "process": {
             "terminal": wanted.tty,
@@ -119,7 +133,12 @@ pub fn specification(wanted: &Wanted<'_>) -> Value {
             "readonlyPaths": READ_ONLY_PATHS,
             "seccomp": seccomp::profile(),
         },
-    })
+    });
+    if wanted.userns.is_some() {
+        specification["linux"]["uidMappings"] = id_mappings.clone();
+        specification["linux"]["gidMappings"] = id_mappings;
+    }
+    specification
 }
 
 /// Later ones win: defaults, the image's, those that were asked for.
@@ -153,13 +172,23 @@ fn mounts(wanted: &Wanted<'_>) -> Vec<Value> {
         let options: Vec<&str> = ["bind", "rprivate"].iter().chain(options).copied().collect();
         json!({"destination": at, "type": "bind", "source": from, "options": options})
     };
+    // A group that the namespace does not have can own nothing in it.
+    let has_tty_group = wanted.userns.is_none_or(|map| map.host(TTY_GROUP).is_some());
+    let tty_group = format!("gid={TTY_GROUP}");
+    let mut terminals = vec!["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"];
+    terminals.extend(has_tty_group.then_some(tty_group.as_str()));
+    let sys = match wanted.userns {
+        None => plain("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        // Only who has rights over the network can mount it, and that is the host's.
+        Some(_) => bind("/sys", Path::new("/sys"), &["rbind", "nosuid", "noexec", "nodev", "ro", "rro"]),
+    };
     let mut mounts = vec![
         plain("/proc", "proc", &["nosuid", "noexec", "nodev"]),
         plain("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
-        plain("/dev/pts", "devpts", &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
+        plain("/dev/pts", "devpts", &terminals),
         plain("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
         plain("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
-        plain("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        sys,
         plain("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
     ];
     for file in ["hosts", "hostname", "resolv.conf"] {
@@ -188,6 +217,10 @@ mod tests {
     use super::*;
 
     fn specified(library: bool, env: &[&str]) -> Value {
+        specified_with(library, env, None)
+    }
+
+    fn specified_with(library: bool, env: &[&str], userns: Option<&IdMap>) -> Value {
         let user = User { uid: 5, gid: 6, groups: vec![7], home: "/home".into() };
         let image = ImageConfig { env: vec!["PATH=/bin".into(), "A=1".into()], ..ImageConfig::default() };
         let env: Vec<String> = env.iter().map(|text| (*text).to_owned()).collect();
@@ -206,6 +239,7 @@ mod tests {
             library,
             capabilities: !(1 << 13),
             is_unified: false,
+            userns,
         })
     }
 
@@ -229,5 +263,22 @@ mod tests {
         assert!(bounding.contains("CAP_CHOWN") && !bounding.contains("SYS_ADMIN"));
         assert!(!bounding.contains("CAP_NET_RAW"), "the host cannot give it");
         assert_eq!(spec["process"]["cwd"], "/");
+    }
+
+    #[test]
+    fn a_user_namespace_has_its_map_and_the_hosts_sys() {
+        let without = specified(false, &[]);
+        assert!(!without.to_string().contains("Mappings") && without.to_string().contains("gid=5"));
+        let few = IdMap::parse_proc("0 100000 5\n1000 7 1").expect("a map");
+        let spec = specified_with(false, &[], Some(&few));
+        let mappings = json!([
+            {"containerID": 0, "hostID": 100_000, "size": 5},
+            {"containerID": 1000, "hostID": 7, "size": 1},
+        ]);
+        assert_eq!((&spec["linux"]["uidMappings"], &spec["linux"]["gidMappings"]), (&mappings, &mappings));
+        assert!(spec["linux"]["namespaces"].to_string().contains("user"));
+        let sys = spec["mounts"].as_array().expect("mounts").iter().find(|mount| mount["destination"] == "/sys");
+        assert_eq!(sys.expect("it is there")["type"], "bind");
+        assert!(!spec.to_string().contains("gid=5"), "the namespace has no such group");
     }
 }

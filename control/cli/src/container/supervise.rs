@@ -4,7 +4,7 @@ use crate::container::record::{ContainerRecord, ContainerState};
 use crate::container::runtime::Runtime;
 use crate::container::spec::{self, Library, Wanted};
 use crate::container::user;
-use crate::context::Context;
+use crate::context::{Context, SHOWN_ROOTS};
 use crate::failure::{Failure, Result};
 use crate::mount::{self, is_recorded, mount_instance, unmount_instance};
 use crate::pool;
@@ -82,8 +82,13 @@ fn mount_root(context: &Context, name: &str) -> Result<MountSpec> {
     let mut pool = pool::lock(context, &container.record.pool)?;
     let lowers = container.record.lowers(&context.images()?);
     let stack = StackSpec::Union { upper: places.upper, lowers };
-    let wanted =
-        mount::Wanted { mount_point: places.root, stack, owner: None, container: Some(container.record.name.clone()) };
+    let wanted = mount::Wanted {
+        mount_point: places.root,
+        stack,
+        owner: None,
+        container: Some(container.record.name.clone()),
+        ids: container.record.userns.clone(),
+    };
     let spec = mount_instance(context, &mut pool, wanted)?;
     container.record.instance = Some(spec.instance.clone());
     container.record.monitor = ProcessRecord::of(&*context.host, std::process::id());
@@ -103,9 +108,12 @@ fn run_mounted(
     let containers = context.containers()?;
     let record: ContainerRecord = containers.peek(name)?.ok_or_else(|| containers.absent(name))?;
     let places = Places::of(&containers.path(name));
-    write_bundle(context, &record, start, spec, &places)?;
+    let shown_root = record.userns.is_some().then(|| make_shown_root(context, &spec.instance)).transpose()?;
+    let root = shown_root.as_deref().unwrap_or(&spec.mount_point);
+    write_bundle(context, &record, start, spec, root, &places)?;
     let runtime = Runtime::find(context)?;
-    let mut command = runtime.run(context, &places.bundle, &spec.instance);
+    let shown = shown_root.as_deref().map(|place| (spec.mount_point.as_path(), place));
+    let mut command = runtime.run(context, &places.bundle, &spec.instance, shown);
     connect(&mut command)?;
     if signals.end_was_asked() {
         return Err(Failure::new(format!("container {name}"), "it was asked to end before it began", ""));
@@ -150,6 +158,8 @@ pub fn finish(
         if let Ok(runtime) = Runtime::find(context) {
             runtime.delete(&instance);
         }
+        // Absent is what is wanted.
+        let _ = std::fs::remove_dir(shown_root(context, &instance));
         let pool_name = pool.record.name.clone();
         let groups = ControlGroups::detect(&*context.host)?;
         let kill = || groups.kill_container(&*context.host, &pool_name, name, KILL_WAIT);
@@ -195,24 +205,42 @@ fn remove_root(root: &Path) -> Result<()> {
     }
 }
 
+/// Where a runtime finds the root of a container with a user namespace. The directories above the root are for the host's root
+/// alone, which the runtime no longer is when it goes there. On the host nothing is mounted here: see [`Runtime::run`].
+fn shown_root(context: &Context, instance: &str) -> PathBuf {
+    context.run.join(SHOWN_ROOTS).join(instance)
+}
+
+fn make_shown_root(context: &Context, instance: &str) -> Result<PathBuf> {
+    // Nobody takes it away meanwhile.
+    let _run_directory = context.make_run_directory()?;
+    let place = shown_root(context, instance);
+    // Without links, as the mount table has it.
+    std::fs::create_dir_all(&place).and_then(|()| place.canonicalize()).map_err(|error| Failure::file(&place, error))
+}
+
 fn write_bundle(
     context: &Context,
     record: &ContainerRecord,
     start: &Start,
     spec: &MountSpec,
+    root: &Path,
     places: &Places,
 ) -> Result<()> {
     let user = user::look_up(&spec.mount_point, &start.image.user)?;
+    if let Some(map) = &record.userns {
+        user.check_known(map)?;
+    }
     let library = if record.legacy {
         None
     } else {
         Some(Library { preload: context.preload_library()?, socket: spec.socket(&context.run) })
     };
-    write_network_files(&places.bundle, &record.name)?;
+    write_network_files(&places.bundle, record)?;
     let groups = ControlGroups::detect(&*context.host)?;
     let specification = spec::specification(&Wanted {
         name: &record.name,
-        root: &spec.mount_point,
+        root,
         command: &record.command,
         image: &start.image,
         env: &start.env,
@@ -224,20 +252,24 @@ fn write_bundle(
         library,
         capabilities: own_capabilities(context),
         is_unified: matches!(groups.layout(), GroupLayout::V2(_)),
+        userns: record.userns.as_ref(),
     });
     let path = places.bundle.join("config.json");
     std::fs::write(&path, specification.to_string()).map_err(|error| Failure::file(&path, error))
 }
 
-/// Name resolution as the host has it: containers use the host's network.
-fn write_network_files(bundle: &Path, name: &str) -> Result<()> {
+/// Name resolution as the host has it: containers use the host's network. The files are the container's.
+fn write_network_files(bundle: &Path, record: &ContainerRecord) -> Result<()> {
+    let name = &record.name;
     let of_host = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let hosts = format!("{}\n127.0.1.1\t{name}\n", of_host("/etc/hosts").trim_end());
     for (file, content) in
         [("hosts", hosts), ("hostname", format!("{name}\n")), ("resolv.conf", of_host("/etc/resolv.conf"))]
     {
         let path = bundle.join(file);
-        std::fs::write(&path, content).map_err(|error| Failure::file(&path, error))?;
+        std::fs::write(&path, content)
+            .and_then(|()| std::os::unix::fs::chown(&path, record.host_root(), record.host_root()))
+            .map_err(|error| Failure::file(&path, error))?;
     }
     Ok(())
 }

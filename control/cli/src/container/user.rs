@@ -1,6 +1,7 @@
 //! Whom a container's first process runs as: the image's user, looked up in the image's own files.
 
 use crate::failure::{Failure, Result};
+use poolfs_service_protocol::IdMap;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use std::fs::File;
 use std::io::Read;
@@ -23,6 +24,19 @@ pub struct User {
     pub groups: Vec<u32>,
     /// The home directory.
     pub home: String,
+}
+
+impl User {
+    /// See to it that a user namespace with this map has the user and its groups.
+    pub fn check_known(&self, map: &IdMap) -> Result<()> {
+        match [self.uid, self.gid].iter().chain(&self.groups).find(|&&id| map.host(id).is_none()) {
+            Some(id) => {
+                let cause = format!("its user namespace does not have the id {id}");
+                Err(Failure::new(format!("user {}", self.uid), cause, "give a --userns range that contains it"))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// Look up `USER`, `UID`, `USER:GROUP` ... (empty: root) in the files below `root`, which are the image's: hostile.
@@ -114,6 +128,17 @@ mod tests {
         assert_eq!(user("7:8").expect("numbers"), User { uid: 7, gid: 8, groups: vec![], home: "/".into() });
         for bad in ["nobody", "www:nogroup", "-1"] {
             assert_eq!(user(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_refused_that_its_namespace_does_not_have() {
+        let map = IdMap::parse_proc("0 100000 34").expect("a map");
+        let user = |uid, gid, groups: &[u32]| User { uid, gid, groups: groups.to_vec(), home: "/".into() };
+        assert!(user(33, 0, &[5, 33]).check_known(&map).is_ok());
+        for (bad, id) in [(user(34, 0, &[]), "34"), (user(0, 70, &[]), "70"), (user(0, 0, &[5, 99]), "99")] {
+            let text = bad.check_known(&map).expect_err(id).to_string();
+            assert!(text.contains(id) && text.contains("--userns"), "{text}");
         }
     }
 
