@@ -53,9 +53,9 @@ pub const fn queue_length(slots: usize) -> usize {
 /// The atomic word at `offset` of a mapping.
 ///
 /// Panics beyond the mapping: offsets are this side's own numbers.
-fn word<T>(mapping: &Mapping, offset: usize) -> &T {
+pub(crate) fn word<T>(mapping: &Mapping, offset: usize) -> &T {
     assert!(offset + size_of::<T>() <= mapping.length() && offset.is_multiple_of(align_of::<T>()));
-    // SAFETY: in bounds and aligned, mapped as long as the mapping is borrowed; T is an atomic (the two callers'), so
+    // SAFETY: in bounds and aligned, mapped as long as the mapping is borrowed; T is an atomic (the callers'), so
     // that concurrent changes by a peer are ordinary.
     unsafe { mapping.base().add(offset).cast::<T>().as_ref() }
 }

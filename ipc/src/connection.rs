@@ -5,14 +5,15 @@
 use crate::area::{self, BUFFERS_MAX, BufferArea, OutOfBounds, QUEUES_MAX};
 use crate::borrowed::Borrowed;
 use crate::futex;
-use crate::handshake::{receive_welcome, send_hello, wait_readable};
+use crate::handshake::{DESCRIPTORS_MAX, receive_grant, receive_welcome, send_hello, wait_readable};
 use crate::hold::{Frame, Hold, thread_token};
 use crate::memory::{ForkMarker, Mapping, errno};
 use crate::queue::RelaxedQueue;
+use crate::segment::{Leases, SegmentView};
 use crate::spin::Spinner;
 use crate::state::CallerState;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
-use crate::wire::{Reply, Request, Welcome};
+use crate::wire::{Grant, Reply, Request, Welcome};
 use core::ffi::CStr;
 use core::mem::ManuallyDrop;
 use core::time::Duration;
@@ -58,6 +59,7 @@ pub struct Connection {
     pub(crate) welcome: Welcome,
     buffers: ManuallyDrop<Mapping>,
     queues: ManuallyDrop<[Option<Mapping>; QUEUES_MAX]>,
+    leases: ManuallyDrop<Option<Leases>>,
     /// Per queue: whether another CPU serves it too, so that spinning can pay.
     pub(crate) shared_by_cpus: u64,
     /// Which call borrowed each buffer.
@@ -98,7 +100,7 @@ impl Connection {
         if !wait_readable(socket.as_fd(), WELCOME_WAIT_MS_MAX)? {
             return Err(Errno::ETIMEDOUT);
         }
-        let mut files = [const { None }; 1 + QUEUES_MAX];
+        let mut files = [const { None }; DESCRIPTORS_MAX];
         let welcome = receive_welcome(socket.as_fd(), |index, file| {
             if let Some(place) = files.get_mut(index) {
                 *place = Some(file);
@@ -113,6 +115,10 @@ impl Connection {
         for (queue, file) in queues.iter_mut().zip(&files[1..]).take(welcome.queues as usize) {
             *queue = Some(map(file, area::queue_length(welcome.queue_slots as usize))?);
         }
+        let leases = match files.get(1 + welcome.queues as usize).and_then(Option::as_ref) {
+            Some(file) if welcome.leases > 0 => Some(Leases::new(file, welcome.leases as usize, false)?),
+            _ => None,
+        };
         let cookie = rustix::net::sockopt::socket_cookie(&socket).map_err(errno)?;
         let marker = ForkMarker::new()?;
         let socket = rustix::io::fcntl_dupfd_cloexec(&socket, OWN_DESCRIPTOR_MIN).unwrap_or(socket);
@@ -124,6 +130,7 @@ impl Connection {
             welcome,
             buffers: ManuallyDrop::new(buffers),
             queues: ManuallyDrop::new(queues),
+            leases: ManuallyDrop::new(leases),
             owners: [const { Hold::new() }; BUFFERS_MAX],
             closed: AtomicBool::new(false),
             spinner: Spinner::default(),
@@ -169,7 +176,37 @@ impl Connection {
     /// The ranges of its memory, which a forked child does not have.
     pub fn ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let all = core::iter::once(&*self.buffers).chain(self.queues.iter().flatten());
-        all.map(|mapping| (mapping.base().as_ptr() as usize, mapping.length()))
+        let all = all.map(|mapping| (mapping.base().as_ptr() as usize, mapping.length()));
+        all.chain(self.leases.iter().map(Leases::range))
+    }
+
+    /// Whether the service gives segments.
+    pub fn gives_segments(&self) -> bool {
+        self.leases.is_some()
+    }
+
+    /// Whether a lease has not been revoked since its grant, and the service that gave it lives.
+    #[inline]
+    pub fn is_leased(&self, lease: u32, epoch: u32) -> bool {
+        let held = |leases: &Leases| leases.epoch(lease as usize) == Some(epoch) && leases.is_live();
+        self.leases.as_ref().is_some_and(held)
+    }
+
+    /// Receives the grant with this number, which the service has sent, and maps it. Earlier ones that nobody received are
+    /// dropped. One thread at a time, and not to be left by a jump.
+    ///
+    /// # Errors
+    /// `EAGAIN` when it is not there (another thread has received it), else those of receiving and mapping.
+    pub fn receive_segment(&self, number: u64) -> Result<(Grant, SegmentView), Errno> {
+        let received = self.with_socket(|socket| {
+            loop {
+                let (grant, map, data) = receive_grant(socket)?;
+                if grant.number == number {
+                    return Ok((grant, SegmentView::new(map, data, grant.capacity)?));
+                }
+            }
+        });
+        received.unwrap_or(Err(Errno::EBADF))
     }
 
     /// Whether no call is under way, so that the value may be dropped once nobody can start one.
@@ -310,6 +347,7 @@ impl Drop for Connection {
             unsafe {
                 ManuallyDrop::drop(&mut self.buffers);
                 ManuallyDrop::drop(&mut self.queues);
+                ManuallyDrop::drop(&mut self.leases);
             }
         }
     }

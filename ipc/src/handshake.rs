@@ -2,7 +2,8 @@
 
 use crate::area::{BUFFERS_MAX, DATA_BYTES, QUEUES_MAX, SLOTS_MAX};
 use crate::memory::{PAGE, errno};
-use crate::wire::{Hello, MAGIC, VERSION, Welcome};
+use crate::segment::LEASES_MAX;
+use crate::wire::{Grant, Hello, MAGIC, VERSION, Welcome};
 use core::mem::MaybeUninit;
 use poolfs_types::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,8 +15,11 @@ use rustix::net::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Descriptors of a handshake: the buffers' memory file and each queue's.
-pub const DESCRIPTORS_MAX: usize = 1 + QUEUES_MAX;
+/// Descriptors of a handshake: the buffers' memory file, each queue's, and the leases'.
+pub const DESCRIPTORS_MAX: usize = 2 + QUEUES_MAX;
+
+/// Descriptors of a grant: the map and the segment.
+const GRANT_DESCRIPTORS: usize = 2;
 
 impl Hello {
     /// The greeting of this version.
@@ -44,6 +48,13 @@ impl Welcome {
             && (1..=QUEUES_MAX).contains(&(self.queues as usize))
             && (2..=SLOTS_MAX).contains(&(self.queue_slots as usize))
             && self.queue_slots.is_power_of_two()
+            && self.leases as usize <= LEASES_MAX
+    }
+
+    /// How many descriptors come with it.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        1 + self.queues as usize + usize::from(self.leases > 0)
     }
 }
 
@@ -73,26 +84,66 @@ pub fn send_hello(socket: BorrowedFd<'_>) -> Result<(), Errno> {
 /// # Errors
 /// Those of `sendmsg(2)`; never a signal, never a wait.
 pub fn send_welcome(socket: BorrowedFd<'_>, welcome: &Welcome, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if files.len() > DESCRIPTORS_MAX || !control.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(Errno::EMSGSIZE);
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    sendmsg(socket, &[IoSlice::new(welcome.as_bytes())], &mut control, flags).map(|_| ()).map_err(errno)
+    send(socket, welcome.as_bytes(), files)
 }
 
 /// Receives the service's answer: the message, and its descriptors one by one through `take`, in order.
 ///
 /// # Errors
 /// `EPROTO` for anything but a valid answer with the number of descriptors it promises; those of `recvmsg(2)`.
-pub fn receive_welcome(socket: BorrowedFd<'_>, mut take: impl FnMut(usize, OwnedFd)) -> Result<Welcome, Errno> {
+pub fn receive_welcome(socket: BorrowedFd<'_>, take: impl FnMut(usize, OwnedFd)) -> Result<Welcome, Errno> {
     let mut welcome = Welcome::new_zeroed();
+    let files = receive(socket, welcome.as_mut_bytes(), take)?;
+    if welcome.is_valid() && files == welcome.descriptors() { Ok(welcome) } else { Err(Errno::EPROTO) }
+}
+
+/// Sends a segment with the descriptors of its map and of itself.
+///
+/// # Errors
+/// As [`send_welcome`]; `EAGAIN` when the client has not received what was sent before.
+pub fn send_grant(
+    socket: BorrowedFd<'_>,
+    grant: &Grant,
+    files: [BorrowedFd<'_>; GRANT_DESCRIPTORS],
+) -> Result<(), Errno> {
+    send(socket, grant.as_bytes(), &files)
+}
+
+/// Receives a segment: the message, and the descriptors of its map and of itself.
+///
+/// # Errors
+/// As [`receive_welcome`]; `EAGAIN` when nothing was sent.
+pub fn receive_grant(socket: BorrowedFd<'_>) -> Result<(Grant, OwnedFd, OwnedFd), Errno> {
+    let mut grant = Grant::new_zeroed();
+    let mut received = [const { None }; GRANT_DESCRIPTORS];
+    receive(socket, grant.as_mut_bytes(), |index, file| {
+        if let Some(place) = received.get_mut(index) {
+            *place = Some(file);
+        }
+    })?;
+    match received {
+        [Some(map), Some(data)] if (grant.magic, grant.version) == (MAGIC, VERSION) => Ok((grant, map, data)),
+        _ => Err(Errno::EPROTO),
+    }
+}
+
+fn send(socket: BorrowedFd<'_>, message: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if files.len() > DESCRIPTORS_MAX || !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::EMSGSIZE);
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(socket, &[IoSlice::new(message)], &mut control, flags).map(|_| ()).map_err(errno)
+}
+
+/// Receives one message of exactly that length; how many descriptors came with it.
+fn receive(socket: BorrowedFd<'_>, message: &mut [u8], mut take: impl FnMut(usize, OwnedFd)) -> Result<usize, Errno> {
+    let length = message.len();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let received =
-        recvmsg(socket, &mut [IoSliceMut::new(welcome.as_mut_bytes())], &mut control, flags).map_err(errno)?;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(message)], &mut control, flags).map_err(errno)?;
     let mut files = 0;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
@@ -102,7 +153,6 @@ pub fn receive_welcome(socket: BorrowedFd<'_>, mut take: impl FnMut(usize, Owned
             }
         }
     }
-    let whole = received.bytes == welcome.as_bytes().len()
-        && !received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    if whole && welcome.is_valid() && files == 1 + welcome.queues as usize { Ok(welcome) } else { Err(Errno::EPROTO) }
+    let whole = received.bytes == length && !received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    if whole { Ok(files) } else { Err(Errno::EPROTO) }
 }

@@ -28,6 +28,7 @@ pub mod hold;
 #[cfg(not(loom))]
 pub mod memory;
 pub mod queue;
+pub mod segment;
 #[cfg(all(feature = "std", not(loom)))]
 pub mod service;
 pub mod spin;

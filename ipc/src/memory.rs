@@ -67,6 +67,25 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Maps `length` bytes of a file of the service's own tmpfs, which nobody makes shorter: clients have only a read-only way to
+    /// it. `writable` as the service. A forked child does not inherit the mapping.
+    ///
+    /// # Errors
+    /// `EPROTO` for a file that is shorter, else those of `mmap(2)`.
+    pub fn of_segment(file: impl AsFd, length: usize, writable: bool) -> Result<Self, Errno> {
+        let file = file.as_fd();
+        let size = fstat(file).map_err(errno)?.st_size;
+        if length == 0 || u64::try_from(size).is_ok_and(|size| size < length as u64) {
+            return Err(Errno::EPROTO);
+        }
+        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let base = unsafe { mmap(null_mut(), length, access, MapFlags::SHARED | MapFlags::NORESERVE, file, 0) };
+        let mapping = Self::owning(base, length)?;
+        mapping.advise(Advice::LinuxDontFork)?;
+        Ok(mapping)
+    }
+
     fn owning(base: Result<*mut c_void, rustix::io::Errno>, length: usize) -> Result<Self, Errno> {
         let base = NonNull::new(base.map_err(errno)?.cast()).ok_or(Errno::ENOMEM)?;
         Ok(Self { base, length })

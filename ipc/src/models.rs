@@ -3,6 +3,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p poolfs-ipc --release --lib loom`
 
 use crate::queue::{Doorbell, DoorbellQueue, QueueWords, RelaxedQueue};
+use crate::segment::{self, Place};
 use crate::state::{Acquisition, CallerState, withdraw};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
@@ -346,5 +347,109 @@ fn loom_buffer_is_borrowed_by_one() {
         let rival = thread::spawn(move || CallerState::new(&other).borrow().is_some());
         let own = CallerState::new(&word).borrow().is_some();
         assert!(own != rival.join().expect("rival"));
+    });
+}
+
+/// A block of a segment, its word, and the size of the file.
+#[derive(Default)]
+struct Block {
+    word: AtomicU32,
+    bytes: [AtomicU32; 2],
+    size: AtomicU32,
+}
+
+impl Block {
+    /// The service brings the block in.
+    fn fill(&self, content: u32) {
+        self.bytes.iter().for_each(|byte| byte.store(content, Ordering::Relaxed));
+        segment::publish(&self.word, Place::Resident);
+    }
+
+    /// The service takes it out: holes are zeros.
+    fn evict(&self) {
+        segment::retract(&self.word);
+        segment::retracted();
+        self.bytes.iter().for_each(|byte| byte.store(0, Ordering::Relaxed));
+        segment::publish(&self.word, Place::Absent);
+    }
+
+    /// A client reads; nothing: it asks.
+    fn read(&self) -> Option<[u32; 2]> {
+        let before = segment::look(&self.word)?;
+        let bytes = [0, 1].map(|at: usize| if before.is_zero() { 0 } else { self.bytes[at].load(Ordering::Relaxed) });
+        segment::copied();
+        segment::is_unchanged(&self.word, before).then_some(bytes)
+    }
+}
+
+#[test]
+fn loom_segment_reads_of_a_block_that_leaves_and_comes_back_are_whole() {
+    check(3, || {
+        let block = Arc::new(Block::default());
+        block.fill(7);
+        let other = Arc::clone(&block);
+        let service = thread::spawn(move || {
+            other.evict();
+            other.fill(8);
+        });
+        if let Some(bytes) = block.read() {
+            assert!(bytes == [7, 7] || bytes == [8, 8], "{bytes:?}");
+        }
+        service.join().expect("service");
+        assert_eq!(block.read(), Some([8, 8]));
+    });
+}
+
+#[test]
+fn loom_segment_a_block_of_zeros_that_is_written_is_old_or_new() {
+    check(3, || {
+        let block = Arc::new(Block::default());
+        segment::publish(&block.word, Place::Zero);
+        let other = Arc::clone(&block);
+        let service = thread::spawn(move || other.fill(8));
+        let bytes = block.read();
+        assert!(matches!(bytes, None | Some([0, 0] | [8, 8])), "{bytes:?}");
+        service.join().expect("service");
+    });
+}
+
+#[test]
+fn loom_segment_who_sees_the_size_sees_what_was_appended() {
+    check(3, || {
+        let block = Arc::new(Block::default());
+        let other = Arc::clone(&block);
+        let service = thread::spawn(move || {
+            other.fill(8);
+            other.size.store(1, Ordering::Release);
+        });
+        if block.size.load(Ordering::Acquire) == 1 {
+            assert_eq!(block.read(), Some([8, 8]));
+        }
+        service.join().expect("service");
+    });
+}
+
+#[test]
+fn loom_segment_nothing_is_read_after_the_lease_that_was_revoked_before() {
+    check(3, || {
+        let (block, lease) = (Arc::new(Block::default()), Arc::new(AtomicU32::new(1)));
+        block.fill(7);
+        let moved = Arc::new(AtomicU32::new(7));
+        let (others, elsewhere) = (Arc::clone(&lease), Arc::clone(&moved));
+        // The content comes to be elsewhere, and is changed there.
+        let service = thread::spawn(move || {
+            others.fetch_add(1, Ordering::SeqCst);
+            segment::retracted();
+            elsewhere.store(8, Ordering::Release);
+        });
+        let changed = moved.load(Ordering::Acquire) == 8;
+        if lease.load(Ordering::Acquire) == 1 {
+            let bytes = block.read();
+            segment::copied();
+            if bytes.is_some() && lease.load(Ordering::Relaxed) == 1 {
+                assert!(!changed, "the old content was read after the new one was there");
+            }
+        }
+        service.join().expect("service");
     });
 }

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -34,7 +34,8 @@ pub struct Hello {
     pub version: u32,
 }
 
-/// The service's answer to [`Hello`], with the descriptors of the buffers' memory file and of each queue's, in that order.
+/// The service's answer to [`Hello`], with the descriptors of the buffers' memory file, of each queue's, and of the leases' if there
+/// are any, in that order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Welcome {
@@ -56,6 +57,27 @@ pub struct Welcome {
     pub group_of_cpu: [u8; 64],
     /// Device number (major, minor) of the instance's mounts: another mount that claims its name is somebody else's.
     pub device: [u32; 2],
+    /// Leases of segments ([`crate::segment`]); 0: none are given.
+    pub leases: u32,
+}
+
+/// A file's segment, sent over the session's socket with the descriptors of its map and of the segment itself. The reply to
+/// [`Operation::Segment`] tells its number.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Grant {
+    /// [`MAGIC`]
+    pub magic: u32,
+    /// [`VERSION`]
+    pub version: u32,
+    /// What tells it from the session's other grants; never 0.
+    pub number: u64,
+    /// Blocks of the map.
+    pub capacity: u64,
+    /// The lease.
+    pub lease: u32,
+    /// Its epoch, as long as it is not revoked.
+    pub epoch: u32,
 }
 
 /// Number of the adoption ioctl: `_IOWR('P', 1, [u8; 64])`. Sent on a descriptor of the mount.
@@ -140,11 +162,13 @@ pub enum Operation {
     Statfs = 24,
     /// Everything that was written to the instance before is durable when it is answered.
     SyncAll = 25,
+    /// `handle`: its segment, to read by oneself; `value` = the number of the [`Grant`] that is sent over the socket.
+    Segment = 26,
 }
 
 impl Operation {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Operation; 25] = [
+    pub const ALL: [Operation; 26] = [
         Self::Echo,
         Self::Read,
         Self::Write,
@@ -170,6 +194,7 @@ impl Operation {
         Self::RemoveXattr,
         Self::Statfs,
         Self::SyncAll,
+        Self::Segment,
     ];
 
     /// The operation with this number, if there is one.

@@ -2,6 +2,7 @@
 
 use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
+use crate::leases::{LeaseTable, SegmentLease};
 use crate::nodes::NodeTable;
 use crate::nodes::pruning::Pruner;
 use crate::notify::{Job, KernelCache, NameChange, NameJob, Notifications};
@@ -10,8 +11,8 @@ use crate::spans::{Asked, Measured, Tracer, enter};
 use crate::stack::Stack;
 use crate::statistics::Statistics;
 use poolfs_ipc::wire::Adopt;
-use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Errno, Name, NodeId};
+use poolfs_libservice::{Lease, Libservice, Segment, fail};
 use poolfs_service_protocol::{AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, OperationPath};
 use std::collections::BTreeMap;
 use std::io;
@@ -57,6 +58,7 @@ pub struct Instance {
     pub(crate) rights: NodeLocks,
     notifications: OnceLock<Notifications>,
     adopter: OnceLock<Arc<dyn Adopter>>,
+    leases: OnceLock<Arc<LeaseTable>>,
     pruner: OnceLock<Arc<Pruner>>,
     tracer: OnceLock<Arc<Tracer>>,
     refusing: AtomicBool,
@@ -85,6 +87,7 @@ impl Instance {
             rights: NodeLocks::default(),
             notifications: OnceLock::new(),
             adopter: OnceLock::new(),
+            leases: OnceLock::new(),
             pruner: OnceLock::new(),
             tracer: OnceLock::new(),
             refusing: AtomicBool::new(false),
@@ -132,6 +135,31 @@ impl Instance {
     /// Gives the user-level path a say in adoption; once per instance.
     pub fn set_adopter(&self, adopter: Arc<dyn Adopter>) {
         let _ = self.adopter.set(adopter);
+    }
+
+    /// Lets clients read cached content by themselves, under these leases; once per instance.
+    pub fn set_leases(&self, leases: Arc<LeaseTable>) {
+        let _ = self.leases.set(leases);
+    }
+
+    /// The leases under which clients read by themselves.
+    #[must_use]
+    pub fn leases(&self) -> Option<&Arc<LeaseTable>> {
+        self.leases.get()
+    }
+
+    /// The segment of an open file, and the lease under which it is the file's content.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` when there is none now, `EBADF` when the file may not be read, and those of the layers.
+    pub(crate) fn segment(&self, file: &OpenFile) -> poolfs_libservice::Result<(Segment, Arc<SegmentLease>)> {
+        if !file.flags().readable() || file.is_directory() {
+            return fail(Errno::EBADF);
+        }
+        let lease = self.leases.get().and_then(|leases| self.nodes.lease(file.node(), || leases.lease()));
+        let Some(lease) = lease else { return fail(Errno::EOPNOTSUPP) };
+        let segment = self.layer().segment(file.handle(), &(Arc::clone(&lease) as Arc<dyn Lease>))?;
+        Ok((segment, lease))
     }
 
     /// The user-level path, if there is one.

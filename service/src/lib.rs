@@ -25,6 +25,7 @@ mod dispatch;
 mod exclusion;
 mod handles;
 mod instance;
+pub mod leases;
 pub mod legacy;
 mod nodes;
 mod notify;

@@ -13,8 +13,10 @@
 pub mod held;
 pub mod pruning;
 
+use crate::leases::SegmentLease;
 use hashbrown::HashMap;
 use held::Held;
+use poolfs_libservice::Lease;
 use poolfs_libservice::types::NodeId;
 use pruning::Known;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -54,6 +56,8 @@ struct NodeState {
     /// Which change of its privileges was the last.
     privileges: u64,
     held: Held,
+    /// Clients read its content by themselves.
+    lease: Option<Arc<SegmentLease>>,
 }
 
 /// What is known of a node's set-id bits and capabilities.
@@ -66,6 +70,13 @@ pub struct Privileges {
 }
 
 impl NodeState {
+    /// Nobody may take what he reads by himself for the content any more.
+    fn revoke(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            lease.revoke();
+        }
+    }
+
     fn is_idle(&self) -> bool {
         self.kernel_references == 0 && self.open_files == 0 && self.number != ROOT_NUMBER
     }
@@ -210,6 +221,7 @@ impl NodeTable {
             let mut states = lock(shard);
             let referenced = states.iter().filter(|(_, state)| state.kernel_references > 0);
             owed.extend(referenced.map(|(&node, state)| (node, state.kernel_references)));
+            states.values_mut().for_each(NodeState::revoke);
             states.clear();
         }
         for shard in &self.numbers {
@@ -226,7 +238,7 @@ impl NodeTable {
             return;
         };
         let (number, cached, names) = (state.number, state.cached_bytes, state.held.names());
-        states.remove(&node);
+        states.remove(&node).iter_mut().for_each(NodeState::revoke);
         self.cached_bytes.fetch_sub(cached, Ordering::Relaxed);
         self.names_held.fetch_sub(names, Ordering::Relaxed);
         if number != 0 {
@@ -242,6 +254,9 @@ impl NodeTable {
         state.unadopted += 1;
         state.writers += u32::from(writable);
         state.appenders += u32::from(append);
+        if writable {
+            state.revoke();
+        }
     }
 
     /// A file of the node was closed for good.
@@ -253,6 +268,9 @@ impl NodeTable {
             state.writers = state.writers.saturating_sub(u32::from(writable && !adopted));
             state.appenders = state.appenders.saturating_sub(u32::from(append));
             state.mapped &= state.open_files > 0;
+            if state.open_files == 0 {
+                state.revoke();
+            }
         }
         self.tidy(&mut states, node);
     }
@@ -265,7 +283,26 @@ impl NodeTable {
             if writable {
                 state.writers = state.writers.saturating_add_signed(by);
             }
+            if state.writers > 0 {
+                state.revoke();
+            }
         }
+    }
+
+    /// A lease for those who read the node's content by themselves, unless the kernel may hold changes of it: the node's own,
+    /// or the one that `make` brings.
+    pub(crate) fn lease(
+        &self,
+        node: NodeId,
+        make: impl FnOnce() -> Option<Arc<SegmentLease>>,
+    ) -> Option<Arc<SegmentLease>> {
+        let mut states = self.states(node);
+        let state =
+            states.get_mut(&node).filter(|state| state.writers == 0 && !state.mapped && state.open_files > 0)?;
+        if state.lease.as_ref().is_none_or(|lease| lease.is_revoked()) {
+            state.lease = make();
+        }
+        state.lease.clone()
     }
 
     /// Whether the kernel may hold changes of the content that the service does not know.
@@ -280,6 +317,9 @@ impl NodeTable {
         if let Some(state) = self.states(node).get_mut(&node) {
             state.may_cache = true;
             state.mapped |= from_mapping;
+            if from_mapping {
+                state.revoke();
+            }
             state.highest_byte = state.highest_byte.max(offset.saturating_add(bytes));
             let cached = state.cached_bytes.saturating_add(bytes).min(state.highest_byte);
             self.cached_bytes.fetch_add(cached - state.cached_bytes, Ordering::Relaxed);

@@ -204,6 +204,7 @@ impl Service {
         let instance = Instance::new(spec, stack);
         instance.set_pruner(&self.pruner);
         instance.set_tracer(&self.tracer);
+        self.builder.leases().into_iter().for_each(|leases| instance.set_leases(leases));
         self.announce(&instance);
         let sockets = instance.spec().socket_directory(&self.config.socket_directory);
         let private = instance.spec().is_root;

@@ -5,6 +5,7 @@
 //! are there once. Between any two layers the time is measured, when somebody wants to know it; `idmap` has none to speak of.
 
 use crate::spans::Timed;
+use crate::leases::{LEASES_PER_INSTANCE, LeaseTable};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool};
 use poolfs_idmap::IdMapped;
 use poolfs_libservice::Libservice;
@@ -15,7 +16,7 @@ use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use tracing::error;
+use tracing::{error, warn};
 
 /// Why a stack cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -187,6 +188,15 @@ impl StackBuilder {
         let failed = |error: CacheError| StackError::Cache { bytes: cache_bytes, cause: with_causes(&error) };
         let pool = CachePool::new(CacheConfig::with_limit(cache_bytes)).map_err(failed)?;
         Ok(Self { pool, branches: Mutex::default() })
+    }
+
+    /// Leases for an instance whose clients read the cache by themselves; nothing where the kernel lacks what that needs.
+    #[must_use]
+    pub fn leases(&self) -> Option<Arc<LeaseTable>> {
+        let made = self.pool.leases(LEASES_PER_INSTANCE);
+        let made =
+            made.inspect_err(|error| warn!(%error, "clients of an instance do not read the cache by themselves"));
+        made.ok().flatten().map(|(words, file)| LeaseTable::new(words, file))
     }
 
     /// Builds what `spec` says.

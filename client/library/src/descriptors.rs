@@ -79,6 +79,7 @@ struct Entry {
     instance: AtomicU32,
     mode: AtomicU32,
     forks: AtomicU32,
+    reads: AtomicU32,
 }
 
 /// The table, by number.
@@ -119,6 +120,18 @@ impl Descriptors {
         let forks = entry.forks.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         (entry.word.load(Ordering::Relaxed) == word).then_some(Seen { known, word, forks })
+    }
+
+    /// Counts a read of an adopted file by request; how many there were since the count was begun.
+    pub fn count_read(&self, descriptor: i32) -> u32 {
+        self.entry(descriptor).map_or(0, |entry| entry.reads.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
+    }
+
+    /// Begins the count anew.
+    pub fn recount_reads(&self, descriptor: i32) {
+        if let Some(entry) = self.entry(descriptor) {
+            entry.reads.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Forgets a number: at close, and before it is given a new meaning.
@@ -207,6 +220,7 @@ impl Entry {
         self.flags.store(adopted.flags, Ordering::Relaxed);
         self.instance.store(adopted.instance, Ordering::Relaxed);
         self.mode.store(adopted.mode, Ordering::Relaxed);
+        self.reads.store(0, Ordering::Relaxed);
     }
 }
 

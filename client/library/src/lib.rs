@@ -28,6 +28,7 @@ pub mod paths;
 pub mod process;
 pub mod raw;
 pub mod rights;
+mod segments;
 pub mod session;
 pub mod signals;
 pub mod state;

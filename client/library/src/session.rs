@@ -5,9 +5,11 @@
 //! memory under its hands. A slot without a session is anybody's: however many instances come and go, there is room for the
 //! next one.
 
+use crate::memory::UserMemory;
 use crate::mounts::MountPoint;
 use crate::outcome::{Refusal, Served};
 use crate::paths::path_of;
+use crate::segments::Segments;
 use crate::signals::SignalsHeld;
 use crate::state::Call;
 use crate::trace::{self, Reason};
@@ -18,6 +20,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::hold::{Frame, Hold};
+use poolfs_ipc::segment::Read;
 use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, Status};
 use poolfs_ipc::{Borrowed, CallError, Connection};
 use poolfs_types::Errno;
@@ -96,6 +99,7 @@ struct Slot {
     /// Who makes a session here.
     maker: Hold,
     users: [Hold; USERS_MAX],
+    segments: Segments,
     name: UnsafeCell<InstanceName>,
     connection: UnsafeCell<MaybeUninit<Connection>>,
 }
@@ -172,7 +176,10 @@ impl Sessions {
         let used = self.slots.iter().filter(|slot| slot.users.iter().any(|user| !user.is_free()));
         let connected = used.filter(|slot| matches!(slot.kind(), LIVE | ENDED));
         // SAFETY: written before the slot was LIVE, and kept while it has users.
-        connected.flat_map(|slot| unsafe { (*slot.connection.get()).assume_init_ref() }.ranges())
+        connected.flat_map(|slot| {
+            let connection = unsafe { (*slot.connection.get()).assume_init_ref() };
+            connection.ranges().chain(slot.segments.ranges())
+        })
     }
 
     /// The socket descriptors of live sessions.
@@ -357,7 +364,10 @@ impl Slot {
         if self.word.compare_exchange(word, closing, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.users.iter().filter(|user| user.is_left(frame)).for_each(Hold::give_back);
             // SAFETY: CLOSING is ours alone, and the value was written before the slot was LIVE.
-            unsafe { (*self.connection.get()).assume_init_drop() };
+            unsafe {
+                self.segments.clear((*self.connection.get()).assume_init_ref().is_inherited());
+                (*self.connection.get()).assume_init_drop();
+            }
             self.word.store((word & !KIND) | EMPTY, Ordering::Release);
         }
     }
@@ -392,6 +402,52 @@ impl Session<'_> {
             }
             trace::left(Reason::NoBuffer)
         })
+    }
+
+    /// Reads what a file's segment has, if there is one for its handle; nothing when a request has to be made for all of it.
+    pub fn read_segment(&self, handle: u64, offset: u64, target: UserMemory) -> Option<Read> {
+        let segment = self.slot.segments.of(handle)?;
+        let connection = self.connection();
+        let is_leased = || connection.is_leased(segment.lease, segment.epoch);
+        if !target.is_writable() {
+            return None;
+        }
+        // SAFETY: the application's own memory, to be filled by this call; it can be written.
+        let read = unsafe { segment.view.read(offset, target.address() as *mut u8, target.length(), is_leased) };
+        if read.is_whole {
+            trace::direct();
+        } else if segment.view.is_over(offset + read.count as u64) || !is_leased() {
+            segment.end();
+        }
+        (read.count > 0 || read.is_whole).then_some(read)
+    }
+
+    /// Whether it is worth asking for a file's segment: there is none for its handle, and the service gives them.
+    pub fn wants_segment(&self, handle: u64) -> bool {
+        self.connection().gives_segments() && self.slot.segments.of(handle).is_none()
+    }
+
+    /// Asks for a file's segment; whether it came.
+    #[cold]
+    pub fn ask_segment(&self, handle: u64) -> bool {
+        // Nobody else would unmap what a jump left half mapped.
+        let _held = SignalsHeld::hold();
+        let slot = self.slot;
+        let is_alone = || {
+            fence(Ordering::SeqCst);
+            slot.users.iter().all(|user| core::ptr::eq(user, self.user) || user.is_free() || user.is_left(self.frame))
+        };
+        let Some(filling) = slot.segments.begin(handle, self.frame, is_alone) else { return false };
+        let Ok(mut borrowed) = self.borrow() else { return false };
+        let request = Request { operation: Operation::Segment as u32, handle, ..Request::default() };
+        let Ok(reply) = self.execute(&mut borrowed, &request) else { return false };
+        match self.connection().receive_segment(reply.value) {
+            Ok((grant, view)) => {
+                filling.put(handle, &grant, view);
+                true
+            }
+            Err(_) => false,
+        }
     }
 
     /// Submits a request and sorts its reply: done and redirected ones come back.

@@ -18,6 +18,7 @@ use poolfs_types::Errno;
 static LIBRARY: [AtomicU64; Operation::ALL.len() + 1] = [const { AtomicU64::new(0) }; Operation::ALL.len() + 1];
 static REASONS: [AtomicU64; Reason::ALL.len()] = [const { AtomicU64::new(0) }; Reason::ALL.len()];
 static KERNEL: AtomicU64 = AtomicU64::new(0);
+static DIRECT: AtomicU64 = AtomicU64::new(0);
 static SESSIONS_REFUSED: AtomicU64 = AtomicU64::new(0);
 static MOUNTS_UNREAD: AtomicU64 = AtomicU64::new(0);
 static LAST_ERRNO: AtomicI32 = AtomicI32::new(0);
@@ -92,6 +93,12 @@ pub fn kernel() {
     KERNEL.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Counts a read that needed no request.
+#[inline]
+pub fn direct() {
+    DIRECT.fetch_add(1, Ordering::Relaxed);
+}
+
 /// Counts a session that could not be had, and why.
 #[cold]
 pub fn no_session(errno: Errno) {
@@ -109,6 +116,7 @@ pub fn no_mounts() {
 pub fn start() {
     LIBRARY.iter().chain(&REASONS).for_each(|counter| counter.store(0, Ordering::Relaxed));
     KERNEL.store(0, Ordering::Relaxed);
+    DIRECT.store(0, Ordering::Relaxed);
     SESSIONS_REFUSED.store(0, Ordering::Relaxed);
     MOUNTS_UNREAD.store(0, Ordering::Relaxed);
     REPORTED.store(false, Ordering::Relaxed);
@@ -197,6 +205,10 @@ fn deliver(target: &[u8], text: &[u8]) {
 fn write_report(line: &mut Line, name: &str, is_long: bool) -> core::fmt::Result {
     let (library, kernel) = counts();
     write!(line, "poolfs {} {name} library={library} kernel={kernel}", raw::process_id())?;
+    let direct = DIRECT.load(Ordering::Relaxed);
+    if direct > 0 {
+        write!(line, " direct={direct}")?;
+    }
     let (refused, unread) = (SESSIONS_REFUSED.load(Ordering::Relaxed), MOUNTS_UNREAD.load(Ordering::Relaxed));
     if refused > 0 {
         write!(line, " sessions-refused={refused} errno={}", LAST_ERRNO.load(Ordering::Relaxed))?;

@@ -32,6 +32,8 @@ pub struct EndpointConfig {
     pub sessions_per_user_max: usize,
     /// What the service may pay for the sessions' memory; may be shared with other endpoints.
     pub memory: Arc<MemoryBudget>,
+    /// The leases of the instance's segments: how many, and a read-only descriptor of their file. Without one no segments are given.
+    pub leases: Option<(u32, Arc<OwnedFd>)>,
 }
 
 /// Memory of sessions that one endpoint pays for, unless it is told otherwise.
@@ -42,7 +44,15 @@ impl EndpointConfig {
     #[must_use]
     pub fn new(groups: CoreGroups) -> Self {
         let memory = Arc::new(MemoryBudget::new(MEMORY_BYTES_MAX));
-        Self { groups, buffers: 16, queue_slots: 128, sessions_max: 1024, sessions_per_user_max: 768, memory }
+        Self {
+            groups,
+            buffers: 16,
+            queue_slots: 128,
+            sessions_max: 1024,
+            sessions_per_user_max: 768,
+            memory,
+            leases: None,
+        }
     }
 }
 
@@ -270,13 +280,15 @@ impl<C> Endpoint<C> {
             queue_slots: self.config.queue_slots as u32,
             group_of_cpu: self.config.groups.table(),
             device,
+            leases: self.config.leases.as_ref().map_or(0, |(count, _)| *count),
         };
         Ok((session, welcome, file))
     }
 
-    /// The queues' files, in the order of the groups.
-    pub(super) fn queue_files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.queues.iter().map(|queue| queue.file.as_fd())
+    /// The queues' files, in the order of the groups, and that of the leases.
+    pub(super) fn shared_files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let leases = self.config.leases.iter().map(|(_, file)| file.as_fd());
+        self.queues.iter().map(|queue| queue.file.as_fd()).chain(leases)
     }
 
     /// Takes the session out of the table: no request of it is acquired any more, those under way end.

@@ -40,7 +40,7 @@ const FIRST_GUEST: u64 = 2;
 
 /// A connected client.
 struct Guest<C> {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     /// Readable when the process ends, which may be before its socket closes: a forked child can hold that.
     process: OwnedFd,
     since: Instant,
@@ -171,6 +171,7 @@ impl<C> Reception<C> {
         epoll::add(&self.events, &socket, epoll::EventData::new_u64(2 * number), flags).map_err(errno)?;
         let ended = epoll::EventFlags::IN;
         epoll::add(&self.events, &process, epoll::EventData::new_u64(2 * number + 1), ended).map_err(errno)?;
+        let socket = Arc::new(socket);
         self.guests.insert(number, Guest { socket, process, since: Instant::now(), session: None });
         Ok(())
     }
@@ -219,11 +220,12 @@ impl<C> Reception<C> {
         }
         let (session, welcome, buffers) = self.endpoint.admit(facts, admit)?;
         let mut files = vec![buffers.as_fd()];
-        files.extend(self.endpoint.queue_files());
+        files.extend(self.endpoint.shared_files());
         if let Err(error) = send_welcome(guest.socket.as_fd(), &welcome, &files) {
             self.endpoint.dismiss(&session);
             return Err(error);
         }
+        session.set_socket(&guest.socket);
         Ok(session)
     }
 

@@ -2,15 +2,17 @@
 
 use crate::area::{BufferArea, OutOfBounds};
 use crate::futex;
+use crate::handshake::send_grant;
 use crate::memory::Mapping;
 use crate::service::budget::{MemoryBudget, Paid};
 use crate::service::peer::PeerFacts;
 use crate::state::{Acquisition, Sequence, withdraw};
-use crate::wire::{Reply, Request, Status};
+use crate::wire::{Grant, MAGIC, Reply, Request, Status, VERSION};
 use poolfs_types::Errno;
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// One client's session. `C` is what the service keeps with it.
 pub struct Session<C> {
@@ -25,6 +27,9 @@ pub struct Session<C> {
     ended: AtomicBool,
     /// When it was last looked what rights the client has.
     looked_at_ms: AtomicU64,
+    /// The reception's, which closes it.
+    socket: OnceLock<Weak<OwnedFd>>,
+    grants: AtomicU64,
 }
 
 /// A client that changes its rights behind its library's back has at most so long what it had before.
@@ -70,8 +75,20 @@ impl<C> Session<C> {
         }
         let records = (0..count).map(|_| Acquisition::default()).collect();
         let paid = (0..count).map(|_| Paid::default()).collect();
-        let (budget, ended, looked_at_ms) = (Arc::clone(budget), AtomicBool::new(false), AtomicU64::new(coarse_ms()));
-        Ok(Self { number, facts, content, buffers, data_bytes, records, paid, budget, ended, looked_at_ms })
+        Ok(Self {
+            number,
+            facts,
+            content,
+            buffers,
+            data_bytes,
+            records,
+            paid,
+            budget: Arc::clone(budget),
+            ended: AtomicBool::new(false),
+            looked_at_ms: AtomicU64::new(coarse_ms()),
+            socket: OnceLock::new(),
+            grants: AtomicU64::new(1),
+        })
     }
 
     /// Its number in the instance.
@@ -87,6 +104,24 @@ impl<C> Session<C> {
     /// What the service keeps with it.
     pub fn content(&self) -> &C {
         &self.content
+    }
+
+    /// Its client's socket, once it was welcomed there.
+    pub(super) fn set_socket(&self, socket: &Arc<OwnedFd>) {
+        // It is welcomed once.
+        let _ = self.socket.set(Arc::downgrade(socket));
+    }
+
+    /// Sends the client a segment with its map; returns the grant's number. Never waits.
+    ///
+    /// # Errors
+    /// `EAGAIN` when the client has not received earlier ones, `EPIPE` when it is gone.
+    pub fn grant(&self, grant: Grant, map: BorrowedFd<'_>, data: BorrowedFd<'_>) -> Result<u64, Errno> {
+        let socket = self.socket.get().and_then(Weak::upgrade).ok_or(Errno::EPIPE)?;
+        let number = self.grants.fetch_add(1, Ordering::Relaxed);
+        let grant = Grant { magic: MAGIC, version: VERSION, number, ..grant };
+        send_grant(socket.as_fd(), &grant, [map, data])?;
+        Ok(number)
     }
 
     /// Whether the client is gone or was sent away; requests under way still end.

@@ -72,6 +72,8 @@ use poolfs_types::{
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
 use std::ops::{ControlFlow, Range};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// A name resolved: the node, with one reference for the caller, and its attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -394,10 +396,37 @@ pub trait Libservice: Send + Sync {
         Ok(done)
     }
 
+    /// The file's cached bytes, for clients that read them without asking. Before the file's content comes to be anywhere
+    /// else, the layer revokes `lease`; while it is not revoked, what the segment's map shows is what `read` returns.
+    ///
+    /// # Errors
+    /// `EBADF`; `EOPNOTSUPP` when the layer has no such bytes, or not for this file now.
+    fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment> {
+        let _ = (handle, lease);
+        fail(Errno::EOPNOTSUPP)
+    }
+
     /// Whether the layer refuses every change with `EROFS`.
     fn read_only(&self) -> bool {
         false
     }
+}
+
+/// A file's cached bytes and the map that says which of them are there, as read-only descriptors.
+#[derive(Debug)]
+pub struct Segment {
+    /// The map.
+    pub map: OwnedFd,
+    /// The bytes, at their offsets.
+    pub data: OwnedFd,
+    /// Blocks of the map.
+    pub capacity: u64,
+}
+
+/// The right to take a segment for a file's content.
+pub trait Lease: Send + Sync {
+    /// Ends it, for good, before this returns.
+    fn revoke(&self);
 }
 
 /// Shorthand for a failing call.

@@ -104,6 +104,8 @@ pub(crate) struct BlockMap {
     next_ticket: u64,
     /// Chunks that the eviction order has not heard of yet.
     pub(crate) fresh: Vec<(u64, u64)>,
+    /// Chunks that have changed, when somebody wants to know.
+    changed: Option<Vec<u64>>,
 }
 
 /// The parts of a block range by chunk, with the bits it covers there.
@@ -202,6 +204,9 @@ impl BlockMap {
     /// Changes one chunk, if it exists, and drops it when nothing is left in it.
     pub(crate) fn change_chunk<R>(&mut self, index: u64, change: impl FnOnce(&mut Chunk) -> R) -> Option<R> {
         let chunk = self.chunks.get_mut(&index)?;
+        if let Some(changed) = self.changed.as_mut().filter(|changed| changed.last() != Some(&index)) {
+            changed.push(index);
+        }
         let count = |chunk: &Chunk| {
             (u64::from(chunk.resident.count_ones()), u64::from((chunk.dirty | chunk.writing).count_ones()))
         };
@@ -215,6 +220,16 @@ impl BlockMap {
             self.counts.chunks -= 1;
         }
         Some(result)
+    }
+
+    /// From now on changes are noted, or no more.
+    pub(crate) fn note_changes(&mut self, noted: bool) {
+        self.changed = noted.then(Vec::new);
+    }
+
+    /// The chunks that have changed since the last time.
+    pub(crate) fn take_changed(&mut self) -> Vec<u64> {
+        self.changed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Indices of all chunks.

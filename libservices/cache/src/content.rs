@@ -45,12 +45,8 @@ impl Content {
             _ => 0,
         };
         let gap = block_of(offset) > blocks_for(stored);
-        if (gap || end > heap_max) && !matches!(self, Content::Segment(_)) {
-            let segment = store.create()?;
-            if let Content::Heap(bytes) = self {
-                segment.write(0, bytes)?;
-            }
-            *self = Content::Segment(segment);
+        if gap || end > heap_max {
+            self.promote(store)?;
         }
         if let Content::Empty = self {
             *self = Content::Heap(Vec::new());
@@ -68,6 +64,21 @@ impl Content {
             Content::Empty => {}
         }
         Ok(())
+    }
+
+    /// Moves to a segment, which is empty when nothing is cached.
+    pub(crate) fn promote(&mut self, store: &Arc<SegmentStore>) -> io::Result<&Segment> {
+        if !matches!(self, Content::Segment(_)) {
+            let segment = store.create()?;
+            if let Content::Heap(bytes) = self {
+                segment.write(0, bytes)?;
+            }
+            *self = Content::Segment(segment);
+        }
+        match self {
+            Content::Segment(segment) => Ok(segment),
+            _ => Err(io::ErrorKind::Other.into()),
+        }
     }
 
     /// Makes a range read as zeros and frees its memory. On the heap only the tail is freed.
@@ -96,7 +107,7 @@ mod tests {
 
     #[test]
     fn content_with_a_gap_takes_no_more_memory_than_its_blocks() {
-        let store = Arc::new(SegmentStore::new(1 << 20, 4).unwrap());
+        let store = Arc::new(SegmentStore::new(4).unwrap());
         let mut late = Content::default();
         late.write(&store, 32 << 10, 28 << 10, &[1; 4096]).unwrap();
         assert!(matches!(late, Content::Segment(_)), "28 KiB on the heap for a block that is charged with 4");
@@ -112,7 +123,7 @@ mod tests {
 
     #[test]
     fn content_moves_to_a_segment_when_it_grows() {
-        let store = Arc::new(SegmentStore::new(1 << 20, 4).unwrap());
+        let store = Arc::new(SegmentStore::new(4).unwrap());
         let mut content = Content::default();
         content.write(&store, 8192, 100, b"abc").unwrap();
         assert!(matches!(content, Content::Heap(ref bytes) if bytes.len() == 103));

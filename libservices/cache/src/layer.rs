@@ -6,12 +6,13 @@ use crate::handles::{Open, OpenDirectory};
 use crate::names::Known;
 use crate::sync::read;
 use crate::write_back::hold_is_bounded;
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Result, Written, fail};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Written, fail};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
 const ALL: Range<u64> = 0..u64::MAX;
 
@@ -343,6 +344,10 @@ impl Libservice for Cache {
         length: u64,
     ) -> Result<u64> {
         self.copy(caller, (source, source_offset), (target, target_offset), length)
+    }
+
+    fn segment(&self, handle: HandleId, _lease: &Arc<dyn Lease>) -> Result<Segment> {
+        self.handles.readable(handle)?.node.0.segment()
     }
 
     fn read_only(&self) -> bool {

@@ -24,6 +24,9 @@
 //! data. The change time cannot be set; after a node has left the cache it may be seen to have moved by up to the
 //! write-back's delay.
 //!
+//! **Clients** may read what is cached without asking ([`poolfs_ipc::segment`]): a file that they ask for has a map in the tmpfs,
+//! which shows what of its segment is there.
+//!
 //! **Architecture invariant**: no call below is made while a file's state is locked, and no descriptor, handle below or
 //! thread is held per cached file.
 
@@ -49,6 +52,7 @@ mod read;
 mod read_ahead;
 mod segments;
 mod sync;
+mod view;
 mod write;
 mod write_back;
 

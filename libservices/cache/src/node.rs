@@ -11,6 +11,7 @@ use crate::budget::Reservation;
 use crate::content::Content;
 use crate::core::Core;
 use crate::sync::{lock, read, try_read, try_write, write};
+use crate::view::View;
 use poolfs_libservice::{Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags, Timestamp};
 use std::io;
@@ -64,6 +65,8 @@ pub(crate) struct State {
     pub(crate) epoch: u64,
     pub(crate) blocks: BlockMap,
     pub(crate) content: Content,
+    /// What clients read by themselves; then the content is a segment.
+    pub(crate) view: Option<Box<View>>,
     pub(crate) dirty_ticket: Option<u64>,
     pub(crate) error: WriteError,
     /// It has no name any more.
@@ -141,6 +144,7 @@ impl Node {
             epoch: 0,
             blocks: BlockMap::default(),
             content: Content::default(),
+            view: None,
             dirty_ticket: None,
             error: WriteError::default(),
             orphan: false,
@@ -189,6 +193,7 @@ impl Node {
         budget.settle_used(before.charge(), after.charge(), reservation);
         budget.settle_dirty(before.dirty * BLOCK, after.dirty * BLOCK);
         core.settle(before, after);
+        state.publish();
         for (chunk, ticket) in state.blocks.fresh.drain(..) {
             budget.enter(self.me.clone(), chunk, ticket);
         }
@@ -235,14 +240,15 @@ impl Node {
             return Evicted::Nothing;
         }
         let (bytes_gone, rewritten) = (gone & chunk.resident, gone & chunk.rewritten & chunk.resident);
-        if punch(&mut state.content, index, bytes_gone).is_err() {
+        if punch(state, index, bytes_gone).is_err() {
+            state.publish();
             return Evicted::Nothing;
         }
         let before = state.blocks.counts();
         state.epoch += u64::from(rewritten != 0);
         state.blocks.change_chunk(index, |chunk| chunk.clear(gone));
         let after = state.blocks.counts();
-        if after.resident == 0 {
+        if after.resident == 0 && state.view.is_none() {
             state.content = Content::Empty;
         }
         let rest = state.blocks.chunk(index).is_some();
@@ -264,6 +270,7 @@ impl Node {
     /// Drops all content, dirty or not: the node is leaving, or nobody can reach the file any more.
     pub(crate) fn drop_content(&self) {
         self.update(None, |state| {
+            state.end_view();
             state.blocks.change_existing(0..u64::MAX, |chunk, mask| {
                 chunk.clear(mask);
                 chunk.held &= !mask;
@@ -293,6 +300,10 @@ impl Node {
             }
             [below.reader.take(), below.writer.take()]
         };
+        if self.has_view() {
+            // Who opens the file again asks again.
+            self.update(None, State::end_view);
+        }
         for handle in handles.into_iter().flatten() {
             self.core.below.release(handle);
         }
@@ -352,11 +363,13 @@ impl Node {
 }
 
 /// Punches the runs of set bits of a chunk.
-fn punch(content: &mut Content, index: u64, mut bits: u64) -> io::Result<()> {
+fn punch(state: &mut State, index: u64, mut bits: u64) -> io::Result<()> {
     while bits != 0 {
         let first = u64::from(bits.trailing_zeros());
         let count = u64::from((bits >> first).trailing_ones());
-        content.punch((index * CHUNK_BLOCKS + first) * BLOCK, count * BLOCK)?;
+        let block = index * CHUNK_BLOCKS + first;
+        state.retract(block..block + count);
+        state.content.punch(block * BLOCK, count * BLOCK)?;
         bits &= !crate::blocks::mask(first, count);
     }
     Ok(())

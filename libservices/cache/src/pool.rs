@@ -10,10 +10,13 @@ use crate::read_ahead::ReadAheadQueue;
 use crate::segments::SegmentStore;
 use crate::sync::lock;
 use crossbeam_utils::CachePadded;
+use poolfs_ipc::segment::{Leases, leases_length};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -47,6 +50,9 @@ pub(crate) struct Pool {
     pub(crate) buffers: BufferStore,
     pub(crate) read_ahead: ReadAheadQueue,
     pub(crate) idle: IdleNodes,
+    /// How many files have a view.
+    pub(crate) views: Arc<AtomicUsize>,
+    viewed: Mutex<Vec<Weak<Node>>>,
     counters: [CachePadded<Counter>; COUNTER_PARTS],
     dirty: Mutex<BTreeMap<u64, DirtyFile>>,
     next_dirty: AtomicU64,
@@ -98,6 +104,22 @@ impl Pool {
         dirty.values().filter(|file| pick(&file.node)).take(most).map(|file| Arc::clone(&file.node)).collect()
     }
 
+    /// Notes that clients may read the file by themselves.
+    pub(crate) fn viewed(&self, node: &Arc<Node>) {
+        lock(&self.viewed).push(Arc::downgrade(node));
+    }
+
+    /// Looks at what the readers of every such file brought back.
+    fn sweep_segments(&self) {
+        let viewed = {
+            let mut all = lock(&self.viewed);
+            all.retain(|node| node.strong_count() > 0);
+            all.iter().filter_map(Weak::upgrade).collect::<Vec<_>>()
+        };
+        viewed.iter().for_each(|node| node.sweep_segment());
+        lock(&self.viewed).retain(|node| node.upgrade().is_some_and(|node| node.has_view()));
+    }
+
     fn due(&self) -> Vec<Arc<Node>> {
         let hurry = self.budget.dirty() > self.budget.dirty_max() / 2;
         let now = Instant::now();
@@ -134,6 +156,7 @@ impl Pool {
             for node in self.due() {
                 node.write_back_in_background();
             }
+            self.sweep_segments();
         }
     }
 }
@@ -153,10 +176,12 @@ impl CachePool {
         config.check()?;
         let pool = Arc::new(Pool {
             budget: Budget::new(config.limit_bytes, config.dirty_percent),
-            segments: Arc::new(SegmentStore::new(config.limit_bytes, config.descriptors_max)?),
+            segments: Arc::new(SegmentStore::new(config.descriptors_max)?),
             buffers: BufferStore::default(),
             read_ahead: ReadAheadQueue::default(),
             idle: IdleNodes::default(),
+            views: Arc::default(),
+            viewed: Mutex::default(),
             counters: Default::default(),
             dirty: Mutex::default(),
             next_dirty: AtomicU64::new(0),
@@ -179,6 +204,19 @@ impl CachePool {
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&pool));
         self.threads.push(thread.map_err(CacheError::Thread)?);
         Ok(())
+    }
+
+    /// Room for `count` leases of segments, and what clients are given of it. Nothing when this kernel cannot show it to them
+    /// read-only.
+    ///
+    /// # Errors
+    /// Those of making a file and mapping it.
+    pub fn leases(&self, count: usize) -> io::Result<Option<(Leases, OwnedFd)>> {
+        let Some((file, reader)) = self.pool.segments.anonymous(leases_length(count) as u64)? else {
+            return Ok(None);
+        };
+        let leases = Leases::new(&file, count, true).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
+        Ok(Some((leases, reader)))
     }
 
     /// What the cache holds and did.

@@ -31,6 +31,7 @@ impl State {
     /// Cached bytes of a range become zeros. If the cache's memory fails, the clean blocks there are dropped; dirty ones
     /// cannot be, and a segment that refuses to be punched does not exist in practice.
     fn erase(&mut self, bytes: Range<u64>) {
+        self.retract(block_of(bytes.start)..blocks_for(bytes.end));
         if let Err(error) = self.content.punch(bytes.start, bytes.end - bytes.start) {
             tracing::error!(%error, "erasing a part of a cache segment failed");
             self.blocks.change_existing(block_of(bytes.start)..blocks_for(bytes.end), |chunk, mask| {

@@ -5,28 +5,34 @@
 //! the number of files worth caching.
 
 use crate::config::CacheError;
+use poolfs_ipc::segment::read_only_clone;
 use quick_cache::sync::Cache as Recent;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The tmpfs and the descriptors open in it.
 pub(crate) struct SegmentStore {
     root: OwnedFd,
+    /// The same for clients: what they open through it they cannot change, whoever they are. Not on every kernel.
+    shared: Option<OwnedFd>,
     open: Recent<u64, Arc<File>>,
     next: AtomicU64,
 }
 
 impl SegmentStore {
-    /// Mounts the private tmpfs, large enough for `limit_bytes` of content.
-    pub(crate) fn new(limit_bytes: u64, descriptors_max: usize) -> Result<Self, CacheError> {
-        let root = mount_private(limit_bytes).map_err(|errno| CacheError::Mount(errno.into()))?;
-        Ok(Self { root, open: Recent::new(descriptors_max.max(1)), next: AtomicU64::new(1) })
+    /// Mounts the private tmpfs.
+    pub(crate) fn new(descriptors_max: usize) -> Result<Self, CacheError> {
+        let root = mount_private().map_err(|errno| CacheError::Mount(errno.into()))?;
+        let shared = read_only_clone(&root).inspect_err(
+            |error| tracing::info!(%error, "no client reads the cache by itself: it cannot be shown read-only"),
+        );
+        Ok(Self { root, shared: shared.ok(), open: Recent::new(descriptors_max.max(1)), next: AtomicU64::new(1) })
     }
 
     fn name(id: u64) -> String {
@@ -39,7 +45,25 @@ impl SegmentStore {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.root, Self::name(id), flags, Mode::RUSR | Mode::WUSR)?;
         self.open.insert(id, Arc::new(File::from(file)));
-        Ok(Segment { id, store: Arc::clone(self) })
+        Ok(Segment { id, store: Arc::clone(self), is_shared: AtomicBool::new(false) })
+    }
+
+    /// Whether clients can be given segments.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// A file of `length` zeros without a name, and a read-only descriptor of it. Nothing when clients cannot be given any.
+    pub(crate) fn anonymous(self: &Arc<Self>, length: u64) -> io::Result<Option<(File, OwnedFd)>> {
+        if !self.is_shared() {
+            return Ok(None);
+        }
+        let segment = self.create()?;
+        let file = segment.with_file(|file| {
+            file.set_len(length)?;
+            file.try_clone()
+        })?;
+        Ok(Some((file, segment.reader()?)))
     }
 
     fn file(&self, id: u64) -> io::Result<Arc<File>> {
@@ -55,11 +79,12 @@ impl SegmentStore {
 
 /// A detached tmpfs: huge pages stay off, because a huge page under a partly filled file would hold memory that
 /// nobody accounts for.
-fn mount_private(limit_bytes: u64) -> rustix::io::Result<OwnedFd> {
+fn mount_private() -> rustix::io::Result<OwnedFd> {
     let context = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     mount::fsconfig_set_string(context.as_fd(), "mode", "0700")?;
-    // Page tables of the tmpfs itself are not counted by its size; the slack is for rounding only.
-    mount::fsconfig_set_string(context.as_fd(), "size", (limit_bytes + (4 << 20)).to_string())?;
+    // The budget is the bound. What a reader's fault brings back of a punched range is charged to that reader, and must not
+    // take the room of others.
+    mount::fsconfig_set_string(context.as_fd(), "size", "0")?;
     mount::fsconfig_set_string(context.as_fd(), "nr_inodes", "0")?;
     // A kernel without transparent huge pages knows no such option, and needs none.
     let _ = mount::fsconfig_set_string(context.as_fd(), "huge", "never");
@@ -73,6 +98,8 @@ fn mount_private(limit_bytes: u64) -> rustix::io::Result<OwnedFd> {
 pub(crate) struct Segment {
     id: u64,
     store: Arc<SegmentStore>,
+    /// Clients may have it.
+    is_shared: AtomicBool,
 }
 
 impl Segment {
@@ -95,6 +122,28 @@ impl Segment {
         self.store.file(self.id)?.write_all_at(data, offset)
     }
 
+    /// Makes it `length` bytes long, most of them holes, and fit to be mapped by clients: it is never made shorter.
+    pub(crate) fn share(&self, length: u64) -> io::Result<()> {
+        self.is_shared.store(true, Ordering::Relaxed);
+        self.with_file(|file| if file.metadata()?.len() < length { file.set_len(length) } else { Ok(()) })
+    }
+
+    /// A descriptor for clients.
+    pub(crate) fn reader(&self) -> io::Result<OwnedFd> {
+        let shared = self.store.shared.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        Ok(rustix::fs::openat(shared, SegmentStore::name(self.id), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// Bytes of memory that it takes.
+    pub(crate) fn allocated(&self) -> io::Result<u64> {
+        self.with_file(|file| Ok(file.metadata()?.blocks() * 512))
+    }
+
+    /// Uses the file itself.
+    pub(crate) fn with_file<R>(&self, use_it: impl FnOnce(&File) -> io::Result<R>) -> io::Result<R> {
+        use_it(&*self.store.file(self.id)?)
+    }
+
     pub(crate) fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
         let file = self.store.file(self.id)?;
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -104,6 +153,12 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        // Clients that have mapped it may keep the file, but not its memory.
+        if *self.is_shared.get_mut()
+            && let Err(error) = self.punch(0, i64::MAX as u64)
+        {
+            tracing::warn!(segment = self.id, %error, "freeing a cache segment that clients have failed");
+        }
         self.store.open.remove(&self.id);
         // Nothing else names the file; a failure would leave memory behind, which the log should tell.
         if let Err(error) = rustix::fs::unlinkat(&self.store.root, SegmentStore::name(self.id), AtFlags::empty()) {
@@ -118,7 +173,7 @@ mod tests {
 
     #[test]
     fn segments_outlive_their_descriptor_and_punched_ranges_read_as_zeros() {
-        let store = Arc::new(SegmentStore::new(1 << 20, 2).unwrap());
+        let store = Arc::new(SegmentStore::new(2).unwrap());
         let segments: Vec<_> = (0..40).map(|_| store.create().unwrap()).collect();
         for (n, segment) in segments.iter().enumerate() {
             segment.write(4096, &[n as u8 + 1; 8192]).unwrap();

@@ -62,6 +62,9 @@ impl Union {
         self.nodes.bind_upper(node, held.node());
         {
             let mut state = node.write();
+            if let Some(lease) = lock(&node.lease).take() {
+                lease.revoke();
+            }
             state.upper = Some(held.clone());
             state.content = content;
             state.origin = true;

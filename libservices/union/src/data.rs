@@ -3,10 +3,10 @@
 use crate::Union;
 use crate::branch::{Held, Opened};
 use crate::copyup::Bytes;
-use crate::node::{Content, Node, OpenFile, State};
+use crate::node::{Content, Node, OpenFile, State, lock};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
 use crate::transit::Copies;
-use poolfs_libservice::{Durability, Error, Result, Written, fail};
+use poolfs_libservice::{Durability, Error, Lease, Result, Segment, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Caller, Errno, OpenFlags, SetAttributes};
 use std::sync::Arc;
@@ -106,6 +106,25 @@ impl Union {
             drop(state);
             self.make_ready(node)?;
         }
+    }
+
+    /// The segment of the only file that the content is in.
+    pub(crate) fn segment_of(&self, file: &OpenFile, lease: &Arc<dyn Lease>) -> Result<Segment> {
+        let node = &file.node;
+        let state = node.read();
+        let opened = match (&state.upper, &state.content) {
+            (None, Content::Plain) => {
+                // A copy-up that comes now waits for the state, and finds the lease.
+                let before = lock(&node.lease).replace(Arc::clone(lease));
+                if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, lease)) {
+                    before.revoke();
+                }
+                self.lower_handle(file, &state)?
+            }
+            (Some(held), Content::Plain) => self.upper_handle(file, held)?,
+            _ => return fail(Errno::EOPNOTSUPP),
+        };
+        opened.branch().segment(opened.id(), lease)
     }
 
     /// Makes sure that `node` has an upper object.

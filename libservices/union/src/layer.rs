@@ -5,7 +5,7 @@ use crate::branch::Opened;
 use crate::names::New;
 use crate::node::{Content, Node, OpenFile, lock};
 use crate::rename::End;
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Libservice, Result, Written, fail};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Result, Segment, Written, fail};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -373,6 +373,14 @@ impl Libservice for Union {
             }
         }
         Ok(done)
+    }
+
+    fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment> {
+        let file = self.handles.file(handle)?;
+        if !file.flags.readable() {
+            return fail(Errno::EBADF);
+        }
+        self.segment_of(&file, lease)
     }
 
     fn read_only(&self) -> bool {

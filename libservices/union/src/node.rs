@@ -3,6 +3,7 @@
 use crate::branch::{Held, LowerNode, Opened};
 use crate::sketch::Sketch;
 use hashbrown::HashMap;
+use poolfs_libservice::Lease;
 use poolfs_types::{FileType, NodeId, OpenFlags, Timestamp};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -63,6 +64,8 @@ pub(crate) struct Node {
     pub queued: AtomicBool,
     /// open files
     pub handles: Mutex<Vec<Weak<OpenFile>>>,
+    /// the lease under which clients read the lower file by themselves; given and taken under the state's lock
+    pub lease: Mutex<Option<Arc<dyn Lease>>>,
     /// the time of change that the union's own work left on the upper object, and the one to show for it
     unseen: Mutex<Option<(Timestamp, Timestamp)>>,
 }
@@ -208,6 +211,7 @@ impl Nodes {
             flushing: Mutex::new(()),
             queued: AtomicBool::new(false),
             handles: Mutex::new(Vec::new()),
+            lease: Mutex::new(None),
             unseen: Mutex::new(None),
         });
         table.by_id.insert(id, Slot { node: node.clone(), references: 0, pins: 0, upper, lower });

@@ -50,7 +50,8 @@ impl QueueFront {
     pub fn start(instance: &Arc<Instance>, directory: &Path, threads: &ServiceThreads) -> io::Result<Arc<Self>> {
         let reach = Reach::to(&instance.spec().mount_point)?;
         let memory = Arc::clone(threads.session_memory());
-        let config = EndpointConfig { memory, ..EndpointConfig::new(threads.groups().clone()) };
+        let leases = instance.leases().map(|leases| leases.shared());
+        let config = EndpointConfig { memory, leases, ..EndpointConfig::new(threads.groups().clone()) };
         let endpoint = Endpoint::new(config).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
         let endpoint = Arc::new(endpoint);
         let socket = directory.join(format!("{}{SOCKET_SUFFIX}", instance.name()));
@@ -66,7 +67,13 @@ impl QueueFront {
         let adoptions = Arc::clone(&front.adoptions);
         let stop = reception.stop();
         let name = instance.name().to_owned();
+        let leases = instance.leases().cloned();
         let receiving = std::thread::Builder::new().name("reception".into()).spawn(move || {
+            // As long as clients can come: when this thread is killed with the service, the kernel says so to all who read by
+            // themselves.
+            let _life = leases.as_ref().map(|leases| {
+                leases.live().inspect_err(|error| warn!(%error, "clients will not read the cache by themselves"))
+            });
             if let Err(error) = reception.run(|facts| admit(facts, &reach, &adoptions)) {
                 error!(instance = name, %error, "no more sessions are let in");
             }

@@ -2,10 +2,12 @@
 
 use crate::request::Kind;
 use poolfs_ipc::service::{Acquired, DataError};
-use poolfs_ipc::wire::{Operation, Request, RequestFlags};
+use poolfs_ipc::wire::{Grant, Operation, Request, RequestFlags};
+use poolfs_libservice::Segment;
 use poolfs_libservice::types::Errno;
 use poolfs_libservice::types::limits::{FILE_SIZE_MAX, PATH_MAX, XATTR_VALUE_MAX};
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 /// The data area of a request: memory the client can change at any time, hence only ever copied.
 pub trait DataArea {
@@ -23,6 +25,15 @@ pub trait DataArea {
     /// # Errors
     /// [`DataError`], and nothing is copied.
     fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError>;
+
+    /// Sends the client a segment, beside the area; returns the number of the grant.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where nobody can be sent anything; `EAGAIN` when the client does not receive what it is sent.
+    fn grant(&self, grant: Grant, segment: &Segment) -> Result<u64, Errno> {
+        let _ = (grant, segment);
+        Err(Errno::EOPNOTSUPP)
+    }
 }
 
 impl<C> DataArea for Acquired<C> {
@@ -36,6 +47,10 @@ impl<C> DataArea for Acquired<C> {
 
     fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError> {
         self.put_data(offset, source)
+    }
+
+    fn grant(&self, grant: Grant, segment: &Segment) -> Result<u64, Errno> {
+        self.session().grant(grant, segment.map.as_fd(), segment.data.as_fd())
     }
 }
 
@@ -69,6 +84,7 @@ fn carries(operation: Operation) -> Carries {
         | Operation::Read
         | Operation::Sync
         | Operation::SyncAll
+        | Operation::Segment
         | Operation::Allocate
         | Operation::Seek
         | Operation::CopyRange => Carries::Nothing,
@@ -186,7 +202,7 @@ mod tests {
     fn malformed_requests_are_refused() {
         let refused = |change: fn(&mut Request)| checked(change).expect_err("malformed");
         assert_eq!(refused(|request| request.operation = 0), Errno::EINVAL);
-        assert_eq!(refused(|request| request.operation = 26), Errno::EINVAL);
+        assert_eq!(refused(|request| request.operation = 27), Errno::EINVAL);
         assert_eq!(refused(|request| request.flags = 8), Errno::EINVAL);
         assert_eq!(refused(|request| request.path_length = 4096), Errno::ENAMETOOLONG);
         assert_eq!(refused(|request| request.second_length = u32::MAX), Errno::ENAMETOOLONG);

@@ -7,7 +7,7 @@ use crate::queue_front::serve::Refused;
 use crate::queue_front::session::SessionState;
 use crate::request::{Context, Reply as Outcome, Request, WriteMode};
 use crate::walk::{Found, Place};
-use poolfs_ipc::wire::{Operation, Reply, RequestFlags};
+use poolfs_ipc::wire::{Grant, Operation, Reply, RequestFlags};
 use poolfs_libservice::types::{AllocateMode, Attributes, Errno, FileType, NodeId, OpenFlags, SeekTo, SetAttributes};
 use poolfs_libservice::{Durability, Entry};
 use std::sync::Arc;
@@ -75,6 +75,7 @@ impl<'a> Call<'a> {
             Operation::Write => return self.write(input),
             Operation::Sync => return self.sync(),
             Operation::SyncAll => return self.sync_all(),
+            Operation::Segment => return self.segment(),
             Operation::Allocate => return self.allocate(),
             Operation::Seek => return self.seek(),
             Operation::CopyRange => return self.copy_range(),
@@ -204,6 +205,14 @@ impl<'a> Call<'a> {
     pub(super) fn sync_all(&self) -> Answer {
         self.dispatch(Request::SyncAll)?;
         done()
+    }
+
+    pub(super) fn segment(&self) -> Answer {
+        let file = self.file(self.message.request.handle)?;
+        let (segment, lease) = self.instance.segment(&file).map_err(|error| error.errno())?;
+        let (lease, epoch) = (lease.number(), lease.epoch());
+        let grant = Grant { magic: 0, version: 0, number: 0, capacity: segment.capacity, lease, epoch };
+        Ok(Reply { value: self.area.grant(grant, &segment)?, ..Reply::default() })
     }
 
     pub(super) fn allocate(&self) -> Answer {

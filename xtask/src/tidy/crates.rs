@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-ipc", &["poolfs-types"]),
     ("poolfs-libservice", &["poolfs-types"]),
     ("poolfs-local", &["poolfs-types", "poolfs-libservice"]),
-    ("poolfs-cache", &["poolfs-types", "poolfs-libservice"]),
+    ("poolfs-cache", &["poolfs-types", "poolfs-ipc", "poolfs-libservice"]),
     ("poolfs-union", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-idmap", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-service-protocol", &["poolfs-types"]),

@@ -14,6 +14,9 @@ use poolfs_types::limits::FILE_SIZE_MAX;
 /// Most bytes of one read or write, as in the kernel.
 pub const TRANSFER_MAX: usize = 0x7fff_f000;
 
+/// A file's segment is asked for at this read by request: mapping it costs as much as a few of them.
+const SEGMENT_AT_READ: u32 = 8;
+
 /// `pread`
 pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     let served = || {
@@ -68,9 +71,15 @@ pub(super) fn may_write<'a>(call: Call, file: OpenFile<'a>) -> Served<OpenFile<'
 /// Reads into `memory` from `offset`, in as many requests as it takes.
 pub(super) fn read_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<usize> {
     let length = transfer(memory, offset)?;
+    let mut done = 0;
+    if let Some(read) = file.session.read_segment(file.adopted.handle, offset, memory.part(0, length)) {
+        if read.is_whole {
+            return Ok(read.count);
+        }
+        done = read.count;
+    }
     let mut borrowed = file.session.borrow()?;
     let room = file.session.connection().data_bytes();
-    let mut done = 0;
     while done < length {
         let mut request = request(Operation::Read);
         request.handle = file.adopted.handle;
@@ -96,7 +105,20 @@ pub(super) fn read_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offse
             break;
         }
     }
+    drop(borrowed);
+    ask_for_segment(call, file);
     Ok(done)
+}
+
+/// After a read by request: a file that is read again and again is worth a segment. Where there is none to be had, it is asked
+/// for less and less often.
+fn ask_for_segment(call: Call, file: &OpenFile<'_>) {
+    let descriptors = &call.state.descriptors;
+    let reads = descriptors.count_read(file.descriptor);
+    let is_due = reads >= SEGMENT_AT_READ && reads.is_power_of_two();
+    if is_due && file.session.wants_segment(file.adopted.handle) && file.session.ask_segment(file.adopted.handle) {
+        descriptors.recount_reads(file.descriptor);
+    }
 }
 
 /// Writes `memory` at `offset`; returns how much, and the offset of the first byte (for appends, where that is).

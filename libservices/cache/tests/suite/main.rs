@@ -5,5 +5,6 @@ mod contract;
 mod durability;
 mod fault;
 mod races;
+mod segments;
 mod stress;
 mod support;

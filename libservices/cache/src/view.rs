@@ -1,0 +1,186 @@
+//! What clients read of a file by themselves: the map of its segment, kept true while the file's state changes.
+//!
+//! The map belongs to the state: it is written under the state's lock only. Whatever takes bytes away says so first
+//! ([`State::retract`]); everything else shows in the map when the change is booked ([`State::publish`]).
+
+use crate::blocks::{BLOCK, CHUNK_BLOCKS, blocks_for};
+use crate::content::Content;
+use crate::node::{Node, State};
+use crate::pool::Pool;
+use crate::read::cache_failure;
+use crate::segments::Segment;
+use crate::sync::{read, try_write};
+use poolfs_ipc::segment::{CAPACITY_MAX, Place, SegmentMap, capacity_for, map_length};
+use poolfs_libservice::{Error, Result, Segment as Shared, fail};
+use poolfs_types::{Errno, FileType};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Most files of a pool that clients read by themselves at a time.
+const VIEWS_MAX: usize = 1024;
+
+/// Bytes that readers' faults may have brought back before they are looked for.
+const STRAY_BYTES_MAX: u64 = 64 << 10;
+
+/// One of the views of a pool; given back when dropped.
+struct Permit(Arc<AtomicUsize>);
+
+impl Permit {
+    fn take(count: &Arc<AtomicUsize>) -> Option<Self> {
+        let room = |count: usize| (count < VIEWS_MAX).then_some(count + 1);
+        count.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).ok()?;
+        Some(Self(Arc::clone(count)))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A file's map. Dropped, it ends for all who read by it.
+pub(crate) struct View {
+    map: SegmentMap,
+    file: Segment,
+    /// Blocks whose words have to be written anew.
+    retracted: Vec<Range<u64>>,
+    _permit: Permit,
+}
+
+impl View {
+    fn new(pool: &Pool, size: u64) -> Result<Self> {
+        let permit = Permit::take(&pool.views).ok_or_else(|| Error::from(Errno::EOPNOTSUPP))?;
+        let capacity = capacity_for(size);
+        let file = pool.segments.create().map_err(|error| cache_failure(&error))?;
+        let map = file.with_file(|file| {
+            file.set_len(map_length(capacity) as u64)?;
+            SegmentMap::new(file, capacity).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))
+        });
+        Ok(Self { map: map.map_err(|error| cache_failure(&error))?, file, retracted: Vec::new(), _permit: permit })
+    }
+
+    fn publish(&self, state: &State, blocks: Range<u64>) {
+        for block in blocks.start..blocks.end.min(self.map.capacity()) {
+            let bit = 1 << (block % CHUNK_BLOCKS);
+            let place = match state.blocks.chunk(block / CHUNK_BLOCKS) {
+                Some(chunk) if chunk.resident & bit != 0 => Place::Resident,
+                Some(chunk) if chunk.zero & bit != 0 => Place::Zero,
+                _ => Place::Absent,
+            };
+            self.map.publish(block, place);
+        }
+    }
+}
+
+impl State {
+    /// To be called before bytes of these blocks are taken away, or changed otherwise than by an ordinary write.
+    pub(crate) fn retract(&mut self, blocks: Range<u64>) {
+        if let Some(view) = &mut self.view {
+            let blocks = blocks.start..blocks.end.min(view.map.capacity());
+            if blocks.start < blocks.end {
+                view.map.retract(blocks.clone());
+                view.retracted.push(blocks);
+            }
+        }
+    }
+
+    /// Shows what has changed.
+    pub(crate) fn publish(&mut self) {
+        let Some(mut view) = self.view.take() else { return };
+        for blocks in view.retracted.drain(..).collect::<Vec<_>>() {
+            view.publish(self, blocks);
+        }
+        for chunk in self.blocks.take_changed() {
+            view.publish(self, chunk * CHUNK_BLOCKS..(chunk + 1) * CHUNK_BLOCKS);
+        }
+        view.map.set_size(self.attributes.size);
+        self.view = Some(view);
+    }
+
+    /// Ends the view, if there is one.
+    pub(crate) fn end_view(&mut self) {
+        self.view = None;
+        self.blocks.note_changes(false);
+        if self.blocks.counts().resident == 0 {
+            self.content = Content::Empty;
+        }
+    }
+
+    /// Frees what readers' faults have brought back of blocks that are not there. Nobody copies from those.
+    fn sweep(&mut self) {
+        let (Some(view), Content::Segment(segment)) = (&self.view, &self.content) else { return };
+        let held = self.blocks.counts().resident * BLOCK;
+        if !segment.allocated().is_ok_and(|bytes| bytes > held + STRAY_BYTES_MAX) {
+            return;
+        }
+        let capacity = view.map.capacity();
+        let mut at = 0;
+        while at < capacity {
+            let gone = self.blocks.run(at, capacity - at, false, |chunk| chunk.resident);
+            if gone > 0
+                && let Err(error) = segment.punch(at * BLOCK, gone * BLOCK)
+            {
+                tracing::warn!(%error, "what readers brought back of a cache segment could not be freed");
+                return;
+            }
+            at += gone;
+            at += self.blocks.run(at, capacity - at, true, |chunk| chunk.resident);
+        }
+    }
+}
+
+impl Node {
+    /// The file's segment with a map, which is made if there is none that is large enough. Only under a [`Use`](crate::node::Use).
+    pub(crate) fn segment(self: &Arc<Self>) -> Result<Shared> {
+        let pool = &self.core.pool;
+        let attributes = self.attributes()?;
+        if attributes.file_type != FileType::Regular || !pool.segments.is_shared() {
+            return fail(Errno::EOPNOTSUPP);
+        }
+        let is_enough = |state: &State| {
+            let blocks = blocks_for(state.attributes.size).min(CAPACITY_MAX);
+            state.view.as_ref().is_some_and(|view| view.map.capacity() >= blocks)
+        };
+        let is_new = !is_enough(&read(&self.state));
+        if is_new {
+            let view = View::new(pool, attributes.size)?;
+            self.update(None, |state| {
+                // Another one may have come meanwhile.
+                if is_enough(state) {
+                    return Ok(());
+                }
+                let segment = state.content.promote(&pool.segments)?;
+                segment.share(view.map.capacity() * BLOCK)?;
+                state.end_view();
+                view.publish(state, 0..blocks_for(state.attributes.size));
+                state.blocks.note_changes(true);
+                state.view = Some(Box::new(view));
+                Ok(())
+            })
+            .map_err(|error: io::Error| cache_failure(&error))?;
+            pool.viewed(self);
+        }
+        let state = read(&self.state);
+        let (Some(view), Content::Segment(segment)) = (&state.view, &state.content) else {
+            return fail(Errno::EOPNOTSUPP);
+        };
+        let files = view.file.reader().and_then(|map| Ok((map, segment.reader()?)));
+        let (map, data) = files.map_err(|error| cache_failure(&error))?;
+        Ok(Shared { map, data, capacity: view.map.capacity() })
+    }
+
+    /// Looks for memory that readers brought back, unless the file is busy.
+    pub(crate) fn sweep_segment(&self) {
+        if let Some(mut state) = try_write(&self.state) {
+            state.sweep();
+        }
+    }
+
+    /// Whether clients may read it by themselves.
+    pub(crate) fn has_view(&self) -> bool {
+        read(&self.state).view.is_some()
+    }
+}

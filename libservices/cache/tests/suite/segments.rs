@@ -1,0 +1,233 @@
+//! What clients read of the cache by themselves is what the cache would have told them.
+
+use poolfs_cache::{Cache, CacheConfig, CachePool};
+use poolfs_ipc::segment::SegmentView;
+use poolfs_libservice::{Lease, Libservice, Memory};
+use poolfs_types::{AllocateMode, Caller, Errno, HandleId, Name, NodeId, OpenFlags, SetAttributes};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const ROOT: &Caller = &Caller::ROOT;
+const BLOCK: usize = 4096;
+
+struct Forever;
+
+impl Lease for Forever {
+    fn revoke(&self) {}
+}
+
+fn lease() -> Arc<dyn Lease> {
+    Arc::new(Forever)
+}
+
+fn cache(limit_bytes: u64) -> (Arc<Cache>, HandleId, NodeId) {
+    let cache = Cache::new(&CachePool::new(CacheConfig::with_limit(limit_bytes)).expect("a pool"), Memory::new());
+    let name = Name::new(b"file").expect("a name");
+    let (entry, handle) = cache.create(ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).expect("created");
+    (cache, handle, entry.node)
+}
+
+fn view(cache: &Cache, handle: HandleId) -> SegmentView {
+    let segment = cache.segment(handle, &lease()).expect("a segment");
+    SegmentView::new(&segment.map, &segment.data, segment.capacity).expect("a view")
+}
+
+/// What is read without asking, as far as that goes.
+fn read(view: &SegmentView, offset: u64, length: usize) -> (Vec<u8>, bool) {
+    let mut bytes = vec![0xEE; length];
+    // SAFETY: the vector has that many bytes.
+    let read = unsafe { view.read(offset, bytes.as_mut_ptr(), length, || true) };
+    bytes.truncate(read.count);
+    (bytes, read.is_whole)
+}
+
+fn set_size(cache: &Cache, node: NodeId, size: u64) {
+    let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+    cache.setattr(ROOT, node, &changes, None).expect("truncated");
+}
+
+#[test]
+fn a_view_follows_every_change() {
+    let (cache, handle, node) = cache(64 << 20);
+    cache.write(ROOT, handle, 0, b"small").expect("written");
+    let seen = view(&cache, handle);
+    assert_eq!(read(&seen, 0, 100), (b"small".to_vec(), true), "of a file that was on the heap");
+    cache.write(ROOT, handle, 3, b"rter").expect("written");
+    assert_eq!(read(&seen, 1, 100), (b"marter"[..6].to_vec(), true));
+    cache.write(ROOT, handle, 20_000, &[7; 10_000]).expect("written");
+    assert!(!read(&seen, 0, 40_000).1, "nobody has looked at what is between");
+    let mut all = vec![0; 30_000];
+    assert_eq!(cache.read(ROOT, handle, 0, &mut all).expect("read"), 30_000);
+    let (bytes, whole) = read(&seen, 0, 40_000);
+    assert!(whole && bytes.len() == 30_000 && bytes[20_000..].iter().all(|&byte| byte == 7), "it grew");
+    assert!(bytes[7..20_000].iter().all(|&byte| byte == 0));
+    let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+    cache.fallocate(ROOT, handle, punch, 21_000, 5_000).expect("punched");
+    let mut all = vec![0; 30_000];
+    assert_eq!(cache.read(ROOT, handle, 0, &mut all).expect("read"), 30_000);
+    let (bytes, whole) = read(&seen, 0, 40_000);
+    assert!(!whole || bytes == all, "a punched range is asked for, or zeros");
+    set_size(&cache, node, 21_500);
+    set_size(&cache, node, 30_000);
+    let mut all = vec![0; 30_000];
+    assert_eq!(cache.read(ROOT, handle, 0, &mut all).expect("read"), 30_000);
+    assert!(all[21_000..].iter().all(|&byte| byte == 0));
+    assert_eq!(read(&seen, 0, 40_000), (all, true), "after all of it was read in again");
+    cache.release(handle);
+    assert_eq!(read(&seen, 0, 10), (vec![], false), "nobody keeps it");
+    let writer = cache.open(ROOT, node, OpenFlags::WRITE_ONLY).expect("opened");
+    assert_eq!(cache.segment(writer, &lease()).expect_err("not readable").errno(), Errno::EBADF);
+    cache.release(writer);
+}
+
+#[test]
+fn a_file_that_outgrows_its_map_gets_another_one() {
+    let (cache, handle, _) = cache(64 << 20);
+    cache.write(ROOT, handle, 0, &[1; BLOCK]).expect("written");
+    let old = view(&cache, handle);
+    cache.write(ROOT, handle, 5 << 20, &[2; BLOCK]).expect("written");
+    assert_eq!(read(&old, 5 << 20, 10), (vec![], false), "beyond the map");
+    assert!(old.is_over(5 << 20) && !old.is_over(0));
+    let new = view(&cache, handle);
+    assert_eq!(read(&new, 5 << 20, 10), (vec![2; 10], true));
+    assert_eq!(read(&old, 0, 10), (vec![], false));
+    assert!(old.is_over(0));
+    assert_eq!(read(&new, 0, 10), (vec![1; 10], true));
+}
+
+#[test]
+fn what_clients_get_cannot_be_written_and_what_their_faults_bring_back_goes_again() {
+    let (cache, handle, _) = cache(64 << 20);
+    cache.write(ROOT, handle, 0, &[1; 1 << 20]).expect("written");
+    cache.fsync(ROOT, handle, poolfs_libservice::Durability::All).expect("synced");
+    let segment = cache.segment(handle, &lease()).expect("a segment");
+    let refused = |file: &dyn std::os::fd::AsRawFd| {
+        let again = std::fs::OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        again.expect_err("a way to write").raw_os_error()
+    };
+    assert_eq!([refused(&segment.map), refused(&segment.data)], [Some(libc::EROFS); 2]);
+    let length = 4 << 20;
+    // SAFETY: a new mapping; its bytes are only read.
+    let mapped = unsafe {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&segment.data);
+        libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, fd, 0)
+    };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    // Behind the file there are holes as far as the map reaches: whoever touches them makes pages of them.
+    for at in (0..length).step_by(BLOCK) {
+        // SAFETY: within the mapping, which is as long as the file.
+        let _ = unsafe { mapped.cast::<u8>().add(at).read_volatile() };
+    }
+    let file = std::fs::File::from(segment.data.as_fd().try_clone_to_owned().expect("a descriptor"));
+    let held = || file.metadata().expect("metadata").blocks() * 512;
+    assert!(held() >= 4 << 20, "the test brought nothing back");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while held() > 2 << 20 {
+        assert!(Instant::now() < deadline, "{} bytes are held", held());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    cache.release(handle);
+    // SAFETY: mapped above, and not used after this.
+    unsafe { libc::munmap(mapped, length) };
+}
+
+/// Block `block` in its version `version`: whoever reads it can tell both from every word.
+fn content(block: u64, version: u64) -> Vec<u8> {
+    (block << 32 | version).to_le_bytes().repeat(BLOCK / 8)
+}
+
+struct Written {
+    begun: Vec<AtomicU64>,
+    done: Vec<AtomicU64>,
+}
+
+/// Whether a word can be of `block`, written between the two versions.
+fn is_of(word: u64, block: u64, oldest: u64, newest: u64) -> bool {
+    word >> 32 == block && (oldest..=newest).contains(&(word & 0xffff_ffff))
+}
+
+fn race(blocks: u64, cuts: bool, time: Duration) -> u64 {
+    let (cache, handle, node) = cache(1 << 20);
+    for block in 0..blocks {
+        cache.write(ROOT, handle, block * BLOCK as u64, &content(block, 0)).expect("written");
+    }
+    let count = || (0..blocks).map(|_| AtomicU64::new(0)).collect();
+    let written = Written { begun: count(), done: count() };
+    let stop = AtomicBool::new(false);
+    let direct = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for reader in 0..2 {
+            let (cache, written, stop, direct) = (&cache, &written, &stop, &direct);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(reader);
+                let mut seen = view(cache, handle);
+                while !stop.load(Ordering::Relaxed) {
+                    let (block, many) = (random.u64(0..blocks), random.u64(1..=8));
+                    let many = many.min(blocks - block);
+                    let oldest: Vec<u64> =
+                        (block..block + many).map(|at| written.done[at as usize].load(Ordering::SeqCst)).collect();
+                    let offset = block * BLOCK as u64;
+                    let (mut bytes, whole) = read(&seen, offset, many as usize * BLOCK);
+                    direct.fetch_add(u64::from(whole), Ordering::Relaxed);
+                    if !whole {
+                        if seen.is_over(offset) {
+                            seen = view(cache, handle);
+                        }
+                        let mut rest = vec![0; many as usize * BLOCK - bytes.len()];
+                        let got = cache.read(ROOT, handle, offset + bytes.len() as u64, &mut rest).expect("read");
+                        bytes.extend(&rest[..got]);
+                    }
+                    assert!(cuts || bytes.len() == many as usize * BLOCK, "short: {}", bytes.len());
+                    for (index, part) in bytes.chunks_exact(BLOCK).enumerate() {
+                        let at = block + index as u64;
+                        let newest = written.begun[at as usize].load(Ordering::SeqCst);
+                        for word in part.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight")))
+                        {
+                            let fits = is_of(word, at, oldest[index], newest) || (cuts && word == 0);
+                            assert!(fits, "block {at}: {:x} is not within {} and {newest}", word, oldest[index]);
+                        }
+                    }
+                }
+            });
+        }
+        let mut random = fastrand::Rng::with_seed(77);
+        let end = Instant::now() + time;
+        let mut version = 0;
+        while Instant::now() < end {
+            version += 1;
+            let block = random.u64(0..blocks);
+            written.begun[block as usize].store(version, Ordering::SeqCst);
+            cache.write(ROOT, handle, block * BLOCK as u64, &content(block, version)).expect("written");
+            written.done[block as usize].store(version, Ordering::SeqCst);
+            if cuts && version % 64 == 0 {
+                let half = blocks * BLOCK as u64 / 2;
+                set_size(&cache, node, half);
+                set_size(&cache, node, blocks * BLOCK as u64);
+            }
+            if version % 256 == 0 {
+                let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+                let block = random.u64(0..blocks);
+                if cuts {
+                    cache.fallocate(ROOT, handle, punch, block * BLOCK as u64, BLOCK as u64).expect("punched");
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    cache.release(handle);
+    direct.into_inner()
+}
+
+#[test]
+fn readers_see_whole_blocks_while_the_cache_is_too_small_and_others_write() {
+    // Twice as much as fits: every other read finds something evicted.
+    assert!(race(512, false, Duration::from_secs(3)) > 100, "hardly a read went without a request");
+}
+
+#[test]
+fn readers_see_blocks_or_zeros_while_others_cut_and_punch() {
+    assert!(race(200, true, Duration::from_secs(3)) > 100, "hardly a read went without a request");
+}
