@@ -84,6 +84,31 @@ fn a_view_follows_every_change() {
 }
 
 #[test]
+fn a_block_that_changes_otherwise_than_by_a_write_gets_another_generation() {
+    use std::os::unix::fs::FileExt;
+    let (cache, handle, node) = cache(64 << 20);
+    cache.write(ROOT, handle, 0, &[1; 4 * BLOCK]).expect("written");
+    let map = std::fs::File::from(cache.segment(handle, &lease()).expect("a segment").map);
+    let word = |block: u64| {
+        let mut word = [0; 4];
+        map.read_exact_at(&mut word, 4096 + block * 4).expect("a word");
+        u32::from_le_bytes(word)
+    };
+    let changed = |change: &dyn Fn()| {
+        let before = [0, 1, 2, 3].map(word);
+        change();
+        [0, 1, 2, 3].map(|block| word(block) != before[block as usize])
+    };
+    let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+    assert_eq!(changed(&|| drop(cache.write(ROOT, handle, 100, &[2; 5000]).expect("written"))), [false; 4]);
+    let punched = changed(&|| cache.fallocate(ROOT, handle, punch, 5000, 100).expect("punched"));
+    assert_eq!(punched, [false, true, false, false], "a part of a block that stays");
+    let cut = changed(&|| set_size(&cache, node, 3 * BLOCK as u64 - 10));
+    assert_eq!(cut, [false, false, true, true]);
+    cache.release(handle);
+}
+
+#[test]
 fn a_file_that_outgrows_its_map_gets_another_one() {
     let (cache, handle, _) = cache(64 << 20);
     cache.write(ROOT, handle, 0, &[1; BLOCK]).expect("written");
@@ -184,6 +209,8 @@ fn race(blocks: u64, cuts: bool, time: Duration) -> u64 {
                     for (index, part) in bytes.chunks_exact(BLOCK).enumerate() {
                         let at = block + index as u64;
                         let newest = written.begun[at as usize].load(Ordering::SeqCst);
+                        let zeros = part.chunks_exact(8).filter(|word| *word == [0; 8]).count();
+                        assert!(zeros == 0 || zeros == BLOCK / 8, "block {at} was cut while it was copied");
                         for word in part.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight")))
                         {
                             let fits = is_of(word, at, oldest[index], newest) || (cuts && word == 0);
