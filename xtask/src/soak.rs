@@ -68,6 +68,21 @@ const STAGES: &[Stage] = &[
         command: &service!("storms::hostile_clients_hurt_nobody_but_themselves"),
         environment: &[LONG],
     },
+    Stage {
+        name: "cached reads without a request",
+        command: &[
+            "cargo",
+            "test",
+            "-p",
+            "poolfs-cache",
+            "--test",
+            "suite",
+            "--",
+            "--nocapture",
+            "segments::readers_see",
+        ],
+        environment: &[LONG],
+    },
     Stage { name: "clients that stand still", command: &service!("standstill::"), environment: &[LONG] },
     Stage {
         name: "guest with version 2 of control groups",

@@ -22,7 +22,7 @@ pub struct Bare {
     pub welcome: Welcome,
     pub buffers: Mapping,
     pub queues: Vec<Mapping>,
-    /// The memory files: the buffers' first, then each queue's.
+    /// The memory files: the buffers' first, then each queue's; at last that of the leases, which is no memory file.
     pub files: Vec<OwnedFd>,
 }
 
@@ -48,7 +48,10 @@ pub fn bare_session(path: &Path) -> Bare {
     let buffers =
         Mapping::of_sealed(&files[0], buffers_length(welcome.buffers as usize, DATA_BYTES), true).expect("buffers");
     let length = queue_length(welcome.queue_slots as usize);
-    let queues = files[1..].iter().map(|file| Mapping::of_sealed(file, length, true).expect("queue")).collect();
+    let queues = files[1..1 + welcome.queues as usize]
+        .iter()
+        .map(|file| Mapping::of_sealed(file, length, true).expect("queue"))
+        .collect();
     Bare { socket, welcome, buffers, queues, files }
 }
 

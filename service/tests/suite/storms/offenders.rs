@@ -290,6 +290,9 @@ pub fn reopen(files: &[std::os::fd::OwnedFd]) {
     for file in files {
         let again = OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let length = rustix::fs::fstat(file).expect("a memory file").st_size;
+        let is_sealed =
+            rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK));
+        assert!(is_sealed || again.is_err(), "the service's own words can be written");
         for file in again.iter().map(AsFd::as_fd).chain([file.as_fd()]) {
             assert!(rustix::fs::ftruncate(file, 0).is_err(), "it was cut");
             assert!(rustix::fs::ftruncate(file, length as u64 * 2).is_err(), "it has grown");
