@@ -4,8 +4,8 @@
 //! Branches are shared: instances that use the same lower branch (or the same directory) stand on one cache, so that its bytes
 //! are there once. Between any two layers the time is measured, when somebody wants to know it; `idmap` has none to speak of.
 
-use crate::spans::Timed;
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable};
+use crate::spans::Timed;
 use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool};
 use poolfs_idmap::IdMapped;
 use poolfs_libservice::Libservice;

@@ -95,7 +95,7 @@ fn carries(operation: Operation) -> Carries {
 /// What an operation counts as, but for those that are none of the filesystem.
 pub fn kind(operation: Operation) -> Option<Kind> {
     Some(match operation {
-        Operation::Echo => return None,
+        Operation::Echo | Operation::Segment => return None,
         Operation::Read => Kind::Read,
         Operation::Write => Kind::Write,
         Operation::Stat => Kind::Stat,

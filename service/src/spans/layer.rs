@@ -5,7 +5,7 @@ use poolfs_libservice::types::{
     AllocateMode, Attributes, Caller, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags,
     SeekTo, SetAttributes, XattrFlags,
 };
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Result, Written};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Written};
 use poolfs_service_protocol::Layer;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -69,6 +69,7 @@ impl Libservice for Timed {
         fn hold(&self, caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()>;
         fn copy_range(&self, caller: &Caller, source: HandleId, source_offset: u64, target: HandleId, target_offset: u64, length: u64) -> Result<u64>;
         fn read_only(&self) -> bool;
+        fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment>;
     }
 
     /// What is done with the entries is the time of whoever asked for them.
