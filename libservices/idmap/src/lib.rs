@@ -17,7 +17,7 @@
 
 mod values;
 
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Libservice, Result, Written};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Result, Segment, Written};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, IdMap, NO_ID, Name, NodeId,
     OpenFlags, RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -261,6 +261,10 @@ impl Libservice for IdMapped {
         length: u64,
     ) -> Result<u64> {
         self.below.copy_range(ANYBODY, source, source_offset, target, target_offset, length)
+    }
+
+    fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment> {
+        self.below.segment(handle, lease)
     }
 
     fn read_only(&self) -> bool {
