@@ -175,8 +175,8 @@ impl Sessions {
     pub fn ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let used = self.slots.iter().filter(|slot| slot.users.iter().any(|user| !user.is_free()));
         let connected = used.filter(|slot| matches!(slot.kind(), LIVE | ENDED));
-        // SAFETY: written before the slot was LIVE, and kept while it has users.
         connected.flat_map(|slot| {
+            // SAFETY: written before the slot was LIVE, and kept while it has users.
             let connection = unsafe { (*slot.connection.get()).assume_init_ref() };
             connection.ranges().chain(slot.segments.ranges())
         })

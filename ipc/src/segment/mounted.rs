@@ -1,0 +1,66 @@
+//! What only the service does: showing its tmpfs read-only, and saying that it lives.
+
+use crate::memory::Mapping;
+use poolfs_types::Errno;
+use rustix::mount::{OpenTreeFlags, open_tree};
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// Says that the service lives. Belongs to the thread that began it.
+pub struct Life<'a> {
+    mutex: *mut libc::pthread_mutex_t,
+    _mapping: PhantomData<&'a Mapping>,
+}
+
+impl<'a> Life<'a> {
+    pub(super) fn begin(mapping: &'a Mapping) -> Result<Self, Errno> {
+        assert!(size_of::<libc::pthread_mutex_t>() <= 64 && mapping.length() >= 64);
+        let mutex = mapping.base().as_ptr().cast::<libc::pthread_mutex_t>();
+        let mut attributes = MaybeUninit::uninit();
+        let attributes = attributes.as_mut_ptr();
+        let made = |result: i32| if result == 0 { Ok(()) } else { Err(Errno::from_raw(result)) };
+        // SAFETY: the mutex's place is inside the mapping, page-aligned, and no other thread of this process uses it:
+        // clients can only read it.
+        unsafe {
+            made(libc::pthread_mutexattr_init(attributes))?;
+            made(libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED))?;
+            made(libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST))?;
+            made(libc::pthread_mutex_init(mutex, attributes))?;
+            libc::pthread_mutexattr_destroy(attributes);
+            made(libc::pthread_mutex_lock(mutex))?;
+        }
+        Ok(Self { mutex, _mapping: PhantomData })
+    }
+}
+
+impl Drop for Life<'_> {
+    fn drop(&mut self) {
+        // SAFETY: locked by this thread, which the type cannot leave; the mapping is borrowed.
+        let unlocked = unsafe { libc::pthread_mutex_unlock(self.mutex) };
+        debug_assert_eq!(unlocked, 0);
+    }
+}
+
+/// A read-only way to the filesystem of a mount: what is opened through it cannot be opened for writing again, by nobody.
+///
+/// # Errors
+/// Those of `open_tree(2)` and `mount_setattr(2)`: `EINVAL` on kernels that do not clone a mount which is nowhere.
+pub fn read_only_clone(root: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let clone = open_tree(root.as_fd(), c"", flags)?;
+    let attributes = libc::mount_attr { attr_set: libc::MOUNT_ATTR_RDONLY, attr_clr: 0, propagation: 0, userns_fd: 0 };
+    // SAFETY: the kernel reads the empty path and one `mount_attr`, of the size that is told.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            clone.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if result == 0 { Ok(clone) } else { Err(io::Error::last_os_error()) }
+}
