@@ -274,11 +274,10 @@ impl SegmentView {
             let piece_end = ((at / BLOCK + PIECE_BLOCKS) * BLOCK).min(end);
             let done = (at - offset) as usize;
             // SAFETY: `target` has room for `length` bytes, and this piece ends before them.
-            let copied = unsafe { self.copy_piece(at..piece_end, target.add(done)) };
-            if !copied {
+            at = unsafe { self.copy_piece(at..piece_end, target.add(done)) };
+            if at < piece_end {
                 break;
             }
-            at = piece_end;
         }
         copied();
         if !self.is_live() || !is_leased() {
@@ -287,25 +286,28 @@ impl SegmentView {
         Read { count: at.saturating_sub(offset) as usize, is_whole: at >= wanted_end }
     }
 
-    /// Copies bytes within the map's blocks; whether they were there all the time.
+    /// Copies bytes within the map's blocks, as far as they were there all the time; returns where that ends.
     ///
     /// # Safety
     /// `target` must be writable for that many bytes and lie outside the segment.
-    unsafe fn copy_piece(&self, bytes: Range<u64>, target: *mut u8) -> bool {
-        let (first, end) = (bytes.start / BLOCK, bytes.end.div_ceil(BLOCK));
+    unsafe fn copy_piece(&self, bytes: Range<u64>, target: *mut u8) -> u64 {
+        let first = bytes.start / BLOCK;
         let word_of = |block: u64| block_word(&self.map, block);
         let mut looks = [Look::default(); PIECE_BLOCKS as usize];
         for _ in 0..ATTEMPTS_MAX {
-            for (seen, block) in looks.iter_mut().zip(first..end) {
-                let Some(now) = look(word_of(block)) else { return false };
+            let mut end = first;
+            for (seen, block) in looks.iter_mut().zip(first..bytes.end.div_ceil(BLOCK)) {
+                let Some(now) = look(word_of(block)) else { break };
                 *seen = now;
+                end = block + 1;
             }
+            let stop = (end * BLOCK).clamp(bytes.start, bytes.end);
             let mut from = bytes.start;
-            while from < bytes.end {
+            while from < stop {
                 let block = from / BLOCK;
                 let is_zero = |block: u64| looks[(block - first) as usize].is_zero();
                 let alike = (block..end).take_while(|&other| is_zero(other) == is_zero(block)).count() as u64;
-                let to = ((block + alike) * BLOCK).min(bytes.end);
+                let to = ((block + alike) * BLOCK).min(stop);
                 let count = (to - from) as usize;
                 // SAFETY: the caller vouches for `target`; `bytes` ends within the blocks of the map, and the segment is
                 // mapped as long as that. What the service changes meanwhile is found out below.
@@ -321,9 +323,9 @@ impl SegmentView {
             }
             copied();
             if looks.iter().zip(first..end).all(|(seen, block)| is_unchanged(word_of(block), *seen)) {
-                return true;
+                return stop;
             }
         }
-        false
+        bytes.start
     }
 }
