@@ -114,7 +114,10 @@ fn mapped_again(bare: Bare) -> Bare {
     let buffers =
         Mapping::of_sealed(&files[0], buffers_length(welcome.buffers as usize, DATA_BYTES), true).expect("buffers");
     let length = queue_length(welcome.queue_slots as usize);
-    let queues = files[1..].iter().map(|file| Mapping::of_sealed(file, length, true).expect("queue")).collect();
+    let queues = files[1..1 + welcome.queues as usize]
+        .iter()
+        .map(|file| Mapping::of_sealed(file, length, true).expect("queue"))
+        .collect();
     Bare { socket, welcome, buffers, queues, files }
 }
 
