@@ -84,11 +84,6 @@ const STAGES: &[Stage] = &[
         environment: &[LONG],
     },
     Stage { name: "clients that stand still", command: &service!("standstill::"), environment: &[LONG] },
-    Stage {
-        name: "guest with version 2 of control groups",
-        command: &["tests/guest/run.sh", "runs", "containers", "shortage:memory"],
-        environment: &[],
-    },
 ];
 
 /// Runs the stages whose names contain `only`, between two inventories of the machine.
