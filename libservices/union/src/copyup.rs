@@ -62,7 +62,7 @@ impl Union {
         self.nodes.bind_upper(node, held.node());
         {
             let mut state = node.write();
-            if let Some(lease) = lock(&node.lease).take() {
+            if let Some(lease) = lock(&node.lease).take().and_then(|lease| lease.upgrade()) {
                 lease.revoke();
             }
             state.upper = Some(held.clone());

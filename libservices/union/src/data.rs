@@ -115,7 +115,7 @@ impl Union {
         let opened = match (&state.upper, &state.content) {
             (None, Content::Plain) => {
                 // A copy-up that comes now waits for the state, and finds the lease.
-                let before = lock(&node.lease).replace(Arc::clone(lease));
+                let before = lock(&node.lease).replace(Arc::downgrade(lease)).and_then(|before| before.upgrade());
                 if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, lease)) {
                     before.revoke();
                 }

@@ -64,8 +64,9 @@ pub(crate) struct Node {
     pub queued: AtomicBool,
     /// open files
     pub handles: Mutex<Vec<Weak<OpenFile>>>,
-    /// the lease under which clients read the lower file by themselves; given and taken under the state's lock
-    pub lease: Mutex<Option<Arc<dyn Lease>>>,
+    /// the lease under which clients read the lower file by themselves, as long as somebody has it; given and taken under the
+    /// state's lock
+    pub lease: Mutex<Option<Weak<dyn Lease>>>,
     /// the time of change that the union's own work left on the upper object, and the one to show for it
     unseen: Mutex<Option<(Timestamp, Timestamp)>>,
 }
