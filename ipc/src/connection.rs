@@ -185,11 +185,13 @@ impl Connection {
         self.leases.is_some()
     }
 
-    /// Whether a lease has not been revoked since its grant, and the service that gave it lives.
+    /// How many closings of its file's descriptors a lease counts; nothing when it has been revoked since its grant, or the
+    /// service that gave it is gone.
     #[inline]
-    pub fn is_leased(&self, lease: u32, epoch: u32) -> bool {
-        let held = |leases: &Leases| leases.epoch(lease as usize) == Some(epoch) && leases.is_live();
-        self.leases.as_ref().is_some_and(held)
+    pub fn closings(&self, lease: u32, epoch: u32) -> Option<u32> {
+        let leases = self.leases.as_ref()?;
+        let word = leases.look(lease as usize).filter(|word| word.epoch == epoch)?;
+        leases.is_live().then_some(word.closings)
     }
 
     /// Receives the grant with this number, which the service has sent, and maps it. Earlier ones that nobody received are

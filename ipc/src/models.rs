@@ -453,3 +453,30 @@ fn loom_segment_nothing_is_read_after_the_lease_that_was_revoked_before() {
         service.join().expect("service");
     });
 }
+
+#[test]
+fn loom_closings_a_number_is_not_taken_for_what_it_was_before_it_was_closed() {
+    const FILE: u32 = 1;
+    const OTHER: u32 = 2;
+    check(3, || {
+        let number = Arc::new(AtomicU32::new(FILE));
+        let (closings, reopened) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let (table, counted, told) = (Arc::clone(&number), Arc::clone(&closings), Arc::clone(&reopened));
+        // The kernel frees the number, has the service count that, and only then the closing is done.
+        let closer = thread::spawn(move || {
+            table.store(0, Ordering::Release);
+            counted.fetch_add(1, Ordering::SeqCst);
+            table.store(OTHER, Ordering::Release);
+            told.store(1, Ordering::Release);
+        });
+        // The witness is taken before the look.
+        let witness = closings.load(Ordering::Acquire);
+        let is_verified = number.load(Ordering::Acquire) == FILE;
+        // A later call, of a program that knows what the number stands for now.
+        let is_reopened = reopened.load(Ordering::Acquire) == 1;
+        if is_verified && closings.load(Ordering::Acquire) == witness {
+            assert!(!is_reopened, "the file was read that the number stood for before");
+        }
+        closer.join().expect("closer");
+    });
+}

@@ -4,7 +4,7 @@
 //! ```text
 //! map:    0x000 magic 'PFSM', layout version   0x008 capacity in blocks   0x040 state   0x080 size   0x1000 words, one a block
 //! word:   [1:0] place: 0 ABSENT 1 RESIDENT 2 BASE (in the branch below) 3 ZERO    [2] BUSY (ask)    [3] 0    [31:4] generation
-//! leases: 0x000 life: a robust mutex that the service holds   0x040 words, one a lease: its epoch
+//! leases: 0x000 life: a robust mutex that the service holds   0x040 words, one a lease: [31:0] its epoch [63:32] closings
 //! ```
 //!
 //! Every word here has one side that writes it: the service. A word's generation advances at every change of its place. A
@@ -14,6 +14,10 @@
 //! A *lease* says whether the segment still is the file's content for one instance: it is revoked before the file's content
 //! moves elsewhere (copy-up), or may be changed by the kernel alone (a shared mapping). All leases end with the service: the
 //! kernel itself marks the mutex of who died (`get_robust_list(2)`), so that nobody needs a system call to know.
+//!
+//! A lease's word also counts the closings of the file's descriptors, by whatever way. The kernel has the service answer
+//! (`FLUSH`) before a closing is done: who has verified what a descriptor stands for needs no system call to know that it
+//! still does, as long as none was counted since.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -91,7 +95,8 @@ fn next(word: u32) -> u32 {
 
 #[cfg(not(loom))]
 pub use mapped::{
-    BLOCK, CAPACITY_MAX, LEASES_MAX, Leases, Read, SegmentMap, SegmentView, capacity_for, leases_length, map_length,
+    BLOCK, CAPACITY_MAX, LEASES_MAX, LeaseWord, Leases, Read, SegmentMap, SegmentView, capacity_for, leases_length,
+    map_length,
 };
 #[cfg(all(feature = "std", not(loom)))]
 pub use mounted::{Life, read_only_clone};
@@ -177,14 +182,17 @@ mod tests {
         let leases_file = file(leases_length(3));
         let own = Leases::new(&leases_file, 3, true).expect("leases");
         let theirs = Leases::new(&leases_file, 3, false).expect("leases");
-        let epoch = own.epoch(2).expect("a lease");
+        let epoch = own.look(2).expect("a lease").epoch;
+        let seen = || theirs.look(2).expect("a lease");
         let mut bytes = [1; 10];
         // SAFETY: ten bytes.
-        let mut read = || unsafe { served.view.read(0, bytes.as_mut_ptr(), 10, || theirs.epoch(2) == Some(epoch)) };
+        let mut read = || unsafe { served.view.read(0, bytes.as_mut_ptr(), 10, || seen().epoch == epoch) };
         assert_eq!(read(), Read { count: 10, is_whole: true });
+        own.count_closing(2);
+        assert_eq!((read(), seen().closings), (Read { count: 10, is_whole: true }, 1));
         own.revoke(2);
-        assert_eq!(read(), Read { count: 0, is_whole: false });
-        assert_eq!((theirs.epoch(3), own.epoch(usize::MAX)), (None, None));
+        assert_eq!((read(), seen().closings), (Read { count: 0, is_whole: false }, 1));
+        assert_eq!((theirs.look(3), own.look(usize::MAX)), (None, None));
     }
 
     #[test]

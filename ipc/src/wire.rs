@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -101,8 +101,10 @@ pub struct Adopt {
     pub open_flags: u32,
     /// Out: `st_mode` at that moment.
     pub mode: u32,
+    /// Out: whether the kernel tells the service of every descriptor of this description that is closed, before that is done.
+    pub announces_closing: u32,
     /// Zero.
-    pub reserved: [u8; 32],
+    pub reserved: [u8; 28],
 }
 
 /// What a request asks. The file is named by `handle` when `path_length` is 0, else by the path: relative to the adopted

@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use poolfs_libservice::types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Result};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 /// Most files and directories one instance keeps open.
@@ -39,6 +39,7 @@ pub struct OpenFile {
     /// pages of a mapping are written back at their own offset through any handle.
     other: OnceLock<HandleId>,
     adoption: Mutex<Adoption>,
+    announces_closing: AtomicBool,
     layer: Arc<dyn Libservice>,
     nodes: Arc<NodeTable>,
 }
@@ -76,6 +77,18 @@ impl OpenFile {
     #[must_use]
     pub fn is_directory(&self) -> bool {
         self.directory
+    }
+
+    /// Whether the kernel tells of every descriptor of it that is closed, before that is done: always of one that may be
+    /// written, whose closing may have to report an error, and of others when it was asked for as they were opened.
+    #[must_use]
+    pub fn announces_closing(&self) -> bool {
+        self.flags.writable() || self.announces_closing.load(Ordering::Relaxed)
+    }
+
+    /// Asks the kernel to tell of its closing. Before it hears of the open file.
+    pub(crate) fn announce_closing(&self) {
+        self.announces_closing.store(true, Ordering::Relaxed);
     }
 
     /// Whether a session of the user-level path works on it.
@@ -262,6 +275,7 @@ impl Reservation<'_> {
             handle,
             other: OnceLock::new(),
             adoption: Mutex::default(),
+            announces_closing: AtomicBool::new(false),
             layer: Arc::clone(&self.table.layer),
             nodes: Arc::clone(&self.table.nodes),
         });

@@ -52,7 +52,7 @@ impl LeaseTable {
     #[must_use]
     pub fn lease(self: &Arc<Self>) -> Option<Arc<SegmentLease>> {
         let number = self.free().pop()?;
-        let epoch = self.words.epoch(number as usize)?;
+        let epoch = self.words.look(number as usize)?.epoch;
         Some(Arc::new(SegmentLease { table: Arc::clone(self), number, epoch, revoked: AtomicBool::new(false) }))
     }
 
@@ -80,6 +80,11 @@ impl SegmentLease {
     #[must_use]
     pub fn epoch(&self) -> u32 {
         self.epoch
+    }
+
+    /// A descriptor of its file is being closed; to be called before the kernel is answered.
+    pub fn count_closing(&self) {
+        self.table.words.count_closing(self.number as usize);
     }
 
     /// Whether it is over.
@@ -120,13 +125,14 @@ mod tests {
         assert!(table.lease().is_none());
         assert_eq!(table.used(), 2);
         let number = one.number() as usize;
-        assert_eq!(seen.epoch(number), Some(one.epoch()));
+        let epoch = || seen.look(number).map(|word| word.epoch);
+        assert_eq!(epoch(), Some(one.epoch()));
         one.revoke();
-        assert!(one.is_revoked() && seen.epoch(number) != Some(one.epoch()));
+        assert!(one.is_revoked() && epoch() != Some(one.epoch()));
         let over = one.epoch();
         drop(one);
         let again = table.lease().expect("its place");
-        assert_eq!((again.number() as usize, seen.epoch(number)), (number, Some(again.epoch())));
+        assert_eq!((again.number() as usize, epoch()), (number, Some(again.epoch())));
         assert_ne!(again.epoch(), over);
         drop((two, again));
         assert_eq!(table.used(), 0);

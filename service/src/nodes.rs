@@ -51,6 +51,9 @@ struct NodeState {
     telling_pages: u32,
     /// Pages of a shared mapping were written back; until the last file is closed.
     mapped: bool,
+    /// Pages of a mapping could not be written back: the kernel reports that to whoever closes the file next, and then does not
+    /// tell of the closing.
+    write_back_failed: bool,
     /// Known to have neither set-id bits nor capabilities, so that a write need not look.
     unprivileged: bool,
     /// Which change of its privileges was the last.
@@ -75,6 +78,10 @@ impl NodeState {
         if let Some(lease) = self.lease.take() {
             lease.revoke();
         }
+    }
+
+    fn may_map(&self) -> bool {
+        self.writers > 0 || self.mapped
     }
 
     fn is_idle(&self) -> bool {
@@ -297,18 +304,34 @@ impl NodeTable {
         make: impl FnOnce() -> Option<Arc<SegmentLease>>,
     ) -> Option<Arc<SegmentLease>> {
         let mut states = self.states(node);
-        let state =
-            states.get_mut(&node).filter(|state| state.writers == 0 && !state.mapped && state.open_files > 0)?;
+        let state = states
+            .get_mut(&node)
+            .filter(|state| !state.may_map() && !state.write_back_failed && state.open_files > 0)?;
         if state.lease.as_ref().is_none_or(|lease| lease.is_revoked()) {
             state.lease = make();
         }
         state.lease.clone()
     }
 
+    /// Pages of a mapping of the node could not be written back: nobody reads it by himself as long as the kernel knows it.
+    pub(crate) fn write_back_failed(&self, node: NodeId) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.write_back_failed = true;
+            state.revoke();
+        }
+    }
+
+    /// A descriptor of the node is being closed: who reads it by himself verifies anew what his descriptors stand for.
+    pub(crate) fn closing(&self, node: NodeId) {
+        if let Some(lease) = self.states(node).get(&node).and_then(|state| state.lease.as_ref()) {
+            lease.count_closing();
+        }
+    }
+
     /// Whether the kernel may hold changes of the content that the service does not know.
     #[must_use]
     pub fn may_map(&self, node: NodeId) -> bool {
-        self.states(node).get(&node).is_some_and(|state| state.writers > 0 || state.mapped)
+        self.states(node).get(&node).is_some_and(NodeState::may_map)
     }
 
     /// FUSE is about to read or write `bytes` of the node. To be called before the layers are, so that whoever changes the
@@ -472,6 +495,25 @@ mod tests {
         table.enter(node, 70);
         table.note_unprivileged(node, seen);
         assert!(!table.privileges(node).none, "another state of the node");
+    }
+
+    #[test]
+    fn nobody_reads_by_himself_what_the_kernel_could_not_write_back() {
+        let table = NodeTable::default();
+        table.enter(NodeId(7), 70);
+        table.opened(NodeId(7), false, false);
+        let is_considered = || {
+            let mut asked = false;
+            let none = table.lease(NodeId(7), || {
+                asked = true;
+                None
+            });
+            assert!(none.is_none());
+            asked
+        };
+        assert!(is_considered());
+        table.write_back_failed(NodeId(7));
+        assert!(!is_considered());
     }
 
     #[test]

@@ -161,3 +161,19 @@ fn a_dead_service_is_an_end_also_for_who_asks_it_nothing() {
         std::mem::drop(mount.unmount());
     });
 }
+
+#[test]
+fn a_number_that_stands_for_something_else_is_seen_without_a_look_at_it() {
+    isolated("a_number_that_stands_for_something_else_is_seen_without_a_look_at_it", |folder| {
+        let scene = Scene::new(folder);
+        for name in ["X", "Y"] {
+            fs::write(folder.join("lower").join(name), name.repeat(2 << 20)).expect("a file");
+        }
+        let mount = scene.mount("a");
+        let program = compile(folder, "closings", false);
+        let path = |name: &str| mount.path().join(name).display().to_string();
+        let script = format!("{} {} {}", program.display(), path("X"), path("Y"));
+        assert_eq!(scene.pool.shell(Way::Library, &script).expect("closings").trim(), "right");
+        drop(mount);
+    });
+}

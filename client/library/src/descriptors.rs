@@ -1,10 +1,12 @@
 //! What is known of each descriptor number: nothing, not ours, or a file of an instance with an adopted handle.
 //!
 //! libc opens and closes descriptors behind our back, so an entry is a memory of what a number once stood for, never
-//! a fact: whoever uses one first verifies that the number still is that file ([`crate::files`]).
+//! a fact: whoever uses one first verifies that the number still is that file ([`crate::files`]), or that no descriptor of the
+//! file was closed since somebody did ([`Witness`]).
 //!
 //! An entry is read and written without locks: its state word carries a version, which every change raises, and the
-//! fields count only when the word is the same before and after reading them. A writer that a signal interrupts
+//! fields count only when the word is the same before and after reading them, and their sum is right: a writer that was
+//! stopped between two of them may go on when others have written theirs. A writer that a signal interrupts
 //! leaves the entry `BUSY`, which sends others to the kernel; whoever clears it meanwhile wins.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -42,6 +44,17 @@ pub struct Adopted {
     pub instance: u32,
     /// `st_mode` at adoption: the type does not change.
     pub mode: u32,
+    /// The service hears of every descriptor of the description that is closed, before that is done.
+    pub announces_closing: bool,
+}
+
+/// What tells that no descriptor of a file was closed between two moments: the same witness at both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Witness {
+    /// The number of the segment's arrival, never 0.
+    pub segment: u32,
+    /// Closings counted.
+    pub closings: u32,
 }
 
 /// What an entry says.
@@ -80,6 +93,10 @@ struct Entry {
     mode: AtomicU32,
     forks: AtomicU32,
     reads: AtomicU32,
+    announces_closing: AtomicU32,
+    sum: AtomicU64,
+    /// The witness of the last time when the number was found to stand for the file; 0: none.
+    verified: AtomicU64,
 }
 
 /// The table, by number.
@@ -106,20 +123,34 @@ impl Descriptors {
             NOT_OURS => Known::NotOurs,
             CANDIDATE => Known::Candidate((word >> USES_SHIFT & USES_MASK) as u32),
             REFUSED => Known::Refused,
-            ADOPTED => Known::Adopted(Adopted {
-                handle: entry.handle.load(Ordering::Relaxed),
-                generation: entry.generation.load(Ordering::Relaxed),
-                inode: entry.inode.load(Ordering::Relaxed),
-                mount: entry.mount.load(Ordering::Relaxed),
-                flags: entry.flags.load(Ordering::Relaxed),
-                instance: entry.instance.load(Ordering::Relaxed),
-                mode: entry.mode.load(Ordering::Relaxed),
-            }),
+            ADOPTED => Known::Adopted(entry.load(word)?),
             _ => return None,
         };
         let forks = entry.forks.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         (entry.word.load(Ordering::Relaxed) == word).then_some(Seen { known, word, forks })
+    }
+
+    /// Notes that a number was found to stand for what its entry says, after `witness` was there.
+    pub fn verified(&self, descriptor: i32, witness: Witness) {
+        if let Some(entry) = self.entry(descriptor) {
+            let witness = witness.bits();
+            if entry.verified.load(Ordering::Relaxed) != witness {
+                entry.verified.store(witness, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether a number was ever found to stand for what its entry says, with a witness.
+    #[inline]
+    pub fn was_verified(&self, descriptor: i32) -> bool {
+        self.entry(descriptor).is_some_and(|entry| entry.verified.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Whether a number was found to stand for what its entry says at a time with the same witness.
+    #[inline]
+    pub fn is_verified(&self, descriptor: i32, witness: Witness) -> bool {
+        self.entry(descriptor).is_some_and(|entry| entry.verified.load(Ordering::Relaxed) == witness.bits())
     }
 
     /// Counts a read of an adopted file by request; how many there were since the count was begun.
@@ -192,12 +223,12 @@ impl Descriptors {
             Known::NotOurs => NOT_OURS,
             Known::Candidate(uses) => CANDIDATE | (u64::from(uses) & USES_MASK) << USES_SHIFT,
             Known::Refused => REFUSED,
-            Known::Adopted(adopted) => {
-                entry.store(&adopted);
-                ADOPTED
-            }
+            Known::Adopted(_) => ADOPTED,
         };
         let done = next_version(busy) | own | kind;
+        if let Known::Adopted(adopted) = known {
+            entry.store(&adopted, done);
+        }
         entry.word.compare_exchange(busy, done, Ordering::Release, Ordering::Relaxed).ok();
     }
 }
@@ -209,8 +240,48 @@ impl Seen {
     }
 }
 
+impl Adopted {
+    /// A sum over all of it, and the version of the entry that holds it.
+    #[inline]
+    fn sum(&self, word: u64) -> u64 {
+        let bits = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let fields = [
+            self.handle,
+            self.generation,
+            self.inode,
+            self.mount,
+            bits(self.flags, self.instance),
+            bits(self.mode, self.announces_closing.into()),
+        ];
+        // FNV-1a, a word at a time.
+        fields.iter().fold(word / VERSION, |sum, field| (sum ^ field).wrapping_mul(0x0000_0100_0000_01b3))
+    }
+}
+
+impl Witness {
+    fn bits(self) -> u64 {
+        u64::from(self.segment) << 32 | u64::from(self.closings)
+    }
+}
+
 impl Entry {
-    fn store(&self, adopted: &Adopted) {
+    /// What is stored under a word, if it is all of one adoption.
+    #[inline]
+    fn load(&self, word: u64) -> Option<Adopted> {
+        let adopted = Adopted {
+            handle: self.handle.load(Ordering::Relaxed),
+            generation: self.generation.load(Ordering::Relaxed),
+            inode: self.inode.load(Ordering::Relaxed),
+            mount: self.mount.load(Ordering::Relaxed),
+            flags: self.flags.load(Ordering::Relaxed),
+            instance: self.instance.load(Ordering::Relaxed),
+            mode: self.mode.load(Ordering::Relaxed),
+            announces_closing: self.announces_closing.load(Ordering::Relaxed) != 0,
+        };
+        (self.sum.load(Ordering::Relaxed) == adopted.sum(word)).then_some(adopted)
+    }
+
+    fn store(&self, adopted: &Adopted, word: u64) {
         // The BUSY word was stored before; its release fence keeps these after it.
         fence(Ordering::Release);
         self.handle.store(adopted.handle, Ordering::Relaxed);
@@ -220,6 +291,9 @@ impl Entry {
         self.flags.store(adopted.flags, Ordering::Relaxed);
         self.instance.store(adopted.instance, Ordering::Relaxed);
         self.mode.store(adopted.mode, Ordering::Relaxed);
+        self.announces_closing.store(adopted.announces_closing.into(), Ordering::Relaxed);
+        self.sum.store(adopted.sum(word), Ordering::Relaxed);
+        self.verified.store(0, Ordering::Relaxed);
         self.reads.store(0, Ordering::Relaxed);
     }
 }
@@ -239,8 +313,16 @@ mod tests {
         unsafe { Box::new_zeroed().assume_init() }
     }
 
-    const FILE: Adopted =
-        Adopted { handle: 7, generation: 1, inode: 42, mount: 3, flags: 2, instance: 0, mode: 0o100_644 };
+    const FILE: Adopted = Adopted {
+        handle: 7,
+        generation: 1,
+        inode: 42,
+        mount: 3,
+        flags: 2,
+        instance: 0,
+        mode: 0o100_644,
+        announces_closing: true,
+    };
 
     #[test]
     fn what_is_noted_is_seen_until_it_is_cleared() {
@@ -262,6 +344,39 @@ mod tests {
         table.clear(5);
         table.note(5, &seen, Known::Adopted(FILE));
         assert_eq!(table.look(5).map(|seen| seen.known), Some(Known::Unknown));
+    }
+
+    #[test]
+    fn an_adoption_mixed_with_an_older_one_is_none() {
+        let table = table();
+        let seen = table.look(5).expect("an entry");
+        table.note(5, &seen, Known::Adopted(FILE));
+        let entry = table.entry(5).expect("an entry");
+        let word = entry.word.load(Ordering::Relaxed);
+        // A writer that was stopped as it noted an earlier meaning of the number goes on now.
+        entry.handle.store(6, Ordering::Relaxed);
+        assert!(table.look(5).is_none());
+        entry.store(&Adopted { handle: 6, ..FILE }, word - VERSION);
+        assert!(table.look(5).is_none());
+        entry.store(&FILE, word);
+        assert_eq!(table.look(5).map(|seen| seen.known), Some(Known::Adopted(FILE)));
+    }
+
+    #[test]
+    fn what_was_verified_holds_for_one_witness_and_one_adoption() {
+        let table = table();
+        let seen = table.look(5).expect("an entry");
+        let witness = Witness { segment: 1, closings: 0 };
+        assert!(!table.is_verified(5, witness));
+        table.note(5, &seen, Known::Adopted(FILE));
+        table.verified(5, witness);
+        assert!(table.is_verified(5, witness));
+        assert!(!table.is_verified(5, Witness { closings: 1, ..witness }));
+        assert!(!table.is_verified(5, Witness { segment: 2, ..witness }));
+        let seen = table.look(5).expect("an entry");
+        table.note(5, &seen, Known::Adopted(FILE));
+        assert!(!table.is_verified(5, witness), "it was adopted anew");
+        assert!(!table.is_verified(-1, witness));
     }
 
     #[test]

@@ -12,6 +12,15 @@ pub fn set(errno: i32) {
     unsafe { __errno_location().write(errno) };
 }
 
+/// Runs something that may change the calling thread's `errno`, and puts it back.
+pub fn keep<T>(run: impl FnOnce() -> T) -> T {
+    // SAFETY: libc gives the address of the thread's own variable.
+    let before = unsafe { __errno_location().read() };
+    let result = run();
+    set(before);
+    result
+}
+
 /// A result of [`crate::calls`] as C has it: -1 and `errno` for an error.
 #[inline]
 pub fn convert(result: isize) -> isize {
@@ -27,6 +36,13 @@ pub fn convert(result: isize) -> isize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errno_is_put_back() {
+        set(7);
+        assert_eq!(keep(|| convert(-2)), -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(7));
+    }
 
     #[test]
     fn errors_become_minus_one_and_errno() {

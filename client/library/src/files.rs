@@ -4,8 +4,12 @@
 //! knows already (inode and mount), and the open flags. What they cannot tell apart is another description of the same
 //! file in the same mode, for which the handle is as good until the service has seen the old one's release; then the
 //! service does not know the handle any more, and the kernel serves.
+//!
+//! Files that are read without requests are worth more: where the kernel announces to the service whatever closes one of their
+//! descriptors, and no such closing was counted since a number was verified, it still is that file ([`direct_file`]).
 
 use crate::descriptors::{Adopted, Known, Seen};
+use crate::memory::UserMemory;
 use crate::mounts::{Freshness, MountPoint};
 use crate::outcome::{Refusal, Served};
 use crate::session::Session;
@@ -66,6 +70,45 @@ impl OpenFile<'_> {
     }
 }
 
+/// An open file that can be read without a request, and that its number was found to stand for.
+pub struct DirectFile<'a> {
+    session: Session<'a>,
+    handle: u64,
+    descriptor: i32,
+    /// Whether this process alone moves the kernel's offset of it.
+    pub owns_offset: bool,
+}
+
+impl<'a> DirectFile<'a> {
+    /// Reads from `offset` on until `target` is full or the file ends; nothing when it takes a request.
+    pub fn read(&self, target: UserMemory, offset: u64) -> Option<usize> {
+        let read = self.session.read_segment(self.handle, offset, target)?;
+        read.is_whole.then_some(read.count)
+    }
+
+    /// The number, and the session in use.
+    pub fn place(&self) -> (i32, &Session<'a>) {
+        (self.descriptor, &self.session)
+    }
+}
+
+/// The file a number stands for, without a system call: when somebody has found that it does, and none of the file's
+/// descriptors was closed since.
+#[inline]
+pub fn direct_file<'a>(call: Call, descriptor: i32) -> Option<DirectFile<'a>> {
+    let state = call.state;
+    if !state.descriptors.was_verified(descriptor) {
+        return None;
+    }
+    let seen = state.descriptors.look(descriptor)?;
+    let Known::Adopted(adopted) = seen.known else { return None };
+    let session = state.sessions.enter_for(call, &adopted)?;
+    let witness = session.witness(adopted.handle)?;
+    let owns_offset = owns_offset(&seen);
+    let is_verified = state.descriptors.is_verified(descriptor, witness);
+    is_verified.then_some(DirectFile { session, handle: adopted.handle, descriptor, owns_offset })
+}
+
 /// The adopted file a number stands for now.
 ///
 /// # Errors
@@ -84,21 +127,35 @@ pub fn open_file_moving<'a>(call: Call, descriptor: i32, bytes: usize) -> Served
         return Err(Refusal::Foreign);
     }
     let seen = state.descriptors.look(descriptor).ok_or(Refusal::Foreign)?;
-    let found = raw::statx_descriptor(descriptor).map_err(|_| Refusal::Foreign)?;
     if let Known::Adopted(adopted) = seen.known {
-        if !is_same(descriptor, &adopted, &found) {
-            state.descriptors.clear(descriptor);
-            return Err(Refusal::Kernel);
-        }
-        let mount = mount_of(call, &found).ok_or(Refusal::Kernel)?;
-        let Some(session) = state.sessions.enter_for(call, &adopted) else {
-            // The handle is gone with its session; the description is still the one we know.
-            state.descriptors.note(descriptor, &seen, Known::Candidate(ADOPT_AT_USE));
-            return Err(Refusal::Kernel);
-        };
-        return Ok(OpenFile { adopted, session, mount, descriptor, owns_offset: owns_offset(&seen) });
+        return adopted_file(call, descriptor, &seen, adopted);
     }
+    let found = raw::statx_descriptor(descriptor).map_err(|_| Refusal::Foreign)?;
     classify(call, descriptor, &seen, &found, bytes)
+}
+
+/// The file a number was adopted as, if it still stands for it.
+fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) -> Served<OpenFile<'a>> {
+    let state = call.state;
+    let session = state.sessions.enter_for(call, &adopted);
+    // Taken before the kernel is asked: it does not cover what is closed in between.
+    let announced = session.as_ref().filter(|_| adopted.announces_closing);
+    let witness = announced.and_then(|session| session.witness(adopted.handle));
+    let found = raw::statx_descriptor(descriptor).map_err(|_| Refusal::Foreign)?;
+    if !is_same(descriptor, &adopted, &found) {
+        state.descriptors.clear(descriptor);
+        return Err(Refusal::Kernel);
+    }
+    let mount = mount_of(call, &found).ok_or(Refusal::Kernel)?;
+    let Some(session) = session else {
+        // The handle is gone with its session; the description is still the one we know.
+        state.descriptors.note(descriptor, seen, Known::Candidate(ADOPT_AT_USE));
+        return Err(Refusal::Kernel);
+    };
+    if let Some(witness) = witness {
+        state.descriptors.verified(descriptor, witness);
+    }
+    Ok(OpenFile { adopted, session, mount, descriptor, owns_offset: owns_offset(seen) })
 }
 
 /// As [`open_file_moving`], for transfers at the description's offset: only where this process alone moves it.
@@ -167,7 +224,7 @@ fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx, by
         return Err(Refusal::Foreign);
     }
     match adopt(descriptor, &session, found, flags) {
-        Some(handle) => {
+        Some((handle, announces_closing)) => {
             let adopted = Adopted {
                 handle,
                 generation: session.generation,
@@ -176,6 +233,7 @@ fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx, by
                 flags,
                 instance: session.index as u32,
                 mode: u32::from(found.stx_mode),
+                announces_closing,
             };
             state.descriptors.note(descriptor, seen, Known::Adopted(adopted));
             Ok(OpenFile { adopted, session, mount, descriptor, owns_offset: owns_offset(seen) })
@@ -187,15 +245,15 @@ fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx, by
     }
 }
 
-/// Asks the service for a handle on the description behind a number.
-fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32) -> Option<u64> {
+/// Asks the service for a handle on the description behind a number, and whether it hears of its closings.
+fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32) -> Option<(u64, bool)> {
     if flags & (sys::O_DIRECT | sys::O_PATH) != 0 {
         return None;
     }
     let mut message = message(session);
     raw::adopt(descriptor, &mut message).ok()?;
     let agreed = message.inode == found.stx_ino && (message.open_flags ^ flags) & FLAGS_THAT_COUNT == 0;
-    (message.handle != 0 && agreed).then_some(message.handle)
+    (message.handle != 0 && agreed).then_some((message.handle, message.announces_closing != 0))
 }
 
 /// The instance's mount that an open file lies on, adopted or not.
@@ -223,7 +281,8 @@ fn message(session: &Session<'_>) -> Adopt {
         inode: 0,
         open_flags: 0,
         mode: 0,
-        reserved: [0; 32],
+        announces_closing: 0,
+        reserved: [0; 28],
     }
 }
 

@@ -11,7 +11,7 @@ use poolfs_ipc::segment::SegmentView;
 use poolfs_ipc::wire::Grant;
 
 /// Segments one session has at a time: a handle has its place by its number.
-const SEGMENTS_MAX: usize = 32;
+const SEGMENTS_MAX: usize = 128;
 
 const EMPTY: u32 = 0;
 const LIVE: u32 = 1;
@@ -22,6 +22,8 @@ struct Place {
     state: AtomicU32,
     lease: AtomicU32,
     epoch: AtomicU32,
+    /// The number of its arrival.
+    number: AtomicU32,
     handle: AtomicU64,
     view: UnsafeCell<MaybeUninit<SegmentView>>,
 }
@@ -30,6 +32,7 @@ struct Place {
 #[repr(C)]
 pub struct Segments {
     maker: Hold,
+    arrived: AtomicU32,
     places: [Place; SEGMENTS_MAX],
 }
 
@@ -47,6 +50,8 @@ pub struct Segment<'a> {
     pub lease: u32,
     /// Its epoch when it was given.
     pub epoch: u32,
+    /// What tells it from all others of the session, before and after it; never 0.
+    pub number: u32,
 }
 
 impl Segment<'_> {
@@ -58,7 +63,7 @@ impl Segment<'_> {
 
 /// The right to fill a place.
 pub struct Filling<'a> {
-    maker: &'a Hold,
+    segments: &'a Segments,
     place: &'a Place,
 }
 
@@ -75,9 +80,10 @@ impl Segments {
             return None;
         }
         let (lease, epoch) = (place.lease.load(Ordering::Relaxed), place.epoch.load(Ordering::Relaxed));
+        let number = place.number.load(Ordering::Relaxed);
         // SAFETY: written before the place was LIVE, which the caller, a user of the session, has seen.
         let view = unsafe { (*place.view.get()).assume_init_ref() };
-        Some(Segment { place, view, lease, epoch })
+        Some(Segment { place, view, lease, epoch, number })
     }
 
     /// Takes out what is in the place of a handle, so that it can be filled anew. `is_alone` says whether no other call uses
@@ -86,7 +92,7 @@ impl Segments {
         if !self.maker.take_or_recover(frame) {
             return None;
         }
-        let filling = Filling { maker: &self.maker, place: self.place(handle) };
+        let filling = Filling { segments: self, place: self.place(handle) };
         let state = &filling.place.state;
         if state.load(Ordering::Relaxed) == EMPTY {
             return Some(filling);
@@ -145,6 +151,8 @@ impl Filling<'_> {
         self.place.handle.store(handle, Ordering::Relaxed);
         self.place.lease.store(grant.lease, Ordering::Relaxed);
         self.place.epoch.store(grant.epoch, Ordering::Relaxed);
+        let arrived = self.segments.arrived.fetch_add(1, Ordering::Relaxed);
+        self.place.number.store(arrived.wrapping_add(1).max(1), Ordering::Relaxed);
         // SAFETY: the place is EMPTY, and `maker` is held.
         unsafe { (*self.place.view.get()).write(view) };
         self.place.state.store(LIVE, Ordering::SeqCst);
@@ -153,6 +161,6 @@ impl Filling<'_> {
 
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
-        self.maker.give_back();
+        self.segments.maker.give_back();
     }
 }

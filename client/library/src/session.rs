@@ -5,15 +5,16 @@
 //! memory under its hands. A slot without a session is anybody's: however many instances come and go, there is room for the
 //! next one.
 
+use crate::descriptors::{Adopted, Witness};
 use crate::memory::UserMemory;
 use crate::mounts::MountPoint;
 use crate::outcome::{Refusal, Served};
 use crate::paths::path_of;
-use crate::segments::Segments;
+use crate::segments::{Segment, Segments};
 use crate::signals::SignalsHeld;
 use crate::state::Call;
 use crate::trace::{self, Reason};
-use crate::{descriptors::Adopted, process, raw};
+use crate::{process, raw};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -407,8 +408,7 @@ impl Session<'_> {
     /// Reads what a file's segment has, if there is one for its handle; nothing when a request has to be made for all of it.
     pub fn read_segment(&self, handle: u64, offset: u64, target: UserMemory) -> Option<Read> {
         let segment = self.slot.segments.of(handle)?;
-        let connection = self.connection();
-        let is_leased = || connection.is_leased(segment.lease, segment.epoch);
+        let is_leased = || self.closings(&segment).is_some();
         if !target.is_writable() {
             return None;
         }
@@ -420,6 +420,17 @@ impl Session<'_> {
             segment.end();
         }
         (read.count > 0 || read.is_whole).then_some(read)
+    }
+
+    fn closings(&self, segment: &Segment<'_>) -> Option<u32> {
+        self.connection().closings(segment.lease, segment.epoch)
+    }
+
+    /// What tells whether a descriptor of a file is closed from now on, if the file has a segment for its handle.
+    #[inline]
+    pub fn witness(&self, handle: u64) -> Option<Witness> {
+        let segment = self.slot.segments.of(handle)?;
+        self.closings(&segment).map(|closings| Witness { segment: segment.number, closings })
     }
 
     /// Whether it is worth asking for a file's segment: there is none for its handle, and the service gives them.

@@ -1,7 +1,7 @@
 //! Opening, closing, duplicating and mapping.
 
 use crate::macros::{intercept, memory, path, structure};
-use crate::next::Next;
+use crate::next::{Next, announce_and_go_on};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use poolfs_client::calls;
 use poolfs_client::paths::WORKING_DIRECTORY;
@@ -44,6 +44,29 @@ intercept! {
 unsafe extern "C" fn closefrom(first: c_int) {
     calls::close_range(first.max(0) as u32, u32::MAX, 0);
 }
+
+/// libc closes the descriptor of a stream by its own means.
+fn forget_stream(stream: usize) {
+    static FILENO: Next = Next::new(c"fileno");
+    let fileno = FILENO.address();
+    if stream != 0 && !fileno.is_null() {
+        // SAFETY: libc's function of this name, on a stream that the program passes to libc.
+        let fileno: extern "C" fn(usize) -> c_int = unsafe { core::mem::transmute(fileno) };
+        calls::forget(poolfs_client::errno::keep(|| fileno(stream)));
+    }
+}
+
+fn closing_stream(stream: usize, _: usize, _: usize) {
+    forget_stream(stream);
+}
+
+fn reopening_stream(_: usize, _: usize, stream: usize) {
+    forget_stream(stream);
+}
+
+announce_and_go_on! { closing_stream: fclose c"fclose" }
+
+announce_and_go_on! { reopening_stream: freopen c"freopen", freopen64 c"freopen64" }
 
 macro_rules! map {
     ($($name:ident),+) => {

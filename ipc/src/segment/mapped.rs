@@ -31,6 +31,8 @@ const SIZE_AT: usize = 0x80;
 const WORDS_AT: usize = PAGE;
 /// The words of leases follow the mutex.
 const LEASES_AT: usize = 64;
+/// Where in a lease's word the closings are counted: above the epoch.
+const CLOSINGS_SHIFT: u32 = 32;
 
 const _: () = assert!(SIZE_AT + 8 <= WORDS_AT && CAPACITY_AT.is_multiple_of(8) && SIZE_AT.is_multiple_of(8));
 
@@ -63,7 +65,7 @@ pub const fn map_length(capacity: u64) -> usize {
 /// Bytes of a file of so many leases.
 #[must_use]
 pub const fn leases_length(leases: usize) -> usize {
-    (LEASES_AT + leases * size_of::<AtomicU32>()).next_multiple_of(PAGE)
+    (LEASES_AT + leases * size_of::<AtomicU64>()).next_multiple_of(PAGE)
 }
 
 fn block_word(map: &Mapping, block: u64) -> &AtomicU32 {
@@ -136,6 +138,15 @@ impl Drop for SegmentMap {
     }
 }
 
+/// What a lease's word says at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseWord {
+    /// Another one than it was granted with: the lease has been revoked.
+    pub epoch: u32,
+    /// Descriptors of the file that have been closed, modulo 2^32, of those whose closing the kernel announces.
+    pub closings: u32,
+}
+
 /// The words of leases.
 #[derive(Debug)]
 pub struct Leases {
@@ -164,10 +175,13 @@ impl Leases {
         (self.mapping.base().as_ptr().addr(), self.mapping.length())
     }
 
-    /// The epoch of a lease.
+    /// What a lease's word says.
     #[must_use]
-    pub fn epoch(&self, lease: usize) -> Option<u32> {
-        (lease < self.count).then(|| self.word(lease).load(Ordering::Acquire))
+    pub fn look(&self, lease: usize) -> Option<LeaseWord> {
+        (lease < self.count).then(|| {
+            let word = self.word(lease).load(Ordering::Acquire);
+            LeaseWord { epoch: word as u32, closings: (word >> CLOSINGS_SHIFT) as u32 }
+        })
     }
 
     /// Ends a lease for all who have it.
@@ -175,6 +189,13 @@ impl Leases {
         if lease < self.count {
             self.word(lease).fetch_add(1, Ordering::SeqCst);
             retracted();
+        }
+    }
+
+    /// Somebody closes a descriptor of the lease's file; to be called before the kernel goes on with it.
+    pub fn count_closing(&self, lease: usize) {
+        if lease < self.count {
+            self.word(lease).fetch_add(1 << CLOSINGS_SHIFT, Ordering::SeqCst);
         }
     }
 
@@ -186,8 +207,8 @@ impl Leases {
         life != 0 && life & OWNER_DIED == 0
     }
 
-    fn word(&self, lease: usize) -> &AtomicU32 {
-        word(&self.mapping, LEASES_AT + lease * size_of::<AtomicU32>())
+    fn word(&self, lease: usize) -> &AtomicU64 {
+        word(&self.mapping, LEASES_AT + lease * size_of::<AtomicU64>())
     }
 
     /// Says that the service lives, until the calling thread ends or drops what it gets. Once.

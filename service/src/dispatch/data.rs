@@ -7,11 +7,14 @@ use crate::handles::{OpenFile, layer_flags};
 use crate::instance::Instance;
 use crate::request::{Context, Reply, WriteMode};
 use poolfs_libservice::types::limits::FILE_SIZE_MAX;
-use poolfs_libservice::types::{AllocateMode, Errno, FileType, NodeId, OpenFlags, SeekTo};
+use poolfs_libservice::types::{AllocateMode, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo};
 use poolfs_libservice::{Durability, Written};
 
 /// Most bytes one copy request moves, so that a service thread comes back within a moment.
 const COPY_BYTES_MAX: u64 = 64 << 20;
+
+/// The kernel tells of the closing of files from this length on.
+const ANNOUNCED_FROM_BYTES: u64 = 1 << 20;
 
 impl Instance {
     pub(super) fn open(&self, context: &Context<'_>, node: NodeId, flags: OpenFlags) -> Served {
@@ -32,10 +35,20 @@ impl Instance {
         }
         let handle = self.layer().open(&context.caller, node, layer_flags(flags))?;
         let file = room.enter(node, handle, flags, false);
+        if !flags.writable() && self.is_read_at_length(node) {
+            file.announce_closing();
+        }
         if truncates && context.is_library() {
             self.content_changed(node, None);
         }
         Ok(Reply::Opened { file, entry: None })
+    }
+
+    /// Whether clients may come to read a file without requests, and its length makes up for a request at its closing, which
+    /// spares them a look at what their descriptor stands for with each read.
+    fn is_read_at_length(&self, node: NodeId) -> bool {
+        let attributes = self.leases().and_then(|_| self.layer().getattr(&Caller::ROOT, node).ok());
+        attributes.is_some_and(|attributes| attributes.size >= ANNOUNCED_FROM_BYTES)
     }
 
     pub(super) fn open_directory(&self, context: &Context<'_>, node: NodeId) -> Served {
@@ -70,6 +83,21 @@ impl Instance {
     }
 
     pub(super) fn write(
+        &self,
+        context: &Context<'_>,
+        file: &OpenFile,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> Served {
+        let served = self.write_content(context, file, offset, data, mode);
+        if mode.from_mapping && served.is_err() {
+            self.nodes.write_back_failed(file.node());
+        }
+        served
+    }
+
+    fn write_content(
         &self,
         context: &Context<'_>,
         file: &OpenFile,
@@ -173,11 +201,12 @@ impl Instance {
 
     pub(super) fn flush(&self, context: &Context<'_>, file: &OpenFile) -> Served {
         let mut outcome = Ok(());
-        if !file.is_directory() {
+        if !file.is_directory() && file.flags().writable() {
             for handle in file.handles() {
                 outcome = outcome.and(self.layer().flush(&context.caller, handle));
             }
         }
+        self.nodes.closing(file.node());
         outcome?;
         Ok(Reply::Done)
     }

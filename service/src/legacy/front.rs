@@ -339,15 +339,15 @@ impl Front {
     }
 
     /// How the kernel caches an open file. A description that appends goes past its pages: it would send a write that
-    /// crosses a page boundary as two requests, between which others could append. Who only reads has nothing to hear of at
-    /// close, and needs no request for it.
+    /// crosses a page boundary as two requests, between which others could append. Who only reads a short file has nothing to
+    /// hear or tell of at close, and needs no request for it.
     fn open_flags(&self, file: &OpenFile, created: bool) -> u32 {
         let appends = file.flags().contains(OpenFlags::APPEND) && file.flags().writable();
         let keeps = created || self.instance.keeps_kernel_pages() && !file.is_directory();
         let flag = |condition, flag| if condition { flag } else { 0 };
         flag(appends, abi::open::DIRECT_IO)
             | flag(keeps, abi::open::KEEP_CACHE)
-            | flag(!file.flags().writable(), abi::open::NO_FLUSH)
+            | flag(!file.announces_closing(), abi::open::NO_FLUSH)
     }
 
     fn adopt(&self, context: &Context<'_>, file: &Arc<OpenFile>, asked: &[u8]) -> Outcome<Adopt> {

@@ -216,7 +216,14 @@ impl Adopter for QueueFront {
         let caller = poolfs_libservice::types::Caller::ROOT;
         let attributes = instance.layer().getattr(&caller, file.node()).map_err(|error| error.errno())?;
         let Some(handle) = self.adoptions.adopt(&session, file) else { return Ok(refused) };
-        Ok(Adopt { handle, inode: attributes.inode, open_flags: file.flags().bits(), mode: attributes.mode(), ..asked })
+        Ok(Adopt {
+            handle,
+            inode: attributes.inode,
+            open_flags: file.flags().bits(),
+            mode: attributes.mode(),
+            announces_closing: file.announces_closing().into(),
+            ..asked
+        })
     }
 
     fn released(&self, file: &Arc<OpenFile>) {

@@ -109,7 +109,16 @@ impl Served {
 
     fn asked(&self) -> Adopt {
         let session = self.connection.session();
-        Adopt { magic: MAGIC, session, handle: 0, inode: 0, open_flags: 0, mode: 0, reserved: [0; 32] }
+        Adopt {
+            magic: MAGIC,
+            session,
+            handle: 0,
+            inode: 0,
+            open_flags: 0,
+            mode: 0,
+            announces_closing: 0,
+            reserved: [0; 28],
+        }
     }
 
     fn adopt(&self, file: &Arc<OpenFile>) -> Adopt {

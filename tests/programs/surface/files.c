@@ -257,7 +257,8 @@ static void stdio(void)
     SHOW(fgets(line, sizeof line, file) != NULL);
     printf("    %s", line);
     SHOW(fclose(file));
-    SHOW((file = freopen(at("lines"), "a", fopen64(at("lines"), "r"))) != NULL);
+    SHOW((file = freopen(at("lines"), "r", fopen64(at("lines"), "r"))) != NULL);
+    SHOW((file = freopen64(at("lines"), "a", file)) != NULL);
     SHOW(fputs("third\n", file) >= 0);
     SHOW(fclose(file));
     SHOW((file = fdopen(open(at("lines"), O_RDONLY), "r")) != NULL);

@@ -1,7 +1,7 @@
 //! Reading and writing at given offsets, and what else concerns the content of an open file.
 
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, request, sort_error};
-use crate::files::{OpenFile, open_file, open_file_moving};
+use crate::files::{DirectFile, OpenFile, direct_file, open_file, open_file_moving};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
@@ -21,8 +21,12 @@ const SEGMENT_AT_READ: u32 = 8;
 pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     let served = || {
         let call = on_descriptor(descriptor)?;
+        let at = from_user(offset)?;
+        if let Some(count) = direct_file(call, descriptor).and_then(|file| read_direct(&file, memory, at)) {
+            return Ok(count);
+        }
         let file = readable(call, descriptor, memory.length())?;
-        read_at(call, &file, memory, from_user(offset)?)
+        read_at(call, &file, memory, at)
     };
     finish(served(), || kernel_cancellable(sys::__NR_pread64, words(descriptor, memory, offset)))
 }
@@ -66,6 +70,24 @@ pub(super) fn writable<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<
 pub(super) fn may_write<'a>(call: Call, file: OpenFile<'a>) -> Served<OpenFile<'a>> {
     let allowed = file.is_regular() && file.is_writable() && !call.state.file_size_limited();
     if allowed { Ok(file) } else { Err(Refusal::Kernel) }
+}
+
+/// Reads without a request; nothing when it takes one, or is the kernel's to judge.
+pub(super) fn read_direct(file: &DirectFile<'_>, memory: UserMemory, offset: u64) -> Option<usize> {
+    let length = transfer(memory, offset).ok()?;
+    file.read(memory.part(0, length), offset)
+}
+
+/// As [`read_direct`], into the pieces of a vector.
+pub(super) fn read_vectors_direct(file: &DirectFile<'_>, vectors: UserMemory, offset: u64) -> Option<usize> {
+    let (mut at, mut is_whole) = (offset, true);
+    let read = each_vector(vectors, |memory| {
+        let count = read_direct(file, memory, at);
+        is_whole &= count.is_some();
+        at += count.unwrap_or(0) as u64;
+        count.ok_or(Refusal::Kernel)
+    });
+    read.ok().filter(|_| is_whole)
 }
 
 /// Reads into `memory` from `offset`, in as many requests as it takes.
@@ -174,8 +196,11 @@ pub fn preadv(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i
             return Err(Refusal::Foreign);
         }
         let call = on_descriptor(descriptor)?;
-        let file = readable(call, descriptor, 0)?;
         let mut at = from_user(offset)?;
+        if let Some(count) = direct_file(call, descriptor).and_then(|file| read_vectors_direct(&file, vectors, at)) {
+            return Ok(count);
+        }
+        let file = readable(call, descriptor, 0)?;
         each_vector(vectors, |memory| {
             let count = read_at(call, &file, memory, at)?;
             at += count as u64;

@@ -59,6 +59,13 @@ pub fn close(descriptor: i32) -> isize {
     kernel_cancellable(sys::__NR_close, [descriptor as usize, 0, 0, 0, 0, 0])
 }
 
+/// Something that we do not see is about to close a number.
+pub fn forget(descriptor: i32) {
+    if let Some(state) = state() {
+        state.descriptors.clear(descriptor);
+    }
+}
+
 /// `close_range`; our own descriptors stay.
 pub fn close_range(first: u32, last: u32, flags: u32) -> isize {
     let close =

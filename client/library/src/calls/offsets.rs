@@ -4,13 +4,17 @@
 //! taken, and gives back what it did not use. So a signal handler that uses the same descriptor in between works on a
 //! range of its own. Served only on descriptions that are this process's alone; the kernel does the others.
 
-use super::data::{each_vector, from_user, may_read, may_write, read_at, readable, total_length, writable, write_at};
+use super::data::{
+    each_vector, from_user, may_read, may_write, read_at, read_direct, read_vectors_direct, readable, total_length,
+    writable, write_at,
+};
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, request};
-use crate::files::{self, OpenFile, open_file, own_file_moving};
+use crate::files::{self, DirectFile, OpenFile, direct_file, open_file, own_file_moving};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
 use crate::raw;
+use crate::session::Session;
 use crate::state::Call;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::Operation;
@@ -22,8 +26,15 @@ const COPY_MAX: u64 = 16 << 20;
 pub fn read(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
         let call = on_descriptor(descriptor)?;
+        let directly = own_direct_file(call, descriptor).and_then(|file| {
+            at_offset(file.place(), memory.length(), |offset| read_direct(&file, memory, offset).ok_or(Refusal::Kernel))
+                .ok()
+        });
+        if let Some(count) = directly {
+            return Ok(count);
+        }
         let file = may_read(own_file_moving(call, descriptor, memory.length())?)?;
-        at_offset(&file, memory.length(), |offset| read_at(call, &file, memory, offset))
+        at_offset(place(&file), memory.length(), |offset| read_at(call, &file, memory, offset))
     };
     finish(served(), || {
         kernel_cancellable(sys::__NR_read, [descriptor as usize, memory.address(), memory.length(), 0, 0, 0])
@@ -43,7 +54,7 @@ pub fn write(descriptor: i32, memory: UserMemory) -> isize {
             }
             return Ok(count);
         }
-        at_offset(&file, memory.length(), |offset| write_at(call, &file, memory, offset).map(|(count, _)| count))
+        at_offset(place(&file), memory.length(), |offset| write_at(call, &file, memory, offset).map(|(count, _)| count))
     };
     finish(served(), || {
         kernel_cancellable(sys::__NR_write, [descriptor as usize, memory.address(), memory.length(), 0, 0, 0])
@@ -54,8 +65,16 @@ pub fn write(descriptor: i32, memory: UserMemory) -> isize {
 pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
         let call = on_descriptor(descriptor)?;
+        let length = readable_length(vectors)?;
+        let directly = own_direct_file(call, descriptor).and_then(|file| {
+            let read = |offset| read_vectors_direct(&file, vectors, offset).ok_or(Refusal::Kernel);
+            at_offset(file.place(), length, read).ok()
+        });
+        if let Some(count) = directly {
+            return Ok(count);
+        }
         let file = may_read(own_file_moving(call, descriptor, 0)?)?;
-        at_offset(&file, readable_length(vectors)?, |offset| {
+        at_offset(place(&file), length, |offset| {
             let mut at = offset;
             each_vector(vectors, |memory| {
                 let count = read_at(call, &file, memory, at)?;
@@ -75,7 +94,7 @@ pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
         if file.appends() {
             return Err(Refusal::Kernel);
         }
-        at_offset(&file, readable_length(vectors)?, |offset| {
+        at_offset(place(&file), readable_length(vectors)?, |offset| {
             let mut at = offset;
             each_vector(vectors, |memory| {
                 let (count, _) = write_at(call, &file, memory, at)?;
@@ -101,18 +120,32 @@ fn kernel_vector(number: u32, descriptor: i32, vectors: UserMemory) -> isize {
     kernel_cancellable(number, [descriptor as usize, vectors.address(), count, 0, 0, 0])
 }
 
-/// Runs a transfer of up to `length` bytes in the range that the offset is moved over.
-fn at_offset(file: &OpenFile<'_>, length: usize, transfer: impl FnOnce(u64) -> Served<usize>) -> Served<usize> {
+/// A file that can be read without a request, at an offset that is this process's alone.
+fn own_direct_file<'a>(call: Call, descriptor: i32) -> Option<DirectFile<'a>> {
+    direct_file(call, descriptor).filter(|file| file.owns_offset)
+}
+
+fn place<'a, 'b>(file: &'b OpenFile<'a>) -> (i32, &'b Session<'a>) {
+    (file.descriptor, &file.session)
+}
+
+/// Runs a transfer of up to `length` bytes in the range that the offset of a descriptor is moved over, which is a file's of
+/// a session.
+fn at_offset(
+    (descriptor, session): (i32, &Session<'_>),
+    length: usize,
+    transfer: impl FnOnce(u64) -> Served<usize>,
+) -> Served<usize> {
     let whole = i64::try_from(length).ok().filter(|&length| length > 0).ok_or(Refusal::Kernel)?;
     if length > super::data::TRANSFER_MAX {
         return Err(Refusal::Kernel);
     }
-    let end = raw::seek(file.descriptor, whole, sys::SEEK_CUR).map_err(|_| Refusal::Kernel)?;
+    let end = raw::seek(descriptor, whole, sys::SEEK_CUR).map_err(|_| Refusal::Kernel)?;
     let result = transfer(end - whole as u64);
     let unused = whole - result.as_ref().map_or(0, |&count| count as i64);
     // The child of a handler that forked in between leaves its parent the range.
-    if unused > 0 && !file.session.connection().is_inherited() {
-        raw::seek(file.descriptor, -unused, sys::SEEK_CUR).ok();
+    if unused > 0 && !session.connection().is_inherited() {
+        raw::seek(descriptor, -unused, sys::SEEK_CUR).ok();
     }
     result
 }
