@@ -8,7 +8,7 @@ use crate::resolve::{Referenced, Slot};
 use crate::temporary::Temporary;
 use crate::{inode, links, marks, work};
 use poolfs_libservice::{Entry, Error, Result, fail};
-use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, XattrFlags};
+use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, XattrFlags};
 use std::sync::Arc;
 
 const ROOT: &Caller = &Caller::ROOT;
@@ -22,6 +22,13 @@ pub(crate) enum New<'a> {
     Directory(u32),
     Symlink(&'a [u8]),
     Link(&'a Held),
+}
+
+/// What was made in the upper branch.
+struct Made {
+    held: Held,
+    attributes: Attributes,
+    opened: Option<Opened>,
 }
 
 impl Union {
@@ -52,15 +59,20 @@ impl Union {
             return fail(Errno::EEXIST);
         }
         let directory = self.copy_up(parent, Bytes::Sketch)?;
-        let (held, opened) = match self.slot(&directory, name.as_bytes())? {
+        let Made { held, attributes, opened } = match self.slot(&directory, name.as_bytes())? {
             Slot::Whiteout => self.make_over_whiteout(caller, &directory, name, new)?,
             _ => self.make_at(caller, directory.node(), name, new)?,
         };
-        drop(held);
         if matches!(new, New::Directory(_)) {
             parent.write().subdirectories = None;
         }
-        let child = self.child(parent, name.as_bytes())?.ok_or_else(|| Error::from(Errno::EIO))?;
+        let child = if matches!(new, New::Link(_)) {
+            self.child(parent, name.as_bytes())?.ok_or_else(|| Error::from(Errno::EIO))?
+        } else {
+            let made = self.node_of_new(held, &attributes);
+            self.nodes.add_name(&made, parent, name.as_bytes());
+            made
+        };
         let attributes = self.attributes(caller, &child)?;
         Ok((Entry { node: child.keep().id, attributes }, opened))
     }
@@ -77,12 +89,12 @@ impl Union {
         let directory = self.copy_up(parent, Bytes::Sketch)?;
         let (made, handle) = self.upper.tmpfile(caller, directory.node(), permissions, flags)?;
         let opened = Opened::new(&self.upper, handle);
-        let node = self.node_of_nameless(Held::new(&self.upper, made.node), &made.attributes);
+        let node = self.node_of_new(Held::new(&self.upper, made.node), &made.attributes);
         let attributes = self.attributes(caller, &node)?;
         Ok((Entry { node: node.keep().id, attributes }, opened))
     }
 
-    fn make_at(&self, caller: &Caller, parent: NodeId, name: Name<'_>, new: New<'_>) -> Result<(Held, Option<Opened>)> {
+    fn make_at(&self, caller: &Caller, parent: NodeId, name: Name<'_>, new: New<'_>) -> Result<Made> {
         let mut opened = None;
         let entry = match new {
             New::File(permissions, flags) => {
@@ -97,7 +109,7 @@ impl Union {
             New::Symlink(target) => self.upper.symlink(caller, parent, name, target)?,
             New::Link(held) => self.upper.link(caller, held.node(), parent, name)?,
         };
-        Ok((Held::new(&self.upper, entry.node), opened))
+        Ok(Made { held: Held::new(&self.upper, entry.node), attributes: entry.attributes, opened })
     }
 
     /// Makes the object in the work directory and puts it in the whiteout's place, so that what the whiteout hides never
@@ -108,7 +120,7 @@ impl Union {
         parent: &Held,
         name: Name<'_>,
         new: New<'_>,
-    ) -> Result<(Held, Option<Opened>)> {
+    ) -> Result<Made> {
         let mut nest = Temporary::new(&self.work);
         let nested = Held::new(&self.upper, self.upper.mkdir(ROOT, nest.parent(), nest.name()?, 0o700)?.node);
         nest.holds(FileType::Directory);
@@ -120,7 +132,7 @@ impl Union {
         let made = self.make_at(caller, nested.node(), name, new)?;
         let mut flags = RenameFlags::empty();
         if matches!(new, New::Directory(_)) {
-            marks::set(&*self.upper, made.0.node(), marks::OPAQUE, b"y")?;
+            marks::set(&*self.upper, made.held.node(), marks::OPAQUE, b"y")?;
             flags = RenameFlags::EXCHANGE;
         }
         self.upper.rename(ROOT, nested.node(), name, parent.node(), name, flags)?;

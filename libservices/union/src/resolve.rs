@@ -79,16 +79,20 @@ impl Drop for Referenced<'_> {
 impl Union {
     /// What the upper directory `parent` has under `name`.
     pub(crate) fn slot(&self, parent: &Held, name: &[u8]) -> Result<Slot> {
-        let entry = match self.upper.lookup(&Caller::ROOT, parent.node(), Name::new(name)?) {
-            Ok(entry) => entry,
-            Err(error) if error == Errno::ENOENT => return Ok(Slot::Absent),
-            Err(error) => return Err(error),
-        };
-        let held = Arc::new(Held::new(&self.upper, entry.node));
-        if marks::is_xattr_whiteout(&*self.upper, entry.node, &entry.attributes)? {
+        let Some((held, attributes)) = self.upper_entry(parent, name)? else { return Ok(Slot::Absent) };
+        if marks::is_xattr_whiteout(&*self.upper, held.node(), &attributes)? {
             return Ok(Slot::Whiteout);
         }
-        Ok(Slot::Object(held, entry.attributes))
+        Ok(Slot::Object(Arc::new(held), attributes))
+    }
+
+    /// One name of one upper directory: an object, or a whiteout.
+    fn upper_entry(&self, parent: &Held, name: &[u8]) -> Result<Option<(Held, Attributes)>> {
+        match self.upper.lookup(&Caller::ROOT, parent.node(), Name::new(name)?) {
+            Ok(entry) => Ok(Some((Held::new(&self.upper, entry.node), entry.attributes))),
+            Err(error) if error == Errno::ENOENT => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The union node under `name`, if there is one.
@@ -98,16 +102,14 @@ impl Union {
         }
         let node = {
             let state = parent.read();
-            let slot = match &state.upper {
-                Some(upper) => self.slot(upper, name)?,
-                None => Slot::Absent,
-            };
-            match slot {
-                Slot::Whiteout => None,
-                Slot::Absent => self.node_of_lower(&state, name)?,
-                Slot::Object(held, attributes) => match self.nodes.refer_upper(held.node()) {
+            let entry = state.upper.as_ref().map(|upper| self.upper_entry(upper, name)).transpose()?;
+            match entry.flatten() {
+                None => self.node_of_lower(&state, name)?,
+                Some((held, attributes)) => match self.nodes.refer_upper(held.node()) {
+                    // No node ever stands for a whiteout.
                     Some(node) => Some(node),
-                    None => Some(self.node_of_upper(&state, name, held, &attributes)?),
+                    None if marks::is_xattr_whiteout(&*self.upper, held.node(), &attributes)? => None,
+                    None => Some(self.node_of_upper(&state, name, Arc::new(held), &attributes)?),
                 },
             }
         };
@@ -169,8 +171,9 @@ impl Union {
         }))
     }
 
-    /// The node of a file that was just made in the upper branch without a name.
-    pub(crate) fn node_of_nameless(&self, held: Held, attributes: &Attributes) -> Referenced<'_> {
+    /// The node of what was just made in the upper branch. Nobody has to look for its marks: it has none, but a directory perhaps
+    /// the one that cuts it off from below.
+    pub(crate) fn node_of_new(&self, held: Held, attributes: &Attributes) -> Referenced<'_> {
         let node = self.nodes.intern(NewNode {
             inode: inode::shown(inode::UPPER, attributes.inode),
             file_type: attributes.file_type,

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, RwLock};
 pub enum Call {
     Look,
     Getxattr,
+    Listxattr,
     Read,
     Setattr,
     Make,
@@ -30,7 +31,8 @@ pub enum Call {
 impl Call {
     /// Whether the call changes what is on disk.
     pub fn changes(self) -> bool {
-        !matches!(self, Call::Look | Call::Getxattr | Call::Read | Call::SyncFile | Call::SyncDirectory | Call::SyncAll)
+        use Call::{Getxattr, Listxattr, Look, Read, SyncAll, SyncDirectory, SyncFile};
+        !matches!(self, Look | Getxattr | Listxattr | Read | SyncFile | SyncDirectory | SyncAll)
     }
 }
 
@@ -194,7 +196,7 @@ impl Libservice for Hooked {
         self.below.setxattr(caller, node, name, value, flags)
     }
     fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.before(Call::Look)?;
+        self.before(Call::Listxattr)?;
         self.below.listxattr(caller, node)
     }
     fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {

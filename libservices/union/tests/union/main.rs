@@ -1,6 +1,7 @@
 //! Behaviour of the union over in-memory branches.
 
 mod blocks;
+mod calls;
 mod crash;
 mod faults;
 mod hooked;
