@@ -7,7 +7,7 @@ use crate::service::session::Session;
 use crate::wire::Hello;
 use poolfs_types::Errno;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use rustix::net::sockopt::set_socket_passcred;
+use rustix::net::sockopt::{set_socket_passcred, set_socket_send_buffer_size};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
 use std::fs;
@@ -27,6 +27,10 @@ const EXPECTED_MAX: usize = 64;
 
 /// Connections the kernel keeps for us.
 const BACKLOG: i32 = 128;
+
+/// Bytes of messages that wait for a client to receive them. The kernel makes it the least it allows, which is room for some
+/// five: each holds descriptors open that nobody can close but the client, or its end.
+const UNRECEIVED_BYTES: usize = 0;
 
 /// Pause after the kernel could give no descriptor.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
@@ -165,6 +169,7 @@ impl<C> Reception<C> {
     fn expect(&mut self, socket: OwnedFd) -> Result<(), Errno> {
         let errno = crate::memory::errno;
         let process = peer::peer_process(socket.as_fd())?;
+        set_socket_send_buffer_size(&socket, UNRECEIVED_BYTES).map_err(errno)?;
         let number = self.next_guest;
         self.next_guest += 1;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;

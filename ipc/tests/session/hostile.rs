@@ -5,12 +5,14 @@ use crate::common::{EchoService, assert_echo, echo};
 use poolfs_ipc::CallError;
 use poolfs_ipc::area::{self, BufferArea, DATA_BYTES};
 use poolfs_ipc::futex;
+use poolfs_ipc::handshake::receive_grant;
 use poolfs_ipc::hold::Frame;
 use poolfs_ipc::memory::PAGE;
 use poolfs_ipc::queue::{Doorbell, DoorbellQueue};
 use poolfs_ipc::service::MemoryBudget;
 use poolfs_ipc::state::CallerState;
-use poolfs_ipc::wire::{Hello, Reply};
+use poolfs_ipc::wire::{Grant, Hello, Reply};
+use poolfs_types::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{ErrorKind, Write};
 use std::mem::MaybeUninit;
@@ -180,4 +182,37 @@ fn what_the_service_pays_for_sessions_is_bounded_and_given_back() {
     eventually("the first session ends", || service.endpoint.sessions().len() == 1);
     assert_eq!(fill(&service, &second, 6, 1).errno, 0);
     assert_echo(&service.connect(), 7, b"room again");
+}
+
+/// Messages that may wait for a client that does not receive them, each with two descriptors.
+const UNRECEIVED_MAX: usize = 8;
+
+#[test]
+fn a_client_that_never_receives_its_segments_holds_few_descriptors() {
+    let directory = tempfile::tempdir().expect("directory");
+    let service = EchoService::start(&directory.path().join("i.sock"), 1, |_| {});
+    let hostile = bare_session(service.socket());
+    let session = service.endpoint.session(hostile.welcome.session).expect("the session");
+    let (map, mut seen) = std::io::pipe().expect("a pipe");
+    let grant = Grant { magic: 0, version: 0, number: 0, capacity: 1, lease: 0, epoch: 0 };
+    let give = || session.grant(grant, map.as_fd(), map.as_fd());
+    let start = Instant::now();
+    let given = (0..1000).take_while(|_| give().is_ok()).count();
+    assert!((1..=UNRECEIVED_MAX).contains(&given), "{given} messages wait for it");
+    assert!((0..1000).all(|_| give() == Err(Errno::EAGAIN)));
+    assert!(start.elapsed() < Duration::from_secs(1), "the service waited {:?}", start.elapsed());
+    assert_echo(&service.connect(), 1, b"somebody else");
+
+    // Who receives after all gets what was sent, and what it asks for then.
+    for number in 1..=given as u64 {
+        assert_eq!(receive_grant(hostile.socket.as_fd()).expect("a segment").0.number, number);
+    }
+    give().expect("room again");
+    receive_grant(hostile.socket.as_fd()).expect("a segment");
+
+    // What was never received goes with the session.
+    give().expect("room");
+    drop((session, hostile));
+    drop(map);
+    eventually("the descriptors are closed", || seen.write(b"x").is_err());
 }

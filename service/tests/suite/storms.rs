@@ -21,7 +21,7 @@ const OFFENDER: &str = "POOLFS_STORM_OFFENDER";
 const SOCKET: &str = "POOLFS_STORM_SOCKET";
 const PLACE: &str = "POOLFS_STORM_PLACE";
 
-const KINDS: [&str; 7] = ["doorbells", "rubbish", "changing", "scribbler", "silent", "crowd", "appender"];
+const KINDS: [&str; 8] = ["doorbells", "rubbish", "changing", "scribbler", "silent", "crowd", "appender", "hoarder"];
 
 /// Whether this is a long run, alone on the machine (`make soak`).
 fn is_soak() -> bool {

@@ -11,6 +11,7 @@ use poolfs_ipc::queue::{Doorbell, DoorbellQueue};
 use poolfs_ipc::state::CallerState;
 use poolfs_ipc::wire::{Operation, Reply, Request, Status, WireTime};
 use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,6 +60,7 @@ pub fn play(kind: &str, end: Instant) {
             "silent" => never_read(&bare_session(&socket), &mut dice, until),
             "crowd" => crowd(&socket, &mut dice, until),
             "appender" => append(&bare_session(&socket), &place, until),
+            "hoarder" => hoard(&bare_session(&socket), &place, until),
             other => panic!("no such offender: {other}"),
         }
     }
@@ -331,5 +333,31 @@ fn append(hostile: &Bare, place: &Path, end: Instant) {
     drop(file);
     eventually("the file can be read", || fs::read(&path).is_ok());
     assert!(fs::read(&path).expect("there") == expected, "an append ran twice, or not at all");
+    fs::remove_file(&path).expect("its own");
+}
+
+/// Asks for segments and receives none, until the end: few were sent.
+fn hoard(hostile: &Bare, place: &Path, end: Instant) {
+    const UNRECEIVED_MAX: u64 = 8;
+    let path = place.join(format!("hoard-{}", hostile.welcome.session));
+    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("made");
+    file.write_all(&vec![1; 1 << 20]).expect("room");
+    let handle = adopt(&file, hostile.welcome.session).handle;
+    assert_ne!(handle, 0, "not adopted");
+    let mut dice = Dice(handle | 1);
+    let mut sent = 0;
+    while Instant::now() < end {
+        let buffer = dice.below(u64::from(hostile.welcome.buffers)) as usize;
+        area(hostile, buffer).put_request(&Request {
+            operation: Operation::Segment as u32,
+            handle,
+            ..Request::default()
+        });
+        let reply = submit(hostile, &mut dice, buffer, 1);
+        sent += u64::from(reply.status == Status::Done as u32);
+    }
+    assert!((1..=UNRECEIVED_MAX).contains(&sent), "{sent} segments were sent");
+    let received = std::iter::from_fn(|| poolfs_ipc::handshake::receive_grant(hostile.socket.as_fd()).ok()).count();
+    assert_eq!(received as u64, sent);
     fs::remove_file(&path).expect("its own");
 }
