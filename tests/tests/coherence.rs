@@ -187,7 +187,7 @@ fn names_and_attributes_are_current_whoever_changed_them() {
                 assert_eq!(library.step(&look), kernel.step(&look), "{name}, round {round}, {who}: {step} {done:?}");
             }
         }
-        assert!(pool.operations(Way::Library) > 3_000, "the library sent requests");
+        assert!(pool.operations(Way::Library) > 500, "the library sent requests");
         let by_kernel = pool.operations(Way::Legacy);
         for _ in 0..100 {
             assert!(processes[1].step(&format!("look {}", mount.path().join("file").display())).is_ok());

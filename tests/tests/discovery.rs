@@ -5,6 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -33,7 +34,7 @@ fn each_of_many_instances_is_served_by_the_library() {
         let program = compile(folder, "steps", false);
         let mut stepper = Stepper::start(&pool, &program, Way::Library);
         for mount in &mounts {
-            assert!(stepper.step(&format!("statsize {}/made", mount.path().display())).is_ok());
+            assert!(stepper.step(&format!("chmod {}/made 448", mount.path().display())).is_ok());
         }
         drop(stepper);
         drop(mounts);
@@ -56,7 +57,7 @@ fn instances_that_come_and_go_leave_room_for_others() {
         for round in 0..INSTANCES {
             let mount = pool.mount_directory(&at, &directory);
             let before = pool.operations(Way::Library);
-            assert_eq!(stepper.step(&format!("statsize {}/file", at.display())), Ok(7));
+            assert_eq!(stepper.step(&format!("chmod {}/file 416", at.display())), Ok(0));
             assert!(pool.operations(Way::Library) > before, "the instance of round {round} went by the kernel");
             drop(mount);
         }
@@ -105,10 +106,10 @@ fn a_service_that_stood_still_at_the_beginning_is_used_afterwards() {
             kill_process(service, Signal::CONT).expect("it is ours");
         });
         let path = mount.path().join("file");
-        assert_eq!(stepper.step(&format!("statsize {}", path.display())), Ok(7));
+        assert_eq!(stepper.step(&format!("chmod {} 416", path.display())), Ok(0));
         waker.join().expect("no panic");
         std::thread::sleep(std::time::Duration::from_millis(300));
-        assert_eq!(stepper.step(&format!("statsize {}", path.display())), Ok(7));
+        assert_eq!(stepper.step(&format!("chmod {} 416", path.display())), Ok(0));
         assert!(pool.operations(Way::Library) > before, "it never used the library again");
         drop(stepper);
         drop(mount);
@@ -176,9 +177,11 @@ fn a_mount_that_only_has_the_name_of_an_instance_is_left_to_the_kernel() {
         let program = compile(folder, "steps", false);
         let mut stepper = Stepper::start(&pool, &program, Way::Library);
         let before = pool.operations(Way::Library);
-        assert_eq!(stepper.step(&format!("statsize {}/file", at.display())), Ok(7));
+        assert_eq!(stepper.step(&format!("chmod {}/file 416", at.display())), Ok(0));
         assert!(pool.operations(Way::Library) > before, "the instance went by the kernel");
-        assert_eq!(stepper.step(&format!("statsize {}/file", claimed.display())), Ok(1), "the instance's own file");
+        assert_eq!(stepper.step(&format!("chmod {}/file 384", claimed.display())), Ok(0));
+        let mode = |directory: &Path| fs::metadata(directory.join("file")).expect("there").permissions().mode() & 0o777;
+        assert_eq!((mode(&genuine), mode(&other)), (0o640, 0o600), "the instance's own file");
         drop(stepper);
         drop(impostor);
         drop(mount);

@@ -47,6 +47,13 @@
         printf("%d %s = %s\n", __LINE__, #expression, variable < 0 ? strerrorname_np(errno) : "open");                 \
     } while (0)
 
+/* Whether a file can be reached by its path: 0 or -1. By the library a request, unlike stat(). */
+static inline int reach(const char *path)
+{
+    char value[8];
+    return getxattr(path, "user.none", value, sizeof value) < 0 && errno == ENODATA ? 0 : -1;
+}
+
 /* Prints the parts of a file's attributes that any filesystem agrees on. */
 static inline void show_stat(int line, int result, const struct stat *s)
 {

@@ -62,14 +62,14 @@ static void set_stepping(int on)
 
 static int by_path(void)
 {
-    struct stat s;
-    return stat(path, &s) == 0 && s.st_size == 4096;
+    char target[8];
+    return readlink(path, target, sizeof target) < 0 && errno == EINVAL;
 }
 
 static int by_directory(void)
 {
-    struct stat s;
-    return fstatat(directory, "stepped", &s, 0) == 0 && s.st_size == 4096;
+    char target[8];
+    return readlinkat(directory, "stepped", target, sizeof target) < 0 && errno == EINVAL;
 }
 
 static int reading(void)
@@ -92,7 +92,7 @@ static void go_on(int right)
     right = right && stat("/", &s) == 0;
     usleep(10000);
     for (int i = 0; i < 3; i++)
-        right = right && chmod(path, 0600 + i) == 0 && stat(path, &s) == 0 && writing() && reading();
+        right = right && chmod(path, 0600 + i) == 0 && reach(path) == 0 && writing() && reading();
     _exit(!right);
 }
 

@@ -114,13 +114,7 @@ impl Union {
 
     /// Makes the object in the work directory and puts it in the whiteout's place, so that what the whiteout hides never
     /// shows. It is made in a directory with the parent's default ACL, which decides its mode.
-    fn make_over_whiteout(
-        &self,
-        caller: &Caller,
-        parent: &Held,
-        name: Name<'_>,
-        new: New<'_>,
-    ) -> Result<Made> {
+    fn make_over_whiteout(&self, caller: &Caller, parent: &Held, name: Name<'_>, new: New<'_>) -> Result<Made> {
         let mut nest = Temporary::new(&self.work);
         let nested = Held::new(&self.upper, self.upper.mkdir(ROOT, nest.parent(), nest.name()?, 0o700)?.node);
         nest.holds(FileType::Directory);
