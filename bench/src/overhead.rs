@@ -37,7 +37,7 @@ pub fn run(work: &Path, poolfs: &Path, rounds: u32, milliseconds: u64) -> Result
 fn measure(work: &Path, library: &Path, rounds: u32, milliseconds: u64) -> Result<String> {
     let elsewhere = work.join("elsewhere");
     std::fs::create_dir_all(&elsewhere)?;
-    std::fs::write(elsewhere.join("data"), vec![0; crate::worker::DATA_BYTES as usize])?;
+    std::fs::write(elsewhere.join("data"), vec![0; crate::files::DATA_BYTES as usize])?;
     let mut samples = vec![(Vec::new(), Vec::new()); CALLS.len() + 1];
     for round in 0..rounds {
         for with in [round % 2 == 0, round % 2 == 1] {

@@ -2,12 +2,10 @@
 
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// Bytes of a file that reads and writes use.
-pub const DATA_BYTES: u64 = 64 << 20;
 
 /// Names of the files whose first byte written is measured.
 pub fn copy_up_file(number: u32) -> String {
@@ -21,6 +19,10 @@ pub enum Operation {
     Read(usize),
     /// pwrite of so many bytes at random aligned offsets
     Write(usize),
+    /// read of so many bytes where the last one ended
+    Follow(usize),
+    /// fstat
+    FileStat,
     /// open and close
     OpenClose,
     /// stat by path
@@ -39,12 +41,15 @@ impl Operation {
         let number = |prefix: &str| name.strip_prefix(prefix).and_then(|rest| rest.parse::<u32>().ok());
         Ok(match name {
             "open-close" => Self::OpenClose,
+            "fstat" => Self::FileStat,
             "stat" => Self::Stat,
             "relative-stat" => Self::RelativeStat,
             "create-unlink" => Self::CreateUnlink,
             _ => {
                 if let Some(bytes) = number("read-") {
                     Self::Read(bytes as usize)
+                } else if let Some(bytes) = number("follow-") {
+                    Self::Follow(bytes as usize)
                 } else if let Some(bytes) = number("write-") {
                     Self::Write(bytes as usize)
                 } else if let Some(file) = number("one-byte-") {
@@ -64,25 +69,41 @@ pub fn run(directory: &Path, data: &str, operation: Operation, time: Duration, w
     let mut most = usize::MAX;
     let mut step: Box<dyn FnMut() -> Result<()>> = match operation {
         Operation::Read(bytes) => {
-            let file = File::open(&data).with_context(|| format!("{}", data.display()))?;
+            let (file, length) = opened(&data, warm)?;
             let mut buffer = vec![0; bytes];
-            if warm {
-                for at in (0..DATA_BYTES).step_by(1 << 17) {
-                    file.read_exact_at(&mut vec![0; 1 << 17], at)?;
-                }
-            }
-            let mut blocks = Blocks::new(bytes, warm, &mut most);
+            let mut blocks = Blocks::new(length, bytes, warm, &mut most);
             Box::new(move || Ok(file.read_exact_at(&mut buffer, blocks.next_offset())?))
+        }
+        Operation::Follow(bytes) => {
+            let (mut file, length) = opened(&data, warm)?;
+            let mut buffer = vec![0; bytes];
+            let mut at = 0;
+            Box::new(move || {
+                if at + bytes as u64 > length {
+                    file.rewind()?;
+                    at = 0;
+                }
+                at += bytes as u64;
+                Ok(file.read_exact(&mut buffer)?)
+            })
+        }
+        Operation::FileStat => {
+            let (file, _) = opened(&data, false)?;
+            Box::new(move || {
+                file.metadata()?;
+                Ok(())
+            })
         }
         Operation::Write(bytes) => {
             let file = OpenOptions::new().write(true).open(&data)?;
+            let length = file.metadata()?.len();
             let buffer = vec![0x5a; bytes];
             if warm {
-                for at in (0..DATA_BYTES).step_by(1 << 17) {
+                for at in (0..length).step_by(1 << 17) {
                     file.write_all_at(&vec![1; 1 << 17], at)?;
                 }
             }
-            let mut blocks = Blocks::new(bytes, warm, &mut most);
+            let mut blocks = Blocks::new(length, bytes, warm, &mut most);
             Box::new(move || Ok(file.write_all_at(&buffer, blocks.next_offset())?))
         }
         Operation::OpenClose => Box::new(move || {
@@ -119,6 +140,19 @@ pub fn run(directory: &Path, data: &str, operation: Operation, time: Duration, w
     measure(&mut *step, time, warm, most)
 }
 
+/// The file, read from beginning to end when it is to be warm, and its length.
+fn opened(data: &Path, warm: bool) -> Result<(File, u64)> {
+    let file = File::open(data).with_context(|| format!("{}", data.display()))?;
+    let length = file.metadata()?.len();
+    if warm {
+        let mut piece = vec![0; 1 << 17];
+        for at in (0..length).step_by(piece.len()) {
+            file.read_exact_at(&mut piece, at)?;
+        }
+    }
+    Ok((file, length))
+}
+
 /// The blocks of a data file in a random order, again and again.
 struct Blocks {
     order: Vec<u64>,
@@ -126,9 +160,9 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks of so many bytes. Unless `warm`, no more than `most` steps find one that was not touched yet.
-    fn new(bytes: usize, warm: bool, most: &mut usize) -> Self {
-        let mut order: Vec<u64> = (0..DATA_BYTES).step_by(bytes).collect();
+    /// Blocks of so many bytes in a file of `length`. Unless `warm`, no more than `most` steps find one that was not touched yet.
+    fn new(length: u64, bytes: usize, warm: bool, most: &mut usize) -> Self {
+        let mut order: Vec<u64> = (0..length).step_by(bytes).collect();
         let mut dice = 0x9E37_79B9_7F4A_7C15u64;
         for left in (1..order.len()).rev() {
             dice ^= dice << 13;
