@@ -52,7 +52,7 @@ impl Union {
     }
 
     fn shown(&self, node: &Node, state: &State, raw: Attributes) -> Attributes {
-        let mut shown = Attributes { inode: node.inode, changed: node.change_shown(raw.changed), ..raw };
+        let mut shown = Attributes { inode: node.inode, changed: node.changed.shown(raw.changed), ..raw };
         if node.is_directory() {
             if node.id == NodeId::ROOT {
                 shown.links = raw.links.saturating_sub(1);
@@ -107,6 +107,7 @@ impl Union {
                 Some(size) => self.truncate(caller, &mut state, &held, size, changes)?,
                 None => drop(self.upper.setattr(caller, held.node(), changes, None)?),
             }
+            node.changed.see();
         }
         if changes.size.is_some() {
             self.close_unused(node);
@@ -190,10 +191,15 @@ impl Union {
                         let last = if end >= size { end.div_ceil(BLOCK) } else { end / BLOCK };
                         let fresh = sketch.set_moved(offset.div_ceil(BLOCK)..last);
                         self.statistics.moved(fresh, 0);
+                        node.changed.see();
                         Ok(())
                     })
                 }
-                _ => return self.upper.fallocate(caller, opened.id(), mode, offset, length),
+                _ => {
+                    self.upper.fallocate(caller, opened.id(), mode, offset, length)?;
+                    node.changed.see();
+                    return Ok(());
+                }
             }
         };
         // Also after a failure: later writes count on those that have moved being known.
@@ -288,9 +294,7 @@ impl Union {
         flags: XattrFlags,
     ) -> Result<()> {
         marks::refuse_hidden(name, Errno::EOPNOTSUPP, || {
-            self.ensure_upper(node, Bytes::Sketch)?;
-            let held = node.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
-            self.upper.setxattr(caller, held.node(), name, value, flags)
+            self.change_xattrs(node, |held| self.upper.setxattr(caller, held.node(), name, value, flags))
         })
     }
 
@@ -304,9 +308,16 @@ impl Union {
                     found => found.map(drop)?,
                 }
             }
-            self.ensure_upper(node, Bytes::Sketch)?;
-            let held = node.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
-            self.upper.removexattr(caller, held.node(), name)
+            self.change_xattrs(node, |held| self.upper.removexattr(caller, held.node(), name))
         })
+    }
+
+    fn change_xattrs(&self, node: &Arc<Node>, change: impl FnOnce(&Held) -> Result<()>) -> Result<()> {
+        self.ensure_upper(node, Bytes::Sketch)?;
+        // Whoever hides a change of the union's own waits.
+        let state = node.read();
+        change(state.upper.as_ref().ok_or_else(|| Error::from(Errno::ESTALE))?)?;
+        node.changed.see();
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@
 use crate::Union;
 use crate::branch::{Held, LowerNode, Opened};
 use crate::format::{ORIGIN_PATH_MAX, Origin, SketchRecord};
-use crate::node::{Content, Node, lock};
+use crate::node::{Content, Node, State, lock};
 use crate::sketch::{SKETCH_SIZE_MAX, Sketch};
 use crate::temporary::Temporary;
 use crate::{inode, links, marks};
@@ -60,8 +60,12 @@ impl Union {
         let (held, content) = self.build(node, &lower, &attributes, bytes, &mut temporary)?;
         let index_links = self.put_into_place(node, &held, &lower, &attributes, temporary, place.as_ref())?;
         self.nodes.bind_upper(node, held.node());
+        let left = self.upper.getattr(ROOT, held.node());
         {
             let mut state = node.write();
+            if let Ok(left) = left {
+                node.changed.show(left.changed, node.changed.shown(attributes.changed));
+            }
             if let Some(lease) = lock(&node.lease).take().and_then(|lease| lease.upgrade()) {
                 lease.revoke();
             }
@@ -242,25 +246,30 @@ impl Union {
 
     /// Puts a copied-up object into an upper directory, whose times stay: nothing changed that a user could see.
     pub(crate) fn inside(&self, parent: &Arc<Node>, put: impl FnOnce(&Held) -> Result<()>) -> Result<()> {
-        let directory = parent.upper().ok_or_else(|| Error::from(Errno::ESTALE))?;
-        self.mark_impure(parent, &directory)?;
         // Whoever sets the times meanwhile waits, and has the last word.
-        let _attributes = parent.write();
+        let mut state = parent.write();
+        let directory = state.upper.clone().ok_or_else(|| Error::from(Errno::ESTALE))?;
         let before = self.upper.getattr(ROOT, directory.node())?;
-        put(&directory)?;
+        self.mark_impure_locked(&mut state, &directory)?;
+        let result = put(&directory);
         parent.undurable.store(true, Ordering::Release);
         let times = SetAttributes { modified: Some(SetTime::At(before.modified)), ..SetAttributes::default() };
-        // The object is in its place, whatever becomes of the time.
-        if let Err(error) = self.upper.setattr(ROOT, directory.node(), &times, None) {
-            tracing::warn!(%error, "a directory shows the time of a copy-up as that of its last change");
+        match self.upper.setattr(ROOT, directory.node(), &times, None) {
+            Ok(after) => parent.changed.hide(before.changed, after.changed),
+            // The object is in its place, whatever becomes of the time.
+            Err(error) => tracing::warn!(%error, "a directory shows the time of a copy-up as that of its last change"),
         }
-        Ok(())
+        result
     }
 
     pub(crate) fn mark_impure(&self, parent: &Node, directory: &Held) -> Result<()> {
-        if !parent.read().impure {
+        if parent.read().impure { Ok(()) } else { self.mark_impure_locked(&mut parent.write(), directory) }
+    }
+
+    fn mark_impure_locked(&self, parent: &mut State, directory: &Held) -> Result<()> {
+        if !parent.impure {
             marks::set(&*self.upper, directory.node(), marks::IMPURE, b"y")?;
-            parent.write().impure = true;
+            parent.impure = true;
         }
         Ok(())
     }
@@ -282,10 +291,12 @@ impl Union {
         if !matches!(self.slot(&directory, name)?, crate::resolve::Slot::Absent) {
             return Ok(());
         }
-        let Some(delta) = node.read().index_links else { return Ok(()) };
-        let upper = self.upper.getattr(ROOT, held.node())?;
-        let count = i64::from(upper.links) + delta;
-        if let Some((_, lower)) = self.lower_file(node)? {
+        let lower = self.lower_file(node)?;
+        let mut state = node.write();
+        let Some(delta) = state.index_links else { return Ok(()) };
+        let before = self.upper.getattr(ROOT, held.node())?;
+        let count = i64::from(before.links) + delta;
+        if let Some((_, lower)) = lower {
             links::store_lower(self, &held, count, lower.links)?;
         }
         self.inside(parent, |directory| {
@@ -293,7 +304,11 @@ impl Union {
             drop(Held::new(&self.upper, entry.node));
             Ok(())
         })?;
-        node.write().index_links = Some(delta - 1);
+        state.index_links = Some(delta - 1);
+        // The file had that name before.
+        if let Ok(after) = self.upper.getattr(ROOT, held.node()) {
+            node.changed.hide(before.changed, after.changed);
+        }
         Ok(())
     }
 

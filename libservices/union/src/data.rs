@@ -159,12 +159,14 @@ impl Union {
             self.load_locked(node, &mut state)?;
             let State { upper: Some(held), content, .. } = &mut *state else { return fail(Errno::ESTALE) };
             let opened = self.upper_handle(file, held)?;
-            let Content::Sketch(sketch) = content else { return opened.write(caller, offset, data) };
+            let Content::Sketch(sketch) = content else {
+                return opened.write(caller, offset, data).inspect(|_| node.changed.see());
+            };
             let size = self.upper.getattr(caller, held.node())?.size;
             let offset = if append { size } else { offset };
             let end = offset.checked_add(data.len() as u64).filter(|&end| end <= FILE_SIZE_MAX);
             let end = end.ok_or_else(|| Error::from(Errno::EFBIG))?;
-            if let Some(count) = Copies::extend(sketch, offset, data)? {
+            let written = if let Some(count) = Copies::extend(sketch, offset, data)? {
                 Ok(Written { count, offset })
             } else {
                 let held = held.clone();
@@ -176,7 +178,8 @@ impl Union {
                     self.copies.submit(node);
                 }
                 written
-            }
+            };
+            written.inspect(|_| node.changed.see())
         };
         // Also after a failure, for what had moved by then.
         self.after_move(node);
@@ -204,7 +207,9 @@ impl Union {
             }
             Content::Plain => {}
         }
-        self.upper_handle(file, held)?.write(caller, offset, data).map(Some)
+        let written = self.upper_handle(file, held)?.write(caller, offset, data)?;
+        file.node.changed.see();
+        Ok(Some(written))
     }
 
     /// Writes to a sketch, whose lock is held, and moves the blocks that have not moved.

@@ -184,7 +184,7 @@ impl Union {
             }
         }
         if let (Ok(before), Ok(after)) = (before, self.upper.getattr(ROOT, held.node())) {
-            node.hide_change(before.changed, after.changed);
+            node.changed.hide(before.changed, after.changed);
         }
         drop(state);
         result?;

@@ -349,8 +349,10 @@ impl Libservice for Union {
         {
             return fail(Errno::EINVAL);
         }
-        if let (Some(from), Some(to)) = (self.plain_upper(&from)?, self.plain_upper(&to)?) {
-            return self.upper.copy_range(caller, from.id(), source_offset, to.id(), target_offset, length);
+        if let (Some(from), Some(upper)) = (self.plain_upper(&from)?, self.plain_upper(&to)?) {
+            let count = self.upper.copy_range(caller, from.id(), source_offset, upper.id(), target_offset, length)?;
+            to.node.changed.see();
+            return Ok(count);
         }
         let mut buffer = vec![0; length.min(COPY_BYTES) as usize];
         let mut done = 0;

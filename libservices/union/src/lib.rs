@@ -21,6 +21,7 @@
 mod attributes;
 mod bitmap;
 mod branch;
+mod changes;
 mod copyup;
 mod data;
 mod durable;

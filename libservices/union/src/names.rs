@@ -6,7 +6,7 @@ use crate::copyup::Bytes;
 use crate::node::{Content, Node, lock};
 use crate::resolve::{Referenced, Slot};
 use crate::temporary::Temporary;
-use crate::{inode, links, marks, work};
+use crate::{changes, inode, links, marks, work};
 use poolfs_libservice::{Entry, Error, Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, XattrFlags};
 use std::sync::Arc;
@@ -63,6 +63,7 @@ impl Union {
             Slot::Whiteout => self.make_over_whiteout(caller, &directory, name, new)?,
             _ => self.make_at(caller, directory.node(), name, new)?,
         };
+        parent.changed.see();
         if matches!(new, New::Directory(_)) {
             parent.write().subdirectories = None;
         }
@@ -73,6 +74,7 @@ impl Union {
             self.nodes.add_name(&made, parent, name.as_bytes());
             made
         };
+        child.changed.see();
         let attributes = self.attributes(caller, &child)?;
         Ok((Entry { node: child.keep().id, attributes }, opened))
     }
@@ -248,7 +250,7 @@ impl Union {
 
     /// Keeps the books after a file lost one of its `links` names.
     pub(crate) fn after_name_went(&self, child: &Arc<Node>, parent: &Arc<Node>, name: &[u8], links: u32) -> Result<()> {
-        self.nodes.remove_name(child, parent, name);
+        self.name_went(child, parent, name);
         if links > 1 {
             return Ok(());
         }
@@ -268,6 +270,21 @@ impl Union {
             // A flush that is under way removes the bitmap itself when it ends.
             Some(id) if child.flushing.try_lock().is_ok() => self.work.remove_bitmap(&id),
             _ => Ok(()),
+        }
+    }
+
+    /// Forgets a name that was removed, which changes the object and the directory.
+    fn name_went(&self, child: &Arc<Node>, parent: &Arc<Node>, name: &[u8]) {
+        self.nodes.remove_name(child, parent, name);
+        parent.changed.see();
+        child.changed.see();
+        let lower = {
+            let state = child.read();
+            if state.upper.is_none() { state.lowers.first().cloned() } else { None }
+        };
+        // A lower object never changes. Who still has it open sees when its name went.
+        if let Some(Ok(raw)) = lower.map(|lower| self.lowers[lower.layer].layer.getattr(ROOT, lower.held.node())) {
+            child.changed.show(raw.changed, changes::now());
         }
     }
 
@@ -338,7 +355,7 @@ impl Union {
 
     /// Keeps the books after a directory was removed: whoever has it open sees it empty.
     pub(crate) fn directory_went(&self, child: &Arc<Node>, parent: &Arc<Node>, name: &[u8]) {
-        self.nodes.remove_name(child, parent, name);
+        self.name_went(child, parent, name);
         let mut state = child.write();
         state.removed = true;
         if state.upper.is_some() {

@@ -1,10 +1,11 @@
 //! The node table: which objects of the branches each union node stands for.
 
 use crate::branch::{Held, LowerNode, Opened};
+use crate::changes::{Changed, Forgotten};
 use crate::sketch::Sketch;
 use hashbrown::HashMap;
 use poolfs_libservice::Lease;
-use poolfs_types::{FileType, NodeId, OpenFlags, Timestamp};
+use poolfs_types::{FileType, NodeId, OpenFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
@@ -67,8 +68,8 @@ pub(crate) struct Node {
     /// the lease under which clients read the lower file by themselves, as long as somebody has it; given and taken under the
     /// state's lock
     pub lease: Mutex<Option<Weak<dyn Lease>>>,
-    /// the time of change that the union's own work left on the upper object, and the one to show for it
-    unseen: Mutex<Option<(Timestamp, Timestamp)>>,
+    /// the time of change that users see
+    pub changed: Changed,
 }
 
 /// An open file or directory of the union.
@@ -98,17 +99,6 @@ impl Node {
 
     pub fn is_directory(&self) -> bool {
         self.file_type == FileType::Directory
-    }
-
-    /// The time of the last change that a user made, where the upper object says `raw`.
-    pub fn change_shown(&self, raw: Timestamp) -> Timestamp {
-        lock(&self.unseen).filter(|(left, _)| *left == raw).map_or(raw, |(_, shown)| shown)
-    }
-
-    /// Says that what changed the upper object from `before` to `after` was no user's doing.
-    pub fn hide_change(&self, before: Timestamp, after: Timestamp) {
-        let shown = self.change_shown(before);
-        *lock(&self.unseen) = Some((after, shown));
     }
 
     /// The upper node, if there is one.
@@ -157,6 +147,7 @@ struct Table {
     by_id: HashMap<NodeId, Slot>,
     by_upper: HashMap<NodeId, NodeId>,
     by_lower: HashMap<(usize, NodeId), NodeId>,
+    forgotten: Forgotten,
 }
 
 /// All nodes that somebody refers to.
@@ -203,6 +194,7 @@ impl Nodes {
         if let Some(lower) = lower {
             table.by_lower.insert(lower, id);
         }
+        let unseen = upper.and_then(|_| table.forgotten.take(new.inode));
         let node = Arc::new(Node {
             id,
             inode: new.inode,
@@ -213,7 +205,7 @@ impl Nodes {
             queued: AtomicBool::new(false),
             handles: Mutex::new(Vec::new()),
             lease: Mutex::new(None),
-            unseen: Mutex::new(None),
+            changed: Changed::new(unseen),
         });
         table.by_id.insert(id, Slot { node: node.clone(), references: 0, pins: 0, upper, lower });
         node
@@ -370,6 +362,11 @@ impl Table {
             && self.by_lower.get(&lower) == Some(&id)
         {
             self.by_lower.remove(&lower);
+        }
+        if let Some(unseen) = slot.node.changed.unseen()
+            && slot.upper.is_some()
+        {
+            self.forgotten.put(slot.node.inode, unseen);
         }
         Some(slot.node)
     }

@@ -148,6 +148,9 @@ impl Union {
     }
 
     fn move_name(&self, node: &Arc<Node>, from: End<'_>, to: End<'_>) {
+        for changed in [node, from.parent, to.parent] {
+            changed.changed.see();
+        }
         // The new name first: removing the last one would unpin what the node needs.
         let replaced = node.is_directory();
         if !replaced {

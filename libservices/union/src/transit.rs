@@ -165,7 +165,7 @@ impl Copies {
         let modified = Some(SetTime::At(before.modified));
         let times = SetAttributes { modified, ..SetAttributes::default() };
         let after = self.upper.setattr(&Caller::ROOT, held.node(), &times, None)?;
-        node.hide_change(before.changed, after.changed);
+        node.changed.hide(before.changed, after.changed);
         result
     }
 

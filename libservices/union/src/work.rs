@@ -5,7 +5,7 @@ use crate::format::{SketchRecord, bitmap_name};
 use crate::marks;
 use crate::node::lock;
 use poolfs_libservice::{Durability, Error, Result};
-use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags};
+use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -251,29 +251,44 @@ fn check_format(upper: &Branch, top: &Held) -> Result<()> {
     upper.rename(ROOT, top.node(), unfinished, top.node(), name, RenameFlags::empty())
 }
 
+/// Who still has a removed directory open saw it empty, and sees it unchanged.
+fn keep_time(upper: &Branch, directory: &Held, before: &Attributes) {
+    let times = SetAttributes { modified: Some(SetTime::At(before.modified)), ..SetAttributes::default() };
+    if let Err(error) = upper.setattr(ROOT, directory.node(), &times, None) {
+        tracing::warn!(%error, "a removed directory shows that it was emptied");
+    }
+}
+
 /// Removes a name of an upper directory and all below it.
 pub(crate) fn remove_tree(upper: &Branch, parent: &Held, name: &[u8], file_type: FileType) -> Result<()> {
     if file_type != FileType::Directory {
         return upper.unlink(ROOT, parent.node(), Name::new(name)?);
     }
     // Directories on the way down, each with the names it still holds.
-    let mut way: Vec<(Held, Vec<u8>, Vec<Listed>)> = Vec::new();
-    let enter = |parent: NodeId, name: &[u8]| -> Result<(Held, Vec<u8>, Vec<Listed>)> {
-        let held = Held::new(upper, upper.lookup(ROOT, parent, Name::new(name)?)?.node);
+    type Entered = (Held, Vec<u8>, Vec<Listed>);
+    let mut way: Vec<Entered> = Vec::new();
+    let enter = |parent: NodeId, name: &[u8]| -> Result<(Entered, Attributes)> {
+        let entry = upper.lookup(ROOT, parent, Name::new(name)?)?;
+        let held = Held::new(upper, entry.node);
         let names = list(upper, held.node())?;
-        Ok((held, name.to_vec(), names))
+        Ok(((held, name.to_vec(), names), entry.attributes))
     };
-    way.push(enter(parent.node(), name)?);
+    let (first, before) = enter(parent.node(), name)?;
+    let held_something = !first.2.is_empty();
+    way.push(first);
     while let Some((held, _, names)) = way.last_mut() {
         match names.pop() {
             Some((name, FileType::Directory)) => {
-                let below = enter(held.node(), &name)?;
+                let (below, _) = enter(held.node(), &name)?;
                 way.push(below);
             }
             Some((name, _)) => upper.unlink(ROOT, held.node(), Name::new(&name)?)?,
             None => {
-                if let Some((_, name, _)) = way.pop() {
+                if let Some((held, name, _)) = way.pop() {
                     let above = way.last().map_or(parent.node(), |(held, ..)| held.node());
+                    if way.is_empty() && held_something {
+                        keep_time(upper, &held, &before);
+                    }
                     upper.rmdir(ROOT, above, Name::new(&name)?)?;
                 }
             }

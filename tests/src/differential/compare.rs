@@ -23,17 +23,22 @@ impl Steps {
         self.begun_ns.push(now);
     }
 
-    /// The answer with the step of each time instead of the time; of change times only where they are to be compared.
-    pub fn steps_for_times(&self, answer: &str, change_times: bool) -> String {
-        let word = |word: &str| match word.split_at_checked(2) {
-            Some(("cT", digits)) if !change_times && digits.parse::<u64>().is_ok() => "c".to_owned(),
+    /// The answer with the step of each time instead of the time; of change times of files (all that has a size) only where those
+    /// are to be compared.
+    pub fn steps_for_times(&self, answer: &str, of_files: bool) -> String {
+        let mut of_file = false;
+        let mut word = |word: &str| match word.split_at_checked(2) {
+            Some(("cT", _)) if of_file && !of_files => "c".to_owned(),
             Some((name @ ("aT" | "mT" | "cT"), digits)) => match digits.parse::<u64>() {
                 Ok(ns) if ns > SET_NS_MAX => format!("{}@{}", &name[..1], self.begun_ns.partition_point(|&t| t < ns)),
                 _ => word.to_owned(),
             },
-            _ => word.to_owned(),
+            _ => {
+                of_file = word == "size" || of_file && word != ";";
+                word.to_owned()
+            }
         };
-        answer.split(' ').map(word).collect::<Vec<_>>().join(" ")
+        answer.split(' ').map(&mut word).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -80,7 +85,8 @@ mod tests {
         let at = |ns: u64| steps.steps_for_times(&format!("0 mT{} x", SET_NS_MAX + ns), true);
         assert_eq!([at(5), at(10), at(11), at(20), at(21)], ["0 m@0 x", "0 m@0 x", "0 m@1 x", "0 m@1 x", "0 m@2 x"]);
         assert_eq!(steps.steps_for_times("cT1000000000000000001 aT user.T5", true), "cT1000000000000000001 aT user.T5");
-        assert_eq!(steps.steps_for_times("mT1 cT5 cTx", false), "mT1 c cTx");
+        let mixed = "/f links 1 size 5 mT1 cT5 ; /d links 2 mT1 cT5";
+        assert_eq!(steps.steps_for_times(mixed, false), "/f links 1 size 5 mT1 c ; /d links 2 mT1 cT5");
     }
 
     #[test]

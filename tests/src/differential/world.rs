@@ -175,9 +175,9 @@ impl World {
             let (process, rest) = line.split_once(' ').expect("a process and a line");
             let process: usize = process.parse().expect("a process's number");
             let answers = exchange(sides, process, &[rest.to_owned(), rest.to_owned()]);
-            // A union may move those of lower objects by copying them up (docs/semantics.md).
-            let change_times = matches!(self.stack, Stack::Disk | Stack::Directory);
-            let [poolfs, disk] = answers.map(|answer| steps.steps_for_times(&answer, change_times));
+            // What is written and no longer in the cache shows when it was brought to the disk (docs/semantics.md).
+            let of_files = self.stack != Stack::TinyCache;
+            let [poolfs, disk] = answers.map(|answer| steps.steps_for_times(&answer, of_files));
             self.operations += 1;
             self.operations_here += 1;
             if poolfs != disk {

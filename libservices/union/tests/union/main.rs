@@ -14,4 +14,5 @@ mod script;
 mod stack;
 mod support;
 mod threads;
+mod times;
 mod transit;
