@@ -33,3 +33,4 @@ pub mod session;
 pub mod signals;
 pub mod state;
 pub mod trace;
+mod turns;

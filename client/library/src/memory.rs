@@ -61,12 +61,24 @@ impl UserPath {
     #[must_use]
     pub fn head(&self, now: u64) -> Option<&[u8]> {
         let start = self.address();
-        if !is_usable(start) || !pages::is_readable_at(start, now) {
-            return None;
-        }
-        let length = PAGE - start % PAGE;
-        // SAFETY: the page can be read. Behind the string's NUL there may be other things that change: who reads stops there.
-        Some(unsafe { core::slice::from_raw_parts(self.0.cast::<u8>(), length) })
+        let can_be_read = is_usable(start) && pages::is_readable_at(start, now);
+        can_be_read.then(|| self.rest_of_page())
+    }
+
+    /// The same; nothing also when the kernel would have to be asked.
+    #[inline(always)]
+    #[must_use]
+    pub fn head_known(&self, now: u64) -> Option<&[u8]> {
+        let start = self.address();
+        (is_usable(start) && pages::is_known_readable_at(start, now)).then(|| self.rest_of_page())
+    }
+
+    #[inline(always)]
+    fn rest_of_page(&self) -> &[u8] {
+        let length = PAGE - self.address() % PAGE;
+        // SAFETY: the two callers found that the page can be read. Behind the string's NUL there may be other things that change: who
+        // reads stops there.
+        unsafe { core::slice::from_raw_parts(self.0.cast::<u8>(), length) }
     }
 
     /// The pointer, as an argument for the kernel.

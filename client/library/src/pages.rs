@@ -1,5 +1,5 @@
 //! Which of the program's pages can be used, asked of the kernel and remembered until its coarse clock moves on: for some
-//! milliseconds at most.
+//! milliseconds at most, or the few calls more that a path may be looked at by a [late](crate::turns) time.
 //!
 //! A program that unmaps or protects memory by libc's functions has everything forgotten first. What libc itself gives back
 //! meanwhile (the memory of a large `free`) nobody may pass to it any more.
@@ -31,7 +31,13 @@ pub fn are_readable(address: usize, length: usize) -> bool {
 /// Whether the page with one byte can be read, at a time by [`raw::coarse_time_ns`].
 #[inline]
 pub fn is_readable_at(address: usize, now: u64) -> bool {
-    READABLE.has((address / PAGE) as u64, tick(now)) || have_asked(address, 1, now)
+    is_known_readable_at(address, now) || have_asked(address, 1, now)
+}
+
+/// The same; false also when the kernel would have to be asked.
+#[inline]
+pub fn is_known_readable_at(address: usize, now: u64) -> bool {
+    READABLE.has((address / PAGE) as u64, tick(now))
 }
 
 #[cold]

@@ -12,6 +12,7 @@ use crate::outcome::{Refusal, Served};
 use crate::raw;
 use crate::state::{Call, State};
 use crate::trace::{self, Reason};
+use crate::turns::Turn;
 use core::fmt::Write;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::Borrowed;
@@ -49,9 +50,22 @@ pub type Take<'t> = &'t mut dyn FnMut(&Reply, &Borrowed<'_>, &MountPoint);
 
 /// Whether a look at a path's first names tells that it leads into no instance. Most calls of most programs end here, and what
 /// it costs is all that they pay for the library.
-pub fn is_elsewhere(state: &State, (descriptor, path): (i32, UserPath)) -> bool {
-    let now = raw::coarse_time_ns();
-    let Some(head) = path.head(now) else { return true };
+#[inline]
+pub fn is_elsewhere(state: &State, at: (i32, UserPath)) -> bool {
+    let turn = Turn::here();
+    let head = turn.late_time_ns().and_then(|late| at.1.head_known(late).map(|head| (head, late)));
+    head.is_some_and(|(head, late)| leads_nowhere(state, at.0, head, late)) || is_elsewhere_now(state, at, turn)
+}
+
+/// The same, by the time as it is.
+#[inline(never)]
+fn is_elsewhere_now(state: &State, (descriptor, path): (i32, UserPath), turn: &Turn) -> bool {
+    let now = turn.time_ns();
+    path.head(now).is_none_or(|head| leads_nowhere(state, descriptor, head, now))
+}
+
+#[inline(always)]
+fn leads_nowhere(state: &State, descriptor: i32, head: &[u8], now: u64) -> bool {
     match head.first() {
         Some(b'/') => state.mounts.is_elsewhere(head, now),
         _ => state.descriptors.is_foreign(descriptor),

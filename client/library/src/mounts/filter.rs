@@ -1,7 +1,7 @@
 //! Which paths surely lead into no instance, told by their first bytes: most calls of a program are none of ours, and shall not
 //! pay for a look at the table.
 //!
-//! A path is compared with each mount point until they differ, eight bytes at a time: most differ in the first eight.
+//! A path's first bytes are compared with those of each mount point at once, without a loop: most differ there.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -13,20 +13,28 @@ const PLACE_BYTES: usize = 128;
 
 const WORD: usize = size_of::<u64>();
 
-/// The mount points of instances. All zeros: there are none.
+/// Words that are compared at once.
+const FIRST_WORDS: usize = 4;
+const FIRST_BYTES: usize = FIRST_WORDS * WORD;
+
+/// The mount points of instances. All zeros: it was never filled, and tells nothing.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Filter {
     /// Odd while the places are being replaced.
     version: AtomicU32,
     count: AtomicU32,
+    /// What was said of the places when they were put in force.
+    stamp: AtomicU32,
     places: [Place; PLACES_MAX],
 }
 
-/// How the paths begin that lead to a mount point.
+/// How the paths begin that lead to a mount point. What most paths are told by is in one line of the processor's cache.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Place {
+    /// The bits of the first words that count.
+    counted: [AtomicU64; FIRST_WORDS],
     words: [AtomicU64; PLACE_BYTES / WORD],
     length: AtomicU32,
     /// 1: it is the whole of the mount point, and a name ends with it.
@@ -100,8 +108,8 @@ impl Places {
 }
 
 impl Filter {
-    /// Puts new places in force. One caller at a time.
-    pub fn replace(&self, places: &Places) {
+    /// Puts new places in force, with a stamp. One caller at a time.
+    pub fn replace(&self, places: &Places, stamp: u32) {
         let version = self.version.load(Ordering::Relaxed) | 1;
         self.version.store(version, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -109,20 +117,27 @@ impl Filter {
             for (word, bytes) in place.words.iter().zip(new.bytes.as_chunks().0) {
                 word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
             }
+            for (index, counted) in place.counted.iter().enumerate() {
+                counted.store(low_bytes(new.length.saturating_sub(index * WORD)), Ordering::Relaxed);
+            }
             place.length.store(new.length as u32, Ordering::Relaxed);
             place.whole.store(u32::from(new.whole), Ordering::Relaxed);
         }
         self.count.store(places.count as u32, Ordering::Relaxed);
+        self.stamp.store(stamp, Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Release);
     }
 
-    /// Whether an absolute path without `..` may lead into an instance. It ends at a NUL; one that does not may lead anywhere.
+    /// Whether an absolute path without `..` may lead into an instance, or the places are not those with this stamp. A path ends at a
+    /// NUL; one that does not may lead anywhere.
     #[inline]
-    pub fn may_lead(&self, path: &[u8]) -> bool {
+    pub fn may_lead(&self, path: &[u8], stamp: u32) -> bool {
         let version = self.version.load(Ordering::Acquire);
+        if version == 0 || version & 1 != 0 || self.stamp.load(Ordering::Relaxed) != stamp {
+            return true;
+        }
         let count = self.count.load(Ordering::Relaxed) as usize;
-        let found = version & 1 != 0 || self.places.iter().take(count).any(|place| place.may_hold(path));
-        if found {
+        if self.places.iter().take(count).any(|place| place.may_hold(path)) {
             return true;
         }
         fence(Ordering::Acquire);
@@ -130,9 +145,30 @@ impl Filter {
     }
 }
 
+/// A word of which so many of the first bytes count.
+fn low_bytes(count: usize) -> u64 {
+    if count < WORD { (1 << (count * 8)) - 1 } else { u64::MAX }
+}
+
 impl Place {
     #[inline]
     fn may_hold(&self, path: &[u8]) -> bool {
+        let Some(head) = path.first_chunk::<FIRST_BYTES>() else { return self.may_hold_further(path) };
+        let mut different = [0; FIRST_WORDS];
+        for (index, bytes) in head.as_chunks().0.iter().enumerate() {
+            let counted = self.counted[index].load(Ordering::Relaxed);
+            different[index] = (u64::from_le_bytes(*bytes) ^ self.words[index].load(Ordering::Relaxed)) & counted;
+        }
+        match different.iter().position(|&word| word != 0) {
+            Some(at) => is_odd(path, at * WORD + different[at].trailing_zeros() as usize / 8),
+            None => self.may_hold_further(path),
+        }
+    }
+
+    /// As [`Place::may_hold`], by as much as is known of the path and the mount point.
+    #[cold]
+    #[inline(never)]
+    fn may_hold_further(&self, path: &[u8]) -> bool {
         let length = self.length.load(Ordering::Relaxed) as usize;
         let mut words = self.words.iter().map(|word| word.load(Ordering::Relaxed));
         let mut at = 0;
@@ -141,8 +177,7 @@ impl Place {
             let Some(bytes) = path.get(at..).and_then(<[u8]>::first_chunk) else {
                 return self.may_hold_last(path, at);
             };
-            let counted = if length - at < WORD { (1 << ((length - at) * 8)) - 1 } else { u64::MAX };
-            let different = (u64::from_le_bytes(*bytes) ^ word) & counted;
+            let different = (u64::from_le_bytes(*bytes) ^ word) & low_bytes(length - at);
             if different != 0 {
                 return is_odd(path, at + different.trailing_zeros() as usize / 8);
             }
@@ -151,8 +186,7 @@ impl Place {
         self.ends(path, length)
     }
 
-    /// As [`Place::may_hold`], from `at` on, where less than a word is known of the path.
-    #[cold]
+    /// The same from `at` on, where less than a word is known of the path.
     fn may_hold_last(&self, path: &[u8], at: usize) -> bool {
         let length = self.length.load(Ordering::Relaxed) as usize;
         let word = self.words.get(at / WORD).map_or(0, |word| word.load(Ordering::Relaxed)).to_le_bytes();
@@ -195,16 +229,23 @@ mod tests {
     use std::string::String;
     use std::vec::Vec;
 
+    const STAMP: u32 = 7;
+
     fn filter<P: AsRef<[u8]>>(places: &[P]) -> Filter {
         let mut all = Places::NONE;
         places.iter().for_each(|place| all.add(place.as_ref()));
         let filter = Filter::default();
-        filter.replace(&all);
+        assert!(filter.may_lead(b"/etc\0", 0), "it was never filled");
+        filter.replace(&all, STAMP);
+        assert!(filter.may_lead(b"/etc\0", STAMP + 1), "it is not the one that is asked");
         filter
     }
 
     fn may_lead(filter: &Filter, path: &str) -> bool {
-        filter.may_lead(&[path.as_bytes(), b"\0more"].concat())
+        let short = filter.may_lead(&[path.as_bytes(), b"\0more"].concat(), STAMP);
+        let long = filter.may_lead(&[path.as_bytes(), b"\0/mnt/more", &[b'x'; 200]].concat(), STAMP);
+        assert_eq!(short, long, "{path}: what is behind it does not count");
+        long
     }
 
     #[test]
@@ -221,8 +262,8 @@ mod tests {
         {
             assert!(!may_lead(&filter, path), "{path}");
         }
-        assert!(filter.may_lead(b"/srv/poo"), "what follows is not known");
-        assert!(!filter.may_lead(b"/srv/pu"), "what follows does not matter");
+        assert!(filter.may_lead(b"/srv/poo", STAMP), "what follows is not known");
+        assert!(!filter.may_lead(b"/srv/pu", STAMP), "what follows does not matter");
     }
 
     #[test]
@@ -258,11 +299,14 @@ mod tests {
             for path in paths(8) {
                 let inside = places.iter().any(|place| is_inside(&path, place));
                 let whole = [&path[..], b"\0"].concat();
+                let longer = [&whole[..], &[b'a'; FIRST_BYTES]].concat();
                 let text = String::from_utf8_lossy(&path);
-                assert!(!inside || filter.may_lead(&whole), "{text} leads into one of {places:?}");
+                let leads = filter.may_lead(&whole, STAMP);
+                assert_eq!(filter.may_lead(&longer, STAMP), leads, "{text}: what is behind it does not count");
+                assert!(!inside || leads, "{text} leads into one of {places:?}");
                 let is_plain = path.split(|&byte| byte == b'/').skip(1).all(|name| !matches!(name, b"" | b"." | b".."));
-                assert!(!is_plain || inside || !filter.may_lead(&whole), "{text} leads into none of {places:?}");
-                let cut = (0..path.len()).all(|length| filter.may_lead(&path[..length]));
+                assert!(!is_plain || inside || !leads, "{text} leads into none of {places:?}");
+                let cut = (0..path.len()).all(|length| filter.may_lead(&path[..length], STAMP));
                 assert!(!inside || cut, "the beginning of {text} may lead into one of {places:?}");
             }
         }

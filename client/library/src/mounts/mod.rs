@@ -44,17 +44,17 @@ struct Slot {
     table: UnsafeCell<Table>,
 }
 
-/// The mounts of this process.
-#[repr(C)]
+/// The mounts of this process. What most calls look at comes first, together.
+#[repr(C, align(64))]
 pub struct Mounts {
-    refreshing: Hold,
-    /// The slot of the current table, plus one.
-    current: AtomicU32,
     /// Changes heard of.
     changes: AtomicU32,
+    /// The slot of the current table, plus one.
+    current: AtomicU32,
     looked_at: AtomicU64,
-    /// Of the current table.
+    /// Of the table that was read last, stamped with the count of changes before that.
     filter: Filter,
+    refreshing: Hold,
     /// When reading last failed; 0: it did not.
     failed_at: AtomicU64,
     lookers: [Looker; LOOKERS],
@@ -94,8 +94,7 @@ impl Mounts {
     /// [`coarse_time_ns`].
     #[inline]
     pub fn is_elsewhere(&self, path: &[u8], now: u64) -> bool {
-        let is_fresh = self.current().is_some() && !self.is_look_due(now);
-        is_fresh && !self.filter.may_lead(path)
+        !self.is_look_due(now) && !self.filter.may_lead(path, self.changes.load(Ordering::SeqCst))
     }
 
     /// The descriptors that the program must not close.
@@ -191,7 +190,7 @@ impl Mounts {
             return None;
         }
         self.failed_at.store(0, Ordering::Relaxed);
-        self.filter.replace(&places);
+        self.filter.replace(&places, changes);
         self.looked_at.store(coarse_time_ns(), Ordering::Relaxed);
         self.current.store(index as u32 + 1, Ordering::SeqCst);
         Some(())
