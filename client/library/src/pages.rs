@@ -5,17 +5,19 @@
 //! meanwhile (the memory of a large `free`) nobody may pass to it any more.
 
 use crate::raw::{self, PAGE};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Pages remembered, each at its place.
-const PLACES: usize = 64;
+/// Pages remembered, each at its place: those of a transfer of 4 MiB.
+const PLACES: usize = 1024;
 
 /// Nanoseconds of one tick, as a power of two: no more than the clock moves on at a time.
 const TICK_SHIFT: u32 = 20;
 
 /// Bits of an entry that say when; the page's number is above them.
 const TIME_BITS: u32 = 28;
-const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
+
+/// How often everything was forgotten.
+static FORGOTTEN: AtomicU32 = AtomicU32::new(0);
 
 struct Pages([AtomicU64; PLACES]);
 
@@ -24,14 +26,14 @@ static WRITABLE: Pages = Pages([const { AtomicU64::new(0) }; PLACES]);
 
 /// Whether every page of a range can be read.
 pub fn are_readable(address: usize, length: usize) -> bool {
-    let now = raw::coarse_time_ns();
-    READABLE.have(address, length, now) || have_asked(address, length, now)
+    let tick = tick(raw::coarse_time_ns());
+    READABLE.have(address, length, tick) || have_asked(address, length, tick)
 }
 
 /// Whether the page with one byte can be read, at a time by [`raw::coarse_time_ns`].
 #[inline]
 pub fn is_readable_at(address: usize, now: u64) -> bool {
-    is_known_readable_at(address, now) || have_asked(address, 1, now)
+    is_known_readable_at(address, now) || have_asked(address, 1, tick(now))
 }
 
 /// The same; false also when the kernel would have to be asked.
@@ -41,25 +43,27 @@ pub fn is_known_readable_at(address: usize, now: u64) -> bool {
 }
 
 #[cold]
-fn have_asked(address: usize, length: usize, now: u64) -> bool {
-    raw::is_readable(address, length) && READABLE.note(address, length, now)
+fn have_asked(address: usize, length: usize, tick: u64) -> bool {
+    raw::is_readable(address, length) && READABLE.note(address, length, tick)
 }
 
 /// Whether every page of a range can be written.
 pub fn are_writable(address: usize, length: usize) -> bool {
-    let now = raw::coarse_time_ns();
-    WRITABLE.have(address, length, now) || (raw::is_writable(address, length) && WRITABLE.note(address, length, now))
+    let tick = tick(raw::coarse_time_ns());
+    WRITABLE.have(address, length, tick) || (raw::is_writable(address, length) && WRITABLE.note(address, length, tick))
 }
 
 /// To be called before memory is unmapped or protected.
 pub fn forget() {
-    for entry in READABLE.0.iter().chain(&WRITABLE.0) {
-        entry.store(0, Ordering::Relaxed);
-    }
+    FORGOTTEN.fetch_add(1, Ordering::Relaxed);
 }
 
+/// The time for which something is remembered: until the clock moves on, or everything is forgotten. What it is then is
+/// another number, but for one in 2^28.
 fn tick(now: u64) -> u64 {
-    now >> TICK_SHIFT & TIME_MASK
+    let forgotten = u64::from(FORGOTTEN.load(Ordering::Relaxed));
+    // The constant is 2^64 divided by the golden ratio, which spreads consecutive numbers over the upper bits.
+    (now >> TICK_SHIFT ^ forgotten << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - TIME_BITS)
 }
 
 fn numbers(address: usize, length: usize) -> core::ops::Range<u64> {
@@ -77,15 +81,13 @@ impl Pages {
         self.place(number).load(Ordering::Relaxed) == number << TIME_BITS | tick
     }
 
-    fn have(&self, address: usize, length: usize, now: u64) -> bool {
-        let now = tick(now);
-        numbers(address, length).all(|number| self.has(number, now))
+    fn have(&self, address: usize, length: usize, tick: u64) -> bool {
+        numbers(address, length).all(|number| self.has(number, tick))
     }
 
-    fn note(&self, address: usize, length: usize, now: u64) -> bool {
-        let now = tick(now);
+    fn note(&self, address: usize, length: usize, tick: u64) -> bool {
         for number in numbers(address, length) {
-            self.place(number).store(number << TIME_BITS | now, Ordering::Relaxed);
+            self.place(number).store(number << TIME_BITS | tick, Ordering::Relaxed);
         }
         true
     }
@@ -99,12 +101,14 @@ mod tests {
     fn pages_are_remembered_until_they_are_forgotten() {
         let pages = Pages([const { AtomicU64::new(0) }; PLACES]);
         let address = 7 * PAGE - 1;
-        let now = raw::coarse_time_ns();
+        let time = raw::coarse_time_ns();
+        let now = tick(time);
         assert!(!pages.have(address, 2, now));
         assert!(pages.note(address, 2, now));
         assert!(pages.have(address, 2, now) && pages.have(6 * PAGE, 2 * PAGE, now));
         assert!(!pages.have(address, PAGE + 2, now) && !pages.have(address + PLACES * PAGE, 2, now));
-        let later = now + (1 << TICK_SHIFT);
-        assert!(!pages.have(address, 2, later), "remembered for too long");
+        assert!(!pages.have(address, 2, tick(time + (1 << TICK_SHIFT))), "remembered for too long");
+        forget();
+        assert!(!pages.have(address, 2, tick(time)));
     }
 }
