@@ -91,8 +91,8 @@ pub struct Adopt {
     pub magic: u32,
     /// In: the session's number.
     pub session: u32,
-    /// In: 0; or a handle of this session to give up, because its file is about to be mapped shared and writable: it and the
-    /// description are not adopted again.
+    /// In: 0; or another number, to give the description up, because it is about to be mapped shared and writable or to append:
+    /// all handles on it end, and it is not adopted again.
     /// Out: the handle, for requests of this session; 0: not to be had (or given up), use the kernel.
     pub handle: u64,
     /// Out: the file's inode number.

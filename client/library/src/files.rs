@@ -250,10 +250,18 @@ fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32)
     if flags & (sys::O_DIRECT | sys::O_PATH) != 0 {
         return None;
     }
-    let mut message = message(session);
+    let mut message = message(session.connection().session());
     raw::adopt(descriptor, &mut message).ok()?;
-    let agreed = message.inode == found.stx_ino && (message.open_flags ^ flags) & FLAGS_THAT_COUNT == 0;
-    (message.handle != 0 && agreed).then_some((message.handle, message.announces_closing != 0))
+    let Adopt { handle, inode, open_flags, announces_closing, .. } = message;
+    if handle == 0 {
+        return None;
+    }
+    if inode == found.stx_ino && (open_flags ^ flags) & FLAGS_THAT_COUNT == 0 {
+        return Some((handle, announces_closing != 0));
+    }
+    // A description whose flags were changed is not adopted, and the service must not take it for one that is.
+    raw::adopt(descriptor, &mut message).ok();
+    None
 }
 
 /// The instance's mount that an open file lies on, adopted or not.
@@ -273,10 +281,10 @@ pub fn refresh_size(call: Call, descriptor: i32) {
     }
 }
 
-fn message(session: &Session<'_>) -> Adopt {
+fn message(session: u32) -> Adopt {
     Adopt {
         magic: MAGIC,
-        session: session.connection().session(),
+        session,
         handle: 0,
         inode: 0,
         open_flags: 0,
@@ -290,25 +298,41 @@ fn message(session: &Session<'_>) -> Adopt {
 ///
 /// Also later `mprotect` can make such a mapping writable, so that the protection asked for now does not matter.
 pub fn give_up(call: Call, descriptor: i32) {
+    let descriptors = &call.state.descriptors;
+    let Some(seen) = descriptors.look(descriptor) else { return };
+    let writable = || raw::open_flags(descriptor).is_ok_and(|flags| flags & sys::O_ACCMODE == sys::O_RDWR);
+    match seen.known {
+        Known::NotOurs => {}
+        Known::Adopted(_) if writable() => leave_to_kernel(call, descriptor, &seen),
+        _ if writable() => descriptors.note(descriptor, &seen, Known::NotOurs),
+        _ => {}
+    }
+}
+
+/// Gives a description back to the kernel that is to append from now on: what it writes then goes behind the end that the kernel
+/// knows, which is told of changes of the size as long as somebody works by it.
+pub fn append(call: Call, descriptor: i32) {
+    let Some(seen) = call.state.descriptors.look(descriptor) else { return };
+    let appends = matches!(seen.known, Known::Adopted(adopted) if adopted.flags & sys::O_APPEND != 0);
+    if seen.known != Known::NotOurs && !appends && mount_behind(call, descriptor).is_some() {
+        leave_to_kernel(call, descriptor, &seen);
+        refresh_size(call, descriptor);
+    }
+}
+
+/// From here on no session works on the description behind a number of ours.
+fn leave_to_kernel(call: Call, descriptor: i32, seen: &Seen) {
+    /// Whoever has the description may give it up, whatever handles there are.
+    const ANY_HANDLE: u64 = u64::MAX;
     let state = call.state;
-    let Some(seen) = state.descriptors.look(descriptor) else { return };
-    if seen.known == Known::NotOurs {
-        return;
-    }
-    let writable = raw::open_flags(descriptor).is_ok_and(|flags| flags & sys::O_ACCMODE == sys::O_RDWR);
-    if !writable {
-        return;
-    }
-    if let Known::Adopted(adopted) = seen.known
+    let mut message = message(0);
+    message.handle = ANY_HANDLE;
+    let given_up = raw::adopt(descriptor, &mut message).is_ok() && message.handle == 0;
+    if let (false, Known::Adopted(adopted)) = (given_up, seen.known)
         && let Some(session) = state.sessions.enter_for(call, &adopted)
     {
-        let mut message = message(&session);
-        message.handle = adopted.handle;
-        let given_up = raw::adopt(descriptor, &mut message).is_ok() && message.handle == 0;
-        if !given_up {
-            // A service that cannot do it lets go of everything when the session ends.
-            session.end();
-        }
+        // A service that cannot do it lets go of everything when the session ends.
+        session.end();
     }
-    state.descriptors.note(descriptor, &seen, Known::NotOurs);
+    state.descriptors.note(descriptor, seen, Known::NotOurs);
 }

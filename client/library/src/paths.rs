@@ -297,7 +297,8 @@ fn run(
             take(reply, borrowed, &place.mount);
             Ok(*reply)
         } else {
-            follow(call, (first, second, changes), (request, extra), (reply, borrowed), take)
+            let skips = (place.skip, second_place.as_ref().map_or(0, |second| second.skip));
+            follow(call, (first, second, changes), skips, (request, extra), (reply, borrowed), take)
         };
         Ok(())
     })?;
@@ -342,6 +343,23 @@ impl Text {
     fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
+
+    /// Goes on with what a symbolic link on this path made of it. What is relative is so to where the request began: at the
+    /// same directory, or behind the first `skip` components of an absolute path, which lead to the mount.
+    fn go_on(&mut self, next: &Self, skip: usize) -> Served<()> {
+        if next.bytes().first() == Some(&b'/') || self.bytes().first() != Some(&b'/') {
+            self.set(next.bytes());
+            return Ok(());
+        }
+        let names = components(self.bytes()).take(skip);
+        let end = names.last().map_or(0, |name| name.as_ptr().addr() - self.bytes.as_ptr().addr() + name.len());
+        let length = end + 1 + next.length;
+        let rest = self.bytes.get_mut(end..length).ok_or(Refusal::Kernel)?;
+        rest[0] = b'/';
+        rest[1..].copy_from_slice(next.bytes());
+        self.length = length;
+        Ok(())
+    }
 }
 
 /// Goes on after symbolic links. Apart from [`run`], because of the room two paths take on the stack.
@@ -350,6 +368,7 @@ impl Text {
 fn follow(
     call: Call,
     (first, second, changes): (Named<'_, '_>, Option<Named<'_, '_>>, bool),
+    mut skips: (usize, usize),
     (request, extra): (&Request, &Extra<'_>),
     (reply, borrowed): (&Reply, &Borrowed<'_>),
     take: Take<'_>,
@@ -360,10 +379,14 @@ fn follow(
     next.take(reply, borrowed)?;
     let mut last = *reply;
     for _ in 0..SYMLINKS_MAX {
-        let changed = if last.status == Status::Redirect as u32 { &mut text } else { &mut second_text };
-        changed.set(next.bytes());
+        if last.status == Status::Redirect as u32 {
+            text.go_on(&next, skips.0)?;
+        } else {
+            second_text.go_on(&next, skips.1)?;
+        }
         let named = second.map(|(start, _)| (start, second_text.bytes()));
         let (place, second_place) = places(call, (first.0, text.bytes()), named, changes)?;
+        skips = (place.skip, second_place.as_ref().map_or(0, |second| second.skip));
         once(call, (&place, second_place.as_ref()), request, extra, &mut |reply, borrowed| {
             last = *reply;
             if reply.status == Status::Done as u32 {
@@ -394,5 +417,22 @@ mod tests {
         for other in ["/", "", "/a/", "/a/..", "/a/../b", "..", ".", "/a/."] {
             assert!(!is_plain(other.as_bytes()), "{other}");
         }
+    }
+
+    fn gone_on(text: &[u8], next: &[u8], skip: usize) -> Option<Vec<u8>> {
+        let mut text = Text::of(text);
+        text.go_on(&Text::of(next), skip).ok()?;
+        Some(text.bytes().to_vec())
+    }
+
+    #[test]
+    fn what_a_link_makes_of_a_path_begins_where_the_request_began() {
+        let goes_on = |text: &str, next: &str, skip| gone_on(text.as_bytes(), next.as_bytes(), skip);
+        assert_eq!(goes_on("d/l", "d/other", 0).as_deref(), Some(&b"d/other"[..]));
+        assert_eq!(goes_on("d/l", "/other", 0).as_deref(), Some(&b"/other"[..]));
+        assert_eq!(goes_on("/at/mnt/d/l", "/other", 2).as_deref(), Some(&b"/other"[..]));
+        assert_eq!(goes_on("//at/./mnt/d/l", "d/other", 2).as_deref(), Some(&b"//at/./mnt/d/other"[..]));
+        assert_eq!(goes_on("/l", "other", 0).as_deref(), Some(&b"/other"[..]));
+        assert_eq!(goes_on("/at/l", &"x".repeat(PATH_MAX), 1), None);
     }
 }

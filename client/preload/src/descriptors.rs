@@ -105,6 +105,7 @@ macro_rules! control {
                     let result = calls::duplicate_above(descriptor, command, argument);
                     return poolfs_client::errno::convert(result) as c_int;
                 }
+                calls::before_control(descriptor, command, argument);
                 let next = NEXT.address();
                 if next.is_null() {
                     return crate::next::missing() as c_int;

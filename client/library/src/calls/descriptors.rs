@@ -129,6 +129,14 @@ pub fn dup3(from: i32, to: i32, flags: i32) -> isize {
     duplicated(from, kernel(sys::__NR_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0]))
 }
 
+/// To be called before `fcntl` with a command that does not duplicate.
+pub fn before_control(descriptor: i32, command: i32, argument: usize) {
+    let appends = command as u32 == sys::F_SETFL && argument as u32 & sys::O_APPEND != 0;
+    if let Some(call) = appends.then(Call::begin).flatten() {
+        files::append(call, descriptor);
+    }
+}
+
 /// `fcntl` with one of the commands that duplicate a descriptor
 pub fn duplicate_above(descriptor: i32, command: i32, lowest: usize) -> isize {
     duplicated(descriptor, kernel(sys::__NR_fcntl, [descriptor as usize, command as usize, lowest, 0, 0, 0]))
