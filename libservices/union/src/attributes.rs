@@ -301,8 +301,8 @@ impl Union {
     pub(crate) fn remove_xattr(&self, caller: &Caller, node: &Arc<Node>, name: &[u8]) -> Result<()> {
         marks::refuse_hidden(name, Errno::EOPNOTSUPP, || {
             let plain = matches!(node.file_type, FileType::Regular | FileType::Directory);
-            if plain && node.read().upper.is_none() {
-                // What is not there needs no copy-up: it is refused, or, an access list, gone as it was.
+            if plain && (ACCESS_LISTS.contains(&name) || node.read().upper.is_none()) {
+                // What is not there needs no copy-up: it is refused, or, an access list, gone as it was, which is no change.
                 match self.get_xattr(caller, node, name) {
                     Err(error) if error.errno() == Errno::ENODATA && ACCESS_LISTS.contains(&name) => return Ok(()),
                     found => found.map(drop)?,

@@ -351,7 +351,9 @@ impl Libservice for Union {
         }
         if let (Some(from), Some(upper)) = (self.plain_upper(&from)?, self.plain_upper(&to)?) {
             let count = self.upper.copy_range(caller, from.id(), source_offset, upper.id(), target_offset, length)?;
-            to.node.changed.see();
+            if count > 0 {
+                to.node.changed.see();
+            }
             return Ok(count);
         }
         let mut buffer = vec![0; length.min(COPY_BYTES) as usize];
