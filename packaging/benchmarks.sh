@@ -17,6 +17,8 @@ TEXT
     echo "Machine: $(nproc) CPUs ($(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)), Linux $(uname -r | cut -d- -f1), $(date -u +%F)."
     printf '\n## A round trip\n\n`poolfs-bench round-trip`: the service on CPU 0, the caller on CPU 0 or CPU 1.\n\n'
     $bench round-trip --work target/bench-round-trip
+    printf '\n## Requests of the kernel by /dev/fuse and by io_uring\n\n`poolfs-bench transports`: one pool on both CPUs, the caller on CPU 1.\n\n'
+    $bench transports --work target/bench-transports
     printf '\n## Calls of others\n\n`poolfs-bench overhead`: files that are not in a pool, with the library preloaded and without.\n\n'
     $bench overhead --work target/bench-overhead
     printf '\n## Bulk copy\n\n`poolfs-bench copy`: one copy of so many bytes, both areas in memory.\n\n'

@@ -6,6 +6,7 @@ mod overhead;
 mod roundtrip;
 mod table;
 mod targets;
+mod transports;
 mod worker;
 
 use anyhow::Result;
@@ -36,6 +37,15 @@ enum Task {
     },
     /// A request's round trip beside a futex hand-over and a FUSE getattr, on one core and across cores.
     RoundTrip {
+        /// A folder to work in; made and removed.
+        #[arg(long)]
+        work: PathBuf,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 15)]
+        rounds: u32,
+    },
+    /// Requests of the kernel by /dev/fuse beside those by io_uring, which is switched on for a moment.
+    Transports {
         /// A folder to work in; made and removed.
         #[arg(long)]
         work: PathBuf,
@@ -91,6 +101,13 @@ fn main() -> Result<()> {
             let table = roundtrip::run(&work, &poolfs, rounds);
             std::fs::remove_dir_all(&work)?;
             print!("{}", table?.markdown());
+        }
+        Task::Transports { work, rounds } => {
+            let poolfs = std::env::current_exe()?.with_file_name("poolfs");
+            let work = made(&work)?;
+            let table = transports::run(&work, &poolfs, rounds);
+            std::fs::remove_dir_all(&work)?;
+            print!("{}", table?);
         }
         Task::Overhead { work, rounds, milliseconds } => {
             let poolfs = std::env::current_exe()?.with_file_name("poolfs");

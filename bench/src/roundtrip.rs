@@ -103,7 +103,8 @@ fn await_turn(turn: &AtomicU32, wanted: u32) {
     }
 }
 
-fn pin(cpu: usize) -> Result<()> {
+/// Keeps the calling thread on a CPU.
+pub fn pin(cpu: usize) -> Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot run on CPU {cpu}"))

@@ -13,7 +13,7 @@ use crate::statistics::Statistics;
 use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::types::{Caller, Errno, Name, NodeId};
 use poolfs_libservice::{Lease, Libservice, Segment, fail};
-use poolfs_service_protocol::{AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, OperationPath};
+use poolfs_service_protocol::{AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, OperationPath, Transport};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,6 +61,7 @@ pub struct Instance {
     leases: OnceLock<Arc<LeaseTable>>,
     pruner: OnceLock<Arc<Pruner>>,
     tracer: OnceLock<Arc<Tracer>>,
+    transport: OnceLock<Transport>,
     refusing: AtomicBool,
     /// Another instance changes what this one shows: the kernel may keep nothing.
     shared: AtomicBool,
@@ -90,6 +91,7 @@ impl Instance {
             leases: OnceLock::new(),
             pruner: OnceLock::new(),
             tracer: OnceLock::new(),
+            transport: OnceLock::new(),
             refusing: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             removals: std::array::from_fn(|_| Mutex::default()),
@@ -204,6 +206,11 @@ impl Instance {
             self.nodes.start_holding();
         }
         Ok(())
+    }
+
+    /// Notes how the kernel's requests come; once per instance.
+    pub(crate) fn set_transport(&self, transport: Transport) {
+        let _ = self.transport.set(transport);
     }
 
     /// Another instance is about to show the same: from here on the kernel keeps nothing of this one, for good.
@@ -362,6 +369,7 @@ impl Instance {
         InstanceStatus {
             instance: self.spec.instance.clone(),
             mount_point: self.spec.mount_point.clone(),
+            transport: self.transport.get().copied().unwrap_or_default(),
             sessions: self.adopter.get().map_or(0, |adopter| adopter.sessions()),
             sessions_refused: self.adopter.get().map_or_else(BTreeMap::new, |adopter| {
                 adopter.refused().into_iter().map(|(errno, count)| (errno.name().to_owned(), count)).collect()

@@ -211,8 +211,7 @@ impl Service {
         let front = make_directory(&sockets, private)
             .and_then(|()| QueueFront::start(&instance, &sockets, &self.threads))
             .map_err(|cause| ServiceError::Sessions { place: sockets.clone(), cause })?;
-        let mount =
-            LegacyMount::start(&instance, self.config.cpus.len()).inspect_err(|_| front.close(&self.threads))?;
+        let mount = LegacyMount::start(&instance, &self.config.cpus).inspect_err(|_| front.close(&self.threads))?;
         front.want_stamps(self.tracer.is_on());
         info!(instance = instance.name(), mount_point = %instance.spec().mount_point.display(), "mounted");
         lock(&self.instances).insert(instance.name().to_owned(), Mounted { instance, mount, front });

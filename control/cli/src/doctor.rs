@@ -172,11 +172,16 @@ fn fuse_device() -> Finding {
 fn fuse_features(host: &dyn Host, kernel: Option<(u32, u32)>) -> Vec<Finding> {
     let from = |wanted| kernel.is_some_and(|version| version >= wanted);
     let offered = |wanted| if from(wanted) { "offered by this kernel" } else { "not offered by this kernel" };
-    let parameter = host.read_text(Path::new("/sys/module/fuse/parameters/enable_uring")).ok();
-    let uring = match parameter.as_deref().map(str::trim) {
-        Some("Y" | "1") => "offered and switched on".to_owned(),
-        Some(_) => "offered and switched off".to_owned(),
-        None => offered(KERNEL_URING).to_owned(),
+    let read = |path| host.read_text(Path::new(path)).ok().map(|text| text.trim().to_owned());
+    let parameter = read("/sys/module/fuse/parameters/enable_uring");
+    let switched_on = parameter.as_deref().map(|text| matches!(text, "Y" | "1"));
+    // 1 forbids it to those without rights only.
+    let forbidden = read("/proc/sys/kernel/io_uring_disabled").is_some_and(|text| text == "2");
+    let uring = match switched_on {
+        Some(_) if forbidden => "offered, and io_uring is forbidden by kernel.io_uring_disabled",
+        Some(true) => "offered and switched on",
+        Some(false) => "offered and switched off",
+        None => offered(KERNEL_URING),
     };
     vec![
         judged(
@@ -188,10 +193,11 @@ fn fuse_features(host: &dyn Host, kernel: Option<(u32, u32)>) -> Vec<Finding> {
         ),
         judged(
             "FUSE io_uring",
-            fine_or(parameter.is_some_and(|text| matches!(text.trim(), "Y" | "1")), Verdict::Less),
+            fine_or(switched_on == Some(true) && !forbidden, Verdict::Less),
             uring,
             "a request by the kernel's path to a service on another core waits for it to wake",
-            "Linux 6.14 or later, and: echo Y > /sys/module/fuse/parameters/enable_uring",
+            "Linux 6.14 or later; before mounting: echo Y > /sys/module/fuse/parameters/enable_uring (and, where it is \
+             forbidden, sysctl kernel.io_uring_disabled=0)",
         ),
         judged(
             "FUSE prune",
@@ -350,6 +356,12 @@ mod tests {
         assert_eq!(verdicts, [Verdict::Fine, Verdict::Less, Verdict::Fine]);
         let text = readable(&features);
         assert!(text.contains("switched off") && text.contains("remedy: Linux 6.14"), "{text}");
+        host.set_file("/sys/module/fuse/parameters/enable_uring", "Y\n");
+        host.set_file("/proc/sys/kernel/io_uring_disabled", "1\n");
+        assert_eq!(fuse_features(&host, Some((6, 18)))[1].verdict, Verdict::Fine);
+        host.set_file("/proc/sys/kernel/io_uring_disabled", "2\n");
+        let forbidden = &fuse_features(&host, Some((6, 18)))[1];
+        assert!(forbidden.verdict == Verdict::Less && forbidden.found.contains("forbidden"), "{forbidden:?}");
         assert_eq!(control_groups(&RecordingHost::new()).verdict, Verdict::Broken);
         assert_eq!(user_namespaces(&host).verdict, Verdict::Less);
         host.set_file("/proc/sys/user/max_user_namespaces", "0\n");

@@ -131,12 +131,13 @@ fn cache_lines(service: &ServiceStatus) -> String {
 
 fn instance_lines(instance: &InstanceStatus) -> String {
     let mut text = format!(
-        "  {} at {}: {} sessions, {} handles, {} nodes; the kernel caches {} besides\n",
+        "  {} at {}: {} sessions, {} handles, {} nodes; asked by {}; the kernel caches {} besides\n",
         instance.instance,
         instance.mount_point.display(),
         instance.sessions,
         instance.handles,
         instance.nodes,
+        instance.transport.name(),
         size(instance.kernel_cached_bytes),
     );
     if !instance.sessions_refused.is_empty() {
@@ -180,7 +181,7 @@ fn instance_lines(instance: &InstanceStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use poolfs_service_protocol::{CacheStatus, KindStatus, UnionStatus};
+    use poolfs_service_protocol::{CacheStatus, KindStatus, Transport, UnionStatus};
     use std::collections::BTreeMap;
 
     fn example() -> PoolStatus {
@@ -191,6 +192,7 @@ mod tests {
         let instance = InstanceStatus {
             instance: "web-1".into(),
             mount_point: "/mnt".into(),
+            transport: Transport::IoUring,
             sessions: 1,
             sessions_refused: BTreeMap::from([("EUSERS".to_owned(), 4)]),
             handles: 2,
@@ -216,9 +218,16 @@ mod tests {
     #[test]
     fn everything_that_was_counted_is_shown() {
         let text = readable(&example());
-        for part in
-            ["process 42", "EUSERS 4", "75.0 %", "web-1 at /mnt", "usr/a: its bitmap is missing", "2.0 us", "library"]
-        {
+        for part in [
+            "process 42",
+            "by io_uring",
+            "EUSERS 4",
+            "75.0 %",
+            "web-1 at /mnt",
+            "usr/a: its bitmap is missing",
+            "2.0 us",
+            "library",
+        ] {
             assert!(text.contains(part), "{part} in:\n{text}");
         }
         assert!(!text.contains("write"), "nothing was written:\n{text}");

@@ -135,7 +135,7 @@ fn show(context: &Context, interval: &Interval) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use poolfs_service_protocol::CacheStatus;
+    use poolfs_service_protocol::{CacheStatus, Transport};
 
     fn status(reads: u64) -> ServiceStatus {
         let read = KindStatus { count: reads, errors: reads / 10, p50_ns: 1023, p99_ns: 2047 };
@@ -143,6 +143,7 @@ mod tests {
         let instance = InstanceStatus {
             instance: "web-1".into(),
             mount_point: "/mnt".into(),
+            transport: Transport::IoUring,
             sessions: 2,
             sessions_refused: BTreeMap::new(),
             handles: 0,

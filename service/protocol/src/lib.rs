@@ -10,7 +10,7 @@ mod trace;
 
 pub use status::{
     AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, OperationPath, ServiceStatus,
-    SketchDamage, UnionStatus,
+    SketchDamage, Transport, UnionStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
 

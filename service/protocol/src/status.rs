@@ -14,6 +14,28 @@ pub enum OperationPath {
     Fuse,
 }
 
+/// How the requests of an instance come from the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// read from `/dev/fuse`
+    #[default]
+    DevFuse,
+    /// by rings in shared memory, one queue for each CPU
+    IoUring,
+}
+
+impl Transport {
+    /// Its name, for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DevFuse => "/dev/fuse",
+            Self::IoUring => "io_uring",
+        }
+    }
+}
+
 /// How often one kind of operation was served on one path, and how long it took.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindStatus {
@@ -127,6 +149,8 @@ pub struct InstanceStatus {
     pub instance: String,
     /// Where it is mounted.
     pub mount_point: PathBuf,
+    /// How the kernel's requests come.
+    pub transport: Transport,
     /// Sessions of the library now.
     pub sessions: u64,
     /// Clients that got no session and were left to the kernel, by the name of the errno that stood against it.

@@ -6,6 +6,7 @@ use poolfs_libservice::types::Errno;
 use rustix::io::Errno as OsErrno;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Most bytes of one READ or WRITE.
@@ -21,7 +22,7 @@ const ERRNO_MAX: i32 = 511;
 
 /// The connection of one mount.
 pub(super) struct Device {
-    descriptor: OwnedFd,
+    descriptor: Arc<OwnedFd>,
     expires_names: bool,
 }
 
@@ -59,9 +60,18 @@ impl Buffer {
     }
 }
 
+/// An errno as the kernel takes it.
+pub(super) fn answerable(errno: Errno) -> i32 {
+    if errno.raw() > ERRNO_MAX { Errno::EIO.raw() } else { errno.raw() }
+}
+
 impl Device {
     pub(super) fn new(descriptor: OwnedFd) -> Self {
-        Self { descriptor, expires_names: false }
+        Self { descriptor: Arc::new(descriptor), expires_names: false }
+    }
+
+    pub(super) fn descriptor(&self) -> &Arc<OwnedFd> {
+        &self.descriptor
     }
 
     /// Notes whether the kernel can let names expire. One that cannot takes such a message for [`KernelCache::invalidate_name`].
@@ -76,8 +86,7 @@ impl Device {
     pub(super) fn answer(&self, unique: u64, outcome: Result<&[u8], Errno>) -> io::Result<()> {
         let (error, body) = match outcome {
             Ok(body) => (0, body),
-            Err(errno) if errno.raw() > ERRNO_MAX => (-Errno::EIO.raw(), &[][..]),
-            Err(errno) => (-errno.raw(), &[][..]),
+            Err(errno) => (-answerable(errno), &[][..]),
         };
         self.write(error, unique, &[body])
     }

@@ -3,6 +3,8 @@
 use super::abi::{self, init};
 use super::device::{Buffer, Device, TRANSFER_BYTES_MAX};
 use super::incoming::{Message, Offer, Operation};
+use super::rings;
+use poolfs_fuse_ring::Entry;
 use poolfs_libservice::types::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -39,11 +41,12 @@ const WANTED: &[(u64, &str)] = &[
 const BACKGROUND_MAX: u16 = 64;
 const CONGESTED: u16 = BACKGROUND_MAX / 4 * 3;
 
-/// Connects with the kernel, which has sent its first message when the mount was made.
+/// Connects with the kernel, which has sent its first message when the mount was made. Where it was agreed that requests come
+/// by rings, there are entries for all its queues, which it waits for.
 ///
 /// # Errors
 /// Those of the device, and `EPROTO` when the kernel speaks another protocol.
-pub(super) fn connect(descriptor: OwnedFd) -> io::Result<Device> {
+pub(super) fn connect(descriptor: OwnedFd, cpus: &[u32]) -> io::Result<(Device, Vec<Entry>)> {
     let mut device = Device::new(descriptor);
     let mut buffer = Buffer::new();
     let length = buffer.receive(&device)?;
@@ -51,21 +54,27 @@ pub(super) fn connect(descriptor: OwnedFd) -> io::Result<Device> {
     let Ok(Message::Call(call)) = Message::parse(message) else {
         return Err(io::Error::from_raw_os_error(Errno::EPROTO.raw()));
     };
+    let mut entries = Vec::new();
     let agreed = match call.operation {
-        Ok(Operation::Init(offer)) => agree(&offer),
+        Ok(Operation::Init(offer)) => {
+            if offer.flags & init::OVER_IO_URING != 0 {
+                entries = rings::entries(&device, cpus);
+            }
+            agree(&offer, !entries.is_empty())
+        }
         _ => Err(Errno::EPROTO),
     };
     device.answer(call.unique, agreed.as_ref().map(IntoBytes::as_bytes).map_err(|&errno| errno))?;
     let agreed = agreed.map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
     device.set_expires_names(u64::from(agreed.flags_high) << 32 & init::HAS_EXPIRE_ONLY != 0);
-    Ok(device)
+    Ok((device, entries))
 }
 
-fn agree(offer: &Offer) -> Result<abi::InitOut, Errno> {
+fn agree(offer: &Offer, by_rings: bool) -> Result<abi::InitOut, Errno> {
     if offer.major != abi::VERSION_MAJOR || offer.minor < VERSION_MINOR_MIN {
         return Err(Errno::EPROTO);
     }
-    let mut flags = 0;
+    let mut flags = if by_rings { init::OVER_IO_URING } else { 0 };
     for &(flag, what) in WANTED {
         if offer.flags & flag != 0 {
             flags |= flag;
@@ -98,18 +107,20 @@ mod tests {
 
     #[test]
     fn only_what_the_kernel_offers_is_agreed_on() {
-        let all = agree(&offer(7, 45, u64::MAX)).expect("agreed");
+        let all = agree(&offer(7, 45, u64::MAX), false).expect("agreed");
         let wanted = WANTED.iter().fold(0, |flags, (flag, _)| flags | flag);
         assert_eq!(u64::from(all.flags) | u64::from(all.flags_high) << 32, wanted);
         assert_eq!((all.write_max, all.pages_max, all.read_ahead_max), (1 << 20, 256, 1 << 17));
-        let few = agree(&offer(7, 31, init::BIG_WRITES | 1 << 1)).expect("agreed");
+        let rings = agree(&offer(7, 45, u64::MAX), true).expect("agreed");
+        assert_eq!((rings.flags, rings.flags_high), (all.flags, all.flags_high | 1 << (41 - 32)));
+        let few = agree(&offer(7, 31, init::BIG_WRITES | 1 << 1), false).expect("agreed");
         assert_eq!((u64::from(few.flags), few.flags_high), (init::BIG_WRITES, 0));
     }
 
     #[test]
     fn another_protocol_is_refused() {
         for (major, minor) in [(8, 0), (6, 45), (7, 30)] {
-            assert_eq!(agree(&offer(major, minor, u64::MAX)).err(), Some(Errno::EPROTO));
+            assert_eq!(agree(&offer(major, minor, u64::MAX), false).err(), Some(Errno::EPROTO));
         }
     }
 }

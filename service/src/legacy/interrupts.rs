@@ -44,11 +44,19 @@ pub(super) struct InService {
 pub(super) struct Entered<'a> {
     of: &'a InService,
     place: usize,
+    unique: u64,
+}
+
+impl Entered<'_> {
+    /// The request has been served. Whether it is still to be answered: nobody else has taken it.
+    pub(super) fn leave(self) -> bool {
+        self.of.take(self.place, self.unique, || Ok::<_, ()>(())).is_some()
+    }
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        *lock(&self.of.places[self.place]) = None;
+        let _ = self.of.take(self.place, self.unique, || Ok::<_, ()>(()));
         self.of.taken.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -69,7 +77,23 @@ impl InService {
         if self.taken.fetch_add(1, Ordering::Relaxed) + 1 == self.places.len() {
             self.look();
         }
-        Entered { of: self, place }
+        Entered { of: self, place, unique }
+    }
+
+    /// Takes a request out of service, unless it is out already, when `then` succeeds; nobody else can take it meanwhile.
+    pub(super) fn take<T, E>(
+        &self,
+        place: usize,
+        unique: u64,
+        then: impl FnOnce() -> Result<T, E>,
+    ) -> Option<Result<T, E>> {
+        let mut waiting = lock(&self.places[place]);
+        waiting.filter(|waiting| waiting.unique == unique)?;
+        let outcome = then();
+        if outcome.is_ok() {
+            *waiting = None;
+        }
+        Some(outcome)
     }
 
     /// Wakes the watcher.
@@ -86,17 +110,17 @@ impl InService {
         self.changed.notify_one();
     }
 
-    /// Watches until [`InService::end`]: `answer` is called for each request whose caller was killed.
-    pub(super) fn watch(&self, answer: impl Fn(u64)) {
+    /// Watches until [`InService::end`]: `answer` is called with the place and the number of each request whose caller was
+    /// killed, and again later when it cannot answer yet.
+    pub(super) fn watch(&self, answer: impl Fn(usize, u64) -> bool) {
         let mut seen = Vec::new();
         let mut again = false;
         while let Some(asked) = self.wait(again) {
             let mut now = Vec::new();
-            for place in &self.places {
+            for (at, place) in self.places.iter().enumerate() {
                 let Some(Waiting { unique, thread }) = *lock(place) else { continue };
                 now.push(unique);
-                if seen.contains(&unique) && is_killed(thread) {
-                    answer(unique);
+                if seen.contains(&unique) && is_killed(thread) && answer(at, unique) {
                     // The number of the thread may be another's before the request is served.
                     if let Some(waiting) = lock(place).as_mut().filter(|waiting| waiting.unique == unique) {
                         waiting.thread = 0;
@@ -168,12 +192,17 @@ mod tests {
         let (answered, answers) = channel();
         let watcher = {
             let in_service = Arc::clone(&in_service);
-            thread::spawn(move || in_service.watch(|unique| answered.send(unique).expect("kept")))
+            thread::spawn(move || in_service.watch(|_, unique| answered.send(unique).is_ok()))
         };
         let first = in_service.enter(0, 10, sleeper.0.id());
         let second = in_service.enter(1, 12, 0);
         assert!(answers.recv_timeout(6 * PERIOD).is_err());
-        drop((first, second));
+        assert!(first.leave());
+        assert_eq!(in_service.take(1, 12, || Err::<(), _>("not yet")), Some(Err("not yet")));
+        assert_eq!(in_service.take(1, 12, || Ok::<_, ()>("now")), Some(Ok("now")));
+        let third = in_service.enter(1, 14, 0);
+        assert!(!second.leave(), "it was taken");
+        assert!(third.leave(), "what is in its place now is not");
         in_service.end();
         watcher.join().expect("ended");
     }

@@ -5,6 +5,9 @@
 //! device <- answer   (bytes again)      <- front (replies into answers)
 //! ```
 //!
+//! Where the kernel offers it, `rings` takes the place of `device` for all that is answered: FUSE over io_uring. References that
+//! are given back and signals come, and notifications go, by `/dev/fuse` in any case.
+//!
 //! [`session`](self) has the threads that do this, [`LegacyMount`] the mount they serve. The kernel's `linux/fuse.h` is the
 //! specification of the protocol; what is used of it stands in `abi.rs`, what is agreed on at the start in `handshake.rs`.
 //!
@@ -20,6 +23,7 @@ mod incoming;
 mod interrupts;
 mod listing;
 mod mount;
+mod rings;
 mod session;
 
 pub use answer::{Answer, Given};

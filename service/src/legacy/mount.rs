@@ -104,7 +104,7 @@ pub fn detach_dead(path: &Path) -> io::Result<usize> {
     for detached in 0..DEAD_MOUNTS_MAX {
         // The kernel answers a stat from what it keeps, also when nobody is left to ask. Space it always asks for.
         match rustix::fs::statfs(path) {
-            Err(Errno::NOTCONN | Errno::CONNABORTED) => {
+            Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => {
                 rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
             }
             _ => return Ok(detached),
@@ -114,11 +114,11 @@ pub fn detach_dead(path: &Path) -> io::Result<usize> {
 }
 
 impl LegacyMount {
-    /// Mounts `instance` where its specification says, and serves it until the mount is gone.
+    /// Mounts `instance` where its specification says, and serves it on these CPUs until the mount is gone.
     ///
     /// # Errors
     /// Nothing is mounted then.
-    pub fn start(instance: &Arc<Instance>, cpus: usize) -> Result<Self, MountError> {
+    pub fn start(instance: &Arc<Instance>, cpus: &[u32]) -> Result<Self, MountError> {
         let spec = instance.spec();
         let path = spec.mount_point.clone();
         let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -128,11 +128,12 @@ impl LegacyMount {
         let guard = MountGuard { path: path.clone(), mounted: true };
         let failed = |cause| MountError::Session { path: path.clone(), cause };
 
-        let device = Arc::new(handshake::connect(device).map_err(failed)?);
+        let (device, entries) = handshake::connect(device, cpus).map_err(failed)?;
+        let device = Arc::new(device);
         let kernel: Arc<dyn KernelCache> = device.clone();
         instance.attach_kernel(Arc::clone(&kernel)).map_err(failed)?;
-        let threads = (cpus * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
-        let ended = Session::start(instance, device, threads).map_err(failed)?;
+        let threads = (cpus.len() * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
+        let ended = Session::start(instance, device, threads, entries, cpus).map_err(failed)?;
         if let Err(error) = raise_read_ahead(instance.name()) {
             debug!(instance = instance.name(), %error, "the kernel's read-ahead stays at its default");
         }

@@ -1,14 +1,16 @@
-//! The threads that serve one mount: each reads a message, serves it and writes the answer, in one buffer.
+//! The threads that serve one mount: each receives a message, serves it and answers it, in one piece of memory.
 
 use super::answer::{Answer, Given};
 use super::device::{Buffer, Device};
 use super::front::Front;
 use super::incoming::{Call, Message};
 use super::interrupts::InService;
+use super::rings::{READERS, Rings};
 use crate::instance::Instance;
 use crate::spans::Measured;
+use poolfs_fuse_ring::Entry;
 use poolfs_libservice::types::Errno;
-use poolfs_service_protocol::OperationPath;
+use poolfs_service_protocol::{OperationPath, Transport};
 use rustix::io::Errno as OsErrno;
 use std::io;
 use std::sync::Arc;
@@ -18,12 +20,23 @@ use tracing::{error, info, warn};
 
 /// One connection with the kernel. It ends with the last of its threads, when the mount is gone.
 pub(super) struct Session {
-    device: Arc<Device>,
-    front: Front,
-    name: String,
-    in_service: Arc<InService>,
+    pub(super) device: Arc<Device>,
+    pub(super) front: Front,
+    pub(super) name: String,
+    /// Those of the rings have the first places, those that read the device the last.
+    pub(super) in_service: Arc<InService>,
+    pub(super) rings: Rings,
     /// Its end tells that of the session.
     _end: SyncSender<()>,
+}
+
+/// A call that was served.
+pub(super) struct Served<'a> {
+    /// How long the answer is, or what went wrong.
+    pub(super) outcome: Result<usize, Errno>,
+    /// Nobody else has answered meanwhile.
+    pub(super) is_waited_for: bool,
+    pub(super) measured: Option<Measured<'a>>,
 }
 
 impl Drop for Session {
@@ -34,25 +47,45 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// Serves `instance` to whom `device` is connected with. The channel ends when the mount has.
+    /// Serves `instance` to whom `device` is connected with: by `entries`, if the kernel takes them, else by that many `threads`
+    /// that read the device. The channel ends when the mount has.
     ///
     /// # Errors
     /// When there are not enough threads to be had; those that there are end with the mount.
-    pub(super) fn start(instance: &Arc<Instance>, device: Arc<Device>, threads: usize) -> io::Result<Receiver<()>> {
+    pub(super) fn start(
+        instance: &Arc<Instance>,
+        device: Arc<Device>,
+        threads: usize,
+        entries: Vec<Entry>,
+        cpus: &[u32],
+    ) -> io::Result<Receiver<()>> {
         let (end, ended) = sync_channel(0);
-        let in_service = Arc::new(InService::new(threads));
+        let first = entries.len();
+        let in_service = Arc::new(InService::new(first + threads));
         let session = Arc::new(Self {
-            device: Arc::clone(&device),
+            device,
             front: Front::new(Arc::clone(instance)),
             name: instance.name().to_owned(),
             in_service: Arc::clone(&in_service),
+            rings: Rings::new(&entries, cpus),
             _end: end,
         });
+        // It must not keep the session from ending.
+        let watched = Arc::downgrade(&session);
         thread::Builder::new().name("fuse-watch".into()).spawn(move || {
-            // Whoever has been answered meanwhile needs nothing more.
-            in_service.watch(|unique| drop(device.answer(unique, Err(Errno::EINTR))));
+            in_service.watch(|place, unique| match watched.upgrade() {
+                Some(session) if session.is_ring(place) => session.take_over(place, unique),
+                Some(session) => {
+                    // Whoever has been answered meanwhile needs nothing more.
+                    let _ = session.device.answer(unique, Err(Errno::EINTR));
+                    true
+                }
+                None => true,
+            });
         })?;
-        for place in 0..threads {
+        let by_rings = session.start_rings(entries)?;
+        instance.set_transport(if by_rings { Transport::IoUring } else { Transport::DevFuse });
+        for place in first..first + if by_rings { READERS } else { threads } {
             let session = Arc::clone(&session);
             thread::Builder::new().name(format!("fuse-{place}")).spawn(move || session.work(place))?;
         }
@@ -65,17 +98,11 @@ impl Session {
         loop {
             let length = match buffer.receive(&self.device) {
                 Ok(length) => length,
-                Err(error) => {
-                    let is_gone = [OsErrno::NODEV, OsErrno::CONNABORTED].map(OsErrno::raw_os_error);
-                    if !error.raw_os_error().is_some_and(|raw| is_gone.contains(&raw)) {
-                        error!(instance = self.name, %error, "a thread of the FUSE session has ended");
-                    }
-                    return;
-                }
+                Err(error) => return self.has_ended(&error),
             };
             let (message, room) = buffer.split(length);
             match Message::parse(message) {
-                Ok(Message::Call(call)) => self.serve(place, call, room, &mut given),
+                Ok(Message::Call(call)) => self.serve_read(place, call, room, &mut given),
                 Ok(Message::Forget(forgets)) => self.front.forget(forgets),
                 Ok(Message::Interrupt) => self.in_service.look(),
                 Ok(Message::Nothing) => {}
@@ -84,15 +111,29 @@ impl Session {
         }
     }
 
-    fn serve(&self, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) {
-        let unique = call.unique;
+    /// A thread is about to end.
+    pub(super) fn has_ended(&self, error: &io::Error) {
+        let is_gone = [OsErrno::NODEV, OsErrno::CONNABORTED, OsErrno::NOTCONN].map(OsErrno::raw_os_error);
+        if !error.raw_os_error().is_some_and(|raw| is_gone.contains(&raw)) {
+            error!(instance = self.name, %error, "a thread of the FUSE session has ended");
+        }
+    }
+
+    /// Serves a call; its answer is put into `room`, and what it gives the kernel noted in `given`.
+    pub(super) fn serve(&self, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) -> Served<'_> {
         let mut measured = self.front.instance.measure(OperationPath::Fuse, call.thread, 0, None);
-        let entered = self.in_service.enter(place, unique, call.thread);
+        let entered = self.in_service.enter(place, call.unique, call.thread);
         let mut answer = Answer::new(room, given);
-        let outcome = self.front.serve(call, &mut answer);
-        drop(entered);
+        let outcome = self.front.serve(call, &mut answer).map(|()| answer.body().len());
+        let is_waited_for = entered.leave();
         measured.iter_mut().for_each(Measured::stop);
-        let sent = self.device.answer(unique, outcome.map(|()| answer.body()));
+        Served { outcome, is_waited_for, measured }
+    }
+
+    fn serve_read(&self, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) {
+        let unique = call.unique;
+        let Served { outcome, measured, .. } = self.serve(place, call, room, given);
+        let sent = self.device.answer(unique, outcome.map(|length| &room[..length]));
         measured.into_iter().for_each(|measured| measured.end(outcome.err().map_or("done", Errno::name)));
         if outcome.is_err() || sent.is_err() {
             given.drain(..).for_each(|given| self.front.take_back(given));

@@ -1,5 +1,6 @@
 //! A service under test: started, commanded, ended; nothing is left behind, also when a test fails.
 
+use crate::over_rings;
 use poolfs_service_protocol::{Answer, Command as Order, Ending, MountSpec, ServiceConfig, ServiceStatus, StackSpec};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -16,6 +17,7 @@ pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
     if let Some(folder) = std::env::var_os(INSIDE) {
         return body(Path::new(&folder));
     }
+    let _parameter = over_rings::leave_alone();
     let folder = tempfile::Builder::new().prefix("poolfs-service-").tempdir().expect("a temporary folder");
     // The namespaces end with this process, however it ends.
     let status = Command::new("setpriv")
@@ -95,6 +97,7 @@ impl Running {
         let spec = self.spec(name, stack);
         let at = spec.mount_point.clone();
         assert_eq!(self.order(&Order::Mount(spec)), Answer::Done);
+        over_rings::check(self.status().instances.iter().filter(|instance| instance.instance == name));
         at
     }
 

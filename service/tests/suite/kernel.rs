@@ -2,6 +2,7 @@
 //! killed while they wait, what the kernel is told.
 
 use crate::harness::{isolated, make};
+use crate::over_rings::{self, is_over_rings};
 use crate::trap::Trap;
 use poolfs_libservice::Libservice;
 use poolfs_service::legacy::LegacyMount;
@@ -19,8 +20,10 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A mount of one CPU has as many.
-const THREADS: usize = 6;
+/// A mount of one CPU has as many; by rings, that CPU has.
+pub fn threads() -> usize {
+    if is_over_rings() { 4 } else { 6 }
+}
 
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -30,7 +33,7 @@ pub const MOMENT: Duration = Duration::from_millis(400);
 pub struct Mounted {
     pub trap: Arc<Trap>,
     pub instance: Arc<Instance>,
-    mount: LegacyMount,
+    pub mount: LegacyMount,
     pub at: PathBuf,
 }
 
@@ -48,7 +51,8 @@ impl Mounted {
         };
         let trap = Trap::new();
         let instance = Instance::new(spec, Stack::of(Arc::clone(&trap) as Arc<dyn Libservice>));
-        let mount = LegacyMount::start(&instance, 1).expect("mounted");
+        let mount = LegacyMount::start(&instance, &[0]).expect("mounted");
+        over_rings::check([&instance.status()]);
         Self { trap, instance, mount, at }
     }
 
@@ -106,7 +110,7 @@ fn a_layer_that_panics_costs_the_request_and_no_thread() {
     isolated("kernel::a_layer_that_panics_costs_the_request_and_no_thread", |folder| {
         let mounted = Mounted::new(folder);
         fs::write(mounted.at.join("f"), b"fine").expect("write");
-        for round in 0..3 * THREADS {
+        for round in 0..3 * threads() {
             assert_eq!(mounted.error(&format!("panic-{round}")), Some(libc::EIO));
         }
         assert_eq!(fs::read(mounted.at.join("f")).expect("the service lives on"), b"fine");
@@ -164,16 +168,17 @@ fn whoever_waits_in_the_service_can_be_killed_and_nothing_is_left_of_it() {
 fn killing_works_also_when_every_thread_waits() {
     isolated("kernel::killing_works_also_when_every_thread_waits", |folder| {
         let mounted = Mounted::new(folder);
-        let wait = |n| shell("test -e \"$1\"", &mounted.at.join(format!("wait-{n}")));
-        let mut children: Vec<Child> = (0..THREADS).map(wait).collect();
-        mounted.trap.wait_for(THREADS);
-        children.push(shell("test -e \"$1\"", &mounted.at.join("behind-them")));
+        let look = |name: &str| shell("exec taskset -c 0 test -e \"$1\"", &mounted.at.join(name));
+        let mut children: Vec<Child> = (0..threads()).map(|n| look(&format!("wait-{n}"))).collect();
+        mounted.trap.wait_for(threads());
+        children.push(look("behind-them"));
         std::thread::sleep(MOMENT);
-        for child in &mut children {
+        // By rings, the last one is served as soon as another has been killed.
+        for child in children.iter_mut().rev() {
             kill(child, Signal::KILL);
             killed_in_time(child);
         }
-        mounted.trap.wait_for(THREADS);
+        mounted.trap.wait_for(threads());
         mounted.trap.let_go();
         assert_eq!(mounted.error("behind-them"), Some(libc::ENOENT), "the service lives on");
     });

@@ -12,6 +12,7 @@ mod idmapped;
 mod in_flight;
 mod kernel;
 mod mounts;
+mod over_rings;
 mod pruning;
 mod queue;
 mod sizes;

@@ -1,5 +1,6 @@
 //! A size changed by the user-level path, and descriptors of the kernel that nobody adopted: mappings and reads go by it.
 
+use crate::bare::eventually;
 use crate::harness::{Running, isolated};
 use crate::queue::{connect, handle, write};
 use poolfs_ipc::Connection;
@@ -64,9 +65,11 @@ fn truncate(connection: &Connection, handle: u64, size: u64) {
     assert_eq!(reply.status, Status::Done as u32, "{reply:?}");
 }
 
-fn open_both(at: &Path, connection: &Connection, size: usize) -> (File, File, u64) {
+fn open_both(service: &Running, at: &Path, connection: &Connection, size: usize) -> (File, File, u64) {
     let path = at.join("f");
     fs::write(&path, vec![1; size]).expect("write");
+    // Until the service knows that it is closed, the file is left to the kernel.
+    eventually("everything is closed", || service.status().instances[0].handles == 0);
     let reader = File::open(&path).expect("open");
     let writer = OpenOptions::new().read(true).write(true).open(&path).expect("open");
     let adopted = handle(&writer, connection);
@@ -80,7 +83,7 @@ fn a_file_that_was_open_before_it_grew_is_mapped_and_read_to_its_new_end() {
         let (at, _) = service.mount_directory("one");
         let connection = connect(folder, "one");
         for touched in [false, true] {
-            let (reader, _writer, adopted) = open_both(&at, &connection, 100);
+            let (reader, _writer, adopted) = open_both(&service, &at, &connection, 100);
             let before = Mapping::new(&reader, 8 * PAGE);
             if touched {
                 assert_eq!(before.byte(99), 1);
@@ -108,7 +111,7 @@ fn a_file_that_was_open_before_it_shrank_shows_nothing_old() {
         let (at, _) = service.mount_directory("one");
         let connection = connect(folder, "one");
         for touched in [false, true] {
-            let (reader, _writer, adopted) = open_both(&at, &connection, 4 * PAGE);
+            let (reader, _writer, adopted) = open_both(&service, &at, &connection, 4 * PAGE);
             let before = Mapping::new(&reader, 8 * PAGE);
             if touched {
                 assert!((0..4).all(|page| before.byte(page * PAGE) == 1));

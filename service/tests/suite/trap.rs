@@ -1,5 +1,5 @@
 //! A layer that misbehaves by the name: it panics, fails, or waits until it is told to go on. The next answer to a look-up
-//! or to a question for attributes can be held back whatever the name.
+//! or to a question for attributes can be held back whatever the name, and the next write.
 
 use poolfs_libservice::types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -25,13 +25,13 @@ pub struct Trap {
     gate: Mutex<Gate>,
     changed: Condvar,
     hold_back: AtomicBool,
+    hold_back_write: AtomicBool,
 }
 
 impl Trap {
     pub fn new() -> Arc<Self> {
-        let (memory, gate, changed, hold_back) =
-            (Memory::new(), Mutex::default(), Condvar::new(), AtomicBool::new(false));
-        Arc::new(Self { memory, gate, changed, hold_back })
+        let (gate, changed, hold_back, hold_back_write) = Default::default();
+        Arc::new(Self { memory: Memory::new(), gate, changed, hold_back, hold_back_write })
     }
 
     /// Waits until `count` calls wait.
@@ -86,6 +86,11 @@ impl Trap {
         self.hold_back.store(true, Ordering::SeqCst);
     }
 
+    /// The next write waits before it is made.
+    pub fn hold_back_next_write(&self) {
+        self.hold_back_write.store(true, Ordering::SeqCst);
+    }
+
     fn hold_back<T>(&self, done: T) -> T {
         if self.hold_back.swap(false, Ordering::SeqCst) {
             self.wait();
@@ -126,6 +131,13 @@ impl Libservice for Trap {
         self.hold_back(self.memory.getattr(caller, node))
     }
 
+    fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
+        if self.hold_back_write.swap(false, Ordering::SeqCst) {
+            self.wait();
+        }
+        self.memory.write(caller, handle, offset, data)
+    }
+
     delegate! {
         fn forget(node: NodeId, count: u64);
         fn setattr(
@@ -164,7 +176,6 @@ impl Libservice for Trap {
         ) -> Result<()>;
         fn open(caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId>;
         fn read(caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize>;
-        fn write(caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written>;
         fn fallocate(caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()>;
         fn seek(caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64>;
         fn fsync(caller: &Caller, handle: HandleId, durability: Durability) -> Result<()>;

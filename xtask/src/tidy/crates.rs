@@ -15,6 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-union", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-idmap", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-service-protocol", &["poolfs-types"]),
+    ("poolfs-fuse-ring", &["poolfs-ipc"]),
     (
         "poolfs-service",
         &[
@@ -25,6 +26,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "poolfs-cache",
             "poolfs-union",
             "poolfs-idmap",
+            "poolfs-fuse-ring",
             "poolfs-service-protocol",
         ],
     ),

@@ -176,6 +176,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use poolfs_service_protocol::Transport;
     use std::time::Duration;
 
     #[test]
@@ -185,6 +186,7 @@ mod tests {
         let instance = InstanceStatus {
             instance: "demo-1".into(),
             mount_point: "/m".into(),
+            transport: Transport::IoUring,
             sessions: 1,
             sessions_refused: BTreeMap::new(),
             handles: 0,
