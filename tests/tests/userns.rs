@@ -147,7 +147,7 @@ fn containers_of_one_image_see_their_own_root_and_nobody_else_gets_in() {
     isolated("containers_of_one_image_see_their_own_root_and_nobody_else_gets_in", |folder| {
         let pool = pool_with_image(folder);
         let maps = [("one", &["0:100000:65536"][..], 100_000), ("two", &["0:200000:1000", "70000:7:1"], 200_000)];
-        let script = "stat -c '%u:%g' /of-root /of-far; cat /proc/self/uid_map; echo x > /own; echo said > /dev/stdout
+        let script = "stat -c '%u:%g' /of-root /of-far; cat /proc/self/uid_map; echo x > /own; chmod 644 /own; echo said > /dev/stdout
             echo >> /etc/hosts; echo ready; sleep 300";
         for (name, map, _) in maps {
             let ranges: Vec<&str> = map.iter().flat_map(|range| ["--userns", range]).collect();

@@ -65,18 +65,27 @@ fn start(folder: &Path, kind: &str, instance: &str, place: &Path) -> Child {
 /// What a storm must leave as it was.
 #[derive(Debug)]
 struct Held {
+    /// Of files, memory and sockets. Those that only name a file (`O_PATH`) are a bounded cache.
     descriptors: usize,
     kibibytes: u64,
     sessions: u64,
 }
 
 fn held(service: &Running) -> Held {
-    let descriptors = fs::read_dir(format!("/proc/{}/fd", service.pid())).expect("it lives").count();
+    let descriptors = fs::read_dir(format!("/proc/{}/fdinfo", service.pid())).expect("it lives");
+    let descriptors = descriptors.filter(|entry| entry.as_ref().is_ok_and(|entry| !only_names(&entry.path()))).count();
     let status = fs::read_to_string(format!("/proc/{}/status", service.pid())).expect("it lives");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it lives");
     let kibibytes = line.trim().trim_end_matches(" kB").parse().expect("a number");
     let sessions = service.status().instances.iter().map(|instance| instance.sessions).sum();
     Held { descriptors, kibibytes, sessions }
+}
+
+/// Whether a descriptor, by its `fdinfo`, only names a file.
+fn only_names(descriptor: &Path) -> bool {
+    let text = fs::read_to_string(descriptor).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    flags.is_some_and(|flags| i32::from_str_radix(flags.trim(), 8).is_ok_and(|flags| flags & libc::O_PATH != 0))
 }
 
 #[test]
