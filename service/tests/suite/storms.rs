@@ -37,12 +37,14 @@ fn wait_max() -> Duration {
     if is_soak() { Duration::from_secs(1) } else { Duration::from_secs(10) }
 }
 
-/// Where the instances' files are: a disk of their own, so that no forged length fills another.
+/// Where the instances' files are, and what the service says: disks of their own, so that no forged length fills another, and nobody
+/// waits for what others write to a slow one.
 fn disk(folder: &Path) {
     let options = c"size=512m,mode=0755";
     make(&folder.join("dir-one"));
     make(&folder.join("dir-two"));
-    for name in ["dir-one", "dir-two"] {
+    make(&folder.join("said"));
+    for name in ["dir-one", "dir-two", "said"] {
         let flags = rustix::mount::MountFlags::empty();
         rustix::mount::mount("storm", folder.join(name), "tmpfs", flags, options).expect("root");
     }
@@ -95,7 +97,7 @@ fn hostile_clients_hurt_nobody_but_themselves() {
     }
     isolated("storms::hostile_clients_hurt_nobody_but_themselves", |folder| {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("ours");
-        let log = folder.join("log");
+        let log = folder.join("said/log");
         disk(folder);
         let service = Running::start_logging(folder, &log);
         let (one, _) = service.mount_directory("one");
