@@ -107,6 +107,23 @@ pub struct Adopt {
     pub reserved: [u8; 28],
 }
 
+impl Adopt {
+    /// Asks for a handle of this session.
+    #[must_use]
+    pub const fn asking(session: u32) -> Self {
+        Self {
+            magic: MAGIC,
+            session,
+            handle: 0,
+            inode: 0,
+            open_flags: 0,
+            mode: 0,
+            announces_closing: 0,
+            reserved: [0; 28],
+        }
+    }
+}
+
 /// What a request asks. The file is named by `handle` when `path_length` is 0, else by the path: relative to the adopted
 /// directory `directory`, or from the instance's root when that is 0. Paths are the first `path_length` bytes of the
 /// data area; a second path, name or value follows with `second_length`, a value after a name with `third_length`.

@@ -17,7 +17,7 @@ use crate::state::Call;
 use crate::trace::{self, Reason};
 use crate::{process, raw};
 use linux_raw_sys::general as sys;
-use poolfs_ipc::wire::{Adopt, MAGIC};
+use poolfs_ipc::wire::Adopt;
 
 /// A descriptor is adopted at this use of it: one that is used less often does not pay the ioctl.
 const ADOPT_AT_USE: u32 = 2;
@@ -250,7 +250,7 @@ fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32)
     if flags & (sys::O_DIRECT | sys::O_PATH) != 0 {
         return None;
     }
-    let mut message = message(session.connection().session());
+    let mut message = Adopt::asking(session.connection().session());
     raw::adopt(descriptor, &mut message).ok()?;
     let Adopt { handle, inode, open_flags, announces_closing, .. } = message;
     if handle == 0 {
@@ -278,19 +278,6 @@ pub fn refresh_size(call: Call, descriptor: i32) {
     if ours {
         // A failure is the kernel's to report in the call itself.
         raw::statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC).ok();
-    }
-}
-
-fn message(session: u32) -> Adopt {
-    Adopt {
-        magic: MAGIC,
-        session,
-        handle: 0,
-        inode: 0,
-        open_flags: 0,
-        mode: 0,
-        announces_closing: 0,
-        reserved: [0; 28],
     }
 }
 
@@ -325,7 +312,7 @@ fn leave_to_kernel(call: Call, descriptor: i32, seen: &Seen) {
     /// Whoever has the description may give it up, whatever handles there are.
     const ANY_HANDLE: u64 = u64::MAX;
     let state = call.state;
-    let mut message = message(0);
+    let mut message = Adopt::asking(0);
     message.handle = ANY_HANDLE;
     let given_up = raw::adopt(descriptor, &mut message).is_ok() && message.handle == 0;
     if let (false, Known::Adopted(adopted)) = (given_up, seen.known)

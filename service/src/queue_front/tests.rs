@@ -12,7 +12,7 @@ use crate::request::{Context, Reply as Outcome, Request as Asked};
 use crate::stack::Stack;
 use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::service::DataError;
-use poolfs_ipc::wire::{Adopt, MAGIC, Operation, Reply, Request, RequestFlags, Status, WireStatfs, WireTime};
+use poolfs_ipc::wire::{Adopt, Operation, Reply, Request, RequestFlags, Status, WireStatfs, WireTime};
 use poolfs_ipc::{CallError, Connection};
 use poolfs_libservice::Memory;
 use poolfs_libservice::types::{Caller, Errno, IdMap, Name, NodeId, OpenFlags, SetAttributes};
@@ -108,17 +108,7 @@ impl Served {
     }
 
     fn asked(&self) -> Adopt {
-        let session = self.connection.session();
-        Adopt {
-            magic: MAGIC,
-            session,
-            handle: 0,
-            inode: 0,
-            open_flags: 0,
-            mode: 0,
-            announces_closing: 0,
-            reserved: [0; 28],
-        }
+        Adopt::asking(self.connection.session())
     }
 
     fn adopt(&self, file: &Arc<OpenFile>) -> Adopt {

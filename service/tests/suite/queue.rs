@@ -2,7 +2,7 @@
 
 use crate::harness::{Running, isolated, make};
 use poolfs_ipc::Connection;
-use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC, Operation, Reply, Request, Status};
+use poolfs_ipc::wire::{ADOPT, Adopt, Operation, Reply, Request, Status};
 use poolfs_service_protocol::{Answer, Command as Order, OperationPath, StackSpec};
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -17,16 +17,7 @@ pub fn connect(folder: &Path, instance: &str) -> Connection {
 }
 
 pub fn adopt(file: &File, session: u32) -> Adopt {
-    let mut message = Adopt {
-        magic: MAGIC,
-        session,
-        handle: 0,
-        inode: 0,
-        open_flags: 0,
-        mode: 0,
-        announces_closing: 0,
-        reserved: [0; 28],
-    };
+    let mut message = Adopt::asking(session);
     // SAFETY: the ioctl reads and writes exactly the 64 bytes of the message.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(ADOPT), &raw mut message) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
