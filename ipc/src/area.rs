@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! buffer n at n * (4096 + data):  0x000 state word   0x040 Request   0x100 Reply   0x1000 data
+//! buffer 0:  0x7f8 reads of other handles   0x800 reads without a request, 128 times: handle, reads
 //! queue:  0x000 head  0x040 tail  0x080 events, sleepers  0x0C0 space, producers asleep, stamps  0x100 slots, 8 bytes each
 //! ```
 //!
@@ -11,7 +12,7 @@
 use crate::copy::copy;
 use crate::memory::{Mapping, PAGE};
 use crate::queue::{QueueWords, RelaxedQueue};
-use crate::sync::{AtomicU32, AtomicU64};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wire::{Reply, Request};
 use core::mem::{align_of, size_of};
 use core::ptr::NonNull;
@@ -19,13 +20,72 @@ use zerocopy::{FromZeros, IntoBytes};
 
 const REQUEST: usize = 0x40;
 const REPLY: usize = 0x100;
+const OTHERS: usize = 0x7f8;
+const COUNTS: usize = 0x800;
 const DATA: usize = PAGE;
 const SLOTS: usize = 0x100;
 
-const _: () = assert!(REQUEST + size_of::<Request>() <= REPLY && REPLY + size_of::<Reply>() <= DATA);
+const _: () = assert!(REQUEST + size_of::<Request>() <= REPLY && REPLY + size_of::<Reply>() <= OTHERS);
+const _: () = assert!(COUNTS + size_of::<Counts>() <= DATA);
 
 /// Bytes of a data area: the largest read or write of one request.
 pub const DATA_BYTES: usize = 128 * 1024;
+
+/// Handles whose reads a client counts at a time.
+pub const COUNTED_MAX: usize = 128;
+
+/// For each place a handle, and the reads of it.
+type Counts = [[AtomicU64; 2]; COUNTED_MAX];
+
+/// The reads that a client did without a request, by handle, as the client counts them: nobody vouches for the numbers.
+#[derive(Clone, Copy)]
+pub struct DirectReads<'a> {
+    others: &'a AtomicU64,
+    counts: &'a Counts,
+}
+
+impl<'a> DirectReads<'a> {
+    /// Those in a mapping of request buffers.
+    pub fn new(mapping: &'a Mapping) -> Self {
+        Self { others: word(mapping, OTHERS), counts: word(mapping, COUNTS) }
+    }
+
+    fn place(&self, handle: u64) -> &'a [AtomicU64; 2] {
+        &self.counts[handle as usize % COUNTED_MAX]
+    }
+
+    /// Counts the reads of a handle from now on, instead of those of another one in its place.
+    pub fn begin(&self, handle: u64) {
+        let [counted, reads] = self.place(handle);
+        if counted.load(Ordering::Relaxed) != handle {
+            self.others.fetch_add(reads.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            counted.store(handle, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a read of a handle. `is_alone`: no other thread counts, but for a signal handler, whose read may get lost.
+    #[inline]
+    pub fn count(&self, handle: u64, is_alone: bool) {
+        let [_, reads] = self.place(handle);
+        if is_alone {
+            reads.store(reads.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        } else {
+            reads.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads of a handle.
+    pub fn of(&self, handle: u64) -> u64 {
+        let [counted, reads] = self.place(handle);
+        if counted.load(Ordering::Relaxed) == handle { reads.load(Ordering::Relaxed) } else { 0 }
+    }
+
+    /// Reads of all handles so far.
+    pub fn sum(&self) -> u64 {
+        let counts = self.counts.iter().map(|[_, reads]| reads.load(Ordering::Relaxed));
+        counts.fold(self.others.load(Ordering::Relaxed), u64::saturating_add)
+    }
+}
 
 /// Most request buffers of a session.
 pub const BUFFERS_MAX: usize = 64;
@@ -50,13 +110,13 @@ pub const fn queue_length(slots: usize) -> usize {
     (SLOTS + slots * size_of::<AtomicU64>()).next_multiple_of(PAGE)
 }
 
-/// The atomic word at `offset` of a mapping.
+/// The atomic word, or the row of them, at `offset` of a mapping.
 ///
 /// Panics beyond the mapping: offsets are this side's own numbers.
 pub(crate) fn word<T>(mapping: &Mapping, offset: usize) -> &T {
     assert!(offset + size_of::<T>() <= mapping.length() && offset.is_multiple_of(align_of::<T>()));
-    // SAFETY: in bounds and aligned, mapped as long as the mapping is borrowed; T is an atomic (the callers'), so
-    // that concurrent changes by a peer are ordinary.
+    // SAFETY: in bounds and aligned, mapped as long as the mapping is borrowed; T is an atomic or a row of them (the callers'),
+    // so that concurrent changes by a peer are ordinary.
     unsafe { mapping.base().add(offset).cast::<T>().as_ref() }
 }
 
@@ -191,5 +251,32 @@ impl<'a> BufferArea<'a> {
         // SAFETY: `data_at` checked the source's bounds; the caller vouches for the target.
         unsafe { copy(source, target, length) };
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::create_sealed;
+
+    #[test]
+    fn reads_are_counted_by_handle_and_stay_counted_when_another_takes_the_place() {
+        let length = buffers_length(1, PAGE);
+        let file = create_sealed(c"test", length).expect("memory file");
+        let mapping = Mapping::of_sealed(&file, length, true).expect("mapping");
+        let reads = DirectReads::new(&mapping);
+        assert_eq!((reads.of(0), reads.of(7), reads.sum()), (0, 0, 0));
+        let other = 7 + COUNTED_MAX as u64;
+        reads.begin(7);
+        reads.count(7, true);
+        reads.count(7, false);
+        reads.begin(7);
+        assert_eq!((reads.of(7), reads.of(other), reads.sum()), (2, 0, 2));
+        reads.begin(other);
+        reads.count(other, true);
+        assert_eq!((reads.of(7), reads.of(other), reads.sum()), (0, 1, 3));
+        // Whoever can write what he likes gets no more than large numbers.
+        reads.counts[1][1].store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(reads.sum(), u64::MAX);
     }
 }

@@ -2,14 +2,16 @@
 //!
 //! Nothing here allocates, locks, uses thread-local storage or libc, so that a signal handler may call it at any point.
 
-use crate::area::{self, BUFFERS_MAX, BufferArea, OutOfBounds, QUEUES_MAX};
+use crate::area::{self, BUFFERS_MAX, BufferArea, DirectReads, OutOfBounds, QUEUES_MAX};
 use crate::borrowed::Borrowed;
 use crate::futex;
-use crate::handshake::{DESCRIPTORS_MAX, receive_grant, receive_welcome, send_hello, wait_readable};
+use crate::handshake::{
+    DESCRIPTORS_MAX, GRANT_DESCRIPTORS_MAX, receive_grant, receive_welcome, send_hello, wait_readable,
+};
 use crate::hold::{Frame, Hold, thread_token};
 use crate::memory::{ForkMarker, Mapping, errno};
 use crate::queue::RelaxedQueue;
-use crate::segment::{Leases, SegmentView};
+use crate::segment::{FileNotice, Leases, SegmentView, SketchFiles};
 use crate::spin::Spinner;
 use crate::state::CallerState;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
@@ -180,6 +182,17 @@ impl Connection {
         all.chain(self.leases.iter().map(Leases::range))
     }
 
+    /// Where it counts the reads it does without a request.
+    #[inline]
+    pub fn direct_reads(&self) -> DirectReads<'_> {
+        DirectReads::new(&self.buffers)
+    }
+
+    /// The words of its leases, if there are any.
+    pub fn leases_range(&self) -> Option<(usize, usize)> {
+        self.leases.as_ref().map(Leases::range)
+    }
+
     /// Whether the service gives segments.
     pub fn gives_segments(&self) -> bool {
         self.leases.is_some()
@@ -199,12 +212,14 @@ impl Connection {
     ///
     /// # Errors
     /// `EAGAIN` when it is not there (another thread has received it), else those of receiving and mapping.
-    pub fn receive_segment(&self, number: u64) -> Result<(Grant, SegmentView), Errno> {
+    pub fn receive_segment(&self, number: u64) -> Result<(Grant, SegmentView, FileNotice), Errno> {
         let received = self.with_socket(|socket| {
             loop {
-                let (grant, map, data) = receive_grant(socket)?;
+                let (grant, mut files) = receive_grant(socket)?;
                 if grant.number == number {
-                    return Ok((grant, SegmentView::new(map, data, grant.capacity)?));
+                    let notice = files.get_mut(grant.descriptors() - 1).and_then(Option::take).ok_or(Errno::EPROTO)?;
+                    let notice = FileNotice::new(notice, false)?;
+                    return Ok((grant, view_of(&grant, files)?, notice));
                 }
             }
         });
@@ -364,4 +379,16 @@ fn shared_by_cpus(welcome: &Welcome) -> u64 {
         seen |= bit;
     }
     twice
+}
+
+/// Maps what came with a grant.
+fn view_of(grant: &Grant, files: [Option<OwnedFd>; GRANT_DESCRIPTORS_MAX]) -> Result<SegmentView, Errno> {
+    match files {
+        [Some(map), Some(data), None, None, None, None] => SegmentView::new(map, data, grant.capacity),
+        [Some(own_map), Some(own_data), Some(moved), Some(map), Some(data), None] => {
+            let base = SketchFiles { moved, blocks: grant.sketch_blocks, map, data, capacity: grant.base_capacity };
+            SegmentView::of_sketch(own_map, own_data, grant.capacity, base)
+        }
+        _ => Err(Errno::EPROTO),
+    }
 }

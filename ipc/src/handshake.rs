@@ -18,8 +18,8 @@ use zerocopy::{FromZeros, IntoBytes};
 /// Descriptors of a handshake: the buffers' memory file, each queue's, and the leases'.
 pub const DESCRIPTORS_MAX: usize = 2 + QUEUES_MAX;
 
-/// Descriptors of a grant: the map and the segment.
-const GRANT_DESCRIPTORS: usize = 2;
+/// Most descriptors of a grant.
+pub const GRANT_DESCRIPTORS_MAX: usize = 6;
 
 impl Hello {
     /// The greeting of this version.
@@ -97,34 +97,28 @@ pub fn receive_welcome(socket: BorrowedFd<'_>, take: impl FnMut(usize, OwnedFd))
     if welcome.is_valid() && files == welcome.descriptors() { Ok(welcome) } else { Err(Errno::EPROTO) }
 }
 
-/// Sends a segment with the descriptors of its map and of itself.
+/// Sends a segment with its descriptors.
 ///
 /// # Errors
 /// As [`send_welcome`]; `EAGAIN` when the client has not received what was sent before.
-pub fn send_grant(
-    socket: BorrowedFd<'_>,
-    grant: &Grant,
-    files: [BorrowedFd<'_>; GRANT_DESCRIPTORS],
-) -> Result<(), Errno> {
-    send(socket, grant.as_bytes(), &files)
+pub fn send_grant(socket: BorrowedFd<'_>, grant: &Grant, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    send(socket, grant.as_bytes(), files)
 }
 
-/// Receives a segment: the message, and the descriptors of its map and of itself.
+/// Receives a segment: the message, and as many descriptors as it promises.
 ///
 /// # Errors
 /// As [`receive_welcome`]; `EAGAIN` when nothing was sent.
-pub fn receive_grant(socket: BorrowedFd<'_>) -> Result<(Grant, OwnedFd, OwnedFd), Errno> {
+pub fn receive_grant(socket: BorrowedFd<'_>) -> Result<(Grant, [Option<OwnedFd>; GRANT_DESCRIPTORS_MAX]), Errno> {
     let mut grant = Grant::new_zeroed();
-    let mut received = [const { None }; GRANT_DESCRIPTORS];
-    receive(socket, grant.as_mut_bytes(), |index, file| {
+    let mut received = [const { None }; GRANT_DESCRIPTORS_MAX];
+    let files = receive(socket, grant.as_mut_bytes(), |index, file| {
         if let Some(place) = received.get_mut(index) {
             *place = Some(file);
         }
     })?;
-    match received {
-        [Some(map), Some(data)] if (grant.magic, grant.version) == (MAGIC, VERSION) => Ok((grant, map, data)),
-        _ => Err(Errno::EPROTO),
-    }
+    let is_valid = (grant.magic, grant.version, files) == (MAGIC, VERSION, grant.descriptors());
+    if is_valid { Ok((grant, received)) } else { Err(Errno::EPROTO) }
 }
 
 fn send(socket: BorrowedFd<'_>, message: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Errno> {

@@ -27,6 +27,7 @@ pub mod handshake;
 pub mod hold;
 #[cfg(not(loom))]
 pub mod memory;
+pub mod notice;
 pub mod queue;
 pub mod segment;
 #[cfg(all(feature = "std", not(loom)))]

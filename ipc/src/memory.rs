@@ -12,6 +12,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 /// The unit of mapping.
 pub const PAGE: usize = 4096;
 
+/// What the kernel can map by one entry, where it has so much together: with pages of 4 KiB, 2 MiB on x86-64 and on ARM.
+pub const HUGE_PAGE: usize = 2 << 20;
+
 /// What every session's memory is sealed with: it never changes its size, so that nobody's access can fault.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -78,12 +81,42 @@ impl Mapping {
         if length == 0 || u64::try_from(size).is_ok_and(|size| size < length as u64) {
             return Err(Errno::EPROTO);
         }
-        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let base = unsafe { mmap(null_mut(), length, access, MapFlags::SHARED | MapFlags::NORESERVE, file, 0) };
-        let mapping = Self::owning(base, length)?;
+        let mapping = Self::of_range(file, 0, length, writable)?;
         mapping.advise(Advice::LinuxDontFork)?;
         Ok(mapping)
+    }
+
+    /// Maps a part of a file. What is long enough is placed so that the kernel can map it by huge pages.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub(crate) fn of_range(file: impl AsFd, offset: u64, length: usize, writable: bool) -> Result<Self, Errno> {
+        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        if length < HUGE_PAGE {
+            // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+            return Self::owning(unsafe { mmap(null_mut(), length, access, flags, file, offset) }, length);
+        }
+        let room = length.checked_add(HUGE_PAGE).ok_or(Errno::ENOMEM)?;
+        // SAFETY: as above.
+        let reserved =
+            unsafe { mmap_anonymous(null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE) };
+        let reserved = Self::owning(reserved, room)?;
+        let before = reserved.base.as_ptr().align_offset(HUGE_PAGE);
+        // SAFETY: `before` is less than a huge page, which the room has beside `length`.
+        let place = unsafe { reserved.base.add(before) };
+        // SAFETY: the mapping replaces a part of the reserved range, which nobody has the address of.
+        let base = unsafe { mmap(place.as_ptr().cast(), length, access, flags | MapFlags::FIXED, file, offset) };
+        base.map_err(errno)?;
+        let (start, end) = (core::mem::ManuallyDrop::new(reserved).base, length.next_multiple_of(PAGE));
+        for (at, rest) in [(0, before), (before + end, room.next_multiple_of(PAGE) - before - end)] {
+            if rest > 0 {
+                // SAFETY: what is left of the reserved range on this side, which is whole pages.
+                let unmapped = unsafe { munmap(start.add(at).as_ptr().cast(), rest) };
+                debug_assert!(unmapped.is_ok());
+            }
+        }
+        Ok(Self { base: place, length })
     }
 
     fn owning(base: Result<*mut c_void, rustix::io::Errno>, length: usize) -> Result<Self, Errno> {
@@ -154,6 +187,24 @@ impl ForkMarker {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_long_enough_is_aligned_for_huge_pages_and_leaves_nothing_mapped_beside_it() {
+        let length = HUGE_PAGE + 5 * PAGE;
+        let file = create_sealed(c"test", length).expect("memory file");
+        let mapping = Mapping::of_segment(&file, length, true).expect("mapping");
+        assert_eq!(mapping.base().as_ptr().addr() % HUGE_PAGE, 0);
+        let address_space = || {
+            let status = std::fs::read_to_string("/proc/self/status").expect("read");
+            let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("there is one");
+            line.trim_end_matches(" kB").trim().parse::<usize>().expect("a number") * 1024
+        };
+        let before = address_space();
+        for _ in 0..1000 {
+            Mapping::of_segment(&file, length, false).expect("mapping");
+        }
+        assert!(address_space() < before + 500 * HUGE_PAGE, "{before} before");
+    }
 
     #[test]
     fn a_memory_file_is_private_sealed_and_mapped() {

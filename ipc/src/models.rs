@@ -2,6 +2,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p poolfs-ipc --release --lib loom`
 
+use crate::notice::{Edition, Notice};
 use crate::queue::{Doorbell, DoorbellQueue, QueueWords, RelaxedQueue};
 use crate::segment::{self, Place};
 use crate::state::{Acquisition, CallerState, withdraw};
@@ -478,5 +479,92 @@ fn loom_closings_a_number_is_not_taken_for_what_it_was_before_it_was_closed() {
             assert!(!is_reopened, "the file was read that the number stood for before");
         }
         closer.join().expect("closer");
+    });
+}
+
+/// A notice of what a file is, which is kept elsewhere, and the writer's record of its changes.
+struct Noted {
+    file: AtomicU64,
+    sequence: AtomicU64,
+    words: [AtomicU64; 2],
+    edition: Mutex<Edition>,
+}
+
+impl Noted {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            file: AtomicU64::new(1),
+            sequence: AtomicU64::new(0),
+            words: std::array::from_fn(|_| AtomicU64::new(0)),
+            edition: Mutex::default(),
+        })
+    }
+
+    fn notice(&self) -> Notice<'_, 2> {
+        Notice::new(&self.sequence, &self.words)
+    }
+
+    /// A thread of the service serves a look, and notes what it found.
+    fn publish(&self) {
+        let Some(version) = self.edition.lock().expect("not poisoned").version() else { return };
+        let found = self.file.load(Ordering::Acquire);
+        let edition = self.edition.lock().expect("not poisoned");
+        if edition.still_is(version) {
+            self.notice().publish([found; 2]);
+        }
+    }
+
+    /// Another one serves a change.
+    fn change(&self, to: u64) {
+        self.edited(Edition::begin_change);
+        self.file.store(to, Ordering::Release);
+        self.edited(Edition::end_change);
+    }
+
+    fn edited(&self, edit: impl FnOnce(&mut Edition)) {
+        let mut edition = self.edition.lock().expect("not poisoned");
+        edit(&mut edition);
+        self.notice().retract();
+    }
+}
+
+#[test]
+fn loom_notice_nobody_finds_what_was_before_a_change_that_is_done() {
+    check(3, || {
+        let (noted, answered) = (Noted::new(), Arc::new(AtomicU32::new(0)));
+        let (others, told) = (Arc::clone(&noted), Arc::clone(&answered));
+        let changer = thread::spawn(move || {
+            others.change(2);
+            told.store(1, Ordering::Release);
+        });
+        let others = Arc::clone(&noted);
+        let publisher = thread::spawn(move || others.publish());
+        let was_answered = answered.load(Ordering::Acquire) == 1;
+        let newest = noted.file.load(Ordering::Acquire);
+        if let Some([one, other]) = noted.notice().read() {
+            assert_eq!(one, other, "half of it");
+            assert!(one == 2 || !was_answered, "what was before");
+            assert!(one >= newest, "older than what was there for others to see");
+        }
+        changer.join().expect("changer");
+        publisher.join().expect("publisher");
+    });
+}
+
+#[test]
+fn loom_notice_is_read_whole_or_not_at_all() {
+    check(3, || {
+        let noted = Noted::new();
+        noted.publish();
+        let others = Arc::clone(&noted);
+        let service = thread::spawn(move || {
+            others.change(2);
+            others.publish();
+        });
+        if let Some([one, other]) = noted.notice().read() {
+            assert_eq!(one, other, "half of each");
+        }
+        service.join().expect("service");
+        assert_eq!(noted.notice().read(), Some([2, 2]));
     });
 }

@@ -3,13 +3,18 @@
 //!
 //! ```text
 //! map:    0x000 magic 'PFSM', layout version   0x008 capacity in blocks   0x040 state   0x080 size   0x1000 words, one a block
-//! word:   [1:0] place: 0 ABSENT 1 RESIDENT 2 BASE (in the branch below) 3 ZERO    [2] BUSY (ask)    [3] 0    [31:4] generation
+//! word:   [1:0] place: 0 ABSENT 1 RESIDENT 2 BASE (in the file below) 3 ZERO    [2] BUSY (ask)    [3] 0    [31:4] generation
 //! leases: 0x000 life: a robust mutex that the service holds   0x040 words, one a lease: [31:0] its epoch [63:32] closings
+//! notice: 0x000 sequence   0x008 what it says: the file's attributes, and until when they count
 //! ```
 //!
 //! Every word here has one side that writes it: the service. A word's generation advances at every change of its place. A
 //! reader looks at the words, copies, and looks again: when none has changed, what it copied was there all the time. Who takes
 //! bytes away first says so in the words ([`retract`]), and then takes them.
+//!
+//! A file of which some blocks stand in the file below it (a sketch) has two segments with their maps, and a third map that says of
+//! each block in which: RESIDENT in its own, BASE in the other. A reader looks at this word too, before and after the copy: a block
+//! that moves meanwhile is read again.
 //!
 //! A *lease* says whether the segment still is the file's content for one instance: it is revoked before the file's content
 //! moves elsewhere (copy-up), or may be changed by the kernel alone (a shared mapping). All leases end with the service: the
@@ -18,6 +23,9 @@
 //! A lease's word also counts the closings of the file's descriptors, by whatever way. The kernel has the service answer
 //! (`FLUSH`) before a closing is done: who has verified what a descriptor stands for needs no system call to know that it
 //! still does, as long as none was counted since.
+//!
+//! The *notice* of a lease ([`crate::notice`]) says what the file's attributes are, while the service vouches for them. It is a file
+//! of its own: who may read one file is told nothing of others.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -33,6 +41,8 @@ pub enum Place {
     Absent = 0,
     /// in the segment
     Resident = 1,
+    /// in the segment of the file below
+    Base = 2,
     /// nowhere: they are zeros
     Zero = 3,
 }
@@ -47,14 +57,19 @@ impl Look {
     pub fn is_zero(self) -> bool {
         self.0 & PLACE == Place::Zero as u32
     }
+
+    /// Whether the block is in the file below.
+    #[must_use]
+    pub fn is_base(self) -> bool {
+        self.0 & PLACE == Place::Base as u32
+    }
 }
 
 /// The reader's first step: what can be copied, if anything can.
 #[must_use]
 pub fn look(word: &AtomicU32) -> Option<Look> {
     let now = word.load(Ordering::Acquire);
-    let readable = now & PLACE == Place::Resident as u32 || now & PLACE == Place::Zero as u32;
-    (readable && now & BUSY == 0).then_some(Look(now))
+    (now & PLACE != Place::Absent as u32 && now & BUSY == 0).then_some(Look(now))
 }
 
 /// The reader's last step, after [`copied`]: whether what it copied was the block.
@@ -95,11 +110,11 @@ fn next(word: u32) -> u32 {
 
 #[cfg(not(loom))]
 pub use mapped::{
-    BLOCK, CAPACITY_MAX, LEASES_MAX, LeaseWord, Leases, Read, SegmentMap, SegmentView, capacity_for, leases_length,
-    map_length,
+    BLOCK, CAPACITY_MAX, FileNotice, Glance, LEASES_MAX, LeaseWord, Leases, NOTICE_LENGTH, Noted, Read, SegmentMap,
+    SegmentView, SketchFiles, capacity_for, leases_length, map_length,
 };
 #[cfg(all(feature = "std", not(loom)))]
-pub use mounted::{Life, read_only_clone};
+pub use mounted::{Life, collapse, read_only_clone};
 
 #[cfg(not(loom))]
 mod mapped;
@@ -111,6 +126,7 @@ mod mounted;
 mod tests {
     use super::*;
     use crate::memory::PAGE;
+    use crate::wire::WireAttributes;
     use poolfs_types::Errno;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::fd::OwnedFd;
@@ -193,6 +209,52 @@ mod tests {
         own.revoke(2);
         assert_eq!((read(), seen().closings), (Read { count: 0, is_whole: false }, 1));
         assert_eq!((theirs.look(3), own.look(usize::MAX)), (None, None));
+    }
+
+    #[test]
+    fn attributes_are_seen_as_long_as_somebody_vouches_for_them() {
+        let (file, short) = (file(NOTICE_LENGTH), file(1));
+        let own = FileNotice::new(&file, true).expect("a notice");
+        let theirs = FileNotice::new(&file, false).expect("a notice");
+        let noted = |inode| Noted {
+            attributes: WireAttributes { inode, seconds: [-1, 2, i64::MAX], ..WireAttributes::default() },
+            until_ns: inode + 1,
+        };
+        assert_eq!(theirs.noted(), None);
+        own.note(&noted(1));
+        own.note(&noted(2));
+        assert_eq!(theirs.noted(), Some(noted(2)));
+        own.forget();
+        assert_eq!(theirs.noted(), None);
+        assert_eq!(FileNotice::new(short, false).err(), Some(Errno::EPROTO));
+    }
+
+    #[test]
+    fn a_glance_finds_what_is_noted_while_the_lease_holds() {
+        let (leases_file, file) = (file(leases_length(3)), file(NOTICE_LENGTH));
+        let leases = Leases::new(&leases_file, 3, true).expect("leases");
+        let own = FileNotice::new(&file, true).expect("a notice");
+        let noted = Noted { attributes: WireAttributes { inode: 7, ..WireAttributes::default() }, until_ns: 1 };
+        let epoch = leases.look(2).expect("a lease").epoch;
+        let (at, notice) = (leases.range().0 as *const u8, own.range().0 as *const u8);
+        // SAFETY: both are mapped as long as the test runs.
+        let glance = unsafe { Glance::new(at, 2, notice) };
+        own.note(&noted);
+        assert_eq!(glance.noted(epoch, 0), None, "no service lives");
+        let life = leases.live().expect("a life");
+        assert_eq!(glance.noted(epoch, 0), Some(noted));
+        leases.count_closing(2);
+        assert_eq!((glance.noted(epoch, 0), glance.noted(epoch, 1)), (None, Some(noted)));
+        own.forget();
+        assert_eq!(glance.noted(epoch, 1), None);
+        own.note(&noted);
+        leases.revoke(2);
+        assert_eq!((glance.noted(epoch, 1), glance.noted(epoch.wrapping_add(1), 1)), (None, Some(noted)));
+        drop(life);
+        assert_eq!(glance.noted(epoch.wrapping_add(1), 1), None);
+        // SAFETY: as above.
+        let other = unsafe { Glance::new(at, 1, notice) };
+        assert_eq!(other.noted(epoch, 1), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 9;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -61,8 +61,9 @@ pub struct Welcome {
     pub leases: u32,
 }
 
-/// A file's segment, sent over the session's socket with the descriptors of its map and of the segment itself. The reply to
-/// [`Operation::Segment`] tells its number.
+/// A file's segment, sent over the session's socket with the descriptors of its map and of the segment itself; of a sketch, then
+/// with those of the map of moved blocks, and of the map and segment of the file below; at last with that of its lease's notice. The
+/// reply to [`Operation::Segment`] tells its number.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Grant {
@@ -78,6 +79,24 @@ pub struct Grant {
     pub lease: u32,
     /// Its epoch, as long as it is not revoked.
     pub epoch: u32,
+    /// Of a sketch: blocks of the map of moved blocks; else 0, and there are three descriptors.
+    pub sketch_blocks: u64,
+    /// Of a sketch: blocks of the map of the file below.
+    pub base_capacity: u64,
+}
+
+impl Grant {
+    /// What the service gives under a lease, before it is sent.
+    #[must_use]
+    pub fn new(capacity: u64, lease: u32, epoch: u32) -> Self {
+        Self { magic: MAGIC, version: VERSION, number: 0, capacity, lease, epoch, sketch_blocks: 0, base_capacity: 0 }
+    }
+
+    /// How many descriptors come with it.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        if self.sketch_blocks == 0 { 3 } else { 6 }
+    }
 }
 
 /// Number of the adoption ioctl: `_IOWR('P', 1, [u8; 64])`. Sent on a descriptor of the mount.
@@ -136,7 +155,8 @@ pub enum Operation {
     Read = 2,
     /// `handle`, `offset`, `length` bytes of the data area; `value` = offset of the first byte written, `length` = count.
     Write = 3,
-    /// Attributes of file or path ([`RequestFlags::NO_FOLLOW`]).
+    /// Attributes of file or path ([`RequestFlags::NO_FOLLOW`]). By handle: `value` = owner (upper half) and group of the host, as
+    /// the notice of the file's lease has them.
     Stat = 4,
     /// Whether the session's (real: [`RequestFlags::REAL_IDS`], effective otherwise) ids may `mode` (R 4, W 2, X 1, 0 exists).
     Access = 5,
@@ -321,8 +341,8 @@ impl Status {
     }
 }
 
-/// Attributes in a reply.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+/// Attributes in a reply or a notice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct WireAttributes {
     /// `st_ino`
@@ -384,6 +404,12 @@ impl WireAttributes {
             changed: time(2),
         })
     }
+}
+
+/// Owner and group in one number, as the reply to [`Operation::Stat`] has them.
+#[must_use]
+pub const fn owners(uid: u32, gid: u32) -> u64 {
+    (uid as u64) << 32 | gid as u64
 }
 
 /// Filesystem statistics in a reply's data area.

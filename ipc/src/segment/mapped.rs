@@ -4,10 +4,13 @@ use super::{Look, Place, copied, is_unchanged, look, publish, retract, retracted
 use crate::area::word;
 use crate::copy::copy;
 use crate::memory::{Mapping, PAGE};
+use crate::notice::Notice;
+use crate::wire::WireAttributes;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use poolfs_types::Errno;
 use rustix::fd::AsFd;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Bytes of a block.
 pub const BLOCK: u64 = PAGE as u64;
@@ -31,9 +34,17 @@ const SIZE_AT: usize = 0x80;
 const WORDS_AT: usize = PAGE;
 /// The words of leases follow the mutex.
 const LEASES_AT: usize = 64;
+/// Words of what a notice says, behind its sequence number.
+const NOTED_WORDS: usize = size_of::<Noted>() / size_of::<u64>();
+const NOTED_AT: usize = 8;
+
+/// Bytes of a notice's file.
+pub const NOTICE_LENGTH: usize = PAGE;
+
 /// Where in a lease's word the closings are counted: above the epoch.
 const CLOSINGS_SHIFT: u32 = 32;
 
+const _: () = assert!(NOTED_AT + NOTED_WORDS * size_of::<AtomicU64>() <= NOTICE_LENGTH);
 const _: () = assert!(SIZE_AT + 8 <= WORDS_AT && CAPACITY_AT.is_multiple_of(8) && SIZE_AT.is_multiple_of(8));
 
 const LIVE: u32 = 1;
@@ -202,9 +213,7 @@ impl Leases {
     /// Whether the service lives that gave them, and holds its [`Life`].
     #[must_use]
     pub fn is_live(&self) -> bool {
-        const OWNER_DIED: u32 = 1 << 30;
-        let life = word::<AtomicU32>(&self.mapping, 0).load(Ordering::Acquire);
-        life != 0 && life & OWNER_DIED == 0
+        lives(word::<AtomicU32>(&self.mapping, 0))
     }
 
     fn word(&self, lease: usize) -> &AtomicU64 {
@@ -221,6 +230,117 @@ impl Leases {
     }
 }
 
+/// What the notice of a lease says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Noted {
+    /// The file's attributes. Its owners are those of the host: who reads it may be shown others.
+    pub attributes: WireAttributes,
+    /// Until when the space that the file takes is known (`CLOCK_MONOTONIC`, nanoseconds); the greatest number: for good.
+    pub until_ns: u64,
+}
+
+/// The notice of a lease.
+#[derive(Debug)]
+pub struct FileNotice {
+    mapping: Mapping,
+}
+
+impl FileNotice {
+    /// Maps a file of [`NOTICE_LENGTH`] bytes, to write it as the service or to read it as a client. Zeros say nothing.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`; `EPROTO` for a file that is too short.
+    pub fn new(file: impl AsFd, writable: bool) -> Result<Self, Errno> {
+        Ok(Self { mapping: Mapping::of_segment(file, NOTICE_LENGTH, writable)? })
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn range(&self) -> (usize, usize) {
+        (self.mapping.base().as_ptr().addr(), self.mapping.length())
+    }
+
+    /// The attributes of the lease's file, if somebody vouches for them. They count when the lease is looked at afterwards and
+    /// holds.
+    #[inline]
+    #[must_use]
+    pub fn noted(&self) -> Option<Noted> {
+        self.notice().read().map(|words: [u64; NOTED_WORDS]| zerocopy::transmute!(words))
+    }
+
+    /// Vouches for attributes from now on. One writer at a time.
+    pub fn note(&self, noted: &Noted) {
+        self.notice().publish(zerocopy::transmute!(*noted));
+    }
+
+    /// Vouches for attributes no more: who reads from now on finds none. One writer at a time.
+    pub fn forget(&self) {
+        self.notice().retract();
+    }
+
+    fn notice(&self) -> Notice<'_, NOTED_WORDS> {
+        Notice::new(word(&self.mapping, 0), word(&self.mapping, NOTED_AT))
+    }
+}
+
+/// A lease's word and its notice, as a client finds them at addresses at which something is mapped at all times: zeros, or what is
+/// there now.
+#[derive(Clone, Copy, Debug)]
+pub struct Glance {
+    leases: *const u8,
+    lease: u32,
+    notice: *const u8,
+}
+
+impl Glance {
+    /// Bytes of a lease's word and all before it.
+    #[must_use]
+    pub const fn leases_length(lease: u32) -> usize {
+        LEASES_AT + (lease as usize + 1) * size_of::<AtomicU64>()
+    }
+
+    /// What is at these addresses.
+    ///
+    /// # Safety
+    /// Both are those of pages. From the first one [`Glance::leases_length`]`(lease)` bytes can be read for good, from the second one
+    /// [`NOTICE_LENGTH`].
+    #[must_use]
+    pub const unsafe fn new(leases: *const u8, lease: u32, notice: *const u8) -> Self {
+        Self { leases, lease, notice }
+    }
+
+    /// What the notice says, if the lease holds and no more than so many closings were counted.
+    #[inline]
+    #[must_use]
+    pub fn noted(&self, epoch: u32, closings: u32) -> Option<Noted> {
+        let granted = u64::from(closings) << CLOSINGS_SHIFT | u64::from(epoch);
+        let at = Self::leases_length(self.lease) - size_of::<AtomicU64>();
+        // SAFETY: the promise of `new`; atomics, aligned as the pages are.
+        let (life, word, sequence, words) = unsafe {
+            (
+                &*self.leases.cast::<AtomicU32>(),
+                &*self.leases.add(at).cast::<AtomicU64>(),
+                &*self.notice.cast::<AtomicU64>(),
+                &*self.notice.add(NOTED_AT).cast::<[AtomicU64; NOTED_WORDS]>(),
+            )
+        };
+        if word.load(Ordering::Acquire) != granted {
+            return None;
+        }
+        let words: [u64; NOTED_WORDS] = Notice::new(sequence, words).read()?;
+        let holds = word.load(Ordering::Acquire) == granted && lives(life);
+        holds.then(|| zerocopy::transmute!(words))
+    }
+}
+
+/// Whether the thread lives that holds the mutex of this word.
+fn lives(life: &AtomicU32) -> bool {
+    const OWNER_DIED: u32 = 1 << 30;
+    let life = life.load(Ordering::Acquire);
+    life != 0 && life & OWNER_DIED == 0
+}
+
 /// What came of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
@@ -230,12 +350,76 @@ pub struct Read {
     pub is_whole: bool,
 }
 
-/// A segment with its map, as a client reads it.
+/// A segment with its map.
 #[derive(Debug)]
-pub struct SegmentView {
+struct File {
     map: Mapping,
     data: Mapping,
     capacity: u64,
+}
+
+impl File {
+    fn new(map: impl AsFd, data: impl AsFd, capacity: u64) -> Result<Self, Errno> {
+        let map = read_map(map, capacity)?;
+        let data = Mapping::of_segment(data, (capacity * BLOCK) as usize, false)?;
+        Ok(Self { map, data, capacity })
+    }
+
+    fn look(&self, block: u64) -> Option<Look> {
+        let seen = (block < self.capacity).then(|| look(block_word(&self.map, block))).flatten();
+        seen.filter(|seen| !seen.is_base())
+    }
+}
+
+/// Maps a map of `capacity` blocks, to read it.
+fn read_map(file: impl AsFd, capacity: u64) -> Result<Mapping, Errno> {
+    if !(1..=CAPACITY_MAX).contains(&capacity) {
+        return Err(Errno::EPROTO);
+    }
+    let map = Mapping::of_segment(file, map_length(capacity), false)?;
+    let told = (
+        word::<AtomicU32>(&map, MAGIC_AT).load(Ordering::Relaxed),
+        word::<AtomicU32>(&map, LAYOUT_AT).load(Ordering::Relaxed),
+        word::<AtomicU64>(&map, CAPACITY_AT).load(Ordering::Relaxed),
+    );
+    if told == (MAGIC, LAYOUT, capacity) { Ok(map) } else { Err(Errno::EPROTO) }
+}
+
+/// What a client of a sketch is given beside the sketch's own segment and map.
+#[derive(Clone, Copy, Debug)]
+pub struct SketchFiles<F> {
+    /// The map that says of each block in which of the two it is.
+    pub moved: F,
+    /// Blocks of that map; all further ones are in the sketch's own segment.
+    pub blocks: u64,
+    /// The map of the file below.
+    pub map: F,
+    /// Its segment.
+    pub data: F,
+    /// Blocks of its map.
+    pub capacity: u64,
+}
+
+/// The file below a sketch.
+#[derive(Debug)]
+struct Base {
+    moved: Mapping,
+    blocks: u64,
+    file: File,
+}
+
+/// A segment with its map, as a client reads it; of a sketch, with those of the file below.
+#[derive(Debug)]
+pub struct SegmentView {
+    own: File,
+    base: Option<Base>,
+}
+
+/// What the words of a block said before it was copied: that of the sketch, if it has one, and that of the file it is in.
+#[derive(Clone, Copy, Default)]
+struct Looks {
+    moved: Look,
+    place: Look,
 }
 
 impl SegmentView {
@@ -244,37 +428,38 @@ impl SegmentView {
     /// # Errors
     /// `EPROTO` for files that are no map and segment of `capacity` blocks; those of `mmap(2)`.
     pub fn new(map: impl AsFd, data: impl AsFd, capacity: u64) -> Result<Self, Errno> {
-        if !(1..=CAPACITY_MAX).contains(&capacity) {
-            return Err(Errno::EPROTO);
-        }
-        let map = Mapping::of_segment(map, map_length(capacity), false)?;
-        let told = (
-            word::<AtomicU32>(&map, MAGIC_AT).load(Ordering::Relaxed),
-            word::<AtomicU32>(&map, LAYOUT_AT).load(Ordering::Relaxed),
-            word::<AtomicU64>(&map, CAPACITY_AT).load(Ordering::Relaxed),
-        );
-        if told != (MAGIC, LAYOUT, capacity) {
-            return Err(Errno::EPROTO);
-        }
-        let data = Mapping::of_segment(data, (capacity * BLOCK) as usize, false)?;
-        Ok(Self { map, data, capacity })
+        Ok(Self { own: File::new(map, data, capacity)?, base: None })
+    }
+
+    /// As [`Self::new`], of a sketch.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_sketch<F: AsFd>(map: F, data: F, capacity: u64, files: SketchFiles<F>) -> Result<Self, Errno> {
+        let moved = read_map(files.moved, files.blocks)?;
+        let file = File::new(files.map, files.data, files.capacity)?;
+        let base = Base { moved, blocks: files.blocks, file };
+        Ok(Self { base: Some(base), ..Self::new(map, data, capacity)? })
     }
 
     /// The memory.
     pub fn ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        [&self.map, &self.data].into_iter().map(|mapping| (mapping.base().as_ptr().addr(), mapping.length()))
+        let base = self.base.iter().flat_map(|base| [&base.moved, &base.file.map, &base.file.data]);
+        let all = [&self.own.map, &self.own.data].into_iter().chain(base);
+        all.map(|mapping| (mapping.base().as_ptr().addr(), mapping.length()))
     }
 
     /// Whether the service still keeps it.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        state(&self.map).load(Ordering::Acquire) == LIVE
+        let is_live = |map: &Mapping| state(map).load(Ordering::Acquire) == LIVE;
+        is_live(&self.own.map) && self.base.as_ref().is_none_or(|base| is_live(&base.moved) && is_live(&base.file.map))
     }
 
     /// Whether it is of no use for reads at `offset` any more.
     #[must_use]
     pub fn is_over(&self, offset: u64) -> bool {
-        !self.is_live() || (offset >= self.capacity * BLOCK && self.capacity < CAPACITY_MAX)
+        !self.is_live() || (offset >= self.own.capacity * BLOCK && self.own.capacity < CAPACITY_MAX)
     }
 
     /// Copies up to `length` bytes from `offset` on, as far as they are there, while `is_leased` says that this is the
@@ -287,9 +472,9 @@ impl SegmentView {
         if !self.is_live() || !is_leased() {
             return NOTHING;
         }
-        let file_end = size(&self.map).load(Ordering::Acquire);
+        let file_end = size(&self.own.map).load(Ordering::Acquire);
         let wanted_end = offset.saturating_add(length as u64).min(file_end);
-        let end = wanted_end.min(self.capacity * BLOCK);
+        let end = wanted_end.min(self.own.capacity * BLOCK);
         let mut at = offset;
         while at < end {
             let piece_end = ((at / BLOCK + PIECE_BLOCKS) * BLOCK).min(end);
@@ -307,18 +492,43 @@ impl SegmentView {
         Read { count: at.saturating_sub(offset) as usize, is_whole: at >= wanted_end }
     }
 
+    /// The file of a block whose words said this.
+    fn file(&self, looks: Looks) -> &File {
+        match &self.base {
+            Some(base) if looks.moved.is_base() => &base.file,
+            _ => &self.own,
+        }
+    }
+
+    /// What the words of a block say, if it can be copied.
+    fn look(&self, block: u64) -> Option<Looks> {
+        let moved = match &self.base {
+            Some(base) if block < base.blocks => look(block_word(&base.moved, block))?,
+            _ => Look::default(),
+        };
+        let looks = Looks { moved, ..Looks::default() };
+        Some(Looks { place: self.file(looks).look(block)?, ..looks })
+    }
+
+    fn is_unchanged(&self, block: u64, before: Looks) -> bool {
+        let is_there = match &self.base {
+            Some(base) if block < base.blocks => is_unchanged(block_word(&base.moved, block), before.moved),
+            _ => true,
+        };
+        is_there && is_unchanged(block_word(&self.file(before).map, block), before.place)
+    }
+
     /// Copies bytes within the map's blocks, as far as they were there all the time; returns where that ends.
     ///
     /// # Safety
     /// `target` must be writable for that many bytes and lie outside the segment.
     unsafe fn copy_piece(&self, bytes: Range<u64>, target: *mut u8) -> u64 {
         let first = bytes.start / BLOCK;
-        let word_of = |block: u64| block_word(&self.map, block);
-        let mut looks = [Look::default(); PIECE_BLOCKS as usize];
+        let mut looks = [Looks::default(); PIECE_BLOCKS as usize];
         for _ in 0..ATTEMPTS_MAX {
             let mut end = first;
             for (seen, block) in looks.iter_mut().zip(first..bytes.end.div_ceil(BLOCK)) {
-                let Some(now) = look(word_of(block)) else { break };
+                let Some(now) = self.look(block) else { break };
                 *seen = now;
                 end = block + 1;
             }
@@ -326,24 +536,28 @@ impl SegmentView {
             let mut from = bytes.start;
             while from < stop {
                 let block = from / BLOCK;
-                let is_zero = |block: u64| looks[(block - first) as usize].is_zero();
-                let alike = (block..end).take_while(|&other| is_zero(other) == is_zero(block)).count() as u64;
+                let source = |block: u64| {
+                    let looks = looks[(block - first) as usize];
+                    (looks.place.is_zero(), looks.moved.is_base())
+                };
+                let alike = (block..end).take_while(|&other| source(other) == source(block)).count() as u64;
                 let to = ((block + alike) * BLOCK).min(stop);
                 let count = (to - from) as usize;
-                // SAFETY: the caller vouches for `target`; `bytes` ends within the blocks of the map, and the segment is
+                // SAFETY: the caller vouches for `target`; a block that was looked at is one of the file's map, and the segment is
                 // mapped as long as that. What the service changes meanwhile is found out below.
                 unsafe {
                     let place = target.add((from - bytes.start) as usize);
-                    if is_zero(block) {
+                    if source(block).0 {
                         place.write_bytes(0, count);
                     } else {
-                        copy(self.data.base().as_ptr().add(from as usize), place, count);
+                        let data = &self.file(looks[(block - first) as usize]).data;
+                        copy(data.base().as_ptr().add(from as usize), place, count);
                     }
                 }
                 from = to;
             }
             copied();
-            if looks.iter().zip(first..end).all(|(seen, block)| is_unchanged(word_of(block), *seen)) {
+            if looks.iter().zip(first..end).all(|(seen, block)| self.is_unchanged(block, *seen)) {
                 return stop;
             }
         }

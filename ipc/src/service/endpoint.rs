@@ -65,6 +65,8 @@ pub struct EndpointCounters {
     pub stray: AtomicU64,
     /// Doorbells rung again for a request nobody had taken: a ring that got lost, or a long backlog.
     pub repeated: AtomicU64,
+    /// Reads without a request, as sessions told that have ended.
+    ended_direct_reads: AtomicU64,
     refused: Mutex<BTreeMap<Errno, u64>>,
     refused_last: Mutex<VecDeque<(u32, Errno)>>,
 }
@@ -245,6 +247,12 @@ impl<C> Endpoint<C> {
         all.filter_map(|place| place.read().unwrap_or_else(PoisonError::into_inner).clone()).collect()
     }
 
+    /// Reads without a request, as the clients tell.
+    pub fn direct_reads(&self) -> u64 {
+        let ended = self.counters.ended_direct_reads.load(Ordering::Relaxed);
+        self.sessions().iter().fold(ended, |sum, session| sum.saturating_add(session.direct_reads().sum()))
+    }
+
     /// Makes a session for a client, with the message and the buffers' file to send.
     ///
     /// # Errors
@@ -298,6 +306,10 @@ impl<C> Endpoint<C> {
         let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
         if place.as_ref().is_some_and(|other| Arc::ptr_eq(other, session)) {
             *place = None;
+            let all = &self.counters.ended_direct_reads;
+            let _ = all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+                Some(before.saturating_add(session.direct_reads().sum()))
+            });
         }
     }
 

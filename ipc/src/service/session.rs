@@ -1,13 +1,13 @@
 //! A session, and a request taken from it.
 
-use crate::area::{BufferArea, OutOfBounds};
+use crate::area::{BufferArea, DirectReads, OutOfBounds};
 use crate::futex;
 use crate::handshake::send_grant;
 use crate::memory::Mapping;
 use crate::service::budget::{MemoryBudget, Paid};
 use crate::service::peer::PeerFacts;
 use crate::state::{Acquisition, Sequence, withdraw};
-use crate::wire::{Grant, MAGIC, Reply, Request, Status, VERSION};
+use crate::wire::{Grant, Reply, Request, Status};
 use poolfs_types::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -112,16 +112,21 @@ impl<C> Session<C> {
         let _ = self.socket.set(Arc::downgrade(socket));
     }
 
-    /// Sends the client a segment with its map; returns the grant's number. Never waits.
+    /// Sends the client a segment with the descriptors that belong to it; returns the grant's number. Never waits.
     ///
     /// # Errors
     /// `EAGAIN` when the client has not received earlier ones, `EPIPE` when it is gone.
-    pub fn grant(&self, grant: Grant, map: BorrowedFd<'_>, data: BorrowedFd<'_>) -> Result<u64, Errno> {
+    pub fn grant(&self, grant: Grant, files: &[BorrowedFd<'_>]) -> Result<u64, Errno> {
         let socket = self.socket.get().and_then(Weak::upgrade).ok_or(Errno::EPIPE)?;
         let number = self.grants.fetch_add(1, Ordering::Relaxed);
-        let grant = Grant { magic: MAGIC, version: VERSION, number, ..grant };
-        send_grant(socket.as_fd(), &grant, [map, data])?;
+        let grant = Grant { number, ..grant };
+        send_grant(socket.as_fd(), &grant, files)?;
         Ok(number)
+    }
+
+    /// Reads that the client says it did without a request.
+    pub fn direct_reads(&self) -> DirectReads<'_> {
+        DirectReads::new(&self.buffers)
     }
 
     /// Whether the client is gone or was sent away; requests under way still end.
