@@ -4,6 +4,7 @@ use crate::nodes::NodeTable;
 use hashbrown::HashMap;
 use poolfs_libservice::types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Result};
+use poolfs_service_protocol::{NotDirect, OperationPath};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -40,6 +41,10 @@ pub struct OpenFile {
     other: OnceLock<HandleId>,
     adoption: Mutex<Adoption>,
     announces_closing: AtomicBool,
+    /// By request, and by the kernel.
+    reads: [AtomicU64; 2],
+    /// Why it was given no segment when somebody last asked for one.
+    not_direct: Mutex<Option<NotDirect>>,
     layer: Arc<dyn Libservice>,
     nodes: Arc<NodeTable>,
 }
@@ -89,6 +94,28 @@ impl OpenFile {
     /// Asks the kernel to tell of its closing. Before it hears of the open file.
     pub(crate) fn announce_closing(&self) {
         self.announces_closing.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts a read that was served.
+    pub(crate) fn count_read(&self, path: OperationPath) {
+        self.reads[usize::from(path == OperationPath::Fuse)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Reads by request, and by the kernel.
+    #[must_use]
+    pub fn reads(&self) -> [u64; 2] {
+        self.reads.each_ref().map(|reads| reads.load(Ordering::Relaxed))
+    }
+
+    /// Notes why somebody who asked to read it by himself may not, or that he may.
+    pub(crate) fn note_not_direct(&self, cause: Option<NotDirect>) {
+        *self.not_direct.lock().unwrap_or_else(PoisonError::into_inner) = cause;
+    }
+
+    /// Why the last one who asked to read it by himself may not, if he may not.
+    #[must_use]
+    pub fn not_direct(&self) -> Option<NotDirect> {
+        *self.not_direct.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a session of the user-level path works on it.
@@ -276,6 +303,8 @@ impl Reservation<'_> {
             other: OnceLock::new(),
             adoption: Mutex::default(),
             announces_closing: AtomicBool::new(false),
+            reads: Default::default(),
+            not_direct: Mutex::default(),
             layer: Arc::clone(&self.table.layer),
             nodes: Arc::clone(&self.table.nodes),
         });

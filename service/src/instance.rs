@@ -4,16 +4,19 @@ use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
 use crate::leases::{LeaseTable, SegmentLease};
 use crate::nodes::NodeTable;
+use crate::nodes::notices::Changing;
 use crate::nodes::pruning::Pruner;
 use crate::notify::{Job, KernelCache, NameChange, NameJob, Notifications};
-use crate::request::{Context, Kind};
+use crate::request::{Context, Failure, Kind, Reply, Request};
 use crate::spans::{Asked, Measured, Tracer, enter};
 use crate::stack::Stack;
 use crate::statistics::Statistics;
 use poolfs_ipc::wire::Adopt;
-use poolfs_libservice::types::{Caller, Errno, Name, NodeId};
+use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId, OpenFlags};
 use poolfs_libservice::{Lease, Libservice, Segment, fail};
-use poolfs_service_protocol::{AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, OperationPath, Transport};
+use poolfs_service_protocol::{
+    AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, NotDirect, OperationPath, ReadCounts, Transport,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,14 +42,37 @@ pub trait Adopter: Send + Sync {
     /// Clients that got no session, by what stood against it.
     fn refused(&self) -> BTreeMap<Errno, u64>;
 
+    /// Reads without a request, as the clients tell.
+    fn direct_reads(&self) -> u64;
+
     /// Whether a process has a session, the files that it adopted, and what stood against the last session it asked for.
-    fn client(&self, pid: u32) -> (bool, Vec<Arc<OpenFile>>, Option<Errno>);
+    fn client(&self, pid: u32) -> (bool, Vec<Adopted>, Option<Errno>);
 }
+
+/// A file that a process has adopted, and the reads of it that the process says it did without a request.
+pub type Adopted = (Arc<OpenFile>, u64);
 
 /// Names the kernel must be told of.
 #[must_use]
 #[derive(Default)]
 pub(crate) struct ChangedNames<'n>(Vec<(NodeId, Name<'n>, NameJob)>);
+
+/// Attributes that are changing: nobody is shown them who does not ask. Dropped, they have changed.
+#[must_use]
+pub(crate) struct ChangingAttributes<'i> {
+    instance: &'i Instance,
+    nodes: [Option<Changing>; 2],
+    /// The kernel changes them.
+    is_kernels: bool,
+}
+
+impl Drop for ChangingAttributes<'_> {
+    fn drop(&mut self) {
+        // A layer that panics may have left something locked.
+        let may_wait = !self.is_kernels && !std::thread::panicking();
+        self.nodes.into_iter().flatten().for_each(|changing| self.instance.attributes_changed(changing, may_wait));
+    }
+}
 
 /// One filesystem instance. Fronts call [`Instance::dispatch`].
 pub struct Instance {
@@ -68,6 +94,8 @@ pub struct Instance {
     /// By directory. Held while a name is taken away, from finding out what it stands for until that is noted; never while
     /// the kernel is told.
     removals: [Mutex<()>; REMOVALS],
+    /// How often somebody who asked to read a file by himself may not, by what stood against it.
+    not_direct: Mutex<BTreeMap<NotDirect, u64>>,
 }
 
 /// Locks for [`Instance::lock_removals`].
@@ -95,6 +123,7 @@ impl Instance {
             refusing: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             removals: std::array::from_fn(|_| Mutex::default()),
+            not_direct: Mutex::default(),
         })
     }
 
@@ -158,10 +187,34 @@ impl Instance {
         if !file.flags().readable() || file.is_directory() {
             return fail(Errno::EBADF);
         }
-        let lease = self.leases.get().and_then(|leases| self.nodes.lease(file.node(), || leases.lease()));
-        let Some(lease) = lease else { return fail(Errno::EOPNOTSUPP) };
-        let segment = self.layer().segment(file.handle(), &(Arc::clone(&lease) as Arc<dyn Lease>))?;
-        Ok((segment, lease))
+        let Some(leases) = self.leases.get() else { return self.refuse_segment(file, NotDirect::Host) };
+        let Some(lease) = self.nodes.lease(file.node(), || leases.lease()) else {
+            let cause = self.nodes.without_lease(file.node()).unwrap_or(NotDirect::Leases);
+            return self.refuse_segment(file, cause);
+        };
+        match self.layer().segment(file.handle(), &(Arc::clone(&lease) as Arc<dyn Lease>)) {
+            Ok(segment) => {
+                file.note_not_direct(None);
+                Ok((segment, lease))
+            }
+            Err(error) if error.errno() == Errno::EOPNOTSUPP => self.refuse_segment(file, NotDirect::Layers),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn refuse_segment<T>(&self, file: &OpenFile, cause: NotDirect) -> poolfs_libservice::Result<T> {
+        file.note_not_direct(Some(cause));
+        *self.not_direct.lock().unwrap_or_else(PoisonError::into_inner).entry(cause).or_default() += 1;
+        fail(Errno::EOPNOTSUPP)
+    }
+
+    /// How reads were done so far.
+    fn reads(&self) -> ReadCounts {
+        ReadCounts {
+            direct: self.adopter.get().map_or(0, |adopter| adopter.direct_reads()),
+            library: self.statistics.count(OperationPath::Library, Kind::Read),
+            kernel: self.statistics.count(OperationPath::Fuse, Kind::Read),
+        }
     }
 
     /// The user-level path, if there is one.
@@ -259,21 +312,76 @@ impl Instance {
             let _kernel = enter(Layer::Kernel);
             notifications.tell(Job { number: view.number, pages: view.may_cache, grown_to });
         }
+        if grown_to.is_some() {
+            self.nodes.size_told(node, view.change);
+        }
         self.nodes.told(node);
     }
 
-    /// The attributes of `node` have changed, whoever did it: the kernel drops what it has before this returns.
+    /// Attributes of these nodes are about to change, until what this answers is dropped.
+    pub(crate) fn change_attributes(
+        &self,
+        context: &Context<'_>,
+        nodes: [Option<NodeId>; 2],
+    ) -> ChangingAttributes<'_> {
+        let nodes = nodes.map(|node| node.map(|node| self.nodes.attributes_changing(node)));
+        ChangingAttributes { instance: self, nodes, is_kernels: !context.is_library() }
+    }
+
+    /// Attributes have changed: the kernel drops what it has before this returns.
     ///
     /// It does so also for its own changes. It knows of those, but an answer that was under way meanwhile, with the
     /// attributes from before, is refused by the kernel only after a notification.
-    pub(crate) fn attributes_changed(&self, node: NodeId) {
-        let (Some(number), Some(notifications)) = (self.nodes.attributes_changed(node), self.notifications.get())
+    ///
+    /// What it refuses is also the size. It goes on with the one it knew, so it is told the newest before, if somebody `may_wait` for
+    /// that: not when the change is the kernel's own.
+    fn attributes_changed(&self, changing: Changing, may_wait: bool) {
+        let (Some(view), Some(notifications)) = (self.nodes.attributes_changed(changing), self.notifications.get())
         else {
             return;
         };
+        let node = changing.node;
         let _kernel = enter(Layer::Kernel);
-        notifications.drop_attributes(number);
+        if let Some(change) = view.size_since.filter(|_| may_wait) {
+            match self.end_of(node) {
+                Ok(end) => {
+                    if end.is_some() {
+                        notifications.tell(Job { number: view.number, pages: false, grown_to: end });
+                    }
+                    self.nodes.size_told(node, change);
+                }
+                Err(error) => warn!(instance = self.name(), %error, "the kernel could not be told a size"),
+            }
+        }
+        notifications.drop_attributes(view.number);
         self.nodes.attributes_told(node);
+    }
+
+    /// Attributes, which clients are shown from here on that have a lease of the node, as long as they do not change.
+    pub(crate) fn stat(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes, Failure> {
+        let noting = self.nodes.begin_noting(node);
+        match self.dispatch(context, Request::Stat { node })? {
+            Reply::Attributes(attributes) => {
+                noting.into_iter().for_each(|noting| self.nodes.note(noting, &attributes));
+                Ok(attributes)
+            }
+            _ => Err(Failure::Errno(Errno::EIO)),
+        }
+    }
+
+    /// The size of a file, and its last byte.
+    fn end_of(&self, node: NodeId) -> poolfs_libservice::Result<Option<(u64, u8)>> {
+        let layer = self.layer();
+        let handle = layer.open(&Caller::ROOT, node, OpenFlags::READ_ONLY)?;
+        let size = layer.getattr(&Caller::ROOT, node).map(|attributes| attributes.size);
+        let end = size.and_then(|size| {
+            let mut last = [0];
+            let Some(at) = size.checked_sub(1) else { return Ok(None) };
+            layer.read(&Caller::ROOT, handle, at, &mut last)?;
+            Ok(Some((size, last[0])))
+        });
+        layer.release(handle);
+        end
     }
 
     /// Locks the removal of names from these directories, so that what a name stood for is what was removed, and what the
@@ -349,11 +457,18 @@ impl Instance {
     pub fn client(&self, pid: u32) -> ClientStatus {
         let (has_session, files, refused) =
             self.adopter.get().map_or_else(Default::default, |adopter| adopter.client(pid));
-        let adopted = |file: Arc<OpenFile>| {
+        let adopted = |(file, direct): Adopted| {
             // A file that cannot be asked is shown with a number no file has.
             let inode = self.layer().getattr(&Caller::ROOT, file.node()).map_or(0, |attributes| attributes.inode);
             let left_to_kernel = self.nodes.may_map(file.node());
-            AdoptedFile { inode, writable: file.flags().writable(), left_to_kernel }
+            let [library, kernel] = file.reads();
+            AdoptedFile {
+                inode,
+                writable: file.flags().writable(),
+                left_to_kernel,
+                reads: ReadCounts { direct, library, kernel },
+                not_direct: file.not_direct(),
+            }
         };
         ClientStatus {
             instance: self.spec.instance.clone(),
@@ -378,6 +493,8 @@ impl Instance {
             nodes: self.nodes.len(),
             kernel_cached_bytes: self.nodes.cached_bytes(),
             operations: self.statistics.report(),
+            reads: self.reads(),
+            not_direct: self.not_direct.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             union: self.stack.union_status(),
         }
     }

@@ -3,29 +3,47 @@
 //! A node of the instance has at most one, which all clients share that read it by themselves. It is revoked when the node's
 //! content comes to be elsewhere (the union says so), or may be changed by the kernel alone ([`crate::nodes`]).
 
-use poolfs_ipc::segment::{Leases, Life};
+use poolfs_ipc::segment::{FileNotice, Leases, Life, Noted};
 use poolfs_libservice::Lease;
 use poolfs_libservice::types::Errno;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tracing::warn;
 
 /// Leases of one instance.
 pub const LEASES_PER_INSTANCE: usize = 1 << 10;
+
+/// The notice of a lease, and what clients are given of it.
+pub trait NoticePage: Send + Sync {
+    /// The notice.
+    fn notice(&self) -> &FileNotice;
+
+    /// A read-only descriptor of it.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    fn reader(&self) -> io::Result<OwnedFd>;
+}
+
+/// Makes a notice that says nothing.
+pub type MakeNotice = Box<dyn Fn() -> io::Result<Box<dyn NoticePage>> + Send + Sync>;
 
 /// The leases of one instance.
 pub struct LeaseTable {
     words: Leases,
     file: Arc<OwnedFd>,
+    make_notice: MakeNotice,
     free: Mutex<Vec<u32>>,
 }
 
 impl LeaseTable {
     /// A table over its words; `file` is what clients get of them.
     #[must_use]
-    pub fn new(words: Leases, file: OwnedFd) -> Arc<Self> {
+    pub fn new(words: Leases, file: OwnedFd, make_notice: MakeNotice) -> Arc<Self> {
         let free = Mutex::new((0..words.count() as u32).rev().collect());
-        Arc::new(Self { words, file: Arc::new(file), free })
+        Arc::new(Self { words, file: Arc::new(file), make_notice, free })
     }
 
     /// How many it has, and what clients are given to read them.
@@ -53,7 +71,8 @@ impl LeaseTable {
     pub fn lease(self: &Arc<Self>) -> Option<Arc<SegmentLease>> {
         let number = self.free().pop()?;
         let epoch = self.words.look(number as usize)?.epoch;
-        Some(Arc::new(SegmentLease { table: Arc::clone(self), number, epoch, revoked: AtomicBool::new(false) }))
+        let (notice, revoked) = (OnceLock::new(), AtomicBool::new(false));
+        Some(Arc::new(SegmentLease { table: Arc::clone(self), number, epoch, notice, revoked }))
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {
@@ -66,6 +85,8 @@ pub struct SegmentLease {
     table: Arc<LeaseTable>,
     number: u32,
     epoch: u32,
+    /// Made for the first who is given the lease.
+    notice: OnceLock<Box<dyn NoticePage>>,
     revoked: AtomicBool,
 }
 
@@ -85,6 +106,31 @@ impl SegmentLease {
     /// A descriptor of its file is being closed; to be called before the kernel is answered.
     pub fn count_closing(&self) {
         self.table.words.count_closing(self.number as usize);
+    }
+
+    /// A descriptor of its notice, for a client that has its file open for reading.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` when there is none to be had.
+    pub fn notice_reader(&self) -> Result<OwnedFd, Errno> {
+        let made = match self.notice.get() {
+            Some(page) => page.reader(),
+            None => (self.table.make_notice)().and_then(|page| self.notice.get_or_init(|| page).reader()),
+        };
+        made.map_err(|error| {
+            warn!(%error, "a client looks at no attributes by itself, and reads no cache");
+            Errno::EOPNOTSUPP
+        })
+    }
+
+    /// Vouches for attributes of its file, where somebody may look. By one thread at a time.
+    pub fn note(&self, noted: &Noted) {
+        self.notice.get().into_iter().for_each(|page| page.notice().note(noted));
+    }
+
+    /// Vouches for them no more. By one thread at a time.
+    pub fn forget_noted(&self) {
+        self.notice.get().into_iter().for_each(|page| page.notice().forget());
     }
 
     /// Whether it is over.
@@ -110,17 +156,47 @@ impl Drop for SegmentLease {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use poolfs_ipc::segment::leases_length;
+    use poolfs_ipc::segment::{NOTICE_LENGTH, leases_length};
+    use poolfs_ipc::wire::WireAttributes;
+
+    struct TestPage(FileNotice, std::fs::File);
+
+    impl NoticePage for TestPage {
+        fn notice(&self) -> &FileNotice {
+            &self.0
+        }
+
+        fn reader(&self) -> io::Result<OwnedFd> {
+            Ok(self.1.try_clone()?.into())
+        }
+    }
+
+    fn make_page() -> io::Result<Box<dyn NoticePage>> {
+        let file = tempfile::tempfile()?;
+        file.set_len(NOTICE_LENGTH as u64)?;
+        let notice = FileNotice::new(&file, true).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
+        Ok(Box::new(TestPage(notice, file)))
+    }
+
+    /// A table of so many leases, and its words as clients see them.
+    pub(crate) fn table(count: usize) -> (Arc<LeaseTable>, Leases) {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(leases_length(count) as u64).expect("sized");
+        let words = Leases::new(&file, count, true).expect("leases");
+        let seen = Leases::new(&file, count, false).expect("leases");
+        (LeaseTable::new(words, file.into(), Box::new(make_page)), seen)
+    }
+
+    /// What clients see of a lease's notice.
+    pub(crate) fn notice(lease: &SegmentLease) -> FileNotice {
+        FileNotice::new(lease.notice_reader().expect("a descriptor"), false).expect("a notice")
+    }
 
     #[test]
     fn a_lease_that_is_over_does_not_come_back() {
-        let file = tempfile::tempfile().expect("a file");
-        file.set_len(leases_length(2) as u64).expect("sized");
-        let words = Leases::new(&file, 2, true).expect("leases");
-        let seen = Leases::new(&file, 2, false).expect("leases");
-        let table = LeaseTable::new(words, file.into());
+        let (table, seen) = table(2);
         let (one, two) = (table.lease().expect("a lease"), table.lease().expect("another"));
         assert!(table.lease().is_none());
         assert_eq!(table.used(), 2);
@@ -136,5 +212,20 @@ mod tests {
         assert_ne!(again.epoch(), over);
         drop((two, again));
         assert_eq!(table.used(), 0);
+    }
+
+    #[test]
+    fn a_lease_has_one_notice_for_all_and_no_other_lease_has_it() {
+        let (table, _) = table(2);
+        let (one, other) = (table.lease().expect("a lease"), table.lease().expect("another"));
+        let noted = Noted { attributes: WireAttributes { inode: 7, ..WireAttributes::default() }, until_ns: 1 };
+        // There is nobody who could look.
+        one.note(&noted);
+        let [first, second, others] = [&one, &one, &other].map(|lease| notice(lease));
+        assert_eq!([&first, &second, &others].map(FileNotice::noted), [None; 3]);
+        one.note(&noted);
+        assert_eq!([&first, &second, &others].map(FileNotice::noted), [Some(noted), Some(noted), None]);
+        one.forget_noted();
+        assert_eq!(first.noted(), None);
     }
 }

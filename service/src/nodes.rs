@@ -8,16 +8,20 @@
 //! pages. `may_map`: it is open for writing by somebody who is not known to work by requests, or pages of a mapping
 //! have been written back, so that the kernel may hold changes nobody has told the service of.
 //!
-//! What the kernel may keep of attributes and names without asking is noted in [`held`].
+//! What the kernel may keep of attributes and names without asking is noted in [`held`], what clients may show of attributes without
+//! asking in [`notices`].
 
 pub mod held;
+pub mod notices;
 pub mod pruning;
 
 use crate::leases::SegmentLease;
 use hashbrown::HashMap;
 use held::Held;
+use poolfs_ipc::notice::Edition;
 use poolfs_libservice::Lease;
 use poolfs_libservice::types::NodeId;
+use poolfs_service_protocol::NotDirect;
 use pruning::Known;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -49,6 +53,10 @@ struct NodeState {
     may_cache: bool,
     /// Changes whose notifications about pages are on their way.
     telling_pages: u32,
+    /// Changes of the content by the user-level path, and up to which of them the kernel was told the size. In between it may know
+    /// an older one: answers with the size are refused by it when they cross a notification.
+    changes: u64,
+    size_told: u64,
     /// Pages of a shared mapping were written back; until the last file is closed.
     mapped: bool,
     /// Pages of a mapping could not be written back: the kernel reports that to whoever closes the file next, and then does not
@@ -61,6 +69,10 @@ struct NodeState {
     held: Held,
     /// Clients read its content by themselves.
     lease: Option<Arc<SegmentLease>>,
+    /// Of its attributes, as the lease's notice has them.
+    edition: Edition,
+    /// What tells it from earlier and later ones of the same node.
+    born: u64,
 }
 
 /// What is known of a node's set-id bits and capabilities.
@@ -98,6 +110,8 @@ pub struct KernelView {
     pub may_cache: bool,
     /// Somebody has the file open who goes by the size the kernel knows: to append, or to map it without asking for it.
     pub goes_by_size: bool,
+    /// Which change this is.
+    pub change: u64,
 }
 
 /// The nodes the kernel knows.
@@ -105,7 +119,7 @@ pub struct NodeTable {
     states: [Mutex<HashMap<NodeId, NodeState>>; SHARDS],
     numbers: [Mutex<HashMap<u64, NodeId>>; SHARDS],
     next_own: AtomicU64,
-    /// Changes of privileges so far.
+    /// Changes of privileges, and states made, so far.
     privileges: AtomicU64,
     count: AtomicU64,
     /// The count of all mounts together.
@@ -178,7 +192,8 @@ impl NodeTable {
 
     /// A state that nobody has looked at: nobody knows its version.
     fn new_state(&self) -> NodeState {
-        NodeState { privileges: self.privileges.fetch_add(1, Ordering::Relaxed), ..NodeState::default() }
+        let born = self.privileges.fetch_add(1, Ordering::Relaxed);
+        NodeState { privileges: born, born, ..NodeState::default() }
     }
 
     fn number_for(&self, node: NodeId, inode: u64) -> u64 {
@@ -313,6 +328,18 @@ impl NodeTable {
         state.lease.clone()
     }
 
+    /// Why the node has no lease to give, if that is known.
+    pub(crate) fn without_lease(&self, node: NodeId) -> Option<NotDirect> {
+        let states = self.states(node);
+        let state = states.get(&node)?;
+        match state {
+            NodeState { mapped: true, .. } => Some(NotDirect::Mapped),
+            NodeState { write_back_failed: true, .. } => Some(NotDirect::WriteBackFailed),
+            state if state.writers > 0 => Some(NotDirect::Writers),
+            _ => None,
+        }
+    }
+
     /// Pages of a mapping of the node could not be written back: nobody reads it by himself as long as the kernel knows it.
     pub(crate) fn write_back_failed(&self, node: NodeId) {
         if let Some(state) = self.states(node).get_mut(&node) {
@@ -361,12 +388,21 @@ impl NodeTable {
             number: state.number,
             may_cache: std::mem::take(&mut state.may_cache) || state.telling_pages > 0,
             goes_by_size: state.appenders > 0 || state.unadopted > 0,
+            change: state.changes + 1,
         };
+        state.changes += 1;
         state.highest_byte = 0;
         self.cached_bytes.fetch_sub(std::mem::take(&mut state.cached_bytes), Ordering::Relaxed);
         let tells = view.number != 0 && (view.may_cache || view.goes_by_size);
         state.telling_pages += u32::from(tells);
         tells.then_some(view)
+    }
+
+    /// The kernel knows the size that the file had after this change, or a later one.
+    pub fn size_told(&self, node: NodeId, change: u64) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.size_told = state.size_told.max(change);
+        }
     }
 
     /// The kernel knows of a change of content.
@@ -448,15 +484,18 @@ mod tests {
         let table = NodeTable::default();
         table.enter(NodeId(7), 70);
         table.opened(NodeId(7), false, false);
-        assert_eq!(table.changed(NodeId(7)), Some(KernelView { number: 70, may_cache: false, goes_by_size: true }));
+        assert_eq!(
+            table.changed(NodeId(7)),
+            Some(KernelView { number: 70, may_cache: false, goes_by_size: true, change: 1 })
+        );
         table.told(NodeId(7));
         table.change_adoption(NodeId(7), false, true);
         assert_eq!(table.changed(NodeId(7)), None);
         table.touched(NodeId(7), 0, 4096, false);
         assert_eq!(table.cached_bytes(), 4096);
-        let view = Some(KernelView { number: 70, may_cache: true, goes_by_size: false });
-        assert_eq!(table.changed(NodeId(7)), view);
-        assert_eq!(table.changed(NodeId(7)), view, "the first is still on its way");
+        let view = |change| Some(KernelView { number: 70, may_cache: true, goes_by_size: false, change });
+        assert_eq!(table.changed(NodeId(7)), view(3));
+        assert_eq!(table.changed(NodeId(7)), view(4), "the first is still on its way");
         table.told(NodeId(7));
         table.told(NodeId(7));
         assert_eq!(table.changed(NodeId(7)), None);

@@ -4,16 +4,18 @@
 //! Branches are shared: instances that use the same lower branch (or the same directory) stand on one cache, so that its bytes
 //! are there once. Between any two layers the time is measured, when somebody wants to know it; `idmap` has none to speak of.
 
-use crate::leases::{LEASES_PER_INSTANCE, LeaseTable};
+use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
 use crate::spans::Timed;
-use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool};
+use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
+use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::IdMap;
 use poolfs_local::{Local, LocalOptions};
 use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, UnionStatus};
-use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
+use poolfs_union::{LAYER_ID_MAX, Lower, SharedMemory, Union, UnionConfig};
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tracing::{error, warn};
@@ -196,7 +198,13 @@ impl StackBuilder {
         let made = self.pool.leases(LEASES_PER_INSTANCE);
         let made =
             made.inspect_err(|error| warn!(%error, "clients of an instance do not read the cache by themselves"));
-        made.ok().flatten().map(|(words, file)| LeaseTable::new(words, file))
+        made.ok().flatten().map(|(words, file)| LeaseTable::new(words, file, self.notices()))
+    }
+
+    /// Makes the notices of leases.
+    fn notices(&self) -> MakeNotice {
+        let pool = Arc::clone(&self.pool);
+        Box::new(move || Ok(Box::new(pool.notice()?)))
     }
 
     /// Builds what `spec` says.
@@ -214,11 +222,17 @@ impl StackBuilder {
                 for lower in lowers {
                     branches.push(self.branch(lower, Role::Lower)?);
                 }
-                let union = union(&branches)?;
+                let union = union(&branches, self.shared_memory())?;
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
                 Ok(Stack { layer, union: Some(union), branches })
             }
         }
+    }
+
+    /// Where layers put what clients are shown, as long as the cache is there.
+    fn shared_memory(&self) -> SharedMemory {
+        let pool = Arc::downgrade(&self.pool);
+        Arc::new(move |length| pool.upgrade().map_or(Ok(None), |pool| pool.shared_memory(length)))
     }
 
     fn branches(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Weak<Branch>>> {
@@ -275,7 +289,7 @@ impl StackBuilder {
 }
 
 /// The union of the first branch, which is written, and the others. A lower branch is known for good by its path.
-fn union(branches: &[Arc<Branch>]) -> Result<Arc<Union>, StackError> {
+fn union(branches: &[Arc<Branch>], shared_memory: SharedMemory) -> Result<Arc<Union>, StackError> {
     let (upper, lowers) = branches
         .split_first()
         .ok_or_else(|| StackError::Union { upper: PathBuf::new(), cause: "it has no branches".into() })?;
@@ -288,7 +302,8 @@ fn union(branches: &[Arc<Branch>]) -> Result<Arc<Union>, StackError> {
         })?;
         known.push(Lower { layer_id: layer_id.to_owned(), layer: lower.layer() });
     }
-    Union::open(UnionConfig::new(upper.layer(), known)).map_err(|error| failed(with_causes(&error)))
+    let config = UnionConfig { shared_memory: Some(shared_memory), ..UnionConfig::new(upper.layer(), known) };
+    Union::open(config).map_err(|error| failed(with_causes(&error)))
 }
 
 /// An error with what caused it, in one line.
@@ -300,6 +315,16 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+impl NoticePage for SharedNotice {
+    fn notice(&self) -> &FileNotice {
+        self.notice()
+    }
+
+    fn reader(&self) -> std::io::Result<OwnedFd> {
+        self.reader()
+    }
 }
 
 #[cfg(test)]

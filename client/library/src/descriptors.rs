@@ -57,6 +57,18 @@ pub struct Witness {
     pub closings: u32,
 }
 
+/// What a number was found to stand for. Only whoever finds the segment of the witness for the handle in the session may take it for
+/// one file's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The instance's slot.
+    pub instance: u32,
+    /// The handle in the session.
+    pub handle: u64,
+    /// What was there when it was found.
+    pub witness: Witness,
+}
+
 /// What an entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
@@ -92,7 +104,7 @@ struct Entry {
     instance: AtomicU32,
     mode: AtomicU32,
     forks: AtomicU32,
-    reads: AtomicU32,
+    looks: AtomicU32,
     announces_closing: AtomicU32,
     sum: AtomicU64,
     /// The witness of the last time when the number was found to stand for the file; 0: none.
@@ -153,15 +165,30 @@ impl Descriptors {
         self.entry(descriptor).is_some_and(|entry| entry.verified.load(Ordering::Relaxed) == witness.bits())
     }
 
-    /// Counts a read of an adopted file by request; how many there were since the count was begun.
-    pub fn count_read(&self, descriptor: i32) -> u32 {
-        self.entry(descriptor).map_or(0, |entry| entry.reads.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
+    /// What a number was last found to stand for with a witness.
+    #[inline]
+    pub fn found(&self, descriptor: i32) -> Option<Found> {
+        let entry = self.entry(descriptor)?;
+        let word = entry.word.load(Ordering::Acquire);
+        let verified = entry.verified.load(Ordering::Relaxed);
+        if word & KIND != ADOPTED || verified == 0 {
+            return None;
+        }
+        let witness = Witness { segment: (verified >> 32) as u32, closings: verified as u32 };
+        let (instance, handle) = (entry.instance.load(Ordering::Relaxed), entry.handle.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        (entry.word.load(Ordering::Relaxed) == word).then_some(Found { instance, handle, witness })
+    }
+
+    /// Counts a read or a look at attributes that took a request or the kernel; how many there were since the count was begun.
+    pub fn count_look(&self, descriptor: i32) -> u32 {
+        self.entry(descriptor).map_or(0, |entry| entry.looks.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
     }
 
     /// Begins the count anew.
-    pub fn recount_reads(&self, descriptor: i32) {
+    pub fn recount_looks(&self, descriptor: i32) {
         if let Some(entry) = self.entry(descriptor) {
-            entry.reads.store(0, Ordering::Relaxed);
+            entry.looks.store(0, Ordering::Relaxed);
         }
     }
 
@@ -170,6 +197,7 @@ impl Descriptors {
         if let Some(entry) = self.entry(descriptor) {
             // A number nobody has asked about costs no page of its own.
             if entry.word.load(Ordering::Relaxed) & (KIND | OWN) != 0 {
+                entry.looks.store(0, Ordering::Relaxed);
                 let mut word = entry.word.load(Ordering::Relaxed);
                 while let Err(now) = entry.word.compare_exchange_weak(
                     word,
@@ -294,7 +322,7 @@ impl Entry {
         self.announces_closing.store(adopted.announces_closing.into(), Ordering::Relaxed);
         self.sum.store(adopted.sum(word), Ordering::Relaxed);
         self.verified.store(0, Ordering::Relaxed);
-        self.reads.store(0, Ordering::Relaxed);
+        self.looks.store(0, Ordering::Relaxed);
     }
 }
 
@@ -372,11 +400,27 @@ mod tests {
         table.verified(5, witness);
         assert!(table.is_verified(5, witness));
         assert!(!table.is_verified(5, Witness { closings: 1, ..witness }));
+        assert_eq!(table.found(5), Some(Found { instance: FILE.instance, handle: FILE.handle, witness }));
         assert!(!table.is_verified(5, Witness { segment: 2, ..witness }));
         let seen = table.look(5).expect("an entry");
         table.note(5, &seen, Known::Adopted(FILE));
         assert!(!table.is_verified(5, witness), "it was adopted anew");
+        assert_eq!((table.found(5), table.found(-1)), (None, None));
+        table.verified(5, witness);
+        table.clear(5);
+        assert_eq!(table.found(5), None);
         assert!(!table.is_verified(-1, witness));
+    }
+
+    #[test]
+    fn looks_are_counted_until_the_number_is_closed() {
+        let table = table();
+        table.opened(5, 0);
+        assert_eq!([table.count_look(5), table.count_look(5)], [1, 2]);
+        table.clear(5);
+        assert_eq!((table.count_look(5), table.count_look(-1)), (1, 0));
+        table.recount_looks(5);
+        assert_eq!(table.count_look(5), 1);
     }
 
     #[test]

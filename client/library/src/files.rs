@@ -17,14 +17,14 @@ use crate::state::Call;
 use crate::trace::{self, Reason};
 use crate::{process, raw};
 use linux_raw_sys::general as sys;
-use poolfs_ipc::wire::Adopt;
+use poolfs_ipc::wire::{Adopt, WireAttributes};
 
 /// A descriptor is adopted at this use of it: one that is used less often does not pay the ioctl.
 const ADOPT_AT_USE: u32 = 2;
 
 /// A transfer of so many bytes is reason enough to adopt at the first use: the ioctl costs less than it, and what the
 /// kernel reads it keeps, and reads ahead, beside the service's own copy.
-const ADOPT_AT_BYTES: usize = 64 << 10;
+pub const ADOPT_AT_BYTES: usize = 64 << 10;
 
 /// Flags of a description that both sides must agree on.
 const FLAGS_THAT_COUNT: u32 = sys::O_ACCMODE | sys::O_APPEND | sys::O_DIRECT | sys::O_SYNC | sys::O_PATH;
@@ -84,6 +84,16 @@ impl<'a> DirectFile<'a> {
     pub fn read(&self, target: UserMemory, offset: u64) -> Option<usize> {
         let read = self.session.read_segment(self.handle, offset, target)?;
         read.is_whole.then_some(read.count)
+    }
+
+    /// The file's attributes; nothing when it takes a request.
+    pub fn attributes(&self) -> Option<WireAttributes> {
+        self.session.noted_attributes(self.handle)
+    }
+
+    /// Device number (major, minor) of the mount it is on.
+    pub fn device(&self) -> (u32, u32) {
+        self.session.connection().device()
     }
 
     /// The number, and the session in use.

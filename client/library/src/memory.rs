@@ -65,7 +65,14 @@ impl UserPath {
         can_be_read.then(|| self.rest_of_page())
     }
 
-    /// The same; nothing also when the kernel would have to be asked.
+    /// Whether it is a string without a byte, which can be read, at a time by [`raw::coarse_time_ns`].
+    #[inline]
+    #[must_use]
+    pub fn is_empty_at(&self, now: u64) -> bool {
+        self.head(now).and_then(<[u8]>::first) == Some(&0)
+    }
+
+    /// The same as [`UserPath::head`]; nothing also when the kernel would have to be asked.
     #[inline(always)]
     #[must_use]
     pub fn head_known(&self, now: u64) -> Option<&[u8]> {
@@ -151,7 +158,15 @@ impl UserMemory {
 
     /// Writes one structure; says whether it fits and the memory can be written.
     pub fn put<T: Copy>(self, value: T) -> bool {
-        let fits = size_of::<T>() <= self.length && self.part(0, size_of::<T>()).is_writable();
+        self.put_at(value, raw::coarse_time_ns())
+    }
+
+    /// The same, at a time by [`raw::coarse_time_ns`].
+    #[inline]
+    pub fn put_at<T: Copy>(self, value: T, now: u64) -> bool {
+        let length = size_of::<T>();
+        let is_there = length <= self.length && !self.part(0, length).is_impossible();
+        let fits = is_there && pages::are_writable_at(self.address(), length, now);
         if fits {
             // SAFETY: the range is writable by `new`; C structures may stand at any address here.
             unsafe { self.pointer.cast::<T>().write_unaligned(value) };

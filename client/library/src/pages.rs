@@ -49,7 +49,13 @@ fn have_asked(address: usize, length: usize, tick: u64) -> bool {
 
 /// Whether every page of a range can be written.
 pub fn are_writable(address: usize, length: usize) -> bool {
-    let tick = tick(raw::coarse_time_ns());
+    are_writable_at(address, length, raw::coarse_time_ns())
+}
+
+/// The same, at a time by [`raw::coarse_time_ns`].
+#[inline]
+pub fn are_writable_at(address: usize, length: usize, now: u64) -> bool {
+    let tick = tick(now);
     WRITABLE.have(address, length, tick) || (raw::is_writable(address, length) && WRITABLE.note(address, length, tick))
 }
 

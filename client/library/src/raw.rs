@@ -350,6 +350,46 @@ pub fn map_zeros(address: usize, length: usize) -> Result<(), i32> {
     check(mapped).map(|_| ())
 }
 
+/// Zeros that can be read and are never given back.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn map_readable_zeros(length: usize) -> Result<usize, i32> {
+    let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
+    // SAFETY: a new mapping at a place of the kernel's choice disturbs nobody.
+    let mapped =
+        unsafe { system_call(sys::__NR_mmap, [0, length, sys::PROT_READ as usize, flags as usize, usize::MAX, 0]) };
+    check(mapped)
+}
+
+/// Puts zeros that can be read into a range.
+///
+/// # Safety
+/// The range is mapped, and whoever reads there takes zeros, too.
+///
+/// # Errors
+/// The kernel's errno.
+pub unsafe fn replace_by_zeros(address: usize, length: usize) -> Result<(), i32> {
+    let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE | sys::MAP_FIXED;
+    let arguments = [address, length, sys::PROT_READ as usize, flags as usize, usize::MAX, 0];
+    // SAFETY: the caller's promise.
+    check(unsafe { system_call(sys::__NR_mmap, arguments) }).map(|_| ())
+}
+
+/// Maps what is mapped shared at `from` a second time, in the place of what is at `to`. A forked child has it, too.
+///
+/// # Safety
+/// The range at `to` is mapped, and whoever reads there takes what is at `from`, too.
+///
+/// # Errors
+/// The kernel's errno.
+pub unsafe fn map_again(from: usize, to: usize, length: usize) -> Result<(), i32> {
+    let flags = sys::MREMAP_MAYMOVE | sys::MREMAP_FIXED;
+    // SAFETY: an old length of 0 leaves what is at `from` as it is; the rest is the caller's promise.
+    check(unsafe { system_call(sys::__NR_mremap, [from, 0, length, flags as usize, to, 0]) })?;
+    advise(to, length, sys::MADV_DOFORK).map(|_| ())
+}
+
 /// `madvise` with advice that changes nobody's bytes in this process.
 fn advise(address: usize, length: usize, advice: u32) -> Result<usize, i32> {
     simple(sys::__NR_madvise, [address, length, advice as usize])

@@ -93,6 +93,8 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) -> Option<isize> {
         | sys::__NR_seccomp
         | sys::__NR_landlock_restrict_self => before(Change::View),
         sys::__NR_prctl if is_filter(arguments[0]) => before(Change::View),
+        sys::__NR_copy_file_range => calls::refresh_size(arguments[0] as i32),
+        sys::__NR_sendfile => calls::refresh_size(arguments[1] as i32),
         sys::__NR_fcntl => calls::before_control(arguments[0] as i32, arguments[1] as i32, arguments[2]),
         sys::__NR_fork => before(Change::Sharing),
         sys::__NR_vfork | sys::__NR_clone | sys::__NR_clone3 => before(Change::SharingMemory),

@@ -3,15 +3,24 @@
 //! A place belongs to its session. It is filled by one thread at a time; whoever uses the session may read what a place holds,
 //! and what it held is unmapped only when, after it was taken out, no other call used the session.
 
+use crate::descriptors::Witness;
+use crate::raw;
+use crate::session::INSTANCES_MAX;
+use crate::window::Area;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use poolfs_ipc::area::COUNTED_MAX;
 use poolfs_ipc::hold::{Frame, Hold};
-use poolfs_ipc::segment::SegmentView;
-use poolfs_ipc::wire::Grant;
+use poolfs_ipc::segment::{FileNotice, Noted, SegmentView};
+use poolfs_ipc::wire::{Grant, WireAttributes, owners};
 
 /// Segments one session has at a time: a handle has its place by its number.
-const SEGMENTS_MAX: usize = 128;
+pub const SEGMENTS_MAX: usize = COUNTED_MAX;
+
+/// The longest that attributes count which are not noted for good. What is noted for longer is by another clock than ours, as
+/// another time namespace has one.
+const NOTED_LEFT_NS_MAX: u64 = 1_100_000_000;
 
 const EMPTY: u32 = 0;
 const LIVE: u32 = 1;
@@ -24,8 +33,17 @@ struct Place {
     epoch: AtomicU32,
     /// The number of its arrival.
     number: AtomicU32,
+    /// Device number of the mount, major in the upper half.
+    device: AtomicU64,
     handle: AtomicU64,
-    view: UnsafeCell<MaybeUninit<SegmentView>>,
+    owners: Owners,
+    memory: UnsafeCell<MaybeUninit<Memory>>,
+}
+
+/// What is mapped of a segment.
+struct Memory {
+    view: SegmentView,
+    notice: FileNotice,
 }
 
 /// The segments of one session. All zeros: none.
@@ -36,7 +54,7 @@ pub struct Segments {
     places: [Place; SEGMENTS_MAX],
 }
 
-// SAFETY: a place's view is written and dropped only by who holds `maker` or takes the session down, while the place is not
+// SAFETY: a place's memory is written and dropped only by who holds `maker` or takes the session down, while the place is not
 // LIVE and no other call uses the session; it is read by calls that use the session and found it LIVE.
 unsafe impl Sync for Segments {}
 
@@ -46,6 +64,8 @@ pub struct Segment<'a> {
     place: &'a Place,
     /// The bytes.
     pub view: &'a SegmentView,
+    /// The attributes.
+    pub notice: &'a FileNotice,
     /// The lease.
     pub lease: u32,
     /// Its epoch when it was given.
@@ -54,11 +74,56 @@ pub struct Segment<'a> {
     pub number: u32,
 }
 
+/// Owners of the host, as whom this process sees them, and a sum of both: two threads may note them at a time.
+#[repr(C)]
+#[derive(Default)]
+struct Owners([AtomicU64; 3]);
+
+impl Owners {
+    /// Not 0 where both are.
+    fn sum(owners: u64, seen: u64) -> u64 {
+        // FNV-1a, a word at a time.
+        const PRIME: u64 = 0x0000_0100_0000_01b3;
+        ((0xcbf2_9ce4_8422_2325 ^ owners).wrapping_mul(PRIME) ^ seen).wrapping_mul(PRIME)
+    }
+
+    fn seen_as(&self, owners: u64) -> Option<u64> {
+        let [known, seen, sum] = self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
+        (known == owners && sum == Self::sum(known, seen)).then_some(seen)
+    }
+
+    fn note(&self, owners: u64, seen: u64) {
+        for (word, new) in self.0.iter().zip([owners, seen, Self::sum(owners, seen)]) {
+            word.store(new, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Segment<'_> {
+    /// What the notice says, as this process sees it, if it counts now.
+    pub fn attributes(&self) -> Option<WireAttributes> {
+        self.place.as_seen(self.notice.noted()?)
+    }
+
+    /// Notes as whom this process sees owners of the host.
+    pub fn note_owners(&self, owners: u64, seen: u64) {
+        self.place.owners.note(owners, seen);
+    }
+
     /// It is over: from here on requests are made.
     pub fn end(&self) {
         self.place.state.compare_exchange(LIVE, ENDED, Ordering::SeqCst, Ordering::Relaxed).ok();
     }
+}
+
+/// Bits of a segment's number that say which session's it is.
+const SESSION_BITS: u32 = INSTANCES_MAX.ilog2();
+
+const _: () = assert!(INSTANCES_MAX.is_power_of_two());
+
+/// The place of a handle's segment.
+fn place_of(handle: u64) -> usize {
+    handle as usize % SEGMENTS_MAX
 }
 
 /// The right to fill a place.
@@ -69,7 +134,29 @@ pub struct Filling<'a> {
 
 impl Segments {
     fn place(&self, handle: u64) -> &Place {
-        &self.places[handle as usize % SEGMENTS_MAX]
+        &self.places[place_of(handle)]
+    }
+
+    /// The attributes of the file behind a handle, and the device number of its mount, for a caller that holds nothing: while
+    /// nothing has happened since `witness` that could make them others'.
+    #[inline]
+    pub fn glance(&self, area: Area, handle: u64, witness: Witness) -> Option<(WireAttributes, (u32, u32))> {
+        let place = self.place(handle);
+        // No other segment of any session has this number.
+        let is_there = || {
+            let is_live = place.state.load(Ordering::Acquire) == LIVE;
+            let number = place.number.load(Ordering::Relaxed);
+            is_live && number == witness.segment && place.handle.load(Ordering::Relaxed) == handle
+        };
+        if !is_there() {
+            return None;
+        }
+        let (lease, epoch) = (place.lease.load(Ordering::Relaxed), place.epoch.load(Ordering::Relaxed));
+        let noted = area.glance(place_of(handle), lease)?.noted(epoch, witness.closings)?;
+        let (attributes, device) = (place.as_seen(noted)?, place.device.load(Ordering::Relaxed));
+        // Whoever takes the segment out says so before other things are mapped where it was.
+        fence(Ordering::Acquire);
+        is_there().then_some((attributes, ((device >> 32) as u32, device as u32)))
     }
 
     /// The segment of a handle, for a caller that uses the session.
@@ -82,13 +169,19 @@ impl Segments {
         let (lease, epoch) = (place.lease.load(Ordering::Relaxed), place.epoch.load(Ordering::Relaxed));
         let number = place.number.load(Ordering::Relaxed);
         // SAFETY: written before the place was LIVE, which the caller, a user of the session, has seen.
-        let view = unsafe { (*place.view.get()).assume_init_ref() };
-        Some(Segment { place, view, lease, epoch, number })
+        let Memory { view, notice } = unsafe { (*place.memory.get()).assume_init_ref() };
+        Some(Segment { place, view, notice, lease, epoch, number })
     }
 
     /// Takes out what is in the place of a handle, so that it can be filled anew. `is_alone` says whether no other call uses
     /// the session. Nothing when the place cannot be had now.
-    pub fn begin(&self, handle: u64, frame: Frame, is_alone: impl Fn() -> bool) -> Option<Filling<'_>> {
+    pub fn begin(
+        &self,
+        handle: u64,
+        frame: Frame,
+        area: Option<Area>,
+        is_alone: impl Fn() -> bool,
+    ) -> Option<Filling<'_>> {
         if !self.maker.take_or_recover(frame) {
             return None;
         }
@@ -101,12 +194,13 @@ impl Segments {
         if !is_alone() {
             return None;
         }
+        area.into_iter().for_each(|area| area.hide_notice(place_of(handle)));
         // SAFETY: it is not LIVE, and nobody uses the session who may have seen it so.
         unsafe { filling.place.clear() };
         Some(filling)
     }
 
-    /// Takes out everything; `is_inherited`: what is mapped at its addresses is not the session's.
+    /// Takes out everything, of which nothing is shown any more; `is_inherited`: what is mapped at its addresses is not the session's.
     ///
     /// # Safety
     /// Nobody uses the session.
@@ -129,11 +223,23 @@ impl Segments {
     pub fn ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let filled = self.places.iter().filter(|place| place.state.load(Ordering::SeqCst) != EMPTY);
         // SAFETY: written before the place was filled; the caller uses the session, or all its threads are stopped.
-        filled.flat_map(|place| unsafe { (*place.view.get()).assume_init_ref() }.ranges())
+        let memory = filled.map(|place| unsafe { (*place.memory.get()).assume_init_ref() });
+        memory.flat_map(|memory| memory.view.ranges().chain([memory.notice.range()]))
     }
 }
 
 impl Place {
+    /// What is noted, as this process sees it, if it counts now.
+    #[inline]
+    fn as_seen(&self, Noted { attributes, until_ns }: Noted) -> Option<WireAttributes> {
+        let is_left = || until_ns.checked_sub(raw::coarse_time_ns()).is_some_and(|left| left <= NOTED_LEFT_NS_MAX);
+        if until_ns != u64::MAX && !is_left() {
+            return None;
+        }
+        let seen = self.owners.seen_as(owners(attributes.uid, attributes.gid))?;
+        Some(WireAttributes { uid: (seen >> 32) as u32, gid: seen as u32, ..attributes })
+    }
+
     /// Unmaps what is in the place.
     ///
     /// # Safety
@@ -141,20 +247,30 @@ impl Place {
     unsafe fn clear(&self) {
         self.state.store(EMPTY, Ordering::SeqCst);
         // SAFETY: as this function's.
-        unsafe { (*self.view.get()).assume_init_drop() };
+        unsafe { (*self.memory.get()).assume_init_drop() };
     }
 }
 
 impl Filling<'_> {
     /// Fills the place.
-    pub fn put(self, handle: u64, grant: &Grant, view: SegmentView) {
+    ///
+    /// It is shown in `area`, if there is one: what belongs to `session`, of mounts with that device number.
+    pub fn put(
+        self,
+        (handle, grant): (u64, &Grant),
+        (view, notice): (SegmentView, FileNotice),
+        (session, area, device): (usize, Option<Area>, (u32, u32)),
+    ) {
         self.place.handle.store(handle, Ordering::Relaxed);
         self.place.lease.store(grant.lease, Ordering::Relaxed);
         self.place.epoch.store(grant.epoch, Ordering::Relaxed);
         let arrived = self.segments.arrived.fetch_add(1, Ordering::Relaxed);
-        self.place.number.store(arrived.wrapping_add(1).max(1), Ordering::Relaxed);
+        let number = arrived.wrapping_add(1) << SESSION_BITS | session as u32;
+        self.place.number.store(number.max(1), Ordering::Relaxed);
+        self.place.device.store(u64::from(device.0) << 32 | u64::from(device.1), Ordering::Relaxed);
+        area.into_iter().for_each(|area| area.show_notice(place_of(handle), notice.range()));
         // SAFETY: the place is EMPTY, and `maker` is held.
-        unsafe { (*self.place.view.get()).write(view) };
+        unsafe { (*self.place.memory.get()).write(Memory { view, notice }) };
         self.place.state.store(LIVE, Ordering::SeqCst);
     }
 }
@@ -162,5 +278,21 @@ impl Filling<'_> {
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
         self.segments.maker.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_known_as_a_pair_or_not_at_all() {
+        let owners = Owners::default();
+        assert_eq!((owners.seen_as(0), owners.seen_as(5)), (None, None));
+        owners.note(5, 0);
+        assert_eq!((owners.seen_as(0), owners.seen_as(5)), (None, Some(0)));
+        // Another thread has come as far as this.
+        owners.0[0].store(6, Ordering::Relaxed);
+        assert_eq!((owners.seen_as(5), owners.seen_as(6)), (None, None));
     }
 }

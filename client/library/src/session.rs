@@ -5,7 +5,8 @@
 //! memory under its hands. A slot without a session is anybody's: however many instances come and go, there is room for the
 //! next one.
 
-use crate::descriptors::{Adopted, Witness};
+use crate::descriptors::{Adopted, Found, Witness};
+use crate::instance_name::InstanceName;
 use crate::memory::UserMemory;
 use crate::mounts::MountPoint;
 use crate::outcome::{Refusal, Served};
@@ -14,7 +15,7 @@ use crate::segments::{Segment, Segments};
 use crate::signals::SignalsHeld;
 use crate::state::Call;
 use crate::trace::{self, Reason};
-use crate::{process, raw};
+use crate::{process, raw, window};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -22,7 +23,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::hold::{Frame, Hold};
 use poolfs_ipc::segment::Read;
-use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, Status};
+use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, Status, WireAttributes, owners};
 use poolfs_ipc::{Borrowed, CallError, Connection};
 use poolfs_types::Errno;
 
@@ -31,9 +32,6 @@ pub const INSTANCES_MAX: usize = 16;
 
 /// Calls that can use one session at a time; further ones are the kernel's.
 const USERS_MAX: usize = 64;
-
-/// Longest name of an instance.
-pub const NAME_MAX: usize = 64;
 
 /// Longest path of a socket, as `sockaddr_un` has room for it.
 const SOCKET_PATH_MAX: usize = 108;
@@ -51,49 +49,11 @@ const CLOSING: u64 = 4;
 const CANCELLED: u64 = 5;
 const GENERATION: u64 = 1 << 32;
 
-/// The name of an instance; all zeros: of none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct InstanceName {
-    hash: u64,
-    length: u64,
-    bytes: [u8; NAME_MAX],
-}
-
-impl InstanceName {
-    /// No name.
-    pub const NONE: Self = Self { hash: 0, length: 0, bytes: [0; NAME_MAX] };
-
-    /// A name that an instance can have.
-    #[must_use]
-    pub fn new(name: &[u8]) -> Option<Self> {
-        if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
-            return None;
-        }
-        let mut new = Self { length: name.len() as u64, ..Self::NONE };
-        new.bytes.get_mut(..name.len())?.copy_from_slice(name);
-        // FNV-1a; never 0, which stands for a slot without a name.
-        let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        new.hash = name.iter().fold(0xcbf2_9ce4_8422_2325, step) | 1;
-        Some(new)
-    }
-
-    /// Whether it is none.
-    #[must_use]
-    pub fn is_none(&self) -> bool {
-        self.length == 0
-    }
-
-    /// Its bytes.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        self.bytes.get(..self.length as usize).unwrap_or_default()
-    }
-}
-
 #[repr(C)]
 struct Slot {
     word: AtomicU64,
+    /// Its place among the slots, once it has a session.
+    index: AtomicU32,
     retry_at: AtomicU64,
     /// That of the name; 0: it never had one.
     hash: AtomicU64,
@@ -170,6 +130,15 @@ impl Sessions {
         let frame = Frame::here();
         let mut users = self.slots.iter().flat_map(|slot| &slot.users);
         users.any(|user| user.is_own() && !user.is_left(frame))
+    }
+
+    /// The attributes of the file that a number was found to stand for, and the device number of its mount, for a caller that holds
+    /// nothing.
+    #[inline]
+    pub fn glance(&self, found: &Found) -> Option<(WireAttributes, (u32, u32))> {
+        let index = found.instance as usize;
+        let slot = self.slots.get(index).filter(|slot| slot.kind() == LIVE)?;
+        slot.segments.glance(window::area(index)?, found.handle, found.witness)
     }
 
     /// The memory of the sessions that are in use.
@@ -256,6 +225,7 @@ impl Sessions {
         // SAFETY: CONNECTING and the maker's hold are ours.
         unsafe { *slot.name.get() = *name };
         slot.hash.store(name.hash, Ordering::Relaxed);
+        slot.index.store(index as u32, Ordering::Relaxed);
         let connection = match open(name) {
             Ok(connection) => connection,
             Err(errno) => {
@@ -271,6 +241,10 @@ impl Sessions {
         SOCKETS[index].store(socket, Ordering::Relaxed);
         process::note_own_descriptor(socket);
         let generation = u64::from(self.generations.fetch_add(1, Ordering::Relaxed));
+        window::make();
+        if let (Some(area), Some(leases)) = (window::area(index), connection.leases_range()) {
+            area.show_leases(leases);
+        }
         // SAFETY: as above.
         unsafe { (*slot.connection.get()).write(connection) };
         let live = (generation * GENERATION) | LIVE;
@@ -364,6 +338,7 @@ impl Slot {
         let closing = (word & !KIND) | CLOSING;
         if self.word.compare_exchange(word, closing, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.users.iter().filter(|user| user.is_left(frame)).for_each(Hold::give_back);
+            window::area(self.index.load(Ordering::Relaxed) as usize).into_iter().for_each(|area| area.hide());
             // SAFETY: CLOSING is ours alone, and the value was written before the slot was LIVE.
             unsafe {
                 self.segments.clear((*self.connection.get()).assume_init_ref().is_inherited());
@@ -416,10 +391,34 @@ impl Session<'_> {
         let read = unsafe { segment.view.read(offset, target.address() as *mut u8, target.length(), is_leased) };
         if read.is_whole {
             trace::direct();
+            self.connection().direct_reads().count(handle, process::single_threaded());
         } else if segment.view.is_over(offset + read.count as u64) || !is_leased() {
             segment.end();
         }
         (read.count > 0 || read.is_whole).then_some(read)
+    }
+
+    /// The attributes of a file as the service vouches for them, if it has a segment for its handle.
+    pub fn noted_attributes(&self, handle: u64) -> Option<WireAttributes> {
+        let segment = self.slot.segments.of(handle)?;
+        let attributes = segment.attributes()?;
+        // Else the content, and with it what else changes, is no longer what the service changes alone.
+        self.closings(&segment)?;
+        trace::direct_stat();
+        Some(attributes)
+    }
+
+    /// Notes as whom a file's owners are seen, as the reply to a [`Operation::Stat`] by handle tells it.
+    pub fn note_owners(&self, handle: u64, reply: &Reply) {
+        if let Some(segment) = self.slot.segments.of(handle) {
+            segment.note_owners(reply.value, owners(reply.attributes.uid, reply.attributes.gid));
+        }
+    }
+
+    /// Ends a file's segment that it is of no use to keep, so that another one is asked for.
+    pub fn end_segment_without_lease(&self, handle: u64) {
+        let over = self.slot.segments.of(handle).filter(|segment| self.closings(segment).is_none());
+        over.into_iter().for_each(|segment| segment.end());
     }
 
     fn closings(&self, segment: &Segment<'_>) -> Option<u32> {
@@ -448,13 +447,16 @@ impl Session<'_> {
             fence(Ordering::SeqCst);
             slot.users.iter().all(|user| core::ptr::eq(user, self.user) || user.is_free() || user.is_left(self.frame))
         };
-        let Some(filling) = slot.segments.begin(handle, self.frame, is_alone) else { return false };
+        let area = window::area(self.index);
+        let Some(filling) = slot.segments.begin(handle, self.frame, area, is_alone) else { return false };
         let Ok(mut borrowed) = self.borrow() else { return false };
         let request = Request { operation: Operation::Segment as u32, handle, ..Request::default() };
         let Ok(reply) = self.execute(&mut borrowed, &request) else { return false };
         match self.connection().receive_segment(reply.value) {
-            Ok((grant, view)) => {
-                filling.put(handle, &grant, view);
+            Ok((grant, view, notice)) => {
+                let shown = (self.index, area, self.connection().device());
+                filling.put((handle, &grant), (view, notice), shown);
+                self.connection().direct_reads().begin(handle);
                 true
             }
             Err(_) => false,
@@ -547,19 +549,4 @@ fn is_of_session(descriptor: i32) -> bool {
         return path.is_empty() || path.starts_with(SOCKET_DIRECTORY.as_bytes());
     }
     path_of(descriptor, &mut [0; 64]).is_some_and(|path| path.starts_with(b"/memfd:poolfs-"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn odd_names_are_none() {
-        assert_eq!(InstanceName::new(b"pool-1").expect("a name").bytes(), b"pool-1");
-        assert_ne!(InstanceName::new(b"pool-1"), InstanceName::new(b"pool-2"));
-        for bad in [&b""[..], b"a/b", b"a\0", &[b'x'; NAME_MAX + 1]] {
-            assert_eq!(InstanceName::new(bad), None);
-        }
-        assert!(InstanceName::NONE.is_none());
-    }
 }

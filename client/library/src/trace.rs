@@ -19,6 +19,7 @@ static LIBRARY: [AtomicU64; Operation::ALL.len() + 1] = [const { AtomicU64::new(
 static REASONS: [AtomicU64; Reason::ALL.len()] = [const { AtomicU64::new(0) }; Reason::ALL.len()];
 static KERNEL: AtomicU64 = AtomicU64::new(0);
 static DIRECT: AtomicU64 = AtomicU64::new(0);
+static DIRECT_STATS: AtomicU64 = AtomicU64::new(0);
 static SESSIONS_REFUSED: AtomicU64 = AtomicU64::new(0);
 static MOUNTS_UNREAD: AtomicU64 = AtomicU64::new(0);
 static LAST_ERRNO: AtomicI32 = AtomicI32::new(0);
@@ -96,7 +97,23 @@ pub fn kernel() {
 /// Counts a read that needed no request.
 #[inline]
 pub fn direct() {
-    DIRECT.fetch_add(1, Ordering::Relaxed);
+    count(&DIRECT);
+}
+
+/// Counts a look at attributes that needed no request.
+#[inline]
+pub fn direct_stat() {
+    count(&DIRECT_STATS);
+}
+
+/// Counts one more, without a locked instruction where nobody else counts. A signal handler between the two may get lost.
+#[inline]
+fn count(counter: &AtomicU64) {
+    if process::single_threaded() {
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    } else {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Counts a session that could not be had, and why.
@@ -117,6 +134,7 @@ pub fn start() {
     LIBRARY.iter().chain(&REASONS).for_each(|counter| counter.store(0, Ordering::Relaxed));
     KERNEL.store(0, Ordering::Relaxed);
     DIRECT.store(0, Ordering::Relaxed);
+    DIRECT_STATS.store(0, Ordering::Relaxed);
     SESSIONS_REFUSED.store(0, Ordering::Relaxed);
     MOUNTS_UNREAD.store(0, Ordering::Relaxed);
     REPORTED.store(false, Ordering::Relaxed);
@@ -205,9 +223,11 @@ fn deliver(target: &[u8], text: &[u8]) {
 fn write_report(line: &mut Line, name: &str, is_long: bool) -> core::fmt::Result {
     let (library, kernel) = counts();
     write!(line, "poolfs {} {name} library={library} kernel={kernel}", raw::process_id())?;
-    let direct = DIRECT.load(Ordering::Relaxed);
-    if direct > 0 {
-        write!(line, " direct={direct}")?;
+    for (name, counter) in [("direct", &DIRECT), ("direct-stats", &DIRECT_STATS)] {
+        let count = counter.load(Ordering::Relaxed);
+        if count > 0 {
+            write!(line, " {name}={count}")?;
+        }
     }
     let (refused, unread) = (SESSIONS_REFUSED.load(Ordering::Relaxed), MOUNTS_UNREAD.load(Ordering::Relaxed));
     if refused > 0 {

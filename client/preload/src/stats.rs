@@ -1,7 +1,7 @@
-//! `fstat` in its forms.
+//! `fstat` in its forms, and `statx`.
 
-use crate::macros::{intercept, structure};
-use core::ffi::{c_int, c_void};
+use crate::macros::{intercept, path, structure};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use linux_raw_sys::general as sys;
 use poolfs_client::calls;
 
@@ -14,6 +14,8 @@ intercept! {
         calls::fstat(descriptor, structure::<sys::stat>(out));
     __fxstat | __fxstat64(version: c_int, descriptor: c_int, out: *mut c_void) -> c_int =
         of_version(version, || calls::fstat(descriptor, structure::<sys::stat>(out)));
+    statx(descriptor: c_int, name: *const c_char, flags: c_int, mask: c_uint, out: *mut c_void) -> c_int =
+        calls::statx(descriptor, path(name), flags, mask, structure::<sys::statx>(out));
 }
 
 fn of_version(version: c_int, stat: impl FnOnce() -> isize) -> isize {

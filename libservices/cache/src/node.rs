@@ -10,6 +10,7 @@ use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Counts, blocks_for};
 use crate::budget::Reservation;
 use crate::content::Content;
 use crate::core::Core;
+use crate::huge::HugeRanges;
 use crate::sync::{lock, read, try_read, try_write, write};
 use crate::view::View;
 use poolfs_libservice::{Result, fail};
@@ -67,6 +68,8 @@ pub(crate) struct State {
     pub(crate) content: Content,
     /// What clients read by themselves; then the content is a segment.
     pub(crate) view: Option<Box<View>>,
+    /// Of a segment that clients read by themselves, or did before.
+    pub(crate) huge: Option<Box<HugeRanges>>,
     pub(crate) dirty_ticket: Option<u64>,
     pub(crate) error: WriteError,
     /// It has no name any more.
@@ -145,6 +148,7 @@ impl Node {
             blocks: BlockMap::default(),
             content: Content::default(),
             view: None,
+            huge: None,
             dirty_ticket: None,
             error: WriteError::default(),
             orphan: false,
@@ -249,7 +253,7 @@ impl Node {
         state.blocks.change_chunk(index, |chunk| chunk.clear(gone));
         let after = state.blocks.counts();
         if after.resident == 0 && state.view.is_none() {
-            state.content = Content::Empty;
+            state.empty();
         }
         let rest = state.blocks.chunk(index).is_some();
         self.settle(state, before, None);
@@ -275,7 +279,7 @@ impl Node {
                 chunk.clear(mask);
                 chunk.held &= !mask;
             });
-            state.content = Content::Empty;
+            state.empty();
             state.time_dirty = false;
             state.epoch += 1;
         });

@@ -7,12 +7,13 @@ use crate::config::{CacheConfig, CacheError, CacheStatistics};
 use crate::idle::IdleNodes;
 use crate::node::Node;
 use crate::read_ahead::ReadAheadQueue;
-use crate::segments::SegmentStore;
-use crate::sync::lock;
+use crate::segments::{SegmentStore, SharedNotice};
+use crate::sync::{lock, try_lock};
 use crossbeam_utils::CachePadded;
 use poolfs_ipc::segment::{Leases, leases_length};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,6 +23,10 @@ use std::time::{Duration, Instant};
 
 /// Parts of the counters of hits and misses, so that readers on several cores do not share a cache line.
 const COUNTER_PARTS: usize = 16;
+/// The part of a tick that may go into making huge pages: one in so many.
+const HUGE_PAGES_SHARE: u32 = 8;
+/// How long none are made after the kernel had no memory for one.
+const HUGE_PAGES_PAUSE: Duration = Duration::from_secs(30);
 /// Most files a flusher takes up in one round for lack of room.
 const HURRIED_MAX: usize = 64;
 
@@ -52,7 +57,10 @@ pub(crate) struct Pool {
     pub(crate) idle: IdleNodes,
     /// How many files have a view.
     pub(crate) views: Arc<AtomicUsize>,
-    viewed: Mutex<Vec<Weak<Node>>>,
+    /// The files that have one, or had, by their place in memory.
+    viewed: Mutex<BTreeMap<usize, Weak<Node>>>,
+    /// When huge pages are made next; never where the kernel cannot make any.
+    huge_due: Mutex<Option<Instant>>,
     counters: [CachePadded<Counter>; COUNTER_PARTS],
     dirty: Mutex<BTreeMap<u64, DirtyFile>>,
     next_dirty: AtomicU64,
@@ -106,18 +114,43 @@ impl Pool {
 
     /// Notes that clients may read the file by themselves.
     pub(crate) fn viewed(&self, node: &Arc<Node>) {
-        lock(&self.viewed).push(Arc::downgrade(node));
+        lock(&self.viewed).insert(Arc::as_ptr(node).addr(), Arc::downgrade(node));
     }
 
-    /// Looks at what the readers of every such file brought back.
-    fn sweep_segments(&self) {
-        let viewed = {
-            let mut all = lock(&self.viewed);
-            all.retain(|node| node.strong_count() > 0);
-            all.iter().filter_map(Weak::upgrade).collect::<Vec<_>>()
-        };
+    /// Looks at what the readers of every such file brought back, and at what can be held in huge pages.
+    fn visit_segments(&self) {
+        let viewed: Vec<_> = lock(&self.viewed).values().filter_map(Weak::upgrade).collect();
         viewed.iter().for_each(|node| node.sweep_segment());
-        lock(&self.viewed).retain(|node| node.upgrade().is_some_and(|node| node.has_view()));
+        self.make_huge_pages(&viewed);
+        lock(&self.viewed).retain(|_, node| node.upgrade().is_some_and(|node| node.was_viewed()));
+    }
+
+    /// By one thread at a time, for a part of each tick.
+    fn make_huge_pages(&self, viewed: &[Arc<Node>]) {
+        let Some(mut due) = try_lock(&self.huge_due) else { return };
+        let begun = Instant::now();
+        if due.is_none_or(|due| due > begun) {
+            return;
+        }
+        *due = Some(begun + self.config.tick);
+        let end = begun + self.config.tick / HUGE_PAGES_SHARE;
+        for node in viewed.iter().take_while(|_| Instant::now() < end) {
+            match node.hold_in_huge_pages(end) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                    tracing::info!(
+                        "this kernel makes no huge pages of what is cached: reads without a request are slower"
+                    );
+                    *due = None;
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no huge pages for the cache now");
+                    *due = Some(begun + HUGE_PAGES_PAUSE);
+                    return;
+                }
+            }
+        }
     }
 
     fn due(&self) -> Vec<Arc<Node>> {
@@ -156,7 +189,7 @@ impl Pool {
             for node in self.due() {
                 node.write_back_in_background();
             }
-            self.sweep_segments();
+            self.visit_segments();
         }
     }
 }
@@ -182,6 +215,7 @@ impl CachePool {
             idle: IdleNodes::default(),
             views: Arc::default(),
             viewed: Mutex::default(),
+            huge_due: Mutex::new(Some(Instant::now())),
             counters: Default::default(),
             dirty: Mutex::default(),
             next_dirty: AtomicU64::new(0),
@@ -206,17 +240,34 @@ impl CachePool {
         Ok(())
     }
 
+    /// A file of `length` zeros that clients can be shown, and a descriptor of it that nobody can write by. Nothing when this kernel
+    /// cannot show it to them read-only.
+    ///
+    /// # Errors
+    /// Those of making a file.
+    pub fn shared_memory(&self, length: u64) -> io::Result<Option<(File, OwnedFd)>> {
+        self.pool.segments.anonymous(length)
+    }
+
     /// Room for `count` leases of segments, and what clients are given of it. Nothing when this kernel cannot show it to them
     /// read-only.
     ///
     /// # Errors
     /// Those of making a file and mapping it.
     pub fn leases(&self, count: usize) -> io::Result<Option<(Leases, OwnedFd)>> {
-        let Some((file, reader)) = self.pool.segments.anonymous(leases_length(count) as u64)? else {
+        let Some((file, reader)) = self.shared_memory(leases_length(count) as u64)? else {
             return Ok(None);
         };
         let leases = Leases::new(&file, count, true).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
         Ok(Some((leases, reader)))
+    }
+
+    /// A notice that says nothing, for the clients of one file.
+    ///
+    /// # Errors
+    /// Those of making a file and mapping it.
+    pub fn notice(&self) -> io::Result<SharedNotice> {
+        SharedNotice::new(&self.pool.segments)
     }
 
     /// What the cache holds and did.

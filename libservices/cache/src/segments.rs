@@ -5,7 +5,7 @@
 //! the number of files worth caching.
 
 use crate::config::CacheError;
-use poolfs_ipc::segment::read_only_clone;
+use poolfs_ipc::segment::{FileNotice, NOTICE_LENGTH, read_only_clone};
 use quick_cache::sync::Cache as Recent;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -164,6 +164,36 @@ impl Drop for Segment {
         if let Err(error) = rustix::fs::unlinkat(&self.store.root, SegmentStore::name(self.id), AtFlags::empty()) {
             tracing::warn!(segment = self.id, %error, "removing a cache segment failed");
         }
+    }
+}
+
+/// A notice in a file of the tmpfs.
+pub struct SharedNotice {
+    notice: FileNotice,
+    file: Segment,
+}
+
+impl SharedNotice {
+    pub(crate) fn new(store: &Arc<SegmentStore>) -> io::Result<Self> {
+        let file = store.create()?;
+        file.share(NOTICE_LENGTH as u64)?;
+        let notice = file
+            .with_file(|file| FileNotice::new(file, true).map_err(|errno| io::Error::from_raw_os_error(errno.raw())))?;
+        Ok(Self { notice, file })
+    }
+
+    /// The notice.
+    #[must_use]
+    pub fn notice(&self) -> &FileNotice {
+        &self.notice
+    }
+
+    /// A descriptor for clients.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    pub fn reader(&self) -> io::Result<OwnedFd> {
+        self.file.reader()
     }
 }
 

@@ -9,14 +9,16 @@ use crate::node::{Node, State};
 use crate::pool::Pool;
 use crate::read::cache_failure;
 use crate::segments::Segment;
-use crate::sync::{read, try_write};
-use poolfs_ipc::segment::{CAPACITY_MAX, Place, SegmentMap, capacity_for, map_length};
+use crate::sync::{read, try_write, write};
+use poolfs_ipc::segment::{CAPACITY_MAX, Place, SegmentMap, capacity_for, collapse, map_length};
 use poolfs_libservice::{Error, Result, Segment as Shared, fail};
 use poolfs_types::{Errno, FileType};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// Most files of a pool that clients read by themselves at a time.
 const VIEWS_MAX: usize = 1024;
@@ -78,6 +80,9 @@ impl View {
 impl State {
     /// To be called before bytes of these blocks are taken away, or changed otherwise than by an ordinary write.
     pub(crate) fn retract(&mut self, blocks: Range<u64>) {
+        if let Some(huge) = &mut self.huge {
+            huge.note_loss(&blocks);
+        }
         if let Some(view) = &mut self.view {
             let blocks = blocks.start..blocks.end.min(view.map.capacity());
             if blocks.start < blocks.end {
@@ -105,8 +110,14 @@ impl State {
         self.view = None;
         self.blocks.note_changes(false);
         if self.blocks.counts().resident == 0 {
-            self.content = Content::Empty;
+            self.empty();
         }
+    }
+
+    /// Gives the memory of its content back, of which nothing is cached any more.
+    pub(crate) fn empty(&mut self) {
+        self.content = Content::Empty;
+        self.huge = None;
     }
 
     /// Frees what readers' faults have brought back of blocks that are not there. Nobody copies from those.
@@ -152,11 +163,13 @@ impl Node {
                 if is_enough(state) {
                     return Ok(());
                 }
+                // Before there is a segment, which goes with the view when nothing is cached.
+                state.end_view();
                 let segment = state.content.promote(&pool.segments)?;
                 segment.share(view.map.capacity() * BLOCK)?;
-                state.end_view();
                 view.publish(state, 0..blocks_for(state.attributes.size));
                 state.blocks.note_changes(true);
+                state.huge.get_or_insert_default().reach(view.map.capacity());
                 state.view = Some(Box::new(view));
                 Ok(())
             })
@@ -169,7 +182,7 @@ impl Node {
         };
         let files = view.file.reader().and_then(|map| Ok((map, segment.reader()?)));
         let (map, data) = files.map_err(|error| cache_failure(&error))?;
-        Ok(Shared { map, data, capacity: view.map.capacity() })
+        Ok(Shared { map, data, capacity: view.map.capacity(), base: None })
     }
 
     /// Looks for memory that readers brought back, unless the file is busy.
@@ -179,8 +192,44 @@ impl Node {
         }
     }
 
+    /// Has what clients read of it held in huge pages, until it is `end`; what is left then is taken up the next time. Not under the state's lock, for the kernel takes its time: what is taken away meanwhile is found by the sweep.
+    ///
+    /// # Errors
+    /// Those of the kernel; what it did not do is left alone until something comes or goes.
+    pub(crate) fn hold_in_huge_pages(&self, end: Instant) -> io::Result<()> {
+        let (runs, file) = {
+            let Some(mut state) = try_write(&self.state) else { return Ok(()) };
+            let state = &mut *state;
+            let (Some(huge), Content::Segment(segment)) = (&mut state.huge, &state.content) else { return Ok(()) };
+            let runs = huge.visit(&state.blocks);
+            if runs.is_empty() {
+                return Ok(());
+            }
+            (runs, segment.with_file(File::try_clone)?)
+        };
+        for run in runs {
+            let is_late = Instant::now() >= end;
+            if !is_late {
+                collapse(&file, run.start * BLOCK, ((run.end - run.start) * BLOCK) as usize)?;
+            }
+            let mut state = write(&self.state);
+            let Some(huge) = &mut state.huge else { return Ok(()) };
+            if is_late {
+                huge.note_rest();
+                return Ok(());
+            }
+            huge.note_huge(&run);
+        }
+        Ok(())
+    }
+
     /// Whether clients may read it by themselves.
     pub(crate) fn has_view(&self) -> bool {
         read(&self.state).view.is_some()
+    }
+
+    /// Whether clients read it by themselves, or did while what is cached of it came.
+    pub(crate) fn was_viewed(&self) -> bool {
+        read(&self.state).huge.is_some()
     }
 }

@@ -279,6 +279,7 @@ impl Union {
             && !sketch.is_dirty()
         {
             sketch.files = None;
+            sketch.shown = None;
         }
     }
 }

@@ -36,12 +36,14 @@ mod names;
 mod node;
 mod rename;
 mod resolve;
+mod shown;
 mod sketch;
 mod statistics;
 mod temporary;
 mod transit;
 mod work;
 
+pub use shown::SharedMemory;
 pub use statistics::{Damage, Statistics};
 
 use branch::{Branch, Held, LowerNode};
@@ -81,6 +83,8 @@ pub struct UnionConfig {
     pub transit_blocks_max: usize,
     /// Most bytes that the listings of open directories may hold together; only those of several branches hold any.
     pub listings_bytes_max: u64,
+    /// Where what clients are shown of sketches stands; nothing: they read sketches by requests.
+    pub shared_memory: Option<SharedMemory>,
 }
 
 impl UnionConfig {
@@ -94,6 +98,7 @@ impl UnionConfig {
             dirty_sketches_max: 4096,
             transit_blocks_max: 1024,
             listings_bytes_max: 64 << 20,
+            shared_memory: None,
         }
     }
 }
@@ -112,6 +117,7 @@ pub struct Union {
     listings: Arc<listing::Memory>,
     stop: Arc<durable::Stop>,
     copies: Arc<transit::Copies>,
+    shared_memory: Option<SharedMemory>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -122,8 +128,8 @@ impl Union {
     /// `EINVAL` for unusable layer ids, `EROFS` for an upper branch that refuses changes, `EIO` for one written by another release; else
     /// what the branches answer.
     pub fn open(config: UnionConfig) -> Result<Arc<Self>> {
-        let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, transit_blocks_max, listings_bytes_max } =
-            config;
+        let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, .. } = config;
+        let UnionConfig { transit_blocks_max, listings_bytes_max, shared_memory, .. } = config;
         check_layers(&lowers)?;
         if upper.read_only() {
             return Err(Error::new(Errno::EROFS, "the upper branch of a union has to be writable"));
@@ -154,6 +160,7 @@ impl Union {
             listings: Arc::new(listing::Memory::new(listings_bytes_max)),
             stop: stop.clone(),
             copies: copies.clone(),
+            shared_memory,
             threads: Mutex::default(),
         });
         if !flush_interval.is_zero() {

@@ -6,8 +6,9 @@ use crate::branch::{Held, LowerNode, Opened};
 use crate::format::{Cause, Origin, SketchRecord};
 use crate::marks;
 use crate::node::{Content, Node, State};
-use crate::transit::Transit;
-use poolfs_libservice::{Error, Result};
+use crate::shown::{SharedMemory, Shown};
+use crate::transit::{Permit, Transit};
+use poolfs_libservice::{Base, Error, Lease, Result, Segment, fail};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes};
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub(crate) struct Sketch {
     /// open while the file is, and while blocks are in transit
     pub files: Option<Arc<Files>>,
     pub transit: Transit,
+    /// the same for clients that read by themselves, while the files are open
+    pub shown: Option<Shown>,
 }
 
 /// The map of moved blocks, in memory.
@@ -48,13 +51,13 @@ pub(crate) struct Files {
 
 impl Sketch {
     pub fn new(record: SketchRecord, origin: Origin) -> Self {
-        Sketch { record, origin, map: None, files: None, transit: Transit::default() }
+        Sketch { record, origin, map: None, files: None, transit: Transit::default(), shown: None }
     }
 
     /// The sketch of a file that is just being copied up.
     pub fn fresh(record: SketchRecord, origin: Origin, lower: LowerNode) -> Self {
         let map = Map { bitmap: Bitmap::default(), unmoved: record.limit.div_ceil(BLOCK), lower };
-        Sketch { record, origin, map: Some(map), files: None, transit: Transit::default() }
+        Sketch { record, origin, map: Some(map), files: None, transit: Transit::default(), shown: None }
     }
 
     /// Blocks that may be in the lower file: all others are in the upper one.
@@ -104,7 +107,37 @@ impl Sketch {
         }
         let fresh = map.bitmap.set(blocks.start..end);
         map.unmoved -= fresh.min(map.unmoved);
+        if let Some(shown) = &self.shown {
+            shown.moved(blocks.start..end);
+        }
         fresh
+    }
+
+    /// Notes that a part of a block has been written, and the rest not been copied.
+    pub fn set_in_transit(&mut self, block: u64, new: std::ops::Range<usize>, permit: Permit) {
+        if let Some(shown) = &self.shown {
+            shown.hide(block);
+        }
+        self.transit.insert(block, new, permit);
+    }
+
+    /// What clients read by themselves, under `lease`, of a sketch that is ready.
+    pub fn show(&mut self, shared_memory: &SharedMemory, lease: &Arc<dyn Lease>) -> Result<Segment> {
+        let (map, files) = self.parts()?;
+        let own = files.upper.branch().segment(files.upper.id(), lease)?;
+        let base = files.lower.branch().segment(files.lower.id(), lease)?;
+        if self.shown.is_none() {
+            // In the block in which a truncation ended there are bytes below that are not the file's.
+            let limit = self.record.limit;
+            let end = if limit == self.origin.size { self.lower_blocks() } else { limit / BLOCK };
+            let is_base = |block| block < end && !self.transit.any(block..block + 1);
+            let shown = Shown::new(shared_memory, self.lower_blocks(), is_base, |block| map.bitmap.moved(block))?;
+            self.shown = Some(shown);
+        }
+        let Some(shown) = &self.shown else { return fail(Errno::EOPNOTSUPP) };
+        let (moved, blocks) = (shown.reader()?, shown.blocks());
+        let base = Base { moved, blocks, map: base.map, data: base.data, capacity: base.capacity };
+        Ok(Segment { base: Some(base), ..own })
     }
 }
 

@@ -9,8 +9,8 @@ mod status;
 mod trace;
 
 pub use status::{
-    AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, OperationPath, ServiceStatus,
-    SketchDamage, Transport, UnionStatus,
+    AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, NotDirect, OperationPath,
+    ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
 

@@ -142,6 +142,51 @@ pub struct UnionStatus {
     pub damaged: Vec<SketchDamage>,
 }
 
+/// How many reads were done which way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReadCounts {
+    /// By the library without a request, as the clients tell.
+    pub direct: u64,
+    /// By request.
+    pub library: u64,
+    /// By the kernel's requests; what it had in its pages is not among them.
+    pub kernel: u64,
+}
+
+/// Why a client that asked to read a file without requests may not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NotDirect {
+    /// this kernel cannot show the cache to clients read-only
+    Host,
+    /// somebody has the file open for writing without the library
+    Writers,
+    /// somebody has written through a mapping of it
+    Mapped,
+    /// what somebody wrote through a mapping of it could not be written back
+    WriteBackFailed,
+    /// the instance has no lease left
+    Leases,
+    /// its bytes are in two branches, or so many files are read that way that there is no room for another
+    Layers,
+}
+
+impl NotDirect {
+    /// The cause, for people.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Host => "this kernel cannot show the cache to clients read-only",
+            Self::Writers => "somebody has the file open for writing without the library",
+            Self::Mapped => "somebody has written through a mapping of it",
+            Self::WriteBackFailed => "what somebody wrote through a mapping of it could not be written back",
+            Self::Leases => "the instance has no lease left",
+            Self::Layers => "its bytes are in two branches, or too many files are read that way",
+        }
+    }
+}
+
 /// One filesystem instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceStatus {
@@ -163,6 +208,12 @@ pub struct InstanceStatus {
     pub kernel_cached_bytes: u64,
     /// By path, then by kind of operation.
     pub operations: BTreeMap<OperationPath, BTreeMap<String, KindStatus>>,
+    /// Reads, by the way they took.
+    #[serde(default)]
+    pub reads: ReadCounts,
+    /// How often a client that asked to read a file without requests may not, by cause.
+    #[serde(default)]
+    pub not_direct: BTreeMap<NotDirect, u64>,
     /// Of a union.
     pub union: Option<UnionStatus>,
 }
@@ -176,6 +227,12 @@ pub struct AdoptedFile {
     pub writable: bool,
     /// Its content is left to the kernel all the same: somebody has it open for writing without the library, or mapped.
     pub left_to_kernel: bool,
+    /// Reads, by the way they took.
+    #[serde(default)]
+    pub reads: ReadCounts,
+    /// Why it is not read without requests, when somebody has asked for that and may not.
+    #[serde(default)]
+    pub not_direct: Option<NotDirect>,
 }
 
 /// What one instance knows of a process.

@@ -79,7 +79,9 @@ impl Instance {
         if !context.is_library() {
             self.nodes.touched(file.node(), offset, buffer.len() as u64, false);
         }
-        Ok(Reply::Count(self.layer().read(&context.caller, file.handle(), offset, buffer)?))
+        let count = self.layer().read(&context.caller, file.handle(), offset, buffer)?;
+        file.count_read(context.path);
+        Ok(Reply::Count(count))
     }
 
     pub(super) fn write(

@@ -58,10 +58,10 @@ impl Instance {
         note(kind);
         let _access = enter(Layer::Access);
         let started = Instant::now();
-        let changed = request.changes();
+        let changing = self.change_attributes(context, request.changes());
         let served = self.serve(context, request);
         // Also what has failed may have changed something.
-        changed.into_iter().flatten().for_each(|node| self.attributes_changed(node));
+        drop(changing);
         self.statistics.record(context.path, kind, started.elapsed(), matches!(served, Err(Stop::Error(_))));
         served.map_err(|stop| match stop {
             Stop::UseKernel => Failure::UseKernel,

@@ -210,12 +210,13 @@ impl Instance {
         self.check_removal(context, parent, name)?;
         // Only the kernel is interested: removing it has errors of its own.
         let victim = self.peek(context, parent, name).ok().flatten();
+        let changing = self.change_attributes(context, [victim.map(|victim| victim.node), None]);
         let removed = self.layer().unlink(&context.caller, parent, name);
         let change = if removed.is_ok() { Left } else { Appeared };
         let changed = self.removal_noted(context, removed.is_ok(), &[(parent, name, change)]);
         drop(locked);
         self.tell_names(changed);
-        victim.into_iter().for_each(|victim| self.attributes_changed(victim.node));
+        drop(changing);
         removed?;
         Ok(Reply::Done)
     }
@@ -279,8 +280,9 @@ impl Instance {
         }
         let [source, target] = self.peek_both(context, [(parent, name), (new_parent, new_name)]);
         let [source, target] = [source, target].map(|found| found.ok().flatten());
-        let renamed = self.layer().rename(&context.caller, parent, name, new_parent, new_name, flags);
         let nodes = [&source, &target].map(|entry| entry.as_ref().map(|entry| entry.node));
+        let changing = self.change_attributes(context, nodes);
+        let renamed = self.layer().rename(&context.caller, parent, name, new_parent, new_name, flags);
         let same = nodes[0] == nodes[1];
         let mut changed = ChangedNames::default();
         if context.is_library() {
@@ -295,7 +297,7 @@ impl Instance {
         }
         drop(locked);
         self.tell_names(changed);
-        nodes.into_iter().flatten().for_each(|node| self.attributes_changed(node));
+        drop(changing);
         renamed?;
         Ok(Reply::Done)
     }

@@ -1,21 +1,15 @@
 //! The body of an answer, put together in the thread's own buffer, and what it hands to the kernel.
 
 use super::abi;
+use crate::nodes::notices::{UNSETTLED_COUNT, is_unsettled};
 use poolfs_libservice::types::{Attributes, Errno, FileSystemStatistics, FileType, NodeId, Timestamp};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use zerocopy::{Immutable, IntoBytes};
 
 const BLOCK_SIZE: u32 = 4096;
 
 /// How long the kernel keeps what it may keep: until it is told otherwise.
 const KEPT: Duration = Duration::from_secs(3600);
-
-/// How long it keeps the attributes of a file that write-back may be busy with: that changes the space the file takes, which
-/// nobody is told of.
-const KEPT_UNSETTLED: Duration = Duration::from_secs(1);
-
-/// How long after its last change a file may be on its way to the disk.
-const UNSETTLED: Duration = Duration::from_secs(30);
 
 /// Bits of the mode by which programs run with others' rights. The kernel leaves it to the service to take them away, and
 /// goes by the mode it knows: it never keeps one with such bits.
@@ -166,11 +160,8 @@ fn attributes_kept(attributes: &Attributes, may_keep: bool) -> u64 {
     if !may_keep || attributes.permissions & SET_ID != 0 && attributes.file_type == FileType::Regular {
         return 0;
     }
-    let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(attributes.changed.seconds).unwrap_or(0));
-    // A change that is still to come counts as one just now.
-    let age = SystemTime::now().duration_since(changed).unwrap_or_default();
-    let settled = attributes.file_type != FileType::Regular || age > UNSETTLED;
-    if settled { KEPT.as_secs() } else { KEPT_UNSETTLED.as_secs() }
+    let kept = if is_unsettled(attributes) { UNSETTLED_COUNT } else { KEPT };
+    kept.as_secs()
 }
 
 impl abi::AttrOut {
@@ -244,6 +235,7 @@ impl From<&FileSystemStatistics> for abi::StatfsOut {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::{SystemTime, UNIX_EPOCH};
 
     fn listed(bytes: &[u8]) -> Listed<'_> {
         Listed { bytes, inode: 7, file_type: FileType::Fifo, cookie: 9 }
@@ -322,8 +314,8 @@ mod tests {
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("later").as_secs() as i64;
         assert_eq!(kept(0o755, FileType::Regular, now - 100), KEPT.as_secs());
-        assert_eq!(kept(0o755, FileType::Regular, now), KEPT_UNSETTLED.as_secs());
-        assert_eq!(kept(0o755, FileType::Regular, now + 100), KEPT_UNSETTLED.as_secs());
+        assert_eq!(kept(0o755, FileType::Regular, now), UNSETTLED_COUNT.as_secs());
+        assert_eq!(kept(0o755, FileType::Regular, now + 100), UNSETTLED_COUNT.as_secs());
         assert_eq!(kept(0o3755, FileType::Directory, now), KEPT.as_secs());
         assert_eq!((kept(0o4755, FileType::Regular, 0), kept(0o2755, FileType::Regular, 0)), (0, 0));
         assert_eq!(attributes_kept(&example(), false), 0);

@@ -30,6 +30,8 @@ const WANTED: &[(u64, &str)] = &[
     (init::PARALLEL_DIROPS, "look-ups side by side"),
     (init::POSIX_ACL, "access lists"),
     (init::MAX_PAGES, "requests of more than 128 KiB"),
+    // Where a link leads never changes: another target is another link, with a number of its own.
+    (init::CACHE_SYMLINKS, "targets of links kept"),
     (init::EXPLICIT_INVAL_DATA, "pages dropped only when told"),
     (init::HANDLE_KILLPRIV_V2, "set-id bits left to the service"),
     (init::INIT_EXT, "more than 32 capabilities"),

@@ -7,6 +7,7 @@
 //! same thing may not be answered earlier than the first one's notification.
 
 use super::NodeTable;
+use super::notices::Changing;
 use hashbrown::HashMap;
 use poolfs_libservice::types::NodeId;
 use std::sync::atomic::Ordering;
@@ -56,19 +57,30 @@ pub struct NameView {
     pub parent: u64,
 }
 
+/// A change of attributes that the kernel has to be told of, followed by [`NodeTable::attributes_told`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttributesView {
+    /// FUSE's number of the node.
+    pub number: u64,
+    /// The kernel may know a size from before this change of the content, and go by it when it refuses an answer that crosses this
+    /// notification: it has to be told the size first.
+    pub size_since: Option<u64>,
+}
+
 impl NodeTable {
     /// The kernel may keep attributes and names from here on.
     pub fn start_holding(&self) {
         self.holding.store(true, Ordering::SeqCst);
     }
 
-    /// The kernel may keep nothing more. Answers what it may have until now.
+    /// The kernel may keep nothing more, and clients are shown nothing. Answers what the kernel may have until now.
     pub fn stop_holding(&self) -> Rest {
         self.holding.store(false, Ordering::SeqCst);
         let mut rest = Rest::default();
         // Whoever saw the old value has noted what it gave before its shard is looked through.
         for shard in &self.states {
             for state in super::lock(shard).values() {
+                state.forget_noted();
                 if state.held.attributes {
                     rest.attributes.push(state.number);
                 }
@@ -194,17 +206,18 @@ impl NodeTable {
         known.is_some_and(|known| known.telling > 0 && !known.held)
     }
 
-    /// Attributes have changed: FUSE's number of the node if the kernel must be told, which is followed by
-    /// [`NodeTable::attributes_told`].
+    /// Attributes have changed: what the kernel must be told, if anything.
     #[must_use]
-    pub fn attributes_changed(&self, node: NodeId) -> Option<u64> {
-        let mut states = self.states(node);
-        let state = states.get_mut(&node)?;
+    pub fn attributes_changed(&self, changing: Changing) -> Option<AttributesView> {
+        let mut states = self.states(changing.node);
+        let state = states.get_mut(&changing.node)?;
+        Self::end_change(state, changing);
         if !std::mem::take(&mut state.held.attributes) && state.held.telling_attributes == 0 {
             return None;
         }
         state.held.telling_attributes += 1;
-        Some(state.number)
+        let size_since = (state.changes > state.size_told).then_some(state.changes);
+        Some(AttributesView { number: state.number, size_since })
     }
 
     /// The kernel knows of a change of attributes.
@@ -228,6 +241,10 @@ mod tests {
 
     const DIRECTORY: NodeId = NodeId::ROOT;
 
+    fn changed(table: &NodeTable, node: NodeId) -> Option<AttributesView> {
+        table.attributes_changed(table.attributes_changing(node))
+    }
+
     fn holding() -> NodeTable {
         let table = NodeTable::default();
         table.start_holding();
@@ -242,12 +259,13 @@ mod tests {
         assert!(table.hold_name(DIRECTORY, b"n", false) && table.hold_attributes(NodeId(7)));
         assert_eq!(table.name_changed(DIRECTORY, b"m"), None);
         assert_eq!(table.name_changed(DIRECTORY, b"n"), Some(NameView { parent: ROOT_NUMBER }));
-        assert_eq!(table.attributes_changed(NodeId(7)), Some(70));
-        assert_eq!(table.attributes_changed(NodeId(8)), None);
+        let told = AttributesView { number: 70, size_since: None };
+        assert_eq!(changed(&table, NodeId(7)), Some(told));
+        assert_eq!(changed(&table, NodeId(8)), None);
         assert!(table.is_name_being_told(DIRECTORY, b"n"));
         table.name_told(DIRECTORY, b"n");
         table.attributes_told(NodeId(7));
-        assert_eq!((table.name_changed(DIRECTORY, b"n"), table.attributes_changed(NodeId(7))), (None, None));
+        assert_eq!((table.name_changed(DIRECTORY, b"n"), changed(&table, NodeId(7))), (None, None));
         assert_eq!(table.names_held(), 0);
     }
 
@@ -256,7 +274,7 @@ mod tests {
         let table = holding();
         assert!(table.hold_name(DIRECTORY, b"n", false) && table.hold_attributes(NodeId(7)));
         for _ in 0..2 {
-            assert!(table.name_changed(DIRECTORY, b"n").is_some() && table.attributes_changed(NodeId(7)).is_some());
+            assert!(table.name_changed(DIRECTORY, b"n").is_some() && changed(&table, NodeId(7)).is_some());
         }
         table.name_told(DIRECTORY, b"n");
         // An answer that comes in between is not forgotten when the older notifications have come back.
@@ -264,6 +282,24 @@ mod tests {
         assert!(table.hold_name(DIRECTORY, b"n", false) && !table.is_name_being_told(DIRECTORY, b"n"));
         table.name_told(DIRECTORY, b"n");
         assert!(table.name_changed(DIRECTORY, b"n").is_some());
+    }
+
+    #[test]
+    fn the_size_is_told_until_the_kernel_knows_the_newest() {
+        let table = holding();
+        let since = || {
+            assert!(table.hold_attributes(NodeId(7)));
+            changed(&table, NodeId(7)).expect("it is told").size_since
+        };
+        assert_eq!(since(), None);
+        assert_eq!(table.changed(NodeId(7)), None, "the kernel has no pages");
+        assert_eq!(since(), Some(1));
+        assert_eq!(since(), Some(1), "the first may still be on its way");
+        assert_eq!(table.changed(NodeId(7)), None);
+        table.size_told(NodeId(7), 1);
+        assert_eq!(since(), Some(2), "it grew meanwhile");
+        table.size_told(NodeId(7), 2);
+        assert_eq!(since(), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One instance's end of the user-level path: its socket, its sessions, adoption.
 
 use crate::handles::OpenFile;
-use crate::instance::{Adopter, Instance};
+use crate::instance::{Adopted, Adopter, Instance};
 use crate::queue_front::adoptions::Adoptions;
 use crate::queue_front::message::kind;
 use crate::queue_front::reach::Reach;
@@ -10,7 +10,7 @@ use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
 use crate::request::Context;
 use crate::spans::Measured;
-use poolfs_ipc::service::{Acquired, Admission, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Stop};
+use poolfs_ipc::service::{Acquired, Admission, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Session, Stop};
 use poolfs_ipc::wire::{Adopt, Operation, Reply, SOCKET_SUFFIX, Status};
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::OperationPath;
@@ -238,11 +238,20 @@ impl Adopter for QueueFront {
         self.endpoint.counters().refused()
     }
 
-    fn client(&self, pid: u32) -> (bool, Vec<Arc<OpenFile>>, Option<Errno>) {
+    fn direct_reads(&self) -> u64 {
+        self.endpoint.direct_reads()
+    }
+
+    fn client(&self, pid: u32) -> (bool, Vec<Adopted>, Option<Errno>) {
         let sessions = self.endpoint.sessions();
         let mut own = sessions.iter().filter(|session| session.facts().process == pid).peekable();
         let has_session = own.peek().is_some();
-        let files = own.flat_map(|session| session.content().files()).collect();
+        let counted = |session: &Arc<Session<SessionState>>| {
+            let reads = session.direct_reads();
+            let files = session.content().files().into_iter();
+            files.map(|file| (Arc::clone(&file), reads.of(file.key()))).collect::<Vec<_>>()
+        };
+        let files = own.flat_map(counted).collect();
         (has_session, files, self.endpoint.counters().refused_last(pid))
     }
 }

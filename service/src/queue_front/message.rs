@@ -7,7 +7,7 @@ use poolfs_libservice::Segment;
 use poolfs_libservice::types::Errno;
 use poolfs_libservice::types::limits::{FILE_SIZE_MAX, PATH_MAX, XATTR_VALUE_MAX};
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// The data area of a request: memory the client can change at any time, hence only ever copied.
 pub trait DataArea {
@@ -26,12 +26,12 @@ pub trait DataArea {
     /// [`DataError`], and nothing is copied.
     fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError>;
 
-    /// Sends the client a segment, beside the area; returns the number of the grant.
+    /// Sends the client a segment with the notice of its lease, beside the area; returns the number of the grant.
     ///
     /// # Errors
     /// `EOPNOTSUPP` where nobody can be sent anything; `EAGAIN` when the client does not receive what it is sent.
-    fn grant(&self, grant: Grant, segment: &Segment) -> Result<u64, Errno> {
-        let _ = (grant, segment);
+    fn grant(&self, grant: Grant, segment: &Segment, notice: BorrowedFd<'_>) -> Result<u64, Errno> {
+        let _ = (grant, segment, notice);
         Err(Errno::EOPNOTSUPP)
     }
 }
@@ -49,8 +49,16 @@ impl<C> DataArea for Acquired<C> {
         self.put_data(offset, source)
     }
 
-    fn grant(&self, grant: Grant, segment: &Segment) -> Result<u64, Errno> {
-        self.session().grant(grant, segment.map.as_fd(), segment.data.as_fd())
+    fn grant(&self, grant: Grant, segment: &Segment, notice: BorrowedFd<'_>) -> Result<u64, Errno> {
+        let [map, data] = [segment.map.as_fd(), segment.data.as_fd()];
+        match &segment.base {
+            None => self.session().grant(grant, &[map, data, notice]),
+            Some(base) => {
+                let grant = Grant { sketch_blocks: base.blocks, base_capacity: base.capacity, ..grant };
+                let [moved, base_map, base_data] = [&base.moved, &base.map, &base.data].map(AsFd::as_fd);
+                self.session().grant(grant, &[map, data, moved, base_map, base_data, notice])
+            }
+        }
     }
 }
 

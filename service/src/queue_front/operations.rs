@@ -7,9 +7,10 @@ use crate::queue_front::serve::Refused;
 use crate::queue_front::session::SessionState;
 use crate::request::{Context, Reply as Outcome, Request, WriteMode};
 use crate::walk::{Found, Place};
-use poolfs_ipc::wire::{Grant, Operation, Reply, RequestFlags};
+use poolfs_ipc::wire::{Grant, Operation, Reply, RequestFlags, owners};
 use poolfs_libservice::types::{AllocateMode, Attributes, Errno, FileType, NodeId, OpenFlags, SeekTo, SetAttributes};
 use poolfs_libservice::{Durability, Entry};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 pub(super) type Answer = Result<Reply, Refused>;
@@ -210,9 +211,10 @@ impl<'a> Call<'a> {
     pub(super) fn segment(&self) -> Answer {
         let file = self.file(self.message.request.handle)?;
         let (segment, lease) = self.instance.segment(&file).map_err(|error| error.errno())?;
+        let notice = lease.notice_reader()?;
         let (lease, epoch) = (lease.number(), lease.epoch());
-        let grant = Grant { magic: 0, version: 0, number: 0, capacity: segment.capacity, lease, epoch };
-        Ok(Reply { value: self.area.grant(grant, &segment)?, ..Reply::default() })
+        let grant = Grant::new(segment.capacity, lease, epoch);
+        Ok(Reply { value: self.area.grant(grant, &segment, notice.as_fd())?, ..Reply::default() })
     }
 
     pub(super) fn allocate(&self) -> Answer {
@@ -256,10 +258,9 @@ impl<'a> Call<'a> {
 
     pub(super) fn stat(&self, path: &[u8]) -> Answer {
         let object = self.object(path, self.follows())?;
-        match self.dispatch(Request::Stat { node: object.node() })? {
-            Outcome::Attributes(attributes) => Ok(self.with_attributes(&attributes)),
-            _ => Err(Errno::EIO.into()),
-        }
+        let attributes = self.instance.stat(&self.context, object.node())?;
+        let value = object.file().map_or(0, |_| owners(attributes.uid, attributes.gid));
+        Ok(Reply { value, ..self.with_attributes(&attributes) })
     }
 
     pub(super) fn access(&self, path: &[u8]) -> Answer {

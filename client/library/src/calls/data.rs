@@ -14,8 +14,8 @@ use poolfs_types::limits::FILE_SIZE_MAX;
 /// Most bytes of one read or write, as in the kernel.
 pub const TRANSFER_MAX: usize = 0x7fff_f000;
 
-/// A file's segment is asked for at this read by request: mapping it costs as much as a few of them.
-const SEGMENT_AT_READ: u32 = 8;
+/// A file's segment is asked for at this read or look at attributes by request: mapping it costs as much as a few of them.
+const SEGMENT_AT_LOOK: u32 = 8;
 
 /// `pread`
 pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
@@ -135,11 +135,23 @@ pub(super) fn read_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offse
 /// After a read by request: a file that is read again and again is worth a segment. Where there is none to be had, it is asked
 /// for less and less often.
 fn ask_for_segment(call: Call, file: &OpenFile<'_>) {
-    let descriptors = &call.state.descriptors;
-    let reads = descriptors.count_read(file.descriptor);
-    let is_due = reads >= SEGMENT_AT_READ && reads.is_power_of_two();
-    if is_due && file.session.wants_segment(file.adopted.handle) && file.session.ask_segment(file.adopted.handle) {
-        descriptors.recount_reads(file.descriptor);
+    if is_worth_segment(call, file.descriptor) {
+        obtain_segment(call, file);
+    }
+}
+
+/// Counts a read or a look at attributes that took a request or the kernel; whether they are so many that a segment is worth
+/// asking for.
+pub(super) fn is_worth_segment(call: Call, descriptor: i32) -> bool {
+    let looks = call.state.descriptors.count_look(descriptor);
+    looks >= SEGMENT_AT_LOOK && looks.is_power_of_two()
+}
+
+/// Asks for a file's segment, if there is none.
+pub(super) fn obtain_segment(call: Call, file: &OpenFile<'_>) {
+    let handle = file.adopted.handle;
+    if file.session.wants_segment(handle) && file.session.ask_segment(handle) {
+        call.state.descriptors.recount_looks(file.descriptor);
     }
 }
 

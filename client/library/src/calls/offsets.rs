@@ -8,6 +8,7 @@ use super::data::{
     each_vector, from_user, may_read, may_write, read_at, read_direct, read_vectors_direct, readable, total_length,
     writable, write_at,
 };
+use super::stats::size_while_changing;
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, request};
 use crate::files::{self, DirectFile, OpenFile, direct_file, open_file, own_file_moving};
 use crate::memory::UserMemory;
@@ -150,9 +151,18 @@ fn at_offset(
     result
 }
 
-/// `lseek`; data and holes are asked of the service, the rest the kernel knows.
+/// `lseek`; data, holes and the end of what this process may be changing by requests are asked of the service, the rest the kernel
+/// knows.
 pub fn lseek(descriptor: i32, offset: i64, whence: i32) -> isize {
+    let moved = |to: u64| {
+        let to = i64::try_from(to).map_err(|_| Refusal::Kernel)?;
+        raw::seek(descriptor, to, sys::SEEK_SET).map(|offset| offset as usize).map_err(|_| Refusal::Kernel)
+    };
     let served = || {
+        if whence as u32 == sys::SEEK_END {
+            let size = size_while_changing(descriptor)?;
+            return moved(size.checked_add_signed(offset).ok_or(Refusal::Kernel)?);
+        }
         if !matches!(whence as u32, sys::SEEK_DATA | sys::SEEK_HOLE) {
             return Err(Refusal::Foreign);
         }
@@ -165,8 +175,7 @@ pub fn lseek(descriptor: i32, offset: i64, whence: i32) -> isize {
         request.offset = from_user(offset)?;
         request.mode = whence as u32;
         let reply = by_file(call, &file, &request, &Extra::default(), &mut |_, _, _| {})?;
-        let found = i64::try_from(reply.value).map_err(|_| Refusal::Kernel)?;
-        raw::seek(descriptor, found, sys::SEEK_SET).map(|offset| offset as usize).map_err(|_| Refusal::Kernel)
+        moved(reply.value)
     };
     finish(served(), || kernel(sys::__NR_lseek, [descriptor as usize, offset as usize, whence as usize, 0, 0, 0]))
 }
@@ -230,7 +239,8 @@ fn copy(from: (i32, UserMemory), to: (i32, UserMemory), length: usize) -> Served
     Ok(count as usize)
 }
 
-fn refresh_size(descriptor: i32) {
+/// Before the kernel copies from a file by the size it knows.
+pub fn refresh_size(descriptor: i32) {
     if let Some(call) = Call::begin() {
         files::refresh_size(call, descriptor);
     }

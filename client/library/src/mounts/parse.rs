@@ -1,8 +1,8 @@
 //! From `/proc/self/mountinfo` to a [`Table`].
 
 use super::table::{New, Table, components};
+use crate::instance_name::InstanceName;
 use crate::raw;
-use crate::session::InstanceName;
 use core::ffi::CStr;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};

@@ -1,6 +1,6 @@
 //! One reading of the mounts: the instances' mount points, and those of everything mounted below them.
 
-use crate::session::InstanceName;
+use crate::instance_name::InstanceName;
 
 /// Mount points one table holds; with more the library leaves paths to the kernel.
 pub const MOUNT_POINTS_MAX: usize = 256;

@@ -84,6 +84,18 @@ fn a_view_follows_every_change() {
 }
 
 #[test]
+fn a_file_of_which_nothing_is_cached_has_a_view_too() {
+    let (cache, handle, node) = cache(64 << 20);
+    set_size(&cache, node, 10_000);
+    let seen = view(&cache, handle);
+    assert_eq!(read(&seen, 0, 100), (vec![], false));
+    let mut all = vec![1; 10_000];
+    assert_eq!(cache.read(ROOT, handle, 0, &mut all).expect("read"), 10_000);
+    assert_eq!(read(&seen, 0, 20_000), (all, true));
+    cache.release(handle);
+}
+
+#[test]
 fn a_block_that_changes_otherwise_than_by_a_write_gets_another_generation() {
     use std::os::unix::fs::FileExt;
     let (cache, handle, node) = cache(64 << 20);
@@ -160,9 +172,59 @@ fn what_clients_get_cannot_be_written_and_what_their_faults_bring_back_goes_agai
     unsafe { libc::munmap(mapped, length) };
 }
 
-/// Block `block` in its version `version`: whoever reads it can tell both from every word.
+/// Bytes of the mapping at `address` that are mapped by huge pages.
+fn huge_bytes_at(address: usize) -> u64 {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("read");
+    let mapping = smaps.split_once(&format!("{address:x}-")).expect("mapped").1;
+    let line = mapping.lines().find_map(|line| line.strip_prefix("ShmemPmdMapped:")).expect("a line");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+}
+
+#[test]
+fn what_is_left_alone_is_held_in_huge_pages_until_it_is_taken_away() {
+    const HUGE: usize = poolfs_ipc::memory::HUGE_PAGE;
+    if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        eprintln!("this kernel has no huge pages");
+        return;
+    }
+    let (cache, handle, _) = cache(64 << 20);
+    let bytes: Vec<u8> = (0..(2 * HUGE + 5 * BLOCK) as u64).map(|at| (at % 251 + at / 4096) as u8).collect();
+    cache.write(ROOT, handle, 0, &bytes).expect("written");
+    cache.fsync(ROOT, handle, poolfs_libservice::Durability::All).expect("synced");
+    let seen = view(&cache, handle);
+    let (data, _) = seen.ranges().last().expect("the bytes");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        assert!(read(&seen, 0, bytes.len()) == (bytes.clone(), true));
+        if huge_bytes_at(data) == 2 * HUGE as u64 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{} bytes in huge pages", huge_bytes_at(data));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let segment = std::fs::File::from(cache.segment(handle, &lease()).expect("a segment").data);
+    let held = || segment.metadata().expect("metadata").blocks() * 512;
+    assert_eq!(held(), bytes.len() as u64, "no more than was there");
+    // An ordinary write changes bytes, and takes none away.
+    cache.write(ROOT, handle, 100, b"written").expect("written");
+    assert_eq!((read(&seen, 100, 7), huge_bytes_at(data)), ((b"written".to_vec(), true), 2 * HUGE as u64));
+    let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+    cache.fallocate(ROOT, handle, punch, HUGE as u64 + 8192, 4096).expect("punched");
+    assert_eq!(held(), (bytes.len() - BLOCK) as u64);
+    let (before, after) = (HUGE + 8192, HUGE + 12288);
+    assert_eq!(read(&seen, HUGE as u64, 8192), (bytes[HUGE..before].to_vec(), true));
+    let (hole, whole) = read(&seen, before as u64, BLOCK);
+    assert!(!whole || hole == [0; BLOCK]);
+    assert!(read(&seen, after as u64, bytes.len()) == (bytes[after..].to_vec(), true));
+    assert_eq!(huge_bytes_at(data), HUGE as u64, "the other one stays");
+}
+
+/// Block `block` when it was written `version` times: every byte tells the block or the version, because a copy of bytes that are just
+/// being changed may end between any two of them.
 fn content(block: u64, version: u64) -> Vec<u8> {
-    (block << 32 | version).to_le_bytes().repeat(BLOCK / 8)
+    let version = u64::from(u32::from_le_bytes([version as u8; 4]));
+    // No word is zero: that is what a hole reads as.
+    ((block + 1) << 32 | version).to_le_bytes().repeat(BLOCK / 8)
 }
 
 struct Written {
@@ -170,9 +232,10 @@ struct Written {
     done: Vec<AtomicU64>,
 }
 
-/// Whether a word can be of `block`, written between the two versions.
+/// Whether a word can be of `block`, each byte written between the two versions.
 fn is_of(word: u64, block: u64, oldest: u64, newest: u64) -> bool {
-    word >> 32 == block && (oldest..=newest).contains(&(word & 0xffff_ffff))
+    let is_new = |byte: u8| u64::from(byte.wrapping_sub(oldest as u8)) <= newest - oldest;
+    word >> 32 == block + 1 && (word as u32).to_le_bytes().into_iter().all(is_new)
 }
 
 fn race(blocks: u64, cuts: bool, time: Duration) -> u64 {
@@ -223,19 +286,19 @@ fn race(blocks: u64, cuts: bool, time: Duration) -> u64 {
         }
         let mut random = fastrand::Rng::with_seed(77);
         let end = Instant::now() + time;
-        let mut version = 0;
+        let mut writes = 0u64;
         while Instant::now() < end {
-            version += 1;
+            writes += 1;
             let block = random.u64(0..blocks);
-            written.begun[block as usize].store(version, Ordering::SeqCst);
-            cache.write(ROOT, handle, block * BLOCK as u64, &content(block, version)).expect("written");
-            written.done[block as usize].store(version, Ordering::SeqCst);
-            if cuts && version % 64 == 0 {
+            let times = written.begun[block as usize].fetch_add(1, Ordering::SeqCst) + 1;
+            cache.write(ROOT, handle, block * BLOCK as u64, &content(block, times)).expect("written");
+            written.done[block as usize].store(times, Ordering::SeqCst);
+            if cuts && writes.is_multiple_of(64) {
                 let half = blocks * BLOCK as u64 / 2;
                 set_size(&cache, node, half);
                 set_size(&cache, node, blocks * BLOCK as u64);
             }
-            if version % 256 == 0 {
+            if writes.is_multiple_of(256) {
                 let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
                 let block = random.u64(0..blocks);
                 if cuts {

@@ -11,6 +11,7 @@ mod meetings;
 mod overlay;
 mod recorder;
 mod script;
+mod shown;
 mod stack;
 mod support;
 mod threads;
