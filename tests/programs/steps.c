@@ -7,6 +7,9 @@
  *   rename FROM TO     unlink PATH        statsize PATH          exit
  *   link FROM TO       symlink TO PATH    mkdir PATH             chmod PATH MODE
  *   look PATH          (a hash of what lstat says of it)
+ *   facts              (a hash of what fstat says; an error when the kernel says something else, or statx does)
+ *   cut LENGTH         (ftruncate by the system call itself)
+ *   times PATH SECONDS chown PATH UID GID
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,6 +19,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { BUFFER = 1 << 20 };
@@ -110,6 +114,35 @@ int main(void)
             int r = lstat(a, &st);
             uint64_t seen[] = {st.st_ino, st.st_mode, st.st_nlink, st.st_size, (uint64_t)st.st_mtime, (uint64_t)st.st_mtim.tv_nsec};
             answer(r, r ? 0 : hash((unsigned char *)seen, sizeof seen));
+        } else if (!strcmp(command, "facts")) {
+            struct stat st, kernels;
+            memset(&st, 0xff, sizeof st);
+            memset(&kernels, 0xff, sizeof kernels);
+            int r = fstat(fd, &st);
+            if (r == 0 && (r = (int)syscall(SYS_fstat, fd, &kernels)) == 0 && memcmp(&st, &kernels, sizeof st)) {
+                errno = ENOTRECOVERABLE;
+                r = -1;
+            }
+            unsigned masks[] = {STATX_BASIC_STATS, STATX_BASIC_STATS | STATX_BTIME, STATX_BASIC_STATS | STATX_MNT_ID};
+            for (int n = 0; r == 0 && n < 3; n++) {
+                struct statx long_st, long_kernels;
+                memset(&long_st, 0xff, sizeof long_st);
+                memset(&long_kernels, 0xff, sizeof long_kernels);
+                r = statx(fd, "", AT_EMPTY_PATH, masks[n], &long_st);
+                if (r == 0 && (r = (int)syscall(SYS_statx, fd, "", AT_EMPTY_PATH, masks[n], &long_kernels)) == 0 &&
+                    memcmp(&long_st, &long_kernels, sizeof long_st)) {
+                    errno = ENOTRECOVERABLE;
+                    r = -1;
+                }
+            }
+            answer(r, r ? 0 : hash((unsigned char *)&st, sizeof st));
+        } else if (!strcmp(command, "cut") && sscanf(rest, "%lli", &x) == 1) {
+            answer(syscall(SYS_ftruncate, fd, x), 0);
+        } else if (!strcmp(command, "times") && sscanf(rest, "%2047s %lli", a, &x) == 2) {
+            struct timespec times[2] = {{.tv_sec = x, .tv_nsec = 1}, {.tv_sec = x + 1, .tv_nsec = 2}};
+            answer(utimensat(AT_FDCWD, a, times, 0), 0);
+        } else if (!strcmp(command, "chown") && sscanf(rest, "%2047s %lli %lli", a, &x, &y) == 3) {
+            answer(chown(a, (uid_t)x, (gid_t)y), 0);
         } else if (!strcmp(command, "exit")) {
             return 0;
         } else {

@@ -276,6 +276,9 @@ mkdir work
 ./mixed "$W/work/both"
 md5sum <work/both
 wc -l <work/both
+# By C, and by a request where there is a library.
+chmod 640 "$W/work/both"
+stat -c %a work/both
 ls work
 go clean -cache
 echo "a module, a static and a mixed program"

@@ -198,3 +198,17 @@ fn names_and_attributes_are_current_whoever_changed_them() {
         drop(mount);
     });
 }
+
+#[test]
+fn nobody_finds_an_end_before_one_he_knows_of() {
+    isolated("nobody_finds_an_end_before_one_he_knows_of", |folder| {
+        let (pool, at) = setup(folder, b"");
+        let mount = pool.mount_union(&at, &folder.join("upper"), &[&folder.join("lower")]);
+        let ends = compile(folder, "ends", false);
+        for (way, asking) in [(Way::Library, 0), (Way::Library, 1), (Way::Legacy, 1)] {
+            let script = format!("{} {} 3 {asking}", ends.display(), at.join("growing").display());
+            assert_eq!(pool.shell(way, &script).expect("ends").trim(), "0 0 0 0 wrong", "{way:?}, {asking}");
+        }
+        drop(mount);
+    });
+}

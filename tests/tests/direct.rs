@@ -3,6 +3,7 @@
 use poolfs_tests::{Mounted, Pool, Stepper, Way, compile, hash, isolated};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -85,6 +86,13 @@ fn what_is_cached_is_read_without_requests_until_it_moves() {
             model[at] = 200;
             check(&mut reader, &model);
         }
+        warm(&mut reader, &model);
+        assert_eq!(scene.requests(|| check(&mut reader, &model)), 0, "of a file of which two blocks have moved");
+        assert_eq!(writer.step("pwrite 60000 1 201"), Ok(1));
+        model[60_000] = 201;
+        check(&mut reader, &model);
+        warm(&mut reader, &model);
+        assert_eq!(scene.requests(|| check(&mut reader, &model)), 0, "of one of which another has moved since");
         check(&mut clone, &content());
         assert_eq!(
             scene.requests(|| check(&mut clone, &content())),
@@ -174,6 +182,136 @@ fn a_number_that_stands_for_something_else_is_seen_without_a_look_at_it() {
         let path = |name: &str| mount.path().join(name).display().to_string();
         let script = format!("{} {} {}", program.display(), path("X"), path("Y"));
         assert_eq!(scene.pool.shell(Way::Library, &script).expect("closings").trim(), "right");
+        drop(mount);
+    });
+}
+
+/// Enough for whoever looks again and again to be told without asking.
+const LOOKS: u64 = 100;
+
+/// What `fstat` says, which is what the kernel says.
+fn look(reader: &mut Stepper) -> u64 {
+    let seen = reader.step("facts");
+    assert_ne!(seen, Err(libc::ENOTRECOVERABLE), "the kernel says something else");
+    seen.expect("fstat")
+}
+
+fn look_long(reader: &mut Stepper) {
+    (0..LOOKS).for_each(|_| {
+        let _ = look(reader);
+    });
+}
+
+#[test]
+fn attributes_are_looked_at_without_requests_and_are_the_kernels() {
+    isolated("attributes_are_looked_at_without_requests_and_are_the_kernels", |folder| {
+        let scene = Scene::new(folder);
+        for branch in ["lower", "upper-a"] {
+            let long = folder.join(branch).join(format!("long-{branch}"));
+            fs::write(&long, vec![7; 2 << 20]).expect("a file");
+            // The kernel does not keep attributes with such a mode: each time that it is asked, it asks.
+            fs::set_permissions(&long, fs::Permissions::from_mode(0o4644)).expect("a mode");
+        }
+        let mount = scene.mount("a");
+        let open = |name: &str, way, flags: i32| {
+            let mut process = scene.start(way, &mount, libc::O_RDONLY);
+            assert_eq!(process.step(&format!("open {} {flags}", mount.path().join(name).display())), Ok(0));
+            process
+        };
+        // None of them reads. Of what was written a moment ago, as these files were, each asks once a second.
+        let of_lower = open("long-lower", Way::Library, libc::O_RDONLY);
+        let reader = open("long-upper-a", Way::Library, libc::O_RDONLY);
+        let writer = open("long-upper-a", Way::Library, libc::O_RDWR);
+        let [mut of_lower, mut reader, mut writer] = [of_lower, reader, writer].map(|mut process| {
+            look_long(&mut process);
+            process
+        });
+        for (name, process) in [("lower", &mut of_lower), ("reader", &mut reader), ("writer", &mut writer)] {
+            look_long(process);
+            let operations = || scene.pool.operations(Way::Library) + scene.pool.operations(Way::Legacy);
+            let before = operations();
+            for _ in 0..LOOKS {
+                assert_eq!(process.step("size"), Ok(2 << 20));
+            }
+            let asked = operations() - before;
+            assert!(asked < LOOKS / 4, "{name}: {asked} requests");
+        }
+
+        let mut before = look(&mut reader);
+        for change in ["pwrite 3000000 5 9", "truncate 2500000", "cut 2400000"] {
+            let _ = writer.step(change).expect(change);
+            let now = look(&mut reader);
+            assert_ne!(now, before, "after {change}");
+            before = now;
+            look_long(&mut reader);
+        }
+        let mut legacy = scene.start(Way::Legacy, &mount, libc::O_RDONLY);
+        let path = mount.path().join("long-upper-a").display().to_string();
+        for who in [&mut writer, &mut legacy] {
+            for change in [
+                format!("chmod {path} {}", 0o4711),
+                format!("times {path} 1000"),
+                format!("chown {path} 7 8"),
+                format!("link {path} {path}-2"),
+                format!("unlink {path}-2"),
+                format!("chown {path} 0 0"),
+                format!("chmod {path} {}", 0o644),
+            ] {
+                let _ = who.step(&change).unwrap_or_else(|errno| panic!("{change}: {errno}"));
+                let now = look(&mut reader);
+                assert_ne!(now, before, "after {change}");
+                before = now;
+                look_long(&mut reader);
+            }
+        }
+        // Who maps it for writing changes it unseen: then it is the kernel's to tell.
+        let mut mapper = open("long-upper-a", Way::Legacy, libc::O_RDWR);
+        assert_eq!((mapper.step("map 200000"), mapper.step("mwrite 0 10 1")), (Ok(0), Ok(0)));
+        look_long(&mut reader);
+        drop(mapper);
+        look_long(&mut reader);
+        assert_eq!(legacy.step(&format!("rename {path} {path}-3")), Ok(0));
+        look_long(&mut reader);
+        assert_eq!(legacy.step(&format!("unlink {path}-3")), Ok(0));
+        assert_ne!(look(&mut reader), before, "after its last name went");
+        drop((of_lower, reader, writer, legacy));
+        drop(mount);
+    });
+}
+
+#[test]
+fn nobody_is_shown_attributes_from_before_a_change() {
+    isolated("nobody_is_shown_attributes_from_before_a_change", |folder| {
+        const CHANGES: u64 = 3000;
+        let scene = Scene::new(folder);
+        let (dynamic, fixed) = (compile(folder, "looks", false), compile(folder, "looks", true));
+        let mount = scene.mount("a");
+        for (name, program, way) in
+            [("a", &dynamic, "path"), ("b", &dynamic, "file"), ("c", &dynamic, "raw"), ("d", &fixed, "path")]
+        {
+            let (path, shared) = (mount.path().join(name), folder.join(format!("shared-{name}")));
+            let file = fs::File::create(&path).expect("a file");
+            file.set_len(2 << 20).expect("sized");
+            file.set_permissions(fs::Permissions::from_mode(0o600)).expect("a mode");
+            let times = fs::FileTimes::new().set_accessed(std::time::UNIX_EPOCH);
+            file.set_times(times).expect("times");
+            drop(file);
+            fs::write(&shared, [0; 64]).expect("a file");
+            let arguments = format!("{} {} {CHANGES}", path.display(), shared.display());
+            let report = folder.join(format!("report-{name}"));
+            let script = format!(
+                "{} {way} {arguments} & POOLFS_REPORT={} {} look {arguments}; wait",
+                program.display(),
+                report.display(),
+                dynamic.display()
+            );
+            let said = scene.pool.shell(Way::Library, &script).expect("looks");
+            let looks = said.trim().strip_prefix("right ").and_then(|looks| looks.parse::<u64>().ok());
+            let looks = looks.unwrap_or_else(|| panic!("{name}: {said}"));
+            let report = fs::read_to_string(report).expect("a report");
+            let direct = report.split(' ').find_map(|word| word.strip_prefix("direct-stats=")?.parse::<u64>().ok());
+            assert!(direct.is_some_and(|direct| direct > looks / 10), "{name}: {looks} looks: {report}");
+        }
         drop(mount);
     });
 }

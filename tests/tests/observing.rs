@@ -80,6 +80,65 @@ fn why_tells_the_way_of_every_descriptor() {
 }
 
 #[test]
+fn reads_are_counted_by_the_way_they_took() {
+    isolated("reads_are_counted_by_the_way_they_took", |folder| {
+        const READS: u64 = 100;
+        let (directory, at) = (folder.join("dir"), folder.join("mnt"));
+        fs::create_dir(&directory).expect("a folder");
+        let pool = Pool::create(folder, "64M");
+        let mount = pool.mount_directory(&at, &directory);
+        let file = at.join("file").display().to_string();
+        fs::write(&file, [7; 8192]).expect("a file");
+        let reads_of = |counted: &Value| {
+            let of = |way: &str| counted[way].as_u64().expect("a number");
+            (of("direct"), of("library"), of("kernel"))
+        };
+        let of_instance = || reads_of(&pool.status()["service"]["instances"][0]["reads"]);
+        let of_descriptor = |program: &Stepper| {
+            let text = pool.poolfs(&["why", &program_of(program).to_string(), "--json"]).expect("why");
+            let answer: Value = serde_json::from_str(&text).expect("JSON");
+            let found = answer["descriptors"].as_array().expect("descriptors").iter().find(|one| one["file"] == file);
+            let found = found.unwrap_or_else(|| panic!("{file} in {text}"));
+            (reads_of(&found["reads"]), found["not_direct"].clone())
+        };
+        let read = |program: &mut Stepper, times: u64| {
+            (0..times).for_each(|_| assert!(program.step("pread 0 100").is_ok()));
+        };
+
+        let program = compile(folder, "steps", false);
+        let mut reader = Stepper::start(&pool, &program, Way::Library);
+        assert_eq!(reader.step(&format!("open {file} 0")), Ok(0));
+        read(&mut reader, READS);
+        let ((direct, library, kernel), not_direct) = of_descriptor(&reader);
+        // The first one is the kernel's, some more go by request until the file is worth it.
+        assert!(direct >= READS / 2 && direct + library + 1 >= READS, "{direct} {library} {kernel}");
+        assert!(not_direct.is_null(), "{not_direct}");
+        read(&mut reader, READS);
+        assert_eq!(of_descriptor(&reader).0, (direct + READS, library, kernel));
+        assert_eq!(of_instance(), (direct + READS, library, kernel));
+        drop(reader);
+        assert_eq!(of_instance().0, direct + READS, "what is over has happened");
+
+        // Somebody writes by the kernel.
+        let mut writer = Stepper::start(&pool, &program, Way::Legacy);
+        assert_eq!(writer.step(&format!("open {file} 2")), Ok(0));
+        let mut reader = Stepper::start(&pool, &program, Way::Library);
+        assert_eq!(reader.step(&format!("open {file} 0")), Ok(0));
+        read(&mut reader, READS);
+        let (_, before_library, before_kernel) = of_instance();
+        assert_eq!(of_descriptor(&reader).0.0, 0);
+        drop(writer);
+        read(&mut reader, 3 * READS);
+        let ((now_direct, now_library, _), _) = of_descriptor(&reader);
+        assert!(now_direct > 0 && now_direct + now_library >= 3 * READS, "{now_direct} {now_library}");
+        let (_, library, kernel) = of_instance();
+        assert!(library >= before_library && kernel >= before_kernel);
+        drop(reader);
+        drop(mount);
+    });
+}
+
+#[test]
 fn watching_shows_what_was_done_in_between() {
     isolated("watching_shows_what_was_done_in_between", |folder| {
         let (directory, at) = (folder.join("dir"), folder.join("mnt"));

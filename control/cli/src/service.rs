@@ -36,6 +36,10 @@ const SPAN_BYTES_MAX: u64 = 1 << 20;
 /// Most bytes of one answer.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
+/// glibc's setting that memory of so many bytes is given back to the kernel when it is freed, and comes from it without being
+/// touched. Otherwise the first large buffer that is freed, with a mount, has all later ones kept, and filled with zeros in advance.
+const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072");
+
 /// Where a pool's service listens.
 pub fn control_socket(context: &Context, pool: &str) -> PathBuf {
     context.run.join(format!("{pool}.control"))
@@ -209,6 +213,8 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
         // A signal for the terminal's foreground group is not for the service.
         .process_group(0)
         .current_dir("/")
+        // Whoever has settings of their own decides.
+        .envs(std::env::var_os(ALLOCATOR.0).is_none().then_some(ALLOCATOR))
         .spawn()
         .map_err(|error| Failure::file(&program, error))?;
     // It is known and in its group before it is told what to do: should this command be killed here, the service ends

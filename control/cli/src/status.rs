@@ -6,7 +6,7 @@ use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{duration, print, print_json, size, table};
 use poolfs_host::ControlGroups;
-use poolfs_service_protocol::{InstanceStatus, OperationPath, ServiceStatus, SketchDamage};
+use poolfs_service_protocol::{InstanceStatus, OperationPath, ReadCounts, ServiceStatus, SketchDamage};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -145,6 +145,13 @@ fn instance_lines(instance: &InstanceStatus) -> String {
         let causes = causes.collect::<Vec<_>>().join(", ");
         let _ = writeln!(text, "    sessions refused, left to the kernel: {causes}");
     }
+    let ReadCounts { direct, library, kernel } = instance.reads;
+    if direct > 0 || library > 0 || kernel > 0 {
+        let _ = writeln!(text, "    reads: {direct} without a request, {library} by request, {kernel} by the kernel");
+    }
+    for (cause, count) in &instance.not_direct {
+        let _ = writeln!(text, "    not without a request, {count} times: {}", cause.text());
+    }
     if let Some(union) = &instance.union {
         let _ = writeln!(
             text,
@@ -181,7 +188,7 @@ fn instance_lines(instance: &InstanceStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use poolfs_service_protocol::{CacheStatus, KindStatus, Transport, UnionStatus};
+    use poolfs_service_protocol::{CacheStatus, KindStatus, NotDirect, Transport, UnionStatus};
     use std::collections::BTreeMap;
 
     fn example() -> PoolStatus {
@@ -199,6 +206,8 @@ mod tests {
             nodes: 3,
             kernel_cached_bytes: 4096,
             operations: BTreeMap::from([(OperationPath::Library, kinds)]),
+            reads: ReadCounts { direct: 77, library: 12, kernel: 5 },
+            not_direct: BTreeMap::from([(NotDirect::Writers, 6)]),
             union: Some(union),
         };
         let cache = CacheStatus { hits: 3, misses: 1, ..CacheStatus::default() };
@@ -227,6 +236,8 @@ mod tests {
             "usr/a: its bitmap is missing",
             "2.0 us",
             "library",
+            "77 without a request, 12 by request, 5 by the kernel",
+            "6 times: somebody has the file open for writing",
         ] {
             assert!(text.contains(part), "{part} in:\n{text}");
         }

@@ -135,7 +135,7 @@ fn show(context: &Context, interval: &Interval) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use poolfs_service_protocol::{CacheStatus, Transport};
+    use poolfs_service_protocol::{CacheStatus, ReadCounts, Transport};
 
     fn status(reads: u64) -> ServiceStatus {
         let read = KindStatus { count: reads, errors: reads / 10, p50_ns: 1023, p99_ns: 2047 };
@@ -150,6 +150,8 @@ mod tests {
             nodes: 0,
             kernel_cached_bytes: 0,
             operations: BTreeMap::from([(OperationPath::Library, kinds)]),
+            reads: ReadCounts::default(),
+            not_direct: BTreeMap::new(),
             union: None,
         };
         let cache = CacheStatus::default();

@@ -9,10 +9,10 @@ use crate::record::PoolRecord;
 use crate::service;
 use crate::text::{print, print_json, table};
 use facts::ProcessFacts;
-use poolfs_service_protocol::ClientStatus;
+use poolfs_service_protocol::{ClientStatus, NotDirect, ReadCounts};
 use serde::Serialize;
 use std::path::Path;
-use verdict::{Verdict, Way, descriptor_verdict, process_verdict};
+use verdict::{Verdict, Way, adopted_file, descriptor_verdict, process_verdict};
 
 /// What `why --json` prints.
 #[derive(Serialize)]
@@ -32,6 +32,10 @@ struct DescriptorAnswer {
     instance: Option<String>,
     #[serde(flatten)]
     verdict: Verdict,
+    /// How it was read, if it was adopted.
+    reads: Option<ReadCounts>,
+    /// Why it is not read without requests, if somebody asked for that and may not.
+    not_direct: Option<NotDirect>,
 }
 
 /// Print which way each descriptor of a process takes, or one.
@@ -44,7 +48,10 @@ pub fn why(context: &Context, pid: u32, fd: Option<u32>) -> Result<()> {
         .descriptors
         .iter()
         .filter(|descriptor| fd.is_none_or(|wanted| wanted == descriptor.fd))
-        .map(|descriptor| DescriptorAnswer {
+        .map(|descriptor| (descriptor, adopted_file(descriptor, &clients)))
+        .map(|(descriptor, adopted)| DescriptorAnswer {
+            reads: adopted.map(|file| file.reads),
+            not_direct: adopted.and_then(|file| file.not_direct),
             fd: descriptor.fd,
             file: descriptor.file.clone(),
             instance: descriptor.instance.clone(),
@@ -71,10 +78,18 @@ fn readable(answer: &Answer) -> String {
     let Answer { pid, program, paths, descriptors } = answer;
     let mut text =
         format!("process {pid} ({program}): calls that name a file go by {}: {}\n", paths.way, paths.because);
-    let mut rows = table(&["fd", "goes by", "because", "file"]);
+    let mut rows = table(&["fd", "goes by", "because", "reads", "file"]);
     for descriptor in descriptors {
         let Verdict { way, because } = &descriptor.verdict;
-        rows.add_row([&descriptor.fd.to_string(), &way.to_string(), because, &descriptor.file]);
+        let reads = descriptor.reads.map_or_else(
+            || "-".to_owned(),
+            |reads| format!("{} direct, {} by request, {} by the kernel", reads.direct, reads.library, reads.kernel),
+        );
+        let because = match descriptor.not_direct {
+            Some(cause) => format!("{because}; not without a request: {}", cause.text()),
+            None => because.clone(),
+        };
+        rows.add_row([&descriptor.fd.to_string(), &way.to_string(), &because, &reads, &descriptor.file]);
     }
     if !descriptors.is_empty() {
         rows.to_string().lines().for_each(|line| text += &format!("{}\n", line.trim_end()));

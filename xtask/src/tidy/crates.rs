@@ -12,7 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-libservice", &["poolfs-types"]),
     ("poolfs-local", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-cache", &["poolfs-types", "poolfs-ipc", "poolfs-libservice"]),
-    ("poolfs-union", &["poolfs-types", "poolfs-libservice"]),
+    ("poolfs-union", &["poolfs-types", "poolfs-ipc", "poolfs-libservice"]),
     ("poolfs-idmap", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-service-protocol", &["poolfs-types"]),
     ("poolfs-fuse-ring", &["poolfs-ipc"]),

@@ -176,7 +176,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use poolfs_service_protocol::Transport;
+    use poolfs_service_protocol::{ReadCounts, Transport};
     use std::time::Duration;
 
     #[test]
@@ -193,6 +193,8 @@ mod tests {
             nodes: 0,
             kernel_cached_bytes: 0,
             operations,
+            reads: ReadCounts::default(),
+            not_direct: BTreeMap::new(),
             union: Some(UnionStatus { sketches: 1, blocks_moved: 3, ..UnionStatus::default() }),
         };
         let step = StepResult { title: "git", took: Duration::from_secs(2), note: "ok".into(), passed: true };

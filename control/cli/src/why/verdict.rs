@@ -82,6 +82,13 @@ pub fn process_verdict(facts: &ProcessFacts, clients: &[ClientStatus]) -> Verdic
     fuse(without_session(refused.or_else(|| found.next())))
 }
 
+/// What the service knows of the file that a descriptor stands for, if it was adopted.
+pub fn adopted_file<'a>(descriptor: &DescriptorFacts, clients: &'a [ClientStatus]) -> Option<&'a AdoptedFile> {
+    let client = clients.iter().find(|client| Some(&client.instance) == descriptor.instance.as_ref())?;
+    let writable = descriptor.flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
+    client.adopted.iter().find(|file| file.inode == descriptor.inode && file.writable == writable)
+}
+
 /// The way of one descriptor.
 pub fn descriptor_verdict(facts: &ProcessFacts, descriptor: &DescriptorFacts, clients: &[ClientStatus]) -> Verdict {
     let Some(instance) = &descriptor.instance else {
@@ -104,8 +111,7 @@ pub fn descriptor_verdict(facts: &ProcessFacts, descriptor: &DescriptorFacts, cl
     }
     let client = clients.iter().find(|client| client.instance == *instance);
     let Some(client) = client.filter(|client| client.has_session) else { return fuse(without_session(client)) };
-    let same = |file: &&AdoptedFile| file.inode == descriptor.inode && file.writable == writable;
-    match client.adopted.iter().find(same) {
+    match adopted_file(descriptor, std::slice::from_ref(client)) {
         None => fuse("not adopted: it was not used twice by calls that pay, or the service gave no handle"),
         Some(_) if descriptor.kind == Kind::Directory => library("adopted; what names a file in it"),
         Some(file) if file.left_to_kernel => {
@@ -127,6 +133,7 @@ fn library(because: impl Into<String>) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use poolfs_service_protocol::ReadCounts;
 
     fn process() -> ProcessFacts {
         ProcessFacts {
@@ -152,7 +159,8 @@ mod tests {
     }
 
     fn client() -> ClientStatus {
-        let file = AdoptedFile { inode: 7, writable: true, left_to_kernel: false };
+        let reads = ReadCounts { direct: 1, ..ReadCounts::default() };
+        let file = AdoptedFile { inode: 7, writable: true, left_to_kernel: false, reads, not_direct: None };
         ClientStatus { instance: "web-1".into(), has_session: true, adopted: vec![file], refused: None }
     }
 

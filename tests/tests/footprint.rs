@@ -1,0 +1,41 @@
+//! What mounts take of a service's memory, and that they give it back.
+
+use poolfs_tests::{Mounted, Pool, isolated, populate};
+use std::fs;
+
+const MOUNTS: usize = 8;
+const ROUNDS: usize = 3;
+/// Far above what the service needs for a single mount, far below what the buffers of all these are together.
+const LEFT_BYTES_MAX: u64 = 24 << 20;
+
+/// Bytes of a process's memory that are in no file.
+fn anonymous(process: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line of it");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+#[test]
+fn mounts_that_are_gone_leave_no_memory_behind() {
+    isolated("mounts_that_are_gone_leave_no_memory_behind", |folder| {
+        let lower = folder.join("lower");
+        populate(&lower);
+        fs::write(lower.join("large"), vec![7; 4 << 20]).expect("a file");
+        let pool = Pool::create(folder, "64M");
+        let mount = |name: String| {
+            let upper = folder.join(format!("{name}-upper"));
+            fs::create_dir_all(&upper).expect("a folder");
+            pool.mount_union(&folder.join(name), &upper, &[&lower])
+        };
+        // With one that stays the service does.
+        let _stays = mount("stays".to_owned());
+        for _ in 0..ROUNDS {
+            let mounts: Vec<Mounted<'_>> = (0..MOUNTS).map(|number| mount(format!("m{number}"))).collect();
+            for mount in &mounts {
+                assert_eq!(fs::read(mount.path().join("large")).expect("it is there").len(), 4 << 20);
+            }
+        }
+        let left = anonymous(pool.service_pid());
+        assert!(left <= LEFT_BYTES_MAX, "{left} bytes after {ROUNDS} times {MOUNTS} mounts");
+    });
+}
