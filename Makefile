@@ -5,10 +5,10 @@ CARGO ?= cargo
 WORK := .poolfs-demo
 TOOLS := target/tools
 
-.PHONY: run test suites soak build lint bench clean help packages tools preload
+.PHONY: run test suites soak build lint bench bench-databases clean help packages tools preload
 
 help:
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 run: build $(WORK)/root.tar ## the main job: two containers of a Debian image on a filesystem service of their own
 	target/release/poolfs demo --root-image $(WORK)/root.tar --work $(WORK)
@@ -42,8 +42,11 @@ suites: build tools $(WORK)/root.tar ## the long program lists, on the disk and 
 soak: build tools ## what takes hours; writes docs/soak.md (one stage: cargo xtask soak --only NAME)
 	$(CARGO) xtask soak
 
-bench: build ## paired measurements; writes the tables of docs/benchmarks.md
-	packaging/benchmarks.sh
+bench: build ## paired measurements (about ten minutes; ONLY="NAME ..." for some); writes the tables of docs/benchmarks.md
+	packaging/benchmarks.sh $(ONLY)
+
+bench-databases: build ## RocksDB, SQLite, Redis and PostgreSQL on every filesystem (about eight minutes); writes their table of docs/benchmarks.md
+	packaging/benchmarks.sh databases
 
 lint: packages ## format, clippy, licences and sources of dependencies, the project's own rules
 	$(CARGO) fmt --all --check

@@ -1,30 +1,111 @@
 #!/bin/sh
-# Runs every measurement and writes docs/benchmarks.md. Nothing else should run on the machine meanwhile.
+# Runs measurements and writes their sections of docs/benchmarks.md: benchmarks.sh [NAME...]. The others stay as they are.
+# Without names: all but the databases. Nothing else should run on the machine meanwhile.
 set -eu
 cd "$(dirname "$0")/.."
+image=.poolfs-demo/bench-root.tar
 bench=target/release/poolfs-bench
 out=docs/benchmarks.md
-part=$(mktemp)
-trap 'rm -f "$part"' EXIT
-{
-    cat <<'TEXT'
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+usual="round-trip transports overhead copy files starts containers clones"
+all="$usual databases"
+[ $# -gt 0 ] || set -- $usual
+
+heading() {
+    case $1 in
+    round-trip) echo "A round trip" ;;
+    transports) echo "Requests of the kernel by /dev/fuse and by io_uring" ;;
+    overhead) echo "Calls of others" ;;
+    copy) echo "Bulk copy" ;;
+    files) echo "File operations" ;;
+    starts) echo "Starts of programs and containers" ;;
+    containers) echo "Many containers" ;;
+    clones) echo "Memory of containers that read one file" ;;
+    databases) echo "Databases" ;;
+    *)
+        echo "there is no measurement $1; there are: $all" >&2
+        return 1
+        ;;
+    esac
+}
+
+about() {
+    case $1 in
+    round-trip) echo "the service on CPU 0, the caller on CPU 0 or CPU 1." ;;
+    transports) echo "one pool on both CPUs, the caller on CPU 1." ;;
+    overhead) echo "files that are not in a pool, with the library preloaded and without." ;;
+    copy) echo "one copy of so many bytes, both areas in memory." ;;
+    files)
+        echo "a union over one lower directory on the same disk (ext4: a plain copy of the directory)."
+        echo "\"mapped memory\" is the limit of what is cached: the same loop copies from a mapping, with all its pages, of a tmpfs file of the same size."
+        ;;
+    starts)
+        echo "programs in a root directory that is a union over one image (ext4: a plain copy of it), started before in the same"
+        echo "mounts; each by chroot and exec from one process, the same for all. Containers: \`poolfs run --rm\` (FUSE: \`--legacy\`), and the union"
+        echo "mounted, \`runc run\` with the same specification, and unmounted."
+        ;;
+    containers)
+        echo "so many lighttpd in root directories of one image, each a union of its own, until all have answered a request. Mounting them one"
+        echo "after the other by the command line is a line of its own. Memory is what was added from empty caches, twice seen: as charged to"
+        echo "the pool's control groups (processes, the service, page cache, the kernel's notes), and as missing from the machine's free memory."
+        ;;
+    clones) echo "so many processes, each with a union of its own over one lower directory, have all of a file of 256 MiB read and hold it." ;;
+    databases)
+        echo "\`bench/databases/*.sh\` in a directory of a union (ext4: of the disk). Redis and PostgreSQL: the machine's time of one"
+        echo "operation of all clients."
+        ;;
+    esac
+}
+
+measure() {
+    case $1 in
+    copy) $bench copy ;;
+    starts | containers) $bench "$1" --work "target/bench-$1" --image "$image" ;;
+    databases) $bench databases --work target/bench-databases --scripts bench/databases ;;
+    *) $bench "$1" --work "target/bench-$1" ;;
+    esac
+}
+
+# The section with this heading as the document has it, without the heading.
+present() {
+    [ ! -e "$out" ] || awk -v heading="## $1" '/^## / { inside = $0 == heading; next } inside && (/./ || begun) { begun = 1; print }' "$out"
+}
+
+write() {
+    {
+        cat <<'TEXT'
 # Benchmarks
 
-Written by `make bench` (about five minutes, on an otherwise idle machine). Medians of all rounds; every round runs each target once, in a
-turning order, so that ratios compare what ran side by side. In brackets: how many times the first column's time.
-
+Written by `make bench` and `make bench-databases`, on an otherwise idle machine; each section by the command it names (`make bench ONLY=NAME`).
+Medians of all rounds; every round runs each target once, in a turning order, so that ratios compare what ran side by side. In brackets: how many
+times the first column's time.
 TEXT
-    echo "Machine: $(nproc) CPUs ($(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)), Linux $(uname -r | cut -d- -f1), $(date -u +%F)."
-    printf '\n## A round trip\n\n`poolfs-bench round-trip`: the service on CPU 0, the caller on CPU 0 or CPU 1.\n\n'
-    $bench round-trip --work target/bench-round-trip
-    printf '\n## Requests of the kernel by /dev/fuse and by io_uring\n\n`poolfs-bench transports`: one pool on both CPUs, the caller on CPU 1.\n\n'
-    $bench transports --work target/bench-transports
-    printf '\n## Calls of others\n\n`poolfs-bench overhead`: files that are not in a pool, with the library preloaded and without.\n\n'
-    $bench overhead --work target/bench-overhead
-    printf '\n## Bulk copy\n\n`poolfs-bench copy`: one copy of so many bytes, both areas in memory.\n\n'
-    $bench copy
-    printf '\n## File operations\n\n`poolfs-bench files`: a union over one lower directory on the same disk (ext4: a plain copy of the directory).\n\n'
-    $bench files --work target/bench-files
-} >"$part"
-cp "$part" "$out"
-cat "$out"
+        for part in $all; do
+            heading=$(heading "$part")
+            section=$(if [ -e "$work/$part" ]; then cat "$work/$part"; else present "$heading"; fi)
+            [ -z "$section" ] || printf '\n## %s\n\n%s\n' "$heading" "$section"
+        done
+    } >"$work/document"
+    cp "$work/document" "$out"
+}
+
+for name; do heading "$name" >/dev/null; done
+machine="$(nproc) CPUs ($(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)), Linux $(uname -r | cut -d- -f1)"
+for name; do
+    case $name in
+    starts | containers) packaging/make-root-image.sh "$image" lighttpd python3 >&2 ;;
+    databases)
+        # shellcheck disable=SC2046 # one word a package
+        packaging/install-missing.sh --no-servers $(sed -n 's/^# packages: //p' bench/databases/*.sh) >&2
+        ;;
+    esac
+    measure "$name" >"$work/table"
+    {
+        printf '`poolfs-bench %s`: %s\n' "$name" "$(about "$name")"
+        printf '%s, %s.\n\n' "$machine" "$(date -u +%F)"
+        cat "$work/table"
+    } >"$work/$name"
+    write
+    cat "$work/$name"
+done

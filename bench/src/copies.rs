@@ -30,7 +30,7 @@ pub fn run() -> Table {
             Row { title: format!("{} KiB", size >> 10), medians: vec![median(&mut plain), median(&mut streaming)] }
         })
         .into();
-    Table { columns: ["memcpy", "SMO"].map(str::to_owned).to_vec(), rows }
+    Table::of_operations(&["memcpy", "SMO"], rows)
 }
 
 /// Copies 16 MiB in pieces of the target's size; nanoseconds a piece.

@@ -1,12 +1,15 @@
 //! File operations over every target, paired: each round runs every target once, in a turning order.
 
 use crate::table::{Row, Table};
-use crate::targets::{Laboratory, Target, drop_caches};
+use crate::targets::{Laboratory, Target, drop_caches, turned};
 use crate::worker::{copy_up_file, median};
 use anyhow::{Context, Result, bail};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::collections::BTreeMap;
-use std::fs;
-use std::process::Stdio;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 /// (operation, warm, what the table calls it)
 const CASES: &[(&str, bool, &str)] = &[
@@ -28,6 +31,12 @@ const CASES: &[(&str, bool, &str)] = &[
     ("create-unlink", true, "create and unlink"),
 ];
 
+/// The same where the service, the caller and the kernel's flushing of pages share one CPU.
+const ON_ONE_CORE: &[(&str, &str)] = &[("write-4096", "write 4 KiB into a cached file of 256 MiB, all on one core")];
+
+/// The heading of what reading from mapped memory takes, without any filesystem.
+const MAPPED: &str = "mapped memory";
+
 /// The case whose operations two processes do at the same time.
 const BY_TWO: &str = "read 4 KiB, cached, each of two processes";
 
@@ -43,10 +52,22 @@ const COPY_UP_BYTES: u64 = 64 << 20;
 /// Such files of each round: the first on a new mount is not like the others.
 const COPY_UPS: u32 = 4;
 
-/// Runs all cases `rounds` times.
-pub fn run(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> Result<Table> {
+/// Runs all cases `rounds` times in `work`, a folder on the disk to measure on.
+pub fn run(work: &Path, poolfs: &Path, rounds: u32, milliseconds: u64) -> Result<Table> {
+    let mut laboratory = Laboratory::new(work, poolfs, "0-1")?;
+    let mut rows = on_all_cores(&mut laboratory, rounds, milliseconds)?;
+    drop(laboratory);
+    let mut laboratory = Laboratory::new(&work.join("one-core"), poolfs, "0")?;
+    rows.extend(on_one_core(&mut laboratory, rounds, milliseconds)?);
+    let columns: Vec<&str> = Target::ALL.iter().map(|target| target.title()).chain([MAPPED]).collect();
+    Ok(Table::of_operations(&columns, rows))
+}
+
+fn on_all_cores(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> Result<Vec<Row>> {
     prepare(laboratory, rounds)?;
+    let memory = Memory::mount(&laboratory.folder().join("memory"))?;
     let mut samples: BTreeMap<(usize, Target), Vec<f64>> = BTreeMap::new();
+    let mut mapped: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for round in 0..rounds {
         for (case, (operation, warm, title)) in CASES.iter().enumerate() {
             // What is not cached needs mounts nobody has read from.
@@ -55,35 +76,95 @@ pub fn run(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> Resul
                 laboratory.mount()?;
             }
             eprintln!("round {} of {rounds}: {title}", round + 1);
-            for target in turned(round) {
+            let processes = if *title == BY_TWO { 2 } else { 1 };
+            for target in turned(&Target::ALL, round) {
                 if !warm {
                     drop_caches()?;
                 }
-                let processes = if *title == BY_TWO { 2 } else { 1 };
-                let times = workers(laboratory, target, operation, *warm, milliseconds, processes)?;
+                let work = Work { operation, warm: *warm, milliseconds, cpu: None };
+                let times = workers(laboratory, target, &work, processes)?;
                 samples.entry((case, target)).or_default().extend(times);
+            }
+            if let Some(bytes) = operation.strip_prefix("read-").filter(|_| *warm && processes == 1) {
+                let time = memory.read(&format!("mapped-{bytes}"), milliseconds)?;
+                mapped.entry(case).or_default().push(time);
             }
         }
         eprintln!("round {} of {rounds}: first byte", round + 1);
         for time in round * COPY_UPS..(round + 1) * COPY_UPS {
-            for target in turned(time) {
+            for target in turned(&Target::ALL, time) {
                 // The library and FUSE share a mount: each gets a file nobody has written yet.
                 let file = 2 * time + u32::from(target == Target::Fuse);
-                let times = workers(laboratory, target, &format!("one-byte-{file}"), false, 0, 1)?;
+                let operation = format!("one-byte-{file}");
+                let work = Work { operation: &operation, warm: false, milliseconds: 0, cpu: None };
+                let times = workers(laboratory, target, &work, 1)?;
                 samples.entry((CASES.len(), target)).or_default().extend(times);
             }
         }
     }
     laboratory.unmount()?;
     let titles = CASES.iter().map(|case| case.2).chain(["open, write 1 byte into a 64 MiB lower file, close"]);
-    let rows = titles
-        .enumerate()
-        .map(|(case, title)| Row {
-            title: title.to_owned(),
-            medians: Target::ALL.map(|target| samples.get_mut(&(case, target)).map_or(0.0, |all| median(all))).to_vec(),
-        })
-        .collect();
-    Ok(Table { columns: Target::ALL.iter().map(|target| target.title().to_owned()).collect(), rows })
+    let row = |(case, title): (usize, &str)| {
+        let mut medians =
+            Target::ALL.map(|target| samples.get_mut(&(case, target)).map_or(0.0, |all| median(all))).to_vec();
+        medians.push(mapped.get_mut(&case).map_or(0.0, |all| median(all)));
+        Row { title: title.to_owned(), medians }
+    };
+    Ok(titles.enumerate().map(row).collect())
+}
+
+fn on_one_core(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> Result<Vec<Row>> {
+    for target in [Target::Library, Target::Fuse] {
+        fill(&laboratory.lower().join(data_file(target, true)), LARGE_BYTES)?;
+    }
+    let mut rows = Vec::new();
+    for (operation, title) in ON_ONE_CORE {
+        let mut samples: BTreeMap<Target, Vec<f64>> = BTreeMap::new();
+        for round in 0..rounds {
+            eprintln!("round {} of {rounds}: {title}", round + 1);
+            laboratory.unmount()?;
+            laboratory.mount()?;
+            for target in turned(&Target::ALL, round) {
+                let work = Work { operation, warm: true, milliseconds, cpu: Some(0) };
+                samples.entry(target).or_default().extend(workers(laboratory, target, &work, 1)?);
+            }
+        }
+        let mut medians = Target::ALL.map(|target| samples.get_mut(&target).map_or(0.0, |all| median(all))).to_vec();
+        medians.push(0.0);
+        rows.push(Row { title: (*title).to_owned(), medians });
+    }
+    laboratory.unmount()?;
+    Ok(rows)
+}
+
+/// A tmpfs with a copy of what is read, unmounted at its end.
+struct Memory(PathBuf);
+
+impl Memory {
+    fn mount(at: &Path) -> Result<Self> {
+        fs::create_dir_all(at)?;
+        // Large pages, as the service asks for its segments: the limit is what the machine can do.
+        mount("poolfs-bench", at, "tmpfs", MountFlags::empty(), Some(c"huge=within_size"))
+            .with_context(|| format!("a tmpfs at {}", at.display()))?;
+        let memory = Self(at.to_path_buf());
+        fill(&at.join("large-0"), LARGE_BYTES)?;
+        Ok(memory)
+    }
+
+    fn read(&self, operation: &str, milliseconds: u64) -> Result<f64> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("worker").arg(&self.0).args(["large-0", operation, "--warm"]);
+        let child = command.args(["--milliseconds", &milliseconds.to_string()]);
+        time(child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?, operation, MAPPED)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Err(error) = unmount(&self.0, UnmountFlags::empty()) {
+            eprintln!("{} cannot be unmounted: {error}", self.0.display());
+        }
+    }
 }
 
 /// The file that reads and writes use: the library and FUSE share a service, and its cache would be warm for the second.
@@ -96,64 +177,71 @@ fn data_file(target: Target, is_large: bool) -> &'static str {
     }
 }
 
-fn turned(round: u32) -> Vec<Target> {
-    let mut order = Target::ALL.to_vec();
-    order.rotate_left(round as usize % Target::ALL.len());
-    if round % 2 == 1 {
-        // Or one would always run after the same other, and find warm what that one has used.
-        order.reverse();
-    }
-    order
-}
-
 fn prepare(laboratory: &Laboratory, rounds: u32) -> Result<()> {
-    let block: Vec<u8> = (0..1u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let fill = |name: &str, bytes: u64| -> Result<()> {
-        let path = laboratory.lower().join(name);
-        let content: Vec<u8> = block.iter().copied().cycle().take(bytes as usize).collect();
-        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))
-    };
+    let lower = laboratory.lower();
     for target in [Target::Library, Target::Fuse] {
-        fill(data_file(target, false), DATA_BYTES)?;
-        fill(data_file(target, true), LARGE_BYTES)?;
+        fill(&lower.join(data_file(target, false)), DATA_BYTES)?;
+        fill(&lower.join(data_file(target, true)), LARGE_BYTES)?;
     }
     for file in 0..2 * rounds * COPY_UPS {
-        fill(&copy_up_file(file), COPY_UP_BYTES)?;
+        fill(&lower.join(copy_up_file(file)), COPY_UP_BYTES)?;
     }
     Ok(())
 }
 
-/// So many processes that do the same at the same time; the time of one operation in each.
-fn workers(
-    laboratory: &Laboratory,
-    target: Target,
-    operation: &str,
+/// A file of so many bytes.
+pub fn fill(path: &Path, bytes: u64) -> Result<()> {
+    let block: Vec<u8> = (0..1u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let mut file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    // A tmpfs gives large pages only below the file's size.
+    file.set_len(bytes)?;
+    let mut left = usize::try_from(bytes)?;
+    while left > 0 {
+        let piece = left.min(block.len());
+        file.write_all(&block[..piece]).with_context(|| format!("cannot write {}", path.display()))?;
+        left -= piece;
+    }
+    Ok(())
+}
+
+/// What a worker is to do.
+struct Work<'w> {
+    operation: &'w str,
     warm: bool,
     milliseconds: u64,
-    processes: usize,
-) -> Result<Vec<f64>> {
-    let is_large = warm && ["read-", "follow-", "fstat"].iter().any(|prefix| operation.starts_with(prefix));
+    cpu: Option<usize>,
+}
+
+/// So many processes that do the same at the same time; the time of one operation in each.
+fn workers(laboratory: &Laboratory, target: Target, work: &Work<'_>, processes: usize) -> Result<Vec<f64>> {
+    let is_read = ["read-", "follow-", "fstat"].iter().any(|prefix| work.operation.starts_with(prefix));
+    let is_large = work.warm && (is_read || work.cpu.is_some());
     let start = |_| {
         let mut command = laboratory.command(target, &std::env::current_exe()?);
         command.arg("worker").arg(laboratory.directory(target)).args([
             data_file(target, is_large),
-            operation,
+            work.operation,
             "--milliseconds",
-            &milliseconds.to_string(),
+            &work.milliseconds.to_string(),
         ]);
-        if warm {
+        if work.warm {
             command.arg("--warm");
+        }
+        if let Some(cpu) = work.cpu {
+            command.args(["--cpu", &cpu.to_string()]);
         }
         Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     };
     let started: Result<Vec<_>> = (0..processes).map(start).collect();
-    let time = |child: std::process::Child| {
-        let output = child.wait_with_output()?;
-        if !output.status.success() {
-            bail!("{operation} over {}: {}", target.title(), String::from_utf8_lossy(&output.stderr));
-        }
-        let text = String::from_utf8_lossy(&output.stdout);
-        text.trim().parse().with_context(|| format!("{operation} over {} said {text:?}", target.title()))
-    };
-    started?.into_iter().map(time).collect()
+    started?.into_iter().map(|child| time(child, work.operation, target.title())).collect()
+}
+
+/// The time a worker tells at its end.
+fn time(child: Child, operation: &str, place: &str) -> Result<f64> {
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!("{operation} over {place}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim().parse().with_context(|| format!("{operation} over {place} said {text:?}"))
 }

@@ -1,17 +1,26 @@
 //! The bench command: paired measurements of every path, medians and ratios of one run.
 
+mod clones;
+mod containers;
 mod copies;
+mod databases;
 mod files;
+mod groups;
+mod isolation;
+mod mapped;
 mod overhead;
+mod roots;
 mod roundtrip;
+mod starts;
 mod table;
 mod targets;
 mod transports;
 mod worker;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 /// Measures poolfs beside what it competes with, in one run.
@@ -23,11 +32,29 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    #[command(flatten)]
+    Measurement(Measurement),
+    /// Plain memory copy beside the copy with non-temporal loads and stores, by size.
+    Copy,
+    #[command(flatten)]
+    Part(Part),
+}
+
+/// Where a measurement works.
+#[derive(Args)]
+struct Place {
+    /// A folder on the disk to measure on; made and removed.
+    #[arg(long)]
+    work: PathBuf,
+}
+
+/// Measurements that mount.
+#[derive(Subcommand)]
+enum Measurement {
     /// File operations over library, FUSE, ext4, overlayfs and fuse-overlayfs.
     Files {
-        /// A folder on the disk to measure on; made and removed.
-        #[arg(long)]
-        work: PathBuf,
+        #[command(flatten)]
+        place: Place,
         /// How often every measurement is repeated.
         #[arg(long, default_value_t = 5)]
         rounds: u32,
@@ -37,37 +64,76 @@ enum Task {
     },
     /// A request's round trip beside a futex hand-over and a FUSE getattr, on one core and across cores.
     RoundTrip {
-        /// A folder to work in; made and removed.
-        #[arg(long)]
-        work: PathBuf,
+        #[command(flatten)]
+        place: Place,
         /// How often every measurement is repeated.
         #[arg(long, default_value_t = 15)]
         rounds: u32,
     },
     /// Requests of the kernel by /dev/fuse beside those by io_uring, which is switched on for a moment.
     Transports {
-        /// A folder to work in; made and removed.
-        #[arg(long)]
-        work: PathBuf,
+        #[command(flatten)]
+        place: Place,
         /// How often every measurement is repeated.
         #[arg(long, default_value_t = 15)]
         rounds: u32,
     },
     /// What the preloaded library costs on calls that are none of poolfs's, and at the start of a program.
     Overhead {
-        /// A folder to work in; made and removed.
-        #[arg(long)]
-        work: PathBuf,
+        #[command(flatten)]
+        place: Place,
         /// How often every measurement is repeated.
-        #[arg(long, default_value_t = 15)]
+        #[arg(long, default_value_t = 25)]
         rounds: u32,
         /// How long one measurement takes.
         #[arg(long, default_value_t = 50)]
         milliseconds: u64,
     },
-    /// Plain memory copy beside the copy with non-temporal loads and stores, by size.
-    Copy,
+    /// Starts of programs of an image, and of containers, over all targets.
+    Starts {
+        #[command(flatten)]
+        place: Place,
+        /// A tar of a root file system with python3, apt and lighttpd.
+        #[arg(long)]
+        image: PathBuf,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+    },
+    /// 1, 8 and 64 servers of one image: time until all have answered, and memory.
+    Containers {
+        #[command(flatten)]
+        place: Place,
+        /// A tar of a root file system with lighttpd.
+        #[arg(long)]
+        image: PathBuf,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 3)]
+        rounds: u32,
+    },
+    /// Memory of 1, 4 and 8 containers that read one file.
+    Clones {
+        #[command(flatten)]
+        place: Place,
+    },
+    /// RocksDB, SQLite, Redis and PostgreSQL, which must be installed, over all targets.
+    Databases {
+        #[command(flatten)]
+        place: Place,
+        /// The folder of the scripts that run them.
+        #[arg(long)]
+        scripts: PathBuf,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 3)]
+        rounds: u32,
+    },
+}
+
+/// What measurements start.
+#[derive(Subcommand)]
+enum Part {
     /// One operation in this process; prints nanoseconds. The other tasks start it.
+    #[command(hide = true)]
     Worker {
         /// Where.
         directory: PathBuf,
@@ -81,52 +147,118 @@ enum Task {
         /// Touch everything first.
         #[arg(long)]
         warm: bool,
+        /// On this CPU only.
+        #[arg(long)]
+        cpu: Option<usize>,
+    },
+    /// Starts of one program in a root directory; prints nanoseconds of each.
+    #[command(hide = true)]
+    Start {
+        /// The root directory.
+        root: PathBuf,
+        /// How often, besides the first time.
+        #[arg(long)]
+        times: u32,
+        /// With the library preloaded.
+        #[arg(long)]
+        library: bool,
+        /// The program is a server and has this socket.
+        #[arg(long)]
+        socket: Option<PathBuf>,
+        /// The program.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Servers in root directories, until the input ends; prints nanoseconds until all have answered, twice.
+    #[command(hide = true)]
+    Serve {
+        /// With the library preloaded.
+        #[arg(long)]
+        library: bool,
+        /// Root directories and sockets in turn.
+        places: Vec<PathBuf>,
+    },
+    /// Reads a file, prints its length, and keeps it until the input ends.
+    #[command(hide = true)]
+    Hold {
+        /// The file.
+        file: PathBuf,
+        /// By a mapping.
+        #[arg(long)]
+        mapped: bool,
+    },
+    /// Removes what a measurement has left, when the input ends.
+    #[command(hide = true)]
+    RemoveLeft {
+        /// How its pools are called.
+        name: String,
+        /// Its folder.
+        work: PathBuf,
     },
 }
 
-fn main() -> Result<()> {
-    match Arguments::parse().task {
-        Task::Files { work, rounds, milliseconds } => {
-            let poolfs = std::env::current_exe()?.with_file_name("poolfs");
-            let work = made(&work)?;
-            let mut laboratory = targets::Laboratory::new(&work, &poolfs, "0-1")?;
-            let table = files::run(&mut laboratory, rounds, milliseconds);
-            drop(laboratory);
-            std::fs::remove_dir_all(&work)?;
-            print!("{}", table?.markdown());
-        }
-        Task::RoundTrip { work, rounds } => {
-            let poolfs = std::env::current_exe()?.with_file_name("poolfs");
-            let work = made(&work)?;
-            let table = roundtrip::run(&work, &poolfs, rounds);
-            std::fs::remove_dir_all(&work)?;
-            print!("{}", table?.markdown());
-        }
-        Task::Transports { work, rounds } => {
-            let poolfs = std::env::current_exe()?.with_file_name("poolfs");
-            let work = made(&work)?;
-            let table = transports::run(&work, &poolfs, rounds);
-            std::fs::remove_dir_all(&work)?;
-            print!("{}", table?);
-        }
-        Task::Overhead { work, rounds, milliseconds } => {
-            let poolfs = std::env::current_exe()?.with_file_name("poolfs");
-            let work = made(&work)?;
-            let table = overhead::run(&work, &poolfs, rounds, milliseconds);
-            std::fs::remove_dir_all(&work)?;
-            print!("{}", table?);
-        }
-        Task::Copy => print!("{}", copies::run().markdown()),
-        Task::Worker { directory, data, operation, milliseconds, warm } => {
-            let operation = worker::Operation::parse(&operation)?;
-            println!("{}", worker::run(&directory, &data, operation, Duration::from_millis(milliseconds), warm)?);
+impl Measurement {
+    fn work(&self) -> &Path {
+        match self {
+            Self::Files { place, .. }
+            | Self::RoundTrip { place, .. }
+            | Self::Transports { place, .. }
+            | Self::Overhead { place, .. }
+            | Self::Starts { place, .. }
+            | Self::Containers { place, .. }
+            | Self::Clones { place }
+            | Self::Databases { place, .. } => &place.work,
         }
     }
-    Ok(())
+
+    /// Its table. `work` is its folder, with its full path: mounts are known by that.
+    fn measure(&self, work: &Path) -> Result<String> {
+        let poolfs = &std::env::current_exe()?.with_file_name("poolfs");
+        Ok(match self {
+            Self::Files { rounds, milliseconds, .. } => files::run(work, poolfs, *rounds, *milliseconds)?.markdown(),
+            Self::RoundTrip { rounds, .. } => roundtrip::run(work, poolfs, *rounds)?.markdown(),
+            Self::Transports { rounds, .. } => transports::run(work, poolfs, *rounds)?,
+            Self::Overhead { rounds, milliseconds, .. } => overhead::run(work, poolfs, *rounds, *milliseconds)?,
+            Self::Starts { image, rounds, .. } => starts::run(work, poolfs, image, *rounds)?.markdown(),
+            Self::Containers { image, rounds, .. } => containers::run(work, poolfs, image, *rounds)?,
+            Self::Clones { .. } => clones::run(work, poolfs)?,
+            Self::Databases { scripts, rounds, .. } => databases::run(work, poolfs, scripts, *rounds)?.markdown(),
+        })
+    }
 }
 
-/// The folder, made, with its full path: mounts are known by that.
-fn made(work: &Path) -> Result<PathBuf> {
-    std::fs::create_dir_all(work)?;
-    Ok(std::fs::canonicalize(work)?)
+impl Part {
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Worker { directory, data, operation, milliseconds, warm, cpu } => {
+                if let Some(cpu) = cpu {
+                    roundtrip::pin(cpu)?;
+                }
+                let operation = worker::Operation::parse(&operation)?;
+                println!("{}", worker::run(&directory, &data, operation, Duration::from_millis(milliseconds), warm)?);
+                Ok(())
+            }
+            Self::Start { root, times, library, socket, command } => {
+                starts::start(&root, &command, times, library, socket.as_deref())
+            }
+            Self::Serve { library, places } => containers::serve(&places, library),
+            Self::Hold { file, mapped } => clones::hold(&file, mapped),
+            Self::RemoveLeft { name, work } => isolation::remove_left(&name, &work),
+        }
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    match Arguments::parse().task {
+        Task::Measurement(measurement) if isolation::pool_name().is_none() => {
+            return isolation::run(measurement.work());
+        }
+        Task::Measurement(measurement) => {
+            isolation::enter()?;
+            print!("{}", measurement.measure(&std::fs::canonicalize(measurement.work())?)?);
+        }
+        Task::Copy => print!("{}", copies::run().markdown()),
+        Task::Part(part) => part.run()?,
+    }
+    Ok(ExitCode::SUCCESS)
 }

@@ -17,10 +17,10 @@ const CALLS: &[(&str, &str)] = &[
     ("write-512", "pwrite of 512 bytes"),
 ];
 
-/// Starts of a program in one round.
-const STARTS: u32 = 50;
+/// Starts of a program for each other sample.
+const STARTS: u32 = 10;
 
-/// The table of `rounds` rounds, each with and without the library in turn.
+/// The table of `rounds` pairs of samples for each call, with and without the library in turn.
 pub fn run(work: &Path, poolfs: &Path, rounds: u32, milliseconds: u64) -> Result<String> {
     let laboratory = Laboratory::new(work, poolfs, "0-1")?;
     let at = laboratory.directory(Target::Library);
@@ -38,27 +38,39 @@ fn measure(work: &Path, library: &Path, rounds: u32, milliseconds: u64) -> Resul
     let elsewhere = work.join("elsewhere");
     std::fs::create_dir_all(&elsewhere)?;
     std::fs::write(elsewhere.join("data"), vec![0; crate::files::DATA_BYTES as usize])?;
-    let mut samples = vec![(Vec::new(), Vec::new()); CALLS.len() + 1];
-    for round in 0..rounds {
-        for with in [round % 2 == 0, round % 2 == 1] {
-            for ((call, _), (without_library, with_library)) in CALLS.iter().zip(&mut samples) {
-                let sample = worker(&elsewhere, call, with.then_some(library), milliseconds)?;
-                if with { with_library.push(sample) } else { without_library.push(sample) }
-            }
-            let (without_library, with_library) = &mut samples[CALLS.len()];
-            for _ in 0..STARTS {
-                let sample = start(with.then_some(library))?;
-                if with { with_library.push(sample) } else { without_library.push(sample) }
-            }
-        }
-    }
     let mut text = "| call, ns | without the library | with it | more |\n|---|---|---|---|\n".to_owned();
-    let titles = CALLS.iter().map(|call| call.1).chain(["start and end of /bin/true"]);
-    for (title, (without, with)) in titles.zip(&mut samples) {
-        let (without, with) = (median(without), median(with));
-        let _ = writeln!(text, "| {title} | {without:.0} | {with:.0} | {:.0} |", with - without);
+    for (call, title) in CALLS {
+        let pairs = Pairs::of(rounds, |library| worker(&elsewhere, call, library, milliseconds), library)?;
+        pairs.write(title, &mut text);
     }
+    let pairs = Pairs::of(rounds * STARTS, start, library)?;
+    pairs.write("start and end of /bin/true", &mut text);
     Ok(text)
+}
+
+/// Samples taken without and with the library, one right after the other.
+struct Pairs(Vec<(f64, f64)>);
+
+impl Pairs {
+    fn of(count: u32, mut sample: impl FnMut(Option<&Path>) -> Result<f64>, library: &Path) -> Result<Self> {
+        let mut pair = |turn: u32| {
+            if turn.is_multiple_of(2) {
+                let without = sample(None)?;
+                Ok((without, sample(Some(library))?))
+            } else {
+                let with = sample(Some(library))?;
+                Ok((sample(None)?, with))
+            }
+        };
+        (0..count).map(&mut pair).collect::<Result<_>>().map(Self)
+    }
+
+    /// A line of the table. What is more is the median of the pairs' differences: the machine changes its pace between pairs.
+    fn write(&self, title: &str, text: &mut String) {
+        let of = |pick: fn(&(f64, f64)) -> f64| median(&mut self.0.iter().map(pick).collect::<Vec<_>>());
+        let (without, with, more) = (of(|pair| pair.0), of(|pair| pair.1), of(|pair| pair.1 - pair.0));
+        let _ = writeln!(text, "| {title} | {without:.0} | {with:.0} | {more:.0} |");
+    }
 }
 
 fn preloading<'c>(command: &'c mut Command, library: Option<&Path>) -> &'c mut Command {

@@ -58,7 +58,7 @@ fn measure(at: &Path, rounds: u32) -> Result<Table> {
         });
         connection.close();
     }
-    Ok(Table { columns: ["futex hand-over and back", "request", "FUSE getattr"].map(str::to_owned).to_vec(), rows })
+    Ok(Table::of_operations(&["futex hand-over and back", "request", "FUSE getattr"], rows))
 }
 
 fn per_trip(mut trip: impl FnMut() -> Result<()>) -> Result<f64> {

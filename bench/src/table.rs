@@ -2,8 +2,41 @@
 
 use std::fmt::Write;
 
-/// Medians in nanoseconds, one row an operation, one column a target.
+/// What the numbers of a table are shown in.
+#[derive(Clone, Copy)]
+pub enum Unit {
+    /// Microseconds of nanoseconds
+    Microseconds,
+    /// Milliseconds of nanoseconds
+    Milliseconds,
+    /// MiB of bytes
+    Mebibytes,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Microseconds => "us",
+            Self::Milliseconds => "ms",
+            Self::Mebibytes => "MiB",
+        }
+    }
+
+    fn size(self) -> f64 {
+        match self {
+            Self::Microseconds => 1e3,
+            Self::Milliseconds => 1e6,
+            Self::Mebibytes => 1_048_576.0,
+        }
+    }
+}
+
+/// Medians in nanoseconds (or bytes), one row an operation, one column a target.
 pub struct Table {
+    /// What the rows are.
+    pub kind: &'static str,
+    /// How the numbers are shown.
+    pub unit: Unit,
     /// Headings of the columns; the first one is compared with every other.
     pub columns: Vec<String>,
     /// The rows.
@@ -14,21 +47,35 @@ pub struct Table {
 pub struct Row {
     /// Its name.
     pub title: String,
-    /// A median for each column, nanoseconds.
+    /// A median for each column, nanoseconds or bytes; 0 where nothing was measured.
     pub medians: Vec<f64>,
 }
 
 impl Table {
-    /// As Markdown: medians in microseconds, in brackets how many times the first column's time it is.
+    /// Of operations, in microseconds.
+    pub fn of_operations(columns: &[&str], rows: Vec<Row>) -> Self {
+        Self::new("operation", Unit::Microseconds, columns, rows)
+    }
+
+    /// Of rows of another kind, in another unit.
+    pub fn new(kind: &'static str, unit: Unit, columns: &[&str], rows: Vec<Row>) -> Self {
+        Self { kind, unit, columns: columns.iter().map(|&column| column.to_owned()).collect(), rows }
+    }
+
+    /// As Markdown: medians, in brackets how many times the first column's median it is.
     pub fn markdown(&self) -> String {
-        let mut text = format!("| operation, us | {} |\n|---|", self.columns.join(" | "));
+        let mut text = format!("| {}, {} | {} |\n|---|", self.kind, self.unit.name(), self.columns.join(" | "));
         text.push_str(&"---|".repeat(self.columns.len()));
         text.push('\n');
         for row in &self.rows {
             let first = row.medians.first().copied().unwrap_or(0.0);
             let _ = write!(text, "| {} |", row.title);
             for (column, median) in row.medians.iter().enumerate() {
-                let _ = write!(text, " {:.2}", median / 1000.0);
+                if *median == 0.0 {
+                    text.push_str(" - |");
+                    continue;
+                }
+                let _ = write!(text, " {:.2}", median / self.unit.size());
                 if column > 0 && first > 0.0 {
                     let _ = write!(text, " ({:.2}x)", median / first);
                 }
@@ -45,11 +92,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_shows_microseconds_and_ratios() {
-        let table = Table {
-            columns: vec!["a".into(), "b".into()],
-            rows: vec![Row { title: "x".into(), medians: vec![1000.0, 2500.0] }],
-        };
-        assert!(table.markdown().contains("| x | 1.00 | 2.50 (2.50x) |"), "{}", table.markdown());
+    fn a_table_shows_units_and_ratios() {
+        let row = |medians: &[f64]| vec![Row { title: "x".into(), medians: medians.to_vec() }];
+        let text = Table::of_operations(&["a", "b", "c"], row(&[1000.0, 2500.0, 0.0])).markdown();
+        assert!(text.starts_with("| operation, us | a | b | c |\n|---|---|---|---|\n"), "{text}");
+        assert!(text.contains("| x | 1.00 | 2.50 (2.50x) | - |"), "{text}");
+        let text = Table::new("memory", Unit::Mebibytes, &["a"], row(&[1_572_864.0])).markdown();
+        assert!(text.contains("| memory, MiB | a |") && text.contains("| x | 1.50 |"), "{text}");
     }
 }

@@ -1,5 +1,6 @@
 //! The filesystems under comparison, all over one lower directory on one disk.
 
+use crate::isolation;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,6 +36,17 @@ impl Target {
     }
 }
 
+/// The targets in an order of each round's own.
+pub fn turned(targets: &[Target], round: u32) -> Vec<Target> {
+    let mut order = targets.to_vec();
+    order.rotate_left(round as usize % targets.len());
+    if round % 2 == 1 {
+        // Or one would always run after the same other, and find warm what that one has used.
+        order.reverse();
+    }
+    order
+}
+
 /// A folder with a lower directory and everything mounted over it.
 pub struct Laboratory {
     folder: PathBuf,
@@ -46,14 +58,19 @@ pub struct Laboratory {
 impl Laboratory {
     /// Prepares `folder` (on the disk to measure on). `poolfs` is the command line's path.
     pub fn new(folder: &Path, poolfs: &Path, cpus: &str) -> Result<Self> {
+        Self::with_memory(folder, poolfs, cpus, "4G")
+    }
+
+    /// The same, with so much memory for the service and what runs in the pool.
+    pub fn with_memory(folder: &Path, poolfs: &Path, cpus: &str, memory: &str) -> Result<Self> {
         std::fs::create_dir_all(folder.join("lower"))?;
-        let pool = format!("bench-{}", std::process::id());
+        let pool = isolation::pool_name().context("measurements run in namespaces of their own")?;
         let laboratory = Self { folder: folder.to_path_buf(), poolfs: poolfs.to_path_buf(), pool, mounted: Vec::new() };
         succeed(
             laboratory
                 .poolfs()
                 .args(["pool", "create", &laboratory.pool, "--cpus", cpus])
-                .args(["--memory", "4G", "--cache", "1G"]),
+                .args(["--memory", memory, "--cache", "1G"]),
         )?;
         Ok(laboratory)
     }
@@ -91,48 +108,60 @@ impl Laboratory {
             succeed(Command::new("cp").arg("-a").arg(self.lower()).arg(&native))?;
         }
         for target in [Target::Library, Target::Overlayfs, Target::FuseOverlayfs] {
-            let at = self.directory(target);
-            let name = at.file_name().context("a name")?.to_string_lossy().into_owned();
-            let (upper, work) = (self.folder.join(format!("{name}-upper")), self.folder.join(format!("{name}-work")));
-            for folder in [&at, &upper, &work] {
-                std::fs::create_dir_all(folder)?;
-            }
-            let options =
-                format!("lowerdir={},upperdir={},workdir={}", self.lower().display(), upper.display(), work.display());
-            match target {
-                Target::Overlayfs => {
-                    succeed(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(&at))?;
-                }
-                Target::FuseOverlayfs => succeed(Command::new("fuse-overlayfs").args(["-o", &options]).arg(&at))?,
-                _ => succeed(
-                    self.poolfs()
-                        .args(["mount", &self.pool])
-                        .arg(&at)
-                        .arg("--upper")
-                        .arg(&upper)
-                        .arg("--lower")
-                        .arg(self.lower()),
-                )?,
-            }
-            self.mounted.push(at);
+            let branches = Branches::beside(&self.directory(target))?;
+            self.mount_union(target, &branches)?;
+            self.mounted.push(branches.at);
         }
         drop_caches()
+    }
+
+    /// Mounts one union over the lower directory.
+    pub fn mount_union(&self, target: Target, branches: &Branches) -> Result<()> {
+        let Branches { at, upper, work } = branches;
+        let options =
+            format!("lowerdir={},upperdir={},workdir={}", self.lower().display(), upper.display(), work.display());
+        match target {
+            Target::Overlayfs => {
+                succeed(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(at))
+            }
+            Target::FuseOverlayfs => succeed(Command::new("fuse-overlayfs").args(["-o", &options]).arg(at)),
+            Target::Library | Target::Fuse => {
+                let mut command = self.poolfs();
+                command.args(["mount", &self.pool]).arg(at).arg("--upper").arg(upper);
+                succeed(command.arg("--lower").arg(self.lower()))
+            }
+            Target::Ext4 => bail!("{} is no union", target.title()),
+        }
+    }
+
+    /// Unmounts one union.
+    pub fn unmount_union(&self, target: Target, at: &Path) -> Result<()> {
+        match target {
+            Target::Library | Target::Fuse => succeed(self.poolfs().args(["umount", &self.pool]).arg(at)),
+            _ => succeed(Command::new("umount").arg(at)),
+        }
     }
 
     /// Unmounts everything and removes the upper directories.
     pub fn unmount(&mut self) -> Result<()> {
         for at in std::mem::take(&mut self.mounted) {
-            if at == self.directory(Target::Library) {
-                succeed(self.poolfs().args(["umount", &self.pool]).arg(&at))?;
-            } else {
-                succeed(Command::new("umount").arg(&at))?;
-            }
-            let name = at.file_name().context("a name")?.to_string_lossy().into_owned();
-            for kind in ["upper", "work"] {
-                std::fs::remove_dir_all(self.folder.join(format!("{name}-{kind}")))?;
-            }
+            let is_own = at == self.directory(Target::Library);
+            self.unmount_union(if is_own { Target::Library } else { Target::Overlayfs }, &at)?;
+            Branches::beside(&at)?.remove()?;
         }
         Ok(())
+    }
+
+    /// The folder on the disk to measure on.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A command that runs in the pool's control group, on its cores, and does without the library.
+    pub fn in_group(&self, program: &Path) -> Command {
+        let mut command = self.poolfs();
+        command.args(["exec", &self.pool, "--legacy", "--"]).arg(program);
+        command
     }
 
     /// The pool's name.
@@ -155,6 +184,32 @@ impl Drop for Laboratory {
                 eprintln!("cleaning up: {error:#}");
             }
         }
+    }
+}
+
+/// Where a union is mounted, and its directories for what is written.
+pub struct Branches {
+    /// Where it is mounted.
+    pub at: PathBuf,
+    upper: PathBuf,
+    work: PathBuf,
+}
+
+impl Branches {
+    /// The directories of a union at `at`, beside it, made if they are not there.
+    pub fn beside(at: &Path) -> Result<Self> {
+        let name = at.file_name().context("a name")?.to_string_lossy().into_owned();
+        let [upper, work] = ["upper", "work"].map(|kind| at.with_file_name(format!("{name}-{kind}")));
+        for folder in [at, &upper, &work] {
+            std::fs::create_dir_all(folder)?;
+        }
+        Ok(Self { at: at.to_path_buf(), upper, work })
+    }
+
+    /// Removes what was written.
+    pub fn remove(self) -> Result<()> {
+        std::fs::remove_dir_all(self.upper)?;
+        Ok(std::fs::remove_dir_all(self.work)?)
     }
 }
 

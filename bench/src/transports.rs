@@ -102,7 +102,7 @@ fn measure(places: &[PathBuf], rounds: u32) -> Result<Table> {
         Ok(Row { title: title.to_owned(), medians: all.iter_mut().map(|times| median(times)).collect() })
     });
     let rows = rows.collect::<Result<_>>()?;
-    Ok(Table { columns: TRANSPORTS.map(|(_, title)| title.to_owned()).to_vec(), rows })
+    Ok(Table::of_operations(&TRANSPORTS.map(|(_, title)| title), rows))
 }
 
 type Trip = fn(&Path, &File) -> Result<()>;

@@ -1,5 +1,6 @@
 //! One operation, many times, in a process of its own: what the parent starts plain or under `poolfs exec`.
 
+use crate::mapped::Mapped;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek};
@@ -17,6 +18,8 @@ pub fn copy_up_file(number: u32) -> String {
 pub enum Operation {
     /// pread of so many bytes at random aligned offsets
     Read(usize),
+    /// the same from a mapping of the file that has all its pages
+    Mapped(usize),
     /// pwrite of so many bytes at random aligned offsets
     Write(usize),
     /// read of so many bytes where the last one ended
@@ -48,6 +51,8 @@ impl Operation {
             _ => {
                 if let Some(bytes) = number("read-") {
                     Self::Read(bytes as usize)
+                } else if let Some(bytes) = number("mapped-") {
+                    Self::Mapped(bytes as usize)
                 } else if let Some(bytes) = number("follow-") {
                     Self::Follow(bytes as usize)
                 } else if let Some(bytes) = number("write-") {
@@ -73,6 +78,12 @@ pub fn run(directory: &Path, data: &str, operation: Operation, time: Duration, w
             let mut buffer = vec![0; bytes];
             let mut blocks = Blocks::new(length, bytes, warm, &mut most);
             Box::new(move || Ok(file.read_exact_at(&mut buffer, blocks.next_offset())?))
+        }
+        Operation::Mapped(bytes) => {
+            let mapped = Mapped::new(&File::open(&data)?, true)?;
+            let mut buffer = vec![0; bytes];
+            let mut blocks = Blocks::new(mapped.length(), bytes, warm, &mut most);
+            Box::new(move || mapped.read(blocks.next_offset(), &mut buffer))
         }
         Operation::Follow(bytes) => {
             let (mut file, length) = opened(&data, warm)?;
