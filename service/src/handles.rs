@@ -1,6 +1,7 @@
 //! Open files and directories of an instance, of both paths. The key is the FUSE front's file handle.
 
 use crate::nodes::NodeTable;
+use crate::nodes::listings::{ListingUse, Opening};
 use hashbrown::HashMap;
 use poolfs_libservice::types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Result};
@@ -41,6 +42,8 @@ pub struct OpenFile {
     other: OnceLock<HandleId>,
     adoption: Mutex<Adoption>,
     announces_closing: AtomicBool,
+    /// Of a directory: what the kernel does with its listings.
+    listing: Mutex<ListingUse>,
     /// By request, and by the kernel.
     reads: [AtomicU64; 2],
     /// Why it was given no segment when somebody last asked for one.
@@ -96,6 +99,26 @@ impl OpenFile {
         self.announces_closing.store(true, Ordering::Relaxed);
     }
 
+    /// What the kernel, which is about to hear of the open directory, may do with its listing.
+    pub(crate) fn open_listing(&self) -> Opening {
+        self.nodes.open_listing(self.node, &mut self.listing())
+    }
+
+    /// The directory is about to be listed.
+    pub(crate) fn walk_listing(&self) {
+        self.nodes.walk_listing(self.node, &mut self.listing());
+    }
+
+    /// Whether the kernel, which keeps what it is listed and is about to hear that this was all, must not take it for the whole.
+    pub(crate) fn listing_is_doubtful(&self) -> bool {
+        let used = self.listing();
+        used.keeps() && !self.nodes.may_complete(self.node, &used)
+    }
+
+    fn listing(&self) -> MutexGuard<'_, ListingUse> {
+        self.listing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Counts a read that was served.
     pub(crate) fn count_read(&self, path: OperationPath) {
         self.reads[usize::from(path == OperationPath::Fuse)].fetch_add(1, Ordering::Relaxed);
@@ -145,6 +168,7 @@ impl OpenFile {
         let mut state = self.adoption();
         if !std::mem::replace(&mut state.closed, true) {
             let append = self.flags.contains(OpenFlags::APPEND);
+            self.nodes.close_listing(self.node, &mut self.listing());
             self.nodes.closed(self.node, self.counts_as_writer(), append, state.counts_for_sessions());
         }
     }
@@ -303,6 +327,7 @@ impl Reservation<'_> {
             other: OnceLock::new(),
             adoption: Mutex::default(),
             announces_closing: AtomicBool::new(false),
+            listing: Mutex::default(),
             reads: Default::default(),
             not_direct: Mutex::default(),
             layer: Arc::clone(&self.table.layer),

@@ -6,7 +6,7 @@ use crate::leases::{LeaseTable, SegmentLease};
 use crate::nodes::NodeTable;
 use crate::nodes::notices::Changing;
 use crate::nodes::pruning::Pruner;
-use crate::notify::{Job, KernelCache, NameChange, NameJob, Notifications};
+use crate::notify::{DirectoryJob, Job, KernelCache, NameChange, NameJob, Notifications};
 use crate::request::{Context, Failure, Kind, Reply, Request};
 use crate::spans::{Asked, Measured, Tracer, enter};
 use crate::stack::Stack;
@@ -52,10 +52,10 @@ pub trait Adopter: Send + Sync {
 /// A file that a process has adopted, and the reads of it that the process says it did without a request.
 pub type Adopted = (Arc<OpenFile>, u64);
 
-/// Names the kernel must be told of.
+/// Names the kernel must be told of, and directories whose listings it must drop.
 #[must_use]
 #[derive(Default)]
-pub(crate) struct ChangedNames<'n>(Vec<(NodeId, Name<'n>, NameJob)>);
+pub(crate) struct ChangedNames<'n>(Vec<(NodeId, Name<'n>, DirectoryJob)>);
 
 /// Attributes that are changing: nobody is shown them who does not ask. Dropped, they have changed.
 #[must_use]
@@ -273,10 +273,14 @@ impl Instance {
         let Some(notifications) = self.notifications.get() else { return };
         rest.attributes.into_iter().for_each(|number| notifications.drop_attributes(number));
         for (parent, name) in rest.names {
-            if !notifications.tell_names([NameJob { parent, name, change: NameChange::Appeared }]) {
+            let job = DirectoryJob::Name(NameJob { parent, name, change: NameChange::Appeared });
+            if !notifications.tell_names([job]) {
                 warn!(instance = self.name(), "names of a directory in use stay as they were");
                 return;
             }
+        }
+        if !notifications.tell_names(rest.listings.into_iter().map(DirectoryJob::Listing)) {
+            warn!(instance = self.name(), "the listing of a directory in use stays as it was");
         }
     }
 
@@ -395,10 +399,13 @@ impl Instance {
 
     /// What the kernel must be told of names that the user-level path has changed. To be told when nothing is locked.
     pub(crate) fn names_changed<'n>(&self, names: &[(NodeId, Name<'n>, NameChange)]) -> ChangedNames<'n> {
-        let held = names.iter().filter_map(|&(parent, name, change)| {
-            let view = self.nodes.name_changed(parent, name.as_bytes())?;
-            let job = NameJob { parent: view.parent, name: name.as_bytes().into(), change };
-            Some((parent, name, job))
+        let held = names.iter().flat_map(|&(parent, name, change)| {
+            let named = self
+                .nodes
+                .name_changed(parent, name.as_bytes())
+                .map(|view| DirectoryJob::Name(NameJob { parent: view.parent, name: name.as_bytes().into(), change }));
+            let listed = self.nodes.listing_changed(parent).map(DirectoryJob::Listing);
+            named.into_iter().chain(listed).map(move |job| (parent, name, job))
         });
         ChangedNames(held.collect())
     }
@@ -412,26 +419,29 @@ impl Instance {
         let jobs = changed.0.iter().map(|(_, _, job)| job.clone());
         // What the kernel did not take stays noted: later changes of the name have to be told as well.
         if self.notifications.get().is_none_or(|notifications| notifications.tell_names(jobs)) {
-            changed.0.iter().for_each(|(parent, name, _)| self.nodes.name_told(*parent, name.as_bytes()));
+            changed.0.iter().for_each(|(parent, name, job)| self.name_told(*parent, name.as_bytes(), job));
+        }
+    }
+
+    fn name_told(&self, parent: NodeId, name: &[u8], job: &DirectoryJob) {
+        match job {
+            DirectoryJob::Name(_) => self.nodes.name_told(parent, name),
+            DirectoryJob::Listing(_) => self.nodes.listing_told(parent),
         }
     }
 
     /// The kernel was told in time that a change of this name failed, by whose caller it was killed, and the change was
     /// made nevertheless.
     pub(crate) fn name_changed_late(&self, parent: NodeId, name: &[u8]) {
-        let (Some(view), Some(notifications)) = (self.nodes.name_changed(parent, name), self.notifications.get())
-        else {
-            return;
-        };
-        if notifications.tell_name_later(NameJob {
-            parent: view.parent,
-            name: name.into(),
-            change: NameChange::Appeared,
-        }) {
-            self.nodes.name_told(parent, name);
-        } else {
-            warn!(instance = self.name(), "too much to tell the kernel: it keeps nothing more");
-            let _ = self.nodes.stop_holding();
+        let Some(notifications) = self.notifications.get() else { return };
+        let Ok(name) = Name::new(name) else { return };
+        for (parent, name, job) in self.names_changed(&[(parent, name, NameChange::Appeared)]).0 {
+            if notifications.tell_name_later(job.clone()) {
+                self.name_told(parent, name.as_bytes(), &job);
+            } else {
+                warn!(instance = self.name(), "too much to tell the kernel: it keeps nothing more");
+                let _ = self.nodes.stop_holding();
+            }
         }
     }
 

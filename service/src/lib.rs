@@ -42,7 +42,7 @@ pub use handles::{HANDLES_MAX, HandleTable, OpenFile};
 pub use instance::{Adopter, Instance};
 pub use nodes::held::{NAMES_HELD_MAX, NameView, Rest};
 pub use nodes::{KernelView, NodeTable, Privileges, ROOT_NUMBER};
-pub use notify::{Job, KernelCache, NameChange, NameJob, Notifications};
+pub use notify::{DirectoryJob, Job, KernelCache, NameChange, NameJob, Notifications};
 pub use request::{Context, Failure, Kind, Reply, Request, WriteMode};
 pub use statistics::Statistics;
 pub use walk::{Astray, Found, Held, Place};

@@ -8,16 +8,18 @@
 //! pages. `may_map`: it is open for writing by somebody who is not known to work by requests, or pages of a mapping
 //! have been written back, so that the kernel may hold changes nobody has told the service of.
 //!
-//! What the kernel may keep of attributes and names without asking is noted in [`held`], what clients may show of attributes without
-//! asking in [`notices`].
+//! What the kernel may keep of attributes and names without asking is noted in [`held`], of listings in [`listings`], what clients may
+//! show of attributes without asking in [`notices`].
 
 pub mod held;
+pub mod listings;
 pub mod notices;
 pub mod pruning;
 
 use crate::leases::SegmentLease;
 use hashbrown::HashMap;
 use held::Held;
+use listings::Listing;
 use poolfs_ipc::notice::Edition;
 use poolfs_libservice::Lease;
 use poolfs_libservice::types::NodeId;
@@ -67,6 +69,7 @@ struct NodeState {
     /// Which change of its privileges was the last.
     privileges: u64,
     held: Held,
+    listing: Listing,
     /// Clients read its content by themselves.
     lease: Option<Arc<SegmentLease>>,
     /// Of its attributes, as the lease's notice has them.

@@ -1,8 +1,8 @@
 //! Telling the kernel what it may still show, though it has changed.
 //!
 //! A notification about pages may wait for pages that a READ or WRITE of the kernel holds locked, one about a name for the
-//! directory, which the kernel holds locked while it looks up an unknown name in it, lists it or changes it. So both kinds go
-//! out from threads of their own, one for pages and one for names, and no handler of a request of the kernel may wait for
+//! directory, which the kernel holds locked while it looks up an unknown name in it, lists it or changes it, one about a listing for
+//! whoever is being shown it. So all go out from threads of their own, one for pages of files and one for names and listings, and no handler of a request of the kernel may wait for
 //! them (it would wait for itself). Requests of the user-level path do wait: they answer only when the kernel can no longer
 //! show what was before. Every waiter has at most one job queued, so the queues are as long as there are service threads at
 //! most; they are bounded anyway.
@@ -89,6 +89,15 @@ pub struct NameJob {
     pub change: NameChange,
 }
 
+/// What has changed in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DirectoryJob {
+    /// What a name stands for.
+    Name(NameJob),
+    /// Which names there are, in the directory with this number of FUSE's.
+    Listing(u64),
+}
+
 /// Content that has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
@@ -146,7 +155,7 @@ impl<J> Drop for Worker<J> {
 /// The threads that tell the kernel.
 pub struct Notifications {
     content: Worker<Job>,
-    names: Worker<NameJob>,
+    names: Worker<DirectoryJob>,
     kernel: Arc<dyn KernelCache>,
 }
 
@@ -159,7 +168,7 @@ impl Notifications {
         let (of_content, of_names) = (Arc::clone(&kernel), Arc::clone(&kernel));
         Ok(Self {
             content: Worker::start(format!("notify-{instance}"), move |job| tell(of_content.as_ref(), *job))?,
-            names: Worker::start(format!("names-{instance}"), move |job| tell_name(of_names.as_ref(), job))?,
+            names: Worker::start(format!("names-{instance}"), move |job| tell_directory(of_names.as_ref(), job))?,
             kernel,
         })
     }
@@ -169,10 +178,10 @@ impl Notifications {
         let _ = self.content.ask(job).recv();
     }
 
-    /// Tells the kernel of names and comes back when it has understood; whether it has, within the time. Not for handlers of
-    /// FUSE requests.
+    /// Tells the kernel of names and listings and comes back when it has understood; whether it has, within the time. Not for
+    /// handlers of FUSE requests.
     #[must_use]
-    pub fn tell_names(&self, jobs: impl IntoIterator<Item = NameJob>) -> bool {
+    pub fn tell_names(&self, jobs: impl IntoIterator<Item = DirectoryJob>) -> bool {
         let waits: Vec<_> = jobs.into_iter().map(|job| self.names.ask(job)).collect();
         waits.iter().all(|wait| {
             let told = wait.recv_timeout(NAME_WAIT_MAX) != Err(RecvTimeoutError::Timeout);
@@ -183,9 +192,9 @@ impl Notifications {
         })
     }
 
-    /// Has the kernel told of a name, without waiting; whether that will be done.
+    /// Has the kernel told of a name or a listing, without waiting; whether that will be done.
     #[must_use]
-    pub fn tell_name_later(&self, job: NameJob) -> bool {
+    pub fn tell_name_later(&self, job: DirectoryJob) -> bool {
         self.names.queue.try_send(Message::Tell(job, None)).is_ok()
     }
 
@@ -197,10 +206,11 @@ impl Notifications {
     }
 }
 
-fn tell_name(kernel: &dyn KernelCache, job: &NameJob) -> io::Result<()> {
-    match job.change {
-        NameChange::Appeared => kernel.expire_name(job.parent, &job.name),
-        NameChange::Left => kernel.invalidate_name(job.parent, &job.name),
+fn tell_directory(kernel: &dyn KernelCache, job: &DirectoryJob) -> io::Result<()> {
+    match job {
+        DirectoryJob::Name(NameJob { parent, name, change: NameChange::Appeared }) => kernel.expire_name(*parent, name),
+        DirectoryJob::Name(NameJob { parent, name, change: NameChange::Left }) => kernel.invalidate_name(*parent, name),
+        DirectoryJob::Listing(number) => kernel.invalidate(*number, 0, -1),
     }
 }
 
@@ -278,12 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn names_that_left_are_invalidated_and_others_expire() {
+    fn names_that_left_are_invalidated_others_expire_and_listings_are_dropped() {
         let recorder = Recorder::default();
         let notifications = Notifications::start("x", Arc::new(recorder.clone())).expect("threads");
-        let job = |name: &[u8], change| NameJob { parent: 1, name: name.into(), change };
+        let job = |name: &[u8], change| DirectoryJob::Name(NameJob { parent: 1, name: name.into(), change });
         assert!(notifications.tell_names([job(b"a", NameChange::Appeared), job(b"b", NameChange::Left)]));
         notifications.drop_attributes(5);
-        assert_eq!(*recorder.0.lock().expect("unpoisoned"), ["expire 1 [97]", "invalidate 1 [98]", "drop 5"]);
+        assert!(notifications.tell_names([DirectoryJob::Listing(6)]));
+        let expected = ["expire 1 [97]", "invalidate 1 [98]", "drop 5", "invalidate 6 0 -1"];
+        assert_eq!(*recorder.0.lock().expect("unpoisoned"), expected);
     }
 }

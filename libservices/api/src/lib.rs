@@ -292,7 +292,8 @@ pub trait Libservice: Send + Sync {
 
     /// Lists from `cookie` (0: the start) until the end or until `visit` breaks; an entry that broke counts as not
     /// delivered. Names that exist throughout are delivered exactly once by a walk from 0 to the end; starting again at 0 sees
-    /// what is there then. `visit` does not call the layer.
+    /// what is there then. A walk may go on with another handle that was opened before it began, or while nothing changed: whoever
+    /// shows listings may keep them. `visit` does not call the layer.
     ///
     /// # Errors
     /// `EBADF` when the handle is unknown or a file's.

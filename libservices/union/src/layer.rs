@@ -250,7 +250,13 @@ impl Libservice for Union {
         if !node.is_directory() {
             return fail(Errno::ENOTDIR);
         }
-        Ok(self.open_handle(open_file(node, OpenFlags::READ_ONLY, true)))
+        let walk = {
+            let _names = self.names();
+            self.walk_when_opened(&node)?
+        };
+        let file = open_file(node, OpenFlags::READ_ONLY, true);
+        *lock(&file.walk) = walk;
+        Ok(self.open_handle(file))
     }
 
     fn readdir(
@@ -266,7 +272,7 @@ impl Libservice for Union {
         }
         let known = lock(&file.walk).clone();
         let walk = match known {
-            Some(walk) if cookie != 0 => walk,
+            Some(walk) if walk.leads_on_after(cookie) => walk,
             _ => {
                 // What the walk before kept makes room first.
                 drop((known, lock(&file.walk).take()));

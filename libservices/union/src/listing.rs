@@ -1,9 +1,15 @@
 //! Directory listings.
 //!
 //! A directory that one branch alone has is handed on as that branch lists it, a few hundred names at a time, with the
-//! branch's cookies. One that several have is merged when a walk starts (cookie 0) and kept by the handle, each name once,
-//! so that cookies stay good whatever changes meanwhile: name and 24 bytes each, at most [`ENTRIES_MAX`] of them, and for all
-//! handles together at most what the union was given; more is refused with `ENOMEM`.
+//! branch's cookies. One that several have is merged when a walk starts and kept by the handle, each name once: name and 24
+//! bytes each, at most [`ENTRIES_MAX`] of them, and for all handles together at most what the union was given; more is refused
+//! with `ENOMEM`.
+//!
+//! Whoever shows listings may keep them, and go on from a cookie of one handle at another that has listed nothing. So a
+//! merged listing is in the order of hashes of its names, which are the cookies: they lead on in any other listing of the
+//! directory. Two names of one hash count on; a removal of the first of them between two listings may then pass over the second. What a
+//! directory's cookies are is found out when it is opened, and merged ones can be told from a branch's ([`MERGED`]), since a
+//! directory of one branch becomes one of two with the first change in it.
 
 use crate::branch::{Held, LowerNode, Opened};
 use crate::format::Origin;
@@ -16,12 +22,24 @@ use poolfs_types::{Caller, Errno, FileType, Name, NodeId};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Most names one merged listing holds.
 const ENTRIES_MAX: usize = 1 << 22;
 /// Names fetched from a branch at a time.
 const CHUNK_ENTRIES: usize = 256;
+/// The upper half of merged listings' cookies. Of the filesystems that hash names, ext4 never uses it but for the end of a
+/// directory, and others use small numbers.
+const MERGED: u64 = 0x7fff_ffff << 32;
+/// The highest hash. Between it and the end of a directory there is room for names that count on.
+const HASH_MAX: u32 = 0xff00_0000;
+const _: () = assert!(ENTRIES_MAX < (u32::MAX - HASH_MAX) as usize / 2);
 const ROOT: &Caller = &Caller::ROOT;
+
+/// Whether a merged listing, of whatever handle, has shown this cookie.
+fn is_merged(cookie: u64) -> bool {
+    cookie & !u64::from(u32::MAX) == MERGED && cookie as u32 <= HASH_MAX + ENTRIES_MAX as u32
+}
 
 /// How much memory the merged listings of a union hold.
 pub(crate) struct Memory {
@@ -42,12 +60,23 @@ pub(crate) enum Walk {
     Single(Arc<Single>),
 }
 
+impl Walk {
+    /// Whether the walk knows what comes after `cookie`.
+    pub fn leads_on_after(&self, cookie: u64) -> bool {
+        cookie != 0 && (matches!(self, Self::Merged(_)) || !is_merged(cookie))
+    }
+}
+
 struct Entry {
     start: usize,
+    inode: u64,
+    /// the lower half of its cookie
+    place: u32,
     length: u8,
     file_type: FileType,
-    inode: u64,
 }
+
+const _: () = assert!(size_of::<Entry>() == 24);
 
 /// The merged names of a directory at one moment.
 #[derive(Default)]
@@ -63,9 +92,24 @@ impl Listing {
         if self.entries.len() >= ENTRIES_MAX {
             return Err(Error::new(Errno::ENOMEM, "a directory of several branches has too many names to be listed"));
         }
-        self.entries.push(Entry { start: self.names.len(), length: name.len() as u8, file_type, inode });
+        let place = (xxh3_64(name) as u32).clamp(1, HASH_MAX);
+        self.entries.push(Entry { start: self.names.len(), inode, place, length: name.len() as u8, file_type });
         self.names.extend_from_slice(name);
         Ok(())
+    }
+
+    /// Puts all names in their places.
+    fn sort(&mut self) {
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.sort_unstable_by(|one, other| {
+            one.place.cmp(&other.place).then_with(|| self.name(one).cmp(self.name(other)))
+        });
+        let mut last = 0;
+        for entry in &mut entries {
+            entry.place = entry.place.max(last + 1);
+            last = entry.place;
+        }
+        self.entries = entries;
     }
 
     /// Counts the listing among all that are held, if there is room.
@@ -87,13 +131,17 @@ impl Listing {
 
     /// Hands out the entries after `cookie`.
     fn visit(&self, cookie: u64, visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>) -> Result<()> {
-        let from = usize::try_from(cookie).unwrap_or(usize::MAX).min(self.entries.len());
-        for (at, entry) in self.entries.iter().enumerate().skip(from) {
+        let from = match cookie {
+            0 => 0,
+            cookie if is_merged(cookie) => self.entries.partition_point(|entry| entry.place <= cookie as u32),
+            _ => self.entries.len(),
+        };
+        for entry in &self.entries[from..] {
             let entry = DirectoryEntry {
                 name: Name::new(self.name(entry))?,
                 inode: entry.inode,
                 file_type: entry.file_type,
-                cookie: at as u64 + 1,
+                cookie: MERGED | u64::from(entry.place),
             };
             if visit(entry).is_break() {
                 break;
@@ -157,9 +205,15 @@ impl Chunk {
 /// The walk through a directory that one branch alone has.
 pub(crate) struct Single {
     part: Part,
-    opened: Opened,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// the branch's directory, opened when its first name is asked for
+    opened: Option<Opened>,
     /// what the last call fetched; the next one mostly goes on in it
-    recent: Mutex<Option<Arc<Chunk>>>,
+    recent: Option<Arc<Chunk>>,
 }
 
 impl Opened {
@@ -179,22 +233,29 @@ impl Opened {
 }
 
 impl Union {
+    /// The walk of a handle that is being opened, where that decides what its cookies are. Callers hold the namespace lock.
+    pub(crate) fn walk_when_opened(&self, node: &Node) -> Result<Option<Walk>> {
+        if node.read().removed {
+            return Ok(None);
+        }
+        let mut parts = self.parts(&node.read())?;
+        let single = if parts.len() == 1 { parts.pop() } else { None };
+        Ok(single.map(|part| Walk::Single(Arc::new(Single { part, progress: Mutex::default() }))))
+    }
+
     /// Begins a walk through a directory. Callers hold the namespace lock.
     pub(crate) fn begin_walk(&self, node: &Node) -> Result<Walk> {
         if node.read().removed {
             return Ok(Walk::Merged(Arc::default()));
         }
-        let mut parts = self.parts(&node.read())?;
-        if parts.len() == 1
-            && let Some(part) = parts.pop()
-        {
-            let opened = self.open_part(&part)?;
-            return Ok(Walk::Single(Arc::new(Single { part, opened, recent: Mutex::new(None) })));
+        if let Some(walk) = self.walk_when_opened(node)? {
+            return Ok(walk);
         }
         let mut listing = Listing::default();
         self.each_name(node, &mut |named, inode| {
             listing.push(&named.name, named.file_type, inode).map(|()| ControlFlow::Continue(()))
         })?;
+        listing.sort();
         listing.count(&self.listings)?;
         Ok(Walk::Merged(Arc::new(listing)))
     }
@@ -228,12 +289,18 @@ impl Union {
 
     /// The names that follow `cookie`, and perhaps some before.
     fn chunk(&self, node: &Node, single: &Single, cookie: u64) -> Result<Arc<Chunk>> {
-        let mut recent = lock(&single.recent);
-        if let Some(chunk) = recent.as_ref().filter(|chunk| chunk.index_after(cookie).is_some()) {
+        let mut progress = lock(&single.progress);
+        if let Some(chunk) = progress.recent.as_ref().filter(|chunk| chunk.index_after(cookie).is_some()) {
             return Ok(chunk.clone());
         }
         let _names = self.names();
-        let names = if node.read().removed { Vec::new() } else { single.opened.names_after(cookie)? };
+        let opened = match progress.opened.take() {
+            Some(opened) => opened,
+            None => self.open_part(&single.part)?,
+        };
+        let names = if node.read().removed { Ok(Vec::new()) } else { opened.names_after(cookie) };
+        progress.opened = Some(opened);
+        let names = names?;
         let end = names.last().map(|last| last.cookie);
         let mut entries = Vec::new();
         for named in names {
@@ -242,7 +309,7 @@ impl Union {
             }
         }
         let chunk = Arc::new(Chunk { start: cookie, end, entries });
-        *recent = Some(chunk.clone());
+        progress.recent = Some(chunk.clone());
         Ok(chunk)
     }
 

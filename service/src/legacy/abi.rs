@@ -103,6 +103,7 @@ pub mod set_attributes {
 pub mod open {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
+    pub const CACHE_LISTING: u32 = 1 << 3;
     pub const NO_FLUSH: u32 = 1 << 5;
 }
 

@@ -3,8 +3,10 @@
 use super::abi;
 use super::answer::{Answer, Given};
 use super::incoming::{Call, FileOperation, Forgets, NodeOperation, Operation};
+use super::listing::end_listing;
 use crate::handles::OpenFile;
 use crate::instance::Instance;
+use crate::nodes::listings::Opening;
 use crate::request::{Context, Reply, Request};
 use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC};
 use poolfs_libservice::Entry;
@@ -272,11 +274,15 @@ impl Front {
             Op::Sync { durability } => Request::Sync { file, durability },
             Op::List { cookie, room } => {
                 answer.limit(room);
-                return self.list(context, file, cookie, answer);
+                file.walk_listing();
+                self.list(context, file, cookie, answer)?;
+                return end_listing(file, answer);
             }
             Op::ListWithAttributes { cookie, room } => {
                 answer.limit(room);
-                return self.list_with_attributes(context, file, cookie, answer);
+                file.walk_listing();
+                self.list_with_attributes(context, file, cookie, answer)?;
+                return end_listing(file, answer);
             }
             Op::Control { command, input, room } => {
                 if command != ADOPT {
@@ -343,8 +349,12 @@ impl Front {
     /// hear or tell of at close, and needs no request for it.
     fn open_flags(&self, file: &OpenFile, created: bool) -> u32 {
         let appends = file.flags().contains(OpenFlags::APPEND) && file.flags().writable();
-        let keeps = created || self.instance.keeps_kernel_pages() && !file.is_directory();
+        let keeps = created || self.instance.keeps_kernel_pages();
         let flag = |condition, flag| if condition { flag } else { 0 };
+        if file.is_directory() {
+            let Opening { keeps, drops } = file.open_listing();
+            return flag(keeps, abi::open::CACHE_LISTING) | flag(!drops, abi::open::KEEP_CACHE);
+        }
         flag(appends, abi::open::DIRECT_IO)
             | flag(keeps, abi::open::KEEP_CACHE)
             | flag(!file.announces_closing(), abi::open::NO_FLUSH)

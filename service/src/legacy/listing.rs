@@ -15,6 +15,18 @@ const COOKIES: u64 = 2;
 /// Most names of one listing with attributes: each is looked up before the answer.
 const LOOKED_UP_MAX: usize = 1024;
 
+/// Less than the shortest name: with it the kernel shows that there are no more, as with an empty answer, but does not take what it
+/// has kept for the whole listing.
+const DOUBTFUL_END: [u8; 8] = [0; 8];
+
+/// Has the kernel keep what it was listed as the whole, if this was the end and it may.
+pub(super) fn end_listing(file: &OpenFile, answer: &mut Answer<'_>) -> Outcome<()> {
+    match answer.body().is_empty() && file.listing_is_doubtful() {
+        true => answer.put_bytes(&DOUBTFUL_END),
+        false => Ok(()),
+    }
+}
+
 /// A name that is kept while the layer goes on listing.
 struct Kept {
     bytes: Vec<u8>,

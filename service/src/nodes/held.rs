@@ -48,6 +48,8 @@ pub struct Rest {
     pub attributes: Vec<u64>,
     /// Names, with FUSE's numbers of their directories.
     pub names: Vec<(u64, Box<[u8]>)>,
+    /// FUSE's numbers of directories with listings.
+    pub listings: Vec<u64>,
 }
 
 /// A change of a name that the kernel has to be told of, followed by [`NodeTable::name_told`].
@@ -79,8 +81,11 @@ impl NodeTable {
         let mut rest = Rest::default();
         // Whoever saw the old value has noted what it gave before its shard is looked through.
         for shard in &self.states {
-            for state in super::lock(shard).values() {
+            for state in super::lock(shard).values_mut() {
                 state.forget_noted();
+                if state.outdate_listing() {
+                    rest.listings.push(state.number);
+                }
                 if state.held.attributes {
                     rest.attributes.push(state.number);
                 }
@@ -336,7 +341,8 @@ mod tests {
         let table = holding();
         assert!(table.hold_name(DIRECTORY, b"n", false) && table.hold_attributes(NodeId(7)));
         let rest = table.stop_holding();
-        assert_eq!(rest, Rest { attributes: vec![70], names: vec![(ROOT_NUMBER, b"n"[..].into())] });
+        let names = vec![(ROOT_NUMBER, b"n"[..].into())];
+        assert_eq!(rest, Rest { attributes: vec![70], names, listings: vec![] });
         assert!(!table.hold_name(DIRECTORY, b"n", true) && !table.hold_attributes(NodeId(7)));
     }
 }

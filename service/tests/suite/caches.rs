@@ -29,7 +29,7 @@ fn asked(service: &Running) -> BTreeMap<String, u64> {
 }
 
 /// What the kernel asks for while `work` is done.
-fn requests(service: &Running, work: impl FnOnce()) -> Vec<(String, u64)> {
+pub fn requests(service: &Running, work: impl FnOnce()) -> Vec<(String, u64)> {
     let before = asked(service);
     work();
     let new = |(kind, count): (String, u64)| {
@@ -40,7 +40,7 @@ fn requests(service: &Running, work: impl FnOnce()) -> Vec<(String, u64)> {
 }
 
 /// The user-level path by paths.
-struct Library(Connection);
+pub struct Library(pub Connection);
 
 impl Library {
     fn ask(&self, request: Request, first: &str, second: &str) -> Reply {
@@ -54,11 +54,11 @@ impl Library {
         reply
     }
 
-    fn simple(&self, operation: Operation, first: &str, second: &str) {
+    pub fn simple(&self, operation: Operation, first: &str, second: &str) {
         self.done(Request { operation: operation as u32, ..Request::default() }, first, second);
     }
 
-    fn mode(&self, operation: Operation, path: &str, mode: u32) {
+    pub fn mode(&self, operation: Operation, path: &str, mode: u32) {
         self.done(Request { operation: operation as u32, mode, ..Request::default() }, path, "");
     }
 
@@ -118,7 +118,7 @@ fn stat(path: &Path) -> Option<[i64; 9]> {
 }
 
 /// A mount with `dir/f`, `dir/other` and `f2`, twice: of a directory and of a union.
-fn mounts(folder: &Path, service: &Running) -> Vec<(String, PathBuf)> {
+pub fn mounts(folder: &Path, service: &Running) -> Vec<(String, PathBuf)> {
     let [plain, upper, lower] = ["plain", "upper", "lower"].map(|name| make(&folder.join(name)));
     for root in [&plain, &lower] {
         make(&root.join("dir"));

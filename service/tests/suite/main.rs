@@ -11,6 +11,7 @@ mod harness;
 mod idmapped;
 mod in_flight;
 mod kernel;
+mod listings;
 mod mounts;
 mod over_rings;
 mod pruning;

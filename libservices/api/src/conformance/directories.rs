@@ -10,6 +10,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new("directories/entries", entries_say_what_lookup_says),
     Case::new("directories/empty", empty_directories_list_nothing),
     Case::new("directories/steps", a_listing_goes_on_where_it_stopped),
+    Case::new("directories/handles", a_listing_goes_on_with_another_handle),
     Case::new("directories/removal", removing_while_walking),
     Case::new("directories/insertion", inserting_while_walking),
     Case::new("directories/again", starting_again_sees_what_is_there),
@@ -101,6 +102,25 @@ fn a_listing_goes_on_where_it_stopped(layer: Layer<'_>) {
         assert_eq!(rest, whole[at + 1..], "after {}", whole[at].0);
     }
     assert!(step(layer, handle, whole[99].1, 1000).is_empty());
+    layer.release(handle);
+}
+
+fn a_listing_goes_on_with_another_handle(layer: Layer<'_>) {
+    let expected = fill(layer, ROOT, 100);
+    let handle = ok(layer.opendir(&ME, ROOT));
+    let whole = step(layer, handle, 0, 1000);
+    assert_eq!(whole.len(), expected.len());
+    for at in [50, 0, 98, 99] {
+        let other = ok(layer.opendir(&ME, ROOT));
+        assert_eq!(step(layer, other, whole[at].1, 1000), whole[at + 1..], "after {}", whole[at].0);
+        layer.release(other);
+    }
+    let other = ok(layer.opendir(&ME, ROOT));
+    ok(layer.unlink(&ME, ROOT, name(&whole[10].0)));
+    let rest: Vec<_> = step(layer, other, whole[50].1, 1000).into_iter().map(|(text, _)| text).collect();
+    let stayed: Vec<_> = whole[51..].iter().map(|(text, _)| text.clone()).collect();
+    assert_eq!(rest, stayed, "what was delivered before has no part in what follows");
+    layer.release(other);
     layer.release(handle);
 }
 

@@ -134,3 +134,35 @@ fn listings_of_many_handles_are_bounded() {
     begin(handles[3]).unwrap();
     assert_eq!(some(&*union, handles[3], 0, usize::MAX).0.len(), FILES + 1);
 }
+
+/// The first change in a directory of one branch gives it a second one, whose listings are merged.
+#[test]
+fn a_walk_goes_on_with_any_handle_also_when_a_directory_gets_a_second_branch() {
+    let lower = Memory::new();
+    fill(&*lower, "d", 0..FILES);
+    let union = open_over(Memory::new(), &[lower]).unwrap();
+    let directory = node(&*union, "d").unwrap();
+    let open = || union.opendir(ROOT, directory).unwrap();
+    let names = |handle, from| some(&*union, handle, from, usize::MAX);
+    let [of_one, other_of_one] = [open(), open()];
+    let (mut first, one) = some(&*union, of_one, 0, 700);
+    put(&*union, "d/new", b"");
+    // Whoever opened it before knows both.
+    let [of_two, other_of_two] = [open(), open()];
+    let (merged, two) = some(&*union, of_two, 0, 700);
+    let (rest, _) = names(other_of_one, one);
+    first.extend(rest);
+    assert_eq!(sorted(first), (0..FILES).map(file).collect::<Vec<_>>());
+    for handle in [other_of_two, other_of_one] {
+        let mut all = merged.clone();
+        all.extend(names(handle, two).0);
+        let expected: Vec<_> = (0..FILES).map(file).chain(["new".to_owned()]).collect();
+        assert_eq!(sorted(all), expected);
+    }
+    [of_one, other_of_one, of_two, other_of_two].into_iter().for_each(|handle| union.release(handle));
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort();
+    names
+}
