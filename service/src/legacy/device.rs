@@ -3,10 +3,13 @@
 use super::abi::{self, notify};
 use crate::notify::KernelCache;
 use poolfs_libservice::types::Errno;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno as OsErrno;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use tracing::debug;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Most bytes of one READ or WRITE.
@@ -16,6 +19,11 @@ const PAGE: usize = 4096;
 
 /// What comes before the data of a WRITE.
 const WRITE_HEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
+
+/// How much of its buffer a thread keeps that has had nothing to do for so long. Only a buffer of which more was used is waited
+/// with: every mount has several threads, and most mounts nothing to do.
+const KEPT_BYTES: usize = 32 << 10;
+const KEPT_FOR: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// The kernel takes errors above this one for a broken answer, and its caller would wait for good.
 const ERRNO_MAX: i32 = 511;
@@ -31,6 +39,10 @@ pub(super) struct Device {
 pub(super) struct Buffer {
     bytes: Vec<u8>,
     start: usize,
+    /// How much of it was ever used.
+    used: usize,
+    /// What messages are waited for with, once that is done with a time-out.
+    waiter: Option<OwnedFd>,
 }
 
 impl Buffer {
@@ -38,19 +50,54 @@ impl Buffer {
         // A page to align in, one for the head, the data, one for the answer to a WRITE.
         let bytes = vec![0; TRANSFER_BYTES_MAX + 3 * PAGE];
         let aligned = bytes.as_ptr().align_offset(PAGE).min(PAGE);
-        Self { bytes, start: aligned + PAGE - WRITE_HEAD }
+        Self { bytes, start: aligned + PAGE - WRITE_HEAD, used: 0, waiter: None }
     }
 
     /// The next message.
     pub(super) fn receive(&mut self, device: &Device) -> io::Result<usize> {
+        if self.used > KEPT_BYTES
+            && let Err(error) = self.release_when_idle(device)
+        {
+            debug!(%error, "a thread keeps its memory");
+        }
         let room = &mut self.bytes[self.start..][..WRITE_HEAD + TRANSFER_BYTES_MAX];
         loop {
             match rustix::io::read(&device.descriptor, &mut *room) {
                 // The caller has gone before its request was read.
                 Err(OsErrno::INTR | OsErrno::AGAIN | OsErrno::NOENT) => {}
-                outcome => return Ok(outcome?),
+                outcome => {
+                    let length = outcome?;
+                    self.used = self.used.max(length);
+                    return Ok(length);
+                }
             }
         }
+    }
+
+    /// Notes that so much was used for a message and its answer.
+    pub(super) fn note_used(&mut self, bytes: usize) {
+        self.used = self.used.max(bytes);
+    }
+
+    /// Waits for a message, for a while; when there is none, the memory goes back to the kernel. One message wakes one of those who
+    /// wait, as it does without a time-out. Should another thread be faster with it, this one keeps its memory until the next.
+    fn release_when_idle(&mut self, device: &Device) -> io::Result<()> {
+        let waiter = match self.waiter.take() {
+            Some(waiter) => waiter,
+            None => {
+                let waiter = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+                let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+                epoll::add(&waiter, &device.descriptor, epoll::EventData::new_u64(0), flags)?;
+                waiter
+            }
+        };
+        let mut events = Vec::with_capacity(1);
+        let waited = epoll::wait(&waiter, spare_capacity(&mut events), Some(&KEPT_FOR));
+        if waited == Ok(0) {
+            *self = Self::new();
+        }
+        self.waiter = Some(waiter);
+        waited.map(drop).or_else(|errno| if errno == OsErrno::INTR { Ok(()) } else { Err(errno.into()) })
     }
 
     /// The message of `length` bytes that was received, and the room behind it.
@@ -198,6 +245,28 @@ mod tests {
         device.expire_name(1, b"n").expect("sent");
         let expected = *b"\x22\0\0\0\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0n\0";
         assert_eq!(written(&kernel), expected);
+    }
+
+    #[test]
+    fn memory_of_a_long_message_goes_when_nothing_follows() {
+        let (device, kernel) = device();
+        let mut buffer = Buffer::new();
+        let is_kept = |buffer: &Buffer| buffer.bytes[buffer.start + 1..].iter().any(|&byte| byte != 0);
+        rustix::io::write(&kernel, &[1; KEPT_BYTES + PAGE]).expect("sent");
+        assert!(buffer.receive(&device).expect("received") > KEPT_BYTES);
+        rustix::io::write(&kernel, &[2]).expect("sent");
+        assert_eq!(buffer.receive(&device).expect("received"), 1);
+        assert!(is_kept(&buffer), "something followed");
+        let sender = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            rustix::io::write(&kernel, &[3]).expect("sent");
+            kernel
+        });
+        assert_eq!(buffer.receive(&device).expect("received"), 1);
+        assert!(!is_kept(&buffer), "nothing followed");
+        let kernel = sender.join().expect("sent");
+        rustix::io::write(&kernel, &[4]).expect("sent");
+        assert_eq!((buffer.receive(&device).expect("received"), buffer.split(1).0), (1, &[4][..]));
     }
 
     #[test]

@@ -102,7 +102,10 @@ impl Session {
             };
             let (message, room) = buffer.split(length);
             match Message::parse(message) {
-                Ok(Message::Call(call)) => self.serve_read(place, call, room, &mut given),
+                Ok(Message::Call(call)) => {
+                    let answered = self.serve_read(place, call, room, &mut given);
+                    buffer.note_used(length + answered);
+                }
                 Ok(Message::Forget(forgets)) => self.front.forget(forgets),
                 Ok(Message::Interrupt) => self.in_service.look(),
                 Ok(Message::Nothing) => {}
@@ -130,7 +133,8 @@ impl Session {
         Served { outcome, is_waited_for, measured }
     }
 
-    fn serve_read(&self, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) {
+    /// How long the answer was.
+    fn serve_read(&self, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) -> usize {
         let unique = call.unique;
         let Served { outcome, measured, .. } = self.serve(place, call, room, given);
         let sent = self.device.answer(unique, outcome.map(|length| &room[..length]));
@@ -145,5 +149,6 @@ impl Session {
         {
             warn!(instance = self.name, %error, "the kernel did not take an answer");
         }
+        outcome.unwrap_or(0)
     }
 }
