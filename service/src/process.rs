@@ -40,6 +40,10 @@ pub fn read_config(input: impl Read) -> anyhow::Result<ServiceConfig> {
 }
 
 fn prepare(config: &ServiceConfig) -> anyhow::Result<()> {
+    // There is only this thread yet: the others begin where it is.
+    for file in &config.entrances {
+        std::fs::write(file, "0").with_context(|| format!("entering a control group by {}", file.display()))?;
+    }
     let mut cpus = CpuSet::new();
     config.cpus.iter().for_each(|&cpu| cpus.set(cpu as usize));
     rustix::thread::sched_setaffinity(None, &cpus)

@@ -252,9 +252,12 @@ impl Service {
         let _one_at_a_time = lock(&self.changes);
         let found = lock(&self.instances).get(name).map(|mounted| Arc::clone(&mounted.instance));
         let Some(instance) = found else { return Ok(()) };
+        if ending == Ending::Discarded {
+            instance.stack.discard();
+        }
         if let Err(cause) = instance.layer().sync() {
             let error = ServiceError::NotWritten { path: instance.spec().mount_point.clone(), cause };
-            if ending != Ending::Forced {
+            if !ending.is_forced() {
                 return Err(error);
             }
             warn!(instance = name, %error, "unmounted all the same, as was asked for");
@@ -292,7 +295,7 @@ impl Service {
         front.close(&self.threads);
         if mount.wait(UNMOUNT_WAIT) {
             return match wind_up(&instance) {
-                Err(cause) if ending != Ending::Forced => Err(self.mount_again(&instance, cause)),
+                Err(cause) if !ending.is_forced() => Err(self.mount_again(&instance, cause)),
                 _ => Ok(()),
             };
         }

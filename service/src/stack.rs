@@ -88,6 +88,7 @@ impl std::fmt::Display for Role {
 struct Branch {
     path: PathBuf,
     role: Role,
+    local: Arc<Local>,
     cache: Arc<Cache>,
 }
 
@@ -157,6 +158,12 @@ impl Stack {
     pub fn shares_with(&self, other: &Self) -> bool {
         let directories = self.branches.iter().filter(|branch| branch.role == Role::Directory);
         directories.into_iter().any(|branch| other.branches.iter().any(|theirs| Arc::ptr_eq(branch, theirs)))
+    }
+
+    /// Nobody is going to look at what it has written, if others do not show the same: from here on nothing of it is made durable.
+    pub fn discard(&self) {
+        let own = self.branches.iter().filter(|branch| branch.role == Role::Upper);
+        own.for_each(|branch| branch.local.discard());
     }
 
     /// What its union did, if it has one.
@@ -259,8 +266,8 @@ impl StackBuilder {
         }
         let options = LocalOptions { read_only: role == Role::Lower, ..LocalOptions::default() };
         let local = Local::open(&path, options).map_err(|error| failed(with_causes(&error)))?;
-        let cache = Cache::new(&self.pool, Timed::over(Layer::Local, local));
-        let branch = Arc::new(Branch { path: path.clone(), role, cache });
+        let cache = Cache::new(&self.pool, Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>));
+        let branch = Arc::new(Branch { path: path.clone(), role, local, cache });
         branches.insert(path, Arc::downgrade(&branch));
         Ok(branch)
     }

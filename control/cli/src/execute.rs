@@ -146,7 +146,7 @@ fn hand_over(pool: &mut Locked<PoolRecord>, instance: &str, failure: Failure) ->
     if pool.record.owner.take().is_some() {
         remedy += &format!(", and `poolfs pool rm {name}`");
     }
-    pool.save()?;
+    pool.note()?;
     Err(failure.with_remedy(remedy))
 }
 

@@ -100,7 +100,7 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
     let record = InstanceRecord { spec: spec.clone(), owner: wanted.owner, container: wanted.container };
     pool.record.instances.push(record);
-    match pool.save().and_then(|()| mount_recorded(context, &pool.record.name, &spec)) {
+    match pool.note().and_then(|()| mount_recorded(context, &pool.record.name, &spec)) {
         Ok(()) => Ok(spec),
         Err(failure) => {
             // The first failure is the one to report.
@@ -130,7 +130,7 @@ pub fn unmount_instance(
     if is_recorded(pool, instance) && pool.record.service_alive(&*context.host) == Some(true) {
         let name = pool.record.name.clone();
         result = service::tell(context, &name, &Command::Unmount { instance: instance.to_owned(), ending });
-        if result.is_err() && ending != Ending::Forced {
+        if result.is_err() && !ending.is_forced() {
             let served = service::status(context, &name)?.instances;
             if served.iter().any(|known| known.instance == instance) {
                 return result;
@@ -146,11 +146,11 @@ pub fn unmount_instance(
         // Absent is what is wanted.
         let _ = std::fs::remove_file(known.spec.socket(&context.run));
     }
-    let saved = pool.save();
+    let noted = pool.note();
     if pool.record.instances.is_empty() {
         result = result.and(service::end(context, pool));
     }
-    result.and(saved)
+    result.and(noted)
 }
 
 /// Whether an instance is in the pool's record, mounted or about to be.

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for a new service to listen.
 const START_WAIT: Duration = Duration::from_secs(20);
+/// How often it is asked until it does.
+const START_PAUSE: Duration = Duration::from_millis(1);
 /// Longest wait for an answer that needs no flush.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 /// Longest wait for a flush of everything.
@@ -196,6 +198,7 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
     groups.make_pool(&*context.host, &name, &limits)?;
     let config = ServiceConfig {
         pool: name.clone(),
+        entrances: groups.entrances(&name, Leaf::Service).unwrap_or_default(),
         cpus: CpuSet::parse(&pool.record.cpus)?.numbers().to_vec(),
         cache_bytes: pool.record.cache_bytes,
         control_socket: socket,
@@ -217,11 +220,13 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
         .envs(std::env::var_os(ALLOCATOR.0).is_none().then_some(ALLOCATOR))
         .spawn()
         .map_err(|error| Failure::file(&program, error))?;
-    // It is known and in its group before it is told what to do: should this command be killed here, the service ends
-    // because its input does.
+    // It is known, and in its group where it does not enter that first of all, before it is told what to do: should this command be killed
+    // here, the service ends because its input does.
     pool.record.service = ProcessRecord::of(&*context.host, child.id());
-    pool.save()?;
-    groups.attach(&*context.host, &name, Leaf::Service, child.id())?;
+    pool.note()?;
+    if config.entrances.is_empty() {
+        groups.attach(&*context.host, &name, Leaf::Service, child.id())?;
+    }
     let text = serde_json::to_vec(&config).map_err(|error| Failure::new("service configuration", error, ""))?;
     let mut input = child.stdin.take().ok_or_else(|| Failure::new("service", "it has no standard input", ""))?;
     // One that has ended already did not take it: why is said below.
@@ -240,7 +245,7 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
             let cause = format!("it does not listen after {} s{}", START_WAIT.as_secs(), last_lines(pool));
             return Err(Failure::new("start", cause, "see its log"));
         }
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(START_PAUSE);
     }
     Ok(())
 }
@@ -262,7 +267,7 @@ fn bury(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     remove_sockets(context, &pool.record);
     pool.record.instances.clear();
     pool.record.service = None;
-    pool.save()
+    pool.note()
 }
 
 /// Detach whatever the mount table still has of a pool; how many mounts that were.
@@ -307,7 +312,7 @@ pub fn end(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
         remove_sockets(context, &pool.record);
         pool.record.service = None;
         pool.record.instances.clear();
-        pool.save()?;
+        pool.note()?;
     }
     remove_groups(context, &name)?;
     context.remove_run_directory();

@@ -1,5 +1,8 @@
 //! Lasting state: documents in one directory, changed under a lock and replaced by rename.
 //!
+//! What concerns running processes only is noted without waiting for the disk. Should the host crash, there may be nothing in the document
+//! then, and what was saved last, which is kept beside it, counts again.
+//!
 //! A thing (a pool, a container) is a directory with a JSON document in it. The lock is the directory itself (`flock`), so
 //! that it goes away with the thing. Readers need no lock: a document is always a whole one. A thing appears and goes by one
 //! rename; what a command that was killed left half made or half removed has a name of its own, and the next command that
@@ -22,6 +25,15 @@ const RESERVE_NAME: &str = ".reserve";
 const RESERVE_BYTES: u64 = 128 << 10;
 /// What the directory of a thing that is being made or removed begins with.
 const TEMPORARY_PREFIX: &str = ".tmp-";
+/// What the lasting form of a document is called besides.
+const KEPT_EXTENSION: &str = "kept";
+
+/// Whether a document is on the disk before anybody sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Durability {
+    Lasting,
+    Noted,
+}
 
 /// One kind of things: `STATE/pools` or `STATE/containers`.
 #[derive(Clone, Debug)]
@@ -68,7 +80,7 @@ impl Collection {
         self.sweep()?;
         let (place, _in_use) = self.temporary()?;
         prepare(place.path())?;
-        write_document(&place.path().join(&self.document), record)?;
+        write_document(&place.path().join(&self.document), record, Durability::Lasting)?;
         let path = self.path(name);
         match rustix::fs::renameat_with(CWD, place.path(), CWD, &path, RenameFlags::NOREPLACE) {
             Ok(()) => sync_directory(&self.directory),
@@ -177,7 +189,12 @@ impl Collection {
 impl<T: Serialize> Locked<T> {
     /// Make the record lasting.
     pub fn save(&self) -> Result<()> {
-        write_document(&self.document, &self.record)
+        write_document(&self.document, &self.record, Durability::Lasting)
+    }
+
+    /// Show the record to other commands. A crash of the host may bring back the one that was saved last: enough for what a crash ends.
+    pub fn note(&self) -> Result<()> {
+        write_document(&self.document, &self.record, Durability::Noted)
     }
 }
 
@@ -217,19 +234,26 @@ fn read_document<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Failure::file(path, error)),
     }
+    if text.bytes().all(|byte| byte == 0) {
+        // It was noted shortly before a crash.
+        text = std::fs::read_to_string(path.with_extension(KEPT_EXTENSION)).unwrap_or(text);
+    }
     serde_json::from_str(&text).map(Some).map_err(|error| {
         let remedy = "it was changed by hand or by another version of poolfs: restore it, or remove its directory";
         Failure::new(path.display().to_string(), error, remedy)
     })
 }
 
-fn write_document<T: Serialize>(path: &Path, record: &T) -> Result<()> {
+fn write_document<T: Serialize>(path: &Path, record: &T, durability: Durability) -> Result<()> {
     let failed = |error: std::io::Error| Failure::file(path, error);
     let directory = path.parent().unwrap_or(Path::new("/"));
     let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
     let write = || {
         let mut file = tempfile::NamedTempFile::new_in(directory)?;
-        file.write_all(&text).and_then(|()| file.as_file().sync_all())?;
+        file.write_all(&text)?;
+        if durability == Durability::Lasting {
+            file.as_file().sync_all()?;
+        }
         file.persist(path).map_err(|error| error.error).map(drop)
     };
     let written = match (write(), directory.parent()) {
@@ -241,6 +265,15 @@ fn write_document<T: Serialize>(path: &Path, record: &T) -> Result<()> {
         (other, _) => other,
     };
     written.map_err(failed)?;
+    if durability == Durability::Noted {
+        return Ok(());
+    }
+    let kept = path.with_extension(KEPT_EXTENSION);
+    match std::fs::remove_file(&kept) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    std::fs::hard_link(path, &kept).map_err(failed)?;
     sync_directory(directory)
 }
 
@@ -321,6 +354,29 @@ mod tests {
         assert!(pools.try_lock::<u64>("a").expect("no failure").is_none());
         pools.create("a", &2u64, |_| Ok(())).expect("its name is free");
         assert_eq!((temporary(), pools.peek::<u64>("a").expect("read")), (0, Some(2)));
+    }
+
+    #[test]
+    fn what_was_saved_is_back_when_a_crash_took_what_was_noted() {
+        let place = tempfile::tempdir().expect("a directory");
+        let pools = Collection::open(place.path(), "pool").expect("opened");
+        pools.create("a", &1u64, |_| Ok(())).expect("made");
+        let change = |record: u64, durability| {
+            let locked = Locked { record, ..pools.lock::<u64>("a").expect("locked") };
+            if durability == Durability::Lasting { locked.save() } else { locked.note() }.expect("written");
+        };
+        let seen = || pools.peek::<u64>("a").expect("read");
+        // What some filesystems have of a file that was written and renamed just before.
+        let crash = || std::fs::write(pools.path("a").join("pool.json"), [0; 10]).expect("written");
+        change(2, Durability::Noted);
+        assert_eq!(seen(), Some(2));
+        crash();
+        assert_eq!(seen(), Some(1));
+        change(3, Durability::Lasting);
+        change(4, Durability::Noted);
+        assert_eq!(seen(), Some(4));
+        crash();
+        assert_eq!(seen(), Some(3));
     }
 
     #[test]

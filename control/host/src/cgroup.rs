@@ -149,6 +149,16 @@ impl ControlGroups {
         Ok(())
     }
 
+    /// Files by which a process that has one thread yet enters a group, by writing `0` to each; none in version 2, where others put it
+    /// there. Putting another process into a group, the kernel waits until no processor can be looking at processes, which takes as
+    /// long as ten milliseconds.
+    #[must_use]
+    pub fn entrances(&self, pool: &str, leaf: Leaf<'_>) -> Option<Vec<PathBuf>> {
+        let relative = leaf_path(pool, leaf);
+        let files = self.limiting().into_iter().map(|(mount, _)| mount.join(&relative).join("tasks"));
+        matches!(self.layout, GroupLayout::V1(_)).then(|| files.collect())
+    }
+
     /// Bytes of memory a pool's groups use now, with the page cache charged to them; none when there are no groups.
     #[must_use]
     pub fn memory_used(&self, host: &dyn Host, pool: &str) -> Option<u64> {
@@ -375,6 +385,8 @@ mod tests {
         assert_eq!(content(&host, "/sys/fs/cgroup/cpuset/poolfs/web/service/cpuset.mems"), "0");
         groups.attach(&host, "web", Leaf::Service, 42).expect("attached");
         assert_eq!(content(&host, &format!("{memory}/service/cgroup.procs")), "42");
+        let entrances = groups.entrances("web", Leaf::Service).expect("version 1 has them");
+        assert!(entrances.contains(&PathBuf::from(format!("{memory}/service/tasks"))), "{entrances:?}");
         groups.make_container(&host, "web", "c1", Some(1 << 20)).expect("made");
         // An OCI runtime makes the container's group in the other hierarchies too, also while other pools come and go.
         groups.make_pool(&host, "other", &limits()).expect("made");
@@ -403,6 +415,7 @@ mod tests {
         groups.make_pool(&host, "web", &limits()).expect("made");
         groups.attach(&host, "web", Leaf::Container("c1"), 7).expect_err("there is no such group yet");
         groups.make_container(&host, "web", "c1", None).expect("made");
+        assert_eq!(groups.entrances("web", Leaf::Container("c1")), None);
         groups.attach(&host, "web", Leaf::Container("c1"), 7).expect("attached");
         assert_eq!(content(&host, "/sys/fs/cgroup/poolfs/web/memory.max"), (2u64 << 30).to_string());
         let log = host.log();

@@ -248,6 +248,9 @@ impl Local {
     }
 
     pub(crate) fn sync_file(&self, open: &OpenFile, durability: Durability) -> Result<()> {
+        if self.is_discarded() {
+            return Ok(());
+        }
         Self::sync_descriptor(&open.file, durability)
     }
 

@@ -19,7 +19,7 @@ use rustix::fs::AtFlags;
 use rustix::process::{Resource, getrlimit};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Shards of the table of handles; a power of two.
@@ -61,6 +61,7 @@ pub struct Local {
     next_handle: AtomicU64,
     open: Arc<Budget>,
     read_only: bool,
+    discarded: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -120,7 +121,17 @@ impl Local {
             next_handle: AtomicU64::new(1),
             open: Budget::new(options.open_files),
             read_only: options.read_only,
+            discarded: AtomicBool::new(false),
         }))
+    }
+
+    /// Nobody is going to look at the directory again: from here on nothing is made durable.
+    pub fn discard(&self) {
+        self.discarded.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_discarded(&self) -> bool {
+        self.discarded.load(Ordering::Acquire)
     }
 
     /// Refuses a change of a read-only layer. Calls that make a name leave it to the kernel, whose mount is read-only as well,
@@ -326,6 +337,10 @@ impl Libservice for Local {
     }
 
     fn sync(&self) -> Result<()> {
+        // It would make all of the filesystem durable, whoever wrote it.
+        if self.read_only || self.is_discarded() {
+            return Ok(());
+        }
         rustix::fs::syncfs(self.backing.root()).map_err(|raw| backend("making the directory durable", raw))
     }
 

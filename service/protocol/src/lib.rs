@@ -25,6 +25,9 @@ use std::path::{Path, PathBuf};
 pub struct ServiceConfig {
     /// The pool's name.
     pub pool: String,
+    /// Files of its control groups, which it enters first of all by writing `0` to each, unless others have put it there.
+    #[serde(default)]
+    pub entrances: Vec<PathBuf>,
     /// The CPUs the service's threads run on.
     pub cpus: Vec<u32>,
     /// Most bytes of cached file content.
@@ -130,6 +133,16 @@ pub enum Ending {
     Detached,
     /// In any case. What cannot be written to the branch is lost.
     Forced,
+    /// In any case, and nobody looks at the branch again: nothing is made durable.
+    Discarded,
+}
+
+impl Ending {
+    /// Whether it ends whatever is lost.
+    #[must_use]
+    pub fn is_forced(self) -> bool {
+        matches!(self, Self::Forced | Self::Discarded)
+    }
 }
 
 /// The answer to a [`Command`].

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Between two wake-ups of threads that may have missed the one before.
-const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// The count, and who sleeps by which value of it.
 #[derive(Default)]

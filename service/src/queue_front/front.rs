@@ -26,7 +26,7 @@ use tracing::{debug, error, warn};
 
 /// How long an instance that ends waits for requests under way.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
-const CLOSE_PAUSE: Duration = Duration::from_millis(2);
+const CLOSE_PAUSE: Duration = Duration::from_micros(250);
 
 /// One instance's queue front.
 pub struct QueueFront {

@@ -64,6 +64,7 @@ fn run(program: &str, arguments: &[&str], path: &Path) {
 fn start(folder: &Path, log: File) -> (Child, UnixStream) {
     let config = ServiceConfig {
         pool: "pool".into(),
+        entrances: Vec::new(),
         cpus: vec![0],
         cache_bytes: 16 << 20,
         control_socket: folder.join("run/control.sock"),
@@ -165,12 +166,14 @@ fn data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up() {
         assert_eq!(service.unmount(Ending::Orderly), Answer::Done);
         assert_eq!(fs::read(directory.join("kept")).expect("on the disk"), b"kept");
 
-        service.mount();
-        service.write_and_cut_off("forced");
-        assert_eq!(service.unmount(Ending::Forced), Answer::Done);
-        assert!(mounts(folder).is_empty());
-        service.repair();
-        assert_eq!(fs::read(directory.join("forced")).expect("its name is there"), b"", "its content was given up");
+        for (name, ending) in [("forced", Ending::Forced), ("discarded", Ending::Discarded)] {
+            service.mount();
+            service.write_and_cut_off(name);
+            assert_eq!(service.unmount(ending), Answer::Done);
+            assert!(mounts(folder).is_empty());
+            service.repair();
+            assert_eq!(fs::read(directory.join(name)).expect("its name is there"), b"", "its content was given up");
+        }
 
         service.mount();
         service.write_and_cut_off("ended");
@@ -180,8 +183,8 @@ fn data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up() {
         assert!(mounts(folder).is_empty());
         let said = fs::read_to_string(&log).expect("readable");
         let lines = |words: &str| said.lines().filter(|line| line.contains(words)).count();
-        assert_eq!(lines("flushing at the end failed"), 2, "{said}");
-        assert_eq!(lines("flushing a branch at its end failed; data was lost"), 2, "{said}");
+        assert_eq!(lines("flushing at the end failed"), 3, "{said}");
+        assert_eq!(lines("flushing a branch at its end failed; data was lost"), 3, "{said}");
         assert!(said.contains(directory.to_str().expect("UTF-8")) && said.contains("one"), "{said}");
     });
 }

@@ -55,6 +55,7 @@ impl Running {
     fn start_saying(folder: &Path, cache_bytes: u64, errors: Stdio) -> Self {
         let config = ServiceConfig {
             pool: "pool".into(),
+            entrances: Vec::new(),
             cpus: vec![0],
             cache_bytes,
             control_socket: folder.join("run/control.sock"),

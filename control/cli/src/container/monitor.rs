@@ -72,7 +72,7 @@ pub fn watch(context: &Context, name: &str) -> Result<u8> {
     let record = {
         let mut locked = containers.lock::<ContainerRecord>(name)?;
         locked.record.monitor = ProcessRecord::of(&*context.host, std::process::id());
-        locked.save()?;
+        locked.note()?;
         locked.record.clone()
     };
     let log = places.log.clone();

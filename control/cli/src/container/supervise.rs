@@ -92,7 +92,7 @@ fn mount_root(context: &Context, name: &str) -> Result<MountSpec> {
     let spec = mount_instance(context, &mut pool, wanted)?;
     container.record.instance = Some(spec.instance.clone());
     container.record.monitor = ProcessRecord::of(&*context.host, std::process::id());
-    container.save()?;
+    container.note()?;
     Ok(spec)
 }
 
@@ -130,7 +130,8 @@ fn run_mounted(
     if Runtime::has_started(&places.bundle) {
         let mut container = lock(context, name)?;
         container.record.state = ContainerState::Running;
-        container.save()?;
+        // One that is to be kept must not be taken for one that never ran.
+        if container.record.remove_at_end { container.note() } else { container.save() }?;
         started();
     }
     let status = signals.wait(&*context.host, &mut child)?;
@@ -148,7 +149,7 @@ pub fn finish(
     let name = container.record.name.clone();
     let name = name.as_str();
     let is_thrown_away = container.record.remove_at_end || container.record.state == ContainerState::Created;
-    let ending = if is_thrown_away { Ending::Forced } else { ending };
+    let ending = if is_thrown_away { Ending::Discarded } else { ending };
     container.record.exit_code = code.or(container.record.exit_code);
     container.record.monitor = None;
     let mut result = Ok(());
