@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! buffer n at n * (4096 + data):  0x000 state word   0x040 Request   0x100 Reply   0x1000 data
-//! buffer 0:  0x7f8 reads of other handles   0x800 reads without a request, 128 times: handle, reads
+//! behind the last buffer:  0x000 reads without a request, 128 times: handle, reads   0x800 reads of other handles
 //! queue:  0x000 head  0x040 tail  0x080 events, sleepers  0x0C0 space, producers asleep, stamps  0x100 slots, 8 bytes each
 //! ```
 //!
@@ -20,16 +20,19 @@ use zerocopy::{FromZeros, IntoBytes};
 
 const REQUEST: usize = 0x40;
 const REPLY: usize = 0x100;
-const OTHERS: usize = 0x7f8;
-const COUNTS: usize = 0x800;
+const COUNTS: usize = 0;
+const OTHERS: usize = 0x800;
 const DATA: usize = PAGE;
 const SLOTS: usize = 0x100;
 
-const _: () = assert!(REQUEST + size_of::<Request>() <= REPLY && REPLY + size_of::<Reply>() <= OTHERS);
-const _: () = assert!(COUNTS + size_of::<Counts>() <= DATA);
+const _: () = assert!(REQUEST + size_of::<Request>() <= REPLY && REPLY + size_of::<Reply>() <= DATA);
+const _: () = assert!(COUNTS + size_of::<Counts>() <= OTHERS && OTHERS + size_of::<AtomicU64>() <= COUNTS_LENGTH);
 
 /// Bytes of a data area: the largest read or write of one request.
 pub const DATA_BYTES: usize = 128 * 1024;
+
+/// Bytes for the reads that a client counts: a page of their own, which tells nothing else of the session.
+pub const COUNTS_LENGTH: usize = PAGE;
 
 /// Handles whose reads a client counts at a time.
 pub const COUNTED_MAX: usize = 128;
@@ -45,9 +48,27 @@ pub struct DirectReads<'a> {
 }
 
 impl<'a> DirectReads<'a> {
-    /// Those in a mapping of request buffers.
-    pub fn new(mapping: &'a Mapping) -> Self {
-        Self { others: word(mapping, OTHERS), counts: word(mapping, COUNTS) }
+    /// Those behind the request buffers, which the mapping ends with.
+    pub fn new(buffers: &'a Mapping) -> Self {
+        let (start, _) = Self::range(buffers);
+        // SAFETY: the last page of the mapping, mapped as long as it is borrowed.
+        unsafe { Self::at(start as *const u8) }
+    }
+
+    /// Where they are in the memory of such a mapping.
+    pub fn range(buffers: &Mapping) -> (usize, usize) {
+        assert!(buffers.length() >= COUNTS_LENGTH && buffers.length().is_multiple_of(PAGE));
+        (buffers.base().as_ptr().addr() + buffers.length() - COUNTS_LENGTH, COUNTS_LENGTH)
+    }
+
+    /// Those at an address.
+    ///
+    /// # Safety
+    /// It is that of a page, which can be read and written as long as they are used.
+    #[inline]
+    pub unsafe fn at(page: *const u8) -> Self {
+        // SAFETY: the caller's promise; both lie within the page, are aligned, and are atomics.
+        unsafe { Self { others: &*page.add(OTHERS).cast(), counts: &*page.add(COUNTS).cast() } }
     }
 
     fn place(&self, handle: u64) -> &'a [AtomicU64; 2] {
@@ -100,9 +121,9 @@ pub const SLOTS_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfBounds;
 
-/// Bytes of the memory file of `buffers` request buffers with `data` bytes each.
+/// Bytes of the memory file of `buffers` request buffers with `data` bytes each, and of what is counted.
 pub const fn buffers_length(buffers: usize, data: usize) -> usize {
-    buffers * (DATA + data)
+    buffers * (DATA + data) + COUNTS_LENGTH
 }
 
 /// Bytes of the memory file of a queue.

@@ -188,6 +188,11 @@ impl Connection {
         DirectReads::new(&self.buffers)
     }
 
+    /// The page where that is.
+    pub fn counts_range(&self) -> (usize, usize) {
+        DirectReads::range(&self.buffers)
+    }
+
     /// The words of its leases, if there are any.
     pub fn leases_range(&self) -> Option<(usize, usize)> {
         self.leases.as_ref().map(Leases::range)

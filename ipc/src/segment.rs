@@ -55,13 +55,19 @@ impl Look {
     /// Whether the block is zeros that no file has.
     #[must_use]
     pub fn is_zero(self) -> bool {
-        self.0 & PLACE == Place::Zero as u32
+        self.is(Place::Zero)
+    }
+
+    /// Whether its bytes are there.
+    #[must_use]
+    pub fn is(self, place: Place) -> bool {
+        self.0 & PLACE == place as u32
     }
 
     /// Whether the block is in the file below.
     #[must_use]
     pub fn is_base(self) -> bool {
-        self.0 & PLACE == Place::Base as u32
+        self.is(Place::Base)
     }
 }
 
@@ -109,12 +115,17 @@ fn next(word: u32) -> u32 {
 }
 
 #[cfg(not(loom))]
+pub use glance::{ContentGlance, LeaseGlance, NoticeGlance};
+#[cfg(not(loom))]
 pub use mapped::{
-    BLOCK, CAPACITY_MAX, FileNotice, Glance, LEASES_MAX, LeaseWord, Leases, NOTICE_LENGTH, Noted, Read, SegmentMap,
-    SegmentView, SketchFiles, capacity_for, leases_length, map_length,
+    BLOCK, CAPACITY_MAX, FileNotice, LEASES_MAX, LeaseWord, Leases, NOTICE_LENGTH, Noted, Read, SegmentMap,
+    SegmentRanges, SegmentView, SketchFiles, capacity_for, leases_length, map_length,
 };
 #[cfg(all(feature = "std", not(loom)))]
 pub use mounted::{Life, collapse, read_only_clone};
+
+#[cfg(not(loom))]
+mod glance;
 
 #[cfg(not(loom))]
 mod mapped;
@@ -227,34 +238,6 @@ mod tests {
         own.forget();
         assert_eq!(theirs.noted(), None);
         assert_eq!(FileNotice::new(short, false).err(), Some(Errno::EPROTO));
-    }
-
-    #[test]
-    fn a_glance_finds_what_is_noted_while_the_lease_holds() {
-        let (leases_file, file) = (file(leases_length(3)), file(NOTICE_LENGTH));
-        let leases = Leases::new(&leases_file, 3, true).expect("leases");
-        let own = FileNotice::new(&file, true).expect("a notice");
-        let noted = Noted { attributes: WireAttributes { inode: 7, ..WireAttributes::default() }, until_ns: 1 };
-        let epoch = leases.look(2).expect("a lease").epoch;
-        let (at, notice) = (leases.range().0 as *const u8, own.range().0 as *const u8);
-        // SAFETY: both are mapped as long as the test runs.
-        let glance = unsafe { Glance::new(at, 2, notice) };
-        own.note(&noted);
-        assert_eq!(glance.noted(epoch, 0), None, "no service lives");
-        let life = leases.live().expect("a life");
-        assert_eq!(glance.noted(epoch, 0), Some(noted));
-        leases.count_closing(2);
-        assert_eq!((glance.noted(epoch, 0), glance.noted(epoch, 1)), (None, Some(noted)));
-        own.forget();
-        assert_eq!(glance.noted(epoch, 1), None);
-        own.note(&noted);
-        leases.revoke(2);
-        assert_eq!((glance.noted(epoch, 1), glance.noted(epoch.wrapping_add(1), 1)), (None, Some(noted)));
-        drop(life);
-        assert_eq!(glance.noted(epoch.wrapping_add(1), 1), None);
-        // SAFETY: as above.
-        let other = unsafe { Glance::new(at, 1, notice) };
-        assert_eq!(other.noted(epoch, 1), None);
     }
 
     #[test]

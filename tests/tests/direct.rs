@@ -315,3 +315,28 @@ fn nobody_is_shown_attributes_from_before_a_change() {
         drop(mount);
     });
 }
+
+#[test]
+fn little_reads_by_threads_are_right_whatever_comes_between() {
+    isolated("little_reads_by_threads_are_right_whatever_comes_between", |folder| {
+        const SECONDS: u64 = 6;
+        let pool = Pool::create(folder, "64M");
+        let program = compile(folder, "glances", false).display().to_string();
+        let (directory, at) = (folder.join("dir"), folder.join("mnt"));
+        fs::create_dir(&directory).expect("a folder");
+        let mount = pool.mount_directory(&at, &directory);
+        let (at, report) = (at.display(), folder.join("report"));
+        let _ = pool.shell(Way::Library, &format!("{program} make {at}")).expect("files");
+        let script = format!(
+            "{program} write {at} {SECONDS} & POOLFS_REPORT={} {program} read {at} {SECONDS}; ended=$?; wait; exit $ended",
+            report.display()
+        );
+        let said = pool.shell(Way::Library, &script).expect("reads");
+        let reads = said.trim().strip_prefix("right ").and_then(|reads| reads.parse::<u64>().ok());
+        let reads = reads.unwrap_or_else(|| panic!("{said}"));
+        let report = fs::read_to_string(report).expect("a report");
+        let direct = report.split(' ').find_map(|word| word.strip_prefix("direct=")?.parse::<u64>().ok());
+        assert!(direct.is_some_and(|direct| direct > reads / 10), "{reads} reads: {report}");
+        drop(mount);
+    });
+}

@@ -29,6 +29,7 @@ pub mod paths;
 pub mod process;
 pub mod raw;
 pub mod rights;
+mod rooms;
 mod segments;
 pub mod session;
 pub mod signals;

@@ -144,6 +144,7 @@ impl UserMemory {
     }
 
     /// Whether all of it can be written.
+    #[inline]
     #[must_use]
     pub fn is_writable(self) -> bool {
         self.length == 0 || (!self.is_impossible() && pages::are_writable(self.address(), self.length))
@@ -157,16 +158,10 @@ impl UserMemory {
     }
 
     /// Writes one structure; says whether it fits and the memory can be written.
-    pub fn put<T: Copy>(self, value: T) -> bool {
-        self.put_at(value, raw::coarse_time_ns())
-    }
-
-    /// The same, at a time by [`raw::coarse_time_ns`].
     #[inline]
-    pub fn put_at<T: Copy>(self, value: T, now: u64) -> bool {
+    pub fn put<T: Copy>(self, value: T) -> bool {
         let length = size_of::<T>();
-        let is_there = length <= self.length && !self.part(0, length).is_impossible();
-        let fits = is_there && pages::are_writable_at(self.address(), length, now);
+        let fits = length <= self.length && self.part(0, length).is_writable();
         if fits {
             // SAFETY: the range is writable by `new`; C structures may stand at any address here.
             unsafe { self.pointer.cast::<T>().write_unaligned(value) };

@@ -1,5 +1,6 @@
-//! Which of the program's pages can be used, asked of the kernel and remembered until its coarse clock moves on: for some
-//! milliseconds at most, or the few calls more that a path may be looked at by a [late](crate::turns) time.
+//! Which of the program's pages can be used, asked of the kernel and remembered until a clock moves on: for some milliseconds at most,
+//! or the few calls more that a path may be looked at by a [late](crate::turns) time. What can be read is remembered by the
+//! kernel's coarse clock, by which paths are looked at; what can be written by the processor's counter, which costs fewer instructions.
 //!
 //! A program that unmaps or protects memory by libc's functions has everything forgotten first. What libc itself gives back
 //! meanwhile (the memory of a large `free`) nobody may pass to it any more.
@@ -12,6 +13,9 @@ const PLACES: usize = 1024;
 
 /// Nanoseconds of one tick, as a power of two: no more than the clock moves on at a time.
 const TICK_SHIFT: u32 = 20;
+
+/// Counts of the processor's counter in a nanosecond, about, as a power of two.
+const COUNTS_SHIFT: u32 = 1;
 
 /// Bits of an entry that say when; the page's number is above them.
 const TIME_BITS: u32 = 28;
@@ -47,15 +51,17 @@ fn have_asked(address: usize, length: usize, tick: u64) -> bool {
     raw::is_readable(address, length) && READABLE.note(address, length, tick)
 }
 
-/// Whether every page of a range can be written.
+/// Whether every page of a range of at least one byte can be written.
+#[inline]
 pub fn are_writable(address: usize, length: usize) -> bool {
-    are_writable_at(address, length, raw::coarse_time_ns())
+    let tick = tick(raw::counter() >> COUNTS_SHIFT);
+    let (first, last) = ((address / PAGE) as u64, ((address + length - 1) / PAGE) as u64);
+    let are_known = last - first <= 1 && WRITABLE.has(first, tick) && WRITABLE.has(last, tick);
+    are_known || are_many_writable(address, length, tick)
 }
 
-/// The same, at a time by [`raw::coarse_time_ns`].
-#[inline]
-pub fn are_writable_at(address: usize, length: usize, now: u64) -> bool {
-    let tick = tick(now);
+#[inline(never)]
+fn are_many_writable(address: usize, length: usize, tick: u64) -> bool {
     WRITABLE.have(address, length, tick) || (raw::is_writable(address, length) && WRITABLE.note(address, length, tick))
 }
 

@@ -268,6 +268,18 @@ pub fn coarse_time_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// The processor's counter, which moves on some times in a nanosecond; where it has none, nanoseconds.
+#[inline]
+pub fn counter() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has it.
+    unsafe {
+        core::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    coarse_time_ns()
+}
+
 /// The adoption ioctl; `adopt` is its argument and answer.
 ///
 /// # Errors
@@ -350,28 +362,46 @@ pub fn map_zeros(address: usize, length: usize) -> Result<(), i32> {
     check(mapped).map(|_| ())
 }
 
-/// Zeros that can be read and are never given back.
-///
-/// # Errors
-/// The kernel's errno.
-pub fn map_readable_zeros(length: usize) -> Result<usize, i32> {
-    let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
-    // SAFETY: a new mapping at a place of the kernel's choice disturbs nobody.
-    let mapped =
-        unsafe { system_call(sys::__NR_mmap, [0, length, sys::PROT_READ as usize, flags as usize, usize::MAX, 0]) };
-    check(mapped)
+/// What can be done with zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Zeros {
+    /// They can be read.
+    Readable = sys::PROT_READ,
+    /// What is written there is this process's own.
+    Writable = sys::PROT_READ | sys::PROT_WRITE,
 }
 
-/// Puts zeros that can be read into a range.
-///
-/// # Safety
-/// The range is mapped, and whoever reads there takes zeros, too.
+/// Zeros that are never given back, at a multiple of `alignment`.
 ///
 /// # Errors
 /// The kernel's errno.
-pub unsafe fn replace_by_zeros(address: usize, length: usize) -> Result<(), i32> {
+pub fn reserve_zeros(length: usize, alignment: usize, zeros: Zeros) -> Result<usize, i32> {
+    let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
+    let room = length + alignment - PAGE;
+    // SAFETY: a new mapping at a place of the kernel's choice disturbs nobody.
+    let mapped =
+        check(unsafe { system_call(sys::__NR_mmap, [0, room, zeros as usize, flags as usize, usize::MAX, 0]) })?;
+    let start = mapped.next_multiple_of(alignment);
+    for (rest, end) in [(mapped, start), (start + length, mapped + room)] {
+        if rest < end {
+            // SAFETY: a part of what was just mapped, which nobody has the address of.
+            unsafe { unmap(rest as *mut u8, end - rest) };
+        }
+    }
+    Ok(start)
+}
+
+/// Puts zeros into a range.
+///
+/// # Safety
+/// The range is mapped, and whoever uses it takes zeros, too.
+///
+/// # Errors
+/// The kernel's errno.
+pub unsafe fn replace_by_zeros(address: usize, length: usize, zeros: Zeros) -> Result<(), i32> {
     let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE | sys::MAP_FIXED;
-    let arguments = [address, length, sys::PROT_READ as usize, flags as usize, usize::MAX, 0];
+    let arguments = [address, length, zeros as usize, flags as usize, usize::MAX, 0];
     // SAFETY: the caller's promise.
     check(unsafe { system_call(sys::__NR_mmap, arguments) }).map(|_| ())
 }

@@ -1,10 +1,12 @@
 //! Segments that this process reads by itself: the places where a session has them mapped.
 //!
 //! A place belongs to its session. It is filled by one thread at a time; whoever uses the session may read what a place holds,
-//! and what it held is unmapped only when, after it was taken out, no other call used the session.
+//! and what it held is unmapped only when all calls are over that used the session when it was taken out: each taking out begins
+//! an *era*, and calls note in which one they begin.
 
 use crate::descriptors::Witness;
 use crate::raw;
+use crate::rooms;
 use crate::session::INSTANCES_MAX;
 use crate::window::Area;
 use core::cell::UnsafeCell;
@@ -36,6 +38,10 @@ struct Place {
     /// Device number of the mount, major in the upper half.
     device: AtomicU64,
     handle: AtomicU64,
+    /// The era that began when its segment was taken out; 0: it has not been.
+    ended: AtomicU64,
+    /// Blocks that can be read in the place's room; 0: none.
+    capacity: AtomicU64,
     owners: Owners,
     memory: UnsafeCell<MaybeUninit<Memory>>,
 }
@@ -51,6 +57,7 @@ struct Memory {
 pub struct Segments {
     maker: Hold,
     arrived: AtomicU32,
+    era: AtomicU64,
     places: [Place; SEGMENTS_MAX],
 }
 
@@ -142,21 +149,47 @@ impl Segments {
     #[inline]
     pub fn glance(&self, area: Area, handle: u64, witness: Witness) -> Option<(WireAttributes, (u32, u32))> {
         let place = self.place(handle);
-        // No other segment of any session has this number.
-        let is_there = || {
-            let is_live = place.state.load(Ordering::Acquire) == LIVE;
-            let number = place.number.load(Ordering::Relaxed);
-            is_live && number == witness.segment && place.handle.load(Ordering::Relaxed) == handle
-        };
-        if !is_there() {
+        if !place.has(handle, witness) {
             return None;
         }
         let (lease, epoch) = (place.lease.load(Ordering::Relaxed), place.epoch.load(Ordering::Relaxed));
-        let noted = area.glance(place_of(handle), lease)?.noted(epoch, witness.closings)?;
+        let noted = area.notice_at(place_of(handle))?.noted(area.lease(lease)?, epoch, witness.closings)?;
         let (attributes, device) = (place.as_seen(noted)?, place.device.load(Ordering::Relaxed));
         // Whoever takes the segment out says so before other things are mapped where it was.
         fence(Ordering::Acquire);
-        is_there().then_some((attributes, ((device >> 32) as u32, device as u32)))
+        place.has(handle, witness).then_some((attributes, ((device >> 32) as u32, device as u32)))
+    }
+
+    /// Has the processor fetch what is going to be read.
+    #[inline]
+    pub fn prefetch(&self, session: usize, handle: u64, offset: u64, length: usize) {
+        rooms::prefetch(session, place_of(handle), offset, length);
+    }
+
+    /// Reads up to `length` bytes of the file behind a handle, on the terms of [`Segments::glance`]; returns how many. Nothing when
+    /// it takes more than that.
+    ///
+    /// # Safety
+    /// `target` must be writable for `length` bytes, and lie outside of all that is shown.
+    #[inline]
+    pub unsafe fn read_at_a_glance(
+        &self,
+        (session, area): (usize, Area),
+        (handle, witness): (u64, Witness),
+        offset: u64,
+        (target, length): (*mut u8, usize),
+    ) -> Option<usize> {
+        let place = self.place(handle);
+        if !place.has(handle, witness) {
+            return None;
+        }
+        let (lease, epoch) = (area.lease(place.lease.load(Ordering::Relaxed))?, place.epoch.load(Ordering::Relaxed));
+        let content = rooms::content(session, place_of(handle), place.capacity.load(Ordering::Relaxed))?;
+        // SAFETY: the caller's promise.
+        let count = unsafe { content.read(offset, target, length, || lease.holds(epoch, witness.closings)) }?;
+        // As in `glance`.
+        fence(Ordering::Acquire);
+        place.has(handle, witness).then_some(count)
     }
 
     /// The segment of a handle, for a caller that uses the session.
@@ -173,14 +206,20 @@ impl Segments {
         Some(Segment { place, view, notice, lease, epoch, number })
     }
 
-    /// Takes out what is in the place of a handle, so that it can be filled anew. `is_alone` says whether no other call uses
-    /// the session. Nothing when the place cannot be had now.
+    /// The era. Sequentially consistent: a call that finds a place LIVE when it has noted an era is seen by whoever ends a later one.
+    #[inline]
+    pub fn era(&self) -> u64 {
+        self.era.load(Ordering::SeqCst)
+    }
+
+    /// Takes out what is in the place of a handle, so that it can be filled anew. `is_over` says whether no other call uses
+    /// the session that began before an era. Nothing when the place cannot be had yet.
     pub fn begin(
         &self,
         handle: u64,
         frame: Frame,
-        area: Option<Area>,
-        is_alone: impl Fn() -> bool,
+        (session, area): (usize, Option<Area>),
+        is_over: impl Fn(u64) -> bool,
     ) -> Option<Filling<'_>> {
         if !self.maker.take_or_recover(frame) {
             return None;
@@ -190,11 +229,18 @@ impl Segments {
         if state.load(Ordering::Relaxed) == EMPTY {
             return Some(filling);
         }
-        state.store(ENDED, Ordering::SeqCst);
-        if !is_alone() {
+        let mut ended = filling.place.ended.load(Ordering::Relaxed);
+        if ended == 0 {
+            state.store(ENDED, Ordering::SeqCst);
+            ended = self.era.fetch_add(1, Ordering::SeqCst) + 1;
+            filling.place.ended.store(ended, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        if !is_over(ended) {
             return None;
         }
         area.into_iter().for_each(|area| area.hide_notice(place_of(handle)));
+        rooms::hide(session, place_of(handle));
         // SAFETY: it is not LIVE, and nobody uses the session who may have seen it so.
         unsafe { filling.place.clear() };
         Some(filling)
@@ -229,6 +275,14 @@ impl Segments {
 }
 
 impl Place {
+    /// Whether the segment with the witness's number is there, which no other one of any session has.
+    #[inline]
+    fn has(&self, handle: u64, witness: Witness) -> bool {
+        let is_live = self.state.load(Ordering::Acquire) == LIVE;
+        let number = self.number.load(Ordering::Relaxed);
+        is_live && number == witness.segment && self.handle.load(Ordering::Relaxed) == handle
+    }
+
     /// What is noted, as this process sees it, if it counts now.
     #[inline]
     fn as_seen(&self, Noted { attributes, until_ns }: Noted) -> Option<WireAttributes> {
@@ -262,6 +316,7 @@ impl Filling<'_> {
         (session, area, device): (usize, Option<Area>, (u32, u32)),
     ) {
         self.place.handle.store(handle, Ordering::Relaxed);
+        self.place.ended.store(0, Ordering::Relaxed);
         self.place.lease.store(grant.lease, Ordering::Relaxed);
         self.place.epoch.store(grant.epoch, Ordering::Relaxed);
         let arrived = self.segments.arrived.fetch_add(1, Ordering::Relaxed);
@@ -269,6 +324,11 @@ impl Filling<'_> {
         self.place.number.store(number.max(1), Ordering::Relaxed);
         self.place.device.store(u64::from(device.0) << 32 | u64::from(device.1), Ordering::Relaxed);
         area.into_iter().for_each(|area| area.show_notice(place_of(handle), notice.range()));
+        // Without an area nobody reads at a glance.
+        let ranges = area.and_then(|_| view.single());
+        let capacity =
+            ranges.filter(|ranges| rooms::show(session, place_of(handle), ranges)).map_or(0, |ranges| ranges.capacity);
+        self.place.capacity.store(capacity, Ordering::Relaxed);
         // SAFETY: the place is EMPTY, and `maker` is held.
         unsafe { (*self.place.memory.get()).write(Memory { view, notice }) };
         self.place.state.store(LIVE, Ordering::SeqCst);

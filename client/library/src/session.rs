@@ -15,7 +15,7 @@ use crate::segments::{Segment, Segments};
 use crate::signals::SignalsHeld;
 use crate::state::Call;
 use crate::trace::{self, Reason};
-use crate::{process, raw, window};
+use crate::{process, raw, rooms, window};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -60,6 +60,8 @@ struct Slot {
     /// Who makes a session here.
     maker: Hold,
     users: [Hold; USERS_MAX],
+    /// For each user the [era](Segments::era) it began in at the latest.
+    eras: [AtomicU64; USERS_MAX],
     segments: Segments,
     name: UnsafeCell<InstanceName>,
     connection: UnsafeCell<MaybeUninit<Connection>>,
@@ -139,6 +141,25 @@ impl Sessions {
         let index = found.instance as usize;
         let slot = self.slots.get(index).filter(|slot| slot.kind() == LIVE)?;
         slot.segments.glance(window::area(index)?, found.handle, found.witness)
+    }
+
+    /// Reads what a number was found to stand for, from `offset` on, for a caller that holds nothing; nothing when it takes more than
+    /// a look at one or two blocks.
+    #[inline]
+    pub fn read_at_a_glance(&self, found: &Found, offset: u64, target: UserMemory) -> Option<usize> {
+        let index = found.instance as usize;
+        let slot = self.slots.get(index).filter(|slot| slot.kind() == LIVE)?;
+        let area = window::area(index)?;
+        slot.segments.prefetch(index, found.handle, offset, target.length());
+        if !target.is_writable() {
+            return None;
+        }
+        let (place, room) = ((index, area), (target.address() as *mut u8, target.length()));
+        // SAFETY: the application's own memory, to be filled by this call; it can be written.
+        let count = unsafe { slot.segments.read_at_a_glance(place, (found.handle, found.witness), offset, room) }?;
+        trace::direct();
+        area.counts().count(found.handle, process::single_threaded());
+        Some(count)
     }
 
     /// The memory of the sessions that are in use.
@@ -244,6 +265,7 @@ impl Sessions {
         window::make();
         if let (Some(area), Some(leases)) = (window::area(index), connection.leases_range()) {
             area.show_leases(leases);
+            area.show_counts(connection.counts_range());
         }
         // SAFETY: as above.
         unsafe { (*slot.connection.get()).write(connection) };
@@ -299,8 +321,10 @@ impl Slot {
             return None;
         }
         let frame = call.frame;
-        let user = self.users.iter().find(|user| user.take(frame));
-        let user = user.or_else(|| self.users.iter().find(|user| user.take_or_recover(frame)))?;
+        let number = self.users.iter().position(|user| user.take(frame));
+        let number = number.or_else(|| self.users.iter().position(|user| user.take_or_recover(frame)))?;
+        let user = &self.users[number];
+        self.eras[number].store(self.segments.era(), Ordering::Relaxed);
         let word = self.word.load(Ordering::SeqCst);
         if word & KIND == LIVE && call.is_current() {
             return Some(Session { slot: self, user, frame, index, generation: word / GENERATION });
@@ -338,7 +362,9 @@ impl Slot {
         let closing = (word & !KIND) | CLOSING;
         if self.word.compare_exchange(word, closing, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.users.iter().filter(|user| user.is_left(frame)).for_each(Hold::give_back);
-            window::area(self.index.load(Ordering::Relaxed) as usize).into_iter().for_each(|area| area.hide());
+            let index = self.index.load(Ordering::Relaxed) as usize;
+            window::area(index).into_iter().for_each(|area| area.hide());
+            rooms::hide_all(index);
             // SAFETY: CLOSING is ours alone, and the value was written before the slot was LIVE.
             unsafe {
                 self.segments.clear((*self.connection.get()).assume_init_ref().is_inherited());
@@ -443,12 +469,15 @@ impl Session<'_> {
         // Nobody else would unmap what a jump left half mapped.
         let _held = SignalsHeld::hold();
         let slot = self.slot;
-        let is_alone = || {
-            fence(Ordering::SeqCst);
-            slot.users.iter().all(|user| core::ptr::eq(user, self.user) || user.is_free() || user.is_left(self.frame))
+        let is_over = |era: u64| {
+            let mut users = slot.users.iter().zip(&slot.eras);
+            users.all(|(user, began)| {
+                let has_begun_since = || began.load(Ordering::Relaxed) >= era;
+                core::ptr::eq(user, self.user) || user.is_free() || has_begun_since() || user.is_left(self.frame)
+            })
         };
         let area = window::area(self.index);
-        let Some(filling) = slot.segments.begin(handle, self.frame, area, is_alone) else { return false };
+        let Some(filling) = slot.segments.begin(handle, self.frame, (self.index, area), is_over) else { return false };
         let Ok(mut borrowed) = self.borrow() else { return false };
         let request = Request { operation: Operation::Segment as u32, handle, ..Request::default() };
         let Ok(reply) = self.execute(&mut borrowed, &request) else { return false };

@@ -10,7 +10,7 @@ use crate::descriptors::Descriptors;
 use crate::mounts::{self, Mounts};
 use crate::session::{self, Sessions};
 use crate::signals::SignalsHeld;
-use crate::{process, raw, trace, window};
+use crate::{process, raw, rooms, trace, window};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use poolfs_ipc::hold::Frame;
 
@@ -143,6 +143,7 @@ fn set_up() -> Option<&'static State> {
             session::close_inherited();
             mounts::close_inherited();
             window::clear_inherited();
+            rooms::clear_inherited();
             state.process.store(raw::process_id(), Ordering::Relaxed);
             trace::start();
             state.life.store(LIVES.fetch_add(1, Ordering::Relaxed), Ordering::Release);

@@ -1,21 +1,23 @@
 //! Addresses at which something is mapped at all times: what the service vouches for is read there by who holds nothing.
 //!
-//! An area belongs to a place for a session: the words of its leases, and a page for each of its segments' notices. They are mapped
-//! there a second time when they come, and give way to zeros when they go. So whoever reads finds zeros, or what is there now, and
-//! has to tell by other words whether that is what he means.
+//! An area belongs to a place for a session: the words of its leases, the page where reads are counted, and a page for each of its
+//! segments' notices. They are mapped there a second time when they come, and give way to zeros when they go. So whoever reads finds
+//! zeros, or what is there now, and has to tell by other words whether that is what he means. What is counted may be counted for
+//! nobody.
 //!
 //! A forked child has the same addresses with what was there: a call of its parent's that it goes on with may read on. What it is
 //! to use itself it clears first.
 
-use crate::raw;
+use crate::raw::{self, Zeros};
 use crate::segments::SEGMENTS_MAX;
 use crate::session::INSTANCES_MAX;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use poolfs_ipc::segment::{Glance, NOTICE_LENGTH};
+use poolfs_ipc::area::{COUNTS_LENGTH, DirectReads};
+use poolfs_ipc::segment::{LeaseGlance, NOTICE_LENGTH, NoticeGlance};
 
 /// Bytes for the words of leases; where there are more of them, nothing is read here.
 const LEASES_BYTES: usize = 4 * raw::PAGE;
-const AREA_BYTES: usize = LEASES_BYTES + SEGMENTS_MAX * NOTICE_LENGTH;
+const AREA_BYTES: usize = LEASES_BYTES + COUNTS_LENGTH + SEGMENTS_MAX * NOTICE_LENGTH;
 const WINDOW_BYTES: usize = INSTANCES_MAX * AREA_BYTES;
 
 /// Where it begins, the same in every child; 0: there is none.
@@ -39,7 +41,7 @@ pub fn make() {
     if BASE.load(Ordering::Acquire) != 0 {
         return;
     }
-    let Ok(fresh) = raw::map_readable_zeros(WINDOW_BYTES) else { return };
+    let Ok(fresh) = raw::reserve_zeros(WINDOW_BYTES, raw::PAGE, Zeros::Writable) else { return };
     if BASE.compare_exchange(0, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: nobody has seen it.
         unsafe { raw::unmap(fresh as *mut u8, WINDOW_BYTES) };
@@ -56,8 +58,8 @@ pub fn clear_inherited() {
 
 /// Puts zeros into a part of the window.
 fn clear(address: usize, length: usize) -> bool {
-    // SAFETY: a part of the window, where only atomics are read.
-    unsafe { raw::replace_by_zeros(address, length) }.is_ok()
+    // SAFETY: a part of the window, where only atomics are used.
+    unsafe { raw::replace_by_zeros(address, length, Zeros::Writable) }.is_ok()
 }
 
 impl Area {
@@ -66,6 +68,14 @@ impl Area {
         if length <= LEASES_BYTES {
             // SAFETY: a part of the window, where only atomics are read. When it fails there are zeros.
             unsafe { raw::map_again(address, self.base, length) }.ok();
+        }
+    }
+
+    /// Shows the page where the session's reads are counted.
+    pub fn show_counts(&self, (address, length): (usize, usize)) {
+        if length == COUNTS_LENGTH {
+            // SAFETY: a part of the window, where only atomics are used. When it fails there are zeros.
+            unsafe { raw::map_again(address, self.base + LEASES_BYTES, length) }.ok();
         }
     }
 
@@ -92,15 +102,29 @@ impl Area {
     }
 
     fn notice(&self, place: usize) -> usize {
-        self.base + LEASES_BYTES + place * NOTICE_LENGTH
+        self.base + LEASES_BYTES + COUNTS_LENGTH + place * NOTICE_LENGTH
     }
 
-    /// What is in a place now, under a lease of that number.
+    /// What is there now of a lease.
     #[inline]
-    pub fn glance(&self, place: usize, lease: u32) -> Option<Glance> {
-        let is_inside = place < SEGMENTS_MAX && Glance::leases_length(lease) <= LEASES_BYTES;
-        // SAFETY: both lie in the window, where something is mapped at all times; files in it are as long as the pages.
-        is_inside.then(|| unsafe { Glance::new(self.base as *const u8, lease, self.notice(place) as *const u8) })
+    pub fn lease(&self, lease: u32) -> Option<LeaseGlance> {
+        // SAFETY: it lies in the window, where something is mapped at all times; files in it are as long as the pages.
+        (LeaseGlance::leases_length(lease) <= LEASES_BYTES)
+            .then(|| unsafe { LeaseGlance::new(self.base as *const u8, lease) })
+    }
+
+    /// The notice that is in a place now.
+    #[inline]
+    pub fn notice_at(&self, place: usize) -> Option<NoticeGlance> {
+        // SAFETY: as in `lease`.
+        (place < SEGMENTS_MAX).then(|| unsafe { NoticeGlance::new(self.notice(place) as *const u8) })
+    }
+
+    /// Where reads are counted, for somebody.
+    #[inline]
+    pub fn counts(&self) -> DirectReads<'static> {
+        // SAFETY: it lies in the window, where something is mapped at all times that can be written.
+        unsafe { DirectReads::at((self.base + LEASES_BYTES) as *const u8) }
     }
 }
 
@@ -131,7 +155,8 @@ mod tests {
         let notice = FileNotice::new(&notice_file, true).expect("a notice");
         let noted = Noted { attributes: WireAttributes { inode: 7, ..WireAttributes::default() }, until_ns: 1 };
         notice.note(&noted);
-        let seen = |area: Area, place| area.glance(place, 5).expect("inside").noted(0, 0);
+        let seen =
+            |area: Area, place| area.notice_at(place).expect("inside").noted(area.lease(5).expect("inside"), 0, 0);
         assert_eq!(seen(area, 3), None);
         area.show_leases(leases.range());
         area.show_notice(3, notice.range());
@@ -151,7 +176,7 @@ mod tests {
         area.hide();
         assert_eq!(seen(area, 3), None);
         area.show_notice(SEGMENTS_MAX, notice.range());
-        assert!(area.glance(SEGMENTS_MAX, 0).is_none() && area.glance(0, 1 << 20).is_none());
+        assert!(area.notice_at(SEGMENTS_MAX).is_none() && area.lease(1 << 20).is_none());
         assert!(super::area(INSTANCES_MAX).is_none());
     }
 }

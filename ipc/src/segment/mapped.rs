@@ -29,25 +29,25 @@ const LAYOUT: u32 = 1;
 const MAGIC_AT: usize = 0x00;
 const LAYOUT_AT: usize = 0x04;
 const CAPACITY_AT: usize = 0x08;
-const STATE_AT: usize = 0x40;
-const SIZE_AT: usize = 0x80;
-const WORDS_AT: usize = PAGE;
+pub(super) const STATE_AT: usize = 0x40;
+pub(super) const SIZE_AT: usize = 0x80;
+pub(super) const WORDS_AT: usize = PAGE;
 /// The words of leases follow the mutex.
-const LEASES_AT: usize = 64;
+pub(super) const LEASES_AT: usize = 64;
 /// Words of what a notice says, behind its sequence number.
-const NOTED_WORDS: usize = size_of::<Noted>() / size_of::<u64>();
-const NOTED_AT: usize = 8;
+pub(super) const NOTED_WORDS: usize = size_of::<Noted>() / size_of::<u64>();
+pub(super) const NOTED_AT: usize = 8;
 
 /// Bytes of a notice's file.
 pub const NOTICE_LENGTH: usize = PAGE;
 
 /// Where in a lease's word the closings are counted: above the epoch.
-const CLOSINGS_SHIFT: u32 = 32;
+pub(super) const CLOSINGS_SHIFT: u32 = 32;
 
 const _: () = assert!(NOTED_AT + NOTED_WORDS * size_of::<AtomicU64>() <= NOTICE_LENGTH);
 const _: () = assert!(SIZE_AT + 8 <= WORDS_AT && CAPACITY_AT.is_multiple_of(8) && SIZE_AT.is_multiple_of(8));
 
-const LIVE: u32 = 1;
+pub(super) const LIVE: u32 = 1;
 const DEAD: u32 = 2;
 
 /// Blocks that are copied between two looks at their words.
@@ -284,58 +284,8 @@ impl FileNotice {
     }
 }
 
-/// A lease's word and its notice, as a client finds them at addresses at which something is mapped at all times: zeros, or what is
-/// there now.
-#[derive(Clone, Copy, Debug)]
-pub struct Glance {
-    leases: *const u8,
-    lease: u32,
-    notice: *const u8,
-}
-
-impl Glance {
-    /// Bytes of a lease's word and all before it.
-    #[must_use]
-    pub const fn leases_length(lease: u32) -> usize {
-        LEASES_AT + (lease as usize + 1) * size_of::<AtomicU64>()
-    }
-
-    /// What is at these addresses.
-    ///
-    /// # Safety
-    /// Both are those of pages. From the first one [`Glance::leases_length`]`(lease)` bytes can be read for good, from the second one
-    /// [`NOTICE_LENGTH`].
-    #[must_use]
-    pub const unsafe fn new(leases: *const u8, lease: u32, notice: *const u8) -> Self {
-        Self { leases, lease, notice }
-    }
-
-    /// What the notice says, if the lease holds and no more than so many closings were counted.
-    #[inline]
-    #[must_use]
-    pub fn noted(&self, epoch: u32, closings: u32) -> Option<Noted> {
-        let granted = u64::from(closings) << CLOSINGS_SHIFT | u64::from(epoch);
-        let at = Self::leases_length(self.lease) - size_of::<AtomicU64>();
-        // SAFETY: the promise of `new`; atomics, aligned as the pages are.
-        let (life, word, sequence, words) = unsafe {
-            (
-                &*self.leases.cast::<AtomicU32>(),
-                &*self.leases.add(at).cast::<AtomicU64>(),
-                &*self.notice.cast::<AtomicU64>(),
-                &*self.notice.add(NOTED_AT).cast::<[AtomicU64; NOTED_WORDS]>(),
-            )
-        };
-        if word.load(Ordering::Acquire) != granted {
-            return None;
-        }
-        let words: [u64; NOTED_WORDS] = Notice::new(sequence, words).read()?;
-        let holds = word.load(Ordering::Acquire) == granted && lives(life);
-        holds.then(|| zerocopy::transmute!(words))
-    }
-}
-
 /// Whether the thread lives that holds the mutex of this word.
-fn lives(life: &AtomicU32) -> bool {
+pub(super) fn lives(life: &AtomicU32) -> bool {
     const OWNER_DIED: u32 = 1 << 30;
     let life = life.load(Ordering::Acquire);
     life != 0 && life & OWNER_DIED == 0
@@ -415,6 +365,17 @@ pub struct SegmentView {
     base: Option<Base>,
 }
 
+/// Where a segment and its map are mapped: addresses and lengths in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentRanges {
+    /// The map.
+    pub map: (usize, usize),
+    /// The bytes.
+    pub data: (usize, usize),
+    /// Blocks.
+    pub capacity: u64,
+}
+
 /// What the words of a block said before it was copied: that of the sketch, if it has one, and that of the file it is in.
 #[derive(Clone, Copy, Default)]
 struct Looks {
@@ -447,6 +408,15 @@ impl SegmentView {
         let base = self.base.iter().flat_map(|base| [&base.moved, &base.file.map, &base.file.data]);
         let all = [&self.own.map, &self.own.data].into_iter().chain(base);
         all.map(|mapping| (mapping.base().as_ptr().addr(), mapping.length()))
+    }
+
+    /// Where its map and its bytes are, and how many blocks that is, unless some blocks may be in a file below.
+    #[must_use]
+    pub fn single(&self) -> Option<SegmentRanges> {
+        let range = |mapping: &Mapping| (mapping.base().as_ptr().addr(), mapping.length());
+        let File { map, data, capacity } = &self.own;
+        let ranges = || SegmentRanges { map: range(map), data: range(data), capacity: *capacity };
+        self.base.is_none().then(ranges)
     }
 
     /// Whether the service still keeps it.

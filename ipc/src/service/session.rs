@@ -1,9 +1,9 @@
 //! A session, and a request taken from it.
 
-use crate::area::{BufferArea, DirectReads, OutOfBounds};
+use crate::area::{BufferArea, COUNTS_LENGTH, DirectReads, OutOfBounds};
 use crate::futex;
 use crate::handshake::send_grant;
-use crate::memory::Mapping;
+use crate::memory::{Mapping, PAGE};
 use crate::service::budget::{MemoryBudget, Paid};
 use crate::service::peer::PeerFacts;
 use crate::state::{Acquisition, Sequence, withdraw};
@@ -57,7 +57,7 @@ impl From<OutOfBounds> for DataError {
 }
 
 impl<C> Session<C> {
-    /// A session; its buffers' headers are paid for from `budget`.
+    /// A session; its buffers' headers and the page of counts are paid for from `budget`.
     ///
     /// # Errors
     /// `ENOMEM` when the budget does not allow it.
@@ -70,7 +70,7 @@ impl<C> Session<C> {
         data_bytes: usize,
         budget: &Arc<MemoryBudget>,
     ) -> Result<Self, Errno> {
-        if !budget.take(count) {
+        if !budget.take(count + COUNTS_LENGTH / PAGE) {
             return Err(Errno::ENOMEM);
         }
         let records = (0..count).map(|_| Acquisition::default()).collect();
@@ -200,7 +200,7 @@ impl<C> Drop for Session<C> {
         // A client that is still copying a reply finds out.
         (0..self.records.len()).for_each(|index| withdraw(self.area(index).state()));
         self.buffers.discard();
-        self.budget.give(self.records.len() + self.paid.iter().map(Paid::pages).sum::<usize>());
+        self.budget.give(self.records.len() + COUNTS_LENGTH / PAGE + self.paid.iter().map(Paid::pages).sum::<usize>());
     }
 }
 

@@ -163,8 +163,8 @@ fn a_reply_whose_session_ended_before_it_was_read_is_none() {
 fn what_the_service_pays_for_sessions_is_bounded_and_given_back() {
     let directory = tempfile::tempdir().expect("directory");
     let buffers = 16;
-    // Both sessions' headers, and the data of three buffers.
-    let budget = Arc::new(MemoryBudget::new((2 * buffers + 3 * DATA_BYTES / PAGE) * PAGE));
+    // Both sessions' headers and counts, and the data of three buffers.
+    let budget = Arc::new(MemoryBudget::new((2 * (buffers + 1) + 3 * DATA_BYTES / PAGE) * PAGE));
     let service = EchoService::start(&directory.path().join("i.sock"), 1, |config| {
         config.buffers = buffers;
         config.memory = Arc::clone(&budget);

@@ -135,7 +135,7 @@ pub fn statx(descriptor: i32, path: UserPath, flags: i32, mask: u32, out: UserMe
     let (Some((attributes, device)), Some(mount)) = (found, mount) else { return by_kernel() };
     let form = &FORMS[(mount as usize ^ mask as usize) % FORMS.len()];
     if let Some(told) = form.told(mount, mask)
-        && out.put_at(statx_of(&attributes, device, mount, told), now)
+        && out.put(statx_of(&attributes, device, mount, told))
     {
         return 0;
     }
