@@ -86,6 +86,22 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// As [`Self::of_segment`], to read it. Of a file that is shorter only its pages are mapped: the mapping's length says which.
+    ///
+    /// # Errors
+    /// `EPROTO` for an empty file, else those of `mmap(2)`.
+    pub fn of_segment_as_far_as_it_goes(file: impl AsFd, length: usize) -> Result<Self, Errno> {
+        let file = file.as_fd();
+        let size = usize::try_from(fstat(file).map_err(errno)?.st_size).unwrap_or(0);
+        let length = length.min(size.next_multiple_of(PAGE));
+        if length == 0 {
+            return Err(Errno::EPROTO);
+        }
+        let mapping = Self::of_range(file, 0, length, false)?;
+        mapping.advise(Advice::LinuxDontFork)?;
+        Ok(mapping)
+    }
+
     /// Maps a part of a file. What is long enough is placed so that the kernel can map it by huge pages.
     ///
     /// # Errors

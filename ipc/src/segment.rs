@@ -276,7 +276,20 @@ mod tests {
         assert_eq!(SegmentView::new(&empty, &data, 0).err(), Some(Errno::EPROTO));
         assert_eq!(SegmentMap::new(&empty, CAPACITY_MAX + 1).err(), Some(Errno::EINVAL));
         let _map = SegmentMap::new(&empty, CAPACITY).expect("a map");
-        assert_eq!(SegmentView::new(&empty, file(PAGE), CAPACITY).err(), Some(Errno::EPROTO));
+        assert_eq!(SegmentView::new(&empty, file(0), CAPACITY).err(), Some(Errno::EPROTO));
+    }
+
+    #[test]
+    fn nothing_is_read_behind_the_end_of_a_segment() {
+        let (map_file, data) = (file(map_length(CAPACITY)), file(PAGE + 5));
+        let map = SegmentMap::new(&map_file, CAPACITY).expect("a map");
+        let view = SegmentView::new(&map_file, &data, CAPACITY).expect("a view");
+        (0..CAPACITY).for_each(|block| map.publish(block, Place::Resident));
+        map.set_size(CAPACITY * BLOCK);
+        let mut bytes = vec![1; CAPACITY as usize * PAGE];
+        // SAFETY: the vector has that many bytes.
+        let read = unsafe { view.read(0, bytes.as_mut_ptr(), bytes.len(), || true) };
+        assert_eq!((read.count, read.is_whole), (2 * PAGE, false));
     }
 
     #[test]

@@ -311,12 +311,14 @@ struct File {
 impl File {
     fn new(map: impl AsFd, data: impl AsFd, capacity: u64) -> Result<Self, Errno> {
         let map = read_map(map, capacity)?;
-        let data = Mapping::of_segment(data, (capacity * BLOCK) as usize, false)?;
+        // A file that cannot grow is as long as it is, and so is its segment.
+        let data = Mapping::of_segment_as_far_as_it_goes(data, (capacity * BLOCK) as usize)?;
         Ok(Self { map, data, capacity })
     }
 
     fn look(&self, block: u64) -> Option<Look> {
-        let seen = (block < self.capacity).then(|| look(block_word(&self.map, block))).flatten();
+        let is_mapped = block < self.capacity.min(self.data.length() as u64 / BLOCK);
+        let seen = is_mapped.then(|| look(block_word(&self.map, block))).flatten();
         seen.filter(|seen| !seen.is_base())
     }
 }

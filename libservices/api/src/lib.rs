@@ -71,6 +71,7 @@ use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
+use std::any::Any;
 use std::ops::{ControlFlow, Range};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -407,6 +408,17 @@ pub trait Libservice: Send + Sync {
         fail(Errno::EOPNOTSUPP)
     }
 
+    /// All bytes of a program, for the kernel, which maps it from there and reads it by itself. They stay where they are until
+    /// what comes with them is dropped. Only of a file that is a program (ELF) and whose bytes are where nothing ever changes: the
+    /// layer above may come to have others for the file, but these stay.
+    ///
+    /// # Errors
+    /// `EBADF`; `EOPNOTSUPP` when the file is none of those, or too large; `ENOMEM` when there is no room for it now.
+    fn text(&self, handle: HandleId) -> Result<Text> {
+        let _ = handle;
+        fail(Errno::EOPNOTSUPP)
+    }
+
     /// Whether the layer refuses every change with `EROFS`.
     fn read_only(&self) -> bool {
         false
@@ -439,6 +451,16 @@ pub struct Base {
     pub data: OwnedFd,
     /// Blocks of its map.
     pub capacity: u64,
+}
+
+/// All bytes of a program.
+pub struct Text {
+    /// A file that is as long as the program, and that nobody can open for writing by this descriptor.
+    pub file: OwnedFd,
+    /// Its length.
+    pub bytes: u64,
+    /// Keeps the bytes where they are.
+    pub pin: Arc<dyn Any + Send + Sync>,
 }
 
 /// The right to take a segment for a file's content.

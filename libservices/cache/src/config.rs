@@ -118,4 +118,8 @@ pub struct CacheStatistics {
     pub misses: u64,
     /// Blocks evicted.
     pub evictions: u64,
+    /// Bytes that stay because the kernel maps them by itself.
+    pub pinned_bytes: u64,
+    /// Most of those.
+    pub pinned_bytes_max: u64,
 }

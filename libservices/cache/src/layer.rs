@@ -6,7 +6,7 @@ use crate::handles::{Open, OpenDirectory};
 use crate::names::Known;
 use crate::sync::read;
 use crate::write_back::hold_is_bounded;
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Written, fail};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Text, Written, fail};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -348,6 +348,11 @@ impl Libservice for Cache {
 
     fn segment(&self, handle: HandleId, _lease: &Arc<dyn Lease>) -> Result<Segment> {
         self.handles.readable(handle)?.node.0.segment()
+    }
+
+    fn text(&self, handle: HandleId) -> Result<Text> {
+        let file = self.handles.readable(handle)?;
+        if self.read_only() { file.node.0.text() } else { fail(Errno::EOPNOTSUPP) }
     }
 
     fn read_only(&self) -> bool {

@@ -25,7 +25,8 @@
 //! write-back's delay.
 //!
 //! **Clients** may read what is cached without asking ([`poolfs_ipc::segment`]): a file that they ask for has a map in the tmpfs,
-//! which shows what of its segment is there.
+//! which shows what of its segment is there. The kernel may map **programs** by itself, of a layer in which nothing is changed:
+//! such a file is there as a whole, and stays ([`poolfs_libservice::Libservice::text`]), up to a quarter of the memory.
 //!
 //! **Architecture invariant**: no call below is made while a file's state is locked, and no descriptor, handle below or
 //! thread is held per cached file.
@@ -47,12 +48,14 @@ mod layer;
 mod moves;
 mod names;
 mod node;
+mod pins;
 mod pool;
 mod ranges;
 mod read;
 mod read_ahead;
 mod segments;
 mod sync;
+mod text;
 mod view;
 mod write;
 mod write_back;

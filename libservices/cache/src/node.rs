@@ -12,6 +12,7 @@ use crate::content::Content;
 use crate::core::Core;
 use crate::huge::HugeRanges;
 use crate::sync::{lock, read, try_read, try_write, write};
+use crate::text::Program;
 use crate::view::View;
 use poolfs_libservice::{Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags, Timestamp};
@@ -70,6 +71,8 @@ pub(crate) struct State {
     pub(crate) view: Option<Box<View>>,
     /// Of a segment that clients read by themselves, or did before.
     pub(crate) huge: Option<Box<HugeRanges>>,
+    /// What the kernel may map by itself.
+    pub(crate) program: Program,
     pub(crate) dirty_ticket: Option<u64>,
     pub(crate) error: WriteError,
     /// It has no name any more.
@@ -149,6 +152,7 @@ impl Node {
             content: Content::default(),
             view: None,
             huge: None,
+            program: Program::default(),
             dirty_ticket: None,
             error: WriteError::default(),
             orphan: false,
@@ -234,6 +238,9 @@ impl Node {
         let Some(chunk) = state.blocks.chunk(index).filter(|chunk| chunk.ticket == ticket) else {
             return Evicted::Gone;
         };
+        if state.is_pinned() {
+            return Evicted::Nothing;
+        }
         if chunk.cool() {
             return Evicted::Hot;
         }
@@ -275,6 +282,10 @@ impl Node {
     pub(crate) fn drop_content(&self) {
         self.update(None, |state| {
             state.end_view();
+            if let (true, Content::Segment(segment)) = (state.is_pinned(), &state.content) {
+                // The kernel may go on with it for as long as programs do.
+                segment.leave();
+            }
             state.blocks.change_existing(0..u64::MAX, |chunk, mask| {
                 chunk.clear(mask);
                 chunk.held &= !mask;

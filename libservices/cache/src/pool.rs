@@ -6,6 +6,7 @@ use crate::buffer::BufferStore;
 use crate::config::{CacheConfig, CacheError, CacheStatistics};
 use crate::idle::IdleNodes;
 use crate::node::Node;
+use crate::pins::Pins;
 use crate::read_ahead::ReadAheadQueue;
 use crate::segments::{SegmentStore, SharedNotice};
 use crate::sync::{lock, try_lock};
@@ -30,6 +31,9 @@ const HUGE_PAGES_PAUSE: Duration = Duration::from_secs(30);
 /// Most files a flusher takes up in one round for lack of room.
 const HURRIED_MAX: usize = 64;
 
+/// Most segments of programs open at once, between uses: they are hardly ever read or written here.
+const TEXT_DESCRIPTORS_MAX: usize = 64;
+
 #[derive(Default)]
 struct Counter {
     hits: AtomicU64,
@@ -52,6 +56,9 @@ pub(crate) struct Pool {
     pub(crate) config: CacheConfig,
     pub(crate) budget: Budget,
     pub(crate) segments: Arc<SegmentStore>,
+    /// Where programs are that the kernel maps by itself.
+    pub(crate) texts: Arc<SegmentStore>,
+    pub(crate) pins: Arc<Pins>,
     pub(crate) buffers: BufferStore,
     pub(crate) read_ahead: ReadAheadQueue,
     pub(crate) idle: IdleNodes,
@@ -210,6 +217,8 @@ impl CachePool {
         let pool = Arc::new(Pool {
             budget: Budget::new(config.limit_bytes, config.dirty_percent),
             segments: Arc::new(SegmentStore::new(config.descriptors_max)?),
+            texts: Arc::new(SegmentStore::new(TEXT_DESCRIPTORS_MAX.min(config.descriptors_max))?),
+            pins: Pins::new(config.limit_bytes),
             buffers: BufferStore::default(),
             read_ahead: ReadAheadQueue::default(),
             idle: IdleNodes::default(),
@@ -284,6 +293,8 @@ impl CachePool {
             hits: sum(|counter| &counter.hits),
             misses: sum(|counter| &counter.misses),
             evictions: pool.budget.evictions(),
+            pinned_bytes: pool.pins.bytes(),
+            pinned_bytes_max: pool.pins.bytes_max(),
         }
     }
 

@@ -177,6 +177,25 @@ impl Node {
         Ok(length)
     }
 
+    /// Reads bytes of a file that has no others than below, without keeping more of them than there are. Only under a
+    /// [`Use`](crate::node::Use).
+    pub(crate) fn read_past_cache(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = offset + done as u64;
+            let copied =
+                read(&self.state).copy_cached(at, &mut buffer[done..]).map_err(|error| cache_failure(&error))?;
+            done += copied;
+            if copied == 0 {
+                let step = (buffer.len() - done).min(self.core.pool.step_bytes() as usize);
+                let below_size = read(&self.state).below_size;
+                self.read_below(at, &mut buffer[done..done + step], below_size)?;
+                done += step;
+            }
+        }
+        Ok(())
+    }
+
     /// Reads bytes of the file as they are below, where the file ends at `below_size`; zeros follow.
     pub(crate) fn read_below(&self, offset: u64, buffer: &mut [u8], below_size: u64) -> Result<()> {
         let want = below_size.saturating_sub(offset).min(buffer.len() as u64) as usize;

@@ -45,7 +45,15 @@ impl SegmentStore {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.root, Self::name(id), flags, Mode::RUSR | Mode::WUSR)?;
         self.open.insert(id, Arc::new(File::from(file)));
-        Ok(Segment { id, store: Arc::clone(self), is_shared: AtomicBool::new(false) })
+        Ok(Segment { id, store: Arc::clone(self), is_shared: AtomicBool::new(false), has_the_files_length: false })
+    }
+
+    /// Makes a segment that is as long as its file, for good.
+    pub(crate) fn create_with_length(self: &Arc<Self>, length: u64) -> io::Result<Segment> {
+        let mut segment = self.create()?;
+        segment.with_file(|file| file.set_len(length))?;
+        segment.has_the_files_length = true;
+        Ok(segment)
     }
 
     /// Whether clients can be given segments.
@@ -100,6 +108,8 @@ pub(crate) struct Segment {
     store: Arc<SegmentStore>,
     /// Clients may have it.
     is_shared: AtomicBool,
+    /// Who maps it finds the file's end where it is.
+    has_the_files_length: bool,
 }
 
 impl Segment {
@@ -122,10 +132,19 @@ impl Segment {
         self.store.file(self.id)?.write_all_at(data, offset)
     }
 
-    /// Makes it `length` bytes long, most of them holes, and fit to be mapped by clients: it is never made shorter.
+    /// Makes it `length` bytes long, most of them holes, and fit to be mapped by clients: it is never made shorter. One that has its
+    /// file's length keeps it.
     pub(crate) fn share(&self, length: u64) -> io::Result<()> {
         self.is_shared.store(true, Ordering::Relaxed);
+        if self.has_the_files_length {
+            return Ok(());
+        }
         self.with_file(|file| if file.metadata()?.len() < length { file.set_len(length) } else { Ok(()) })
+    }
+
+    /// Leaves its memory to those who have it mapped, when it is dropped.
+    pub(crate) fn leave(&self) {
+        self.is_shared.store(false, Ordering::Relaxed);
     }
 
     /// A descriptor for clients.

@@ -17,7 +17,7 @@
 
 mod values;
 
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Result, Segment, Written};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Result, Segment, Text, Written};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, IdMap, NO_ID, Name, NodeId,
     OpenFlags, RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -265,6 +265,10 @@ impl Libservice for IdMapped {
 
     fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment> {
         self.below.segment(handle, lease)
+    }
+
+    fn text(&self, handle: HandleId) -> Result<Text> {
+        self.below.text(handle)
     }
 
     fn read_only(&self) -> bool {

@@ -7,7 +7,7 @@ use crate::copyup::Bytes;
 use crate::node::{Content, Node, OpenFile, State, lock};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
 use crate::transit::Copies;
-use poolfs_libservice::{Durability, Error, Lease, Libservice, Result, Segment, Written, fail};
+use poolfs_libservice::{Durability, Error, Lease, Libservice, Result, Segment, Text, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Attributes, Caller, Errno, NodeId, OpenFlags, SetAttributes};
 use std::sync::Arc;
@@ -141,6 +141,19 @@ impl Union {
             _ => return fail(Errno::EOPNOTSUPP),
         };
         opened.branch().segment(opened.id(), lease)
+    }
+
+    /// The program that the content is, while all of it is below.
+    pub(crate) fn text_of(&self, file: &OpenFile) -> Result<Text> {
+        let opened = {
+            let state = file.node.read();
+            match (&state.upper, &state.content) {
+                (None, Content::Plain) => self.lower_handle(file, &state)?,
+                _ => return fail(Errno::EOPNOTSUPP),
+            }
+        };
+        // That may take its time, and is about what stays, whatever becomes of the file here.
+        opened.branch().text(opened.id())
     }
 
     /// As [`Self::segment_of`], of a sketch. Whoever maps the lower file sees all of it, also what the sketch hides: it is given

@@ -5,7 +5,9 @@ use crate::branch::Opened;
 use crate::names::New;
 use crate::node::{Content, Node, OpenFile, lock};
 use crate::rename::End;
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Result, Segment, Written, fail};
+use poolfs_libservice::{
+    DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Result, Segment, Text, Written, fail,
+};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -391,6 +393,14 @@ impl Libservice for Union {
             return fail(Errno::EBADF);
         }
         self.segment_of(&file, lease)
+    }
+
+    fn text(&self, handle: HandleId) -> Result<Text> {
+        let file = self.handles.file(handle)?;
+        if !file.flags.readable() {
+            return fail(Errno::EBADF);
+        }
+        self.text_of(&file)
     }
 
     fn read_only(&self) -> bool {

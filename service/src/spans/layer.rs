@@ -5,7 +5,7 @@ use poolfs_libservice::types::{
     AllocateMode, Attributes, Caller, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags,
     SeekTo, SetAttributes, XattrFlags,
 };
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Written};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Text, Written};
 use poolfs_service_protocol::Layer;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -70,6 +70,7 @@ impl Libservice for Timed {
         fn copy_range(&self, caller: &Caller, source: HandleId, source_offset: u64, target: HandleId, target_offset: u64, length: u64) -> Result<u64>;
         fn read_only(&self) -> bool;
         fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment>;
+        fn text(&self, handle: HandleId) -> Result<Text>;
     }
 
     /// What is done with the entries is the time of whoever asked for them.

@@ -8,7 +8,7 @@ use poolfs_types::{
 };
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,7 +33,11 @@ type Meanwhile = (Call, Box<dyn FnOnce() + Send>);
 /// The layer.
 pub struct Fault {
     pub memory: Arc<Memory>,
-    /// errno of every write; 0: none
+    /// Nothing is changed in it.
+    pub read_only: AtomicBool,
+    /// errno of every read; 0: none
+    pub fail_reads: AtomicI32,
+    /// errno of every write
     pub fail_writes: AtomicI32,
     /// errno of every fsync
     pub fail_fsyncs: AtomicI32,
@@ -64,6 +68,8 @@ impl Fault {
     pub fn over(memory: Arc<Memory>) -> Arc<Self> {
         Arc::new(Self {
             memory,
+            read_only: AtomicBool::new(false),
+            fail_reads: AtomicI32::new(0),
             fail_writes: AtomicI32::new(0),
             fail_fsyncs: AtomicI32::new(0),
             fail_lookups: AtomicI32::new(0),
@@ -175,6 +181,7 @@ impl Libservice for Fault {
         Ok(handle)
     }
     fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        check(&self.fail_reads)?;
         self.reads.fetch_add(1, Ordering::SeqCst);
         let slow = self.slow_reads.load(Ordering::SeqCst);
         if slow > 0 {
@@ -236,6 +243,9 @@ impl Libservice for Fault {
     }
     fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
         self.memory.statfs(caller, node)
+    }
+    fn read_only(&self) -> bool {
+        self.read_only.load(Ordering::SeqCst)
     }
     fn sync(&self) -> Result<()> {
         self.memory.sync()

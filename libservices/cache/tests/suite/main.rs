@@ -8,3 +8,4 @@ mod races;
 mod segments;
 mod stress;
 mod support;
+mod texts;

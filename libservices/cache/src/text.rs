@@ -1,0 +1,129 @@
+//! Programs that the kernel maps by itself: all of the file in a segment of its own, as long as the file, which stays as it is
+//! while somebody has the pin.
+//!
+//! These segments are in a tmpfs of their own: what the kernel still maps of it when the service has died keeps that one, and not all
+//! that was cached. Pages of zeros are there too: a fault on a hole would be charged to whoever runs the program.
+
+use crate::blocks::{BLOCK, CHUNK_BLOCKS, CHUNK_COST, Chunk, blocks_for};
+use crate::content::Content;
+use crate::core::Core;
+use crate::node::{Node, State};
+use crate::pins::{Permit, Refusal};
+use crate::read::cache_failure;
+use crate::segments::Segment;
+use crate::sync::{lock, read};
+use poolfs_libservice::{Result, Text, fail};
+use poolfs_types::{Errno, FileType};
+use std::sync::{Arc, Weak};
+
+/// How programs begin.
+const ELF: &[u8; 4] = b"\x7fELF";
+
+/// How much is read at once to find that out: as much as whoever has opened the file is about to ask for first.
+const FIRST_BYTES: u64 = 128 << 10;
+
+/// Keeps a file's content where it is, all of it.
+pub(crate) struct Pin {
+    core: Arc<Core>,
+    node: Arc<Node>,
+    permit: Permit,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.core.forget(self.node.id, 1);
+    }
+}
+
+/// What is known of a file as a program.
+#[derive(Default)]
+pub(crate) struct Program {
+    /// It is one.
+    is_one: Option<bool>,
+    pin: Weak<Pin>,
+}
+
+impl State {
+    /// Whether the content has to stay where it is.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.program.pin.strong_count() > 0
+    }
+}
+
+impl Node {
+    /// All of the file for the kernel, if it is a program. Only under a [`Use`](crate::node::Use), of a layer that nothing is
+    /// changed in.
+    pub(crate) fn text(self: &Arc<Self>) -> Result<Text> {
+        let attributes = self.attributes()?;
+        if attributes.file_type != FileType::Regular || !self.is_program()? {
+            return fail(Errno::EOPNOTSUPP);
+        }
+        // One fills it, the others have it from him. There are no writers in such a layer.
+        let _one_at_a_time = lock(&self.writer);
+        let known = read(&self.state).program.pin.upgrade();
+        let pin = match known {
+            Some(pin) => pin,
+            None => self.pin(attributes.size)?,
+        };
+        let state = read(&self.state);
+        let Content::Segment(segment) = &state.content else { return fail(Errno::ESTALE) };
+        let file = segment.reader().map_err(|error| cache_failure(&error))?;
+        Ok(Text { file, bytes: pin.permit.bytes(), pin })
+    }
+
+    fn is_program(&self) -> Result<bool> {
+        let known = read(&self.state).program.is_one;
+        if let Some(is_one) = known {
+            return Ok(is_one);
+        }
+        let mut begin = [0; ELF.len()];
+        let is_one = self.read(0, &mut begin, FIRST_BYTES)?.0 == begin.len() && &begin == ELF;
+        self.update(None, |state| state.program.is_one = Some(is_one));
+        Ok(is_one)
+    }
+
+    /// Brings all of the file into a segment of its own.
+    fn pin(self: &Arc<Self>, size: u64) -> Result<Arc<Pin>> {
+        let pool = &self.core.pool;
+        if !pool.texts.is_shared() {
+            return fail(Errno::EOPNOTSUPP);
+        }
+        let blocks = blocks_for(size);
+        let permit = pool.pins.take(blocks * BLOCK).map_err(|refusal| match refusal {
+            Refusal::TooLarge => Errno::EOPNOTSUPP,
+            Refusal::NoRoom => Errno::ENOMEM,
+        })?;
+        let cost = blocks * BLOCK + blocks.div_ceil(CHUNK_BLOCKS) * CHUNK_COST;
+        let Some(mut reservation) = pool.budget.reserve(cost) else { return fail(Errno::ENOMEM) };
+        let segment = self.copy_whole(size)?;
+        // The pin refers to the node as a user of the layer does.
+        let Some(node) = self.core.reference(self.id) else { return fail(Errno::ESTALE) };
+        let pin = Arc::new(Pin { core: Arc::clone(&self.core), node, permit });
+        self.update(Some(&mut reservation), |state| {
+            // Who reads by themselves what was cached before asks again.
+            state.end_view();
+            state.blocks.change_existing(0..u64::MAX, Chunk::clear);
+            state.empty();
+            state.content = Content::Segment(segment);
+            state.blocks.change(0..blocks, |chunk, mask| chunk.resident |= mask);
+            state.program.pin = Arc::downgrade(&pin);
+        });
+        Ok(pin)
+    }
+
+    /// A segment with all of the file.
+    fn copy_whole(&self, size: u64) -> Result<Segment> {
+        let pool = &self.core.pool;
+        let segment = pool.texts.create_with_length(size).map_err(|error| cache_failure(&error))?;
+        let step = pool.step_bytes().min(size);
+        let mut buffer = pool.buffers.take((step / BLOCK).max(1) as usize);
+        let mut at = 0;
+        while at < size {
+            let count = (size - at).min(buffer.len() as u64) as usize;
+            self.read_past_cache(at, &mut buffer[..count])?;
+            segment.write(at, &buffer[..count]).map_err(|error| cache_failure(&error))?;
+            at += count as u64;
+        }
+        Ok(segment)
+    }
+}
