@@ -2,6 +2,7 @@
 
 use crate::nodes::NodeTable;
 use crate::nodes::listings::{ListingUse, Opening};
+use crate::nodes::texts::TextUse;
 use hashbrown::HashMap;
 use poolfs_libservice::types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Result};
@@ -48,6 +49,8 @@ pub struct OpenFile {
     reads: [AtomicU64; 2],
     /// Why it was given no segment when somebody last asked for one.
     not_direct: Mutex<Option<NotDirect>>,
+    /// How the kernel reads it; until it is closed.
+    text_use: Mutex<Option<TextUse>>,
     layer: Arc<dyn Libservice>,
     nodes: Arc<NodeTable>,
 }
@@ -141,6 +144,11 @@ impl OpenFile {
         *self.not_direct.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes how the kernel reads it.
+    pub(crate) fn set_use(&self, text_use: TextUse) {
+        *self.text_use.lock().unwrap_or_else(PoisonError::into_inner) = Some(text_use);
+    }
+
     /// Whether a session of the user-level path works on it.
     #[must_use]
     pub fn is_adopted(&self) -> bool {
@@ -165,6 +173,8 @@ impl OpenFile {
 
     /// The kernel has closed the file for good.
     pub(crate) fn close(&self) {
+        // Before the node may be forgotten.
+        drop(self.text_use.lock().unwrap_or_else(PoisonError::into_inner).take());
         let mut state = self.adoption();
         if !std::mem::replace(&mut state.closed, true) {
             let append = self.flags.contains(OpenFlags::APPEND);
@@ -330,6 +340,7 @@ impl Reservation<'_> {
             listing: Mutex::default(),
             reads: Default::default(),
             not_direct: Mutex::default(),
+            text_use: Mutex::default(),
             layer: Arc::clone(&self.table.layer),
             nodes: Arc::clone(&self.table.nodes),
         });

@@ -15,7 +15,8 @@ use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId, OpenFlags};
 use poolfs_libservice::{Lease, Libservice, Segment, fail};
 use poolfs_service_protocol::{
-    AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, NotDirect, OperationPath, ReadCounts, Transport,
+    AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, NotDirect, OperationPath, ProgramStatus, ReadCounts,
+    Transport,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -227,6 +228,16 @@ impl Instance {
     /// [`Instance::attach_kernel`].
     pub fn set_pruner(&self, pruner: &Arc<Pruner>) {
         let _ = self.pruner.set(Arc::clone(pruner));
+    }
+
+    /// The thread that has the kernel forget what is too much.
+    pub(crate) fn pruner(&self) -> Option<&Arc<Pruner>> {
+        self.pruner.get()
+    }
+
+    /// The way to the kernel's caches, once it is mounted.
+    pub(crate) fn notifications(&self) -> Option<&Notifications> {
+        self.notifications.get()
     }
 
     /// Gives whoever listens to `tracer` a say in what is measured; once per instance.
@@ -455,6 +466,10 @@ impl Instance {
     /// # Errors
     /// The first failure to make something durable.
     pub fn wind_up(&self) -> poolfs_libservice::Result<()> {
+        if self.is_refusing() {
+            // Who still runs a program of the mount goes on with it.
+            self.nodes.leave_texts();
+        }
         self.handles.clear();
         for (node, count) in self.nodes.forget_all() {
             self.layer().forget(node, count);
@@ -485,7 +500,14 @@ impl Instance {
             has_session,
             adopted: files.into_iter().map(adopted).collect(),
             refused: refused.map(|errno| errno.name().to_owned()),
+            passed_through: self.open_programs(),
         }
+    }
+
+    /// Inode numbers of programs that the kernel maps and reads by itself for who has them open.
+    fn open_programs(&self) -> Vec<u64> {
+        let inode = |node| self.layer().getattr(&Caller::ROOT, node).map(|attributes| attributes.inode);
+        self.nodes.open_texts().into_iter().filter_map(|node| inode(node).ok()).collect()
     }
 
     /// What it does and holds.
@@ -504,6 +526,11 @@ impl Instance {
             kernel_cached_bytes: self.nodes.cached_bytes(),
             operations: self.statistics.report(),
             reads: self.reads(),
+            programs: self.texts().map(|texts| ProgramStatus {
+                opens: texts.opens,
+                files: texts.files,
+                bytes: texts.bytes,
+            }),
             not_direct: self.not_direct.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             union: self.stack.union_status(),
         }

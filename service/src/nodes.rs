@@ -9,12 +9,13 @@
 //! have been written back, so that the kernel may hold changes nobody has told the service of.
 //!
 //! What the kernel may keep of attributes and names without asking is noted in [`held`], of listings in [`listings`], what clients may
-//! show of attributes without asking in [`notices`].
+//! show of attributes without asking in [`notices`], which programs the kernel maps by itself in [`texts`].
 
 pub mod held;
 pub mod listings;
 pub mod notices;
 pub mod pruning;
+pub mod texts;
 
 use crate::leases::SegmentLease;
 use hashbrown::HashMap;
@@ -27,6 +28,7 @@ use poolfs_service_protocol::NotDirect;
 use pruning::Known;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use texts::{Backing, TextState, Texts};
 
 /// FUSE's number of the root directory.
 pub const ROOT_NUMBER: u64 = 1;
@@ -70,6 +72,7 @@ struct NodeState {
     privileges: u64,
     held: Held,
     listing: Listing,
+    text: TextState,
     /// Clients read its content by themselves.
     lease: Option<Arc<SegmentLease>>,
     /// Of its attributes, as the lease's notice has them.
@@ -132,6 +135,7 @@ pub struct NodeTable {
     /// The kernel may keep attributes and names at all.
     holding: AtomicBool,
     names_held: AtomicU64,
+    texts: Texts,
 }
 
 impl Default for NodeTable {
@@ -147,6 +151,7 @@ impl Default for NodeTable {
             cached_bytes: AtomicU64::new(0),
             holding: AtomicBool::new(false),
             names_held: AtomicU64::new(0),
+            texts: Texts::default(),
         };
         // The kernel knows the root from the start, without a reference.
         table.states(NodeId::ROOT).insert(NodeId::ROOT, NodeState { number: ROOT_NUMBER, ..NodeState::default() });
@@ -181,10 +186,15 @@ impl NodeTable {
         state.kernel_references += 1;
         state.entered = self.entries.fetch_add(1, Ordering::Relaxed);
         if is_new {
-            self.count.fetch_add(1, Ordering::Relaxed);
-            self.known.get().into_iter().for_each(|known| known.entered());
+            self.count_entered();
         }
         state.number
+    }
+
+    /// The kernel knows one more.
+    fn count_entered(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.known.get().into_iter().for_each(|known| known.entered());
     }
 
     /// The kernel knows fewer by so many.
@@ -207,6 +217,11 @@ impl NodeTable {
                 return inode;
             }
         }
+        self.own_number(node)
+    }
+
+    /// A number for the node that no inode has.
+    fn own_number(&self, node: NodeId) -> u64 {
         let own = self.next_own.fetch_add(1, Ordering::Relaxed);
         self.numbers(own).insert(own, node);
         own
@@ -227,6 +242,9 @@ impl NodeTable {
         if number == ROOT_NUMBER {
             return None;
         }
+        if let Some(owed) = self.forget_retired(number, count) {
+            return Some(owed);
+        }
         let node = self.node(number)?;
         let mut states = self.states(node);
         let state = states.get_mut(&node)?;
@@ -235,15 +253,19 @@ impl NodeTable {
         if state.kernel_references == 0 && given_back > 0 {
             self.count_left(1);
         }
-        self.tidy(&mut states, node);
+        let gone = self.tidy(&mut states, node);
+        drop(states);
+        drop(gone);
         Some((node, given_back))
     }
 
     /// Forgets every reference of the kernel: the mount is gone. Answers what the layers are owed.
     pub fn forget_all(&self) -> Vec<(NodeId, u64)> {
         let mut owed = Vec::new();
+        let mut backings = Vec::new();
         for shard in &self.states {
             let mut states = lock(shard);
+            backings.extend(states.values_mut().filter_map(|state| state.text.take_backing()));
             let referenced = states.iter().filter(|(_, state)| state.kernel_references > 0);
             owed.extend(referenced.map(|(&node, state)| (node, state.kernel_references)));
             states.values_mut().for_each(NodeState::revoke);
@@ -255,20 +277,23 @@ impl NodeTable {
         self.count_left(owed.len() as u64);
         self.cached_bytes.store(0, Ordering::Relaxed);
         self.names_held.store(0, Ordering::Relaxed);
+        owed.extend(self.forget_all_retired());
         owed
     }
 
-    fn tidy(&self, states: &mut HashMap<NodeId, NodeState>, node: NodeId) {
-        let Some(state) = states.get(&node).filter(|state| state.is_idle()) else {
-            return;
-        };
+    /// Forgets the node if nobody uses it; what the kernel had of it is to be dropped when nothing is locked.
+    #[must_use]
+    fn tidy(&self, states: &mut HashMap<NodeId, NodeState>, node: NodeId) -> Option<Arc<Backing>> {
+        let state = states.get(&node).filter(|state| state.is_idle())?;
         let (number, cached, names) = (state.number, state.cached_bytes, state.held.names());
-        states.remove(&node).iter_mut().for_each(NodeState::revoke);
+        let mut gone = states.remove(&node);
+        gone.iter_mut().for_each(NodeState::revoke);
         self.cached_bytes.fetch_sub(cached, Ordering::Relaxed);
         self.names_held.fetch_sub(names, Ordering::Relaxed);
         if number != 0 {
             self.numbers(number).remove(&number);
         }
+        gone.and_then(|mut state| state.text.take_backing())
     }
 
     /// A file of the node was opened by FUSE.
@@ -297,7 +322,9 @@ impl NodeTable {
                 state.revoke();
             }
         }
-        self.tidy(&mut states, node);
+        let gone = self.tidy(&mut states, node);
+        drop(states);
+        drop(gone);
     }
 
     /// An open file was adopted by a session, or let go.

@@ -13,6 +13,7 @@
 //! Dropping attributes neither waits nor locks anything, so it is done on the spot, by whoever changed them.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -66,6 +67,30 @@ pub trait KernelCache: Send + Sync {
     /// # Errors
     /// Those of the device; `EINVAL` before Linux 6.18; unknown nodes are none.
     fn prune(&self, numbers: &[u64]) -> io::Result<()>;
+
+    /// Whether files can be given to it that it maps and reads in place of the mount's own, and that it lets go when asked to forget
+    /// theirs.
+    fn takes_backings(&self) -> bool {
+        false
+    }
+
+    /// Gives it such a file; the number by which it is named from then on.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn open_backing(&self, file: &OwnedFd) -> io::Result<u32> {
+        let _ = file;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Takes it back, but for what is open or mapped.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn close_backing(&self, id: u32) -> io::Result<()> {
+        let _ = id;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// How a name has changed.
@@ -196,6 +221,11 @@ impl Notifications {
     #[must_use]
     pub fn tell_name_later(&self, job: DirectoryJob) -> bool {
         self.names.queue.try_send(Message::Tell(job, None)).is_ok()
+    }
+
+    /// Whom they go to.
+    pub(crate) fn kernel(&self) -> &Arc<dyn KernelCache> {
+        &self.kernel
     }
 
     /// The kernel drops the attributes of a node at once. For everybody.

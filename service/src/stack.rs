@@ -291,6 +291,7 @@ impl StackBuilder {
             hits: statistics.hits,
             misses: statistics.misses,
             evictions: statistics.evictions,
+            pinned_bytes: statistics.pinned_bytes,
         }
     }
 }

@@ -4,11 +4,13 @@
  *   open PATH FLAGS    close              pread OFFSET LENGTH    pwrite OFFSET LENGTH BYTE
  *   append LENGTH BYTE size               truncate LENGTH        sync
  *   map LENGTH         mread OFFSET LEN   mwrite OFFSET LEN BYTE unmap
+ *   textmap LENGTH     (private, to be read only)
  *   rename FROM TO     unlink PATH        statsize PATH          exit
  *   link FROM TO       symlink TO PATH    mkdir PATH             chmod PATH MODE
  *   look PATH          (a hash of what lstat says of it)
  *   facts              (a hash of what fstat says; an error when the kernel says something else, or statx does)
  *   cut LENGTH         (ftruncate by the system call itself)
+ *   shorten PATH LENGTH
  *   times PATH SECONDS chown PATH UID GID
  */
 #include <errno.h>
@@ -88,6 +90,10 @@ int main(void)
             map_length = (size_t)x;
             map = mmap(NULL, map_length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
             answer(map == MAP_FAILED ? -1 : 0, 0);
+        } else if (!strcmp(command, "textmap") && sscanf(rest, "%lli", &x) == 1) {
+            map_length = (size_t)x;
+            map = mmap(NULL, map_length, PROT_READ, MAP_PRIVATE, fd, 0);
+            answer(map == MAP_FAILED ? -1 : 0, 0);
         } else if (!strcmp(command, "mread") && sscanf(rest, "%lli %lli", &x, &y) == 2 && (size_t)(x + y) <= map_length) {
             answer(0, hash(map + x, (size_t)y));
         } else if (!strcmp(command, "mwrite") && sscanf(rest, "%lli %lli %lli", &x, &y, &z) == 3 &&
@@ -138,6 +144,8 @@ int main(void)
             answer(r, r ? 0 : hash((unsigned char *)&st, sizeof st));
         } else if (!strcmp(command, "cut") && sscanf(rest, "%lli", &x) == 1) {
             answer(syscall(SYS_ftruncate, fd, x), 0);
+        } else if (!strcmp(command, "shorten") && sscanf(rest, "%2047s %lli", a, &x) == 2) {
+            answer(truncate(a, x), 0);
         } else if (!strcmp(command, "times") && sscanf(rest, "%2047s %lli", a, &x) == 2) {
             struct timespec times[2] = {{.tv_sec = x, .tv_nsec = 1}, {.tv_sec = x + 1, .tv_nsec = 2}};
             answer(utimensat(AT_FDCWD, a, times, 0), 0);

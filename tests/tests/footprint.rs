@@ -2,6 +2,8 @@
 
 use poolfs_tests::{Mounted, Pool, isolated, populate};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 const MOUNTS: usize = 8;
 const ROUNDS: usize = 3;
@@ -37,5 +39,41 @@ fn mounts_that_are_gone_leave_no_memory_behind() {
         }
         let left = anonymous(pool.service_pid());
         assert!(left <= LEFT_BYTES_MAX, "{left} bytes after {ROUNDS} times {MOUNTS} mounts");
+    });
+}
+
+#[test]
+fn clones_that_run_the_same_program_have_one_copy_of_it() {
+    isolated("clones_that_run_the_same_program_have_one_copy_of_it", |folder| {
+        const CLONES: usize = 4;
+        let lower = folder.join("lower");
+        populate(&lower);
+        let program = lower.join("bash");
+        fs::copy("/bin/bash", &program).expect("a program");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("changed");
+        let length = fs::metadata(&program).expect("there").len();
+        let pool = Pool::create(folder, "64M");
+        let mount = |number: usize| {
+            let upper = folder.join(format!("upper-{number}"));
+            fs::create_dir_all(&upper).expect("a folder");
+            pool.mount_union(&folder.join(format!("clone-{number}")), &upper, &[&lower])
+        };
+        let clones: Vec<Mounted<'_>> = (0..CLONES).map(mount).collect();
+        for clone in &clones {
+            let program = clone.path().join("bash");
+            let said =
+                Command::new(&program).args(["-c", "cat \"$0\" | wc -c"]).arg(&program).output().expect("it runs");
+            assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), length.to_string());
+        }
+        let status = pool.status();
+        let number = |value: &serde_json::Value| value.as_u64().expect("a number");
+        let service = &status["service"];
+        assert_eq!(number(&service["cache"]["pinned_bytes"]), length.next_multiple_of(4096), "{status:#}");
+        let instances = service["instances"].as_array().expect("a list");
+        assert_eq!(instances.len(), CLONES);
+        for instance in instances {
+            assert_eq!(number(&instance["kernel_cached_bytes"]), 0, "{instance:#}");
+            assert!(number(&instance["programs"]["opens"]) >= 2, "{instance:#}");
+        }
     });
 }

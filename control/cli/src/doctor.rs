@@ -203,7 +203,7 @@ fn fuse_features(host: &dyn Host, kernel: Option<(u32, u32)>) -> Vec<Finding> {
             "FUSE prune",
             fine_or(from(KERNEL_PRUNE), Verdict::Less),
             offered(KERNEL_PRUNE),
-            "program text that is mapped cannot be given back under memory pressure",
+            "program text cannot be mapped from the cache, because it could not be given back: the kernel keeps a copy of its own",
             "use Linux 6.18 or later",
         ),
     ]

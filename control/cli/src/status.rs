@@ -6,7 +6,7 @@ use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{duration, print, print_json, size, table};
 use poolfs_host::ControlGroups;
-use poolfs_service_protocol::{InstanceStatus, OperationPath, ReadCounts, ServiceStatus, SketchDamage};
+use poolfs_service_protocol::{InstanceStatus, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -119,10 +119,12 @@ fn cache_lines(service: &ServiceStatus) -> String {
     let reads = cache.hits + cache.misses;
     let rate = if reads == 0 { "-".to_owned() } else { format!("{:.1} %", 100.0 * cache.hits as f64 / reads as f64) };
     format!(
-        "  cache {} of {}, dirty {}, shared {}, private {}; {reads} block reads, {rate} from the cache, {} evicted\n",
+        "  cache {} of {}, dirty {}, pinned {}, shared {}, private {}; {reads} block reads, {rate} from the cache, {} \
+         evicted\n",
         size(cache.used_bytes),
         size(cache.limit_bytes),
         size(cache.dirty_bytes),
+        size(cache.pinned_bytes),
         size(cache.shared_bytes),
         size(cache.private_bytes),
         cache.evictions,
@@ -148,6 +150,15 @@ fn instance_lines(instance: &InstanceStatus) -> String {
     let ReadCounts { direct, library, kernel } = instance.reads;
     if direct > 0 || library > 0 || kernel > 0 {
         let _ = writeln!(text, "    reads: {direct} without a request, {library} by request, {kernel} by the kernel");
+    }
+    match instance.programs {
+        Some(ProgramStatus { opens: 0, .. }) => {}
+        Some(ProgramStatus { opens, files, bytes }) => {
+            let bytes = size(bytes);
+            let _ =
+                writeln!(text, "    passthrough: {opens} opens of programs; {files} mapped from the cache, {bytes}");
+        }
+        None => text += "    no passthrough: the kernel caches programs itself (poolfs doctor)\n",
     }
     for (cause, count) in &instance.not_direct {
         let _ = writeln!(text, "    not without a request, {count} times: {}", cause.text());
@@ -207,6 +218,7 @@ mod tests {
             kernel_cached_bytes: 4096,
             operations: BTreeMap::from([(OperationPath::Library, kinds)]),
             reads: ReadCounts { direct: 77, library: 12, kernel: 5 },
+            programs: Some(ProgramStatus { opens: 13, files: 2, bytes: 8 << 20 }),
             not_direct: BTreeMap::from([(NotDirect::Writers, 6)]),
             union: Some(union),
         };
@@ -238,10 +250,19 @@ mod tests {
             "library",
             "77 without a request, 12 by request, 5 by the kernel",
             "6 times: somebody has the file open for writing",
+            "13 opens of programs; 2 mapped from the cache, 8.0 MiB",
         ] {
             assert!(text.contains(part), "{part} in:\n{text}");
         }
         assert!(!text.contains("write"), "nothing was written:\n{text}");
+    }
+
+    #[test]
+    fn a_kernel_that_maps_nothing_from_the_cache_is_told_of() {
+        let mut status = example();
+        let service = status.service.as_mut().expect("there is one");
+        service.instances[0].programs = None;
+        assert!(readable(&status).contains("no passthrough"));
     }
 
     #[test]

@@ -151,6 +151,7 @@ mod tests {
             kernel_cached_bytes: 0,
             operations: BTreeMap::from([(OperationPath::Library, kinds)]),
             reads: ReadCounts::default(),
+            programs: None,
             not_direct: BTreeMap::new(),
             union: None,
         };

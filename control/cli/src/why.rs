@@ -12,7 +12,7 @@ use facts::ProcessFacts;
 use poolfs_service_protocol::{ClientStatus, NotDirect, ReadCounts};
 use serde::Serialize;
 use std::path::Path;
-use verdict::{Verdict, Way, adopted_file, descriptor_verdict, process_verdict};
+use verdict::{Verdict, Way, adopted_file, descriptor_verdict, is_passed_through, process_verdict};
 
 /// What `why --json` prints.
 #[derive(Serialize)]
@@ -34,6 +34,8 @@ struct DescriptorAnswer {
     verdict: Verdict,
     /// How it was read, if it was adopted.
     reads: Option<ReadCounts>,
+    /// The kernel maps and reads it from the cache by itself, and nobody counts how often.
+    passthrough: bool,
     /// Why it is not read without requests, if somebody asked for that and may not.
     not_direct: Option<NotDirect>,
 }
@@ -51,6 +53,7 @@ pub fn why(context: &Context, pid: u32, fd: Option<u32>) -> Result<()> {
         .map(|descriptor| (descriptor, adopted_file(descriptor, &clients)))
         .map(|(descriptor, adopted)| DescriptorAnswer {
             reads: adopted.map(|file| file.reads),
+            passthrough: is_passed_through(descriptor, &clients),
             not_direct: adopted.and_then(|file| file.not_direct),
             fd: descriptor.fd,
             file: descriptor.file.clone(),
@@ -81,10 +84,12 @@ fn readable(answer: &Answer) -> String {
     let mut rows = table(&["fd", "goes by", "because", "reads", "file"]);
     for descriptor in descriptors {
         let Verdict { way, because } = &descriptor.verdict;
-        let reads = descriptor.reads.map_or_else(
-            || "-".to_owned(),
-            |reads| format!("{} direct, {} by request, {} by the kernel", reads.direct, reads.library, reads.kernel),
-        );
+        let counted = descriptor.reads.map(|reads| {
+            format!("{} direct, {} by request, {} by the kernel", reads.direct, reads.library, reads.kernel)
+        });
+        let passthrough = descriptor.passthrough.then(|| "passthrough".to_owned());
+        let reads: Vec<String> = counted.into_iter().chain(passthrough).collect();
+        let reads = if reads.is_empty() { "-".to_owned() } else { reads.join(", ") };
         let because = match descriptor.not_direct {
             Some(cause) => format!("{because}; not without a request: {}", cause.text()),
             None => because.clone(),

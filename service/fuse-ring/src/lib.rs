@@ -6,11 +6,16 @@
 //!
 //! Layouts and numbers are those of `linux/fuse.h` (`FUSE_OVER_IO_URING`, from 7.42 on). A message is made up such that it
 //! looks as one read from `/dev/fuse`.
+//!
+//! Beside them stands what else needs system calls of its own: [`open_backing`] and its counterpart, by which the kernel is given files
+//! that it maps by itself.
 
+mod backing;
 mod layout;
 mod memory;
 mod message;
 
+pub use backing::{close_backing, open_backing};
 use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 use layout::command;
 use memory::{Desk, PAYLOAD, Window};

@@ -10,7 +10,7 @@ mod trace;
 
 pub use status::{
     AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, NotDirect, OperationPath,
-    ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
+    ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
 

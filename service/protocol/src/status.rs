@@ -114,6 +114,9 @@ pub struct CacheStatus {
     pub misses: u64,
     /// Blocks evicted.
     pub evictions: u64,
+    /// Bytes that stay because the kernel maps them by itself.
+    #[serde(default)]
+    pub pinned_bytes: u64,
 }
 
 /// A sketch that cannot be read, and why.
@@ -152,6 +155,17 @@ pub struct ReadCounts {
     pub library: u64,
     /// By the kernel's requests; what it had in its pages is not among them.
     pub kernel: u64,
+}
+
+/// Programs that the kernel maps and reads by itself, from the pool's cache. Of those reads nobody hears.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramStatus {
+    /// How often one was opened so.
+    pub opens: u64,
+    /// Files that may be mapped so now.
+    pub files: u64,
+    /// Their bytes, which stay in the cache.
+    pub bytes: u64,
 }
 
 /// Why a client that asked to read a file without requests may not.
@@ -211,6 +225,9 @@ pub struct InstanceStatus {
     /// Reads, by the way they took.
     #[serde(default)]
     pub reads: ReadCounts,
+    /// Programs that the kernel maps and reads by itself; nothing where this kernel cannot.
+    #[serde(default)]
+    pub programs: Option<ProgramStatus>,
     /// How often a client that asked to read a file without requests may not, by cause.
     #[serde(default)]
     pub not_direct: BTreeMap<NotDirect, u64>,
@@ -246,6 +263,9 @@ pub struct ClientStatus {
     pub adopted: Vec<AdoptedFile>,
     /// The name of the errno its last request for a session was refused with. Only the latest refusals are remembered.
     pub refused: Option<String>,
+    /// Inode numbers of the programs that the kernel maps and reads by itself for whoever has them open.
+    #[serde(default)]
+    pub passed_through: Vec<u64>,
 }
 
 /// A whole service.

@@ -55,9 +55,13 @@ impl Instance {
         if let Some(file) = file.filter(|file| changes.size.is_some() && !file.flags().writable()) {
             return Err(if file.is_directory() { Errno::EBADF } else { Errno::EINVAL }.into());
         }
+        let mut _changing = None;
         if changes.size.is_some() {
-            if context.is_library() && self.nodes.may_map(node) {
-                return Err(Stop::UseKernel);
+            if context.is_library() {
+                if self.nodes.may_map(node) {
+                    return Err(Stop::UseKernel);
+                }
+                _changing = Some(self.nodes.begin_own_change(node).ok_or(Stop::UseKernel)?);
             }
             if exclusive.is_some() {
                 self.drop_capability(node)?;

@@ -83,6 +83,7 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const PASSTHROUGH: u64 = 1 << 37;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
@@ -105,6 +106,8 @@ pub mod open {
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const CACHE_LISTING: u32 = 1 << 3;
     pub const NO_FLUSH: u32 = 1 << 5;
+    /// Mapped and read from the file that the answer names.
+    pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// Flags of [`WriteIn`].

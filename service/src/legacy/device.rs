@@ -32,6 +32,7 @@ const ERRNO_MAX: i32 = 511;
 pub(super) struct Device {
     descriptor: Arc<OwnedFd>,
     expires_names: bool,
+    takes_backings: bool,
 }
 
 /// Where a thread receives messages and makes up its answers: one piece of memory for both. It is placed such that the data
@@ -114,7 +115,7 @@ pub(super) fn answerable(errno: Errno) -> i32 {
 
 impl Device {
     pub(super) fn new(descriptor: OwnedFd) -> Self {
-        Self { descriptor: Arc::new(descriptor), expires_names: false }
+        Self { descriptor: Arc::new(descriptor), expires_names: false, takes_backings: false }
     }
 
     pub(super) fn descriptor(&self) -> &Arc<OwnedFd> {
@@ -124,6 +125,11 @@ impl Device {
     /// Notes whether the kernel can let names expire. One that cannot takes such a message for [`KernelCache::invalidate_name`].
     pub(super) fn set_expires_names(&mut self, expires_names: bool) {
         self.expires_names = expires_names;
+    }
+
+    /// Notes whether the kernel takes files to map in place of the mount's, and forgets them when asked to.
+    pub(super) fn set_takes_backings(&mut self, takes_backings: bool) {
+        self.takes_backings = takes_backings;
     }
 
     /// Answers the request with this number.
@@ -193,6 +199,18 @@ impl KernelCache for Device {
     fn prune(&self, numbers: &[u64]) -> io::Result<()> {
         let count = u32::try_from(numbers.len()).map_err(|_| OsErrno::TOOBIG)?;
         self.notify(notify::PRUNE, &abi::PruneOut { count, padding: 0, spare: 0 }, &[numbers.as_bytes()])
+    }
+
+    fn takes_backings(&self) -> bool {
+        self.takes_backings
+    }
+
+    fn open_backing(&self, file: &OwnedFd) -> io::Result<u32> {
+        poolfs_fuse_ring::open_backing(&*self.descriptor, file)
+    }
+
+    fn close_backing(&self, id: u32) -> io::Result<()> {
+        poolfs_fuse_ring::close_backing(&*self.descriptor, id)
     }
 }
 

@@ -7,6 +7,7 @@ use super::listing::end_listing;
 use crate::handles::OpenFile;
 use crate::instance::Instance;
 use crate::nodes::listings::Opening;
+use crate::nodes::texts::Asking;
 use crate::request::{Context, Reply, Request};
 use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC};
 use poolfs_libservice::Entry;
@@ -112,8 +113,14 @@ impl Front {
         let reply = match call.operation? {
             Operation::Init(_) => return Err(Errno::EIO),
             Operation::Destroy => Reply::Done,
-            Operation::Node(operation) => return self.on_node(&context, self.node(call.node)?, operation, answer),
-            Operation::Change { changes, handle } => self.change(&context, self.node(call.node)?, changes, handle)?,
+            Operation::Node(operation) => {
+                let asking = Asking { node: self.node(call.node)?, number: call.node, thread: call.thread };
+                return self.on_node(&context, asking, operation, answer);
+            }
+            Operation::Change { changes, handle } => {
+                let asking = Asking { node: self.node(call.node)?, number: call.node, thread: call.thread };
+                self.change(&context, asking, changes, handle)?
+            }
             Operation::Link { node, name } => {
                 let parent = self.node(call.node)?;
                 let request = Request::Link { node: self.node(node)?, parent, name };
@@ -146,8 +153,8 @@ impl Front {
     }
 
     /// The attributes, and whether the kernel may keep them.
-    fn stat(&self, context: &Context<'_>, node: NodeId) -> Outcome<(Attributes, bool)> {
-        let may_keep = self.instance.nodes.hold_attributes(node);
+    fn stat(&self, context: &Context<'_>, Asking { node, number, .. }: Asking) -> Outcome<(Attributes, bool)> {
+        let may_keep = !self.instance.nodes.is_retired(number) && self.instance.nodes.hold_attributes(node);
         match self.ask(context, Request::Stat { node })? {
             Reply::Attributes(attributes) => Ok((attributes, may_keep)),
             _ => Err(mistaken()),
@@ -163,7 +170,11 @@ impl Front {
     ) -> Outcome<()> {
         let may_keep = self.holds_name(parent, name.as_bytes());
         match self.ask(context, Request::Lookup { parent, name }) {
-            Ok(reply) => self.put(reply, may_keep, answer),
+            Ok(Reply::Entry(entry)) => {
+                let number = self.enter_name(context, (parent, name.as_bytes()), &entry);
+                put_entry(number, &entry, may_keep, answer)
+            }
+            Ok(_) => Err(mistaken()),
             Err(Errno::ENOENT) if may_keep => answer.put(&abi::EntryOut::missing(true)),
             Err(errno) => Err(errno),
         }
@@ -172,32 +183,51 @@ impl Front {
     fn change(
         &self,
         context: &Context<'_>,
-        node: NodeId,
+        asking: Asking,
         changes: SetAttributes,
         handle: Option<u64>,
     ) -> Outcome<Reply> {
         let file = handle.map(|handle| self.file(handle)).transpose()?;
         let file = file.as_deref().filter(|file| file.flags().writable());
-        self.ask(context, Request::Change { node, changes, file })
+        // Who has it open for writing has been told by then.
+        let sets_size = changes.size.is_some() && file.is_none();
+        let _changing = if sets_size { self.instance.begin_resize(asking)? } else { None };
+        self.ask(context, Request::Change { node: asking.node, changes, file })
+    }
+
+    fn open(&self, context: &Context<'_>, asking: Asking, flags: OpenFlags, answer: &mut Answer<'_>) -> Outcome<()> {
+        let opening = self.instance.begin_open(asking, flags.writable())?;
+        let Reply::Opened { file, .. } = self.ask(context, Request::Open { node: asking.node, flags })? else {
+            return Err(mistaken());
+        };
+        answer.give(Given::File(file.key()));
+        let backing = self.instance.opened(opening, &file);
+        let own = self.open_flags(&file, false);
+        let flags = match backing {
+            Some(_) => own & abi::open::NO_FLUSH | abi::open::PASSTHROUGH,
+            None => own,
+        };
+        answer.put(&abi::OpenOut { handle: file.key(), flags, backing: backing.unwrap_or(0) })
     }
 
     fn on_node(
         &self,
         context: &Context<'_>,
-        node: NodeId,
+        asking: Asking,
         operation: NodeOperation<'_>,
         answer: &mut Answer<'_>,
     ) -> Outcome<()> {
         use NodeOperation as Op;
+        let node = asking.node;
         let parent = node;
         let request = match operation {
             Op::Lookup { name } => return self.look_up_or_miss(context, parent, name, answer),
             Op::Stat => {
-                let (attributes, may_keep) = self.stat(context, node)?;
+                let (attributes, may_keep) = self.stat(context, asking)?;
                 return answer.put(&abi::AttrOut::new(&attributes, may_keep));
             }
             Op::Statx => {
-                let (attributes, may_keep) = self.stat(context, node)?;
+                let (attributes, may_keep) = self.stat(context, asking)?;
                 return answer.put(&abi::StatxOut::new(&attributes, may_keep));
             }
             Op::ReadLink => Request::ReadLink { node },
@@ -219,7 +249,7 @@ impl Front {
                 return self.put(created, may_keep, answer);
             }
             Op::CreateNameless { permissions, flags } => Request::CreateNameless { parent, permissions, flags },
-            Op::Open { flags } => Request::Open { node, flags },
+            Op::Open { flags } => return self.open(context, asking, flags, answer),
             Op::OpenDirectory => Request::OpenDirectory { node },
             Op::Statfs => Request::Statfs { node },
             Op::SetXattr { name, value, flags } => Request::SetXattr { node, name, value, flags },
@@ -315,10 +345,9 @@ impl Front {
         self.instance.nodes.enter(entry.node, entry.attributes.inode)
     }
 
-    fn put_entry(&self, entry: &Entry, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
-        let number = self.enter(entry);
-        answer.give(Given::Reference(number));
-        answer.put(&abi::EntryOut::new(number, &entry.attributes, may_keep))
+    /// The same of an entry that a name was looked up for.
+    pub(super) fn enter_name(&self, context: &Context<'_>, name: (NodeId, &[u8]), entry: &Entry) -> u64 {
+        self.instance.enter_name(name, entry.node, entry.attributes.inode, context.thread)
     }
 
     /// The replies that look the same to whatever they are the answer. A name in them the kernel may keep or not; attributes
@@ -326,12 +355,12 @@ impl Front {
     fn put(&self, reply: Reply, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
         match reply {
             Reply::Done => Ok(()),
-            Reply::Entry(entry) => self.put_entry(&entry, may_keep, answer),
+            Reply::Entry(entry) => put_entry(self.enter(&entry), &entry, may_keep, answer),
             Reply::Attributes(attributes) => answer.put(&abi::AttrOut::new(&attributes, false)),
             Reply::Opened { file, entry } => {
                 answer.give(Given::File(file.key()));
                 if let Some(entry) = &entry {
-                    self.put_entry(entry, may_keep, answer)?;
+                    put_entry(self.enter(entry), entry, may_keep, answer)?;
                 }
                 let flags = self.open_flags(&file, entry.is_some());
                 answer.put(&abi::OpenOut { handle: file.key(), flags, backing: 0 })
@@ -370,6 +399,12 @@ impl Front {
             None => Ok(Adopt { handle: 0, ..asked }),
         }
     }
+}
+
+/// An entry under a number that it was entered by.
+fn put_entry(number: u64, entry: &Entry, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
+    answer.give(Given::Reference(number));
+    answer.put(&abi::EntryOut::new(number, &entry.attributes, may_keep))
 }
 
 fn put_count(count: u64, answer: &mut Answer<'_>) -> Outcome<()> {

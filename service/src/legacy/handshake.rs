@@ -39,6 +39,13 @@ const WANTED: &[(u64, &str)] = &[
     (init::DIRECT_IO_ALLOW_MMAP, "mappings of files open for direct access"),
 ];
 
+/// The oldest protocol by which the kernel can be asked to forget nodes: Linux 6.18. Before, it could keep what it maps by itself for
+/// good.
+const VERSION_MINOR_PRUNES: u32 = 45;
+
+/// How deep the kernel takes this filesystem to be stacked when it maps files from another one: another one may be put on top.
+const STACK_DEPTH: u32 = 1;
+
 /// Requests the kernel has under way on nobody's behalf, and when it takes the service for congested.
 const BACKGROUND_MAX: u16 = 64;
 const CONGESTED: u16 = BACKGROUND_MAX / 4 * 3;
@@ -68,7 +75,9 @@ pub(super) fn connect(descriptor: OwnedFd, cpus: &[u32]) -> io::Result<(Device, 
     };
     device.answer(call.unique, agreed.as_ref().map(IntoBytes::as_bytes).map_err(|&errno| errno))?;
     let agreed = agreed.map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
-    device.set_expires_names(u64::from(agreed.flags_high) << 32 & init::HAS_EXPIRE_ONLY != 0);
+    let flags = u64::from(agreed.flags_high) << 32;
+    device.set_expires_names(flags & init::HAS_EXPIRE_ONLY != 0);
+    device.set_takes_backings(flags & init::PASSTHROUGH != 0);
     Ok((device, entries))
 }
 
@@ -84,6 +93,10 @@ fn agree(offer: &Offer, by_rings: bool) -> Result<abi::InitOut, Errno> {
             debug!(what, "the kernel lacks a FUSE capability");
         }
     }
+    let passes_through = offer.minor >= VERSION_MINOR_PRUNES && offer.flags & init::PASSTHROUGH != 0;
+    if passes_through {
+        flags |= init::PASSTHROUGH;
+    }
     Ok(abi::InitOut {
         major: abi::VERSION_MAJOR,
         minor: abi::VERSION_MINOR,
@@ -95,6 +108,7 @@ fn agree(offer: &Offer, by_rings: bool) -> Result<abi::InitOut, Errno> {
         write_max: TRANSFER_BYTES_MAX as u32,
         time_granularity: 1,
         pages_max: (TRANSFER_BYTES_MAX / 4096) as u16,
+        stack_depth_max: if passes_through { STACK_DEPTH } else { 0 },
         ..abi::InitOut::default()
     })
 }
@@ -110,13 +124,24 @@ mod tests {
     #[test]
     fn only_what_the_kernel_offers_is_agreed_on() {
         let all = agree(&offer(7, 45, u64::MAX), false).expect("agreed");
-        let wanted = WANTED.iter().fold(0, |flags, (flag, _)| flags | flag);
+        let wanted = WANTED.iter().fold(init::PASSTHROUGH, |flags, (flag, _)| flags | flag);
         assert_eq!(u64::from(all.flags) | u64::from(all.flags_high) << 32, wanted);
         assert_eq!((all.write_max, all.pages_max, all.read_ahead_max), (1 << 20, 256, 1 << 17));
         let rings = agree(&offer(7, 45, u64::MAX), true).expect("agreed");
         assert_eq!((rings.flags, rings.flags_high), (all.flags, all.flags_high | 1 << (41 - 32)));
         let few = agree(&offer(7, 31, init::BIG_WRITES | 1 << 1), false).expect("agreed");
         assert_eq!((u64::from(few.flags), few.flags_high), (init::BIG_WRITES, 0));
+    }
+
+    #[test]
+    fn programs_are_mapped_from_the_cache_where_the_kernel_can_give_them_back() {
+        let agreed = |minor, flags| {
+            let out = agree(&offer(7, minor, flags), false).expect("agreed");
+            (u64::from(out.flags_high) << 32 & init::PASSTHROUGH != 0, out.stack_depth_max)
+        };
+        assert_eq!(agreed(45, u64::MAX), (true, 1));
+        assert_eq!(agreed(44, u64::MAX), (false, 0));
+        assert_eq!(agreed(45, !init::PASSTHROUGH), (false, 0));
     }
 
     #[test]

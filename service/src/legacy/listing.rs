@@ -139,7 +139,7 @@ impl Front {
         let may_keep = self.holds_name(directory.node(), name.bytes);
         match self.look_up(context, directory, name.bytes) {
             Ok(found) => {
-                let number = self.enter(&found);
+                let number = self.enter_name(context, (directory.node(), name.bytes), &found);
                 let name = Listed { inode: found.attributes.inode, file_type: found.attributes.file_type, ..*name };
                 let fits = answer.put_name(Some(&EntryOut::new(number, &found.attributes, may_keep)), &name);
                 if fits {

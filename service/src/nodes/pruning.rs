@@ -4,6 +4,9 @@
 //! through a large tree would grow the service beyond what its pool has. So the nodes of all mounts of a service are counted
 //! together, and above a bound a thread of its own, with nothing locked, asks for those that were looked up longest ago to be
 //! forgotten. What is open, mounted on or somebody's working directory stays; a directory stays until what is in it has gone.
+//!
+//! The same is asked for programs that the kernel maps by itself ([`super::texts`]) when there is no room for another one: they stay in
+//! the cache until the kernel forgets them.
 
 use super::{NodeTable, ROOT_NUMBER, lock};
 use crate::notify::KernelCache;
@@ -24,6 +27,9 @@ const FRUITLESS_MAX: u32 = 4;
 const PASS_WAIT_MAX: Duration = Duration::from_millis(20);
 const PASS_PAUSE: Duration = Duration::from_millis(1);
 
+/// How long no more is asked for programs after it was.
+const TEXTS_PAUSE: Duration = Duration::from_secs(1);
+
 /// The nodes that the kernel knows, of all mounts.
 pub(super) struct Known {
     nodes_max: u64,
@@ -39,6 +45,8 @@ pub(super) struct Known {
 #[derive(Default)]
 struct Signal {
     due: bool,
+    /// There is no room for programs.
+    texts_due: bool,
     ending: bool,
 }
 
@@ -70,14 +78,14 @@ impl Known {
         self.nodes_max.max(count + self.nodes_max / 4)
     }
 
-    /// Waits until a round is due; whether there is to be one.
-    fn wait(&self) -> bool {
+    /// Waits until something is due, of nodes or of programs, if there is to be anything more.
+    fn wait(&self) -> Option<(bool, bool)> {
         let mut signal = lock(&self.signal);
-        while !signal.due && !signal.ending {
+        while !signal.due && !signal.texts_due && !signal.ending {
             signal = self.wake.wait(signal).unwrap_or_else(PoisonError::into_inner);
         }
-        signal.due = false;
-        !signal.ending
+        let due = (std::mem::take(&mut signal.due), std::mem::take(&mut signal.texts_due));
+        (!signal.ending).then_some(due)
     }
 }
 
@@ -107,12 +115,25 @@ impl Pruner {
         let mounts: Arc<Mutex<Vec<Mount>>> = Arc::default();
         let (of_thread, all) = (Arc::clone(&known), Arc::clone(&mounts));
         let work = move || {
-            while of_thread.wait() {
-                round(&of_thread, &all);
+            let mut texts_asked_for: Option<Instant> = None;
+            while let Some((nodes_due, texts_due)) = of_thread.wait() {
+                if texts_due && texts_asked_for.is_none_or(|last| last.elapsed() >= TEXTS_PAUSE) {
+                    texts_asked_for = Some(Instant::now());
+                    ask_for_texts(&all);
+                }
+                if nodes_due {
+                    round(&of_thread, &all);
+                }
             }
         };
         let thread = std::thread::Builder::new().name("prune".into()).spawn(work)?;
         Ok(Self { known, mounts, thread: Some(thread) })
+    }
+
+    /// There is no room for a program: those that nobody uses any more are to be given back.
+    pub(crate) fn ask_for_texts(&self) {
+        lock(&self.known.signal).texts_due = true;
+        self.known.wake.notify_one();
     }
 
     /// Counts these nodes from here on, while they are known by `kernel`. To be called before it knows any.
@@ -158,6 +179,20 @@ fn round(known: &Known, mounts: &Mutex<Vec<Mount>>) {
     known.due_above.store(known.next_round(left), Ordering::Relaxed);
     // Whoever came before that was said asked for nothing.
     known.ask_if_due(known.count.load(Ordering::Relaxed));
+}
+
+/// Asks each mount's kernel for programs that nobody has open.
+fn ask_for_texts(mounts: &Mutex<Vec<Mount>>) {
+    let all: Vec<_> = {
+        let mounts = lock(mounts);
+        mounts.iter().filter_map(|mount| Some((mount.nodes.upgrade()?, mount.kernel.upgrade()?))).collect()
+    };
+    for (nodes, kernel) in all.iter().filter(|(_, kernel)| kernel.takes_backings()) {
+        let numbers = nodes.unused_texts();
+        if let Err(error) = numbers.chunks(BATCH).try_for_each(|batch| kernel.prune(batch)) {
+            info!(%error, "the kernel does not give programs back");
+        }
+    }
 }
 
 /// Asks each mount's kernel for its part of what is above `target`; for how many nodes.
@@ -211,17 +246,28 @@ impl NodeTable {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use poolfs_libservice::types::NodeId;
+    use std::collections::BTreeSet;
+    use std::os::fd::OwnedFd;
 
     const NODES_MAX: u64 = 1000;
 
-    /// A kernel that forgets what it is asked to, but for what somebody uses.
-    struct Kernel {
+    /// A kernel that forgets what it is asked to, but for what somebody uses, and notes what it was given.
+    #[derive(Default)]
+    pub(in crate::nodes) struct Kernel {
         nodes: Arc<NodeTable>,
         used_below: u64,
         knows_how: bool,
+        given: Mutex<(u32, BTreeSet<u32>)>,
+    }
+
+    impl Kernel {
+        /// How many files it has.
+        pub(in crate::nodes) fn has(&self) -> usize {
+            lock(&self.given).1.len()
+        }
     }
 
     impl KernelCache for Kernel {
@@ -258,11 +304,25 @@ mod tests {
             }
             Ok(())
         }
+
+        fn open_backing(&self, _: &OwnedFd) -> io::Result<u32> {
+            let mut given = lock(&self.given);
+            given.0 += 1;
+            let id = given.0;
+            given.1.insert(id);
+            Ok(id)
+        }
+
+        fn close_backing(&self, id: u32) -> io::Result<()> {
+            assert!(lock(&self.given).1.remove(&id), "it has it once");
+            Ok(())
+        }
     }
 
     fn mounted(pruner: &Pruner, used_below: u64, knows_how: bool) -> (Arc<NodeTable>, Arc<dyn KernelCache>) {
         let nodes = Arc::new(NodeTable::default());
-        let kernel: Arc<dyn KernelCache> = Arc::new(Kernel { nodes: Arc::clone(&nodes), used_below, knows_how });
+        let kernel: Arc<dyn KernelCache> =
+            Arc::new(Kernel { nodes: Arc::clone(&nodes), used_below, knows_how, ..Kernel::default() });
         pruner.add(&nodes, &kernel);
         (nodes, kernel)
     }

@@ -14,6 +14,7 @@ mod kernel;
 mod listings;
 mod mounts;
 mod over_rings;
+mod programs;
 mod pruning;
 mod queue;
 mod sizes;

@@ -18,7 +18,7 @@ const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 const OVER_RINGS: &str = "POOLFS_SERVICE_TEST_OVER_RINGS";
 
 /// Those that run a second time.
-const AGAIN: [&str; 10] = [
+const AGAIN: [&str; 11] = [
     "caches::",
     "coherence::",
     "endings::",
@@ -27,6 +27,7 @@ const AGAIN: [&str; 10] = [
     "kernel::",
     "mounts::",
     "over_rings::by_rings_",
+    "programs::",
     "pruning::",
     "sizes::",
 ];

@@ -194,6 +194,7 @@ mod tests {
             kernel_cached_bytes: 0,
             operations,
             reads: ReadCounts::default(),
+            programs: None,
             not_direct: BTreeMap::new(),
             union: Some(UnionStatus { sketches: 1, blocks_moved: 3, ..UnionStatus::default() }),
         };

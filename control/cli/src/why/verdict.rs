@@ -82,6 +82,14 @@ pub fn process_verdict(facts: &ProcessFacts, clients: &[ClientStatus]) -> Verdic
     fuse(without_session(refused.or_else(|| found.next())))
 }
 
+/// Whether the kernel maps and reads the file from the cache by itself: for who has it open only to be read.
+pub fn is_passed_through(descriptor: &DescriptorFacts, clients: &[ClientStatus]) -> bool {
+    let client = clients.iter().find(|client| Some(&client.instance) == descriptor.instance.as_ref());
+    let is_program = client.is_some_and(|client| client.passed_through.contains(&descriptor.inode));
+    let opened = descriptor.flags & (libc::O_ACCMODE | libc::O_PATH) as u32;
+    is_program && opened == libc::O_RDONLY as u32
+}
+
 /// What the service knows of the file that a descriptor stands for, if it was adopted.
 pub fn adopted_file<'a>(descriptor: &DescriptorFacts, clients: &'a [ClientStatus]) -> Option<&'a AdoptedFile> {
     let client = clients.iter().find(|client| Some(&client.instance) == descriptor.instance.as_ref())?;
@@ -161,7 +169,13 @@ mod tests {
     fn client() -> ClientStatus {
         let reads = ReadCounts { direct: 1, ..ReadCounts::default() };
         let file = AdoptedFile { inode: 7, writable: true, left_to_kernel: false, reads, not_direct: None };
-        ClientStatus { instance: "web-1".into(), has_session: true, adopted: vec![file], refused: None }
+        ClientStatus {
+            instance: "web-1".into(),
+            has_session: true,
+            adopted: vec![file],
+            refused: None,
+            passed_through: vec![7],
+        }
     }
 
     /// A descriptor's verdict after each of these was changed.
@@ -178,6 +192,16 @@ mod tests {
         assert!(way == Way::Library && because.starts_with("adopted"), "{because}");
         let (way, because) = after(|process, _, _| process.threads = 5);
         assert!(way == Way::Library && because.contains("5 threads"), "{because}");
+    }
+
+    #[test]
+    fn who_may_write_or_has_another_file_reads_nothing_by_passthrough() {
+        let passed = |flags: i32, inode: u64| {
+            let descriptor = DescriptorFacts { flags: flags as u32, inode, ..descriptor() };
+            is_passed_through(&descriptor, &[client()])
+        };
+        assert!(passed(libc::O_RDONLY, 7) && passed(libc::O_RDONLY | libc::O_CLOEXEC, 7));
+        assert!(!passed(libc::O_RDWR, 7) && !passed(libc::O_PATH, 7) && !passed(libc::O_RDONLY, 8));
     }
 
     #[test]

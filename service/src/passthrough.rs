@@ -1,0 +1,106 @@
+//! Programs from the cache for the kernel, which maps them and reads them by itself: all containers that run the same file have one
+//! copy of it in memory, the service's.
+//!
+//! Only what never changes is given away: the file of a lower branch, as long as nobody has changed it, opened to be read, that is a
+//! program (ELF). It comes by a read-only clone of the tmpfs that it is in, so that the kernel itself would refuse to write there. What
+//! happens when such a file is changed, [`crate::nodes::texts`] tells.
+
+use crate::handles::OpenFile;
+use crate::instance::Instance;
+use crate::nodes::texts::{Asking, Backing, Opening, TextCounts, Undecided};
+use crate::notify::KernelCache;
+use poolfs_libservice::Text;
+use poolfs_libservice::types::{Errno, NodeId};
+use std::sync::Arc;
+use tracing::warn;
+
+impl Instance {
+    /// The kernel is about to open a file; nothing where it is given no programs.
+    ///
+    /// # Errors
+    /// Those of [`NodeTable::begin_open`](crate::NodeTable).
+    pub(crate) fn begin_open(&self, asking: Asking, writes: bool) -> Result<Option<Opening>, Errno> {
+        if self.programs_to().is_none() {
+            return Ok(None);
+        }
+        let is_covered = || self.is_covered(asking.node);
+        let opening = self.nodes.begin_open(asking, writes, is_covered);
+        opening.inspect_err(|_| self.drop_attributes_of(asking.number)).map(Some)
+    }
+
+    /// The kernel is about to set a size, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// Those of [`NodeTable::begin_open`](crate::NodeTable).
+    pub(crate) fn begin_resize(&self, asking: Asking) -> Result<Option<impl Drop + use<>>, Errno> {
+        if self.programs_to().is_none() {
+            return Ok(None);
+        }
+        let changing = self.nodes.begin_change(asking, || self.is_covered(asking.node));
+        changing.inspect_err(|_| self.drop_attributes_of(asking.number)).map(Some)
+    }
+
+    /// A file is open: by which of the kernel's numbers it maps and reads it by itself, if it does.
+    pub(crate) fn opened(&self, opening: Option<Opening>, file: &OpenFile) -> Option<u32> {
+        let opening = match opening? {
+            Opening::Undecided(undecided) => self.decide(&undecided, file)?,
+            decided => decided,
+        };
+        let (text_use, id) = match opening {
+            Opening::Text(text_use, id) => (text_use, Some(id)),
+            Opening::Cached(text_use) => (text_use, None),
+            Opening::Undecided(_) => return None,
+        };
+        file.set_use(text_use);
+        id
+    }
+
+    fn decide(&self, undecided: &Undecided, file: &OpenFile) -> Option<Opening> {
+        let backing = match self.layer().text(file.handle()) {
+            Ok(text) => self.give(text),
+            Err(error) => {
+                if error.errno() == Errno::ENOMEM {
+                    // Others may be used no more.
+                    self.pruner().into_iter().for_each(|pruner| pruner.ask_for_texts());
+                }
+                None
+            }
+        };
+        self.nodes.open_text(undecided, backing)
+    }
+
+    fn give(&self, text: Text) -> Option<Backing> {
+        let kernel = self.programs_to()?;
+        let given = self.nodes.backing(kernel, text);
+        let given = given.inspect_err(
+            |error| warn!(instance = self.name(), %error, "the kernel does not take a program from the cache"),
+        );
+        given.ok()
+    }
+
+    /// What the kernel has of programs; nothing where it is given none.
+    #[must_use]
+    pub fn texts(&self) -> Option<TextCounts> {
+        self.programs_to().map(|_| self.nodes.texts())
+    }
+
+    /// The number for a name that the kernel has looked up, and one reference to it. That of a program which is open with the content
+    /// from before a change, if something has been mounted on the name since: another one would take the mount away.
+    pub(crate) fn enter_name(&self, (parent, name): (NodeId, &[u8]), node: NodeId, inode: u64, thread: u32) -> u64 {
+        if let Some(retired) = self.nodes.retired_number(node) {
+            if self.is_mounted_on(parent, name) && self.nodes.enter_retired(retired) {
+                return retired;
+            }
+            self.nodes.looked_up_again(retired, thread);
+        }
+        self.nodes.enter(node, inode)
+    }
+
+    fn programs_to(&self) -> Option<&Arc<dyn KernelCache>> {
+        self.notifications().map(|notifications| notifications.kernel()).filter(|kernel| kernel.takes_backings())
+    }
+
+    fn drop_attributes_of(&self, number: u64) {
+        self.notifications().into_iter().for_each(|notifications| notifications.drop_attributes(number));
+    }
+}
