@@ -6,6 +6,7 @@
 use crate::instance::Instance;
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
 use poolfs_libservice::types::{Caller, Name, NodeId};
+use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::ffi::OsStringExt;
 use std::{fs, io};
@@ -81,33 +82,43 @@ fn paths(instance: &str) -> io::Result<BTreeSet<Vec<u8>>> {
         let link = |name: &str| fs::read_link(process.join(name)).map(|link| link.into_os_string().into_vec());
         let (Ok(namespace), Ok(root)) = (link("ns/mnt"), link("root")) else { continue };
         if seen.insert((namespace, root)) {
-            // One that has ended meanwhile shows nothing any more.
-            let table = fs::read(process.join("mountinfo")).unwrap_or_default();
-            find(&table, source.as_bytes(), &mut paths);
+            find(&unless_ended(fs::read(process.join("mountinfo")))?, source.as_bytes(), &mut paths);
         }
     }
     Ok(paths)
 }
 
+/// The mount table of a process; one that has ended meanwhile shows nothing any more. What cannot be read for want of descriptors or
+/// memory may show anything.
+fn unless_ended(table: io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
+    let lacks =
+        |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM));
+    table.or_else(|error| if lacks(&error) { Err(error) } else { Ok(Vec::new()) })
+}
+
 impl Instance {
-    /// Whether something is mounted on one of the names of a file. Takes a moment that grows with the number of processes.
+    /// Whether something is mounted on one of the names of a file, or that cannot be found out. Takes a moment that grows with the
+    /// number of processes.
     pub(crate) fn is_covered(&self, node: NodeId) -> bool {
-        self.places().iter().any(|path| self.node_at(path) == Some(node))
+        self.may_have_mount(|path| self.node_at(path) == Some(node))
     }
 
     /// The same of one name of a directory.
     pub(crate) fn is_mounted_on(&self, parent: NodeId, name: &[u8]) -> bool {
-        self.places().iter().any(|path| match path.iter().rposition(|&byte| byte == b'/') {
+        self.may_have_mount(|path| match path.iter().rposition(|&byte| byte == b'/') {
             Some(at) => path[at + 1..] == *name && self.node_at(&path[..at]) == Some(parent),
             None => false,
         })
     }
 
-    fn places(&self) -> BTreeSet<Vec<u8>> {
-        paths(self.name()).unwrap_or_else(|error| {
-            warn!(instance = self.name(), %error, "what is mounted where cannot be found out");
-            BTreeSet::new()
-        })
+    fn may_have_mount(&self, is_it: impl Fn(&[u8]) -> bool) -> bool {
+        match paths(self.name()) {
+            Ok(paths) => paths.iter().any(|path| is_it(path)),
+            Err(error) => {
+                warn!(instance = self.name(), %error, "what is mounted where cannot be found out");
+                true
+            }
+        }
     }
 
     /// What has this path from the root on.
@@ -157,5 +168,17 @@ nonsense
     fn the_root_of_a_container_is_a_mount_too() {
         let table = "5 1 0:50 / / rw - fuse.poolfs poolfs:x rw\n6 5 0:7 / /proc rw - proc proc rw\n";
         assert_eq!(found(table), ["/proc"]);
+    }
+
+    #[test]
+    fn who_has_ended_shows_nothing_and_what_cannot_be_read_may_show_anything() {
+        let failed = |errno: Errno| unless_ended(Err(errno.into()));
+        for errno in [Errno::NOENT, Errno::SRCH, Errno::INVAL] {
+            assert_eq!(failed(errno).expect("it has ended"), b"");
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert_eq!(Errno::from_io_error(&failed(errno).expect_err("unknown")), Some(errno));
+        }
+        assert_eq!(unless_ended(Ok(b"line".to_vec())).expect("read"), b"line");
     }
 }
