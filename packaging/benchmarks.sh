@@ -38,6 +38,7 @@ about() {
     copy) echo "one copy of so many bytes, both areas in memory." ;;
     files)
         echo "a union over one lower directory on the same disk (ext4: a plain copy of the directory)."
+        echo "What is called cached was read some seconds before, so that both caches hold it in large pages."
         echo "\"mapped memory\" is the limit of what is cached: the same loop copies from a mapping, with all its pages, of a tmpfs file of the same size."
         ;;
     starts)
@@ -50,7 +51,10 @@ about() {
         echo "after the other by the command line is a line of its own. Memory is what was added from empty caches, twice seen: as charged to"
         echo "the pool's control groups (processes, the service, page cache, the kernel's notes), and as missing from the machine's free memory."
         ;;
-    clones) echo "so many processes, each with a union of its own over one lower directory, have all of a file of 256 MiB read and hold it." ;;
+    clones)
+        echo "so many processes, each with a union of its own over one lower directory, have all of a file of 96 MiB read, or mapped"
+        echo "privately and read, and hold it."
+        ;;
     databases)
         echo "\`bench/databases/*.sh\` in a directory of a union (ext4: of the disk). Redis and PostgreSQL: the machine's time of one"
         echo "operation of all clients."

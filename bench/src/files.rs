@@ -10,6 +10,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
 /// (operation, warm, what the table calls it)
 const CASES: &[(&str, bool, &str)] = &[
@@ -52,6 +54,10 @@ const COPY_UP_BYTES: u64 = 64 << 20;
 /// Such files of each round: the first on a new mount is not like the others.
 const COPY_UPS: u32 = 4;
 
+/// How long what was read is left alone before reads of it are measured. Both caches put small pages together to large ones: the
+/// kernel as it reads, the service some seconds later.
+const SETTLING: Duration = Duration::from_secs(6);
+
 /// Runs all cases `rounds` times in `work`, a folder on the disk to measure on.
 pub fn run(work: &Path, poolfs: &Path, rounds: u32, milliseconds: u64) -> Result<Table> {
     let mut laboratory = Laboratory::new(work, poolfs, "0-1")?;
@@ -74,6 +80,9 @@ fn on_all_cores(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> 
             if case == 0 || !warm {
                 laboratory.unmount()?;
                 laboratory.mount()?;
+            }
+            if case == 0 {
+                settle(laboratory)?;
             }
             eprintln!("round {} of {rounds}: {title}", round + 1);
             let processes = if *title == BY_TWO { 2 } else { 1 };
@@ -186,6 +195,15 @@ fn prepare(laboratory: &Laboratory, rounds: u32) -> Result<()> {
     for file in 0..2 * rounds * COPY_UPS {
         fill(&lower.join(copy_up_file(file)), COPY_UP_BYTES)?;
     }
+    Ok(())
+}
+
+/// Has every target read what is measured as cached.
+fn settle(laboratory: &Laboratory) -> Result<()> {
+    for target in Target::ALL {
+        workers(laboratory, target, &Work { operation: "read-1048576", warm: true, milliseconds: 0, cpu: None }, 1)?;
+    }
+    sleep(SETTLING);
     Ok(())
 }
 

@@ -1,8 +1,9 @@
 //! A file read from memory: the most that any way of reading it can reach.
 
-use anyhow::{Result, ensure};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use anyhow::{Context, Result, ensure};
 use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr::{copy_nonoverlapping, null_mut};
 
 /// A whole file, mapped.
@@ -12,12 +13,16 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Maps the file, which nobody makes shorter meanwhile; `at_once` with all its pages.
+    /// Maps the file, which nobody makes shorter meanwhile; `at_once` with all its pages. By libc's function, as programs do: a
+    /// library may have a way of its own.
     pub fn new(file: &File, at_once: bool) -> Result<Self> {
         let length = usize::try_from(file.metadata()?.len())?;
-        let flags = if at_once { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
+        let flags = if at_once { libc::MAP_SHARED | libc::MAP_POPULATE } else { libc::MAP_PRIVATE };
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let base = unsafe { mmap(null_mut(), length, ProtFlags::READ, flags, file, 0) }?;
+        let base = unsafe { libc::mmap(null_mut(), length, libc::PROT_READ, flags, file.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error()).context("cannot map the file");
+        }
         Ok(Self { base: base.cast(), length })
     }
 
@@ -40,8 +45,8 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by this value, and nothing borrowed from it is left.
-        let unmapped = unsafe { munmap(self.base.cast(), self.length) };
-        debug_assert!(unmapped.is_ok());
+        let unmapped = unsafe { libc::munmap(self.base.cast(), self.length) };
+        debug_assert_eq!(unmapped, 0);
     }
 }
 
