@@ -6,7 +6,7 @@ use crate::area::{self, BUFFERS_MAX, BufferArea, DirectReads, OutOfBounds, QUEUE
 use crate::borrowed::Borrowed;
 use crate::futex;
 use crate::handshake::{
-    DESCRIPTORS_MAX, GRANT_DESCRIPTORS_MAX, receive_grant, receive_welcome, send_hello, wait_readable,
+    DESCRIPTORS_MAX, GRANT_DESCRIPTORS_MAX, Granted, receive_grant, receive_welcome, send_hello, wait_readable,
 };
 use crate::hold::{Frame, Hold, thread_token};
 use crate::memory::{ForkMarker, Mapping, errno};
@@ -218,13 +218,29 @@ impl Connection {
     /// # Errors
     /// `EAGAIN` when it is not there (another thread has received it), else those of receiving and mapping.
     pub fn receive_segment(&self, number: u64) -> Result<(Grant, SegmentView, FileNotice), Errno> {
+        let (grant, mut files) = self.receive(number)?;
+        let notice = files.get_mut(grant.descriptors() - 1).and_then(Option::take).ok_or(Errno::EPROTO)?;
+        let notice = FileNotice::new(notice, false)?;
+        Ok((grant, view_of(&grant, files)?, notice))
+    }
+
+    /// Receives the whole file that was granted with this number, as [`Connection::receive_segment`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn receive_whole_file(&self, number: u64) -> Result<OwnedFd, Errno> {
+        match self.receive(number)? {
+            (Grant { capacity: 0, .. }, [Some(file), ..]) => Ok(file),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    fn receive(&self, number: u64) -> Result<Granted, Errno> {
         let received = self.with_socket(|socket| {
             loop {
-                let (grant, mut files) = receive_grant(socket)?;
-                if grant.number == number {
-                    let notice = files.get_mut(grant.descriptors() - 1).and_then(Option::take).ok_or(Errno::EPROTO)?;
-                    let notice = FileNotice::new(notice, false)?;
-                    return Ok((grant, view_of(&grant, files)?, notice));
+                let granted = receive_grant(socket)?;
+                if granted.0.number == number {
+                    return Ok(granted);
                 }
             }
         });

@@ -97,7 +97,7 @@ pub fn receive_welcome(socket: BorrowedFd<'_>, take: impl FnMut(usize, OwnedFd))
     if welcome.is_valid() && files == welcome.descriptors() { Ok(welcome) } else { Err(Errno::EPROTO) }
 }
 
-/// Sends a segment with its descriptors.
+/// Sends a grant with its descriptors.
 ///
 /// # Errors
 /// As [`send_welcome`]; `EAGAIN` when the client has not received what was sent before.
@@ -105,11 +105,14 @@ pub fn send_grant(socket: BorrowedFd<'_>, grant: &Grant, files: &[BorrowedFd<'_>
     send(socket, grant.as_bytes(), files)
 }
 
-/// Receives a segment: the message, and as many descriptors as it promises.
+/// A grant, and the descriptors that came with it.
+pub type Granted = (Grant, [Option<OwnedFd>; GRANT_DESCRIPTORS_MAX]);
+
+/// Receives a grant: the message, and as many descriptors as it promises.
 ///
 /// # Errors
 /// As [`receive_welcome`]; `EAGAIN` when nothing was sent.
-pub fn receive_grant(socket: BorrowedFd<'_>) -> Result<(Grant, [Option<OwnedFd>; GRANT_DESCRIPTORS_MAX]), Errno> {
+pub fn receive_grant(socket: BorrowedFd<'_>) -> Result<Granted, Errno> {
     let mut grant = Grant::new_zeroed();
     let mut received = [const { None }; GRANT_DESCRIPTORS_MAX];
     let files = receive(socket, grant.as_mut_bytes(), |index, file| {

@@ -122,7 +122,7 @@ pub use mapped::{
     SegmentRanges, SegmentView, SketchFiles, capacity_for, leases_length, map_length,
 };
 #[cfg(all(feature = "std", not(loom)))]
-pub use mounted::{Life, collapse, read_only_clone};
+pub use mounted::{Life, collapse, is_used_by_others, read_only_clone};
 
 #[cfg(not(loom))]
 mod glance;

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -63,7 +63,8 @@ pub struct Welcome {
 
 /// A file's segment, sent over the session's socket with the descriptors of its map and of the segment itself; of a sketch, then
 /// with those of the map of moved blocks, and of the map and segment of the file below; at last with that of its lease's notice. The
-/// reply to [`Operation::Segment`] tells its number.
+/// reply to [`Operation::Segment`] tells its number. Or a whole file to be mapped, with its descriptor and nothing else
+/// ([`Operation::Lend`]).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Grant {
@@ -73,7 +74,7 @@ pub struct Grant {
     pub version: u32,
     /// What tells it from the session's other grants; never 0.
     pub number: u64,
-    /// Blocks of the map.
+    /// Blocks of the map; 0: there is none, it is a whole file.
     pub capacity: u64,
     /// The lease.
     pub lease: u32,
@@ -92,10 +93,20 @@ impl Grant {
         Self { magic: MAGIC, version: VERSION, number: 0, capacity, lease, epoch, sketch_blocks: 0, base_capacity: 0 }
     }
 
+    /// A whole file.
+    #[must_use]
+    pub fn of_whole_file() -> Self {
+        Self::new(0, 0, 0)
+    }
+
     /// How many descriptors come with it.
     #[must_use]
     pub fn descriptors(&self) -> usize {
-        if self.sketch_blocks == 0 { 3 } else { 6 }
+        match (self.capacity, self.sketch_blocks) {
+            (0, _) => 1,
+            (_, 0) => 3,
+            _ => 6,
+        }
     }
 }
 
@@ -203,11 +214,14 @@ pub enum Operation {
     SyncAll = 25,
     /// `handle`: its segment, to read by oneself; `value` = the number of the [`Grant`] that is sent over the socket.
     Segment = 26,
+    /// `handle`: all of the file, to map it instead of the descriptor; `value` = the number of the [`Grant`] that is sent over the
+    /// socket. Privately only: what is mapped stays as it is when the file is changed.
+    Lend = 27,
 }
 
 impl Operation {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Operation; 26] = [
+    pub const ALL: [Operation; 27] = [
         Self::Echo,
         Self::Read,
         Self::Write,
@@ -234,6 +248,7 @@ impl Operation {
         Self::Statfs,
         Self::SyncAll,
         Self::Segment,
+        Self::Lend,
     ];
 
     /// The operation with this number, if there is one.

@@ -1,5 +1,5 @@
 //! Programs from the cache for the kernel, which maps them and reads them by itself: all containers that run the same file have one
-//! copy of it in memory, the service's.
+//! copy of it in memory, the service's. So have processes that map a file by the library.
 //!
 //! Only what never changes is given away: the file of a lower branch, as long as nobody has changed it, opened to be read, that is a
 //! program (ELF). It comes by a read-only clone of the tmpfs that it is in, so that the kernel itself would refuse to write there. What
@@ -9,8 +9,9 @@ use crate::handles::OpenFile;
 use crate::instance::Instance;
 use crate::nodes::texts::{Asking, Backing, Opening, TextCounts, Undecided};
 use crate::notify::KernelCache;
-use poolfs_libservice::Text;
 use poolfs_libservice::types::{Errno, NodeId};
+use poolfs_libservice::{Text, fail};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tracing::warn;
 
@@ -60,13 +61,32 @@ impl Instance {
             Ok(text) => self.give(text),
             Err(error) => {
                 if error.errno() == Errno::ENOMEM {
-                    // Others may be used no more.
-                    self.pruner().into_iter().for_each(|pruner| pruner.ask_for_texts());
+                    self.ask_for_texts();
                 }
                 None
             }
         };
         self.nodes.open_text(undecided, backing)
+    }
+
+    /// All of a file for a process that has it open to be read, and maps it privately instead.
+    ///
+    /// # Errors
+    /// `EBADF` when it is not open so; those of the layers.
+    pub(crate) fn lend(&self, file: &OpenFile) -> poolfs_libservice::Result<OwnedFd> {
+        if !file.flags().readable() || file.flags().writable() || file.is_directory() {
+            return fail(Errno::EBADF);
+        }
+        let lent = self.layer().lend(file.handle());
+        if matches!(&lent, Err(error) if error.errno() == Errno::ENOMEM) {
+            self.ask_for_texts();
+        }
+        lent
+    }
+
+    /// There is no more room for them: others may be used no more.
+    fn ask_for_texts(&self) {
+        self.pruner().into_iter().for_each(|pruner| pruner.ask_for_texts());
     }
 
     fn give(&self, text: Text) -> Option<Backing> {

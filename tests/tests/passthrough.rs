@@ -325,7 +325,12 @@ fn play(folder: &Path, seed: u64) {
     let elsewhere = Elsewhere::new(mount.path(), &folder.join("cover"));
     let (dynamic, static_) = (compile(&folder, "steps", false), compile(&folder, "steps", true));
     let start = |program: &Path, way| Stepper::start(&pool, program, way);
-    let mapper = |_| Mapper { process: start(&static_, Way::Legacy), mapped: None };
+    // By the library they are given what they map by the service, without the kernel.
+    let mapper = |number: usize| {
+        let process =
+            if number.is_multiple_of(2) { start(&static_, Way::Legacy) } else { start(&dynamic, Way::Library) };
+        Mapper { process, mapped: None }
+    };
     let writers = vec![start(&dynamic, Way::Library), start(&static_, Way::Legacy), start(&dynamic, Way::Library)];
     let mut world = World {
         dice: Dice(seed),
@@ -333,7 +338,7 @@ fn play(folder: &Path, seed: u64) {
         objects,
         names,
         open: Vec::new(),
-        mappers: (0..3).map(mapper).collect(),
+        mappers: (0..5).map(mapper).collect(),
         writers,
         next_name: 0,
         busy: 0,

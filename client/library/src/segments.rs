@@ -135,9 +135,12 @@ fn place_of(handle: u64) -> usize {
 
 /// The right to fill a place.
 pub struct Filling<'a> {
-    segments: &'a Segments,
+    receiving: Receiving<'a>,
     place: &'a Place,
 }
+
+/// The right to receive what the service sends over the socket: one thread's at a time.
+pub struct Receiving<'a>(&'a Segments);
 
 impl Segments {
     fn place(&self, handle: u64) -> &Place {
@@ -212,6 +215,11 @@ impl Segments {
         self.era.load(Ordering::SeqCst)
     }
 
+    /// Nothing while another thread has it.
+    pub fn receiving(&self, frame: Frame) -> Option<Receiving<'_>> {
+        self.maker.take_or_recover(frame).then(|| Receiving(self))
+    }
+
     /// Takes out what is in the place of a handle, so that it can be filled anew. `is_over` says whether no other call uses
     /// the session that began before an era. Nothing when the place cannot be had yet.
     pub fn begin(
@@ -221,10 +229,7 @@ impl Segments {
         (session, area): (usize, Option<Area>),
         is_over: impl Fn(u64) -> bool,
     ) -> Option<Filling<'_>> {
-        if !self.maker.take_or_recover(frame) {
-            return None;
-        }
-        let filling = Filling { segments: self, place: self.place(handle) };
+        let filling = Filling { receiving: self.receiving(frame)?, place: self.place(handle) };
         let state = &filling.place.state;
         if state.load(Ordering::Relaxed) == EMPTY {
             return Some(filling);
@@ -319,7 +324,7 @@ impl Filling<'_> {
         self.place.ended.store(0, Ordering::Relaxed);
         self.place.lease.store(grant.lease, Ordering::Relaxed);
         self.place.epoch.store(grant.epoch, Ordering::Relaxed);
-        let arrived = self.segments.arrived.fetch_add(1, Ordering::Relaxed);
+        let arrived = self.receiving.0.arrived.fetch_add(1, Ordering::Relaxed);
         let number = arrived.wrapping_add(1) << SESSION_BITS | session as u32;
         self.place.number.store(number.max(1), Ordering::Relaxed);
         self.place.device.store(u64::from(device.0) << 32 | u64::from(device.1), Ordering::Relaxed);
@@ -335,9 +340,9 @@ impl Filling<'_> {
     }
 }
 
-impl Drop for Filling<'_> {
+impl Drop for Receiving<'_> {
     fn drop(&mut self) {
-        self.segments.maker.give_back();
+        self.0.maker.give_back();
     }
 }
 

@@ -26,6 +26,7 @@ use poolfs_ipc::segment::Read;
 use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, Status, WireAttributes, owners};
 use poolfs_ipc::{Borrowed, CallError, Connection};
 use poolfs_types::Errno;
+use rustix::fd::{AsFd, BorrowedFd};
 
 /// Instances one process can talk to at a time; with further ones the kernel talks.
 pub const INSTANCES_MAX: usize = 16;
@@ -490,6 +491,19 @@ impl Session<'_> {
             }
             Err(_) => false,
         }
+    }
+
+    /// Runs `use_it` with all of a file, in another one to be mapped; nothing when the service does not lend it.
+    #[cold]
+    pub fn with_whole_file<T>(&self, handle: u64, use_it: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
+        // Nobody else would close what a jump left open.
+        let _held = SignalsHeld::hold();
+        let _receiving = self.slot.segments.receiving(self.frame)?;
+        let mut borrowed = self.borrow().ok()?;
+        let request = Request { operation: Operation::Lend as u32, handle, ..Request::default() };
+        let reply = self.execute(&mut borrowed, &request).ok()?;
+        let file = self.connection().receive_whole_file(reply.value).ok()?;
+        Some(use_it(file.as_fd()))
     }
 
     /// Submits a request and sorts its reply: done and redirected ones come back.

@@ -61,6 +61,27 @@ pub fn collapse(file: impl AsFd, offset: u64, length: usize) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Whether a file that is open here to be read and written, by this descriptor only, is open or mapped by anybody else: then the
+/// kernel gives nobody a lease to be the only one who has it. Who opens it at this very moment may wait until this returns.
+///
+/// # Errors
+/// `EINVAL` where the kernel gives no leases at all; else those of `fcntl(2)`.
+pub fn is_used_by_others(file: impl AsFd) -> io::Result<bool> {
+    const F_SETSIG: libc::c_int = 10;
+    let descriptor = file.as_fd().as_raw_fd();
+    // Whoever opens it meanwhile has a signal sent here, by which nothing happens; the usual one would end the process.
+    for (command, argument) in [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_WRLCK)] {
+        // SAFETY: commands with a number as argument, on a descriptor that is open.
+        if unsafe { libc::fcntl(descriptor, command, argument) } != 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(true) } else { Err(error) };
+        }
+    }
+    // SAFETY: as above.
+    let given_back = unsafe { libc::fcntl(descriptor, libc::F_SETLEASE, libc::F_UNLCK) };
+    if given_back == 0 { Ok(false) } else { Err(io::Error::last_os_error()) }
+}
+
 /// A read-only way to the filesystem of a mount: what is opened through it cannot be opened for writing again, by nobody.
 ///
 /// # Errors
@@ -81,4 +102,27 @@ pub fn read_only_clone(root: impl AsFd) -> io::Result<OwnedFd> {
         )
     };
     if result == 0 { Ok(clone) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn who_has_a_file_open_or_mapped_is_told() {
+        let folder = std::env::temp_dir().join(format!("poolfs-used-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&folder).expect("a file");
+        file.set_len(4096).expect("sized");
+        let is_used = || is_used_by_others(&file).expect("told");
+        assert!(!is_used());
+        let reader = File::open(&folder).expect("there");
+        std::fs::remove_file(&folder).expect("removed");
+        assert!(is_used());
+        let mapping = Mapping::of_segment(&reader, 4096, false).expect("mapped");
+        drop(reader);
+        assert!(is_used(), "it is mapped");
+        drop(mapping);
+        assert!(!is_used() && !is_used());
+    }
 }

@@ -226,11 +226,11 @@ impl<C> Reception<C> {
         let (session, welcome, buffers) = self.endpoint.admit(facts, admit)?;
         let mut files = vec![buffers.as_fd()];
         files.extend(self.endpoint.shared_files());
+        session.set_socket(&guest.socket);
         if let Err(error) = send_welcome(guest.socket.as_fd(), &welcome, &files) {
             self.endpoint.dismiss(&session);
             return Err(error);
         }
-        session.set_socket(&guest.socket);
         Ok(session)
     }
 

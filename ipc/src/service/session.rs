@@ -106,7 +106,7 @@ impl<C> Session<C> {
         &self.content
     }
 
-    /// Its client's socket, once it was welcomed there.
+    /// Its client's socket, before it is welcomed there: its first request may be for what is sent over it.
     pub(super) fn set_socket(&self, socket: &Arc<OwnedFd>) {
         // It is welcomed once.
         let _ = self.socket.set(Arc::downgrade(socket));

@@ -419,6 +419,18 @@ pub trait Libservice: Send + Sync {
         fail(Errno::EOPNOTSUPP)
     }
 
+    /// All bytes of a file, in another one that a process may map instead. They stay there for as long as anybody has that one open
+    /// or mapped. Only of a file that is opened to be read and whose bytes are where nothing ever changes, as [`Libservice::text`]:
+    /// what is mapped does not follow when the layer above comes to have others for the file.
+    ///
+    /// # Errors
+    /// `EBADF`; `EOPNOTSUPP` when the file is none of those, too large, or so little of it cached that it is not worth reading all;
+    /// `ENOMEM` when there is no room for it now.
+    fn lend(&self, handle: HandleId) -> Result<OwnedFd> {
+        let _ = handle;
+        fail(Errno::EOPNOTSUPP)
+    }
+
     /// Whether the layer refuses every change with `EROFS`.
     fn read_only(&self) -> bool {
         false

@@ -203,5 +203,6 @@ impl Drop for Cache {
             tracing::error!(%error, "a cache was dropped while dirty, and not everything could be written back");
         }
         self.core.clear();
+        self.core.pool.loans.end(&self.core);
     }
 }

@@ -12,6 +12,7 @@ use poolfs_types::{
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
 use std::ops::{ControlFlow, Range};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 const ALL: Range<u64> = 0..u64::MAX;
@@ -353,6 +354,11 @@ impl Libservice for Cache {
     fn text(&self, handle: HandleId) -> Result<Text> {
         let file = self.handles.readable(handle)?;
         if self.read_only() { file.node.0.text() } else { fail(Errno::EOPNOTSUPP) }
+    }
+
+    fn lend(&self, handle: HandleId) -> Result<OwnedFd> {
+        let file = self.handles.readable(handle)?;
+        if self.read_only() { file.node.0.lend() } else { fail(Errno::EOPNOTSUPP) }
     }
 
     fn read_only(&self) -> bool {

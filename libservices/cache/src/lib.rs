@@ -26,7 +26,8 @@
 //!
 //! **Clients** may read what is cached without asking ([`poolfs_ipc::segment`]): a file that they ask for has a map in the tmpfs,
 //! which shows what of its segment is there. The kernel may map **programs** by itself, of a layer in which nothing is changed:
-//! such a file is there as a whole, and stays ([`poolfs_libservice::Libservice::text`]), up to a quarter of the memory.
+//! such a file is there as a whole, and stays ([`poolfs_libservice::Libservice::text`]), up to a quarter of the memory. So is what
+//! processes are given to map ([`poolfs_libservice::Libservice::lend`]), of the same layers and within the same quarter.
 //!
 //! **Architecture invariant**: no call below is made while a file's state is locked, and no descriptor, handle below or
 //! thread is held per cached file.
@@ -45,6 +46,7 @@ mod handles;
 mod huge;
 mod idle;
 mod layer;
+mod loans;
 mod moves;
 mod names;
 mod node;

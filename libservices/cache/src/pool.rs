@@ -5,6 +5,7 @@ use crate::budget::Budget;
 use crate::buffer::BufferStore;
 use crate::config::{CacheConfig, CacheError, CacheStatistics};
 use crate::idle::IdleNodes;
+use crate::loans::Loans;
 use crate::node::Node;
 use crate::pins::Pins;
 use crate::read_ahead::ReadAheadQueue;
@@ -59,6 +60,7 @@ pub(crate) struct Pool {
     /// Where programs are that the kernel maps by itself.
     pub(crate) texts: Arc<SegmentStore>,
     pub(crate) pins: Arc<Pins>,
+    pub(crate) loans: Loans,
     pub(crate) buffers: BufferStore,
     pub(crate) read_ahead: ReadAheadQueue,
     pub(crate) idle: IdleNodes,
@@ -197,6 +199,7 @@ impl Pool {
                 node.write_back_in_background();
             }
             self.visit_segments();
+            self.loans.visit();
         }
     }
 }
@@ -219,6 +222,7 @@ impl CachePool {
             segments: Arc::new(SegmentStore::new(config.descriptors_max)?),
             texts: Arc::new(SegmentStore::new(TEXT_DESCRIPTORS_MAX.min(config.descriptors_max))?),
             pins: Pins::new(config.limit_bytes),
+            loans: Loans::default(),
             buffers: BufferStore::default(),
             read_ahead: ReadAheadQueue::default(),
             idle: IdleNodes::default(),

@@ -5,7 +5,7 @@
 //! the number of files worth caching.
 
 use crate::config::CacheError;
-use poolfs_ipc::segment::{FileNotice, NOTICE_LENGTH, read_only_clone};
+use poolfs_ipc::segment::{FileNotice, NOTICE_LENGTH, is_used_by_others, read_only_clone};
 use quick_cache::sync::Cache as Recent;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -13,8 +13,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// The tmpfs and the descriptors open in it.
 pub(crate) struct SegmentStore {
@@ -23,6 +23,8 @@ pub(crate) struct SegmentStore {
     shared: Option<OwnedFd>,
     open: Recent<u64, Arc<File>>,
     next: AtomicU64,
+    /// Whether the kernel tells who has its files open.
+    tells_use: OnceLock<bool>,
 }
 
 impl SegmentStore {
@@ -32,7 +34,13 @@ impl SegmentStore {
         let shared = read_only_clone(&root).inspect_err(
             |error| tracing::info!(%error, "no client reads the cache by itself: it cannot be shown read-only"),
         );
-        Ok(Self { root, shared: shared.ok(), open: Recent::new(descriptors_max.max(1)), next: AtomicU64::new(1) })
+        Ok(Self {
+            root,
+            shared: shared.ok(),
+            open: Recent::new(descriptors_max.max(1)),
+            next: AtomicU64::new(1),
+            tells_use: OnceLock::new(),
+        })
     }
 
     fn name(id: u64) -> String {
@@ -54,6 +62,12 @@ impl SegmentStore {
         segment.with_file(|file| file.set_len(length))?;
         segment.has_the_files_length = true;
         Ok(segment)
+    }
+
+    /// Whether clients can be given segments, and the kernel tells when they have let them go.
+    pub(crate) fn tells_use(self: &Arc<Self>) -> bool {
+        let told = || self.is_shared() && self.create().and_then(|segment| segment.is_used()).is_ok_and(|used| !used);
+        *self.tells_use.get_or_init(told)
     }
 
     /// Whether clients can be given segments.
@@ -151,6 +165,11 @@ impl Segment {
     pub(crate) fn reader(&self) -> io::Result<OwnedFd> {
         let shared = self.store.shared.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         Ok(rustix::fs::openat(shared, SegmentStore::name(self.id), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// Whether anybody else has it open or mapped.
+    pub(crate) fn is_used(&self) -> io::Result<bool> {
+        self.with_file(|file| is_used_by_others(file))
     }
 
     /// Bytes of memory that it takes.

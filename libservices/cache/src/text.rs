@@ -1,8 +1,9 @@
-//! Programs that the kernel maps by itself: all of the file in a segment of its own, as long as the file, which stays as it is
-//! while somebody has the pin.
+//! Files that others map by themselves: all of the file in a segment of its own, as long as the file, which stays as it is while
+//! somebody has the pin. Programs are mapped by the kernel, which says when it has let them go; what processes map is a loan
+//! ([`crate::loans`]).
 //!
 //! These segments are in a tmpfs of their own: what the kernel still maps of it when the service has died keeps that one, and not all
-//! that was cached. Pages of zeros are there too: a fault on a hole would be charged to whoever runs the program.
+//! that was cached. Pages of zeros are there too: a fault on a hole would be charged to whoever has it mapped.
 
 use crate::blocks::{BLOCK, CHUNK_BLOCKS, CHUNK_COST, Chunk, blocks_for};
 use crate::content::Content;
@@ -14,6 +15,7 @@ use crate::segments::Segment;
 use crate::sync::{lock, read};
 use poolfs_libservice::{Result, Text, fail};
 use poolfs_types::{Errno, FileType};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 /// How programs begin.
@@ -21,6 +23,9 @@ const ELF: &[u8; 4] = b"\x7fELF";
 
 /// How much is read at once to find that out: as much as whoever has opened the file is about to ask for first.
 const FIRST_BYTES: u64 = 128 << 10;
+
+/// A file of up to so many bytes is read as a whole for who maps it; of a larger one, at least half has to be cached.
+const READ_FOR_LOAN_MAX: u64 = 4 << 20;
 
 /// Keeps a file's content where it is, all of it.
 pub(crate) struct Pin {
@@ -32,6 +37,26 @@ pub(crate) struct Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         self.core.forget(self.node.id, 1);
+    }
+}
+
+impl Pin {
+    /// What tells it from all others that there are.
+    pub(crate) fn number(&self) -> usize {
+        Arc::as_ptr(&self.node).addr()
+    }
+
+    /// Whether it is of a file of this layer.
+    pub(crate) fn is_of(&self, core: &Arc<Core>) -> bool {
+        Arc::ptr_eq(&self.core, core)
+    }
+
+    /// Whether anybody has what is pinned open or mapped.
+    pub(crate) fn is_used(&self) -> bool {
+        match &read(&self.node.state).content {
+            Content::Segment(segment) => segment.is_used().unwrap_or(true),
+            _ => false,
+        }
     }
 }
 
@@ -58,17 +83,40 @@ impl Node {
         if attributes.file_type != FileType::Regular || !self.is_program()? {
             return fail(Errno::EOPNOTSUPP);
         }
+        let (file, pin) = self.whole(attributes.size)?;
+        Ok(Text { file, bytes: pin.permit.bytes(), pin })
+    }
+
+    /// All of the file for a process. Only as [`Self::text`].
+    pub(crate) fn lend(self: &Arc<Self>) -> Result<OwnedFd> {
+        let attributes = self.attributes()?;
+        let pool = &self.core.pool;
+        let is_cached = || {
+            let state = read(&self.state);
+            state.is_pinned() || state.blocks.counts().resident >= blocks_for(attributes.size) / 2
+        };
+        let is_worth_it = attributes.size > 0 && (attributes.size <= READ_FOR_LOAN_MAX || is_cached());
+        if attributes.file_type != FileType::Regular || !is_worth_it || !pool.texts.tells_use() {
+            return fail(Errno::EOPNOTSUPP);
+        }
+        let (file, pin) = self.whole(attributes.size)?;
+        pool.loans.note(pin);
+        Ok(file)
+    }
+
+    /// All of the file, and what keeps it.
+    fn whole(self: &Arc<Self>, size: u64) -> Result<(OwnedFd, Arc<Pin>)> {
         // One fills it, the others have it from him. There are no writers in such a layer.
         let _one_at_a_time = lock(&self.writer);
         let known = read(&self.state).program.pin.upgrade();
         let pin = match known {
             Some(pin) => pin,
-            None => self.pin(attributes.size)?,
+            None => self.pin(size)?,
         };
         let state = read(&self.state);
         let Content::Segment(segment) = &state.content else { return fail(Errno::ESTALE) };
         let file = segment.reader().map_err(|error| cache_failure(&error))?;
-        Ok(Text { file, bytes: pin.permit.bytes(), pin })
+        Ok((file, pin))
     }
 
     fn is_program(&self) -> Result<bool> {

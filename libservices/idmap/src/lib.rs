@@ -23,6 +23,7 @@ use poolfs_types::{
     OpenFlags, RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
 use std::ops::{ControlFlow, Range};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A layer whose stored owners are a container's.
@@ -269,6 +270,10 @@ impl Libservice for IdMapped {
 
     fn text(&self, handle: HandleId) -> Result<Text> {
         self.below.text(handle)
+    }
+
+    fn lend(&self, handle: HandleId) -> Result<OwnedFd> {
+        self.below.lend(handle)
     }
 
     fn read_only(&self) -> bool {

@@ -10,6 +10,7 @@ use crate::transit::Copies;
 use poolfs_libservice::{Durability, Error, Lease, Libservice, Result, Segment, Text, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Attributes, Caller, Errno, NodeId, OpenFlags, SetAttributes};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Who may read a file, in its mode.
@@ -145,15 +146,25 @@ impl Union {
 
     /// The program that the content is, while all of it is below.
     pub(crate) fn text_of(&self, file: &OpenFile) -> Result<Text> {
-        let opened = {
-            let state = file.node.read();
-            match (&state.upper, &state.content) {
-                (None, Content::Plain) => self.lower_handle(file, &state)?,
-                _ => return fail(Errno::EOPNOTSUPP),
-            }
-        };
         // That may take its time, and is about what stays, whatever becomes of the file here.
-        opened.branch().text(opened.id())
+        let below = self.whole_below(file)?;
+        below.branch().text(below.id())
+    }
+
+    /// The content, while all of it is below.
+    pub(crate) fn lend_of(&self, file: &OpenFile) -> Result<OwnedFd> {
+        // As above.
+        let below = self.whole_below(file)?;
+        below.branch().lend(below.id())
+    }
+
+    /// The file below, while all of the content is there.
+    fn whole_below<'a>(&self, file: &'a OpenFile) -> Result<&'a Opened> {
+        let state = file.node.read();
+        match (&state.upper, &state.content) {
+            (None, Content::Plain) => self.lower_handle(file, &state),
+            _ => fail(Errno::EOPNOTSUPP),
+        }
     }
 
     /// As [`Self::segment_of`], of a sketch. Whoever maps the lower file sees all of it, also what the sketch hides: it is given

@@ -13,6 +13,7 @@ use poolfs_types::{
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
 use std::ops::{ControlFlow, Range};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Bytes copied at once by `copy_range`.
@@ -401,6 +402,14 @@ impl Libservice for Union {
             return fail(Errno::EBADF);
         }
         self.text_of(&file)
+    }
+
+    fn lend(&self, handle: HandleId) -> Result<OwnedFd> {
+        let file = self.handles.file(handle)?;
+        if !file.flags.readable() || file.flags.writable() {
+            return fail(Errno::EBADF);
+        }
+        self.lend_of(&file)
     }
 
     fn read_only(&self) -> bool {

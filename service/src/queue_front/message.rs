@@ -34,6 +34,15 @@ pub trait DataArea {
         let _ = (grant, segment, notice);
         Err(Errno::EOPNOTSUPP)
     }
+
+    /// Sends the client a whole file, as [`DataArea::grant`].
+    ///
+    /// # Errors
+    /// As there.
+    fn lend(&self, file: BorrowedFd<'_>) -> Result<u64, Errno> {
+        let _ = file;
+        Err(Errno::EOPNOTSUPP)
+    }
 }
 
 impl<C> DataArea for Acquired<C> {
@@ -59,6 +68,10 @@ impl<C> DataArea for Acquired<C> {
                 self.session().grant(grant, &[map, data, moved, base_map, base_data, notice])
             }
         }
+    }
+
+    fn lend(&self, file: BorrowedFd<'_>) -> Result<u64, Errno> {
+        self.session().grant(Grant::of_whole_file(), &[file])
     }
 }
 
@@ -93,6 +106,7 @@ fn carries(operation: Operation) -> Carries {
         | Operation::Sync
         | Operation::SyncAll
         | Operation::Segment
+        | Operation::Lend
         | Operation::Allocate
         | Operation::Seek
         | Operation::CopyRange => Carries::Nothing,
@@ -103,7 +117,7 @@ fn carries(operation: Operation) -> Carries {
 /// What an operation counts as, but for those that are none of the filesystem.
 pub fn kind(operation: Operation) -> Option<Kind> {
     Some(match operation {
-        Operation::Echo | Operation::Segment => return None,
+        Operation::Echo | Operation::Segment | Operation::Lend => return None,
         Operation::Read => Kind::Read,
         Operation::Write => Kind::Write,
         Operation::Stat => Kind::Stat,
@@ -210,7 +224,7 @@ mod tests {
     fn malformed_requests_are_refused() {
         let refused = |change: fn(&mut Request)| checked(change).expect_err("malformed");
         assert_eq!(refused(|request| request.operation = 0), Errno::EINVAL);
-        assert_eq!(refused(|request| request.operation = 27), Errno::EINVAL);
+        assert_eq!(refused(|request| request.operation = 28), Errno::EINVAL);
         assert_eq!(refused(|request| request.flags = 8), Errno::EINVAL);
         assert_eq!(refused(|request| request.path_length = 4096), Errno::ENAMETOOLONG);
         assert_eq!(refused(|request| request.second_length = u32::MAX), Errno::ENAMETOOLONG);

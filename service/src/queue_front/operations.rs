@@ -77,6 +77,7 @@ impl<'a> Call<'a> {
             Operation::Sync => return self.sync(),
             Operation::SyncAll => return self.sync_all(),
             Operation::Segment => return self.segment(),
+            Operation::Lend => return self.lend(),
             Operation::Allocate => return self.allocate(),
             Operation::Seek => return self.seek(),
             Operation::CopyRange => return self.copy_range(),
@@ -215,6 +216,12 @@ impl<'a> Call<'a> {
         let (lease, epoch) = (lease.number(), lease.epoch());
         let grant = Grant::new(segment.capacity, lease, epoch);
         Ok(Reply { value: self.area.grant(grant, &segment, notice.as_fd())?, ..Reply::default() })
+    }
+
+    pub(super) fn lend(&self) -> Answer {
+        let file = self.file(self.message.request.handle)?;
+        let lent = self.instance.lend(&file).map_err(|error| error.errno())?;
+        Ok(Reply { value: self.area.lend(lent.as_fd())?, ..Reply::default() })
     }
 
     pub(super) fn allocate(&self) -> Answer {

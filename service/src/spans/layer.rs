@@ -8,6 +8,7 @@ use poolfs_libservice::types::{
 use poolfs_libservice::{DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Text, Written};
 use poolfs_service_protocol::Layer;
 use std::ops::{ControlFlow, Range};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A layer whose time is measured.
@@ -71,6 +72,7 @@ impl Libservice for Timed {
         fn read_only(&self) -> bool;
         fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment>;
         fn text(&self, handle: HandleId) -> Result<Text>;
+        fn lend(&self, handle: HandleId) -> Result<OwnedFd>;
     }
 
     /// What is done with the entries is the time of whoever asked for them.

@@ -1,11 +1,12 @@
 //! Opening, closing and duplicating descriptors, mapping what they stand for, and what becomes of mappings. The kernel does it; the table follows.
 
 use super::{kernel, kernel_cancellable};
-use crate::files;
+use crate::files::{self, ADOPT_AT_BYTES, open_file_moving};
 use crate::memory::{UserMemory, UserPath};
 use crate::state::{Call, State, state};
 use crate::{pages, process, rights, trace};
 use linux_raw_sys::general as sys;
+use rustix::fd::{AsRawFd, BorrowedFd};
 
 pub(super) const EBADF: isize = 9;
 
@@ -160,20 +161,42 @@ fn duplicated(from: i32, result: isize) -> isize {
     result
 }
 
-/// `mmap`. A mapping is the kernel's. One that may change a file for others without a call that anybody sees takes the
-/// description away from the user-level path first, so that the service sends every user of the file to the kernel.
+/// `mmap`. One that may change a file for others without a call that anybody sees takes the description away from the user-level
+/// path first, so that the service sends every user of the file to the kernel. A private one of a file that nobody has changed is
+/// made of the bytes that the service has cached, so that there is no second copy of them; all others are the kernel's.
 pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, offset: i64) -> isize {
     pages::forget();
     let shared = matches!(flags as u32 & sys::MAP_TYPE, sys::MAP_SHARED | sys::MAP_SHARED_VALIDATE);
     if let Some(call) = Call::begin().filter(|_| descriptor >= 0 && flags as u32 & sys::MAP_ANONYMOUS == 0) {
         if shared {
             files::give_up(call, descriptor);
+        } else if let Some(mapped) = map_lent(call, descriptor, place, (protection, flags), offset) {
+            return mapped;
         }
         files::refresh_size(call, descriptor);
     }
-    let arguments =
-        [place.address(), place.length(), protection as usize, flags as usize, descriptor as usize, offset as usize];
-    kernel(sys::__NR_mmap, arguments)
+    kernel(sys::__NR_mmap, mapping_arguments(place, (protection, flags), descriptor, offset))
+}
+
+fn mapping_arguments(place: UserMemory, (protection, flags): (i32, i32), descriptor: i32, offset: i64) -> [usize; 6] {
+    [place.address(), place.length(), protection as usize, flags as usize, descriptor as usize, offset as usize]
+}
+
+/// Maps privately what the service lends of a file that is open to be read; nothing when it lends nothing. Programs are not mapped by
+/// this function: whether they may run from a mount is the kernel's to say.
+fn map_lent(call: Call, descriptor: i32, place: UserMemory, how: (i32, i32), offset: i64) -> Option<isize> {
+    let (protection, flags) = (how.0 as u32, how.1 as u32);
+    let is_private = flags & sys::MAP_TYPE == sys::MAP_PRIVATE;
+    let is_of_data = protection & (sys::PROT_READ | sys::PROT_EXEC) == sys::PROT_READ;
+    if !is_private || !is_of_data || place.length() < ADOPT_AT_BYTES {
+        return None;
+    }
+    let file = open_file_moving(call, descriptor, place.length()).ok()?;
+    if !file.is_regular() || !file.is_readable() || file.is_writable() {
+        return None;
+    }
+    let map = |lent: BorrowedFd<'_>| kernel(sys::__NR_mmap, mapping_arguments(place, how, lent.as_raw_fd(), offset));
+    file.session.with_whole_file(file.adopted.handle, map)
 }
 
 /// `munmap`

@@ -3,6 +3,7 @@
 use crate::fault::Fault;
 use crate::support::{ROOT, name, pattern};
 use poolfs_cache::{Cache, CacheConfig, CachePool};
+use poolfs_ipc::memory::Mapping;
 use poolfs_ipc::segment::SegmentView;
 use poolfs_libservice::{Lease, Libservice, Memory, Text};
 use poolfs_types::{Errno, HandleId, NodeId, OpenFlags};
@@ -10,6 +11,8 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 4096;
 
@@ -189,4 +192,74 @@ fn a_layer_that_fails_leaves_nothing_behind() {
     stack.below.fail_reads.store(0, Ordering::SeqCst);
     assert_eq!(stack.pool.statistics().pinned_bytes, 0);
     assert_eq!(read(stack.text(opened.1).unwrap()).0, bytes);
+}
+
+fn used_until(stack: &Stack, bytes: u64) -> bool {
+    let end = Instant::now() + Duration::from_secs(20);
+    while stack.pool.statistics().pinned_bytes != bytes {
+        if Instant::now() > end {
+            return false;
+        }
+        sleep(Duration::from_millis(50));
+    }
+    true
+}
+
+#[test]
+fn what_is_lent_stays_until_nobody_has_it_open_or_mapped() {
+    let (bytes, filler) = (pattern(9, 0, 300_000), pattern(3, 0, 8 << 20));
+    let stack = Stack::of(4 << 20, &[("data", &bytes), ("filler", &filler), ("empty", b"")]);
+    let (opened, other) = (stack.open("data"), stack.open("filler"));
+    let lend = |handle| stack.cache.lend(handle).map(File::from).map_err(|error| error.errno());
+    let first = lend(opened.1).unwrap();
+    let mapping = Mapping::of_segment(&first, 300_000, false).unwrap();
+    drop(first);
+    stack.close(opened);
+    let mut buffer = vec![0; filler.len()];
+    let flood = |buffer: &mut [u8]| {
+        assert_eq!(stack.cache.read(&ROOT, other.1, 0, buffer).unwrap(), filler.len());
+        stack.cache.drop_clean();
+    };
+    // The threads of the pool look for what is used no more at every tick.
+    for _ in 0..5 {
+        sleep(CacheConfig::with_limit(4 << 20).tick / 2);
+        flood(&mut buffer);
+    }
+    // SAFETY: as many bytes as are mapped, which nobody writes.
+    let seen = unsafe { std::slice::from_raw_parts(mapping.base().as_ptr(), bytes.len()) };
+    assert!(seen == bytes, "evicted, though it is mapped");
+    assert_eq!(stack.pool.statistics().pinned_bytes, 74 * BLOCK);
+    let again = stack.open("data");
+    let second = lend(again.1).unwrap();
+    drop(mapping);
+    sleep(3 * CacheConfig::with_limit(4 << 20).tick);
+    let mut seen = vec![0; bytes.len()];
+    second.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen == bytes, "evicted, though it is open");
+    drop(second);
+    assert!(used_until(&stack, 0), "pinned, though nobody has it");
+    assert!(lend(again.1).is_ok(), "and once more");
+    assert_eq!(lend(stack.open("empty").1).err(), Some(Errno::EOPNOTSUPP));
+    stack.below.read_only.store(false, Ordering::SeqCst);
+    assert_eq!(lend(again.1).err(), Some(Errno::EOPNOTSUPP), "what may change is never lent");
+}
+
+#[test]
+fn a_large_file_is_lent_when_it_is_cached_and_the_layers_end_takes_nothing() {
+    let bytes = pattern(10, 0, 6 << 20);
+    let stack = Stack::of(64 << 20, &[("data", &bytes)]);
+    let opened = stack.open("data");
+    assert_eq!(stack.cache.lend(opened.1).err().map(|error| error.errno()), Some(Errno::EOPNOTSUPP));
+    let mut buffer = vec![0; bytes.len()];
+    assert_eq!(stack.cache.read(&ROOT, opened.1, 0, &mut buffer).unwrap(), bytes.len());
+    let lent = File::from(stack.cache.lend(opened.1).unwrap());
+    assert!(used_until(&stack, bytes.len() as u64));
+    let Stack { pool, below, cache } = stack;
+    let watched = Arc::downgrade(&pool);
+    cache.release(opened.1);
+    drop((cache, below, pool));
+    assert!(watched.upgrade().is_none(), "a loan keeps the cache");
+    let mut seen = vec![0; bytes.len()];
+    lent.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen == bytes);
 }
