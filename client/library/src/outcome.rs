@@ -17,6 +17,15 @@ pub enum Refusal {
 /// What a served call returns.
 pub type Served<T> = Result<T, Refusal>;
 
+/// What a transfer returns that is refused when so many bytes are done. A failure ends it there. What is left to the kernel is done
+/// there from the beginning, the same bytes at the same places: nobody gets less of a file than there is.
+pub fn refused_at(done: usize, refusal: Refusal) -> Served<usize> {
+    match refusal {
+        Refusal::Failed(_) if done > 0 => Ok(done),
+        _ => Err(refusal),
+    }
+}
+
 /// The result in the kernel's convention: of the library, or of `kernel` when that is to do it.
 #[inline]
 pub fn finish(served: Served<usize>, kernel: impl FnOnce() -> isize) -> isize {
@@ -28,5 +37,19 @@ pub fn finish(served: Served<usize>, kernel: impl FnOnce() -> isize) -> isize {
             kernel()
         }
         Err(Refusal::Foreign) => kernel(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_to_the_kernel_is_not_cut_short() {
+        let failed = Refusal::Failed(Errno::EIO);
+        assert_eq!((refused_at(0, failed), refused_at(5, failed)), (Err(failed), Ok(5)));
+        for left in [Refusal::Kernel, Refusal::Foreign] {
+            assert_eq!((refused_at(0, left), refused_at(5, left)), (Err(left), Err(left)));
+        }
     }
 }

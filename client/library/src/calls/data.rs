@@ -3,7 +3,7 @@
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, request, sort_error};
 use crate::files::{DirectFile, OpenFile, direct_file, open_file, open_file_moving};
 use crate::memory::UserMemory;
-use crate::outcome::{Refusal, Served, finish};
+use crate::outcome::{Refusal, Served, finish, refused_at};
 use crate::paths::Extra;
 use crate::state::{Call, state};
 use linux_raw_sys::general as sys;
@@ -125,8 +125,7 @@ pub(super) fn read_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offse
         request.length = (length - done).min(room) as u64;
         let reply = match file.session.execute(&mut borrowed, &request) {
             Ok(reply) => reply,
-            Err(_) if done > 0 => break,
-            Err(error) => return Err(sort_error(call, file, error)),
+            Err(error) => return refused_at(done, sort_error(call, file, error)),
         };
         let got = reply.length.min(request.length) as usize;
         let target = memory.part(done, got);
@@ -195,8 +194,7 @@ pub(super) fn write_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offs
         request.length = piece.length() as u64;
         let reply = match file.session.execute(&mut borrowed, &request) {
             Ok(reply) => reply,
-            Err(_) if done > 0 => break,
-            Err(error) => return Err(sort_error(call, file, error)),
+            Err(error) => return refused_at(done, sort_error(call, file, error)).map(|done| (done, first)),
         };
         if done == 0 {
             first = reply.value;
@@ -289,8 +287,7 @@ pub(super) fn each_vector(vectors: UserMemory, mut transfer: impl FnMut(UserMemo
                     break;
                 }
             }
-            Err(_) if done > 0 => break,
-            Err(error) => return Err(error),
+            Err(error) => return refused_at(done, error),
         }
     }
     if done == 0 && total_length(vectors) == 0 { Err(Refusal::Kernel) } else { Ok(done) }
