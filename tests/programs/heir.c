@@ -47,7 +47,8 @@ int main(int count, char **arguments)
     pid_t service = atoi(arguments[2]);
     setvbuf(stdout, NULL, _IOLBF, 0);
     /* The library reads the mounts now; what it needs later it must not find in use by this thread. */
-    found(0);
+    char value[8];
+    getxattr("/", "user.none", value, sizeof value);
     kill(service, SIGSTOP);
     pthread_t thread;
     pthread_create(&thread, NULL, ask, NULL);

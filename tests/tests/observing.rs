@@ -88,7 +88,7 @@ fn reads_are_counted_by_the_way_they_took() {
         let pool = Pool::create(folder, "64M");
         let mount = pool.mount_directory(&at, &directory);
         let file = at.join("file").display().to_string();
-        fs::write(&file, [7; 8192]).expect("a file");
+        fs::write(&file, vec![7; 128 << 10]).expect("a file");
         let reads_of = |counted: &Value| {
             let of = |way: &str| counted[way].as_u64().expect("a number");
             (of("direct"), of("library"), of("kernel"))

@@ -26,6 +26,38 @@ const ADOPT_AT_USE: u32 = 2;
 /// kernel reads it keeps, and reads ahead, beside the service's own copy.
 pub const ADOPT_AT_BYTES: usize = 64 << 10;
 
+/// A shorter file that is open to be read only is adopted at this use of it: programs read such files in one or two calls when they
+/// start, and at the next start the kernel has them.
+const ADOPT_SHORT_AT_USE: u32 = 16;
+
+/// What somebody is about to do with an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// read up to so many bytes
+    Read(usize),
+    /// write so many bytes
+    Write(usize),
+    /// what it has done many times
+    Again,
+    /// something else
+    Other,
+}
+
+impl Purpose {
+    /// Whether a file of so many bytes is to be adopted at this use of it.
+    fn is_worth_adopting(self, uses: u32, size: u64, is_read_only: impl FnOnce() -> bool) -> bool {
+        let is_enough = uses >= ADOPT_AT_USE;
+        match self {
+            Self::Read(_) if size < ADOPT_AT_BYTES as u64 => {
+                uses >= ADOPT_SHORT_AT_USE || (is_enough && !is_read_only())
+            }
+            Self::Read(bytes) | Self::Write(bytes) => is_enough || bytes >= ADOPT_AT_BYTES,
+            Self::Again => true,
+            Self::Other => is_enough,
+        }
+    }
+}
+
 /// Flags of a description that both sides must agree on.
 const FLAGS_THAT_COUNT: u32 = sys::O_ACCMODE | sys::O_APPEND | sys::O_DIRECT | sys::O_SYNC | sys::O_PATH;
 
@@ -124,14 +156,14 @@ pub fn direct_file<'a>(call: Call, descriptor: i32) -> Option<DirectFile<'a>> {
 /// # Errors
 /// [`Refusal::Foreign`] when it is none of ours; [`Refusal::Kernel`] when it is, and is not adopted.
 pub fn open_file<'a>(call: Call, descriptor: i32) -> Served<OpenFile<'a>> {
-    open_file_moving(call, descriptor, 0)
+    open_file_for(call, descriptor, Purpose::Other)
 }
 
-/// As [`open_file`], to read or write so many bytes at a given offset.
+/// As [`open_file`], for a purpose.
 ///
 /// # Errors
 /// As [`open_file`].
-pub fn open_file_moving<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<OpenFile<'a>> {
+pub fn open_file_for<'a>(call: Call, descriptor: i32, purpose: Purpose) -> Served<OpenFile<'a>> {
     let state = call.state;
     if state.descriptors.is_foreign(descriptor) {
         return Err(Refusal::Foreign);
@@ -141,7 +173,7 @@ pub fn open_file_moving<'a>(call: Call, descriptor: i32, bytes: usize) -> Served
         return adopted_file(call, descriptor, &seen, adopted);
     }
     let found = raw::statx_descriptor(descriptor).map_err(|_| Refusal::Foreign)?;
-    classify(call, descriptor, &seen, &found, bytes)
+    classify(call, descriptor, &seen, &found, purpose)
 }
 
 /// The file a number was adopted as, if it still stands for it.
@@ -168,18 +200,18 @@ fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) 
     Ok(OpenFile { adopted, session, mount, descriptor, owns_offset: owns_offset(seen) })
 }
 
-/// As [`open_file_moving`], for transfers at the description's offset: only where this process alone moves it.
+/// As [`open_file_for`], for transfers at the description's offset: only where this process alone moves it.
 ///
 /// # Errors
 /// [`Refusal::Foreign`] or [`Refusal::Kernel`], without a system call, when it does not.
-pub fn own_file_moving<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<OpenFile<'a>> {
+pub fn own_file_for<'a>(call: Call, descriptor: i32, purpose: Purpose) -> Served<OpenFile<'a>> {
     let state = call.state;
     if state.descriptors.is_foreign(descriptor) {
         return Err(Refusal::Foreign);
     }
     let seen = state.descriptors.look(descriptor).ok_or(Refusal::Foreign)?;
     if owns_offset(&seen) {
-        return open_file_moving(call, descriptor, bytes);
+        return open_file_for(call, descriptor, purpose);
     }
     Err(if seen.known == Known::Unknown { Refusal::Foreign } else { trace::left(Reason::SharedOffset) })
 }
@@ -210,7 +242,13 @@ fn mount_of(call: Call, found: &sys::statx) -> Option<MountPoint> {
     })
 }
 
-fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx, bytes: usize) -> Served<OpenFile<'a>> {
+fn classify<'a>(
+    call: Call,
+    descriptor: i32,
+    seen: &Seen,
+    found: &sys::statx,
+    purpose: Purpose,
+) -> Served<OpenFile<'a>> {
     let state = call.state;
     let kind = u32::from(found.stx_mode) & sys::S_IFMT;
     let mount = if kind == sys::S_IFREG || kind == sys::S_IFDIR { mount_of(call, found) } else { None };
@@ -223,7 +261,8 @@ fn classify<'a>(call: Call, descriptor: i32, seen: &Seen, found: &sys::statx, by
         Known::Candidate(uses) => uses + 1,
         _ => return Err(trace::left(Reason::NotAdopted)),
     };
-    if uses < ADOPT_AT_USE && bytes < ADOPT_AT_BYTES {
+    let is_read_only = || raw::open_flags(descriptor).is_ok_and(|flags| flags & sys::O_ACCMODE == sys::O_RDONLY);
+    if !purpose.is_worth_adopting(uses, found.stx_size, is_read_only) {
         state.descriptors.note(descriptor, seen, Known::Candidate(uses));
         return Err(trace::left(Reason::FirstUse));
     }
@@ -332,4 +371,26 @@ fn leave_to_kernel(call: Call, descriptor: i32, seen: &Seen) {
         session.end();
     }
     state.descriptors.note(descriptor, seen, Known::NotOurs);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_in_a_call_or_two_is_not_adopted() {
+        const SHORT: u64 = ADOPT_AT_BYTES as u64 - 1;
+        let first_use = |purpose: Purpose, size, is_read_only| {
+            (1..100).find(|&uses| purpose.is_worth_adopting(uses, size, || is_read_only))
+        };
+        assert_eq!(first_use(Purpose::Read(4096), SHORT, true), Some(ADOPT_SHORT_AT_USE));
+        assert_eq!(first_use(Purpose::Read(1 << 20), SHORT, true), Some(ADOPT_SHORT_AT_USE), "more than there is");
+        assert_eq!(first_use(Purpose::Read(1 << 20), SHORT, false), Some(ADOPT_AT_USE));
+        assert_eq!(first_use(Purpose::Read(4096), SHORT + 1, true), Some(ADOPT_AT_USE));
+        assert_eq!(first_use(Purpose::Read(ADOPT_AT_BYTES), SHORT + 1, true), Some(1));
+        assert_eq!(first_use(Purpose::Write(1), 0, false), Some(ADOPT_AT_USE));
+        assert_eq!(first_use(Purpose::Write(ADOPT_AT_BYTES), 0, false), Some(1));
+        assert_eq!(first_use(Purpose::Again, 0, true), Some(1));
+        assert_eq!(first_use(Purpose::Other, 0, true), Some(ADOPT_AT_USE));
+    }
 }

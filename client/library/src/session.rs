@@ -533,8 +533,8 @@ impl Session<'_> {
     fn lost(&self, request: &Request) -> Refusal {
         self.end();
         let repeatable = Operation::from_number(request.operation).is_some_and(|operation| {
-            use Operation::{Access, GetXattr, ListXattr, Read, ReadLink, Seek, Stat};
-            matches!(operation, Access | GetXattr | ListXattr | Read | ReadLink | Seek | Stat)
+            use Operation::{GetXattr, ListXattr, Read, Seek, Stat};
+            matches!(operation, GetXattr | ListXattr | Read | Seek | Stat)
         });
         if !repeatable {
             return Refusal::Failed(Errno::EIO);

@@ -1,8 +1,7 @@
 //! Names: making, removing, renaming, linking.
 
-use crate::data::fitting;
 use crate::macros::{intercept, memory, path};
-use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_uint};
 use poolfs_client::calls;
 use poolfs_client::paths::WORKING_DIRECTORY;
 
@@ -29,14 +28,6 @@ intercept! {
         calls::symlinkat(path(target), WORKING_DIRECTORY, path(name));
     symlinkat(target: *const c_char, directory: c_int, name: *const c_char) -> c_int =
         calls::symlinkat(path(target), directory, path(name));
-    readlink(name: *const c_char, out: *mut c_char, room: usize) -> isize =
-        calls::readlinkat(WORKING_DIRECTORY, path(name), memory(out.cast::<c_void>(), room));
-    readlinkat(directory: c_int, name: *const c_char, out: *mut c_char, room: usize) -> isize =
-        calls::readlinkat(directory, path(name), memory(out.cast::<c_void>(), room));
-    __readlink_chk(name: *const c_char, out: *mut c_char, count: usize, room: usize) -> isize =
-        calls::readlinkat(WORKING_DIRECTORY, path(name), memory(out.cast::<c_void>(), fitting(count, room)));
-    __readlinkat_chk(directory: c_int, name: *const c_char, out: *mut c_char, count: usize, room: usize) -> isize =
-        calls::readlinkat(directory, path(name), memory(out.cast::<c_void>(), fitting(count, room)));
     mknod(name: *const c_char, mode: c_uint, device: u64) -> c_int =
         calls::mknodat(WORKING_DIRECTORY, path(name), mode, device);
     mknodat(directory: c_int, name: *const c_char, mode: c_uint, device: u64) -> c_int =

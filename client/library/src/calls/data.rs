@@ -1,7 +1,7 @@
 //! Reading and writing at given offsets, and what else concerns the content of an open file.
 
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, request, sort_error};
-use crate::files::{DirectFile, OpenFile, direct_file, open_file, open_file_moving};
+use crate::files::{DirectFile, OpenFile, Purpose, direct_file, open_file, open_file_for};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish, refused_at};
 use crate::paths::Extra;
@@ -57,7 +57,7 @@ pub(super) fn from_user(offset: i64) -> Served<u64> {
 
 /// The adopted regular file behind a number, for reading so many bytes.
 pub(super) fn readable<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<OpenFile<'a>> {
-    may_read(open_file_moving(call, descriptor, bytes)?)
+    may_read(open_file_for(call, descriptor, Purpose::Read(bytes))?)
 }
 
 /// An adopted regular file that may be read.
@@ -67,7 +67,7 @@ pub(super) fn may_read(file: OpenFile<'_>) -> Served<OpenFile<'_>> {
 
 /// The adopted regular file behind a number, for writing so many bytes.
 pub(super) fn writable<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<OpenFile<'a>> {
-    may_write(call, open_file_moving(call, descriptor, bytes)?)
+    may_write(call, open_file_for(call, descriptor, Purpose::Write(bytes))?)
 }
 
 /// An adopted regular file that may be written.

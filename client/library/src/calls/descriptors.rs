@@ -1,7 +1,7 @@
 //! Opening, closing and duplicating descriptors, mapping what they stand for, and what becomes of mappings. The kernel does it; the table follows.
 
 use super::{kernel, kernel_cancellable};
-use crate::files::{self, ADOPT_AT_BYTES, open_file_moving};
+use crate::files::{self, ADOPT_AT_BYTES, Purpose, open_file_for};
 use crate::memory::{UserMemory, UserPath};
 use crate::state::{Call, State, state};
 use crate::{pages, process, rights, trace};
@@ -191,7 +191,7 @@ fn map_lent(call: Call, descriptor: i32, place: UserMemory, how: (i32, i32), off
     if !is_private || !is_of_data || place.length() < ADOPT_AT_BYTES {
         return None;
     }
-    let file = open_file_moving(call, descriptor, place.length()).ok()?;
+    let file = open_file_for(call, descriptor, Purpose::Read(place.length())).ok()?;
     if !file.is_regular() || !file.is_readable() || file.is_writable() {
         return None;
     }

@@ -10,7 +10,7 @@ use super::data::{
 };
 use super::stats::size_while_changing;
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, request};
-use crate::files::{self, DirectFile, OpenFile, direct_file, open_file, own_file_moving};
+use crate::files::{self, DirectFile, OpenFile, Purpose, direct_file, open_file, own_file_for};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
@@ -34,7 +34,7 @@ pub fn read(descriptor: i32, memory: UserMemory) -> isize {
         if let Some(count) = directly {
             return Ok(count);
         }
-        let file = may_read(own_file_moving(call, descriptor, memory.length())?)?;
+        let file = may_read(own_file_for(call, descriptor, Purpose::Read(memory.length()))?)?;
         at_offset(place(&file), memory.length(), |offset| read_at(call, &file, memory, offset))
     };
     finish(served(), || {
@@ -46,7 +46,7 @@ pub fn read(descriptor: i32, memory: UserMemory) -> isize {
 pub fn write(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
         let call = on_descriptor(descriptor)?;
-        let file = may_write(call, own_file_moving(call, descriptor, memory.length())?)?;
+        let file = may_write(call, own_file_for(call, descriptor, Purpose::Write(memory.length()))?)?;
         if file.appends() {
             let (count, first) = write_at(call, &file, memory, 0)?;
             let end = first.checked_add(count as u64).and_then(|end| i64::try_from(end).ok());
@@ -74,7 +74,7 @@ pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
         if let Some(count) = directly {
             return Ok(count);
         }
-        let file = may_read(own_file_moving(call, descriptor, 0)?)?;
+        let file = may_read(own_file_for(call, descriptor, Purpose::Read(0))?)?;
         at_offset(place(&file), length, |offset| {
             let mut at = offset;
             each_vector(vectors, |memory| {
@@ -91,7 +91,7 @@ pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
 pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
         let call = on_descriptor(descriptor)?;
-        let file = may_write(call, own_file_moving(call, descriptor, 0)?)?;
+        let file = may_write(call, own_file_for(call, descriptor, Purpose::Write(0))?)?;
         if file.appends() {
             return Err(Refusal::Kernel);
         }

@@ -9,7 +9,7 @@ use super::data::{is_worth_segment, obtain_segment};
 use super::descriptors::{EBADF, is_own};
 use super::{by_file, kernel, on_descriptor, request};
 use crate::descriptors::{Adopted, Known};
-use crate::files::{ADOPT_AT_BYTES, direct_file, open_file_moving};
+use crate::files::{Purpose, direct_file, open_file_for};
 use crate::memory::{UserMemory, UserPath};
 use crate::outcome::{Refusal, Served, finish};
 use crate::paths::Extra;
@@ -85,7 +85,8 @@ fn looked_at(descriptor: i32) -> Served<(WireAttributes, (u32, u32))> {
     if !is_asked {
         return Err(Refusal::Foreign);
     }
-    let file = open_file_moving(call, descriptor, if is_due { ADOPT_AT_BYTES } else { 0 })?;
+    let purpose = if is_due { Purpose::Again } else { Purpose::Other };
+    let file = open_file_for(call, descriptor, purpose)?;
     if !file.is_regular() || !file.adopted.announces_closing {
         return Err(Refusal::Kernel);
     }
