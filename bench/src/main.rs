@@ -82,11 +82,12 @@ enum Measurement {
     Overhead {
         #[command(flatten)]
         place: Place,
-        /// How often every measurement is repeated.
-        #[arg(long, default_value_t = 25)]
+        /// How often every measurement is repeated. Many short ones: a virtual processor changes its pace every few hundred milliseconds,
+        /// and both halves of most pairs should see the same.
+        #[arg(long, default_value_t = 120)]
         rounds: u32,
         /// How long one measurement takes.
-        #[arg(long, default_value_t = 50)]
+        #[arg(long, default_value_t = 10)]
         milliseconds: u64,
     },
     /// Starts of programs of an image, and of containers, over all targets.
