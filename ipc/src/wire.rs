@@ -113,6 +113,10 @@ impl Grant {
 /// Number of the adoption ioctl: `_IOWR('P', 1, [u8; 64])`. Sent on a descriptor of the mount.
 pub const ADOPT: u32 = (3 << 30) | (64 << 16) | ((b'P' as u32) << 8) | 1;
 
+/// Number of the ioctl that does what [`Operation::SyncAll`] does, for who has no session: `_IO('P', 2)`. Sent on a descriptor of
+/// the mount.
+pub const SYNC_ALL: u32 = ((b'P' as u32) << 8) | 2;
+
 /// What the adoption ioctl carries, in and out. The service matches the calling thread to its process's session.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -47,6 +47,17 @@ pub fn isolated_for(name: &str, limit: Duration, body: impl FnOnce(&Path)) {
     }
 }
 
+/// Takes away what libraries get sessions by: programs that start from here on have none.
+///
+/// # Panics
+/// When that is not possible.
+pub fn remove_sockets() {
+    let sockets = std::fs::read_dir("/run/poolfs").expect("readable").map(|entry| entry.expect("readable").path());
+    for socket in sockets.filter(|path| path.extension().is_some_and(|extension| extension == "sock")) {
+        std::fs::remove_file(socket).expect("removable");
+    }
+}
+
 /// A command to which a program and its arguments are to be added: it runs in new mount, process and IPC namespaces, which end with
 /// it, however it ends.
 #[must_use]

@@ -14,7 +14,7 @@ mod tree;
 
 pub use command::{Outcome, run, run_within, shell};
 pub use image::{import_small, small_root};
-pub use isolation::{PRIVATE_RUN, in_namespaces, isolated, isolated_for, run_in_namespaces};
+pub use isolation::{PRIVATE_RUN, in_namespaces, isolated, isolated_for, remove_sockets, run_in_namespaces};
 pub use pool::{Mounted, Pool, Way};
 pub use steps::{Stepper, compile, hash};
 pub use tree::{checksum, populate};

@@ -1,6 +1,6 @@
 //! How the library finds instances and gets sessions with them, also where it is made difficult.
 
-use poolfs_tests::{Pool, Stepper, Way, compile, isolated, program};
+use poolfs_tests::{Pool, Stepper, Way, compile, isolated, program, remove_sockets};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::fs;
@@ -73,10 +73,7 @@ fn who_gets_no_session_says_why() {
         let directory = folder.join("directory");
         fs::create_dir(&directory).expect("a folder");
         let mount = pool.mount_directory(&folder.join("mnt"), &directory);
-        let sockets = fs::read_dir("/run/poolfs").expect("readable").map(|entry| entry.expect("readable").path());
-        for socket in sockets.filter(|path| path.extension().is_some_and(|extension| extension == "sock")) {
-            fs::remove_file(socket).expect("removable");
-        }
+        remove_sockets();
         let trace = folder.join("trace");
         let script = format!("POOLFS_TRACE={} mkdir {}/made", trace.display(), mount.path().display());
         let _ = pool.shell(Way::Library, &script).expect("mkdir by the kernel");

@@ -1,7 +1,7 @@
 //! libc's whole file surface from C programs (`programs/surface`): on the disk, and on a union by FUSE and by the library, each call
 //! with the same result, errno and effect. docs/surface.md says what happens to each function.
 
-use poolfs_tests::{Pool, Way, isolated, program, run, workspace};
+use poolfs_tests::{Pool, Way, isolated, program, remove_sockets, run, workspace};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -150,28 +150,59 @@ fn programs_of_any_make_see_the_same() {
     });
 }
 
+/// Writes into each instance, whose mounts and directories are named in pairs, and tells what is on the disk after `sync` and `syncfs`.
+const SYNC: &str = "
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+places = list(zip(sys.argv[1::2], sys.argv[2::2]))
+def put(mount, name):
+    f = os.open(mount + '/' + name, os.O_RDWR | os.O_CREAT)
+    for _ in range(2): os.pwrite(f, b'content of ' + name.encode(), 0)
+    return f
+def tell(directory, name):
+    with open(directory + '/' + name, 'rb') as f: print(f.read().decode())
+for mount, _ in places: os.close(put(mount, 'sync'))
+os.sync()
+for _, directory in places: tell(directory, 'sync')
+f = put(places[0][0], 'syncfs')
+print(libc.syncfs(f))
+tell(places[0][1], 'syncfs')
+";
+
+/// Runs [`SYNC`] by the library on so many instances, after `prepare`.
+fn sync_reaches(folder: &Path, instances: usize, prepare: impl FnOnce()) {
+    let pool = Pool::create(folder, "64M");
+    let place = |what: &str, number: usize| folder.join(format!("{what}{number}"));
+    let mounts: Vec<_> = (0..instances)
+        .map(|number| {
+            fs::create_dir(place("directory", number)).expect("a folder");
+            pool.mount_directory(&place("mnt", number), &place("directory", number))
+        })
+        .collect();
+    prepare();
+    let file = folder.join("script.py");
+    fs::write(&file, SYNC).expect("a file");
+    let places = (0..instances)
+        .map(|number| format!(" {} {}", place("mnt", number).display(), place("directory", number).display()));
+    let command = format!("python3 {}{}", file.display(), places.collect::<String>());
+    let printed = pool.shell(Way::Library, &command).expect("python");
+    assert_eq!(printed, format!("{}0\ncontent of syncfs\n", "content of sync\n".repeat(instances)));
+    drop(mounts);
+}
+
 #[test]
 fn what_was_written_is_on_the_disk_when_sync_returns() {
-    isolated("what_was_written_is_on_the_disk_when_sync_returns", |folder| {
-        let directory = folder.join("directory");
-        fs::create_dir(&directory).expect("a folder");
-        let pool = Pool::create(folder, "64M");
-        let mount = pool.mount_directory(&folder.join("mnt"), &directory);
-        let script = "import ctypes, os, sys\n\
-            libc = ctypes.CDLL(None)\n\
-            def put(name):\n\
-            \x20   f = os.open(sys.argv[1] + '/' + name, os.O_RDWR | os.O_CREAT)\n\
-            \x20   for _ in range(2): os.pwrite(f, b'content of ' + name.encode(), 0)\n\
-            \x20   return f\n\
-            def on_disk(name):\n\
-            \x20   with open(sys.argv[2] + '/' + name, 'rb') as f: print(f.read().decode())\n\
-            put('sync'); os.sync(); on_disk('sync')\n\
-            f = put('syncfs'); print(libc.syncfs(f)); on_disk('syncfs')\n";
-        let file = folder.join("script.py");
-        fs::write(&file, script).expect("a file");
-        let command = format!("python3 {} {} {}", file.display(), mount.path().display(), directory.display());
-        let printed = pool.shell(Way::Library, &command).expect("python");
-        assert_eq!(printed, "content of sync\n0\ncontent of syncfs\n");
-        drop(mount);
+    isolated("what_was_written_is_on_the_disk_when_sync_returns", |folder| sync_reaches(folder, 1, || ()));
+}
+
+#[test]
+fn sync_reaches_more_instances_than_there_are_sessions() {
+    isolated("sync_reaches_more_instances_than_there_are_sessions", |folder| sync_reaches(folder, 20, || ()));
+}
+
+#[test]
+fn sync_goes_by_the_mount_when_there_is_no_session() {
+    isolated("sync_goes_by_the_mount_when_there_is_no_session", |folder| {
+        sync_reaches(folder, 2, remove_sockets);
     });
 }

@@ -295,6 +295,25 @@ pub fn adopt(descriptor: i32, adopt: &mut poolfs_ipc::wire::Adopt) -> Result<(),
     .map(|_| ())
 }
 
+/// Has the service make durable all that was written to the instance that `descriptor` is of.
+///
+/// # Errors
+/// The kernel's errno: `ENOTTY` for anything but a descriptor of a poolfs mount, and what the service failed with.
+pub fn sync_all(descriptor: i32) -> Result<(), i32> {
+    // SAFETY: the number says that nothing goes in or out.
+    check(unsafe {
+        system_call(sys::__NR_ioctl, [descriptor as usize, poolfs_ipc::wire::SYNC_ALL as usize, 0, 0, 0, 0])
+    })
+    .map(|_| ())
+}
+
+/// Sleeps for so long, less than a second, or until a signal comes.
+pub fn sleep(nanoseconds: u32) {
+    let time = sys::timespec { tv_sec: 0, tv_nsec: nanoseconds.into() };
+    // SAFETY: the kernel reads one timespec.
+    let _ = unsafe { system_call(sys::__NR_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };
+}
+
 /// The target of `/proc/self/fd/N`-like links: `readlink` into `buffer`.
 ///
 /// # Errors

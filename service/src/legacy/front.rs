@@ -9,7 +9,7 @@ use crate::instance::Instance;
 use crate::nodes::listings::Opening;
 use crate::nodes::texts::Asking;
 use crate::request::{Context, Reply, Request};
-use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC};
+use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC, SYNC_ALL};
 use poolfs_libservice::Entry;
 use poolfs_libservice::types::{Attributes, Errno, Name, NodeId, OpenFlags, SetAttributes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -314,10 +314,11 @@ impl Front {
                 self.list_with_attributes(context, file, cookie, answer)?;
                 return end_listing(file, answer);
             }
-            Op::Control { command, input, room } => {
-                if command != ADOPT {
-                    return Err(Errno::ENOTTY);
-                }
+            Op::Control { command: SYNC_ALL, .. } => {
+                self.ask(context, Request::SyncAll)?;
+                return answer.put(&abi::IoctlOut::default());
+            }
+            Op::Control { command: ADOPT, input, room } => {
                 if room < size_of::<Adopt>() {
                     return Err(Errno::EINVAL);
                 }
@@ -325,6 +326,7 @@ impl Front {
                 answer.put(&abi::IoctlOut::default())?;
                 return answer.put(&adopted);
             }
+            Op::Control { .. } => return Err(Errno::ENOTTY),
             Op::Allocate { mode, offset, length } => Request::Allocate { file, mode, offset, length },
             Op::Seek { offset, to } => Request::Seek { file, offset, to },
             Op::CopyRange { source_offset, target, target_offset, length, wide_answer } => {

@@ -13,7 +13,7 @@ mod table;
 pub use looker::close_inherited;
 pub use table::{MountPoint, Table, components};
 
-use crate::raw::coarse_time_ns;
+use crate::raw::{self, coarse_time_ns};
 use crate::signals::SignalsHeld;
 use crate::trace;
 use core::cell::UnsafeCell;
@@ -30,6 +30,10 @@ const LAZY_LOOK_NS: u64 = 8_000_000;
 
 /// Time before mounts that could not be read, or are too many, are read again.
 const RETRY_NS: u64 = 1_000_000_000;
+
+/// How often, and for how long each time, is waited for the tables by whom has to have one. Readers are done in microseconds.
+const WAITS: u32 = 1000;
+const WAIT_NS: u32 = 1_000_000;
 
 /// Calls that can read one table at a time; further ones are the kernel's.
 const READERS_MAX: usize = 32;
@@ -88,6 +92,20 @@ impl Mounts {
         }
         // SAFETY: a reader of a slot that is not being written.
         Some(read(unsafe { &*slot.table.get() }))
+    }
+
+    /// As [`Self::with`] on an exact table, but waits while others are at the tables; nothing when the mounts cannot be read.
+    pub fn with_waiting<R>(&self, frame: Frame, mut read: impl FnMut(&Table) -> R) -> Option<R> {
+        for attempt in 0..WAITS {
+            if attempt > 0 {
+                raw::sleep(WAIT_NS);
+            }
+            let found = self.with(frame, Freshness::Exact, &mut read);
+            if found.is_some() || self.failed_at.load(Ordering::Relaxed) != 0 {
+                return found;
+            }
+        }
+        None
     }
 
     /// Whether an absolute path, with its NUL, surely leads into no instance that was mounted some milliseconds ago. `now` is by
@@ -271,6 +289,21 @@ mod tests {
             before == table.points().len()
         });
         assert_eq!(inner, Some(true));
+    }
+
+    #[test]
+    fn who_waits_gets_a_table_among_threads_that_need_new_ones() {
+        let mounts = zeroed::<Mounts>();
+        std::thread::scope(|scope| {
+            for _ in 0..2 * LOOKERS {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        mounts.distrust();
+                        assert!(mounts.with_waiting(Frame::here(), |_| ()).is_some());
+                    }
+                });
+            }
+        });
     }
 
     /// A reader that is left by a jump: what it had is never given back.
