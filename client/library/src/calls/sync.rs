@@ -40,13 +40,10 @@ pub fn sync_everything() -> isize {
     by_kernel
 }
 
-/// The mount by which the next instance is reached: of each one, that with the lowest number. Its path goes to `place`.
+/// The mount by which the next instance is reached; its path goes to `place`.
 fn next_instance(call: Call, after: u64, place: &mut [u8]) -> Option<MountPoint> {
     let next = call.state.mounts.with_waiting(call.frame, |table| {
-        let ours = || table.points().iter().filter(|mount| mount.instance().is_some());
-        let is_first =
-            |mount: &&MountPoint| !ours().any(|other| other.instance() == mount.instance() && other.id < mount.id);
-        let next = ours().filter(|mount| mount.id > after && is_first(mount)).min_by_key(|mount| mount.id)?;
+        let next = table.next_instance(after)?;
         let path = table.place(next);
         place.fill(0);
         // A path the kernel takes is shorter than the room. Of another one only the session can be used.

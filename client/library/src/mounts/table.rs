@@ -143,6 +143,16 @@ impl Table {
             .map(|point| (point, components(self.place(point)).count()))
             .max_by_key(|&(_, depth)| depth)
     }
+
+    /// The first mount behind number `after` of those that stand for an instance each: of all its mounts that with the lowest number. Who may
+    /// mount can give a mount the name of an instance, but not its device.
+    pub fn next_instance(&self, after: u64) -> Option<&MountPoint> {
+        let ours = || self.points().iter().filter(|mount| mount.instance().is_some());
+        let is_same =
+            |one: &MountPoint, other: &MountPoint| one.instance() == other.instance() && one.device == other.device;
+        let is_first = |mount: &&MountPoint| !ours().any(|other| is_same(other, mount) && other.id < mount.id);
+        ours().filter(|mount| mount.id > after && is_first(mount)).min_by_key(|mount| mount.id)
+    }
 }
 
 /// The components of a path, without empty ones and `.`.
@@ -189,6 +199,24 @@ mod tests {
         assert_eq!(locate("/data/a/x"), Some((4, 3)));
         assert!(table.has_mounts_below(table.by_id(3).expect("mount 3")));
         assert!(table.by_id(2).is_none(), "a foreign mount is none of ours");
+    }
+
+    #[test]
+    fn each_instance_is_reached_once_whatever_else_has_its_name() {
+        let mut table = empty();
+        // Further mounts of the two, an impostor, a mount of something else.
+        for (id, minor, name) in [
+            (9, 40, Some("a")),
+            (3, 50, Some("a")),
+            (4, 8, None),
+            (5, 40, Some("a")),
+            (7, 41, Some("b")),
+            (8, 41, Some("b")),
+        ] {
+            table.add(&New { device: (0, minor), ..mount(id, name, "/at") }).expect("room");
+        }
+        let after = |id| table.next_instance(id).map(|mount| mount.id);
+        assert_eq!([0, 3, 5, 7].map(after), [Some(3), Some(5), Some(7), None]);
     }
 
     #[test]
