@@ -19,7 +19,6 @@ use poolfs_service_protocol::{
     Transport,
 };
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tracing::warn;
@@ -258,18 +257,14 @@ impl Instance {
     }
 
     /// Connects the instance to the kernel's caches of its mount.
-    ///
-    /// # Errors
-    /// When no thread can be had.
-    pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>) -> io::Result<()> {
+    pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>) {
         // Without names that expire, a name could only be dropped with what is mounted on it.
         let may_keep = kernel.expires_names();
         self.pruner.get().into_iter().for_each(|pruner| pruner.add(&self.nodes, &kernel));
-        let _ = self.notifications.set(Notifications::start(self.name(), kernel)?);
+        let _ = self.notifications.set(Notifications::new(self.name(), kernel));
         if may_keep && !self.shared.load(Ordering::Acquire) {
             self.nodes.start_holding();
         }
-        Ok(())
     }
 
     /// Notes how the kernel's requests come; once per instance.

@@ -14,8 +14,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tracing::warn;
@@ -139,39 +139,76 @@ enum Message<J> {
     End,
 }
 
-/// A thread that does one job after the other.
+fn note(told: io::Result<()>) {
+    if let Err(error) = told {
+        warn!(%error, "the kernel did not take a notification");
+    }
+}
+
+type Tell<J> = dyn Fn(&J) -> io::Result<()> + Send + Sync;
+
+type Queue<J> = SyncSender<Message<J>>;
+
+/// A thread that does one job after the other. It is started with the first one: most mounts never have any.
 struct Worker<J> {
-    queue: SyncSender<Message<J>>,
-    thread: Option<JoinHandle<()>>,
+    name: String,
+    tell: Arc<Tell<J>>,
+    queue: OnceLock<Queue<J>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl<J: Send + 'static> Worker<J> {
-    fn start(name: String, mut tell: impl FnMut(&J) -> io::Result<()> + Send + 'static) -> io::Result<Self> {
-        let (queue, jobs): (_, Receiver<Message<J>>) = sync_channel(JOBS_MAX);
-        let thread = thread::Builder::new().name(name).spawn(move || {
-            while let Ok(Message::Tell(job, done)) = jobs.recv() {
-                if let Err(error) = tell(&job) {
-                    warn!(%error, "the kernel did not take a notification");
+    fn new(name: String, tell: impl Fn(&J) -> io::Result<()> + Send + Sync + 'static) -> Self {
+        Self { name, tell: Arc::new(tell), queue: OnceLock::new(), thread: Mutex::new(None) }
+    }
+
+    /// Its queue; nothing when there is no thread to be had.
+    fn queue(&self) -> Option<&Queue<J>> {
+        if let Some(queue) = self.queue.get() {
+            return Some(queue);
+        }
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.queue.get().is_none() {
+            let (queue, jobs): (_, Receiver<Message<J>>) = sync_channel(JOBS_MAX);
+            let tell = Arc::clone(&self.tell);
+            let work = move || {
+                while let Ok(Message::Tell(job, done)) = jobs.recv() {
+                    note(tell(&job));
+                    let _ = done.map(|done| done.send(()));
                 }
-                let _ = done.map(|done| done.send(()));
+            };
+            match thread::Builder::new().name(self.name.clone()).spawn(work) {
+                Ok(started) => {
+                    *thread = Some(started);
+                    let _ = self.queue.set(queue);
+                }
+                Err(error) => warn!(name = self.name, %error, "no thread for notifications of the kernel"),
             }
-        })?;
-        Ok(Self { queue, thread: Some(thread) })
+        }
+        self.queue.get()
     }
 
     /// Has the job done. Its end comes through the channel, or the channel's end when the mount is gone: then the kernel shows
     /// nothing any more.
+    ///
+    /// Without a thread the caller does it: it would wait for one just as long, but for the bound on waits for names.
     fn ask(&self, job: J) -> Receiver<()> {
         let (done, wait) = channel();
-        let _ = self.queue.send(Message::Tell(job, Some(done)));
+        match self.queue() {
+            Some(queue) => {
+                let _ = queue.send(Message::Tell(job, Some(done)));
+            }
+            None => note((self.tell)(&job)),
+        }
         wait
     }
 }
 
 impl<J> Drop for Worker<J> {
     fn drop(&mut self) {
-        let _ = self.queue.send(Message::End);
-        if let Some(thread) = self.thread.take() {
+        let _ = self.queue.get().map(|queue| queue.send(Message::End));
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
             let _ = thread.join();
         }
     }
@@ -185,17 +222,15 @@ pub struct Notifications {
 }
 
 impl Notifications {
-    /// Starts the threads.
-    ///
-    /// # Errors
-    /// When none can be had.
-    pub fn start(instance: &str, kernel: Arc<dyn KernelCache>) -> io::Result<Self> {
+    /// Those of the instance with this name.
+    #[must_use]
+    pub fn new(instance: &str, kernel: Arc<dyn KernelCache>) -> Self {
         let (of_content, of_names) = (Arc::clone(&kernel), Arc::clone(&kernel));
-        Ok(Self {
-            content: Worker::start(format!("notify-{instance}"), move |job| tell(of_content.as_ref(), *job))?,
-            names: Worker::start(format!("names-{instance}"), move |job| tell_directory(of_names.as_ref(), job))?,
+        Self {
+            content: Worker::new(format!("notify-{instance}"), move |job| tell(of_content.as_ref(), *job)),
+            names: Worker::new(format!("names-{instance}"), move |job| tell_directory(of_names.as_ref(), job)),
             kernel,
-        })
+        }
     }
 
     /// Tells the kernel and comes back when it has understood. Not for handlers of FUSE requests.
@@ -220,7 +255,7 @@ impl Notifications {
     /// Has the kernel told of a name or a listing, without waiting; whether that will be done.
     #[must_use]
     pub fn tell_name_later(&self, job: DirectoryJob) -> bool {
-        self.names.queue.try_send(Message::Tell(job, None)).is_ok()
+        self.names.queue().is_some_and(|queue| queue.try_send(Message::Tell(job, None)).is_ok())
     }
 
     /// Whom they go to.
@@ -306,7 +341,7 @@ mod tests {
     #[test]
     fn telling_comes_back_after_the_kernel_was_told_and_survives_its_errors() {
         let recorder = Recorder::default();
-        let notifications = Notifications::start("x", Arc::new(recorder.clone())).expect("a thread");
+        let notifications = Notifications::new("x", Arc::new(recorder.clone()));
         notifications.tell(Job { number: 7, pages: true, grown_to: None });
         assert_eq!(*recorder.0.lock().expect("unpoisoned"), ["invalidate 7 0 -1"]);
         notifications.tell(Job { number: 8, pages: false, grown_to: Some((5000, b'x')) });
@@ -320,7 +355,7 @@ mod tests {
     #[test]
     fn names_that_left_are_invalidated_others_expire_and_listings_are_dropped() {
         let recorder = Recorder::default();
-        let notifications = Notifications::start("x", Arc::new(recorder.clone())).expect("threads");
+        let notifications = Notifications::new("x", Arc::new(recorder.clone()));
         let job = |name: &[u8], change| DirectoryJob::Name(NameJob { parent: 1, name: name.into(), change });
         assert!(notifications.tell_names([job(b"a", NameChange::Appeared), job(b"b", NameChange::Left)]));
         notifications.drop_attributes(5);

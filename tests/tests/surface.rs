@@ -2,7 +2,10 @@
 //! with the same result, errno and effect. docs/surface.md says what happens to each function.
 
 use poolfs_tests::{Pool, Way, isolated, program, remove_sockets, run, workspace};
+use rustix::mount::MountFlags;
+use std::ffi::CString;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -170,7 +173,7 @@ tell(places[0][1], 'syncfs')
 ";
 
 /// Runs [`SYNC`] by the library on so many instances, after `prepare`.
-fn sync_reaches(folder: &Path, instances: usize, prepare: impl FnOnce()) {
+fn sync_reaches<T>(folder: &Path, instances: usize, prepare: impl FnOnce() -> T) {
     let pool = Pool::create(folder, "64M");
     let place = |what: &str, number: usize| folder.join(format!("{what}{number}"));
     let mounts: Vec<_> = (0..instances)
@@ -179,7 +182,7 @@ fn sync_reaches(folder: &Path, instances: usize, prepare: impl FnOnce()) {
             pool.mount_directory(&place("mnt", number), &place("directory", number))
         })
         .collect();
-    prepare();
+    let prepared = prepare();
     let file = folder.join("script.py");
     fs::write(&file, SYNC).expect("a file");
     let places = (0..instances)
@@ -187,6 +190,7 @@ fn sync_reaches(folder: &Path, instances: usize, prepare: impl FnOnce()) {
     let command = format!("python3 {}{}", file.display(), places.collect::<String>());
     let printed = pool.shell(Way::Library, &command).expect("python");
     assert_eq!(printed, format!("{}0\ncontent of syncfs\n", "content of sync\n".repeat(instances)));
+    drop(prepared);
     drop(mounts);
 }
 
@@ -204,5 +208,24 @@ fn sync_reaches_more_instances_than_there_are_sessions() {
 fn sync_goes_by_the_mount_when_there_is_no_session() {
     isolated("sync_goes_by_the_mount_when_there_is_no_session", |folder| {
         sync_reaches(folder, 2, remove_sockets);
+    });
+}
+
+/// Whoever made this mount never answers; it ends with what is returned. Sockets are gone, so that every instance is gone to by its mount.
+fn mount_what_nobody_serves(folder: &Path, user: u32) -> fs::File {
+    remove_sockets();
+    let at = folder.join("unserved");
+    fs::create_dir(&at).expect("a folder");
+    let device = fs::File::options().read(true).write(true).open("/dev/fuse").expect("fuse");
+    let options = format!("fd={},rootmode=40000,user_id={user},group_id={user},allow_other", device.as_raw_fd());
+    let options = CString::new(options).expect("text");
+    rustix::mount::mount("poolfs:other", &at, "fuse.poolfs", MountFlags::empty(), options.as_c_str()).expect("mounted");
+    device
+}
+
+#[test]
+fn sync_does_not_wait_for_a_mount_that_another_user_calls_an_instance() {
+    isolated("sync_does_not_wait_for_a_mount_that_another_user_calls_an_instance", |folder| {
+        sync_reaches(folder, 1, || mount_what_nobody_serves(folder, 1000));
     });
 }

@@ -238,6 +238,7 @@ impl Union {
                 let written = self.write_moving(sketch, &held, size, offset, data);
                 if idle && !sketch.transit.is_empty() {
                     self.copies.submit(node);
+                    self.have_copied();
                 }
                 written
             };

@@ -79,6 +79,7 @@ impl Union {
             return;
         }
         self.nodes.pin(node);
+        self.have_flushed();
         let oldest = {
             let mut lists = lock(&self.dirty.lists);
             lists.waiting.push_back(node.clone());

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod background;
 mod bitmap;
 mod branch;
 mod changes;
@@ -50,8 +51,7 @@ use branch::{Branch, Held, LowerNode};
 use node::{Content, NewNode, Nodes, State};
 use poolfs_libservice::{Error, Libservice, Result};
 use poolfs_types::{Caller, Errno, FileType, NodeId};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
 /// Most lower branches of one union.
@@ -105,6 +105,7 @@ impl UnionConfig {
 
 /// The union of one writable and many read-only branches.
 pub struct Union {
+    own: Weak<Union>,
     upper: Branch,
     lowers: Vec<Lower>,
     work: work::Work,
@@ -118,7 +119,9 @@ pub struct Union {
     stop: Arc<durable::Stop>,
     copies: Arc<transit::Copies>,
     shared_memory: Option<SharedMemory>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// zero: never
+    flush_interval: Duration,
+    background: background::Background,
 }
 
 impl Union {
@@ -147,7 +150,8 @@ impl Union {
         let stop = Arc::new(durable::Stop::default());
         let statistics = Arc::new(statistics::Counters::default());
         let copies = Arc::new(transit::Copies::new(&upper, &statistics, transit_blocks_max));
-        let union = Arc::new(Union {
+        Ok(Arc::new_cyclic(|own| Union {
+            own: own.clone(),
             upper,
             lowers,
             work,
@@ -158,28 +162,12 @@ impl Union {
             dirty_sketches_max: dirty_sketches_max.max(1),
             statistics,
             listings: Arc::new(listing::Memory::new(listings_bytes_max)),
-            stop: stop.clone(),
-            copies: copies.clone(),
+            stop,
+            copies,
             shared_memory,
-            threads: Mutex::default(),
-        });
-        if !flush_interval.is_zero() {
-            let weak = Arc::downgrade(&union);
-            union.start("union-flush", move || durable::run(&weak, &stop, flush_interval))?;
-        }
-        if transit_blocks_max > 0 {
-            union.start("union-copy", move || copies.run())?;
-        }
-        Ok(union)
-    }
-
-    fn start(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(work)
-            .map_err(|error| Error::new(Errno::EAGAIN, format!("the thread {name} did not start: {error}")))?;
-        node::lock(&self.threads).push(thread);
-        Ok(())
+            flush_interval,
+            background: background::Background::default(),
+        }))
     }
 
     /// Ends the threads of the union, which may refer to it: from here on it ends with its owner's last reference. What is
@@ -187,13 +175,7 @@ impl Union {
     pub fn end_threads(&self) {
         self.stop.stop();
         self.copies.stop();
-        for thread in node::lock(&self.threads).drain(..) {
-            // A thread may be the last owner; it ends by itself then.
-            let own = thread.thread().id() == std::thread::current().id();
-            if !own && thread.join().is_err() {
-                tracing::error!("a thread of the union panicked");
-            }
-        }
+        self.background.join();
     }
 
     fn names(&self) -> RwLockReadGuard<'_, ()> {

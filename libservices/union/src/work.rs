@@ -5,7 +5,7 @@ use crate::format::{SketchRecord, bitmap_name};
 use crate::marks;
 use crate::node::lock;
 use poolfs_libservice::{Durability, Error, Result};
-use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime};
+use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, SetAttributes, SetTime};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,6 +20,7 @@ const ROOT: &Caller = &Caller::ROOT;
 pub(crate) struct Work {
     pub upper: Branch,
     top: Held,
+    format: Held,
     pub work: Held,
     pub bitmaps: Held,
     pub index: Held,
@@ -73,9 +74,10 @@ impl Work {
     /// Opens or makes the work directory. Says as well whether the last end was unclean.
     pub fn open(upper: &Branch) -> Result<(Self, bool)> {
         let top = directory(upper, NodeId::ROOT, DIRECTORY)?;
-        check_format(upper, &top)?;
+        let format = checked_format(upper, &top)?;
         let work = Work {
             upper: upper.clone(),
+            format,
             work: directory(upper, top.node(), b"work")?,
             bitmaps: directory(upper, top.node(), b"bitmaps")?,
             index: directory(upper, top.node(), b"index")?,
@@ -140,15 +142,21 @@ impl Work {
         // Whoever comes second waits for the first.
         let _syncing = lock(&self.syncing);
         if self.undurable.swap(false, Ordering::AcqRel) {
-            let result = [self.index.node(), self.top.node(), NodeId::ROOT]
-                .into_iter()
-                .try_for_each(|node| self.sync_directory(node));
+            let directories = [self.index.node(), self.top.node(), NodeId::ROOT];
+            let result = self
+                .sync_format()
+                .and_then(|()| directories.into_iter().try_for_each(|node| self.sync_directory(node)));
             if result.is_err() {
                 self.undurable.store(true, Ordering::Release);
             }
             result?;
         }
         Ok(())
+    }
+
+    fn sync_format(&self) -> Result<()> {
+        let file = Opened::file(&self.upper, ROOT, self.format.node(), OpenFlags::READ_ONLY)?;
+        self.upper.fsync(ROOT, file.id(), Durability::All)
     }
 
     /// Makes the names of an upper directory durable.
@@ -223,32 +231,34 @@ impl Work {
     }
 }
 
-fn check_format(upper: &Branch, top: &Held) -> Result<()> {
-    let name = Name::new(b"format")?;
-    if let Some((held, _)) = find(upper, top.node(), b"format")? {
-        let file = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
-        let mut text = [0; 64];
-        let count = file.read_full(0, &mut text)?;
-        if &text[..count] != FORMAT {
-            let found = text[..count].escape_ascii();
-            return Err(Error::new(
-                Errno::EIO,
-                format!("the upper branch was written by another release (its .poolfs/format says \"{found}\")"),
-            ));
+/// The file that says which release wrote the upper branch. It is brought to disk with the first names that depend on it: what a crash
+/// before that left of its text is completed here.
+fn checked_format(upper: &Branch, top: &Held) -> Result<Held> {
+    let held = match find(upper, top.node(), b"format")? {
+        Some((held, _)) => held,
+        None => {
+            let entry = upper.mknod(ROOT, top.node(), Name::new(b"format")?, FileType::Regular, 0o600, 0)?;
+            Held::new(upper, entry.node)
         }
-        return Ok(());
+    };
+    let file = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_WRITE)?;
+    let mut text = [0; 64];
+    let count = file.read_full(0, &mut text)?;
+    let text = &text[..count];
+    if text == FORMAT {
+        return Ok(held);
     }
-    // It gets its name when its content is on disk, so that a crash leaves all of it or none.
-    let unfinished = Name::new(b"format.new")?;
-    if find(upper, top.node(), unfinished.as_bytes())?.is_some() {
-        upper.unlink(ROOT, top.node(), unfinished)?;
+    let written = text.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+    if count <= FORMAT.len() && FORMAT.starts_with(&text[..written]) {
+        file.write_full(0, FORMAT)?;
+    } else {
+        let found = text.escape_ascii();
+        return Err(Error::new(
+            Errno::EIO,
+            format!("the upper branch was written by another release (its .poolfs/format says \"{found}\")"),
+        ));
     }
-    let (entry, handle) = upper.create(ROOT, top.node(), unfinished, 0o600, OpenFlags::READ_WRITE)?;
-    let _held = Held::new(upper, entry.node);
-    let file = Opened::new(upper, handle);
-    file.write_full(0, FORMAT)?;
-    upper.fsync(ROOT, file.id(), Durability::All)?;
-    upper.rename(ROOT, top.node(), unfinished, top.node(), name, RenameFlags::empty())
+    Ok(held)
 }
 
 /// Who still has a removed directory open saw it empty, and sees it unchanged.

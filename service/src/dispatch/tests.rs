@@ -75,7 +75,7 @@ impl Fixture {
             MountSpec { instance: "x".into(), mount_point: "/".into(), stack, devices: true, is_root: true, ids: None };
         let instance = Instance::new(spec, Stack::of(Memory::new()));
         let kernel = Kernel::default();
-        instance.attach_kernel(Arc::new(kernel.clone())).expect("a thread");
+        instance.attach_kernel(Arc::new(kernel.clone()));
         Self { instance, kernel, root: Credentials::root() }
     }
 

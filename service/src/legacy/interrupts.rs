@@ -28,6 +28,8 @@ struct Waiting {
 
 #[derive(Default)]
 struct Watch {
+    /// There is a watcher.
+    started: bool,
     asked: bool,
     ended: bool,
 }
@@ -71,13 +73,12 @@ impl InService {
         Self { places, taken: AtomicUsize::new(0), watch: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// The thread with number `place` begins to serve a request of the caller `thread`.
-    pub(super) fn enter(&self, place: usize, unique: u64, thread: u32) -> Entered<'_> {
+    /// The thread with number `place` begins to serve a request of the caller `thread`. Whether no place is left, so that somebody has to
+    /// [look](Self::look).
+    pub(super) fn enter(&self, place: usize, unique: u64, thread: u32) -> (Entered<'_>, bool) {
         *lock(&self.places[place]) = Some(Waiting { unique, thread });
-        if self.taken.fetch_add(1, Ordering::Relaxed) + 1 == self.places.len() {
-            self.look();
-        }
-        Entered { of: self, place, unique }
+        let is_last = self.taken.fetch_add(1, Ordering::Relaxed) + 1 == self.places.len();
+        (Entered { of: self, place, unique }, is_last)
     }
 
     /// Takes a request out of service, unless it is out already, when `then` succeeds; nobody else can take it meanwhile.
@@ -96,12 +97,20 @@ impl InService {
         Some(outcome)
     }
 
-    /// Wakes the watcher.
-    pub(super) fn look(&self) {
+    /// Wakes the watcher, which is started by `start` when there is none.
+    ///
+    /// # Errors
+    /// Those of `start`.
+    pub(super) fn look<E>(&self, start: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let mut watch = lock(&self.watch);
+        if !watch.started {
+            start()?;
+            watch.started = true;
+        }
         if !std::mem::replace(&mut watch.asked, true) {
             self.changed.notify_one();
         }
+        Ok(())
     }
 
     /// Ends the watcher.
@@ -190,20 +199,25 @@ mod tests {
         let sleeper = Sleeper(Command::new("sleep").arg("60").spawn().expect("coreutils"));
         let in_service = Arc::new(InService::new(2));
         let (answered, answers) = channel();
-        let watcher = {
-            let in_service = Arc::clone(&in_service);
-            thread::spawn(move || in_service.watch(|_, unique| answered.send(unique).is_ok()))
+        let (watched, mut watcher) = (Arc::clone(&in_service), None);
+        assert_eq!(in_service.look(|| Err("no thread")), Err("no thread"));
+        let start = || {
+            watcher = Some(thread::spawn(move || watched.watch(|_, unique| answered.send(unique).is_ok())));
+            Ok::<_, ()>(())
         };
-        let first = in_service.enter(0, 10, sleeper.0.id());
-        let second = in_service.enter(1, 12, 0);
+        in_service.look(start).expect("started");
+        let first = in_service.enter(0, 10, sleeper.0.id()).0;
+        let (second, is_last) = in_service.enter(1, 12, 0);
+        assert!(is_last);
+        in_service.look(|| -> Result<(), ()> { panic!("there is a watcher") }).expect("asked");
         assert!(answers.recv_timeout(6 * PERIOD).is_err());
         assert!(first.leave());
         assert_eq!(in_service.take(1, 12, || Err::<(), _>("not yet")), Some(Err("not yet")));
         assert_eq!(in_service.take(1, 12, || Ok::<_, ()>("now")), Some(Ok("now")));
-        let third = in_service.enter(1, 14, 0);
+        let (third, _) = in_service.enter(1, 14, 0);
         assert!(!second.leave(), "it was taken");
         assert!(third.leave(), "what is in its place now is not");
         in_service.end();
-        watcher.join().expect("ended");
+        watcher.expect("started").join().expect("ended");
     }
 }

@@ -23,6 +23,7 @@ mod incoming;
 mod interrupts;
 mod listing;
 mod mount;
+mod readers;
 mod rings;
 mod session;
 

@@ -131,7 +131,7 @@ impl LegacyMount {
         let (device, entries) = handshake::connect(device, cpus).map_err(failed)?;
         let device = Arc::new(device);
         let kernel: Arc<dyn KernelCache> = device.clone();
-        instance.attach_kernel(Arc::clone(&kernel)).map_err(failed)?;
+        instance.attach_kernel(Arc::clone(&kernel));
         let threads = (cpus.len() * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
         let ended = Session::start(instance, device, threads, entries, cpus).map_err(failed)?;
         if let Err(error) = raise_read_ahead(instance.name()) {

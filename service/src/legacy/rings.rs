@@ -150,7 +150,7 @@ impl Session {
         }
     }
 
-    fn serve_ring(&self, mut lane: Lane) {
+    fn serve_ring(self: &Arc<Self>, mut lane: Lane) {
         let ended = loop {
             match lane.entry.receive().and_then(|()| self.serve_one(&mut lane)) {
                 Ok(true) => {}
@@ -167,7 +167,7 @@ impl Session {
     }
 
     /// Serves the request that was received; whether the entry still is the thread's.
-    fn serve_one(&self, lane: &mut Lane) -> io::Result<bool> {
+    fn serve_one(self: &Arc<Self>, lane: &mut Lane) -> io::Result<bool> {
         let (message, room) = lane.entry.split();
         let outcome = match Message::parse(message) {
             Ok(Message::Call(call)) => {

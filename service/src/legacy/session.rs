@@ -1,10 +1,14 @@
 //! The threads that serve one mount: each receives a message, serves it and answers it, in one piece of memory.
+//!
+//! Most mounts of a host are idle most of the time, so threads are started when they are needed: there is always one that waits for a
+//! message, up to a number, and one that watches for callers that were killed from the first time somebody asks for it.
 
 use super::answer::{Answer, Given};
 use super::device::{Buffer, Device};
 use super::front::Front;
 use super::incoming::{Call, Message};
 use super::interrupts::InService;
+use super::readers::Readers;
 use super::rings::{READERS, Rings};
 use crate::instance::Instance;
 use crate::spans::Measured;
@@ -16,7 +20,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// One connection with the kernel. It ends with the last of its threads, when the mount is gone.
 pub(super) struct Session {
@@ -26,6 +30,7 @@ pub(super) struct Session {
     /// Those of the rings have the first places, those that read the device the last.
     pub(super) in_service: Arc<InService>,
     pub(super) rings: Rings,
+    readers: Readers,
     /// Its end tells that of the session.
     _end: SyncSender<()>,
 }
@@ -47,11 +52,11 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// Serves `instance` to whom `device` is connected with: by `entries`, if the kernel takes them, else by that many `threads`
-    /// that read the device. The channel ends when the mount has.
+    /// Serves `instance` to whom `device` is connected with: by `entries`, if the kernel takes them, else by up to that many
+    /// `threads` that read the device. The channel ends when the mount has.
     ///
     /// # Errors
-    /// When there are not enough threads to be had; those that there are end with the mount.
+    /// When there is not even one thread to be had; those that there are end with the mount.
     pub(super) fn start(
         instance: &Arc<Instance>,
         device: Arc<Device>,
@@ -61,38 +66,55 @@ impl Session {
     ) -> io::Result<Receiver<()>> {
         let (end, ended) = sync_channel(0);
         let first = entries.len();
-        let in_service = Arc::new(InService::new(first + threads));
         let session = Arc::new(Self {
             device,
             front: Front::new(Arc::clone(instance)),
             name: instance.name().to_owned(),
-            in_service: Arc::clone(&in_service),
+            in_service: Arc::new(InService::new(first + threads)),
             rings: Rings::new(&entries, cpus),
+            readers: Readers::new(first),
             _end: end,
         });
-        // It must not keep the session from ending.
-        let watched = Arc::downgrade(&session);
-        thread::Builder::new().name("fuse-watch".into()).spawn(move || {
-            in_service.watch(|place, unique| match watched.upgrade() {
-                Some(session) if session.is_ring(place) => session.take_over(place, unique),
-                Some(session) => {
-                    // Whoever has been answered meanwhile needs nothing more.
-                    let _ = session.device.answer(unique, Err(Errno::EINTR));
-                    true
-                }
-                None => true,
-            });
-        })?;
         let by_rings = session.start_rings(entries)?;
         instance.set_transport(if by_rings { Transport::IoUring } else { Transport::DevFuse });
-        for place in first..first + if by_rings { READERS } else { threads } {
-            let session = Arc::clone(&session);
-            thread::Builder::new().name(format!("fuse-{place}")).spawn(move || session.work(place))?;
-        }
+        session.readers.allow(if by_rings { READERS } else { threads });
+        session.add_reader()?;
         Ok(ended)
     }
 
-    fn work(&self, place: usize) {
+    /// Starts one more thread that reads the device, if there may be more.
+    fn add_reader(self: &Arc<Self>) -> io::Result<()> {
+        self.readers.add(|place| {
+            let session = Arc::clone(self);
+            thread::Builder::new().name(format!("fuse-{place}")).spawn(move || session.work(place)).map(drop)
+        })
+    }
+
+    /// Has somebody look whether callers of requests in service were killed.
+    fn look(self: &Arc<Self>) {
+        let watched = Arc::downgrade(self);
+        let in_service = Arc::clone(&self.in_service);
+        let started = self.in_service.look(|| {
+            let watch = move || {
+                // It must not keep the session from ending.
+                in_service.watch(|place, unique| match watched.upgrade() {
+                    Some(session) if session.is_ring(place) => session.take_over(place, unique),
+                    Some(session) => {
+                        // Whoever has been answered meanwhile needs nothing more.
+                        let _ = session.device.answer(unique, Err(Errno::EINTR));
+                        true
+                    }
+                    None => true,
+                });
+            };
+            thread::Builder::new().name("fuse-watch".into()).spawn(watch).map(drop)
+        });
+        if let Err(error) = started {
+            warn!(instance = self.name, %error, "callers that were killed wait for their answers");
+        }
+    }
+
+    fn work(self: &Arc<Self>, place: usize) {
         let mut buffer = Buffer::new();
         let mut given = Vec::new();
         loop {
@@ -103,11 +125,19 @@ impl Session {
             let (message, room) = buffer.split(length);
             match Message::parse(message) {
                 Ok(Message::Call(call)) => {
+                    if self.readers.begin()
+                        && let Err(error) = self.add_reader()
+                    {
+                        debug!(instance = self.name, %error, "no further thread reads the device");
+                        // Nobody may be left who reads that a caller gets a signal.
+                        self.look();
+                    }
                     let answered = self.serve_read(place, call, room, &mut given);
+                    self.readers.end();
                     buffer.note_used(length + answered);
                 }
                 Ok(Message::Forget(forgets)) => self.front.forget(forgets),
-                Ok(Message::Interrupt) => self.in_service.look(),
+                Ok(Message::Interrupt) => self.look(),
                 Ok(Message::Nothing) => {}
                 Err(malformed) => error!(instance = self.name, length, ?malformed, "the kernel sent no message"),
             }
@@ -123,9 +153,18 @@ impl Session {
     }
 
     /// Serves a call; its answer is put into `room`, and what it gives the kernel noted in `given`.
-    pub(super) fn serve(&self, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) -> Served<'_> {
+    pub(super) fn serve(
+        self: &Arc<Self>,
+        place: usize,
+        call: Call<'_>,
+        room: &mut [u8],
+        given: &mut Vec<Given>,
+    ) -> Served<'_> {
         let mut measured = self.front.instance.measure(OperationPath::Fuse, call.thread, 0, None);
-        let entered = self.in_service.enter(place, call.unique, call.thread);
+        let (entered, is_last) = self.in_service.enter(place, call.unique, call.thread);
+        if is_last {
+            self.look();
+        }
         let mut answer = Answer::new(room, given);
         let outcome = self.front.serve(call, &mut answer).map(|()| answer.body().len());
         let is_waited_for = entered.leave();
@@ -134,7 +173,7 @@ impl Session {
     }
 
     /// How long the answer was.
-    fn serve_read(&self, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) -> usize {
+    fn serve_read(self: &Arc<Self>, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) -> usize {
         let unique = call.unique;
         let Served { outcome, measured, .. } = self.serve(place, call, room, given);
         let sent = self.device.answer(unique, outcome.map(|length| &room[..length]));

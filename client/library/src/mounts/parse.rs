@@ -13,6 +13,9 @@ const PIECE: usize = 16 * 1024;
 /// Longest path of a mount point that is taken.
 const PATH_BYTES: usize = 1024;
 
+/// The option of a FUSE filesystem that root has mounted, as every service does.
+const OF_ROOT: &[u8] = b"user_id=0";
+
 /// Working memory of one reading.
 #[repr(C)]
 pub struct Scratch {
@@ -139,10 +142,10 @@ fn parse_line(line: &[u8]) -> Option<Line<'_>> {
     let device = (number(device.next()?)? as u32, number(device.next()?)? as u32);
     let (root, point, options) = (fields.next()?, fields.next()?, fields.next()?);
     fields.find(|field| *field == b"-")?;
-    let (kind, source) = (fields.next()?, fields.next()?);
-    // Without what comes after it the source may not be whole.
-    fields.next()?;
-    let ours = kind == MOUNT_TYPE.as_bytes();
+    let (kind, source, of_filesystem) = (fields.next()?, fields.next()?, fields.next()?);
+    // Whoever is not root may give a mount of its own any type and name, by fusermount; this number it may not choose.
+    let ours =
+        kind == MOUNT_TYPE.as_bytes() && of_filesystem.split(|&byte| byte == b',').any(|option| option == OF_ROOT);
     Some(Line {
         id,
         device,
@@ -207,6 +210,10 @@ mod tests {
         assert!(!parsed.read_only);
         let foreign = parse_line(b"1 0 8:1 / / ro - ext4 poolfs:tree rw").expect("a line");
         assert!(foreign.instance.is_none() && foreign.read_only);
+        for options in ["rw", "rw,user_id=1000,group_id=0", "rw,user_id=01", "rw,xuser_id=0", ""] {
+            let line = std::format!("36 35 0:98 / /mnt/a rw - fuse.poolfs poolfs:tree {options}");
+            assert_eq!(parse_line(line.as_bytes()).expect("a line").instance, None, "{options}");
+        }
         assert_eq!(parse_line(b"1 0 8:1 / / ro ext4"), None);
         assert_eq!(parse_line(b""), None);
     }
@@ -225,7 +232,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         let long = "x".repeat(3 * PIECE);
         writeln!(file, "20 1 0:5 / /over rw - overlay overlay rw,lowerdir={long}").expect("written");
-        writeln!(file, "21 1 0:6 / /mnt/a rw - fuse.poolfs poolfs:a rw").expect("written");
+        writeln!(file, "21 1 0:6 / /mnt/a rw - fuse.poolfs poolfs:a rw,user_id=0,group_id=0").expect("written");
         let mut lines = std::vec::Vec::new();
         let mut piece = std::boxed::Box::new([0; PIECE]);
         for_each_line(file.as_file().as_raw_fd(), &mut piece, &mut |line| {

@@ -293,3 +293,23 @@ fn a_crash_while_the_first_union_opens_is_no_harm() {
         assert!(union.is_ok(), "after change {count}: {}", union.err().unwrap());
     }
 }
+
+#[test]
+fn an_unfinished_format_is_completed_and_that_of_another_release_refused() {
+    let format = |branches: &Branches| get(&*branches.upper, ".poolfs/format").unwrap();
+    for left in [&b""[..], b"poolfs", &[0; 15], b"poolfs-union \0\0"] {
+        let branches = Branches::empty(1);
+        mkdir(&*branches.upper, ".poolfs");
+        put(&*branches.upper, ".poolfs/format", left);
+        close(branches.open());
+        assert_eq!(format(&branches), b"poolfs-union 1\n", "{}", left.escape_ascii());
+    }
+    for foreign in [&b"poolfs-union 2\n"[..], b"x", b"poolfs-union 1\nx", &[0; 16]] {
+        let branches = Branches::empty(1);
+        mkdir(&*branches.upper, ".poolfs");
+        put(&*branches.upper, ".poolfs/format", foreign);
+        let error = open_over(branches.upper.clone(), &branches.lowers).map(|_| ()).expect_err("another release's");
+        assert!(error.to_string().contains("another release"), "{error}");
+        assert_eq!(format(&branches), foreign);
+    }
+}
