@@ -211,6 +211,64 @@ fn sync_goes_by_the_mount_when_there_is_no_session() {
     });
 }
 
+/// Four threads write records by one description, each by `write` or `writev`, and one comes to the limit of file sizes: what is in the
+/// file, and where the offset is.
+const THREADS: &str = r#"
+import os, resource, sys, threading
+path = os.path.join(sys.argv[1], "records")
+descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+
+def work(letter):
+    for number in range(400):
+        record = letter * (1 + number * 7 % 900) + b"\n"
+        if number % 3:
+            assert os.write(descriptor, record) == len(record)
+        else:
+            assert os.writev(descriptor, [record[:5], record[5:]]) == len(record)
+
+threads = [threading.Thread(target=work, args=(letter,)) for letter in (b"a", b"b", b"c", b"d")]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+size = os.stat(path).st_size
+print(os.lseek(descriptor, 0, os.SEEK_CUR) == size, size)
+with open(path, "rb") as file:
+    lines = file.read().split(b"\n")
+whole = [line for line in lines if len(set(line)) == 1]
+print(len(lines), len(whole), sum(len(line) for line in whole))
+other = threading.Event()
+threading.Thread(target=other.wait, daemon=True).start()
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, size + 10))
+print(os.write(descriptor, b"x" * 100), os.lseek(descriptor, 0, os.SEEK_CUR) - size)
+for attempt in range(2):
+    try:
+        os.write(descriptor, b"y" * 100)
+    except OSError as error:
+        print(error.errno, os.lseek(descriptor, 0, os.SEEK_CUR) - size)
+other.set()
+"#;
+
+#[test]
+fn threads_write_by_one_description() {
+    isolated("threads_write_by_one_description", |folder| {
+        let file = folder.join("script.py");
+        fs::write(&file, THREADS).expect("a file");
+        let [disk, below] = ["disk", "below"].map(|name| {
+            fs::create_dir(folder.join(name)).expect("a folder");
+            folder.join(name)
+        });
+        let expected = run(Command::new("python3").arg(&file).arg(&disk)).expect("on the disk");
+        let pool = Pool::create(folder, "64M");
+        let mount = pool.mount_directory(&folder.join("mnt"), &below);
+        let command = format!("python3 {} {}", file.display(), mount.path().display());
+        let before = pool.operations(Way::Library);
+        assert_eq!(pool.shell(Way::Library, &command).expect("by the library"), expected);
+        assert!(pool.operations(Way::Library) - before > 1500, "written by the kernel");
+        drop(mount);
+    });
+}
+
 /// Whoever made this mount never answers; it ends with what is returned. Sockets are gone, so that every instance is gone to by its mount.
 fn mount_what_nobody_serves(folder: &Path, user: u32) -> fs::File {
     remove_sockets();

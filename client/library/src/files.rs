@@ -71,7 +71,7 @@ pub struct OpenFile<'a> {
     pub mount: MountPoint,
     /// The number.
     pub descriptor: i32,
-    /// Whether this process alone moves the kernel's offset of it.
+    /// Whether this thread alone moves the kernel's offset of it.
     pub owns_offset: bool,
 }
 
@@ -107,7 +107,7 @@ pub struct DirectFile<'a> {
     session: Session<'a>,
     handle: u64,
     descriptor: i32,
-    /// Whether this process alone moves the kernel's offset of it.
+    /// Whether this thread alone moves the kernel's offset of it.
     pub owns_offset: bool,
 }
 
@@ -200,7 +200,8 @@ fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) 
     Ok(OpenFile { adopted, session, mount, descriptor, owns_offset: owns_offset(seen) })
 }
 
-/// As [`open_file_for`], for transfers at the description's offset: only where this process alone moves it.
+/// As [`open_file_for`], for transfers at the description's offset: only where this process alone moves it, and to read only where no
+/// other thread can.
 ///
 /// # Errors
 /// [`Refusal::Foreign`] or [`Refusal::Kernel`], without a system call, when it does not.
@@ -210,7 +211,8 @@ pub fn own_file_for<'a>(call: Call, descriptor: i32, purpose: Purpose) -> Served
         return Err(Refusal::Foreign);
     }
     let seen = state.descriptors.look(descriptor).ok_or(Refusal::Foreign)?;
-    if owns_offset(&seen) {
+    let is_alone = matches!(purpose, Purpose::Write(_)) || process::single_threaded();
+    if is_alone && seen.is_own(process::forks()) {
         return open_file_for(call, descriptor, purpose);
     }
     Err(if seen.known == Known::Unknown { Refusal::Foreign } else { trace::left(Reason::SharedOffset) })

@@ -42,7 +42,7 @@ const LINE_BYTES: usize = 1024;
 /// Why a call that concerned an instance went to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// the offset is not this process's alone: it has several threads, has forked since the open, or was given the descriptor
+    /// the offset is not this process's alone: it has forked since the open, or was given the descriptor; or it is to be read with and there are several threads
     SharedOffset,
     /// a descriptor that is used for the first time: adopting it would not pay
     FirstUse,

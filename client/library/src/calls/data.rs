@@ -46,7 +46,7 @@ pub fn pwrite(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     finish(served(), || kernel_cancellable(sys::__NR_pwrite64, words(descriptor, memory, offset)))
 }
 
-fn words(descriptor: i32, memory: UserMemory, offset: i64) -> [usize; 6] {
+pub(super) fn words(descriptor: i32, memory: UserMemory, offset: i64) -> [usize; 6] {
     [descriptor as usize, memory.address(), memory.length(), offset as usize, 0, 0]
 }
 
@@ -257,7 +257,13 @@ pub fn pwritev(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<
     finish(served(), || kernel_vectors((sys::__NR_pwritev, sys::__NR_pwritev2), descriptor, vectors, offset, flags))
 }
 
-fn kernel_vectors(numbers: (u32, u32), descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<i32>) -> isize {
+pub(super) fn kernel_vectors(
+    numbers: (u32, u32),
+    descriptor: i32,
+    vectors: UserMemory,
+    offset: i64,
+    flags: Option<i32>,
+) -> isize {
     let count = vectors.length() / size_of::<[usize; 2]>();
     let number = if flags.is_none() { numbers.0 } else { numbers.1 };
     let flags = flags.unwrap_or(0) as usize;

@@ -1,12 +1,16 @@
 //! Reading and writing where the description's offset stands. The offset lives in the kernel and stays there.
 //!
 //! A transfer first moves the offset by its whole length, which is one atomic step of the kernel, works in the range so
-//! taken, and gives back what it did not use. So a signal handler that uses the same descriptor in between works on a
+//! taken, and gives back what it did not use. So a signal handler or a thread that uses the same descriptor in between works on a
 //! range of its own. Served only on descriptions that are this process's alone; the kernel does the others.
+//!
+//! Reading ends with a part of its range at the end of a file, where two threads would have to give back in the right order: it is served in
+//! processes with one thread. Writing uses all of its range, whoever does it: what the service does not take goes by the kernel to the
+//! same place. Only a failure leaves something, and gives it back when nobody has moved the offset since.
 
 use super::data::{
-    each_vector, from_user, may_read, may_write, read_at, read_direct, read_vectors_direct, readable, total_length,
-    writable, write_at,
+    each_vector, from_user, kernel_vectors, may_read, may_write, read_at, read_direct, read_vectors_direct, readable,
+    total_length, words, writable, write_at,
 };
 use super::stats::size_while_changing;
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, request};
@@ -17,8 +21,10 @@ use crate::paths::Extra;
 use crate::raw;
 use crate::session::Session;
 use crate::state::Call;
+use crate::trace;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::Operation;
+use poolfs_types::Errno;
 
 /// Most bytes one copy between files moves before it returns: the caller goes on, and can be interrupted.
 const COPY_MAX: u64 = 16 << 20;
@@ -55,7 +61,10 @@ pub fn write(descriptor: i32, memory: UserMemory) -> isize {
             }
             return Ok(count);
         }
-        at_offset(place(&file), memory.length(), |offset| write_at(call, &file, memory, offset).map(|(count, _)| count))
+        at_offset(place(&file), memory.length(), |offset| {
+            let written = write_at(call, &file, memory, offset).map(|(count, _)| count);
+            in_range(written, || kernel_cancellable(sys::__NR_pwrite64, words(descriptor, memory, offset as i64)))
+        })
     };
     finish(served(), || {
         kernel_cancellable(sys::__NR_write, [descriptor as usize, memory.address(), memory.length(), 0, 0, 0])
@@ -97,11 +106,13 @@ pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
         }
         at_offset(place(&file), readable_length(vectors)?, |offset| {
             let mut at = offset;
-            each_vector(vectors, |memory| {
+            let written = each_vector(vectors, |memory| {
                 let (count, _) = write_at(call, &file, memory, at)?;
                 at += count as u64;
                 Ok(count)
-            })
+            });
+            let numbers = (sys::__NR_pwritev, sys::__NR_pwritev2);
+            in_range(written, || kernel_vectors(numbers, descriptor, vectors, offset as i64, None))
         })
     };
     finish(served(), || kernel_vector(sys::__NR_writev, descriptor, vectors))
@@ -130,6 +141,18 @@ fn place<'a, 'b>(file: &'b OpenFile<'a>) -> (i32, &'b Session<'a>) {
     (file.descriptor, &file.session)
 }
 
+/// What was written, or what `kernel` has written at the same place when it was left to it.
+fn in_range(written: Served<usize>, kernel: impl FnOnce() -> isize) -> Served<usize> {
+    match written {
+        Err(Refusal::Kernel | Refusal::Foreign) => {
+            trace::kernel();
+            let written = kernel();
+            usize::try_from(written).map_err(|_| Refusal::Failed(Errno::from_raw(-written as i32)))
+        }
+        served => served,
+    }
+}
+
 /// Runs a transfer of up to `length` bytes in the range that the offset of a descriptor is moved over, which is a file's of
 /// a session.
 fn at_offset(
@@ -144,8 +167,8 @@ fn at_offset(
     let end = raw::seek(descriptor, whole, sys::SEEK_CUR).map_err(|_| Refusal::Kernel)?;
     let result = transfer(end - whole as u64);
     let unused = whole - result.as_ref().map_or(0, |&count| count as i64);
-    // The child of a handler that forked in between leaves its parent the range.
-    if unused > 0 && !session.connection().is_inherited() {
+    // The child of a handler that forked in between leaves its parent the range, and so does whoever was followed by another transfer.
+    if unused > 0 && !session.connection().is_inherited() && raw::seek(descriptor, 0, sys::SEEK_CUR) == Ok(end) {
         raw::seek(descriptor, -unused, sys::SEEK_CUR).ok();
     }
     result
