@@ -56,16 +56,22 @@
 
 #![forbid(unsafe_code)]
 
+mod changed;
 pub mod conformance;
 mod error;
+mod held;
 pub mod memory;
 #[cfg(test)]
 mod mutations;
 pub mod random_operations;
+mod recorder;
 
+pub use changed::{Changed, Unseen};
 pub use error::{Error, Result};
+pub use held::{Branch, Held, Opened};
 pub use memory::Memory;
 pub use poolfs_types as types;
+pub use recorder::Recorder;
 
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -374,28 +380,7 @@ pub trait Libservice: Send + Sync {
         target_offset: u64,
         length: u64,
     ) -> Result<u64> {
-        let mut buffer = vec![0; length.min(1 << 17) as usize];
-        let mut done = 0;
-        while done < length {
-            let want = (length - done).min(buffer.len() as u64) as usize;
-            let got = match self.read(caller, source, source_offset + done, &mut buffer[..want]) {
-                Ok(0) => break,
-                Ok(got) => got,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            };
-            match self.write(caller, target, target_offset + done, &buffer[..got]) {
-                Ok(written) => {
-                    done += written.count as u64;
-                    if written.count < got {
-                        break;
-                    }
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        copy_by_reading(self, caller, (source, source_offset), (target, target_offset), length)
     }
 
     /// The file's cached bytes, for clients that read them without asking. Before the file's content comes to be anywhere
@@ -479,6 +464,41 @@ pub struct Text {
 pub trait Lease: Send + Sync {
     /// Ends it, for good, before this returns.
     fn revoke(&self);
+}
+
+/// What [`Libservice::copy_range`] does where a layer has nothing better: bytes are read and written, each place a handle and an offset.
+///
+/// # Errors
+/// Those of reading and writing, when nothing was copied before.
+pub fn copy_by_reading<L: Libservice + ?Sized>(
+    layer: &L,
+    caller: &Caller,
+    (source, source_offset): (HandleId, u64),
+    (target, target_offset): (HandleId, u64),
+    length: u64,
+) -> Result<u64> {
+    let mut buffer = vec![0; length.min(1 << 17) as usize];
+    let mut done = 0;
+    while done < length {
+        let want = (length - done).min(buffer.len() as u64) as usize;
+        let got = match layer.read(caller, source, source_offset + done, &mut buffer[..want]) {
+            Ok(0) => break,
+            Ok(got) => got,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        };
+        match layer.write(caller, target, target_offset + done, &buffer[..got]) {
+            Ok(written) => {
+                done += written.count as u64;
+                if written.count < got {
+                    break;
+                }
+            }
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
 }
 
 /// Shorthand for a failing call.

@@ -1,13 +1,12 @@
 //! Attributes, sizes and extended attributes.
 
 use crate::Union;
-use crate::branch::{Branch, Held};
 use crate::copyup::Bytes;
 use crate::format::SketchRecord;
 use crate::marks;
 use crate::node::{Content, Node, OpenFile, State};
 use crate::sketch::BLOCK;
-use poolfs_libservice::{Durability, Error, Result, fail};
+use poolfs_libservice::{Branch, Durability, Error, Held, Result, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo, SetAttributes, XattrFlags,

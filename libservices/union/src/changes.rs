@@ -1,59 +1,9 @@
-//! The times of change that users see: of an upper object its own, unless the union's own work has moved it.
-//!
-//! A copy-up, a mark, the rest of a block or a link in the index change objects of the upper branch, and users have changed nothing. What
-//! such work left there is noted with the time to show for it, and counts for as long as the object's time is that one.
+//! Times of change that the union's own work has moved, and the time.
 
-use crate::node::lock;
 use hashbrown::HashMap;
+use poolfs_libservice::Unseen;
 use poolfs_types::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::Mutex;
-
-/// The time that the union's own work left on an upper object, and the one to show for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unseen {
-    left: Timestamp,
-    shown: Timestamp,
-}
-
-/// The time of change of one object.
-#[derive(Debug, Default)]
-pub(crate) struct Changed {
-    unseen: Mutex<Option<Unseen>>,
-}
-
-impl Changed {
-    /// That of an object of which `unseen` was noted before.
-    pub fn new(unseen: Option<Unseen>) -> Self {
-        Changed { unseen: Mutex::new(unseen) }
-    }
-
-    /// What was noted.
-    pub fn unseen(&self) -> Option<Unseen> {
-        *lock(&self.unseen)
-    }
-
-    /// The time of the last change that a user made, where the object of the branch says `raw`.
-    pub fn shown(&self, raw: Timestamp) -> Timestamp {
-        self.unseen().filter(|unseen| unseen.left == raw).map_or(raw, |unseen| unseen.shown)
-    }
-
-    /// Says that what changed the object from `before` to `after` was no user's doing.
-    pub fn hide(&self, before: Timestamp, after: Timestamp) {
-        self.show(after, self.shown(before));
-    }
-
-    /// Has `shown` shown while the object of the branch says `raw`.
-    pub fn show(&self, raw: Timestamp, shown: Timestamp) {
-        *lock(&self.unseen) = (raw != shown).then_some(Unseen { left: raw, shown });
-    }
-
-    /// Says that a user has changed the object. Its time may still be the one that was hidden: clocks of filesystems stand still
-    /// for some milliseconds.
-    pub fn see(&self) {
-        *lock(&self.unseen) = None;
-    }
-}
 
 /// The time of a change that is made now.
 pub(crate) fn now() -> Timestamp {
@@ -88,31 +38,20 @@ impl Forgotten {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use poolfs_libservice::Changed;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp { seconds, nanoseconds: 0 }
     }
 
     #[test]
-    fn what_the_union_changes_is_not_shown_and_what_users_change_is() {
-        let changed = Changed::default();
-        assert_eq!(changed.shown(at(1)), at(1));
-        changed.hide(at(1), at(2));
-        changed.hide(at(2), at(3));
-        assert_eq!([changed.shown(at(3)), changed.shown(at(4))], [at(1), at(4)]);
-        // A user and the union changed it in turn.
-        changed.hide(at(4), at(5));
-        assert_eq!(changed.shown(at(5)), at(4));
-        changed.see();
-        assert_eq!(changed.shown(at(5)), at(5));
-        let again = Changed::new(Some(Unseen { left: at(9), shown: at(8) }));
-        assert_eq!(again.shown(at(9)), at(8));
-    }
-
-    #[test]
     fn what_is_forgotten_is_bounded_and_found_again() {
         let mut forgotten = Forgotten::default();
-        let unseen = |seconds| Unseen { left: at(seconds), shown: at(0) };
+        let unseen = |seconds| {
+            let changed = Changed::default();
+            changed.show(at(seconds), at(-1));
+            changed.unseen().expect("noted")
+        };
         for inode in 0..4 * FORGOTTEN_MAX as u64 {
             forgotten.put(inode, unseen(inode as i64));
             forgotten.put(inode, unseen(inode as i64 + 1));

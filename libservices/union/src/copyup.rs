@@ -2,13 +2,13 @@
 //! of its content. Callers hold the namespace lock for writing.
 
 use crate::Union;
-use crate::branch::{Held, LowerNode, Opened};
+use crate::branch::LowerNode;
 use crate::format::{ORIGIN_PATH_MAX, Origin, SketchRecord};
 use crate::node::{Content, Node, State, lock};
 use crate::sketch::{SKETCH_SIZE_MAX, Sketch};
 use crate::temporary::Temporary;
 use crate::{inode, links, marks};
-use poolfs_libservice::{Durability, Error, Result};
+use poolfs_libservice::{Durability, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, OpenFlags, SeekTo, SetAttributes, SetTime, XattrFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -2,12 +2,11 @@
 
 use crate::Union;
 use crate::attributes::ACCESS_LISTS;
-use crate::branch::{Held, Opened};
 use crate::copyup::Bytes;
 use crate::node::{Content, Node, OpenFile, State, lock};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
 use crate::transit::Copies;
-use poolfs_libservice::{Durability, Error, Lease, Libservice, Result, Segment, Text, Written, fail};
+use poolfs_libservice::{Durability, Error, Held, Lease, Libservice, Opened, Result, Segment, Text, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Attributes, Caller, Errno, NodeId, OpenFlags, SetAttributes};
 use std::os::fd::OwnedFd;
@@ -373,17 +372,5 @@ impl Union {
             self.statistics.moved(fresh, 1);
         }
         Ok(())
-    }
-}
-
-impl Opened {
-    /// One read of the layer below.
-    pub fn read(&self, caller: &Caller, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        self.branch().read(caller, self.id(), offset, buffer)
-    }
-
-    /// One write of the layer below.
-    pub fn write(&self, caller: &Caller, offset: u64, data: &[u8]) -> Result<Written> {
-        self.branch().write(caller, self.id(), offset, data)
     }
 }

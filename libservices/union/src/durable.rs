@@ -3,10 +3,9 @@
 
 use crate::Union;
 use crate::bitmap::{SECTOR_BYTES, file_bytes};
-use crate::branch::{Held, Opened};
 use crate::marks;
 use crate::node::{Content, Node, OpenFile, lock};
-use poolfs_libservice::{Durability, Result};
+use poolfs_libservice::{Durability, Held, Opened, Result};
 use poolfs_types::{Caller, OpenFlags, SetAttributes};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

@@ -1,12 +1,11 @@
 //! The union as a layer.
 
 use crate::Union;
-use crate::branch::Opened;
 use crate::names::New;
 use crate::node::{Content, Node, OpenFile, lock};
 use crate::rename::End;
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Result, Segment, Text, Written, fail,
+    DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Opened, Result, Segment, Text, Written, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,

@@ -47,9 +47,9 @@ mod work;
 pub use shown::SharedMemory;
 pub use statistics::{Damage, Statistics};
 
-use branch::{Branch, Held, LowerNode};
+use branch::LowerNode;
 use node::{Content, NewNode, Nodes, State};
-use poolfs_libservice::{Error, Libservice, Result};
+use poolfs_libservice::{Branch, Error, Held, Libservice, Result};
 use poolfs_types::{Caller, Errno, FileType, NodeId};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;

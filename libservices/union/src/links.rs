@@ -5,10 +5,9 @@
 //! link, relative to the upper inode before a name is made or removed.
 
 use crate::Union;
-use crate::branch::Held;
 use crate::format::Origin;
 use crate::marks;
-use poolfs_libservice::{Error, Result};
+use poolfs_libservice::{Error, Held, Result};
 use poolfs_types::{Attributes, Caller, Errno};
 
 /// Most links a file can have more or less than an inode.

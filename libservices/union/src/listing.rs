@@ -11,13 +11,13 @@
 //! directory's cookies are is found out when it is opened, and merged ones can be told from a branch's ([`MERGED`]), since a
 //! directory of one branch becomes one of two with the first change in it.
 
-use crate::branch::{Held, LowerNode, Opened};
+use crate::branch::LowerNode;
 use crate::format::Origin;
 use crate::marks;
 use crate::node::{Node, State, lock};
 use crate::{Union, inode, work};
 use hashbrown::HashSet;
-use poolfs_libservice::{DirectoryEntry, Error, Result};
+use poolfs_libservice::{DirectoryEntry, Error, Held, Opened, Result};
 use poolfs_types::{Caller, Errno, FileType, Name, NodeId};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -216,20 +216,18 @@ struct Progress {
     recent: Option<Arc<Chunk>>,
 }
 
-impl Opened {
-    /// The next names after `cookie`; none at the end.
-    fn names_after(&self, cookie: u64) -> Result<Vec<Named>> {
-        let mut names = Vec::new();
-        self.branch().readdir(ROOT, self.id(), cookie, &mut |entry| {
-            if names.len() >= CHUNK_ENTRIES {
-                return ControlFlow::Break(());
-            }
-            let DirectoryEntry { name, inode, file_type, cookie } = entry;
-            names.push(Named { name: name.as_bytes().to_vec(), file_type, inode, cookie });
-            ControlFlow::Continue(())
-        })?;
-        Ok(names)
-    }
+/// The next names of a branch's directory after `cookie`; none at the end.
+fn names_after(directory: &Opened, cookie: u64) -> Result<Vec<Named>> {
+    let mut names = Vec::new();
+    directory.branch().readdir(ROOT, directory.id(), cookie, &mut |entry| {
+        if names.len() >= CHUNK_ENTRIES {
+            return ControlFlow::Break(());
+        }
+        let DirectoryEntry { name, inode, file_type, cookie } = entry;
+        names.push(Named { name: name.as_bytes().to_vec(), file_type, inode, cookie });
+        ControlFlow::Continue(())
+    })?;
+    Ok(names)
 }
 
 impl Union {
@@ -298,7 +296,7 @@ impl Union {
             Some(opened) => opened,
             None => self.open_part(&single.part)?,
         };
-        let names = if node.read().removed { Ok(Vec::new()) } else { opened.names_after(cookie) };
+        let names = if node.read().removed { Ok(Vec::new()) } else { names_after(&opened, cookie) };
         progress.opened = Some(opened);
         let names = names?;
         let end = names.last().map(|last| last.cookie);
@@ -341,7 +339,7 @@ impl Union {
             let opened = self.open_part(part)?;
             let mut cookie = 0;
             loop {
-                let names = opened.names_after(cookie)?;
+                let names = names_after(&opened, cookie)?;
                 let Some(last) = names.last() else { break };
                 cookie = last.cookie;
                 for named in names {

@@ -1,13 +1,12 @@
 //! Making and removing names. Callers hold the namespace lock for writing.
 
 use crate::Union;
-use crate::branch::{Held, Opened};
 use crate::copyup::Bytes;
 use crate::node::{Content, Node, lock};
 use crate::resolve::{Referenced, Slot};
 use crate::temporary::Temporary;
 use crate::{changes, inode, links, marks, work};
-use poolfs_libservice::{Entry, Error, Result, fail};
+use poolfs_libservice::{Entry, Error, Held, Opened, Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, XattrFlags};
 use std::sync::Arc;
 

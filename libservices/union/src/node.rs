@@ -1,10 +1,10 @@
 //! The node table: which objects of the branches each union node stands for.
 
-use crate::branch::{Held, LowerNode, Opened};
-use crate::changes::{Changed, Forgotten};
+use crate::branch::LowerNode;
+use crate::changes::Forgotten;
 use crate::sketch::Sketch;
 use hashbrown::HashMap;
-use poolfs_libservice::Lease;
+use poolfs_libservice::{Changed, Held, Lease, Opened};
 use poolfs_types::{FileType, NodeId, OpenFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};

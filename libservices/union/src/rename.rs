@@ -4,13 +4,12 @@
 //! rename(2) allows: both names of the same object, never neither.
 
 use crate::Union;
-use crate::branch::Held;
 use crate::copyup::Bytes;
 use crate::node::Node;
 use crate::resolve::{Referenced, Slot};
 use crate::temporary::Temporary;
 use crate::{links, marks, work};
-use poolfs_libservice::{Error, Result, fail};
+use poolfs_libservice::{Error, Held, Result, fail};
 use poolfs_types::{Caller, Errno, FileType, Name, NodeId, RenameFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,13 +1,13 @@
 //! Branch lookup: from a union directory and a name to the objects of the branches.
 
 use crate::Union;
-use crate::branch::{Held, LowerNode, join};
+use crate::branch::{LowerNode, join};
 use crate::format::{Origin, SketchRecord};
 use crate::marks::{self, Marks, Redirect};
 use crate::node::{Content, NewNode, Node, State};
 use crate::sketch::{SKETCH_SIZE_MAX, Sketch};
 use crate::{inode, links};
-use poolfs_libservice::{Error, Result};
+use poolfs_libservice::{Error, Held, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name};
 use std::sync::Arc;
 

@@ -2,13 +2,13 @@
 
 use crate::Union;
 use crate::bitmap::{self, Bitmap, SECTOR_BYTES};
-use crate::branch::{Held, LowerNode, Opened};
+use crate::branch::LowerNode;
 use crate::format::{Cause, Origin, SketchRecord};
 use crate::marks;
 use crate::node::{Content, Node, State};
 use crate::shown::{SharedMemory, Shown};
 use crate::transit::{Permit, Transit};
-use poolfs_libservice::{Base, Error, Lease, Result, Segment, fail};
+use poolfs_libservice::{Base, Error, Held, Lease, Opened, Result, Segment, fail};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes};
 use std::sync::Arc;

@@ -6,11 +6,10 @@
 //! writer, fsync) copies the rest itself; else a thread of the union does. A crash before that loses what no fsync has
 //! promised, as with every other write.
 
-use crate::branch::{Branch, Opened};
 use crate::node::{Content, Node, State, lock};
 use crate::sketch::{BLOCK, Sketch};
 use crate::statistics::Counters;
-use poolfs_libservice::{Error, Result};
+use poolfs_libservice::{Branch, Error, Opened, Result};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

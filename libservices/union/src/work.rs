@@ -1,10 +1,9 @@
 //! The work directory in the upper branch's root: objects on their way, bitmaps, the index of hard links.
 
-use crate::branch::{Branch, Held, Opened};
 use crate::format::{SketchRecord, bitmap_name};
 use crate::marks;
 use crate::node::lock;
-use poolfs_libservice::{Durability, Error, Result};
+use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, SetAttributes, SetTime};
 use std::collections::HashSet;
 use std::ops::ControlFlow;

@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-local", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-cache", &["poolfs-types", "poolfs-ipc", "poolfs-libservice"]),
     ("poolfs-union", &["poolfs-types", "poolfs-ipc", "poolfs-libservice"]),
+    ("poolfs-bcow", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-idmap", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-service-protocol", &["poolfs-types"]),
     ("poolfs-fuse-ring", &["poolfs-ipc"]),

@@ -1,8 +1,8 @@
 //! Power is cut after every single change of the upper branch; what the union then shows has to be an allowed state.
 
-use crate::recorder::Recorder;
 use crate::script;
 use crate::support::*;
+use poolfs_libservice::Recorder;
 use poolfs_libservice::types::{NodeId, OpenFlags, RenameFlags, SetAttributes};
 use poolfs_libservice::{Libservice, Memory};
 use std::collections::BTreeMap;

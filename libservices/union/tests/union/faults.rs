@@ -1,9 +1,9 @@
 //! A call of the upper branch fails at any point of any operation: what the union shows stays what the disk holds.
 
 use crate::hooked::{Call, Hooked};
-use crate::recorder::Recorder;
 use crate::script::{Script, lower, nothing_left, remove_all, tree};
 use crate::support::*;
+use poolfs_libservice::Recorder;
 use poolfs_libservice::types::{AllocateMode, Errno, NodeId, OpenFlags, RenameFlags, SetAttributes, XattrFlags};
 use poolfs_libservice::{Durability, Libservice, Memory, fail};
 use poolfs_union::Union;

@@ -9,7 +9,6 @@ mod judges;
 mod listings;
 mod meetings;
 mod overlay;
-mod recorder;
 mod script;
 mod shown;
 mod stack;

@@ -1,11 +1,14 @@
-//! An upper branch that records every change, and rebuilds what a crash after any of them leaves on disk.
+//! A layer in memory that records every change, and rebuilds what a crash after any of them leaves on disk.
 //!
 //! The model is that of a journalling filesystem: changes of names, attributes, sizes and xattrs survive in their order up to
 //! the crash; bytes written survive for sure only when the file was synced after them. Bytes that were not may be there, be
 //! missing, or be torn at any sector.
 
-use poolfs_libservice::types::*;
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Memory, Result, Written};
+use crate::{DirectoryEntry, Durability, Entry, Libservice, Memory, Result, Written};
+use poolfs_types::{
+    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
+    RenameFlags, SeekTo, SetAttributes, XattrFlags,
+};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -45,11 +48,18 @@ pub struct Recorder {
 }
 
 impl Recorder {
+    /// An empty one.
+    #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Recorder { memory: Memory::new(), changes: Mutex::default(), handles: Mutex::default() })
     }
 
     /// How many changes there have been.
+    ///
+    /// # Panics
+    /// When a user of it did.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it is no collection")]
     pub fn len(&self) -> usize {
         self.changes.lock().expect("no panic").len()
     }
@@ -68,6 +78,10 @@ impl Recorder {
     }
 
     /// What a crash after the first `count` changes may leave; `seed` decides what of it.
+    ///
+    /// # Panics
+    /// When that many changes were not made.
+    #[must_use]
     pub fn crashed(&self, count: usize, seed: u64) -> Arc<Memory> {
         let changes = self.changes.lock().expect("no panic");
         let disk = Memory::new();
@@ -90,6 +104,19 @@ impl Recorder {
             }
         }
         disk
+    }
+
+    /// Adds to what [`Recorder::crashed`] made of `disk`: if the next change would have been one of bytes, so many of them have come, or
+    /// fewer if they are fewer.
+    ///
+    /// # Panics
+    /// When a user of it did.
+    pub fn tear(&self, disk: &Memory, count: usize, bytes: usize) {
+        if let Some(Change::Write { node, offset, data }) = self.changes.lock().expect("no panic").get(count) {
+            opened(disk, *node, |handle| {
+                disk.write(ROOT, handle, *offset, &data[..data.len().min(bytes)]).expect("written");
+            });
+        }
     }
 }
 

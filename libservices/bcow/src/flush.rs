@@ -1,0 +1,220 @@
+//! Bringing files to disk: data, then the tables that name it, then what names those; and the thread that does it from time to time
+//! for files nobody syncs.
+
+use crate::Bcow;
+use crate::file::File;
+use crate::format::{Level, Record};
+use crate::nodes::{Content, Node, lock};
+use crate::table::Sector;
+use poolfs_libservice::{Durability, Result};
+use poolfs_types::{Caller, SetAttributes, SetTime};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+const ROOT: &Caller = &Caller::ROOT;
+
+/// How the thread is told to end.
+#[derive(Default)]
+pub(crate) struct Stop {
+    stopped: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Stop {
+    pub fn stop(&self) {
+        *lock(&self.stopped) = true;
+        self.wake.notify_all();
+    }
+
+    /// Waits for `time`; whether the end has come.
+    fn wait(&self, time: Duration) -> bool {
+        let waited = self.wake.wait_timeout_while(lock(&self.stopped), time, |stopped| !*stopped);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+fn run(layer: &Weak<Bcow>, stop: &Stop, interval: Duration) {
+    while !stop.wait(interval) {
+        let Some(layer) = layer.upgrade() else { return };
+        if let Err(error) = layer.flush_all() {
+            tracing::warn!(%error, "the tables of a file could not be brought to disk");
+        }
+    }
+}
+
+/// What a file has to bring to disk, as it was when its data was.
+struct Snapshot {
+    units: Vec<Sector>,
+    root: Vec<Sector>,
+    record: Record,
+    freed: Vec<(u32, u32)>,
+}
+
+impl Bcow {
+    /// A file has something to bring to disk. With too many waiting, the oldest is brought there now.
+    pub(crate) fn queue(&self, node: &Arc<Node>) {
+        if node.is_queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.nodes.begin_flush(node.id);
+        let oldest = {
+            let mut dirty = lock(&self.dirty);
+            dirty.push_back(node.clone());
+            if dirty.len() > self.dirty_files_max { dirty.pop_front() } else { None }
+        };
+        self.have_thread();
+        // What another file meets is no error of this call; that file's fsync reports it.
+        if let Some(Err(error)) = oldest.map(|oldest| self.flush_queued(&oldest)) {
+            tracing::warn!(%error, "the tables of a file could not be brought to disk");
+        }
+    }
+
+    fn have_thread(&self) {
+        let mut thread = lock(&self.thread);
+        if thread.is_some() || self.flush_interval.is_zero() {
+            return;
+        }
+        let (layer, stop, interval) = (self.own.clone(), self.stop.clone(), self.flush_interval);
+        let started = std::thread::Builder::new().name("bcow-flush".into()).spawn(move || run(&layer, &stop, interval));
+        // Without it fsync, sync and the end do it, and the next who comes here tries again.
+        *thread = started.inspect_err(|error| tracing::debug!(%error, "no thread for a bcow layer")).ok();
+    }
+
+    /// Brings a file to disk that was taken from those that wait.
+    fn flush_queued(&self, node: &Arc<Node>) -> Result<()> {
+        node.is_queued.store(false, Ordering::Release);
+        let result = self.flush(node);
+        if result.is_err() && !node.is_queued.swap(true, Ordering::AcqRel) {
+            lock(&self.dirty).push_back(node.clone());
+        } else {
+            self.nodes.end_flush(node.id);
+        }
+        result
+    }
+
+    /// Brings every file to disk that waits for it; returns the first failure, after trying all.
+    pub(crate) fn flush_all(&self) -> Result<()> {
+        let mut first = Ok(());
+        let waiting = lock(&self.dirty).len();
+        for _ in 0..waiting {
+            let Some(node) = lock(&self.dirty).pop_front() else { break };
+            first = first.and(self.flush_queued(&node));
+        }
+        first
+    }
+
+    /// Brings a file to disk. Whoever comes second waits for the first.
+    pub(crate) fn flush(&self, node: &Arc<Node>) -> Result<()> {
+        let _flushing = lock(&node.flushing);
+        let snapshot = {
+            let mut content = node.write();
+            let Content::Open(file) = &mut *content else { return Ok(()) };
+            if !file.is_dirty {
+                return Ok(());
+            }
+            file.take_snapshot()?
+        };
+        match self.write_snapshot(node, &snapshot) {
+            Ok(()) => self.unseen(node, |file| file.settle(snapshot)),
+            Err(error) => {
+                if let Content::Open(file) = &mut *node.write() {
+                    file.put_back(snapshot);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn write_snapshot(&self, node: &Arc<Node>, snapshot: &Snapshot) -> Result<()> {
+        let sync = |durability| -> Result<()> {
+            let own = match &*node.read() {
+                Content::Open(file) => file.own.id(),
+                _ => return Ok(()),
+            };
+            self.below.fsync(ROOT, own, durability)
+        };
+        // The data of every unit that the tables name.
+        sync(Durability::Data)?;
+        self.unseen(node, |file| write_sectors(file, &snapshot.units))?;
+        let moves_root = self.unseen(node, |file| {
+            let moves = file.stored.root != snapshot.record.root;
+            // A table is named, and the limit lifted, when it is there.
+            if !snapshot.units.is_empty() {
+                self.below.fsync(ROOT, file.own.id(), Durability::Data)?;
+            }
+            write_sectors(file, &snapshot.root)?;
+            if !moves {
+                file.store(snapshot.record_to_store(file))?;
+            }
+            Ok(moves)
+        })?;
+        sync(Durability::All)?;
+        if moves_root {
+            self.unseen(node, |file| file.store(snapshot.record_to_store(file)))?;
+            sync(Durability::All)?;
+        }
+        Ok(())
+    }
+
+    /// Has something done to the file below that is no change that users see.
+    fn unseen<T>(&self, node: &Arc<Node>, work: impl FnOnce(&mut File) -> Result<T>) -> Result<T> {
+        let mut content = node.write();
+        let file = content.open(&self.below, node.id, false)?;
+        let before = self.below.getattr(ROOT, node.id)?;
+        let result = work(file);
+        let after = self.below.getattr(ROOT, node.id)?;
+        if after.modified != before.modified {
+            let modified = Some(SetTime::At(before.modified));
+            self.below.setattr(ROOT, node.id, &SetAttributes { modified, ..SetAttributes::default() }, None)?;
+        }
+        node.changed.hide(before.changed, self.below.getattr(ROOT, node.id)?.changed);
+        result
+    }
+}
+
+fn write_sectors(file: &mut File, sectors: &[Sector]) -> Result<()> {
+    sectors.iter().try_for_each(|sector| file.own.write_full(sector.offset, &sector.bytes))
+}
+
+impl Snapshot {
+    /// The record with the size as it is by now: a truncation has stored that already.
+    fn record_to_store(&self, file: &File) -> Record {
+        let limit = if file.record.limit == u64::MAX { self.record.limit } else { file.record.limit };
+        Record { size: file.record.size, limit, ..self.record }
+    }
+}
+
+impl File {
+    /// What has to be written. Until [`File::settle`] its tables stay in memory, and what is let go meanwhile is so with the next one.
+    fn take_snapshot(&mut self) -> Result<Snapshot> {
+        self.apply_limit()?;
+        let mut taken = [Level::Units, Level::Tables]
+            .map(|level| self.tables_mut(level).flat_map(|table| table.take_dirty()).collect::<Vec<_>>());
+        let [units, root] = &mut taken;
+        self.record.limit = u64::MAX;
+        self.record.has_freed = self.has_free();
+        let freed = self.space().take_freed();
+        Ok(Snapshot { units: std::mem::take(units), root: std::mem::take(root), record: self.record, freed })
+    }
+
+    /// The snapshot has reached the disk.
+    fn settle(&mut self, snapshot: Snapshot) -> Result<()> {
+        let is_behind = |file: &mut File, level| file.tables_mut(level).any(|table| table.is_dirty());
+        self.is_dirty = is_behind(self, Level::Units)
+            || is_behind(self, Level::Tables)
+            || self.record.limit != u64::MAX
+            || (self.record.size, self.record.root) != (self.stored.size, self.stored.root);
+        self.release(snapshot.freed)
+    }
+
+    /// It has not, or not all of it.
+    fn put_back(&mut self, snapshot: Snapshot) {
+        self.record.limit = self.record.limit.min(self.stored.limit);
+        self.space().put_back_freed(snapshot.freed);
+        for sector in snapshot.units.iter().chain(&snapshot.root) {
+            let table = self.tables_mut(sector.which.level).find(|table| table.which == sector.which);
+            table.into_iter().for_each(|table| table.put_back(sector.sector));
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! What is stored: the record in an attribute of the file, and the sectors of its tables. docs/formats.md draws them byte by byte.
+
+use poolfs_types::limits::BLOCK_SIZE;
+
+/// What is wrong with a stored structure, in words.
+pub(crate) type Cause = String;
+
+/// The attribute that says that a file is of this format.
+pub(crate) const ATTRIBUTE: &[u8] = b"trusted.poolfs.bcow";
+
+const VERSION: u16 = 1;
+const RECORD_BYTES: usize = 64;
+const RECORD_CRC: usize = 60;
+const HAS_FREED: u16 = 1;
+const METACOPY: u16 = 2;
+
+/// Bytes of one sector, the unit that reaches the disk wholly or up to a point.
+pub(crate) const SECTOR_BYTES: usize = 512;
+const ENTRY_BYTES: usize = 8;
+const SECTOR_ENTRIES: usize = SECTOR_BYTES / ENTRY_BYTES - 1;
+/// Sectors of a table.
+pub(crate) const SECTORS: usize = BLOCK_SIZE / SECTOR_BYTES;
+/// Entries of a table, which is one block.
+pub(crate) const ENTRIES: usize = SECTORS * SECTOR_ENTRIES;
+
+/// Unit sizes, as powers of two: one block, and the most that a file of one level grows to.
+pub(crate) const UNIT_SHIFT_MIN: u32 = 12;
+pub(crate) const UNIT_SHIFT_MAX: u32 = 30;
+
+/// Most blocks of a root: 4 MiB, for a file of 1 TiB in units of one block.
+pub(crate) const ROOT_BLOCKS_MAX: u32 = 1024;
+
+/// How a file's blocks are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Root {
+    /// one table has all
+    Table,
+    /// tables found by a root of so many blocks, which begins at this one
+    Tables { first: u32, blocks: u32 },
+}
+
+/// The lasting state of a file, but for its tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// random; what another file's sectors are told from this one's by
+    pub tag: u64,
+    /// log2 of a unit's bytes
+    pub unit_shift: u32,
+    pub root: Root,
+    /// the file's size, also beyond what can be found: those bytes are zeros
+    pub size: u64,
+    /// what the tables on disk say of bytes from here on is not so: they were cut off
+    pub limit: u64,
+    /// there may be blocks that no table names
+    pub has_freed: bool,
+    /// overlayfs' mark of a file without content, as the layers above have set it
+    pub is_metacopy: bool,
+}
+
+fn crc_with_hole(bytes: &[u8], at: usize) -> u32 {
+    let crc = crc32c::crc32c(&bytes[..at]);
+    let crc = crc32c::crc32c_append(crc, &[0; 4]);
+    crc32c::crc32c_append(crc, &bytes[at + 4..])
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+impl Record {
+    pub fn encode(&self) -> [u8; RECORD_BYTES] {
+        let mut out = [0; RECORD_BYTES];
+        let (levels, first, blocks) = match self.root {
+            Root::Table => (1, 0, 1),
+            Root::Tables { first, blocks } => (2, first, blocks),
+        };
+        let flags = if self.has_freed { HAS_FREED } else { 0 } | if self.is_metacopy { METACOPY } else { 0 };
+        out[..4].copy_from_slice(b"PFBC");
+        out[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        out[6] = self.unit_shift as u8;
+        out[7] = levels;
+        out[8..16].copy_from_slice(&self.tag.to_le_bytes());
+        out[16..24].copy_from_slice(&self.size.to_le_bytes());
+        out[24..32].copy_from_slice(&self.limit.to_le_bytes());
+        out[32..36].copy_from_slice(&first.to_le_bytes());
+        out[36..40].copy_from_slice(&blocks.to_le_bytes());
+        out[40..42].copy_from_slice(&flags.to_le_bytes());
+        let crc = crc_with_hole(&out, RECORD_CRC);
+        out[RECORD_CRC..].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Cause> {
+        if bytes.len() != RECORD_BYTES {
+            return Err("its record has a wrong length".into());
+        }
+        if bytes[..4] != *b"PFBC" {
+            return Err("its record does not start with PFBC".into());
+        }
+        let version = u16::from_le_bytes(array(bytes, 4));
+        if version != VERSION {
+            return Err(format!("its record has version {version}, this release knows {VERSION}"));
+        }
+        if u32::from_le_bytes(array(bytes, RECORD_CRC)) != crc_with_hole(bytes, RECORD_CRC) {
+            return Err("its record has a wrong checksum".into());
+        }
+        let [first, blocks] = [32, 36].map(|at| u32::from_le_bytes(array(bytes, at)));
+        let root = match bytes[7] {
+            1 if (first, blocks) == (0, 1) => Root::Table,
+            2 if (1..=ROOT_BLOCKS_MAX).contains(&blocks) => Root::Tables { first, blocks },
+            levels => return Err(format!("its record names {levels} levels and a root of {blocks} blocks at {first}")),
+        };
+        let unit_shift = u32::from(bytes[6]);
+        if !(UNIT_SHIFT_MIN..=UNIT_SHIFT_MAX).contains(&unit_shift) {
+            return Err(format!("its record has units of 2^{unit_shift} bytes"));
+        }
+        let flags = u16::from_le_bytes(array(bytes, 40));
+        Ok(Record {
+            tag: u64::from_le_bytes(array(bytes, 8)),
+            unit_shift,
+            root,
+            size: u64::from_le_bytes(array(bytes, 16)),
+            limit: u64::from_le_bytes(array(bytes, 24)),
+            has_freed: flags & HAS_FREED != 0,
+            is_metacopy: flags & METACOPY != 0,
+        })
+    }
+
+    /// Bytes of a unit.
+    pub fn unit(&self) -> u64 {
+        1 << self.unit_shift
+    }
+
+    /// Blocks of a unit.
+    pub fn unit_blocks(&self) -> u32 {
+        1 << (self.unit_shift - UNIT_SHIFT_MIN)
+    }
+
+    /// Bytes that one table tells of.
+    pub fn region(&self) -> u64 {
+        (ENTRIES as u64) << self.unit_shift
+    }
+
+    /// Bytes that can be found without another root.
+    pub fn reach(&self) -> u64 {
+        match self.root {
+            Root::Table => self.region(),
+            Root::Tables { blocks, .. } => self.region() * u64::from(blocks) * ENTRIES as u64,
+        }
+    }
+}
+
+/// The most that a file in units of 2^`unit_shift` bytes may have.
+pub(crate) fn reach_max(unit_shift: u32) -> u64 {
+    let tables = u64::from(ROOT_BLOCKS_MAX) * ENTRIES as u64;
+    (tables * ENTRIES as u64) << unit_shift
+}
+
+/// What a table is one of: its entries name units of the file, or tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Level {
+    Units,
+    Tables,
+}
+
+/// What its sectors are checked with: that of which file, and which one of its tables it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Which {
+    pub tag: u64,
+    pub level: Level,
+    /// of the table among those of its level
+    pub number: u64,
+}
+
+impl Which {
+    fn seal(&self, place: usize, bytes: &[u8]) -> u32 {
+        let level = u64::from(self.level == Level::Tables) << 63;
+        let crc = crc32c::crc32c(&self.tag.to_le_bytes());
+        let crc = crc32c::crc32c_append(crc, &(level | self.number).to_le_bytes());
+        let crc = crc32c::crc32c_append(crc, &(place as u64).to_le_bytes());
+        crc32c::crc32c_append(crc, bytes)
+    }
+}
+
+/// Where the things are that a table's entries stand for: the number of a block of the file below each, 0 for those that are nowhere.
+pub(crate) type Entries = [u32; ENTRIES];
+
+/// One sector of a table.
+pub(crate) fn encode_sector(which: Which, sector: usize, entries: &Entries) -> [u8; SECTOR_BYTES] {
+    let mut out = [0; SECTOR_BYTES];
+    for (at, &block) in entries.iter().enumerate().skip(sector * SECTOR_ENTRIES).take(SECTOR_ENTRIES) {
+        if block != 0 {
+            let place = (at % SECTOR_ENTRIES) * ENTRY_BYTES;
+            out[place..place + 4].copy_from_slice(&block.to_le_bytes());
+            out[place + 4..place + 8].copy_from_slice(&which.seal(at, &block.to_le_bytes()).to_le_bytes());
+        }
+    }
+    let end = SECTOR_BYTES - ENTRY_BYTES;
+    let seal = which.seal(ENTRIES + sector, &out[..end]);
+    out[end..end + 4].copy_from_slice(b"PFBT");
+    out[end + 4..].copy_from_slice(&seal.to_le_bytes());
+    out
+}
+
+/// The sector with an entry.
+pub(crate) fn sector_of(entry: usize) -> usize {
+    entry / SECTOR_ENTRIES
+}
+
+/// Puts the entries of a sector where they belong.
+///
+/// # Errors
+/// What is wrong with it. One that was never written, of zeros only, is sound.
+pub(crate) fn decode_sector(which: Which, sector: usize, bytes: &[u8], entries: &mut Entries) -> Result<(), Cause> {
+    if bytes.iter().all(|&byte| byte == 0) {
+        return Ok(());
+    }
+    let end = SECTOR_BYTES - ENTRY_BYTES;
+    let is_whole = bytes[end..end + 4] == *b"PFBT"
+        && u32::from_le_bytes(array(bytes, end + 4)) == which.seal(ENTRIES + sector, &bytes[..end]);
+    match read_entries(which, sector, bytes, entries) {
+        0 if is_whole => Ok(()),
+        _ => Err(format!("sector {sector} of table {} is damaged", which.number)),
+    }
+}
+
+/// The same for a sector that may have been written up to a point only: where it was cut, and there alone, one entry may be
+/// half of one, and then was never promised to anybody. Whether anything was wrong.
+///
+/// # Errors
+/// When more is wrong than that.
+pub(crate) fn salvage_sector(which: Which, sector: usize, bytes: &[u8], entries: &mut Entries) -> Result<bool, Cause> {
+    if decode_sector(which, sector, bytes, entries).is_ok() {
+        return Ok(false);
+    }
+    match read_entries(which, sector, bytes, entries) {
+        0 | 1 => Ok(true),
+        wrong => Err(format!("{wrong} entries in sector {sector} of table {} are damaged", which.number)),
+    }
+}
+
+/// Takes over those that are right; how many are not.
+fn read_entries(which: Which, sector: usize, bytes: &[u8], entries: &mut Entries) -> usize {
+    let mut wrong = 0;
+    for (at, entry) in entries.iter_mut().enumerate().skip(sector * SECTOR_ENTRIES).take(SECTOR_ENTRIES) {
+        let place = (at % SECTOR_ENTRIES) * ENTRY_BYTES;
+        let [block, seal] = [place, place + 4].map(|from| u32::from_le_bytes(array(bytes, from)));
+        let is_right = block != 0 && which.seal(at, &block.to_le_bytes()) == seal;
+        wrong += usize::from(!is_right && (block, seal) != (0, 0));
+        *entry = if is_right { block } else { 0 };
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHICH: Which = Which { tag: 0x1234_5678_9abc_def0, level: Level::Units, number: 3 };
+
+    #[test]
+    fn records_come_back_and_damage_is_named() {
+        let record = Record {
+            tag: 77,
+            unit_shift: 12,
+            root: Root::Tables { first: 9, blocks: 2 },
+            size: 1 << 30,
+            limit: u64::MAX,
+            has_freed: true,
+            is_metacopy: false,
+        };
+        assert_eq!(Record::decode(&record.encode()), Ok(record));
+        let single = Record { root: Root::Table, size: 5, is_metacopy: true, has_freed: false, ..record };
+        assert_eq!(Record::decode(&single.encode()), Ok(single));
+        for at in 0..RECORD_BYTES {
+            let mut bytes = record.encode();
+            bytes[at] ^= 1;
+            assert!(Record::decode(&bytes).is_err(), "byte {at}");
+        }
+        let wrong = [
+            Record { unit_shift: 11, ..single },
+            Record { unit_shift: 31, ..single },
+            Record { root: Root::Tables { first: 1, blocks: 0 }, ..record },
+            Record { root: Root::Tables { first: 1, blocks: ROOT_BLOCKS_MAX + 1 }, ..record },
+        ];
+        for record in wrong {
+            assert!(Record::decode(&record.encode()).is_err(), "{record:?}");
+        }
+        assert!(Record::decode(&record.encode()[..40]).is_err());
+    }
+
+    fn some() -> Entries {
+        std::array::from_fn(|at| if at % 3 == 0 { at as u32 + 1 } else { 0 })
+    }
+
+    #[test]
+    fn sectors_come_back_and_those_of_another_place_do_not() {
+        let mut read = [0; ENTRIES];
+        for sector in 0..SECTORS {
+            let bytes = encode_sector(WHICH, sector, &some());
+            decode_sector(WHICH, sector, &bytes, &mut read).expect("sound");
+            let others =
+                [Which { tag: 1, ..WHICH }, Which { level: Level::Tables, ..WHICH }, Which { number: 4, ..WHICH }];
+            for other in others {
+                assert!(decode_sector(other, sector, &bytes, &mut [0; ENTRIES]).is_err());
+                assert!(salvage_sector(other, sector, &bytes, &mut [0; ENTRIES]).is_err());
+            }
+            assert!(decode_sector(WHICH, (sector + 1) % SECTORS, &bytes, &mut [0; ENTRIES]).is_err());
+        }
+        assert_eq!(read, some());
+        decode_sector(WHICH, 0, &[0; SECTOR_BYTES], &mut read).expect("never written");
+    }
+
+    #[test]
+    fn a_sector_cut_anywhere_loses_nothing_that_was_there_before() {
+        let before = some();
+        let after: Entries = std::array::from_fn(|at| match at % 6 {
+            0 => before[at],
+            3 => 0,
+            _ => at as u32 + 1000,
+        });
+        let [old, new] = [&before, &after].map(|entries| encode_sector(WHICH, 1, entries));
+        for cut in 0..=SECTOR_BYTES {
+            let mut torn = old;
+            torn[..cut].copy_from_slice(&new[..cut]);
+            let mut read = [0; ENTRIES];
+            assert_eq!(salvage_sector(WHICH, 1, &torn, &mut read), Ok(torn != old && torn != new), "{cut}");
+            for at in (0..ENTRIES).filter(|&at| sector_of(at) == 1) {
+                let is_allowed =
+                    read[at] == before[at] || read[at] == after[at] || before[at] != after[at] && read[at] == 0;
+                assert!(is_allowed, "cut at {cut}: entry {at} is {}", read[at]);
+            }
+        }
+        for at in 0..SECTOR_BYTES {
+            let mut rotten = old;
+            rotten[at] ^= 4;
+            assert!(decode_sector(WHICH, 1, &rotten, &mut [0; ENTRIES]).is_err(), "byte {at}");
+        }
+        let mut rotten = old;
+        rotten[0] ^= 1;
+        rotten[24] ^= 1;
+        assert!(salvage_sector(WHICH, 1, &rotten, &mut [0; ENTRIES]).is_err());
+    }
+}

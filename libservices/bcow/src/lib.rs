@@ -1,0 +1,170 @@
+//! Sparse files stored compactly: BAOverlay's copy-on-write format (BCoW) as a layer, for backends without holes and for uppers that grow
+//! only with what is written.
+//!
+//! **What it is.** A [`Bcow`] passes everything on to the layer below but the content of files of the format. Those are made of *units*,
+//! each appended when it is written for the first time, and found by a *block table*: one, or many that a root finds. A file comes to be
+//! of the format when it is empty and is made longer: that is how a sketch begins. All other files are stored as they are, and both kinds
+//! stand in one tree.
+//!
+//! **Two forms** (the paper's section 4.3). [`Layout::Performance`]: one table of a block, with units that are larger in larger files.
+//! [`Layout::Space`]: units of one block, and as many tables as there are regions with data. A file that outgrows its table gets a root.
+//!
+//! **What is lasting state.** The file below, and a record in its attribute `trusted.poolfs.bcow`; docs/formats.md draws both. In memory are
+//! the tables in use, and what of them is ahead of the disk; a crash loses only what no fsync has promised.
+//!
+//! **Order.** A table names a unit only when its data is on disk. A unit that is let go is used again only when no table on disk names
+//! it. What was cut off stays cut off: the record says so before a byte of it goes, and its limit is lifted when the tables agree.
+//!
+//! **Locks.** A node's flush lock, then its content; the tables of nodes and handles last, and for moments only.
+
+#![forbid(unsafe_code)]
+
+mod file;
+mod flush;
+mod format;
+mod layer;
+mod nodes;
+mod table;
+
+use flush::Stop;
+use format::{ENTRIES, UNIT_SHIFT_MAX, UNIT_SHIFT_MIN};
+use nodes::{Node, Nodes, Open, lock};
+use poolfs_libservice::{Branch, Libservice, Result};
+use poolfs_types::{HandleId, NodeId};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Which of the two forms a new file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// one table, units as large as that takes
+    Performance,
+    /// units of one block
+    Space,
+    /// the first for files of up to so many bytes, the second for larger ones
+    BySize(u64),
+}
+
+impl Layout {
+    fn unit_shift(self, size: u64) -> u32 {
+        let grown = || {
+            let fits = |shift: &u32| (ENTRIES as u64) << shift >= size;
+            (UNIT_SHIFT_MIN..UNIT_SHIFT_MAX).find(fits).unwrap_or(UNIT_SHIFT_MAX)
+        };
+        match self {
+            Layout::Performance => grown(),
+            Layout::BySize(most) if size <= most => grown(),
+            Layout::Space | Layout::BySize(_) => {
+                let fits = |shift: &u32| format::reach_max(*shift) >= size;
+                (UNIT_SHIFT_MIN..UNIT_SHIFT_MAX).find(fits).unwrap_or(UNIT_SHIFT_MAX)
+            }
+        }
+    }
+}
+
+/// What the layer is made of.
+pub struct BcowConfig {
+    /// Where files are stored.
+    pub below: Branch,
+    /// The form of new files.
+    pub layout: Layout,
+    /// Whether every new file is of the format, also one that grows from its begin to its end: where holes take room.
+    pub all_files: bool,
+    /// How often tables that nobody syncs are brought to disk. Zero: only by sync, fsync and at the end.
+    pub flush_interval: Duration,
+    /// Most files whose tables may wait for that; beyond it, a writer brings the oldest to disk itself.
+    pub dirty_files_max: usize,
+}
+
+impl BcowConfig {
+    /// The usual settings: one table for files of up to 16 MiB, every 5 seconds, 4096 files.
+    #[must_use]
+    pub fn new(below: Branch) -> Self {
+        BcowConfig {
+            below,
+            layout: Layout::BySize(16 << 20),
+            all_files: false,
+            flush_interval: Duration::from_secs(5),
+            dirty_files_max: 4096,
+        }
+    }
+}
+
+/// The layer.
+pub struct Bcow {
+    own: Weak<Bcow>,
+    below: Branch,
+    layout: Layout,
+    all_files: bool,
+    nodes: Nodes,
+    handles: RwLock<hashbrown::HashMap<HandleId, Arc<Open>>>,
+    /// the nodes with something to bring to disk, longest waiting first
+    dirty: Mutex<VecDeque<Arc<Node>>>,
+    dirty_files_max: usize,
+    flush_interval: Duration,
+    stop: Arc<Stop>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Bcow {
+    /// The layer over `config.below`, of which nobody else uses files of the format.
+    #[must_use]
+    pub fn new(config: BcowConfig) -> Arc<Self> {
+        let BcowConfig { below, layout, all_files, flush_interval, dirty_files_max } = config;
+        Arc::new_cyclic(|own| Bcow {
+            own: own.clone(),
+            below,
+            layout,
+            all_files,
+            nodes: Nodes::default(),
+            handles: RwLock::default(),
+            dirty: Mutex::default(),
+            dirty_files_max: dirty_files_max.max(1),
+            flush_interval,
+            stop: Arc::default(),
+            thread: Mutex::default(),
+        })
+    }
+
+    /// Looks at every table of a file after a crash, and mends sectors that were cut while they were written; how many. The file is on disk
+    /// again when this returns. Files that are not of the format need nothing.
+    ///
+    /// # Errors
+    /// `EIO` for damage that no crash does; what the layer below answers.
+    pub fn repair(&self, node: NodeId) -> Result<u64> {
+        let node = self.nodes.get(&self.below, node)?;
+        let mended = {
+            let mut content = node.write();
+            if !content.is_formatted() {
+                return Ok(0);
+            }
+            content.open(&self.below, node.id, true)?.read_all()?
+        };
+        self.queue(&node);
+        self.flush(&node)?;
+        Ok(mended)
+    }
+
+    /// Ends the layer's thread.
+    pub fn end_thread(&self) {
+        self.stop.stop();
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of a bcow layer panicked");
+        }
+    }
+}
+
+impl Drop for Bcow {
+    fn drop(&mut self) {
+        self.end_thread();
+        if let Err(error) = self.sync() {
+            tracing::error!(%error, "tables of files could not be brought to disk");
+        }
+    }
+}

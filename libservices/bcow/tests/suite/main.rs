@@ -1,0 +1,50 @@
+//! The suites every layer runs, over files of the format; and what is the format's own: room, growth, crashes.
+
+mod crash;
+mod room;
+mod support;
+
+use poolfs_bcow::Layout;
+use poolfs_libservice::random_operations::Comparison;
+use poolfs_libservice::{Libservice, Memory, conformance};
+use std::sync::Arc;
+use support::{Files, layer};
+
+const LAYOUTS: [Layout; 2] = [Layout::Performance, Layout::Space];
+
+#[test]
+fn conformance_where_only_grown_files_are_of_the_format() {
+    for layout in LAYOUTS {
+        conformance::run(&|| layer(Memory::new(), layout, Files::Grown));
+    }
+}
+
+#[test]
+fn conformance_where_all_files_are_of_the_format() {
+    for layout in LAYOUTS {
+        conformance::run(&|| layer(Memory::new(), layout, Files::All));
+    }
+}
+
+#[test]
+fn random_operations_with_remounts() {
+    for seed in 0..12 {
+        let layout = LAYOUTS[seed as usize % 2];
+        let files = if seed % 3 == 0 { Files::Grown } else { Files::All };
+        let memory = Memory::new();
+        let first = layer(memory.clone(), layout, files);
+        let remount = |before: Arc<dyn Libservice>| {
+            drop(before);
+            layer(memory.clone(), layout, files) as Arc<dyn Libservice>
+        };
+        let summary = Comparison::new(seed, 3000).remounting(200, remount).run(first);
+        assert!(summary.succeeded > 750, "{summary:?}");
+    }
+}
+
+#[test]
+fn nothing_of_the_layer_below_is_kept() {
+    let memory = Memory::new();
+    Comparison::new(3, 2000).run(layer(memory.clone(), Layout::Space, Files::All));
+    assert_eq!(memory.outstanding(), (0, 0));
+}

@@ -1,0 +1,131 @@
+//! How much room files take, and that it is used again.
+
+use crate::support::*;
+use poolfs_bcow::Layout;
+use poolfs_libservice::types::{AllocateMode, Errno, SeekTo};
+use poolfs_libservice::{Libservice, Memory};
+
+const BLOCK: u64 = 4096;
+
+/// The size of the file below.
+fn below(memory: &Memory, file: &str) -> u64 {
+    stat(memory, file).size
+}
+
+#[test]
+fn a_byte_in_a_large_file_takes_a_table_and_a_unit() {
+    for (layout, most) in [(Layout::Space, 3 * BLOCK), (Layout::Performance, BLOCK + (16 << 20))] {
+        let memory = Memory::new();
+        let bcow = layer(memory.clone(), layout, Files::Grown);
+        let handle = create(&*bcow, "f");
+        resize(&*bcow, "f", 4 << 30);
+        write(&*bcow, handle, (4 << 30) - 1, b"x");
+        sync(&*bcow, handle);
+        assert_eq!(stat(&*bcow, "f").size, 4 << 30);
+        let root = if layout == Layout::Space { 5 * BLOCK } else { 0 };
+        assert!(below(&memory, "f") <= most + root, "{layout:?}: {}", below(&memory, "f"));
+        assert_eq!(read(&*bcow, handle, (4 << 30) - 2, 9), b"\0x");
+        assert_eq!(bcow.seek(ROOT, handle, 0, SeekTo::Hole).expect("a hole"), 0);
+        let data = bcow.seek(ROOT, handle, 0, SeekTo::Data).expect("data");
+        assert!(data > 3 << 30 && data < 4 << 30, "{layout:?}: {data}");
+        assert_eq!(bcow.seek(ROOT, handle, data, SeekTo::Hole).expect("the end"), 4 << 30);
+    }
+}
+
+#[test]
+fn one_block_of_a_file_of_a_mebibyte_takes_two() {
+    for layout in [Layout::Performance, Layout::Space] {
+        let memory = Memory::new();
+        let bcow = layer(memory.clone(), layout, Files::Grown);
+        let handle = create(&*bcow, "f");
+        resize(&*bcow, "f", 1 << 20);
+        write(&*bcow, handle, 77 * BLOCK + 5, b"x");
+        sync(&*bcow, handle);
+        assert_eq!(below(&memory, "f").div_ceil(BLOCK), 2);
+    }
+}
+
+#[test]
+fn what_is_punched_or_cut_off_is_used_again_also_by_the_next_layer() {
+    let memory = Memory::new();
+    let bcow = layer(memory.clone(), Layout::Space, Files::Grown);
+    let handle = create(&*bcow, "f");
+    resize(&*bcow, "f", 1 << 20);
+    let fill = |bcow: &dyn Libservice, handle, from: u64| {
+        for block in from..from + 50 {
+            write(bcow, handle, block * BLOCK, &[block as u8; BLOCK as usize]);
+        }
+        sync(bcow, handle);
+    };
+    fill(&*bcow, handle, 0);
+    let room = below(&memory, "f");
+    assert_eq!(room, 51 * BLOCK);
+    let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+    bcow.fallocate(ROOT, handle, punch, 0, 25 * BLOCK).expect("punched");
+    resize(&*bcow, "f", 30 * BLOCK);
+    sync(&*bcow, handle);
+    drop(bcow);
+    let bcow = layer(memory.clone(), Layout::Space, Files::Grown);
+    let handle = open(&*bcow, "f");
+    resize(&*bcow, "f", 1 << 20);
+    let expected: Vec<u8> = (0..50).map(|block| if (25..30).contains(&block) { block } else { 0 }).collect();
+    let seen: Vec<u8> = (0..50).map(|block| read(&*bcow, handle, block * BLOCK + 9, 1)[0]).collect();
+    assert_eq!(seen, expected);
+    for block in 60..105_u64 {
+        write(&*bcow, handle, block * BLOCK + 1, b"y");
+    }
+    sync(&*bcow, handle);
+    assert_eq!(below(&memory, "f").div_ceil(BLOCK), room / BLOCK, "45 blocks were free");
+    assert_eq!(read(&*bcow, handle, 60 * BLOCK, 4), b"\0y\0\0", "nothing of what was there before");
+    fill(&*bcow, handle, 110);
+    assert_eq!(below(&memory, "f"), room + 50 * BLOCK);
+}
+
+#[test]
+fn a_file_outgrows_its_table_and_its_root() {
+    for layout in [Layout::Performance, Layout::Space] {
+        let memory = Memory::new();
+        let bcow = layer(memory.clone(), layout, Files::All);
+        let handle = create(&*bcow, "f");
+        // The first table, the second one, the second block of a root, and one of a root that had to be moved again.
+        let places = [0_u64, 3 << 20, 900 << 20, 5 << 30, 200 << 30];
+        for (at, &offset) in places.iter().enumerate() {
+            write(&*bcow, handle, offset, &[at as u8 + 1; 10_000]);
+            if at % 2 == 0 {
+                sync(&*bcow, handle);
+            }
+        }
+        let check = |bcow: &dyn Libservice, handle| {
+            for (at, &offset) in places.iter().enumerate() {
+                assert_eq!(read(bcow, handle, offset, 10_000), vec![at as u8 + 1; 10_000], "{layout:?}: {offset}");
+                assert_eq!(read(bcow, handle, offset + 10_000, 1), if at == 4 { &b""[..] } else { b"\0" });
+            }
+        };
+        check(&*bcow, handle);
+        bcow.release(handle);
+        drop(bcow);
+        assert!(below(&memory, "f") < 2 << 20);
+        let bcow = layer(memory.clone(), layout, Files::All);
+        check(&*bcow, open(&*bcow, "f"));
+        let too_far = bcow.write(ROOT, open(&*bcow, "f"), 2 << 40, b"x").expect_err("too far");
+        assert_eq!(too_far.errno(), Errno::EFBIG);
+    }
+}
+
+#[test]
+fn an_emptied_file_takes_nothing() {
+    let memory = Memory::new();
+    let bcow = layer(memory.clone(), Layout::Space, Files::Grown);
+    let handle = create(&*bcow, "f");
+    resize(&*bcow, "f", 8 << 30);
+    write(&*bcow, handle, 7 << 30, &[7; 100_000]);
+    sync(&*bcow, handle);
+    resize(&*bcow, "f", 0);
+    assert_eq!(below(&memory, "f"), 0);
+    write(&*bcow, handle, 10, b"again");
+    sync(&*bcow, handle);
+    bcow.release(handle);
+    drop(bcow);
+    let bcow = layer(memory, Layout::Space, Files::Grown);
+    assert_eq!(read(&*bcow, open(&*bcow, "f"), 0, 99), b"\0\0\0\0\0\0\0\0\0\0again");
+}
