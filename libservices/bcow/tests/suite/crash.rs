@@ -10,18 +10,32 @@ use std::sync::Arc;
 const SECTOR: usize = 512;
 const SIZE_MAX: u64 = 6 << 20;
 
-/// One random change; the new content, and whether all of it is durable now.
-fn step(bcow: &dyn Libservice, handle: HandleId, random: &mut Random, content: &[u8]) -> (Vec<u8>, bool) {
+/// What is certain after a step.
+enum Certain {
+    Nothing,
+    /// All of the content is on disk.
+    Content,
+    /// The size is, and nothing reappears that it cut off: changes of attributes survive in their order.
+    Size,
+}
+
+/// One random change; the new content, and what is certain then.
+fn step(bcow: &dyn Libservice, handle: HandleId, random: &mut Random, content: &[u8]) -> (Vec<u8>, Certain) {
     let mut content = content.to_vec();
     match random.below(10) {
-        0..=2 => {
+        0 | 1 => {
             sync(bcow, handle);
-            return (content, true);
+            return (content, Certain::Content);
+        }
+        2 => {
+            bcow.sync().expect("synced");
+            return (content, Certain::Content);
         }
         3 => {
             let size = SECTOR as u64 * random.below(SIZE_MAX / SECTOR as u64);
             resize(bcow, "f", size);
             content.resize(size as usize, 0);
+            return (content, Certain::Size);
         }
         4 => {
             let (offset, length) = (SECTOR as u64 * random.below(4000), SECTOR as u64 * (1 + random.below(200)));
@@ -47,7 +61,7 @@ fn step(bcow: &dyn Libservice, handle: HandleId, random: &mut Random, content: &
             content[offset..end].copy_from_slice(&data);
         }
     }
-    (content, false)
+    (content, Certain::Nothing)
 }
 
 /// Each byte shown is one that some allowed content has there, or zero where anything has changed; and the size one of theirs.
@@ -100,13 +114,15 @@ fn content_survives_as_promised() {
         let mut states = vec![(made, made, history.clone())];
         for _ in 0..30 {
             let before = recorder.len();
-            let (content, durable) = step(&*bcow, handle, &mut random, history.last().expect("some"));
+            let (content, certain) = step(&*bcow, handle, &mut random, history.last().expect("some"));
             history.push(content.clone());
             states.push((before, recorder.len(), history.clone()));
-            if durable {
-                history = vec![content];
-                states.push((recorder.len(), recorder.len(), history.clone()));
+            match certain {
+                Certain::Nothing => continue,
+                Certain::Content => history = vec![content],
+                Certain::Size => history.iter_mut().for_each(|before| before.resize(content.len(), 0)),
             }
+            states.push((recorder.len(), recorder.len(), history.clone()));
         }
         for (from, to, history) in &states {
             for count in *from..=*to {
