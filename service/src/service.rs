@@ -428,7 +428,7 @@ fn check_directory(what: &'static str, path: &Path) -> Result<(), ServiceError> 
 fn check_branches(stack: &StackSpec, own_mounts: &[&Path]) -> Result<(), ServiceError> {
     let branches: Vec<(&'static str, &Path)> = match stack {
         StackSpec::Directory { directory } => vec![("directory", directory)],
-        StackSpec::Union { upper, lowers } => {
+        StackSpec::Union { upper, lowers, .. } => {
             if lowers.is_empty() || lowers.len() > LOWERS_MAX {
                 let cause = format!("a union of {} lower branches; give 1 to {LOWERS_MAX}", lowers.len());
                 return Err(path_error("upper", upper, cause));

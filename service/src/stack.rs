@@ -6,13 +6,14 @@
 
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
 use crate::spans::Timed;
+use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::IdMap;
 use poolfs_local::{Local, LocalOptions};
-use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, UnionStatus};
+use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, UnionStatus, UpperFormat};
 use poolfs_union::{LAYER_ID_MAX, Lower, SharedMemory, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -89,6 +90,7 @@ struct Branch {
     path: PathBuf,
     role: Role,
     local: Arc<Local>,
+    bcow: Option<Arc<Bcow>>,
     cache: Arc<Cache>,
 }
 
@@ -104,6 +106,7 @@ impl Drop for Branch {
         if let Err(error) = self.cache.shutdown() {
             error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
         }
+        self.bcow.iter().for_each(|bcow| bcow.end_thread());
     }
 }
 
@@ -221,13 +224,13 @@ impl StackBuilder {
     pub fn build(&self, spec: &StackSpec) -> Result<Stack, StackError> {
         match spec {
             StackSpec::Directory { directory } => {
-                let branch = self.branch(directory, Role::Directory)?;
+                let branch = self.branch(directory, Role::Directory, UpperFormat::Sparse)?;
                 Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch] })
             }
-            StackSpec::Union { upper, lowers } => {
-                let mut branches = vec![self.branch(upper, Role::Upper)?];
+            StackSpec::Union { upper, lowers, format } => {
+                let mut branches = vec![self.branch(upper, Role::Upper, *format)?];
                 for lower in lowers {
-                    branches.push(self.branch(lower, Role::Lower)?);
+                    branches.push(self.branch(lower, Role::Lower, UpperFormat::Sparse)?);
                 }
                 let union = union(&branches, self.shared_memory())?;
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
@@ -247,7 +250,7 @@ impl StackBuilder {
     }
 
     /// The branch at `path`: the one in use, or a new one.
-    fn branch(&self, path: &Path, role: Role) -> Result<Arc<Branch>, StackError> {
+    fn branch(&self, path: &Path, role: Role, format: UpperFormat) -> Result<Arc<Branch>, StackError> {
         let failed = |cause: String| StackError::Branch { path: path.to_owned(), cause };
         let path = path.canonicalize().map_err(|error| failed(error.to_string()))?;
         let mut branches = self.branches();
@@ -266,8 +269,11 @@ impl StackBuilder {
         }
         let options = LocalOptions { read_only: role == Role::Lower, ..LocalOptions::default() };
         let local = Local::open(&path, options).map_err(|error| failed(with_causes(&error)))?;
-        let cache = Cache::new(&self.pool, Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>));
-        let branch = Arc::new(Branch { path: path.clone(), role, local, cache });
+        let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
+        let bcow = bcow(&below, role, format).map_err(|error| failed(with_causes(&error)))?;
+        let below = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
+        let cache = Cache::new(&self.pool, below);
+        let branch = Arc::new(Branch { path: path.clone(), role, local, bcow, cache });
         branches.insert(path, Arc::downgrade(&branch));
         Ok(branch)
     }
@@ -294,6 +300,29 @@ impl StackBuilder {
             pinned_bytes: statistics.pinned_bytes,
         }
     }
+}
+
+/// What stores files of a branch compactly: where that is wanted for new ones, or there are some. After a crash of an upper branch all of
+/// them are looked at, as nobody can know which were being written.
+fn bcow(
+    below: &Arc<dyn Libservice>,
+    role: Role,
+    format: UpperFormat,
+) -> Result<Option<Arc<Bcow>>, poolfs_libservice::Error> {
+    let layout = match format {
+        UpperFormat::Sparse => None,
+        UpperFormat::Bcow => BcowConfig::new(Arc::clone(below)).layout,
+        UpperFormat::BcowPerformance => Some(Layout::Performance),
+        UpperFormat::BcowSpace => Some(Layout::Space),
+    };
+    if layout.is_none() && !Bcow::is_used(below)? {
+        return Ok(None);
+    }
+    let bcow = Bcow::new(BcowConfig { layout, ..BcowConfig::new(Arc::clone(below)) });
+    if role == Role::Upper && !poolfs_union::has_ended_cleanly(below)? {
+        bcow.repair_all()?;
+    }
+    Ok(Some(bcow))
 }
 
 /// The union of the first branch, which is written, and the others. A lower branch is known for good by its path.
@@ -360,7 +389,7 @@ mod tests {
         let builder = StackBuilder::new(1 << 20).expect("a cache");
         for (stack, at) in [
             (StackSpec::Directory { directory: lower.clone() }, &lower),
-            (StackSpec::Union { upper: upper.clone(), lowers: vec![lower.clone()] }, &upper),
+            (StackSpec::union(upper.clone(), vec![lower.clone()]), &upper),
         ] {
             let stack = builder.build(&stack).expect("usable");
             if at == &upper {
@@ -379,10 +408,10 @@ mod tests {
     fn a_branch_of_a_stack_that_is_never_finished_leaves_nothing_unwritten() {
         let folder = tempfile::tempdir().expect("a folder");
         let builder = StackBuilder::new(1 << 20).expect("a cache");
-        let branch = builder.branch(folder.path(), Role::Upper).expect("usable");
+        let branch = builder.branch(folder.path(), Role::Upper, UpperFormat::Sparse).expect("usable");
         write(&*branch.layer(), b"by a union that failed to open");
         drop(branch);
         assert_eq!(std::fs::read(folder.path().join("f")).expect("there"), b"by a union that failed to open");
-        builder.branch(folder.path(), Role::Directory).expect("free again");
+        builder.branch(folder.path(), Role::Directory, UpperFormat::Sparse).expect("free again");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::text::{parse_duration, parse_size};
 use clap::{Args, Parser, Subcommand};
-use poolfs_service_protocol::IdRange;
+use poolfs_service_protocol::{IdRange, UpperFormat};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -202,6 +202,9 @@ pub struct MountArguments {
     /// The read-only branches of a union, topmost first: DIR[:DIR...]
     #[arg(long, requires = "upper")]
     pub lower: Option<String>,
+    /// How the writable branch stores files of which some blocks have moved: sparse, bcow, bcow-performance or bcow-space
+    #[arg(long, value_name = "FORMAT", default_value_t, conflicts_with = "dir")]
+    pub upper_format: UpperFormat,
 }
 
 /// Arguments of `exec`.
@@ -244,6 +247,9 @@ pub struct RunArguments {
     /// A user namespace of its own, with these ids of the host for its users and groups; again for further ranges
     #[arg(long, value_name = "CONTAINER:HOST:COUNT")]
     pub userns: Vec<IdRange>,
+    /// How it stores files of which some blocks have moved: sparse, bcow, bcow-performance or bcow-space
+    #[arg(long, value_name = "FORMAT", default_value_t)]
+    pub upper_format: UpperFormat,
     /// Keep the standard input open
     #[arg(short)]
     pub interactive: bool,

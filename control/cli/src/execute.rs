@@ -10,7 +10,7 @@ use crate::service;
 use crate::signals::{Signals, status_code};
 use crate::state::Locked;
 use poolfs_host::{ControlGroups, CpuSet, Leaf};
-use poolfs_service_protocol::{Ending, StackSpec};
+use poolfs_service_protocol::{Ending, StackSpec, UpperFormat};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -198,13 +198,13 @@ fn bind_to(cpus: &CpuSet) -> Result<()> {
     })
 }
 
-/// Understand `at=DIR,dir=DIR` or `at=DIR,upper=DIR,lower=DIR[:DIR...]`.
+/// Understand `at=DIR,dir=DIR` or `at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT]`.
 fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     let wrong = |cause: &str| {
-        let remedy = "write at=DIR,dir=DIR or at=DIR,upper=DIR,lower=DIR[:DIR...]";
+        let remedy = "write at=DIR,dir=DIR or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT]";
         Failure::new(format!("--mount {text}"), cause, remedy)
     };
-    let (mut at, mut dir, mut upper, mut lower) = (None, None, None, None);
+    let (mut at, mut dir, mut upper, mut lower, mut format) = (None, None, None, None, None);
     for part in text.split(',') {
         let (key, value) = part.split_once('=').ok_or_else(|| wrong("a part of it has no ="))?;
         let place = match key {
@@ -212,6 +212,7 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
             "dir" => &mut dir,
             "upper" => &mut upper,
             "lower" => &mut lower,
+            "upper-format" => &mut format,
             _ => return Err(wrong("a key of it is unknown")),
         };
         if value.is_empty() || place.replace(value).is_some() {
@@ -219,10 +220,12 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
         }
     }
     let at = at.map(PathBuf::from).ok_or_else(|| wrong("at= is missing"))?;
-    match (dir, upper, lower) {
-        (Some(dir), None, None) => Ok((at, StackSpec::Directory { directory: dir.into() })),
-        (None, Some(upper), Some(lower)) => {
-            Ok((at, StackSpec::Union { upper: upper.into(), lowers: split_lowers(lower) }))
+    match (dir, upper, lower, format) {
+        (Some(dir), None, None, None) => Ok((at, StackSpec::Directory { directory: dir.into() })),
+        (None, Some(upper), Some(lower), format) => {
+            let format = format.map_or(Ok(UpperFormat::default()), str::parse);
+            let format = format.map_err(|error| wrong(&format!("upper-format: {error}")))?;
+            Ok((at, StackSpec::Union { upper: upper.into(), lowers: split_lowers(lower), format }))
         }
         _ => Err(wrong("neither dir=, nor upper= and lower=")),
     }
@@ -247,7 +250,13 @@ mod tests {
         let (at, stack) = parse_spec("at=/a,dir=/b").expect("a directory");
         assert_eq!((at, stack), ("/a".into(), StackSpec::Directory { directory: "/b".into() }));
         let (_, stack) = parse_spec("upper=/u,lower=/l:/m,at=/a").expect("a union");
-        assert_eq!(stack, StackSpec::Union { upper: "/u".into(), lowers: vec!["/l".into(), "/m".into()] });
+        let format = UpperFormat::Sparse;
+        assert_eq!(stack, StackSpec::Union { upper: "/u".into(), lowers: vec!["/l".into(), "/m".into()], format });
+        let (_, stack) = parse_spec("at=/a,upper=/u,lower=/l,upper-format=bcow-space").expect("one with a format");
+        let format = UpperFormat::BcowSpace;
+        assert_eq!(stack, StackSpec::Union { upper: "/u".into(), lowers: vec!["/l".into()], format });
+        assert!(parse_spec("at=/a,upper=/u,lower=/l,upper-format=x").is_err());
+        assert!(parse_spec("at=/a,dir=/b,upper-format=bcow").is_err());
         for bad in [
             "",
             "at=/a",

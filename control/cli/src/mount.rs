@@ -30,7 +30,9 @@ pub struct Wanted {
 pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
     let stack = match (arguments.dir, arguments.upper, arguments.lower) {
         (Some(directory), None, None) => StackSpec::Directory { directory },
-        (None, Some(upper), Some(lower)) => StackSpec::Union { upper, lowers: split_lowers(&lower) },
+        (None, Some(upper), Some(lower)) => {
+            StackSpec::Union { upper, lowers: split_lowers(&lower), format: arguments.upper_format }
+        }
         _ => {
             return Err(Failure::new("mount", "neither a directory nor a union", "give --dir, or --upper and --lower"));
         }
@@ -197,7 +199,7 @@ fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<()> {
 fn checked_stack(stack: StackSpec) -> Result<StackSpec> {
     match stack {
         StackSpec::Directory { directory: path } => Ok(StackSpec::Directory { directory: directory(&path)? }),
-        StackSpec::Union { upper, lowers } => {
+        StackSpec::Union { upper, lowers, format } => {
             let upper = directory(&upper)?;
             let lowers = lowers.iter().map(|lower| directory(lower)).collect::<Result<Vec<_>>>()?;
             if lowers.is_empty() || lowers.len() > LOWERS_MAX {
@@ -214,7 +216,7 @@ fn checked_stack(stack: StackSpec) -> Result<StackSpec> {
                     ));
                 }
             }
-            Ok(StackSpec::Union { upper, lowers })
+            Ok(StackSpec::Union { upper, lowers, format })
         }
     }
 }
@@ -265,7 +267,7 @@ mod tests {
         let (upper, lower, inside) = (make("upper"), make("lower"), make("lower/inside"));
         let union = |upper: &Path, lowers: &[&Path]| {
             let lowers = lowers.iter().map(|lower| lower.to_path_buf()).collect();
-            checked_stack(StackSpec::Union { upper: upper.to_path_buf(), lowers })
+            checked_stack(StackSpec::union(upper, lowers))
         };
         assert!(union(&upper, &[&lower]).is_ok());
         assert!(union(&inside, &[&lower]).is_err());

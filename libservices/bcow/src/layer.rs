@@ -14,6 +14,7 @@ use poolfs_types::{
 };
 use std::ops::{ControlFlow, Range};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 const ROOT: &Caller = &Caller::ROOT;
@@ -158,18 +159,33 @@ impl Bcow {
         Ok(true)
     }
 
+    /// The root says from here on that there are files of the format; whether it can.
+    fn mark(&self) -> Result<bool> {
+        if !self.is_marked.load(Ordering::Acquire) {
+            match self.below.setxattr(ROOT, NodeId::ROOT, ATTRIBUTE, b"1", XattrFlags::empty()) {
+                // A layer without such attributes has plain files only.
+                Err(error) if error == Errno::EOPNOTSUPP => return Ok(false),
+                marked => marked?,
+            }
+            self.is_marked.store(true, Ordering::Release);
+        }
+        Ok(true)
+    }
+
     /// Makes an empty file one of the format; whether that can be.
     fn format(&self, node: &Node, content: &mut Content, size: u64) -> Result<bool> {
+        let Some(layout) = self.layout else { return Ok(false) };
+        if !self.mark()? {
+            return Ok(false);
+        }
         let mut tag = [0; 8];
         let _ = rustix::rand::getrandom(&mut tag, rustix::rand::GetRandomFlags::empty());
         let is_metacopy = match self.below.getxattr(ROOT, node.id, METACOPY) {
             Ok(_) => true,
             Err(error) if error == Errno::ENODATA => false,
-            // A layer without such attributes has plain files only.
-            Err(error) if error == Errno::EOPNOTSUPP => return Ok(false),
             Err(error) => return Err(error),
         };
-        let record = new_record(self.layout, size, u64::from_le_bytes(tag), is_metacopy)?;
+        let record = new_record(layout, size, u64::from_le_bytes(tag), is_metacopy)?;
         if !is_metacopy {
             self.below.setxattr(ROOT, node.id, METACOPY, b"", XattrFlags::empty())?;
         }

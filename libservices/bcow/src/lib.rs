@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod content;
 mod file;
 mod flush;
 mod format;
@@ -29,9 +30,11 @@ mod table;
 use flush::Stop;
 use format::{ENTRIES, UNIT_SHIFT_MAX, UNIT_SHIFT_MIN};
 use nodes::{Node, Nodes, Open, lock};
-use poolfs_libservice::{Branch, Libservice, Result};
-use poolfs_types::{HandleId, NodeId};
+use poolfs_libservice::{Branch, Held, Libservice, Opened, Result};
+use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId};
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -68,8 +71,8 @@ impl Layout {
 pub struct BcowConfig {
     /// Where files are stored.
     pub below: Branch,
-    /// The form of new files.
-    pub layout: Layout,
+    /// The form of new files; nothing: no new file is of the format, and those that are stay so.
+    pub layout: Option<Layout>,
     /// Whether every new file is of the format, also one that grows from its begin to its end: where holes take room.
     pub all_files: bool,
     /// How often tables that nobody syncs are brought to disk. Zero: only by sync, fsync and at the end.
@@ -84,7 +87,7 @@ impl BcowConfig {
     pub fn new(below: Branch) -> Self {
         BcowConfig {
             below,
-            layout: Layout::BySize(16 << 20),
+            layout: Some(Layout::BySize(16 << 20)),
             all_files: false,
             flush_interval: Duration::from_secs(5),
             dirty_files_max: 4096,
@@ -96,8 +99,10 @@ impl BcowConfig {
 pub struct Bcow {
     own: Weak<Bcow>,
     below: Branch,
-    layout: Layout,
+    layout: Option<Layout>,
     all_files: bool,
+    /// The root says that there are files of the format.
+    is_marked: AtomicBool,
     nodes: Nodes,
     handles: RwLock<hashbrown::HashMap<HandleId, Arc<Open>>>,
     /// the nodes with something to bring to disk, longest waiting first
@@ -118,6 +123,7 @@ impl Bcow {
             below,
             layout,
             all_files,
+            is_marked: AtomicBool::new(false),
             nodes: Nodes::default(),
             handles: RwLock::default(),
             dirty: Mutex::default(),
@@ -126,6 +132,58 @@ impl Bcow {
             stop: Arc::default(),
             thread: Mutex::default(),
         })
+    }
+
+    /// Whether there may be files of the format in the layer below.
+    ///
+    /// # Errors
+    /// What that layer answers.
+    pub fn is_used(below: &Branch) -> Result<bool> {
+        match below.getxattr(&Caller::ROOT, NodeId::ROOT, format::ATTRIBUTE) {
+            Ok(_) => Ok(true),
+            Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Looks at every file of the layer after a crash, as [`Bcow::repair`] does at one; how many sectors were mended. What is damaged stays
+    /// so, and is told of when it is used.
+    ///
+    /// # Errors
+    /// What the layer below answers to listing and looking up.
+    pub fn repair_all(&self) -> Result<u64> {
+        let below: Branch = self.below.clone();
+        let mut mended = 0;
+        let mut pending = vec![Held::new(&below, NodeId::ROOT)];
+        while let Some(directory) = pending.pop() {
+            let mut names = Vec::new();
+            let opened = Opened::directory(&below, directory.node())?;
+            below.readdir(&Caller::ROOT, opened.id(), 0, &mut |entry| {
+                if matches!(entry.file_type, FileType::Directory | FileType::Regular) {
+                    names.push((entry.name.as_bytes().to_vec(), entry.file_type));
+                }
+                ControlFlow::Continue(())
+            })?;
+            drop(opened);
+            for (name, file_type) in names {
+                let entry = below.lookup(&Caller::ROOT, directory.node(), Name::new(&name)?)?;
+                let held = Held::new(&below, entry.node);
+                if file_type == FileType::Directory {
+                    pending.push(held);
+                    continue;
+                }
+                match self.repair(held.node()) {
+                    Ok(0) => {}
+                    Ok(sectors) => {
+                        let name = name.escape_ascii().to_string();
+                        tracing::warn!(name, sectors, "the block table of a file was mended after a crash");
+                        mended += sectors;
+                    }
+                    Err(error) => tracing::error!(%error, "a file is damaged"),
+                }
+            }
+        }
+        Ok(mended)
     }
 
     /// Looks at every table of a file after a crash, and mends sectors that were cut while they were written; how many. The file is on disk

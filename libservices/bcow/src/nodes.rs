@@ -92,10 +92,13 @@ impl Node {
 
     /// What users are shown where the layer below says `stored`.
     pub fn shown(&self, stored: Attributes) -> Attributes {
-        match self.read().record() {
-            Some(record) => Attributes { size: record.size, changed: self.changed.shown(stored.changed), ..stored },
-            None => stored,
-        }
+        let content = self.read();
+        let Some(record) = content.record() else { return stored };
+        let blocks = match &*content {
+            Content::Open(file) => file.shown_blocks(stored.blocks),
+            _ => stored.blocks,
+        };
+        Attributes { size: record.size, blocks, changed: self.changed.shown(stored.changed), ..stored }
     }
 }
 

@@ -190,6 +190,13 @@ impl Space {
         !self.units.is_empty() || !self.blocks.is_empty() || !self.freed.is_empty()
     }
 
+    /// Blocks of the file that are not free, and do not become so.
+    pub fn used(&self, unit: u32) -> u64 {
+        let freed: u64 = self.freed.iter().map(|&(_, blocks)| u64::from(blocks)).sum();
+        let free = self.units.len() as u64 * u64::from(unit) + self.blocks.len() as u64;
+        u64::from(self.end).saturating_sub(free + freed)
+    }
+
     /// The first block behind everything.
     pub fn end(&self) -> u32 {
         self.end

@@ -197,6 +197,14 @@ impl Drop for Union {
     }
 }
 
+/// Whether the last union over this upper branch has ended in good order, or there was none.
+///
+/// # Errors
+/// What the branch answers.
+pub fn has_ended_cleanly(upper: &Arc<dyn Libservice>) -> Result<bool> {
+    work::has_ended_cleanly(upper)
+}
+
 fn check_layers(lowers: &[Lower]) -> Result<()> {
     if lowers.len() > LOWERS_MAX {
         return Err(Error::new(Errno::EINVAL, format!("a union has at most {LOWERS_MAX} lower branches")));

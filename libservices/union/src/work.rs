@@ -230,6 +230,14 @@ impl Work {
     }
 }
 
+/// Whether there is no union that was not closed.
+pub(crate) fn has_ended_cleanly(upper: &Branch) -> Result<bool> {
+    match find(upper, NodeId::ROOT, DIRECTORY)? {
+        Some((top, _)) => Ok(find(upper, top.node(), b"open")?.is_none()),
+        None => Ok(true),
+    }
+}
+
 /// The file that says which release wrote the upper branch. It is brought to disk with the first names that depend on it: what a crash
 /// before that left of its text is completed here.
 fn checked_format(upper: &Branch, top: &Held) -> Result<Held> {

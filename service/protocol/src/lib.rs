@@ -7,12 +7,14 @@
 pub mod ids;
 mod status;
 mod trace;
+mod upper;
 
 pub use status::{
     AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, NotDirect, OperationPath,
     ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
+pub use upper::{NoUpperFormat, UpperFormat};
 
 pub use poolfs_types::{IdMap, IdMapError, IdRange};
 
@@ -56,7 +58,18 @@ pub enum StackSpec {
         upper: PathBuf,
         /// The read-only branches, topmost first.
         lowers: Vec<PathBuf>,
+        /// How the writable branch stores files of which some blocks have moved.
+        #[serde(default, skip_serializing_if = "UpperFormat::is_default")]
+        format: UpperFormat,
     },
+}
+
+impl StackSpec {
+    /// A union of these branches, with the usual upper format.
+    #[must_use]
+    pub fn union(upper: impl Into<PathBuf>, lowers: Vec<PathBuf>) -> Self {
+        Self::Union { upper: upper.into(), lowers, format: UpperFormat::default() }
+    }
 }
 
 /// One filesystem instance to be mounted.
@@ -203,7 +216,11 @@ mod tests {
         let command = Command::Mount(MountSpec {
             instance: "p-1".into(),
             mount_point: "/mnt/a".into(),
-            stack: StackSpec::Union { upper: "/u".into(), lowers: vec!["/l1".into(), "/l2".into()] },
+            stack: StackSpec::Union {
+                upper: "/u".into(),
+                lowers: vec!["/l1".into(), "/l2".into()],
+                format: UpperFormat::BcowSpace,
+            },
             devices: true,
             is_root: true,
             ids: Some(IdMap::parse_proc("0 100000 65536\n70000 5 1").expect("a map")),

@@ -126,7 +126,7 @@ pub fn mounts(folder: &Path, service: &Running) -> Vec<(String, PathBuf)> {
             fs::write(root.join(file), b"content").expect("write");
         }
     }
-    let stacks = [StackSpec::Directory { directory: plain }, StackSpec::Union { upper, lowers: vec![lower] }];
+    let stacks = [StackSpec::Directory { directory: plain }, StackSpec::union(upper, vec![lower])];
     let names = ["plain", "union"];
     names.into_iter().zip(stacks).map(|(name, stack)| (name.to_owned(), service.mount(name, stack))).collect()
 }

@@ -18,7 +18,7 @@ fn an_unmount_flushes_directories_and_unions() {
         assert_eq!(service.unmount("one"), Answer::Done);
         assert_eq!(fs::read(directory.join("f")).expect("there"), b"not synced");
         let (upper, lower) = (make(&folder.join("upper")), make(&folder.join("lower")));
-        let at = service.mount("two", StackSpec::Union { upper: upper.clone(), lowers: vec![lower] });
+        let at = service.mount("two", StackSpec::union(upper.clone(), vec![lower]));
         fs::write(at.join("g"), b"not synced either").expect("write");
         assert_eq!(service.unmount("two"), Answer::Done);
         assert_eq!(fs::read(upper.join("g")).expect("there"), b"not synced either");
@@ -31,7 +31,7 @@ fn a_mount_that_fails_half_way_leaves_the_branch_free_and_nothing_dirty() {
     isolated("endings::a_mount_that_fails_half_way_leaves_the_branch_free_and_nothing_dirty", |folder| {
         let service = Running::start(folder);
         let (upper, lower) = (make(&folder.join("upper")), make(&folder.join("lower")));
-        let union = || StackSpec::Union { upper: upper.clone(), lowers: vec![lower.clone()] };
+        let union = || StackSpec::union(upper.clone(), vec![lower.clone()]);
         // The stack is built when the place of the sessions turns out to be gone.
         let (run, aside) = (folder.join("run"), folder.join("aside"));
         fs::rename(&run, &aside).expect("rename");

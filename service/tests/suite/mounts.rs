@@ -129,7 +129,7 @@ fn a_union_is_mounted_works_and_leaves_its_lower_branches_alone() {
         fs::write(first.join("both"), b"first").expect("write");
         fs::write(second.join("both"), b"second").expect("write");
         fs::write(second.join("gone"), b"").expect("write");
-        let stack = StackSpec::Union { upper: upper.clone(), lowers: vec![first.clone(), second.clone()] };
+        let stack = StackSpec::union(upper.clone(), vec![first.clone(), second.clone()]);
         let at = service.mount("one", stack.clone());
         assert_eq!(fs::read(at.join("both")).expect("read"), b"first");
         fs::remove_file(at.join("gone")).expect("unlink");
@@ -141,7 +141,7 @@ fn a_union_is_mounted_works_and_leaves_its_lower_branches_alone() {
         let union = status.instances[0].union.as_ref().expect("a union");
         assert_eq!((union.sketches, union.blocks_moved), (1, 1), "{union:?}");
         assert!(status.cache.used_bytes > 0 && status.cache.private_bytes > 0 && status.cache.shared_bytes == 0);
-        let other = StackSpec::Union { upper: make(&folder.join("other")), lowers: vec![first.clone()] };
+        let other = StackSpec::union(make(&folder.join("other")), vec![first.clone()]);
         let beside = service.mount("two", other);
         assert_eq!(fs::read(beside.join("big")).expect("read"), content);
         assert!(service.status().cache.shared_bytes > 0, "both stand on one lower branch");
@@ -248,8 +248,8 @@ fn what_cannot_be_mounted_is_refused_by_name_and_nothing_is_left() {
         fs::write(folder.join("file"), b"").expect("write");
         refused(MountSpec { mount_point: folder.join("file"), ..spec("two", &directory) }, "no directory");
         let (upper, lower) = (make(&folder.join("u")), make(&folder.join("u/l")));
-        refused(service.spec("two", StackSpec::Union { upper: upper.clone(), lowers: vec![lower] }), "another branch");
-        refused(service.spec("two", StackSpec::Union { upper, lowers: vec![] }), "0 lower branches");
+        refused(service.spec("two", StackSpec::union(upper.clone(), vec![lower])), "another branch");
+        refused(service.spec("two", StackSpec::union(upper, vec![])), "0 lower branches");
         assert_eq!(service.unmount("two"), Answer::Done, "what is not there needs no unmount");
         assert!(message(service.send("{\"command\":\"dance\"}")).contains("not a command"));
         assert_eq!(mounts(folder).len(), 1);
@@ -262,7 +262,7 @@ fn uses_of_one_directory_that_exclude_each_other_are_refused() {
     isolated("mounts::uses_of_one_directory_that_exclude_each_other_are_refused", |folder| {
         let service = Running::start(folder);
         let [a, b, c] = ["a", "b", "c"].map(|name| make(&folder.join(name)));
-        let union = |upper: &Path, lower: &Path| StackSpec::Union { upper: upper.into(), lowers: vec![lower.into()] };
+        let union = |upper: &Path, lower: &Path| StackSpec::union(upper, vec![lower.into()]);
         let directory = |path: &Path| StackSpec::Directory { directory: path.into() };
         let refused = |stack: StackSpec, words: &str| {
             let said = message(service.order(&Order::Mount(service.spec("other", stack))));

@@ -69,7 +69,7 @@ impl Scene {
 
     fn mount(&self, name: &str) -> PathBuf {
         let upper = make(&self.folder.join(format!("upper-{name}")));
-        self.service.mount(name, StackSpec::Union { upper, lowers: vec![self.lower.clone()] })
+        self.service.mount(name, StackSpec::union(upper, vec![self.lower.clone()]))
     }
 
     fn instance(&self, name: &str) -> InstanceStatus {

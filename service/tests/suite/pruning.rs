@@ -43,7 +43,7 @@ fn what_a_walk_leaves_with_the_service_is_bounded() {
             }
         }
         let service = Running::start_with(folder, 16 << 20);
-        let at = service.mount("one", StackSpec::Union { upper, lowers: vec![lower] });
+        let at = service.mount("one", StackSpec::union(upper, vec![lower]));
         fs::write(at.join("d0/a-file-with-a-name-0"), b"kept").expect("written");
         let mut open = File::open(at.join("d0/a-file-with-a-name-0")).expect("there");
         let before = kibibytes(&service);

@@ -26,6 +26,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "poolfs-local",
             "poolfs-cache",
             "poolfs-union",
+            "poolfs-bcow",
             "poolfs-idmap",
             "poolfs-fuse-ring",
             "poolfs-service-protocol",

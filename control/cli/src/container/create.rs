@@ -76,6 +76,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         command: command(&image, &arguments.command)?,
         memory_bytes: arguments.memory,
         legacy: arguments.legacy,
+        upper_format: arguments.upper_format,
         userns: user_namespace(&arguments.userns)?,
         tty: arguments.tty,
         interactive: arguments.interactive,

@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::record::ProcessRecord;
 use poolfs_image::Digest;
-use poolfs_service_protocol::IdMap;
+use poolfs_service_protocol::{IdMap, UpperFormat};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -42,6 +42,9 @@ pub struct ContainerRecord {
     pub memory_bytes: Option<u64>,
     /// Without the library.
     pub legacy: bool,
+    /// How it stores files of which some blocks have moved.
+    #[serde(default)]
+    pub upper_format: UpperFormat,
     /// The ids of the host in its user namespace, when it has one.
     #[serde(default, with = "poolfs_service_protocol::ids", skip_serializing_if = "Option::is_none")]
     pub userns: Option<IdMap>,
@@ -114,6 +117,7 @@ mod tests {
             command: Vec::new(),
             memory_bytes: None,
             legacy: false,
+            upper_format: UpperFormat::BcowSpace,
             userns: None,
             tty: false,
             interactive: false,

@@ -81,7 +81,8 @@ fn mount_root(context: &Context, name: &str) -> Result<MountSpec> {
     let places = Places::of(container.path());
     let mut pool = pool::lock(context, &container.record.pool)?;
     let lowers = container.record.lowers(&context.images()?);
-    let stack = StackSpec::Union { upper: places.upper, lowers };
+    let format = container.record.upper_format;
+    let stack = StackSpec::Union { upper: places.upper, lowers, format };
     let wanted = mount::Wanted {
         mount_point: places.root,
         stack,

@@ -17,7 +17,12 @@ pub enum Files {
 
 pub fn layer(below: Branch, layout: Layout, files: Files) -> Arc<Bcow> {
     let config = BcowConfig::new(below);
-    Bcow::new(BcowConfig { layout, all_files: files == Files::All, flush_interval: Duration::ZERO, ..config })
+    Bcow::new(BcowConfig {
+        layout: Some(layout),
+        all_files: files == Files::All,
+        flush_interval: Duration::ZERO,
+        ..config
+    })
 }
 
 pub fn name(name: &str) -> Name<'_> {

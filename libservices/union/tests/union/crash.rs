@@ -2,11 +2,13 @@
 
 use crate::script;
 use crate::support::*;
+use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_libservice::Recorder;
 use poolfs_libservice::types::{NodeId, OpenFlags, RenameFlags, SetAttributes};
 use poolfs_libservice::{Libservice, Memory};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 const BLOCK: usize = 4096;
 /// Sizes and offsets are whole sectors, the unit in which the recorder loses bytes.
@@ -94,9 +96,34 @@ fn allowed(shown: &[u8], history: &History, what: &str) {
     }
 }
 
+/// What is between a union and its disk.
+type Between = fn(Arc<dyn Libservice>) -> Arc<dyn Libservice>;
+
+fn nothing(disk: Arc<dyn Libservice>) -> Arc<dyn Libservice> {
+    disk
+}
+
+/// The layer that stores sketches compactly, as it is opened after a crash.
+fn compact(disk: Arc<dyn Libservice>) -> Arc<dyn Libservice> {
+    let config = BcowConfig { layout: Some(Layout::Space), flush_interval: Duration::ZERO, ..BcowConfig::new(disk) };
+    let bcow = Bcow::new(config);
+    bcow.repair_all().expect("nothing is damaged");
+    bcow
+}
+
 #[test]
 fn content_survives_as_promised() {
-    for seed in 0..60u64 {
+    content_survives(60, nothing);
+}
+
+#[test]
+fn content_stored_compactly_survives_as_promised() {
+    content_survives(30, compact);
+}
+
+fn content_survives(seeds: u64, between: Between) {
+    let open_over = |disk: Arc<dyn Libservice>, lowers: &[Arc<Memory>]| open_over(between(disk), lowers);
+    for seed in 0..seeds {
         let below = lower();
         let recorder = Recorder::new();
         let mut random = Random(seed);

@@ -3,6 +3,7 @@
 use crate::script::{fill_lower, nothing_left, remove_all, tree};
 use crate::support::*;
 use crate::threads::change_at_once;
+use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_libservice::random_operations::{Comparison, populate};
 use poolfs_libservice::types::{NodeId, RenameFlags, SetAttributes, SetTime, XattrFlags};
@@ -20,6 +21,14 @@ fn cached(pool: &Arc<CachePool>, path: &Path, read_only: bool) -> Arc<dyn Libser
 fn stack(pool: &Arc<CachePool>, top: &Path) -> Arc<Union> {
     let lowers = vec![Lower { layer_id: "base".into(), layer: cached(pool, &top.join("lower"), true) }];
     Union::open(UnionConfig::new(cached(pool, &top.join("upper"), false), lowers)).expect("the union opens")
+}
+
+/// The same with an upper branch that stores sketches compactly.
+fn compact_stack(pool: &Arc<CachePool>, top: &Path) -> Arc<Union> {
+    let local = Local::open(&top.join("upper"), LocalOptions::default()).expect("the directory opens");
+    let bcow = Bcow::new(BcowConfig { layout: Some(Layout::Space), all_files: true, ..BcowConfig::new(local) });
+    let lowers = vec![Lower { layer_id: "base".into(), layer: cached(pool, &top.join("lower"), true) }];
+    Union::open(UnionConfig::new(Cache::new(pool, bcow), lowers)).expect("the union opens")
 }
 
 fn place() -> tempfile::TempDir {
@@ -43,8 +52,29 @@ fn conformance_of_the_stack() {
 }
 
 #[test]
+fn conformance_of_the_compact_stack() {
+    let pool = CachePool::new(CacheConfig::with_limit(64 << 20)).expect("a pool");
+    let places = std::sync::Mutex::new(Vec::new());
+    conformance::run(&|| {
+        let top = place();
+        let stack: Arc<dyn Libservice> = compact_stack(&pool, top.path());
+        places.lock().expect("no panic").push(top);
+        stack
+    });
+}
+
+#[test]
 fn random_operations_over_the_stack() {
-    for (seed, limit) in [(1, 64 << 20), (2, 1 << 20)] {
+    random_operations(&[(1, 64 << 20), (2, 1 << 20)], stack);
+}
+
+#[test]
+fn random_operations_over_the_compact_stack() {
+    random_operations(&[(3, 64 << 20), (4, 1 << 20)], compact_stack);
+}
+
+fn random_operations(runs: &[(u64, u64)], stack: fn(&Arc<CachePool>, &Path) -> Arc<Union>) {
+    for &(seed, limit) in runs {
         let pool = CachePool::new(CacheConfig::with_limit(limit)).expect("a pool");
         let top = place();
         let lower = Local::open(&top.path().join("lower"), LocalOptions::default()).expect("the directory opens");
