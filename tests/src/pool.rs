@@ -96,6 +96,12 @@ impl Pool {
         self.mount(at, &["--upper", path(upper), "--lower", &lowers.join(":")])
     }
 
+    /// Mounts a union whose upper branch stores new sketches in a format.
+    #[must_use]
+    pub fn mount_stored(&self, at: &Path, upper: &Path, lower: &Path, format: &str) -> Mounted<'_> {
+        self.mount(at, &["--upper", path(upper), "--lower", path(lower), "--upper-format", format])
+    }
+
     fn mount(&self, at: &Path, stack: &[&str]) -> Mounted<'_> {
         std::fs::create_dir_all(at).expect("a mount point");
         let mut arguments = vec!["mount", &self.name, path(at)];

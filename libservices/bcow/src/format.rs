@@ -1,6 +1,6 @@
 //! What is stored: the record in an attribute of the file, and the sectors of its tables. docs/formats.md draws them byte by byte.
 
-use poolfs_types::limits::BLOCK_SIZE;
+use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
 
 /// What is wrong with a stored structure, in words.
 pub(crate) type Cause = String;
@@ -109,7 +109,9 @@ impl Record {
         let [first, blocks] = [32, 36].map(|at| u32::from_le_bytes(array(bytes, at)));
         let root = match bytes[7] {
             1 if (first, blocks) == (0, 1) => Root::Table,
-            2 if (1..=ROOT_BLOCKS_MAX).contains(&blocks) => Root::Tables { first, blocks },
+            2 if (1..=ROOT_BLOCKS_MAX).contains(&blocks) && first <= u32::MAX - ROOT_BLOCKS_MAX => {
+                Root::Tables { first, blocks }
+            }
             levels => return Err(format!("its record names {levels} levels and a root of {blocks} blocks at {first}")),
         };
         let unit_shift = u32::from(bytes[6]);
@@ -117,11 +119,15 @@ impl Record {
             return Err(format!("its record has units of 2^{unit_shift} bytes"));
         }
         let flags = u16::from_le_bytes(array(bytes, 40));
+        let size = u64::from_le_bytes(array(bytes, 16));
+        if size > FILE_SIZE_MAX {
+            return Err(format!("its record has a size of {size} bytes"));
+        }
         Ok(Record {
             tag: u64::from_le_bytes(array(bytes, 8)),
             unit_shift,
             root,
-            size: u64::from_le_bytes(array(bytes, 16)),
+            size,
             limit: u64::from_le_bytes(array(bytes, 24)),
             has_freed: flags & HAS_FREED != 0,
             is_metacopy: flags & METACOPY != 0,
@@ -283,6 +289,8 @@ mod tests {
             Record { unit_shift: 11, ..single },
             Record { unit_shift: 31, ..single },
             Record { root: Root::Tables { first: 1, blocks: 0 }, ..record },
+            Record { root: Root::Tables { first: u32::MAX - 1, blocks: 2 }, ..record },
+            Record { size: FILE_SIZE_MAX + 1, ..record },
             Record { root: Root::Tables { first: 1, blocks: ROOT_BLOCKS_MAX + 1 }, ..record },
         ];
         for record in wrong {

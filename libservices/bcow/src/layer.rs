@@ -7,7 +7,7 @@ use crate::nodes::{Content, Node, Open};
 use poolfs_libservice::{
     Branch, DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Text, Written, copy_by_reading, fail,
 };
-use poolfs_types::limits::FILE_SIZE_MAX;
+use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, SetTime, XattrFlags,
@@ -27,6 +27,9 @@ const METACOPY: &[u8] = b"trusted.overlay.metacopy";
 pub(crate) fn store(below: &Branch, node: NodeId, record: &Record) -> Result<()> {
     below.setxattr(ROOT, node, ATTRIBUTE, &record.encode(), XattrFlags::empty())
 }
+
+/// A shorter file would take as much with a table as it does without.
+const FORMATTED_MIN: u64 = 4 * BLOCK_SIZE as u64;
 
 fn end_of(offset: u64, length: u64) -> Result<u64> {
     offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX).ok_or_else(|| Errno::EFBIG.into())
@@ -143,11 +146,14 @@ impl Bcow {
         }
     }
 
-    /// Gives a file its size. One that is empty, and is to be longer, comes to be of the format. Whether it is of the format.
+    /// Gives a file its size. One that is empty, and is to be some blocks long, comes to be of the format. Whether it is of the format.
     fn resize(&self, node: &Arc<Node>, size: u64) -> Result<bool> {
         let mut content = node.write();
         if !content.is_formatted() {
-            if size == 0 || self.below.getattr(ROOT, node.id)?.size > 0 || !self.format(node, &mut content, size)? {
+            if size < FORMATTED_MIN
+                || self.below.getattr(ROOT, node.id)?.size > 0
+                || !self.format(node, &mut content, size)?
+            {
                 return Ok(false);
             }
         } else {

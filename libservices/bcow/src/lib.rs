@@ -3,7 +3,7 @@
 //!
 //! **What it is.** A [`Bcow`] passes everything on to the layer below but the content of files of the format. Those are made of *units*,
 //! each appended when it is written for the first time, and found by a *block table*: one, or many that a root finds. A file comes to be
-//! of the format when it is empty and is made longer: that is how a sketch begins. All other files are stored as they are, and both kinds
+//! of the format when it is empty and is made some blocks long: that is how a sketch begins. All other files are stored as they are, and both kinds
 //! stand in one tree.
 //!
 //! **Two forms** (the paper's section 4.3). [`Layout::Performance`]: one table of a block, with units that are larger in larger files.

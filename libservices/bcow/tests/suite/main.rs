@@ -1,8 +1,10 @@
 //! The suites every layer runs, over files of the format; and what is the format's own: room, growth, crashes.
 
 mod crash;
+mod damage;
 mod room;
 mod support;
+mod threads;
 
 use poolfs_bcow::Layout;
 use poolfs_libservice::random_operations::Comparison;

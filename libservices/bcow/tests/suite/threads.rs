@@ -1,0 +1,74 @@
+//! Several threads at one file, while it is brought to disk.
+
+use crate::support::*;
+use poolfs_bcow::Layout;
+use poolfs_libservice::types::AllocateMode;
+use poolfs_libservice::{Libservice, Memory};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const BLOCK: u64 = 4096;
+const THREADS: u64 = 4;
+const BLOCKS: u64 = 1200;
+
+/// Writes, reads and punches the blocks that are this thread's; what the last change of each left in it.
+fn change(bcow: &dyn Libservice, number: u64) -> Vec<(u64, u8)> {
+    let mut random = Random(number);
+    let handle = open(bcow, "f");
+    let mut blocks: Vec<(u64, u8)> =
+        (0..BLOCKS).filter(|block| block % THREADS == number).map(|block| (block, 0)).collect();
+    for _ in 0..3000 {
+        let chosen = random.below(blocks.len() as u64) as usize;
+        let (block, fill) = &mut blocks[chosen];
+        match random.below(4) {
+            0 => {
+                let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+                bcow.fallocate(ROOT, handle, punch, *block * BLOCK, BLOCK).expect("punched");
+                *fill = 0;
+            }
+            1 => assert_eq!(read(bcow, handle, *block * BLOCK, BLOCK as usize), vec![*fill; BLOCK as usize]),
+            _ => {
+                *fill = 1 + random.below(255) as u8;
+                write(bcow, handle, *block * BLOCK, &vec![*fill; BLOCK as usize]);
+            }
+        }
+    }
+    bcow.release(handle);
+    blocks
+}
+
+#[test]
+fn threads_do_not_lose_each_others_blocks() {
+    for layout in [Layout::Performance, Layout::Space] {
+        let memory = Memory::new();
+        let bcow = layer(memory.clone(), layout, Files::Grown);
+        let handle = create(&*bcow, "f");
+        resize(&*bcow, "f", BLOCKS * BLOCK);
+        let done = AtomicBool::new(false);
+        let blocks: Vec<(u64, u8)> = std::thread::scope(|scope| {
+            let syncing = scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    bcow.sync().expect("synced");
+                }
+            });
+            let bcow = &bcow;
+            let workers: Vec<_> = (0..THREADS).map(|number| scope.spawn(move || change(&**bcow, number))).collect();
+            let blocks = workers.into_iter().flat_map(|worker| worker.join().expect("done")).collect();
+            done.store(true, Ordering::Relaxed);
+            syncing.join().expect("done");
+            blocks
+        });
+        bcow.release(handle);
+        drop(bcow);
+        let bcow = layer(memory.clone(), layout, Files::Grown);
+        let handle = open(&*bcow, "f");
+        for (block, fill) in blocks {
+            assert_eq!(
+                read(&*bcow, handle, block * BLOCK, BLOCK as usize),
+                vec![fill; BLOCK as usize],
+                "{layout:?}: {block}"
+            );
+        }
+        let room = stat(&*memory, "f").size;
+        assert!(room <= 2 * BLOCKS * BLOCK, "{layout:?}: {room} bytes for {BLOCKS} blocks");
+    }
+}
