@@ -106,15 +106,20 @@ impl Recorder {
         disk
     }
 
-    /// Adds to what [`Recorder::crashed`] made of `disk`: if the next change would have been one of bytes, so many of them have come, or
-    /// fewer if they are fewer.
+    /// Adds to what [`Recorder::crashed`] made of `disk`: if the next change would have been one of bytes, it has come up to a point among
+    /// those that it changes, which `seed` chooses.
     ///
     /// # Panics
     /// When a user of it did.
-    pub fn tear(&self, disk: &Memory, count: usize, bytes: usize) {
+    pub fn tear(&self, disk: &Memory, count: usize, seed: u64) {
         if let Some(Change::Write { node, offset, data }) = self.changes.lock().expect("no panic").get(count) {
             opened(disk, *node, |handle| {
-                disk.write(ROOT, handle, *offset, &data[..data.len().min(bytes)]).expect("written");
+                let mut before = vec![0; data.len()];
+                disk.read(ROOT, handle, *offset, &mut before).expect("read");
+                let changed: Vec<usize> = (0..data.len()).filter(|&at| before[at] != data[at]).collect();
+                if let Some(&last) = changed.get(seed as usize % changed.len().max(1)) {
+                    disk.write(ROOT, handle, *offset, &data[..=last]).expect("written");
+                }
             });
         }
     }

@@ -137,6 +137,23 @@ impl Bitmap {
     }
 }
 
+/// The sector `sector` of a bitmap file as it has to be, when it was cut by a crash while it was written: bits are set only when the data
+/// of their blocks is on disk, so any mixture of those before and after is right. Nothing for one that is sound, and for damage that no
+/// crash does.
+pub(crate) fn mended(id: &[u8; 16], sector: u32, bytes: &[u8; SECTOR_BYTES]) -> Option<[u8; SECTOR_BYTES]> {
+    if Bitmap::default().load(id, sector, bytes).is_ok() {
+        return None;
+    }
+    let mut words = [0; WORDS];
+    for (index, word) in words.iter_mut().enumerate() {
+        *word = u64::from_le_bytes(array(bytes, HEADER_BYTES + 8 * index));
+    }
+    let whole = encode(id, sector, &words);
+    // The sum is the last of the header: whatever else there is must be right, or nothing have come behind it.
+    let was_cut = bytes[..CRC_AT] == whole[..CRC_AT] || words == [0; WORDS];
+    was_cut.then_some(whole)
+}
+
 fn encode(id: &[u8; 16], sector: u32, words: &Words) -> [u8; SECTOR_BYTES] {
     let mut out = [0; SECTOR_BYTES];
     out[..4].copy_from_slice(b"PFBM");
@@ -183,6 +200,39 @@ mod tests {
             assert_eq!(bitmap.run_end(block, end, state), expected);
             assert_eq!(bitmap.count_below(block), model.range(..block).count() as u64);
         }
+    }
+
+    #[test]
+    fn a_sector_cut_anywhere_is_mended_to_what_was_or_was_to_be() {
+        let id = [9; 16];
+        let [none, before, after] = [&[][..], &[3], &[3, 70, 900]].map(|blocks| {
+            let mut bitmap = Bitmap::default();
+            bitmap.set(SECTOR_BLOCKS..SECTOR_BLOCKS + 1);
+            for block in blocks {
+                let _ = bitmap.set(SECTOR_BLOCKS + block..SECTOR_BLOCKS + block + 1);
+            }
+            bitmap.take_dirty(&id).pop().map_or([0; SECTOR_BYTES], |(_, bytes)| bytes)
+        });
+        for (old, new) in [([0; SECTOR_BYTES], none), (none, before), (before, after)] {
+            for cut in 0..=SECTOR_BYTES {
+                let mut torn = old;
+                torn[..cut].copy_from_slice(&new[..cut]);
+                let whole = mended(&id, 1, &torn).unwrap_or(torn);
+                let moved = |bytes: &[u8; SECTOR_BYTES]| {
+                    let mut bitmap = Bitmap::default();
+                    bitmap.load(&id, 1, bytes).expect("sound");
+                    (0..SECTOR_BLOCKS).filter(|block| bitmap.moved(SECTOR_BLOCKS + block)).collect::<BTreeSet<_>>()
+                };
+                let (least, seen, most) = (moved(&old), moved(&whole), moved(&new));
+                assert!(least.is_subset(&seen) && seen.is_subset(&most), "cut at {cut}");
+            }
+        }
+        for at in (0..CRC_AT).step_by(3) {
+            let mut rotten = after;
+            rotten[at] ^= 1;
+            assert_eq!(mended(&id, 1, &rotten), None, "byte {at}");
+        }
+        assert_eq!((mended(&[8; 16], 1, &after), mended(&id, 2, &after)), (None, None));
     }
 
     #[test]

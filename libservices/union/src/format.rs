@@ -146,6 +146,12 @@ pub(crate) fn bitmap_name(id: &[u8; 16]) -> String {
     format!("{:032x}", u128::from_be_bytes(*id))
 }
 
+/// The id of the sketch whose bitmap has this name.
+pub(crate) fn bitmap_id(name: &[u8]) -> Option<[u8; 16]> {
+    let digits = std::str::from_utf8(name).ok().filter(|digits| digits.len() == 32)?;
+    u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes).filter(|id| bitmap_name(id) == digits)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,5 +182,9 @@ mod tests {
             assert!(Origin::decode(&bytes).is_err(), "byte {at}");
         }
         assert!(Origin::decode(&origin.encode()[..20]).is_err());
+        assert_eq!(bitmap_id(bitmap_name(&[0xab; 16]).as_bytes()), Some([0xab; 16]));
+        for other in [&b""[..], b"ab", b"+0000000000000000000000000000000", b"AB000000000000000000000000000000"] {
+            assert_eq!(bitmap_id(other), None);
+        }
     }
 }

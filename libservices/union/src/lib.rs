@@ -139,6 +139,10 @@ impl Union {
         }
         let (work, unclean) = work::Work::open(&upper)?;
         if unclean {
+            match work.mend_bitmaps()? {
+                0 => {}
+                sectors => tracing::warn!(sectors, "bitmaps of sketches were mended after an unclean end"),
+            }
             match work.sweep() {
                 Ok(0) => {}
                 Ok(removed) => tracing::info!(removed, "orphans of an unclean end were swept from the upper branch"),

@@ -1,6 +1,7 @@
 //! The work directory in the upper branch's root: objects on their way, bitmaps, the index of hard links.
 
-use crate::format::{SketchRecord, bitmap_name};
+use crate::bitmap::{SECTOR_BYTES, mended as mended_sector};
+use crate::format::{SketchRecord, bitmap_id, bitmap_name};
 use crate::marks;
 use crate::node::lock;
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
@@ -162,6 +163,31 @@ impl Work {
     pub fn sync_directory(&self, node: NodeId) -> Result<()> {
         let directory = Opened::directory(&self.upper, node)?;
         self.upper.fsync(ROOT, directory.id(), Durability::All)
+    }
+
+    /// Mends sectors of bitmaps that a crash has cut while they were written; how many.
+    pub fn mend_bitmaps(&self) -> Result<u64> {
+        let mut mended = 0;
+        for (name, _) in list(&self.upper, self.bitmaps.node())? {
+            let Some(id) = bitmap_id(&name) else { continue };
+            let Some((bitmap, attributes)) = find(&self.upper, self.bitmaps.node(), &name)? else { continue };
+            let file = Opened::file(&self.upper, ROOT, bitmap.node(), OpenFlags::READ_WRITE)?;
+            let before = mended;
+            let mut sector = [0; SECTOR_BYTES];
+            for number in 0..u32::try_from(attributes.size / SECTOR_BYTES as u64).unwrap_or(u32::MAX) {
+                let offset = u64::from(number) * SECTOR_BYTES as u64;
+                if file.read_full(offset, &mut sector)? == SECTOR_BYTES
+                    && let Some(whole) = mended_sector(&id, number, &sector)
+                {
+                    file.write_full(offset, &whole)?;
+                    mended += 1;
+                }
+            }
+            if mended > before {
+                self.upper.fsync(ROOT, file.id(), Durability::All)?;
+            }
+        }
+        Ok(mended)
     }
 
     /// Removes bitmaps that no sketch of the upper branch names, and index entries of files without names.

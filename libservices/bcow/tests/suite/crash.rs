@@ -131,7 +131,7 @@ fn content_survives_as_promised() {
                     let what = format!("seed {seed}, {layout:?}, change {count}, torn {torn}");
                     let disk = recorder.crashed(count, seed ^ count as u64);
                     if torn {
-                        recorder.tear(&disk, count, (seed * 37 + count as u64 * 11) as usize % (2 * SECTOR));
+                        recorder.tear(&disk, count, seed * 37 + count as u64 * 11);
                     }
                     let content = shown(disk, layout, &what);
                     allowed(&content, history, &what);
