@@ -12,6 +12,10 @@ const CONFIGURATION: &str = "flen = 1048576\n[opsize]\nmax = 65536\n[weights]\nc
     sendfile = 5\nposix_fadvise = 1\ncopy_file_range = 5\n";
 
 fn fsx_on_lower_file(folder: &Path, cache: &str, way: Way, seeds: &[u32]) {
+    fsx_on_lower_file_stored(folder, cache, way, seeds, "sparse");
+}
+
+fn fsx_on_lower_file_stored(folder: &Path, cache: &str, way: Way, seeds: &[u32], format: &str) {
     let lower = folder.join("lower");
     fs::create_dir_all(&lower).expect("a folder");
     fs::create_dir_all(folder.join("upper")).expect("a folder");
@@ -23,7 +27,7 @@ fn fsx_on_lower_file(folder: &Path, cache: &str, way: Way, seeds: &[u32]) {
     fs::write(&configuration, CONFIGURATION.replace("MAP", maps)).expect("a file");
     let before = checksum(&lower);
     let pool = Pool::create(folder, cache);
-    let mount = pool.mount_union(&folder.join("mnt"), &folder.join("upper"), &[&lower]);
+    let mount = pool.mount_stored(&folder.join("mnt"), &folder.join("upper"), &lower, format);
     for seed in seeds {
         let file = mount.path().join(format!("file-{seed}"));
         let script = format!(
@@ -61,5 +65,15 @@ fn fsx_through_fuse_with_a_tiny_cache() {
 fn fsx_through_the_library_with_a_tiny_cache() {
     isolated("fsx_through_the_library_with_a_tiny_cache", |folder| {
         fsx_on_lower_file(folder, "256K", Way::Library, &[6]);
+    });
+}
+
+#[test]
+fn fsx_on_files_stored_compactly() {
+    isolated("fsx_on_files_stored_compactly", |folder| {
+        for (format, way, seed) in [("bcow-space", Way::Legacy, 7), ("bcow-performance", Way::Library, 8)] {
+            let own = folder.join(format);
+            fsx_on_lower_file_stored(&own, "256K", way, &[seed], format);
+        }
     });
 }
