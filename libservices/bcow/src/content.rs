@@ -67,22 +67,27 @@ impl File {
         }
         let length = (end - bytes.start) as usize;
         let written = self.put(bytes.start..end, &data[..length]);
-        let done = bytes.start + written.as_ref().map_or(0, |&count| count as u64);
-        for index in made {
-            let whole = index * unit >= bytes.start && (index + 1) * unit <= bytes.end;
-            let is_cut = whole && (index + 1) * unit > done;
-            if index * unit >= done {
+        let mut done = bytes.start + written.as_ref().map_or(0, |&count| count as u64);
+        for index in made.into_iter().rev() {
+            let (first, last) = (index * unit, (index + 1) * unit);
+            // Of a unit that was to be written whole, the rest may be something else.
+            let is_cut = first >= bytes.start && last <= bytes.end && last > done;
+            if is_cut {
+                done = done.min(first);
+            }
+            if first >= done {
                 self.unmake_unit(index);
-            } else if is_cut {
-                // Its room may have held something else, of which it was to be rid by being written.
-                self.put_zeros(done..(index + 1) * unit)?;
             }
         }
         if done > self.record.size {
             self.record.size = done;
             self.is_dirty = true;
         }
-        written
+        match written {
+            Ok(_) if done == bytes.start => Err(Errno::ENOSPC.into()),
+            Ok(_) => Ok((done - bytes.start) as usize),
+            Err(error) => Err(error),
+        }
     }
 
     /// Gives places to these bytes, with room for them on disk.

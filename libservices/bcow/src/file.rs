@@ -403,7 +403,9 @@ impl File {
             if size == 0 {
                 return self.empty();
             }
+            self.stale = (size < end).then_some(size);
             self.put_zeros(size..end)?;
+            self.stale = None;
             let blocks = self.record.unit_blocks();
             for (number, table) in &mut self.tables {
                 for at in 0..ENTRIES {

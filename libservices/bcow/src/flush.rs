@@ -181,7 +181,7 @@ impl Snapshot {
     /// The record with the size as it is by now: a truncation has stored that already.
     fn record_to_store(&self, file: &File) -> Record {
         let limit = if file.record.limit == u64::MAX { self.record.limit } else { file.record.limit };
-        Record { size: file.record.size, limit, ..self.record }
+        Record { size: file.record.size, limit, is_metacopy: file.record.is_metacopy, ..self.record }
     }
 }
 
