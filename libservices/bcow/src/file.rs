@@ -30,6 +30,8 @@ pub(crate) struct File {
     /// Bytes from here to the end of their unit may stand on disk that are not the file's: they were cut off, or never promised, before
     /// a crash.
     stale: Option<u64>,
+    /// How often all of it was thrown away: what was to be written of a time before must not be.
+    pub emptied: u64,
     /// Sectors that were cut by a crash are mended, and these were.
     mended: Option<u64>,
 }
@@ -91,6 +93,7 @@ impl File {
             // What lies beyond the limit is let go with the next flush.
             is_dirty: record.limit != u64::MAX && !below.read_only(),
             stale: None,
+            emptied: 0,
             mended: mend.then_some(0),
         };
         if record.limit == 0 {
@@ -429,6 +432,7 @@ impl File {
         let size = SetAttributes { size: Some(0), ..SetAttributes::default() };
         self.own.branch().setattr(&Caller::ROOT, self.node, &size, None)?;
         self.forget_all();
+        self.emptied += 1;
         // Where the old root was, which the stored record still names, nothing is put: there may be something then that looks like one.
         let end = match self.stored.root {
             Root::Table => 1,
@@ -452,7 +456,7 @@ impl File {
         Ok(())
     }
 
-    /// Has so many bytes be findable. A new root is on disk when this returns, and all it depends on.
+    /// Has so many bytes be findable. A new root comes to disk with the next flush; until then the old one counts there.
     pub fn have_reach(&mut self, bytes: u64) -> Result<()> {
         if bytes <= self.record.reach() {
             return Ok(());
@@ -488,7 +492,7 @@ impl File {
         Ok(())
     }
 
-    /// Finds the blocks that no table names.
+    /// Finds the blocks that no table names, those that are known already among them.
     fn find_free(&mut self) -> Result<()> {
         let numbers: Vec<u64> = self.tables_from(0).collect();
         let mut used: Vec<(u32, u32)> = Vec::new();
@@ -507,6 +511,7 @@ impl File {
         let freed = self.space.take_freed();
         used.extend(&freed);
         self.space.put_back_freed(freed);
+        self.space.forget_free();
         used.push((self.space.end(), 0));
         used.sort_unstable();
         let mut at = 0;

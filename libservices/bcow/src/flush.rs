@@ -49,6 +49,8 @@ struct Snapshot {
     root: Vec<Sector>,
     record: Record,
     freed: Vec<(u32, u32)>,
+    /// [`File::emptied`] at that time
+    emptied: u64,
 }
 
 impl Bcow {
@@ -104,7 +106,17 @@ impl Bcow {
         first
     }
 
-    /// Brings a file to disk. Whoever comes second waits for the first.
+    /// Brings a file to disk, with what was written where it had places already.
+    pub(crate) fn flush_with_data(&self, node: &Arc<Node>) -> Result<()> {
+        let own = match &*node.read() {
+            Content::Open(file) => Some(file.own.id()),
+            _ => None,
+        };
+        own.map_or(Ok(()), |own| self.below.fsync(ROOT, own, Durability::Data))?;
+        self.flush(node)
+    }
+
+    /// Brings tables of a file to disk, and the data that they name. Whoever comes second waits for the first.
     pub(crate) fn flush(&self, node: &Arc<Node>) -> Result<()> {
         let _flushing = lock(&node.flushing);
         let snapshot = {
@@ -116,9 +128,13 @@ impl Bcow {
             file.take_snapshot()?
         };
         match self.write_snapshot(node, &snapshot) {
-            Ok(()) => self.unseen(node, |file| file.settle(snapshot)),
+            Ok(()) => {
+                self.unseen(node, |file| if file.emptied == snapshot.emptied { file.settle(snapshot) } else { Ok(()) })
+            }
             Err(error) => {
-                if let Content::Open(file) = &mut *node.write() {
+                if let Content::Open(file) = &mut *node.write()
+                    && file.emptied == snapshot.emptied
+                {
                     file.put_back(snapshot);
                 }
                 Err(error)
@@ -136,25 +152,32 @@ impl Bcow {
         };
         // The data of every unit that the tables name.
         sync(Durability::Data)?;
-        self.unseen(node, |file| write_sectors(file, &snapshot.units))?;
-        let moves_root = self.unseen(node, |file| {
-            let moves = file.stored.root != snapshot.record.root;
-            // A table is named, and the limit lifted, when it is there.
-            if !snapshot.units.is_empty() {
-                self.below.fsync(ROOT, file.own.id(), Durability::Data)?;
-            }
-            write_sectors(file, &snapshot.root)?;
-            if !moves {
-                file.store(snapshot.record_to_store(file))?;
-            }
-            Ok(moves)
-        })?;
-        sync(Durability::All)?;
-        if moves_root {
-            self.unseen(node, |file| file.store(snapshot.record_to_store(file)))?;
-            sync(Durability::All)?;
+        self.write_sectors(node, snapshot, &snapshot.units)?;
+        // A table is named when it is there.
+        if !snapshot.units.is_empty() && !snapshot.root.is_empty() {
+            sync(Durability::Data)?;
         }
-        Ok(())
+        self.write_sectors(node, snapshot, &snapshot.root)?;
+        // The record counts on all of them when it names another root, or no longer says what they must not be believed.
+        let stored = node.read().stored();
+        if stored.is_some_and(|stored| stored.root != snapshot.record.root || stored.limit != u64::MAX) {
+            sync(Durability::Data)?;
+        }
+        self.unseen(node, |file| {
+            if file.emptied == snapshot.emptied { file.store(snapshot.record_to_store(file)) } else { Ok(()) }
+        })?;
+        sync(Durability::All)
+    }
+
+    fn write_sectors(&self, node: &Arc<Node>, snapshot: &Snapshot, sectors: &[Sector]) -> Result<()> {
+        if sectors.is_empty() {
+            return Ok(());
+        }
+        self.unseen(node, |file| {
+            // Where they were to stand, there may be something else by now.
+            let sectors = if file.emptied == snapshot.emptied { sectors } else { &[] };
+            sectors.iter().try_for_each(|sector| file.own.write_full(sector.offset, &sector.bytes))
+        })
     }
 
     /// Has something done to the file below that is no change that users see.
@@ -171,10 +194,6 @@ impl Bcow {
         node.changed.hide(before.changed, self.below.getattr(ROOT, node.id)?.changed);
         result
     }
-}
-
-fn write_sectors(file: &mut File, sectors: &[Sector]) -> Result<()> {
-    sectors.iter().try_for_each(|sector| file.own.write_full(sector.offset, &sector.bytes))
 }
 
 impl Snapshot {
@@ -195,7 +214,8 @@ impl File {
         self.record.limit = u64::MAX;
         self.record.has_freed = self.has_free();
         let freed = self.space().take_freed();
-        Ok(Snapshot { units: std::mem::take(units), root: std::mem::take(root), record: self.record, freed })
+        let (units, root) = (std::mem::take(units), std::mem::take(root));
+        Ok(Snapshot { units, root, record: self.record, freed, emptied: self.emptied })
     }
 
     /// The snapshot has reached the disk.

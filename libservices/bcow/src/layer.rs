@@ -120,7 +120,7 @@ impl Bcow {
         node.changed.see();
         self.queue_if_dirty(node);
         if open.flags.intersects(OpenFlags::DATA_SYNC | OpenFlags::FILE_SYNC) {
-            self.flush(node)?;
+            self.flush_with_data(node)?;
         }
         Ok(written)
     }

@@ -200,7 +200,6 @@ impl Bcow {
             }
             content.open(&self.below, node.id, true)?.read_all()?
         };
-        self.queue(&node);
         self.flush(&node)?;
         Ok(mended)
     }

@@ -49,6 +49,14 @@ impl Content {
         }
     }
 
+    /// The record that stands on disk, of one that is in use.
+    pub fn stored(&self) -> Option<Record> {
+        match self {
+            Content::Open(file) => Some(file.stored),
+            _ => None,
+        }
+    }
+
     /// The file of one of the format; sectors that were cut by a crash are damage, or mended.
     pub fn open(&mut self, below: &Branch, node: NodeId, mend: bool) -> Result<&mut File> {
         if let Content::Stored(record) = *self {

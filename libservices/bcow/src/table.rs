@@ -170,6 +170,12 @@ impl Space {
         }
     }
 
+    /// What is free is about to be found anew.
+    pub fn forget_free(&mut self) {
+        self.units.clear();
+        self.blocks.clear();
+    }
+
     /// Room that tables on disk may still name.
     pub fn free_later(&mut self, first: u32, blocks: u32) {
         self.freed.push((first, blocks));

@@ -140,3 +140,44 @@ fn content_survives_as_promised() {
         }
     }
 }
+
+#[test]
+fn what_was_cut_off_does_not_come_back_with_the_file_growing_again() {
+    for layout in [Layout::Performance, Layout::Space] {
+        for seed in 0..20_u64 {
+            let recorder = Recorder::new();
+            let bcow = layer(recorder.clone(), layout, Files::All);
+            let handle = create(&*bcow, "f");
+            // The whole of the last region goes with its table.
+            for offset in [0, 3 << 20, 5 << 20] {
+                write(&*bcow, handle, offset, &[7; 8192]);
+            }
+            sync(&*bcow, handle);
+            resize(&*bcow, "f", 1 << 20);
+            let cut = recorder.len();
+            resize(&*bcow, "f", 6 << 20);
+            sync(&*bcow, handle);
+            for count in cut..=recorder.len() {
+                let what = format!("{layout:?}, seed {seed}, change {count}");
+                let content = shown(recorder.crashed(count, seed ^ count as u64), layout, &what);
+                assert!(content[..8192] == [7; 8192] && content[8192..].iter().all(|&byte| byte == 0), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_written_synchronously_is_on_disk() {
+    let recorder = Recorder::new();
+    let bcow = layer(recorder.clone(), Layout::Space, Files::All);
+    let handle = create(&*bcow, "f");
+    write(&*bcow, handle, 0, &[1; 8192]);
+    sync(&*bcow, handle);
+    let flags = OpenFlags::READ_WRITE | OpenFlags::DATA_SYNC;
+    let synchronous = bcow.open(ROOT, node(&*bcow, "f"), flags).expect("opened");
+    write(&*bcow, synchronous, 4096, &[2; 4096]);
+    for seed in 0..10 {
+        let content = shown(recorder.crashed(recorder.len(), seed), Layout::Space, "at the end");
+        assert!(content[..4096] == [1; 4096] && content[4096..] == [2; 4096], "seed {seed}");
+    }
+}

@@ -82,6 +82,35 @@ fn what_is_punched_or_cut_off_is_used_again_also_by_the_next_layer() {
 }
 
 #[test]
+fn no_room_is_given_twice() {
+    let memory = Memory::new();
+    let bcow = layer(memory.clone(), Layout::Space, Files::Grown);
+    let handle = create(&*bcow, "f");
+    resize(&*bcow, "f", 1 << 20);
+    let fill = |bcow: &dyn Libservice, handle, blocks: std::ops::Range<u64>| {
+        blocks.for_each(|block| write(bcow, handle, block * BLOCK, &[block as u8; BLOCK as usize]));
+        sync(bcow, handle);
+    };
+    let punch = |bcow: &dyn Libservice, handle, first: u64| {
+        let mode = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+        bcow.fallocate(ROOT, handle, mode, first * BLOCK, 10 * BLOCK).expect("punched");
+        sync(bcow, handle);
+    };
+    fill(&*bcow, handle, 0..100);
+    punch(&*bcow, handle, 10);
+    bcow.release(handle);
+    drop(bcow);
+    // What was free before is found when room is needed first, and some is known by then.
+    let bcow = layer(memory, Layout::Space, Files::Grown);
+    let handle = open(&*bcow, "f");
+    punch(&*bcow, handle, 50);
+    fill(&*bcow, handle, 100..150);
+    for block in (0..150).filter(|block| !(10..20).contains(block) && !(50..60).contains(block)) {
+        assert_eq!(read(&*bcow, handle, block * BLOCK, BLOCK as usize), [block as u8; BLOCK as usize], "{block}");
+    }
+}
+
+#[test]
 fn a_file_outgrows_its_table_and_its_root() {
     for layout in [Layout::Performance, Layout::Space] {
         let memory = Memory::new();

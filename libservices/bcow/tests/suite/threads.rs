@@ -4,6 +4,7 @@ use crate::support::*;
 use poolfs_bcow::Layout;
 use poolfs_libservice::types::AllocateMode;
 use poolfs_libservice::{Libservice, Memory};
+use poolfs_local::{Local, LocalOptions};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const BLOCK: u64 = 4096;
@@ -70,5 +71,49 @@ fn threads_do_not_lose_each_others_blocks() {
         }
         let room = stat(&*memory, "f").size;
         assert!(room <= 2 * BLOCKS * BLOCK, "{layout:?}: {room} bytes for {BLOCKS} blocks");
+    }
+}
+
+/// Ends a thread that goes on until this is set, also when the test fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_file_is_emptied_and_filled_while_it_is_brought_to_disk() {
+    for seed in 0..3 {
+        // Of which bringing something to disk takes its time.
+        let place = tempfile::tempdir().expect("a directory");
+        let local = Local::open(place.path(), LocalOptions::default()).expect("opened");
+        let bcow = layer(local, Layout::Space, Files::Grown);
+        let handle = create(&*bcow, "f");
+        resize(&*bcow, "f", 24 << 20);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    sync(&*bcow, handle);
+                }
+            });
+            let _end = End(&done);
+            let mut random = Random(seed);
+            for round in 0..60_u8 {
+                resize(&*bcow, "f", 0);
+                resize(&*bcow, "f", 24 << 20);
+                let blocks: Vec<u64> = (0..60).map(|_| random.below(6000)).collect();
+                for &block in &blocks {
+                    write(&*bcow, handle, block * BLOCK, &[round + 1; BLOCK as usize]);
+                }
+                for &block in &blocks {
+                    let seen = read(&*bcow, handle, block * BLOCK, BLOCK as usize);
+                    assert_eq!(seen, [round + 1; BLOCK as usize], "seed {seed}, round {round}, block {block}");
+                }
+            }
+        });
+        bcow.release(handle);
     }
 }
