@@ -62,7 +62,8 @@ pub fn fill(table: &mut Table, scratch: &mut Scratch, file: i32) -> Option<()> {
         };
         table.add(&new).ok()
     };
-    for_each_line(file, piece, &mut ours)?;
+    let mut lines = Lines::of(file, piece);
+    lines.for_each(&mut ours)?;
     let instances = table.points().len();
     let mut others = |line: &Line<'_>| -> Option<()> {
         let known = &table.points()[..instances];
@@ -89,7 +90,7 @@ pub fn fill(table: &mut Table, scratch: &mut Scratch, file: i32) -> Option<()> {
         };
         table.add(&new).ok()
     };
-    if instances > 0 { for_each_line(file, piece, &mut others) } else { Some(()) }
+    if instances > 0 { lines.for_each(&mut others) } else { Some(()) }
 }
 
 /// Whether a path really leads to the mount, for this process: nothing is mounted over it, and it may search what
@@ -102,35 +103,69 @@ fn is_reached(point: &mut [u8; PATH_BYTES], length: usize, id: u64) -> bool {
     raw::statx(sys::AT_FDCWD, path, flags).is_ok_and(|found| found.stx_mnt_id == id)
 }
 
-fn for_each_line(file: i32, piece: &mut [u8; PIECE], take: &mut dyn FnMut(&Line<'_>) -> Option<()>) -> Option<()> {
-    raw::seek(file, 0, sys::SEEK_SET).ok()?;
-    let mut held = 0;
-    let mut taken = false;
-    loop {
-        let got = raw::read(file, piece.get_mut(held..)?).ok()?;
-        if got == 0 {
-            return if held == 0 { Some(()) } else { None };
-        }
-        held += got;
-        let mut start = 0;
-        while let Some(length) = piece[start..held].iter().position(|&byte| byte == b'\n') {
-            if !taken {
-                // A line this reader does not understand is no mount of ours, but may be in the way of one.
-                take(&parse_line(&piece[start..start + length])?)?;
-            }
-            taken = false;
-            start += length + 1;
-        }
-        if start == 0 && held == PIECE {
-            if !taken {
-                take(&parse_line(&piece[..held])?)?;
-            }
-            taken = true;
-            start = held;
-        }
-        piece.copy_within(start..held, 0);
-        held -= start;
+/// The lines of the file, which is read once only when there is room for all of it: the kernel goes through every mount of the machine
+/// each time, also those that this process cannot reach.
+struct Lines<'a> {
+    file: i32,
+    piece: &'a mut [u8; PIECE],
+    /// Bytes of the whole file, which is in `piece`.
+    whole: Option<usize>,
+}
+
+impl<'a> Lines<'a> {
+    fn of(file: i32, piece: &'a mut [u8; PIECE]) -> Self {
+        Self { file, piece, whole: None }
     }
+
+    fn for_each(&mut self, take: &mut dyn FnMut(&Line<'_>) -> Option<()>) -> Option<()> {
+        let mut taken = false;
+        if let Some(length) = self.whole {
+            return (take_lines(&self.piece[..length], &mut taken, take)? == length).then_some(());
+        }
+        raw::seek(self.file, 0, sys::SEEK_SET).ok()?;
+        let mut is_begin = true;
+        let mut held = 0;
+        loop {
+            let has_ended = loop {
+                let room = self.piece.get_mut(held..)?;
+                if room.is_empty() {
+                    break false;
+                }
+                match raw::read(self.file, room).ok()? {
+                    0 => break true,
+                    got => held += got,
+                }
+            };
+            let mut start = take_lines(&self.piece[..held], &mut taken, take)?;
+            if has_ended {
+                self.whole = is_begin.then_some(held);
+                return (start == held).then_some(());
+            }
+            if start == 0 {
+                if !taken {
+                    take(&parse_line(&self.piece[..])?)?;
+                }
+                taken = true;
+                start = held;
+            }
+            self.piece.copy_within(start..held, 0);
+            held -= start;
+            is_begin = false;
+        }
+    }
+}
+
+/// Has the whole lines taken, but for the first if that was `taken` already; the bytes they are.
+fn take_lines(bytes: &[u8], taken: &mut bool, take: &mut dyn FnMut(&Line<'_>) -> Option<()>) -> Option<usize> {
+    let mut start = 0;
+    while let Some(length) = bytes[start..].iter().position(|&byte| byte == b'\n') {
+        if !core::mem::replace(taken, false) {
+            // A line this reader does not understand is no mount of ours, but may be in the way of one.
+            take(&parse_line(&bytes[start..start + length])?)?;
+        }
+        start += length + 1;
+    }
+    Some(start)
 }
 
 /// `36 35 98:0 /root /point rw,noatime shared:1 - type source options`
@@ -235,12 +270,41 @@ mod tests {
         writeln!(file, "21 1 0:6 / /mnt/a rw - fuse.poolfs poolfs:a rw,user_id=0,group_id=0").expect("written");
         let mut lines = std::vec::Vec::new();
         let mut piece = std::boxed::Box::new([0; PIECE]);
-        for_each_line(file.as_file().as_raw_fd(), &mut piece, &mut |line| {
-            lines.push((line.id, line.instance.is_some()));
-            Some(())
-        })
-        .expect("readable");
-        assert_eq!(lines, [(20, false), (21, true)]);
+        let mut read = Lines::of(file.as_file().as_raw_fd(), &mut piece);
+        for _ in 0..2 {
+            let mut push = |line: &Line<'_>| {
+                lines.push((line.id, line.instance.is_some()));
+                Some(())
+            };
+            read.for_each(&mut push).expect("readable");
+        }
+        assert_eq!(lines, [(20, false), (21, true)].repeat(2));
+        assert_eq!(read.whole, None);
+    }
+
+    #[test]
+    fn what_there_is_room_for_is_read_once() {
+        for (count, is_once) in [(0, true), (300, true), (500, false)] {
+            let mut file = tempfile::NamedTempFile::new().expect("a file");
+            for id in 0..count {
+                writeln!(file, "{id:03} 1 0:5 / /mnt/{id:03} rw - tmpfs tmpfs rw").expect("written");
+            }
+            let mut piece = std::boxed::Box::new([0; PIECE]);
+            let mut read = Lines::of(file.as_file().as_raw_fd(), &mut piece);
+            let mut again = |is_there: bool| {
+                let mut ids = std::vec::Vec::new();
+                let mut push = |line: &Line<'_>| {
+                    ids.push(line.id);
+                    Some(())
+                };
+                read.for_each(&mut push).expect("readable");
+                assert_eq!(ids, if is_there { (0..count).collect() } else { std::vec![] });
+            };
+            again(true);
+            again(true);
+            file.as_file().set_len(0).expect("emptied");
+            again(is_once);
+        }
     }
 
     #[test]
@@ -248,11 +312,11 @@ mod tests {
         let file = raw::open_read(c"/proc/self/mountinfo").expect("mountinfo");
         let mut piece = std::boxed::Box::new([0; PIECE]);
         let mut lines = 0;
-        for_each_line(file, &mut piece, &mut |_| {
+        let mut count = |_: &Line<'_>| {
             lines += 1;
             Some(())
-        })
-        .expect("readable");
+        };
+        Lines::of(file, &mut piece).for_each(&mut count).expect("readable");
         raw::close(file);
         assert!(lines > 0);
     }
