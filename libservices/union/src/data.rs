@@ -36,7 +36,7 @@ fn has_list(layer: &dyn Libservice, node: NodeId) -> Result<bool> {
 }
 
 /// Reads `buffer.len()` bytes at `offset` as the sketch has them below `size`; what no file has is zero.
-fn read_runs(sketch: &Sketch, map: &Map, files: &Files, offset: u64, buffer: &mut [u8]) -> Result<()> {
+pub(crate) fn read_runs(sketch: &Sketch, map: &Map, files: &Files, offset: u64, buffer: &mut [u8]) -> Result<()> {
     let end = offset + buffer.len() as u64;
     let lower_blocks = sketch.lower_blocks();
     let mut at = offset;

@@ -51,6 +51,7 @@ impl Libservice for Union {
         changes: &SetAttributes,
         handle: Option<HandleId>,
     ) -> Result<Attributes> {
+        let _change = self.change();
         let node = self.node(node)?;
         let file = handle.map(|handle| self.handles.get(handle)).transpose()?;
         self.set_attributes(caller, &node, changes, file.as_deref())
@@ -74,6 +75,7 @@ impl Libservice for Union {
         permissions: u32,
         flags: OpenFlags,
     ) -> Result<(Entry, HandleId)> {
+        let _change = self.change();
         let _names = self.names_mut();
         let parent = self.parent_of_new(parent, name.as_bytes())?;
         let (entry, opened) = self.make(caller, &parent, name, New::File(permissions, flags))?;
@@ -91,6 +93,7 @@ impl Libservice for Union {
         permissions: u32,
         flags: OpenFlags,
     ) -> Result<(Entry, HandleId)> {
+        let _change = self.change();
         let _names = self.names_mut();
         let parent = self.node(parent)?;
         if !parent.is_directory() {
@@ -111,24 +114,28 @@ impl Libservice for Union {
         permissions: u32,
         device: u32,
     ) -> Result<Entry> {
+        let _change = self.change();
         let _names = self.names_mut();
         let parent = self.parent_of_new(parent, name.as_bytes())?;
         Ok(self.make(caller, &parent, name, New::Special(file_type, permissions, device))?.0)
     }
 
     fn mkdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>, permissions: u32) -> Result<Entry> {
+        let _change = self.change();
         let _names = self.names_mut();
         let parent = self.parent_of_new(parent, name.as_bytes())?;
         Ok(self.make(caller, &parent, name, New::Directory(permissions))?.0)
     }
 
     fn symlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        let _change = self.change();
         let _names = self.names_mut();
         let parent = self.parent_of_new(parent, name.as_bytes())?;
         Ok(self.make(caller, &parent, name, New::Symlink(target))?.0)
     }
 
     fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        let _change = self.change();
         let _names = self.names_mut();
         let node = self.node(node)?;
         let parent = self.parent_of_new(parent, name.as_bytes())?;
@@ -136,6 +143,7 @@ impl Libservice for Union {
     }
 
     fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
+        let _change = self.change();
         let _names = self.names_mut();
         let parent = self.node(parent)?;
         if !parent.is_directory() {
@@ -145,6 +153,7 @@ impl Libservice for Union {
     }
 
     fn rmdir(&self, _: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
+        let _change = self.change();
         let names = self.names_mut();
         let parent = self.node(parent)?;
         if !parent.is_directory() {
@@ -165,6 +174,7 @@ impl Libservice for Union {
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
+        let _change = self.change();
         let names = self.names_mut();
         let (parent, new_parent) = (self.node(parent)?, self.node(new_parent)?);
         if !parent.is_directory() || !new_parent.is_directory() {
@@ -185,6 +195,7 @@ impl Libservice for Union {
             FileType::Symlink => return fail(Errno::ELOOP),
             _ => return fail(Errno::ENXIO),
         }
+        let _change = flags.contains(OpenFlags::TRUNCATE).then(|| self.change());
         self.open_regular(caller, &node, flags).inspect_err(|_| self.close_unused(&node))
     }
 
@@ -201,6 +212,7 @@ impl Libservice for Union {
         if !file.flags.writable() {
             return fail(Errno::EBADF);
         }
+        let _change = self.change();
         self.write_file(caller, &file, offset, data)
     }
 
@@ -209,6 +221,7 @@ impl Libservice for Union {
         if !file.flags.writable() {
             return fail(Errno::EBADF);
         }
+        let _change = self.change();
         self.allocate(caller, &file, mode, offset, length)
     }
 
@@ -292,6 +305,7 @@ impl Libservice for Union {
     }
 
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        let _change = self.change();
         self.set_xattr(caller, &self.node(node)?, name, value, flags)
     }
 
@@ -300,6 +314,7 @@ impl Libservice for Union {
     }
 
     fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
+        let _change = self.change();
         self.remove_xattr(caller, &self.node(node)?, name)
     }
 
@@ -357,6 +372,7 @@ impl Libservice for Union {
         {
             return fail(Errno::EINVAL);
         }
+        let _change = self.change();
         if let (Some(from), Some(upper)) = (self.plain_upper(&from)?, self.plain_upper(&to)?) {
             let count = self.upper.copy_range(caller, from.id(), source_offset, upper.id(), target_offset, length)?;
             if count > 0 {

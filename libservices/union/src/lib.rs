@@ -10,7 +10,8 @@
 //! **Order.** Bits reach the disk after the data of their blocks, names of the copy-up before the fsync that needs them
 //! returns. Every change of names is one rename of the upper branch, or a sequence whose steps are each allowed results.
 //!
-//! **Locks.** In this order: the namespace lock (lookups share it, changes of names and copy-ups own it), a node's flush
+//! **Locks.** In this order: the lock of changes (whoever changes what is shown shares it, who has to see one state of all owns it), the
+//! namespace lock (lookups share it, changes of names and copy-ups own it), a node's flush
 //! lock, a node's state, the tables of nodes and handles. Reads and writes of file content take a node's state only.
 //!
 //! **Assumptions.** Lower branches do not change while they are part of a union; a lower file that did is noticed by size
@@ -25,7 +26,9 @@ mod branch;
 mod changes;
 mod copyup;
 mod data;
+mod differences;
 mod durable;
+mod flatten;
 mod format;
 mod handles;
 mod inode;
@@ -44,6 +47,8 @@ mod temporary;
 mod transit;
 mod work;
 
+pub use differences::{ChangesHeld, Difference, Relation, Visit};
+pub use flatten::Flattened;
 pub use shown::SharedMemory;
 pub use statistics::{Damage, Statistics};
 
@@ -111,6 +116,8 @@ pub struct Union {
     work: work::Work,
     nodes: Nodes,
     handles: handles::Handles,
+    /// shared by whoever changes what is shown, for as long as that takes; owned by whoever has to see one state of all
+    changing: RwLock<()>,
     namespace: RwLock<()>,
     dirty: durable::Dirty,
     dirty_sketches_max: usize,
@@ -161,6 +168,7 @@ impl Union {
             work,
             nodes,
             handles: handles::Handles::default(),
+            changing: RwLock::new(()),
             namespace: RwLock::new(()),
             dirty: durable::Dirty::default(),
             dirty_sketches_max: dirty_sketches_max.max(1),

@@ -16,3 +16,4 @@ mod support;
 mod threads;
 mod times;
 mod transit;
+mod trees;

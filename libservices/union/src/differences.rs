@@ -1,0 +1,282 @@
+//! In what a union differs from its lower branches: names, and parts of files.
+
+use crate::node::{Content, Node};
+use crate::resolve::{LowerFound, Referenced};
+use crate::sketch::{BLOCK, Sketch};
+use crate::{Union, branch, work};
+use poolfs_libservice::{Error, Opened, Result, fail};
+use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo};
+use std::collections::BTreeSet;
+use std::ops::{ControlFlow, Range};
+use std::sync::{Arc, PoisonError, RwLockReadGuard, RwLockWriteGuard};
+
+const ROOT: &Caller = &Caller::ROOT;
+
+/// What differs under a name.
+#[derive(Clone, Copy, Debug)]
+pub enum Difference<'a> {
+    /// The lower branches have something there, and the union has nothing.
+    Removed,
+    /// The union has something of its own there.
+    Object {
+        /// Its number, which is good while it is told of.
+        node: NodeId,
+        /// What the union shows of it.
+        attributes: &'a Attributes,
+        /// What the lower branches have there.
+        relation: Relation,
+    },
+}
+
+/// How an object of the union stands to what the lower branches have under its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// They have nothing.
+    Added,
+    /// It is theirs, with other attributes or another content; of a directory, perhaps only because something in it differs.
+    Changed,
+    /// They have another object. Nothing that they have in a directory of this name is in this one.
+    Replaced,
+}
+
+/// Told of each difference, with its path; whether to go on.
+pub type Visit<'a> = dyn FnMut(&[u8], Difference<'_>) -> Result<ControlFlow<()>> + 'a;
+
+/// As long as it is there, nobody changes what the union shows: who wants to waits.
+pub struct ChangesHeld<'a>(#[expect(dead_code, reason = "the lock is what it is for")] RwLockWriteGuard<'a, ()>);
+
+/// Which names of a directory are told of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Below {
+    /// The lower branches have it at the same path: what differs from what they have there.
+    Same,
+    /// They have nothing there: all it shows.
+    Nothing,
+}
+
+/// A directory on the way.
+struct Entered<'a> {
+    node: Arc<Node>,
+    /// what keeps the node, of all but the root
+    _reference: Option<Referenced<'a>>,
+    path: Vec<u8>,
+    /// those still to be looked at, the last first
+    names: Vec<Vec<u8>>,
+    below: Below,
+    is_told: bool,
+}
+
+impl Union {
+    /// Whoever is about to change what the union shows holds this while doing so.
+    pub(crate) fn change(&self) -> RwLockReadGuard<'_, ()> {
+        self.changing.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for all changes under way, and has those that come wait.
+    #[must_use]
+    pub fn hold_changes(&self) -> ChangesHeld<'_> {
+        ChangesHeld(self.changing.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Tells `visit` of everything in which the union differs from its lower branches, each directory before what is in it, the root first of all and
+    /// names in order; paths are from the root, without a leading slash. What is changed meanwhile is told of as it was, as it is, or not at all.
+    ///
+    /// # Errors
+    /// Those of `visit`, and what the branches answer.
+    pub fn differences(&self, visit: &mut Visit<'_>) -> Result<()> {
+        // A file with several lower names may have changed under names that are in no upper directory.
+        let has_links = !work::list(&self.upper, self.work.index.node())?.is_empty();
+        let root = self.node(NodeId::ROOT)?;
+        let mut way = vec![self.enter(root, None, Vec::new(), Below::Same, has_links, false)?];
+        if self.tell_of(&mut way, visit)?.is_break() {
+            return Ok(());
+        }
+        while let Some(directory) = way.last_mut() {
+            let Some(name) = directory.names.pop() else {
+                way.pop();
+                continue;
+            };
+            let path = branch::join(&directory.path, &name).to_vec();
+            let parent = directory.node.clone();
+            let (child, relation, attributes) = {
+                let _names = self.names();
+                let lower = match directory.below {
+                    Below::Same => self.search_name(&parent.read(), &name)?,
+                    Below::Nothing => LowerFound::default(),
+                };
+                match self.child(&parent, &name)? {
+                    None if lower.attributes.is_some() => (None, Relation::Added, None),
+                    None => continue,
+                    Some(child) => {
+                        let is_told = child.upper().is_some() || directory.below == Below::Nothing;
+                        let attributes = if is_told { Some(self.attributes(ROOT, &child)?) } else { None };
+                        let relation = self.relation(&child, &lower)?;
+                        (Some(child), relation, attributes)
+                    }
+                }
+            };
+            let is_told = child.is_none() || attributes.is_some();
+            if is_told && self.tell_of(&mut way, visit)?.is_break() {
+                return Ok(());
+            }
+            let told = match (&child, &attributes) {
+                (None, _) => visit(&path, Difference::Removed)?,
+                (Some(child), Some(attributes)) => {
+                    visit(&path, Difference::Object { node: child.id, attributes, relation })?
+                }
+                (Some(_), None) => ControlFlow::Continue(()),
+            };
+            if told.is_break() {
+                return Ok(());
+            }
+            if let Some(child) = child
+                && child.is_directory()
+            {
+                let below = if relation == Relation::Changed { Below::Same } else { Below::Nothing };
+                let node = Arc::clone(&child);
+                way.push(self.enter(node, Some(child), path, below, has_links, is_told)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells of the directories on the way of which it was not done yet, as there was nothing to tell of in them.
+    fn tell_of(&self, way: &mut [Entered<'_>], visit: &mut Visit<'_>) -> Result<ControlFlow<()>> {
+        for directory in way.iter_mut().filter(|directory| !directory.is_told) {
+            directory.is_told = true;
+            let attributes = {
+                let _names = self.names();
+                self.attributes(ROOT, &directory.node)?
+            };
+            let (node, relation) = (directory.node.id, Relation::Changed);
+            if visit(&directory.path, Difference::Object { node, attributes: &attributes, relation })?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn enter<'a>(
+        &'a self,
+        node: Arc<Node>,
+        reference: Option<Referenced<'a>>,
+        path: Vec<u8>,
+        below: Below,
+        has_links: bool,
+        is_told: bool,
+    ) -> Result<Entered<'a>> {
+        let mut names = BTreeSet::new();
+        if below == Below::Same
+            && let Some(upper) = node.upper()
+        {
+            names.extend(work::list(&self.upper, upper.node())?.into_iter().map(|(name, _)| name));
+        }
+        if below == Below::Nothing || has_links {
+            let _names = self.names();
+            names.extend(self.shown_names(&node)?);
+        }
+        let names = names.into_iter().rev().collect();
+        Ok(Entered { node, _reference: reference, path, names, below, is_told })
+    }
+
+    /// How `node` stands to what was found below under its name.
+    fn relation(&self, node: &Node, found: &LowerFound) -> Result<Relation> {
+        let (Some(top), Some(lower)) = (found.nodes.first(), &found.attributes) else { return Ok(Relation::Added) };
+        let is_same = if node.is_directory() {
+            let state = node.read();
+            let first = state.lowers.first();
+            first.is_some_and(|first| (first.layer, first.held.node()) == (top.layer, top.held.node()))
+        } else {
+            let origin = self.origin_of(node)?;
+            origin.is_some_and(|(layer, attributes)| (layer, attributes.inode) == (top.layer, lower.inode))
+        };
+        Ok(if is_same { Relation::Changed } else { Relation::Replaced })
+    }
+
+    /// The lower object that a node is or was, if it still can be told.
+    fn origin_of(&self, node: &Node) -> Result<Option<(usize, Attributes)>> {
+        match self.lower_file(node) {
+            // Not copied up.
+            Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => Ok(None),
+            other => other,
+        }
+    }
+
+    /// Parts of a regular file, from `from` on and in order, whose bytes are not the lower branches': those that have been written since, or
+    /// are new. Whole blocks, cut at the file's end; at most `most` of them, which must not be 0. Holes of files that are not the lower branches' are left out.
+    ///
+    /// # Errors
+    /// `ESTALE` for a node that is no more, `EINVAL` for one that is no regular file, `EIO` for a damaged one; what the branches answer.
+    pub fn changed_parts(&self, node: NodeId, from: u64, most: usize) -> Result<Vec<Range<u64>>> {
+        let node = self.node(node)?;
+        if node.file_type != FileType::Regular {
+            return fail(Errno::EINVAL);
+        }
+        let mut state = node.write();
+        let Some(held) = state.upper.clone() else { return Ok(Vec::new()) };
+        let size = self.upper.getattr(ROOT, held.node())?.size;
+        self.load_locked(&node, &mut state)?;
+        let parts = match &state.content {
+            _ if from >= size => Ok(Vec::new()),
+            Content::Sketch(sketch) => moved_parts(sketch, from..size, most),
+            Content::Plain => {
+                let file = Opened::file(&self.upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
+                data_parts(&file, from..size, most)
+            }
+            Content::Damaged(cause) => Err(self.damaged(&node, cause)),
+        };
+        drop(state);
+        self.close_unused(&node);
+        parts
+    }
+}
+
+fn moved_parts(sketch: &Sketch, bytes: Range<u64>, most: usize) -> Result<Vec<Range<u64>>> {
+    let (map, _) = sketch.parts()?;
+    let limit = sketch.record.limit;
+    // Where the lower file was cut off, something else has taken the place of the rest of a block.
+    let lower_end = if limit < sketch.origin.size { limit / BLOCK } else { sketch.lower_blocks() };
+    let end = bytes.end.div_ceil(BLOCK);
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    let mut block = bytes.start / BLOCK;
+    while block < end {
+        let first = block;
+        let is_changed = block >= lower_end || map.bitmap.moved(block) || sketch.transit.any(block..block + 1);
+        // Of those that are in one state, as many as can be told at once.
+        block = if block >= lower_end {
+            end
+        } else if sketch.transit.any(block..lower_end) {
+            block + 1
+        } else {
+            map.bitmap.run_end(block, lower_end.min(end), is_changed)
+        };
+        if !is_changed {
+            continue;
+        }
+        let part = (first * BLOCK).max(bytes.start)..(block * BLOCK).min(bytes.end);
+        let is_full = parts.len() == most;
+        match parts.last_mut().filter(|last| last.end == part.start) {
+            Some(last) => last.end = part.end,
+            None if is_full => break,
+            None => parts.push(part),
+        }
+    }
+    Ok(parts)
+}
+
+fn data_parts(file: &Opened, bytes: Range<u64>, most: usize) -> Result<Vec<Range<u64>>> {
+    let mut parts = Vec::new();
+    let mut at = bytes.start;
+    let beyond = |error: Error| if error == Errno::ENXIO { Ok(bytes.end) } else { Err(error) };
+    while at < bytes.end && parts.len() < most {
+        let start = file.branch().seek(ROOT, file.id(), at, SeekTo::Data).or_else(beyond)?;
+        if start >= bytes.end {
+            break;
+        }
+        let end = file.branch().seek(ROOT, file.id(), start, SeekTo::Hole).or_else(beyond)?;
+        let part = (start - start % BLOCK).max(bytes.start)..end.next_multiple_of(BLOCK).min(bytes.end);
+        at = part.end.max(at + 1);
+        parts.push(part);
+    }
+    Ok(parts)
+}
