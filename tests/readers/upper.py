@@ -62,18 +62,33 @@ class Compact(Plain):
 
     def __init__(self, path, record):
         super().__init__(path)
-        check(len(record) == 64 and record[:4] == b"PFBC", "no record of a compact file")
+        check(len(record) >= 64 and record[:4] == b"PFBC", "no record of a compact file")
         version, self.shift, levels = struct.unpack_from("<HBB", record, 4)
-        check(version == 1 and levels in (1, 2), "a record of another version")
-        check(crc32c(record[:60], bytes(4)) == struct.unpack_from("<I", record, 60)[0], "a record with a wrong sum")
+        check(version == 1 and levels in (0, 1, 2), "a record of another version")
+        check(crc32c(record[:60], bytes(4), record[64:]) == struct.unpack_from("<I", record, 60)[0], "a record with a wrong sum")
         self.tag, self.size, self.limit = struct.unpack_from("<QQQ", record, 8)
         first, blocks = struct.unpack_from("<II", record, 32)
+        (count,) = struct.unpack_from("<H", record, 42)
+        check(len(record) == 64 + 8 * count and count <= (0 if levels else 40), "a record with a wrong number of places")
         self.tables = {}
-        if levels == 1:
+        if levels == 0:
+            self.take_places(struct.iter_unpack("<II", record[64:]))
+            self.places = {}
+        elif levels == 1:
             self.places = {0: 0}
         else:
             root = [self.table(True, number, first + number) for number in range(blocks)]
             self.places = {at * self.ENTRIES + entry: block for at, table in enumerate(root) for entry, block in table.items()}
+
+    def take_places(self, places):
+        """Has the places of a record in tables, as if they stood there."""
+        places = list(places)
+        units, blocks = [place[0] for place in places], sorted(place[1] for place in places)
+        check(all(a < b for a, b in zip(units, units[1:] + [1024 * self.ENTRIES**2])), "places in another order, or of no unit")
+        check(all(b - a >= 1 << self.shift - 12 for a, b in zip(blocks, blocks[1:])) and 0 not in blocks, "places that overlap")
+        for unit, block in places:
+            number, entry = divmod(unit, self.ENTRIES)
+            self.tables.setdefault(number, {})[entry] = block
 
     def table(self, is_root, number, block):
         seed = struct.pack("<QQ", self.tag, number | is_root << 63)

@@ -121,9 +121,8 @@ fn a_touched_block_of_a_file_takes_few() {
                     .sum()
             };
             let taken = taken(&upper) + taken(&upper.join(".poolfs/bitmaps"));
-            // The block itself, the file's attributes and the bitmap; and the table, where there is one.
-            let most = if format == "sparse" { 3 } else { 4 };
-            assert!(taken <= most * 4096 * FILES, "{format}: {taken} bytes for {FILES} files");
+            // The block itself, the file's attributes and the bitmap.
+            assert!(taken <= 3 * 4096 * FILES, "{format}: {taken} bytes for {FILES} files");
         }
     });
 }

@@ -143,7 +143,7 @@ impl File {
             } else {
                 self.put_zeros(at..end)?;
             }
-            at = self.next_table_with_units(end);
+            at = self.next_with_units(end);
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl File {
         let mut at = offset;
         while at < self.record.size {
             if has_place {
-                at = self.next_table_with_units(at).max(at);
+                at = self.next_with_units(at).max(at);
                 if at >= self.record.size {
                     break;
                 }

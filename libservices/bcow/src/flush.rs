@@ -1,13 +1,13 @@
-//! Bringing files to disk: data, then the tables that name it, then what names those; and the thread that does it from time to time
+//! Bringing files to disk: data, then the places that name it, then what names those; and the thread that does it from time to time
 //! for files nobody syncs.
 
 use crate::Bcow;
 use crate::file::File;
-use crate::format::{Level, Record};
+use crate::format::{Level, Record, Root};
 use crate::nodes::{Content, Node, lock};
 use crate::table::Sector;
 use poolfs_libservice::{Durability, Result};
-use poolfs_types::{Caller, SetAttributes, SetTime};
+use poolfs_types::{Caller, Errno, SetAttributes, SetTime};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -48,7 +48,6 @@ struct Snapshot {
     units: Vec<Sector>,
     root: Vec<Sector>,
     record: Record,
-    freed: Vec<(u32, u32)>,
     /// [`File::emptied`] at that time
     emptied: u64,
 }
@@ -116,28 +115,33 @@ impl Bcow {
         self.flush(node)
     }
 
-    /// Brings tables of a file to disk, and the data that they name. Whoever comes second waits for the first.
+    /// Brings places of a file to disk, and the data that they name. Whoever comes second waits for the first.
     pub(crate) fn flush(&self, node: &Arc<Node>) -> Result<()> {
         let _flushing = lock(&node.flushing);
-        let snapshot = {
-            let mut content = node.write();
-            let Content::Open(file) = &mut *content else { return Ok(()) };
-            if !file.is_dirty {
-                return Ok(());
-            }
-            file.take_snapshot()?
-        };
-        match self.write_snapshot(node, &snapshot) {
-            Ok(()) => {
-                self.unseen(node, |file| if file.emptied == snapshot.emptied { file.settle(snapshot) } else { Ok(()) })
-            }
-            Err(error) => {
-                if let Content::Open(file) = &mut *node.write()
-                    && file.emptied == snapshot.emptied
-                {
-                    file.put_back(snapshot);
+        loop {
+            let snapshot = {
+                let mut content = node.write();
+                let Content::Open(file) = &mut *content else { return Ok(()) };
+                if !file.is_dirty {
+                    return Ok(());
                 }
-                Err(error)
+                file.take_snapshot()?
+            };
+            let written = self.write_snapshot(node, &snapshot);
+            let is_of_now = |file: &File| file.emptied == snapshot.emptied;
+            let Err(error) = written else {
+                return self.unseen(node, |file| if is_of_now(file) { file.settle() } else { Ok(()) });
+            };
+            let mut has_tables_now = false;
+            if let Content::Open(file) = &mut *node.write()
+                && is_of_now(file)
+            {
+                file.put_back(&snapshot);
+                let was_inline = matches!(snapshot.record.root, Root::Inline(_));
+                has_tables_now = was_inline && !matches!(file.record.root, Root::Inline(_));
+            }
+            if !has_tables_now {
+                return Err(error);
             }
         }
     }
@@ -159,12 +163,13 @@ impl Bcow {
         }
         self.write_sectors(node, snapshot, &snapshot.root)?;
         // The record counts on all of them when it names another root, or no longer says what they must not be believed.
-        let stored = node.read().stored();
-        if stored.is_some_and(|stored| stored.root != snapshot.record.root || stored.limit != u64::MAX) {
+        let has_sectors = !snapshot.units.is_empty() || !snapshot.root.is_empty();
+        let counts = |stored: &Record| stored.root != snapshot.record.root || stored.limit != u64::MAX;
+        if has_sectors && node.read().stored().is_some_and(counts) {
             sync(Durability::Data)?;
         }
         self.unseen(node, |file| {
-            if file.emptied == snapshot.emptied { file.store(snapshot.record_to_store(file)) } else { Ok(()) }
+            if file.emptied == snapshot.emptied { file.store_places(snapshot.record_to_store(file)) } else { Ok(()) }
         })?;
         sync(Durability::All)
     }
@@ -200,7 +205,7 @@ impl Snapshot {
     /// The record with the size as it is by now: a truncation has stored that already.
     fn record_to_store(&self, file: &File) -> Record {
         let limit = if file.record.limit == u64::MAX { self.record.limit } else { file.record.limit };
-        Record { size: file.record.size, limit, is_metacopy: file.record.is_metacopy, ..self.record }
+        Record { size: file.record.size, limit, is_metacopy: file.record.is_metacopy, ..self.record.clone() }
     }
 }
 
@@ -213,25 +218,37 @@ impl File {
         let [units, root] = &mut taken;
         self.record.limit = u64::MAX;
         self.record.has_freed = self.has_free();
-        let freed = self.space().take_freed();
+        self.space().begin_freeing();
         let (units, root) = (std::mem::take(units), std::mem::take(root));
-        Ok(Snapshot { units, root, record: self.record, freed, emptied: self.emptied })
+        Ok(Snapshot { units, root, record: self.record.clone(), emptied: self.emptied })
+    }
+
+    /// Stores a record with the places of a snapshot. Where the attributes of the file below have no room for more of them, tables have them
+    /// from here on, and the error is answered.
+    fn store_places(&mut self, record: Record) -> Result<()> {
+        self.store(record).or_else(|error| {
+            if [Errno::ENOSPC, Errno::E2BIG].iter().any(|&full| error == full) {
+                self.have_tables(0)?;
+            }
+            Err(error)
+        })
     }
 
     /// The snapshot has reached the disk.
-    fn settle(&mut self, snapshot: Snapshot) -> Result<()> {
+    fn settle(&mut self) -> Result<()> {
         let is_behind = |file: &mut File, level| file.tables_mut(level).any(|table| table.is_dirty());
         self.is_dirty = is_behind(self, Level::Units)
             || is_behind(self, Level::Tables)
             || self.record.limit != u64::MAX
-            || (self.record.size, self.record.root) != (self.stored.size, self.stored.root);
-        self.release(snapshot.freed)
+            || self.record.size != self.stored.size
+            || self.record.root != self.stored.root;
+        self.release()
     }
 
     /// It has not, or not all of it.
-    fn put_back(&mut self, snapshot: Snapshot) {
+    fn put_back(&mut self, snapshot: &Snapshot) {
         self.record.limit = self.record.limit.min(self.stored.limit);
-        self.space().put_back_freed(snapshot.freed);
+        self.space().put_back_freeing();
         for sector in snapshot.units.iter().chain(&snapshot.root) {
             let table = self.tables_mut(sector.which.level).find(|table| table.which == sector.which);
             table.into_iter().for_each(|table| table.put_back(sector.sector));

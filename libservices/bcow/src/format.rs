@@ -1,5 +1,6 @@
 //! What is stored: the record in an attribute of the file, and the sectors of its tables. docs/formats.md draws them byte by byte.
 
+use crate::inline::{Inline, PLACE_BYTES};
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
 
 /// What is wrong with a stored structure, in words.
@@ -31,8 +32,10 @@ pub(crate) const UNIT_SHIFT_MAX: u32 = 30;
 pub(crate) const ROOT_BLOCKS_MAX: u32 = 1024;
 
 /// How a file's blocks are found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Root {
+    /// the record says where they are
+    Inline(Inline),
     /// one table has all
     Table,
     /// tables found by a root of so many blocks, which begins at this one
@@ -40,7 +43,7 @@ pub(crate) enum Root {
 }
 
 /// The lasting state of a file, but for its tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// random; what another file's sectors are told from this one's by
     pub tag: u64,
@@ -49,9 +52,9 @@ pub(crate) struct Record {
     pub root: Root,
     /// the file's size, also beyond what can be found: those bytes are zeros
     pub size: u64,
-    /// what the tables on disk say of bytes from here on is not so: they were cut off
+    /// what the places on disk say of bytes from here on is not so: they were cut off
     pub limit: u64,
-    /// there may be blocks that no table names
+    /// there may be blocks that nothing names
     pub has_freed: bool,
     /// overlayfs' mark of a file without content, as the layers above have set it
     pub is_metacopy: bool,
@@ -63,18 +66,23 @@ fn crc_with_hole(bytes: &[u8], at: usize) -> u32 {
     crc32c::crc32c_append(crc, &bytes[at + 4..])
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
 }
 
 impl Record {
-    pub fn encode(&self) -> [u8; RECORD_BYTES] {
-        let mut out = [0; RECORD_BYTES];
-        let (levels, first, blocks) = match self.root {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; RECORD_BYTES];
+        let (levels, first, blocks) = match &self.root {
+            Root::Inline(inline) => {
+                out[42..44].copy_from_slice(&(inline.len() as u16).to_le_bytes());
+                out.extend(inline.encode());
+                (0, 0, 0)
+            }
             Root::Table => (1, 0, 1),
-            Root::Tables { first, blocks } => (2, first, blocks),
+            &Root::Tables { first, blocks } => (2, first, blocks),
         };
         let flags = if self.has_freed { HAS_FREED } else { 0 } | if self.is_metacopy { METACOPY } else { 0 };
         out[..4].copy_from_slice(b"PFBC");
@@ -88,14 +96,18 @@ impl Record {
         out[36..40].copy_from_slice(&blocks.to_le_bytes());
         out[40..42].copy_from_slice(&flags.to_le_bytes());
         let crc = crc_with_hole(&out, RECORD_CRC);
-        out[RECORD_CRC..].copy_from_slice(&crc.to_le_bytes());
+        out[RECORD_CRC..RECORD_BYTES].copy_from_slice(&crc.to_le_bytes());
         out
     }
 
+    /// The record that stands in `bytes`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
     pub fn decode(bytes: &[u8]) -> Result<Self, Cause> {
-        if bytes.len() != RECORD_BYTES {
+        let Some((_, places)) = bytes.split_at_checked(RECORD_BYTES) else {
             return Err("its record has a wrong length".into());
-        }
+        };
         if bytes[..4] != *b"PFBC" {
             return Err("its record does not start with PFBC".into());
         }
@@ -106,18 +118,26 @@ impl Record {
         if u32::from_le_bytes(array(bytes, RECORD_CRC)) != crc_with_hole(bytes, RECORD_CRC) {
             return Err("its record has a wrong checksum".into());
         }
+        let unit_shift = u32::from(bytes[6]);
+        if !(UNIT_SHIFT_MIN..=UNIT_SHIFT_MAX).contains(&unit_shift) {
+            return Err(format!("its record has units of 2^{unit_shift} bytes"));
+        }
+        let count = u16::from_le_bytes(array(bytes, 42));
+        if places.len() != usize::from(count) * PLACE_BYTES || count > 0 && bytes[7] != 0 {
+            return Err(format!("its record has {} bytes for {count} places", places.len()));
+        }
         let [first, blocks] = [32, 36].map(|at| u32::from_le_bytes(array(bytes, at)));
         let root = match bytes[7] {
+            0 if (first, blocks) == (0, 0) => {
+                let units = reach_max(unit_shift) >> unit_shift;
+                Root::Inline(Inline::decode(places, units, 1 << (unit_shift - UNIT_SHIFT_MIN))?)
+            }
             1 if (first, blocks) == (0, 1) => Root::Table,
             2 if (1..=ROOT_BLOCKS_MAX).contains(&blocks) && first <= u32::MAX - ROOT_BLOCKS_MAX => {
                 Root::Tables { first, blocks }
             }
             levels => return Err(format!("its record names {levels} levels and a root of {blocks} blocks at {first}")),
         };
-        let unit_shift = u32::from(bytes[6]);
-        if !(UNIT_SHIFT_MIN..=UNIT_SHIFT_MAX).contains(&unit_shift) {
-            return Err(format!("its record has units of 2^{unit_shift} bytes"));
-        }
         let flags = u16::from_le_bytes(array(bytes, 40));
         let size = u64::from_le_bytes(array(bytes, 16));
         if size > FILE_SIZE_MAX {
@@ -149,9 +169,10 @@ impl Record {
         (ENTRIES as u64) << self.unit_shift
     }
 
-    /// Bytes that can be found without another root.
+    /// Bytes that can be found without another root; where the record has the places, with any.
     pub fn reach(&self) -> u64 {
         match self.root {
+            Root::Inline(_) => reach_max(self.unit_shift),
             Root::Table => self.region(),
             Root::Tables { blocks, .. } => self.region() * u64::from(blocks) * ENTRIES as u64,
         }
@@ -277,26 +298,68 @@ mod tests {
             has_freed: true,
             is_metacopy: false,
         };
-        assert_eq!(Record::decode(&record.encode()), Ok(record));
-        let single = Record { root: Root::Table, size: 5, is_metacopy: true, has_freed: false, ..record };
-        assert_eq!(Record::decode(&single.encode()), Ok(single));
-        for at in 0..RECORD_BYTES {
-            let mut bytes = record.encode();
-            bytes[at] ^= 1;
-            assert!(Record::decode(&bytes).is_err(), "byte {at}");
+        let single = Record { root: Root::Table, size: 5, is_metacopy: true, has_freed: false, ..record.clone() };
+        let of = |places: &[(u64, u32)]| {
+            let mut inline = Inline::default();
+            places.iter().for_each(|&(index, block)| assert!(inline.set(index, block)));
+            Record { root: Root::Inline(inline), ..single.clone() }
+        };
+        let (inline, empty) = (of(&[(3, 2), (900, 1), (1 << 27, 3)]), of(&[]));
+        for record in [&record, &single, &inline, &empty] {
+            let sound = record.encode();
+            assert_eq!(Record::decode(&sound).as_ref(), Ok(record));
+            for at in 0..sound.len() {
+                let mut bytes = sound.clone();
+                bytes[at] ^= 1;
+                assert!(Record::decode(&bytes).is_err(), "byte {at}");
+                assert!(Record::decode(&sound[..at]).is_err(), "{at} bytes");
+            }
         }
         let wrong = [
-            Record { unit_shift: 11, ..single },
-            Record { unit_shift: 31, ..single },
-            Record { root: Root::Tables { first: 1, blocks: 0 }, ..record },
-            Record { root: Root::Tables { first: u32::MAX - 1, blocks: 2 }, ..record },
-            Record { size: FILE_SIZE_MAX + 1, ..record },
-            Record { root: Root::Tables { first: 1, blocks: ROOT_BLOCKS_MAX + 1 }, ..record },
+            Record { unit_shift: 11, ..single.clone() },
+            Record { unit_shift: 31, ..single.clone() },
+            Record { root: Root::Tables { first: 1, blocks: 0 }, ..record.clone() },
+            Record { root: Root::Tables { first: u32::MAX - 1, blocks: 2 }, ..record.clone() },
+            Record { size: FILE_SIZE_MAX + 1, ..record.clone() },
+            Record { root: Root::Tables { first: 1, blocks: ROOT_BLOCKS_MAX + 1 }, ..record.clone() },
+            of(&[(1 << 28, 1)]),
+            of(&[(1, 1), (2, 1)]),
         ];
         for record in wrong {
             assert!(Record::decode(&record.encode()).is_err(), "{record:?}");
         }
-        assert!(Record::decode(&record.encode()[..40]).is_err());
+        let sealed = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = inline.encode();
+            change(&mut bytes);
+            let crc = crc_with_hole(&bytes, RECORD_CRC);
+            bytes[RECORD_CRC..RECORD_BYTES].copy_from_slice(&crc.to_le_bytes());
+            Record::decode(&bytes)
+        };
+        assert!(sealed(&|_| ()).is_ok());
+        assert!(sealed(&|bytes| bytes[7] = 1).is_err(), "a table and places");
+        assert!(sealed(&|bytes| bytes[32] = 1).is_err(), "a root and places");
+        assert!(sealed(&|bytes| bytes[42] = 2).is_err(), "fewer places than there are");
+        assert!(sealed(&|bytes| bytes.push(0)).is_err(), "something behind the places");
+    }
+
+    #[test]
+    fn a_record_with_a_table_has_the_form_it_always_had() {
+        let record = Record {
+            tag: 0x0807_0605_0403_0201,
+            unit_shift: 12,
+            root: Root::Table,
+            size: 1 << 20,
+            limit: u64::MAX,
+            has_freed: false,
+            is_metacopy: true,
+        };
+        let mut stored =
+            *b"PFBC\x01\0\x0c\x01\x01\x02\x03\x04\x05\x06\x07\x08\0\0\x10\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\
+            \0\0\0\0\x01\0\0\0\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+        let crc = crc32c::crc32c(&stored);
+        stored[RECORD_CRC..].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(Record::decode(&stored).as_ref(), Ok(&record));
+        assert_eq!(record.encode(), stored);
     }
 
     fn some() -> Entries {

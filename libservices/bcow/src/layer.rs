@@ -208,7 +208,7 @@ impl Bcow {
             return if value { Ok(()) } else { fail(Errno::ENODATA) };
         }
         file.record.is_metacopy = value;
-        let record = Record { is_metacopy: value, ..file.stored };
+        let record = Record { is_metacopy: value, ..file.stored.clone() };
         file.store(record)
     }
 

@@ -2,18 +2,18 @@
 //! only with what is written.
 //!
 //! **What it is.** A [`Bcow`] passes everything on to the layer below but the content of files of the format. Those are made of *units*,
-//! each appended when it is written for the first time, and found by a *block table*: one, or many that a root finds. A file comes to be
-//! of the format when it is empty and is made some blocks long: that is how a sketch begins. All other files are stored as they are, and both kinds
-//! stand in one tree.
+//! each appended when it is written for the first time, and found by a *block table*: one, or many that a root finds. Of a file with few
+//! units its record says where they are, and there is no table. A file comes to be of the format when it is empty and is made some blocks
+//! long: that is how a sketch begins. All other files are stored as they are, and both kinds stand in one tree.
 //!
 //! **Two forms** (the paper's section 4.3). [`Layout::Performance`]: one table of a block, with units that are larger in larger files.
 //! [`Layout::Space`]: units of one block, and as many tables as there are regions with data. A file that outgrows its table gets a root.
 //!
 //! **What is lasting state.** The file below, and a record in its attribute `trusted.poolfs.bcow`; docs/formats.md draws both. In memory are
-//! the tables in use, and what of them is ahead of the disk; a crash loses only what no fsync has promised.
+//! the record, the tables in use, and what of them is ahead of the disk; a crash loses only what no fsync has promised.
 //!
-//! **Order.** A table names a unit only when its data is on disk. A unit that is let go is used again only when no table on disk names
-//! it. What was cut off stays cut off: the record says so before a byte of it goes, and its limit is lifted when the tables agree.
+//! **Order.** A table or a record names a unit only when its data is on disk. A unit that is let go is used again only when nothing on disk
+//! names it. What was cut off stays cut off: the record says so before a byte of it goes, and its limit is lifted when the places on disk agree.
 //!
 //! **Locks.** A node's flush lock, then its content; the tables of nodes and handles last, and for moments only.
 
@@ -23,6 +23,7 @@ mod content;
 mod file;
 mod flush;
 mod format;
+mod inline;
 mod layer;
 mod nodes;
 mod table;

@@ -50,17 +50,17 @@ impl Content {
     }
 
     /// The record that stands on disk, of one that is in use.
-    pub fn stored(&self) -> Option<Record> {
+    pub fn stored(&self) -> Option<&Record> {
         match self {
-            Content::Open(file) => Some(file.stored),
+            Content::Open(file) => Some(&file.stored),
             _ => None,
         }
     }
 
     /// The file of one of the format; sectors that were cut by a crash are damage, or mended.
     pub fn open(&mut self, below: &Branch, node: NodeId, mend: bool) -> Result<&mut File> {
-        if let Content::Stored(record) = *self {
-            *self = Content::Open(Box::new(File::open(below, node, record, mend)?));
+        if let Content::Stored(record) = self {
+            *self = Content::Open(Box::new(File::open(below, node, record.clone(), mend)?));
         }
         match self {
             Content::Open(file) => Ok(file),

@@ -94,7 +94,7 @@ pub(crate) struct Sector {
     pub bytes: [u8; SECTOR_BYTES],
 }
 
-/// The room of a file that no table names.
+/// The room of a file that nothing names.
 #[derive(Default)]
 pub(crate) struct Space {
     /// the first block behind everything
@@ -103,8 +103,10 @@ pub(crate) struct Space {
     units: Vec<u32>,
     /// blocks that are free, where a unit has several
     blocks: Vec<u32>,
-    /// what becomes free when the tables on disk no longer name it: first block and how many
+    /// what becomes free when nothing on disk names it any more: first block and how many
     freed: Vec<(u32, u32)>,
+    /// that of it which is so as soon as what is on its way to the disk is there
+    freeing: Vec<(u32, u32)>,
 }
 
 /// A piece of room.
@@ -176,31 +178,46 @@ impl Space {
         self.blocks.clear();
     }
 
-    /// Room that tables on disk may still name.
+    /// Room that something on disk may still name.
     pub fn free_later(&mut self, first: u32, blocks: u32) {
         self.freed.push((first, blocks));
     }
 
-    /// What is freed when the tables as they are now have reached the disk.
-    pub fn take_freed(&mut self) -> Vec<(u32, u32)> {
-        std::mem::take(&mut self.freed)
+    /// The places as they are now are on their way to the disk: what they no longer name becomes free when they are there.
+    pub fn begin_freeing(&mut self) {
+        self.freeing.append(&mut self.freed);
     }
 
-    /// They did not.
-    pub fn put_back_freed(&mut self, freed: Vec<(u32, u32)>) {
-        self.freed.extend(freed);
+    /// They are there: what that makes free.
+    pub fn take_freeing(&mut self) -> Vec<(u32, u32)> {
+        std::mem::take(&mut self.freeing)
     }
 
-    /// Whether there is room that no table names.
+    /// They are not.
+    pub fn put_back_freeing(&mut self) {
+        self.freed.append(&mut self.freeing);
+    }
+
+    /// What something on disk may still name: first blocks, and how many.
+    pub fn not_yet_free(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.freed.iter().chain(&self.freeing).copied()
+    }
+
+    /// Whether there is room that nothing names.
     pub fn has_free(&self) -> bool {
-        !self.units.is_empty() || !self.blocks.is_empty() || !self.freed.is_empty()
+        !self.units.is_empty() || !self.blocks.is_empty() || self.not_yet_free().next().is_some()
     }
 
     /// Blocks of the file that are not free, and do not become so.
     pub fn used(&self, unit: u32) -> u64 {
-        let freed: u64 = self.freed.iter().map(|&(_, blocks)| u64::from(blocks)).sum();
+        let freed: u64 = self.not_yet_free().map(|(_, blocks)| u64::from(blocks)).sum();
         let free = self.units.len() as u64 * u64::from(unit) + self.blocks.len() as u64;
         u64::from(self.end).saturating_sub(free + freed)
+    }
+
+    /// Whether so many blocks from `first` on are before the end.
+    pub fn has(&self, first: u32, blocks: u32) -> bool {
+        first.checked_add(blocks).is_some_and(|end| end <= self.end)
     }
 
     /// The first block behind everything.
@@ -247,7 +264,13 @@ mod tests {
         assert_eq!((first, space.end()), (Room { block: 1, is_used: false }, 5));
         space.free_later(1, 4);
         assert_eq!(space.take(4, 4).expect("room").block, 5);
-        for (first, blocks) in space.take_freed() {
+        space.begin_freeing();
+        assert_eq!(space.not_yet_free().collect::<Vec<_>>(), [(1, 4)]);
+        assert_eq!(space.take(4, 4).expect("room").block, 9, "it is on its way only");
+        space.put_back_freeing();
+        assert_eq!(space.take_freeing(), []);
+        space.begin_freeing();
+        for (first, blocks) in space.take_freeing() {
             space.give(first, blocks, 4);
         }
         assert_eq!(space.take(4, 4), Some(Room { block: 1, is_used: true }));

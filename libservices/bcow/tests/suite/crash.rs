@@ -19,8 +19,8 @@ enum Certain {
     Size,
 }
 
-/// One random change; the new content, and what is certain then.
-fn step(bcow: &dyn Libservice, handle: HandleId, random: &mut Random, content: &[u8]) -> (Vec<u8>, Certain) {
+/// One random change of a file of less than `most` bytes; the new content, and what is certain then.
+fn step(bcow: &dyn Libservice, handle: HandleId, random: &mut Random, most: u64, content: &[u8]) -> (Vec<u8>, Certain) {
     let mut content = content.to_vec();
     match random.below(10) {
         0 | 1 => {
@@ -32,7 +32,7 @@ fn step(bcow: &dyn Libservice, handle: HandleId, random: &mut Random, content: &
             return (content, Certain::Content);
         }
         3 => {
-            let size = SECTOR as u64 * random.below(SIZE_MAX / SECTOR as u64);
+            let size = SECTOR as u64 * random.below(most / SECTOR as u64);
             resize(bcow, "f", size);
             content.resize(size as usize, 0);
             return (content, Certain::Size);
@@ -48,7 +48,7 @@ fn step(bcow: &dyn Libservice, handle: HandleId, random: &mut Random, content: &
         }
         _ => {
             // Most near the begin, so that places are written more than once.
-            let most = [40, 400, SIZE_MAX / SECTOR as u64 - 300][random.below(3) as usize];
+            let most = [40, 400, most / SECTOR as u64 - 300][random.below(3) as usize];
             let offset = SECTOR * random.below(most) as usize;
             let sectors = [1, 8, 60][random.below(3) as usize];
             let length = SECTOR * (1 + random.below(sectors) as usize);
@@ -101,20 +101,45 @@ fn shown(disk: Arc<Memory>, layout: Layout, what: &str) -> Vec<u8> {
     content
 }
 
+/// How many units a file begins with: of some the record has all places to the end, some soon get a table, some have one, or two and a root.
+const BEGINS: [&[u64]; 4] = [&[0], &[INLINE_MAX - 2], &[INLINE_MAX + 10], &[30, 30]];
+
+/// What the file has before its changes are watched.
+fn begin(bcow: &dyn Libservice, handle: HandleId, units: &[u64]) -> Vec<u8> {
+    let mut content = Vec::new();
+    for (region, &units) in units.iter().enumerate() {
+        for unit in 0..units {
+            // Every second one, so that there is something between them.
+            let (offset, data) = ((region << 22) + (unit as usize) * 8192, [unit as u8 + 1; 4096]);
+            write(bcow, handle, offset as u64, &data);
+            content.resize(offset + data.len(), 0);
+            content[offset..].copy_from_slice(&data);
+        }
+    }
+    sync(bcow, handle);
+    content
+}
+
 #[test]
 fn content_survives_as_promised() {
-    for seed in 0..24_u64 {
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..32_u64 {
         let layout = [Layout::Performance, Layout::Space][seed as usize % 2];
+        let units = BEGINS[seed as usize / 2 % 4];
+        // What one table reaches, or more.
+        let most = if seed / 8 % 2 == 0 && units.len() == 1 { 1 << 20 } else { SIZE_MAX };
         let recorder = Recorder::new();
         let bcow = layer(recorder.clone(), layout, Files::All);
         let mut random = Random(seed);
         let handle = create(&*bcow, "f");
+        let content = begin(&*bcow, handle, units);
+        let before = stored_levels(&*recorder, "f").0;
         let made = recorder.len();
-        let mut history = vec![Vec::new()];
+        let mut history = vec![content];
         let mut states = vec![(made, made, history.clone())];
-        for _ in 0..30 {
+        for _ in 0..25 {
             let before = recorder.len();
-            let (content, certain) = step(&*bcow, handle, &mut random, history.last().expect("some"));
+            let (content, certain) = step(&*bcow, handle, &mut random, most, history.last().expect("some"));
             history.push(content.clone());
             states.push((before, recorder.len(), history.clone()));
             match certain {
@@ -124,6 +149,7 @@ fn content_survives_as_promised() {
             }
             states.push((recorder.len(), recorder.len(), history.clone()));
         }
+        seen.insert((before, stored_levels(&*recorder, "f").0));
         for (from, to, history) in &states {
             for count in *from..=*to {
                 // The last change was whole; the next one is the next step's.
@@ -135,6 +161,54 @@ fn content_survives_as_promised() {
                     }
                     let content = shown(disk, layout, &what);
                     allowed(&content, history, &what);
+                }
+            }
+        }
+    }
+    // Without tables to the end, going over to one and to two levels, and having them from the begin.
+    for form in [(0, 0), (0, 1), (0, 2), (1, 1), (2, 2)] {
+        assert!(seen.contains(&form), "no file like {form:?} among {seen:?}");
+    }
+}
+
+#[test]
+fn a_file_goes_over_to_tables_as_a_whole() {
+    for (layout, far) in
+        [(Layout::Performance, 0), (Layout::Space, 0), (Layout::Space, 5 << 20), (Layout::Space, 3 << 30)]
+    {
+        for units in [INLINE_MAX - 1, INLINE_MAX] {
+            let recorder = Recorder::new();
+            let bcow = layer(recorder.clone(), layout, Files::All);
+            let handle = create(&*bcow, "f");
+            (0..units).for_each(|unit| write(&*bcow, handle, unit * 8192, &[unit as u8 + 1; 4096]));
+            sync(&*bcow, handle);
+            assert_eq!(stored_levels(&*recorder, "f"), (0, units as usize));
+            let before = recorder.len();
+            // Two more, of which the second is one too many in any case.
+            write(&*bcow, handle, far + 8192 * 60, &[77; 4096]);
+            write(&*bcow, handle, far + 8192 * 61, &[78; 4096]);
+            sync(&*bcow, handle);
+            assert!(stored_levels(&*recorder, "f").0 > 0);
+            for count in before..=recorder.len() {
+                for seed in 0..8 {
+                    let what = format!("{layout:?}, {far}, {units} units, change {count}, seed {seed}");
+                    let disk = recorder.crashed(count, seed ^ count as u64);
+                    if seed % 2 == 1 && count < recorder.len() {
+                        recorder.tear(&disk, count, seed * 37 + count as u64 * 11);
+                    }
+                    let bcow = layer(disk, layout, Files::All);
+                    let (handle, size) = (open(&*bcow, "f"), stat(&*bcow, "f").size);
+                    bcow.repair(node(&*bcow, "f")).unwrap_or_else(|error| panic!("{what}: {error}"));
+                    for unit in 0..units {
+                        let expected = [unit as u8 + 1; 4096];
+                        assert!(read(&*bcow, handle, unit * 8192, 4096) == expected, "{what}: unit {unit}");
+                    }
+                    for (at, fill) in [(far + 8192 * 60, 77), (far + 8192 * 61, 78)] {
+                        let seen = read(&*bcow, handle, at, 4096);
+                        let is_there = seen.len() == 4096 && seen.iter().all(|&byte| byte == fill);
+                        let is_not = seen.iter().all(|&byte| byte == 0);
+                        assert!(is_there || is_not && count < recorder.len(), "{what}: at {at} of {size}");
+                    }
                 }
             }
         }

@@ -9,8 +9,9 @@ mod threads;
 use poolfs_bcow::Layout;
 use poolfs_libservice::random_operations::Comparison;
 use poolfs_libservice::{Libservice, Memory, conformance};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use support::{Files, layer};
+use support::{Files, layer, levels_of_all};
 
 const LAYOUTS: [Layout; 2] = [Layout::Performance, Layout::Space];
 
@@ -30,6 +31,7 @@ fn conformance_where_all_files_are_of_the_format() {
 
 #[test]
 fn random_operations_with_remounts() {
+    let mut levels = BTreeSet::new();
     for seed in 0..12 {
         let layout = LAYOUTS[seed as usize % 2];
         let files = if seed % 3 == 0 { Files::Grown } else { Files::All };
@@ -37,11 +39,14 @@ fn random_operations_with_remounts() {
         let first = layer(memory.clone(), layout, files);
         let remount = |before: Arc<dyn Libservice>| {
             drop(before);
+            levels.extend(levels_of_all(&*memory));
             layer(memory.clone(), layout, files) as Arc<dyn Libservice>
         };
         let summary = Comparison::new(seed, 3000).remounting(200, remount).run(first);
         assert!(summary.succeeded > 750, "{summary:?}");
     }
+    // With places in the record, with one table and with a root, as files are found by the next layer.
+    assert!([0, 1, 2].iter().all(|level| levels.contains(level)), "{levels:?}");
 }
 
 #[test]

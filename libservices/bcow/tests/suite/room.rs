@@ -2,8 +2,9 @@
 
 use crate::support::*;
 use poolfs_bcow::Layout;
-use poolfs_libservice::types::{AllocateMode, Errno, SeekTo};
-use poolfs_libservice::{Libservice, Memory};
+use poolfs_libservice::types::{AllocateMode, Errno, SeekTo, XattrFlags};
+use poolfs_libservice::{Libservice, Memory, Recorder};
+use poolfs_local::{Local, LocalOptions};
 
 const BLOCK: u64 = 4096;
 
@@ -13,8 +14,8 @@ fn below(memory: &Memory, file: &str) -> u64 {
 }
 
 #[test]
-fn a_byte_in_a_large_file_takes_a_table_and_a_unit() {
-    for (layout, most) in [(Layout::Space, 3 * BLOCK), (Layout::Performance, BLOCK + (16 << 20))] {
+fn a_byte_in_a_large_file_takes_a_unit() {
+    for (layout, most) in [(Layout::Space, 2 * BLOCK), (Layout::Performance, BLOCK + (16 << 20))] {
         let memory = Memory::new();
         let bcow = layer(memory.clone(), layout, Files::Grown);
         let handle = create(&*bcow, "f");
@@ -22,8 +23,7 @@ fn a_byte_in_a_large_file_takes_a_table_and_a_unit() {
         write(&*bcow, handle, (4 << 30) - 1, b"x");
         sync(&*bcow, handle);
         assert_eq!(stat(&*bcow, "f").size, 4 << 30);
-        let root = if layout == Layout::Space { 5 * BLOCK } else { 0 };
-        assert!(below(&memory, "f") <= most + root, "{layout:?}: {}", below(&memory, "f"));
+        assert!(below(&memory, "f") <= most, "{layout:?}: {}", below(&memory, "f"));
         assert_eq!(read(&*bcow, handle, (4 << 30) - 2, 9), b"\0x");
         assert_eq!(bcow.seek(ROOT, handle, 0, SeekTo::Hole).expect("a hole"), 0);
         let data = bcow.seek(ROOT, handle, 0, SeekTo::Data).expect("data");
@@ -42,6 +42,100 @@ fn one_block_of_a_file_of_a_mebibyte_takes_two() {
         write(&*bcow, handle, 77 * BLOCK + 5, b"x");
         sync(&*bcow, handle);
         assert_eq!(below(&memory, "f").div_ceil(BLOCK), 2);
+        assert_eq!(stored_levels(&*memory, "f"), (0, 1));
+    }
+}
+
+#[test]
+fn a_file_of_few_units_has_no_table_and_one_of_more_has_as_many_as_it_needs() {
+    for units in [1, INLINE_MAX, INLINE_MAX + 1] {
+        for (size, most) in [(1 << 20, 1), (1 << 29, 2)] {
+            let memory = Memory::new();
+            let bcow = layer(memory.clone(), Layout::Space, Files::Grown);
+            let handle = create(&*bcow, "f");
+            resize(&*bcow, "f", size);
+            (0..units).for_each(|unit| write(&*bcow, handle, unit * 3 * BLOCK, &[unit as u8 + 1; BLOCK as usize]));
+            sync(&*bcow, handle);
+            let (levels, tables) = match units {
+                ..=INLINE_MAX => ((0, units as usize), 0),
+                _ => ((most, 0), u64::from(most) - 1),
+            };
+            assert_eq!(stored_levels(&*memory, "f"), levels, "{units} units of {size} bytes");
+            // Block 0 is there in any case, with nothing in it as long as there is no table.
+            assert_eq!(below(&memory, "f"), (1 + units + tables) * BLOCK, "{units} units of {size} bytes");
+            bcow.release(handle);
+            drop(bcow);
+            let bcow = layer(memory, Layout::Space, Files::Grown);
+            let handle = open(&*bcow, "f");
+            for unit in 0..units {
+                assert_eq!(read(&*bcow, handle, unit * 3 * BLOCK, BLOCK as usize), [unit as u8 + 1; BLOCK as usize]);
+                assert_eq!(read(&*bcow, handle, (unit * 3 + 1) * BLOCK, 2), b"\0\0");
+                assert_eq!(
+                    bcow.seek(ROOT, handle, (unit * 3 + 1) * BLOCK, SeekTo::Hole).expect("a hole"),
+                    (unit * 3 + 1) * BLOCK
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_without_tables_uses_its_room_again_and_overwrites_without_a_word() {
+    let recorder = Recorder::new();
+    let bcow = layer(recorder.clone(), Layout::Space, Files::Grown);
+    let handle = create(&*bcow, "f");
+    resize(&*bcow, "f", 1 << 20);
+    let fill = |bcow: &dyn Libservice, handle, blocks: std::ops::Range<u64>| {
+        blocks.for_each(|block| write(bcow, handle, block * BLOCK, &[block as u8; BLOCK as usize]));
+        sync(bcow, handle);
+    };
+    fill(&*bcow, handle, 0..20);
+    let before = recorder.len();
+    write(&*bcow, handle, 3 * BLOCK, &[3; BLOCK as usize]);
+    sync(&*bcow, handle);
+    assert_eq!(recorder.len() - before, 2, "a write and a sync, and nothing else");
+    let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+    bcow.fallocate(ROOT, handle, punch, 5 * BLOCK, 5 * BLOCK).expect("punched");
+    // What the stored record still names is not used for anything else.
+    fill(&*bcow, handle, 100..103);
+    assert_eq!(stat(&*recorder, "f").size, 24 * BLOCK);
+    fill(&*bcow, handle, 103..105);
+    bcow.release(handle);
+    drop(bcow);
+    let bcow = layer(recorder.clone(), Layout::Space, Files::Grown);
+    let handle = open(&*bcow, "f");
+    // The rest of it is found again by who did not let it go.
+    fill(&*bcow, handle, 105..108);
+    assert_eq!(stat(&*recorder, "f").size, 24 * BLOCK, "five blocks were free");
+    assert_eq!(stored_levels(&*recorder, "f"), (0, 23));
+    for block in (0..20).filter(|block| !(5..10).contains(block)).chain(100..108) {
+        assert_eq!(read(&*bcow, handle, block * BLOCK, BLOCK as usize), [block as u8; BLOCK as usize], "{block}");
+    }
+}
+
+/// Attributes that fill what a filesystem has for those of one file leave no room for places: such a file gets a table.
+#[test]
+fn a_file_with_attributes_to_the_brim_can_be_synced() {
+    let place = tempfile::tempdir().expect("a directory");
+    let local = Local::open(place.path(), LocalOptions::default()).expect("opened");
+    let bcow = layer(local.clone(), Layout::Space, Files::Grown);
+    let handle = create(&*bcow, "f");
+    resize(&*bcow, "f", 1 << 20);
+    // Where attributes have more room than a block, or none is left by this, places go into the record.
+    let node = node(&*bcow, "f");
+    let is_full = (1..200).any(|at| {
+        let name = format!("trusted.filler{at}");
+        bcow.setxattr(ROOT, node, name.as_bytes(), &[at; 20], XattrFlags::empty()).is_err()
+    });
+    (0..20).for_each(|block| write(&*bcow, handle, block * BLOCK, &[block as u8; BLOCK as usize]));
+    sync(&*bcow, handle);
+    assert_eq!(stored_levels(&*local, "f"), if is_full { (1, 0) } else { (0, 20) });
+    bcow.release(handle);
+    drop(bcow);
+    let bcow = layer(local, Layout::Space, Files::Grown);
+    let handle = open(&*bcow, "f");
+    for block in 0..20 {
+        assert_eq!(read(&*bcow, handle, block * BLOCK, BLOCK as usize), [block as u8; BLOCK as usize]);
     }
 }
 
@@ -151,6 +245,7 @@ fn an_emptied_file_takes_nothing() {
     sync(&*bcow, handle);
     resize(&*bcow, "f", 0);
     assert_eq!(below(&memory, "f"), 0);
+    assert_eq!(stored_levels(&*memory, "f"), (0, 0), "and begins again without tables");
     write(&*bcow, handle, 10, b"again");
     sync(&*bcow, handle);
     bcow.release(handle);

@@ -1,8 +1,9 @@
 //! Layers, and small helpers to use them.
 
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
-use poolfs_libservice::types::{Attributes, Caller, HandleId, Name, NodeId, OpenFlags, SetAttributes};
+use poolfs_libservice::types::{Attributes, Caller, FileType, HandleId, Name, NodeId, OpenFlags, SetAttributes};
 use poolfs_libservice::{Branch, Durability, Libservice};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,6 +73,49 @@ pub fn read(layer: &dyn Libservice, handle: HandleId, offset: u64, length: usize
     bytes.truncate(done);
     bytes
 }
+
+/// The attribute of a file of the format.
+pub const ATTRIBUTE: &[u8] = b"trusted.poolfs.bcow";
+
+/// How many levels of tables the file has as it is stored in `below`, and how many places its record.
+pub fn stored_levels(below: &dyn Libservice, file: &str) -> (u8, usize) {
+    let record = below.getxattr(ROOT, node(below, file), ATTRIBUTE).expect("a record");
+    (record[7], (record.len() - 64) / 8)
+}
+
+/// How many levels of tables the files below have that have units.
+pub fn levels_of_all(below: &dyn Libservice) -> Vec<u8> {
+    let (mut levels, mut pending) = (Vec::new(), vec![NodeId::ROOT]);
+    while let Some(directory) = pending.pop() {
+        let mut found = Vec::new();
+        let handle = below.opendir(ROOT, directory).expect("opened");
+        let listed = below.readdir(ROOT, handle, 0, &mut |entry| {
+            found.push((entry.name.as_bytes().to_vec(), entry.file_type));
+            ControlFlow::Continue(())
+        });
+        listed.expect("listed");
+        below.release(handle);
+        for (name, file_type) in found {
+            let node = below.lookup(ROOT, directory, Name::new(&name).expect("a name")).expect("listed").node;
+            match below.getxattr(ROOT, node, ATTRIBUTE) {
+                Ok(record) if record[7] > 0 || record.len() > 64 => levels.push(record[7]),
+                _ => {}
+            }
+            if file_type == FileType::Directory {
+                pending.push(node);
+            } else {
+                below.forget(node, 1);
+            }
+        }
+        if directory != NodeId::ROOT {
+            below.forget(directory, 1);
+        }
+    }
+    levels
+}
+
+/// Most units of a file without tables.
+pub const INLINE_MAX: u64 = 40;
 
 /// Numbers that look random.
 pub struct Random(pub u64);
