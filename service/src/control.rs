@@ -1,9 +1,11 @@
 //! The control socket: commands and answers, one JSON text a line, from root only.
 
 mod trace;
+mod trees;
 
 use crate::service::Service;
 use poolfs_service_protocol::{Answer, Command};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -118,10 +120,19 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
                 let _ = shutdown.try_send(Some(stream.try_clone()?));
             }
             Ok(Command::Trace(spec)) => trace::tell(&stream, service, spec)?,
+            Ok(Command::Differences { instance, parts }) => trees::differences(&stream, service, &instance, parts)?,
+            Ok(Command::Commit { instance, archive }) => trees::commit(&stream, service, &instance, &archive)?,
+            Ok(Command::Flatten { instance }) => trees::flatten(&stream, service, &instance)?,
             Ok(command) => answer(&stream, &service.command(command))?,
             Err(error) => answer(&stream, &Answer::Failed { message: format!("not a command: {error}") })?,
         }
     }
+}
+
+/// Whoever asked has closed its end, or says something: it wants no more.
+fn has_hung_up(stream: &UnixStream) -> io::Result<bool> {
+    let mut polled = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
+    Ok(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
 }
 
 /// Sends one answer.

@@ -2,6 +2,7 @@
 
 use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
+use crate::jobs::Jobs;
 use crate::leases::{LeaseTable, SegmentLease};
 use crate::nodes::NodeTable;
 use crate::nodes::notices::Changing;
@@ -96,6 +97,7 @@ pub struct Instance {
     removals: [Mutex<()>; REMOVALS],
     /// How often somebody who asked to read a file by himself may not, by what stood against it.
     not_direct: Mutex<BTreeMap<NotDirect, u64>>,
+    jobs: Jobs,
 }
 
 /// Locks for [`Instance::lock_removals`].
@@ -124,6 +126,7 @@ impl Instance {
             shared: AtomicBool::new(false),
             removals: std::array::from_fn(|_| Mutex::default()),
             not_direct: Mutex::default(),
+            jobs: Jobs::default(),
         })
     }
 
@@ -137,6 +140,11 @@ impl Instance {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.spec.instance
+    }
+
+    /// What works on it for long.
+    pub(crate) fn jobs(&self) -> &Jobs {
+        &self.jobs
     }
 
     /// The top layer.

@@ -25,6 +25,8 @@ mod dispatch;
 mod exclusion;
 mod handles;
 mod instance;
+mod jobs;
+mod layer_archive;
 pub mod leases;
 pub mod legacy;
 mod mounted;

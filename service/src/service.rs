@@ -163,8 +163,13 @@ impl Service {
         lock(&self.instances).values().for_each(|mounted| mounted.front.want_stamps(self.tracer.is_on()));
     }
 
-    /// Carries a command out; [`Command::Shutdown`] is for whoever owns the process, [`Command::Trace`] for whoever owns the
-    /// connection.
+    /// The instance of that name.
+    pub(crate) fn instance(&self, name: &str) -> Option<Arc<Instance>> {
+        lock(&self.instances).get(name).map(|mounted| Arc::clone(&mounted.instance))
+    }
+
+    /// Carries a command out; [`Command::Shutdown`] is for whoever owns the process, those that are answered while they are carried out for whoever
+    /// owns the connection.
     #[must_use]
     pub fn command(&self, command: Command) -> Answer {
         let done = match command {
@@ -175,7 +180,11 @@ impl Service {
                 let all: Vec<_> = lock(&self.instances).values().map(|m| Arc::clone(&m.instance)).collect();
                 return Answer::Client { instances: all.iter().map(|instance| instance.client(pid)).collect() };
             }
-            Command::Shutdown | Command::Trace(_) => Ok(()),
+            Command::Shutdown
+            | Command::Trace(_)
+            | Command::Differences { .. }
+            | Command::Commit { .. }
+            | Command::Flatten { .. } => Ok(()),
         };
         match done {
             Ok(()) => Answer::Done,
@@ -250,8 +259,8 @@ impl Service {
     /// It is still mounted then, unless the error says that something is lost.
     pub fn unmount(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
         let _one_at_a_time = lock(&self.changes);
-        let found = lock(&self.instances).get(name).map(|mounted| Arc::clone(&mounted.instance));
-        let Some(instance) = found else { return Ok(()) };
+        let Some(instance) = self.instance(name) else { return Ok(()) };
+        let stopped = instance.jobs().stop();
         if ending == Ending::Discarded {
             instance.stack.discard();
         }
@@ -263,7 +272,10 @@ impl Service {
             warn!(instance = name, %error, "unmounted all the same, as was asked for");
         }
         match self.take_away(name, ending)? {
-            Some(mounted) => self.linger(mounted, ending),
+            Some(mounted) => {
+                stopped.for_good();
+                self.linger(mounted, ending)
+            }
             None => Ok(()),
         }
     }
@@ -347,6 +359,7 @@ impl Service {
         };
         let deadline = Instant::now() + SHUTDOWN_WAIT;
         for Mounted { instance, mount, front } in all.into_values() {
+            instance.jobs().stop().for_good();
             front.close(&self.threads);
             if !mount.wait(deadline.saturating_duration_since(Instant::now())) {
                 warn!(instance = instance.name(), "the mount is still used; its users lose it");

@@ -10,8 +10,8 @@ use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
-use poolfs_libservice::Libservice;
 use poolfs_libservice::types::IdMap;
+use poolfs_libservice::{Layered, Libservice};
 use poolfs_local::{Local, LocalOptions};
 use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, UnionStatus, UpperFormat};
 use poolfs_union::{LAYER_ID_MAX, Lower, SharedMemory, Union, UnionConfig};
@@ -167,6 +167,11 @@ impl Stack {
     pub fn discard(&self) {
         let own = self.branches.iter().filter(|branch| branch.role == Role::Upper);
         own.for_each(|branch| branch.local.discard());
+    }
+
+    /// Its layer over read-only branches, if it has one.
+    pub(crate) fn layered(&self) -> Option<Arc<dyn Layered>> {
+        self.union.clone().map(|union| union as Arc<dyn Layered>)
     }
 
     /// What its union did, if it has one.

@@ -42,6 +42,36 @@ pub enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// List what a union differs in from its lower branches: A added, C changed, R replaced by something else, D removed
+    Diff {
+        /// The pool
+        pool: String,
+        /// Where it is mounted, or the container whose root it is
+        #[arg(value_name = "MOUNTPOINT|CONTAINER")]
+        place: String,
+        /// Also which parts of files: offset and length of each
+        #[arg(long)]
+        blocks: bool,
+    },
+    /// Make an image of a union: the layers it stands on, and a new one of what differs from them
+    Commit {
+        /// The pool
+        pool: String,
+        /// Where it is mounted, or the container whose root it is
+        #[arg(value_name = "MOUNTPOINT|CONTAINER")]
+        place: String,
+        /// The image's name
+        #[arg(value_name = "NAME")]
+        image: String,
+    },
+    /// Complete files of which only some blocks have moved, so that the upper branch of a union needs no lower one for them
+    Flatten {
+        /// The pool
+        pool: String,
+        /// Where it is mounted, or the container whose root it is
+        #[arg(value_name = "MOUNTPOINT|CONTAINER")]
+        place: String,
+    },
     /// Run a command on a pool's cores with the library preloaded
     Exec(ExecArguments),
     /// Import, list and remove images
@@ -322,6 +352,10 @@ mod tests {
             "poolfs umount web /mnt",
             "poolfs umount web /mnt --force",
             "poolfs rm --force c",
+            "poolfs diff web /mnt",
+            "poolfs diff web c --blocks --json",
+            "poolfs commit web c image:2",
+            "poolfs flatten web /mnt",
             "poolfs exec -- ls -l",
             "poolfs exec web --mount at=/a,dir=/b --mount at=/c,upper=/u,lower=/l --legacy -- sh -c true",
             "poolfs image import debian oci:/x:v1",

@@ -25,6 +25,7 @@ mod state;
 mod status;
 mod text;
 mod trace;
+mod trees;
 mod watch;
 mod why;
 
@@ -66,6 +67,9 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
             mount::mount(context, arguments)?;
         }
         Command::Umount { pool, mount_point, force } => mount::umount(context, &pool, &mount_point, force)?,
+        Command::Diff { pool, place, blocks } => trees::diff(context, &pool, &place, blocks)?,
+        Command::Commit { pool, place, image } => trees::commit(context, &pool, &place, &image)?,
+        Command::Flatten { pool, place } => trees::flatten(context, &pool, &place)?,
         Command::Exec(arguments) => {
             pool::sweep(context);
             return execute::execute(context, &arguments);

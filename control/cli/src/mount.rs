@@ -45,18 +45,7 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
 /// The command `umount`.
 pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) -> Result<()> {
     let mut pool = pool::lock(context, name)?;
-    let absolute = std::path::absolute(mount_point).map_err(|error| Failure::file(mount_point, error))?;
-    // Only the way to it is resolved: a dead mount itself cannot be looked at.
-    let resolved = match (absolute.parent().and_then(|parent| parent.canonicalize().ok()), absolute.file_name()) {
-        (Some(parent), Some(name)) => parent.join(name),
-        _ => absolute.clone(),
-    };
-    let fits =
-        |instance: &&InstanceRecord| instance.spec.mount_point == resolved || instance.spec.mount_point == absolute;
-    let Some(instance) = pool.record.instances.iter().rev().find(fits) else {
-        let remedy = format!("`poolfs pool inspect {name}` lists what is mounted");
-        return Err(Failure::new(mount_point.display().to_string(), format!("pool {name} has no mount there"), remedy));
-    };
+    let instance = instance_at(&pool.record, mount_point)?;
     if let Some(container) = &instance.container {
         let remedy = format!("end the container with `poolfs stop {container}`");
         let cause = format!("it is the root of the container {container}");
@@ -75,6 +64,23 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
             ))
         }),
     }
+}
+
+/// What a pool has mounted at a place, the topmost.
+pub fn instance_at<'p>(pool: &'p PoolRecord, mount_point: &Path) -> Result<&'p InstanceRecord> {
+    let absolute = std::path::absolute(mount_point).map_err(|error| Failure::file(mount_point, error))?;
+    // Only the way to it is resolved: a dead mount itself cannot be looked at.
+    let resolved = match (absolute.parent().and_then(|parent| parent.canonicalize().ok()), absolute.file_name()) {
+        (Some(parent), Some(name)) => parent.join(name),
+        _ => absolute.clone(),
+    };
+    let fits =
+        |instance: &&InstanceRecord| instance.spec.mount_point == resolved || instance.spec.mount_point == absolute;
+    pool.instances.iter().rev().find(fits).ok_or_else(|| {
+        let name = &pool.name;
+        let remedy = format!("`poolfs pool inspect {name}` lists what is mounted");
+        Failure::new(mount_point.display().to_string(), format!("pool {name} has no mount there"), remedy)
+    })
 }
 
 /// `DIR[:DIR...]`, topmost first.

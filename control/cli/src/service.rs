@@ -58,11 +58,11 @@ fn silent(context: &Context, pool: &str, error: impl std::fmt::Display) -> Failu
     Failure::new(format!("service of pool {pool}"), format!("no answer from {}: {error}", path.display()), remedy)
 }
 
-/// Send one command; where its answers come, each within `wait`.
-fn send(context: &Context, pool: &str, command: &Command, wait: Duration) -> Result<UnixStream> {
+/// Send one command; where its answers come, each within `wait` if that is given.
+fn send(context: &Context, pool: &str, command: &Command, wait: Option<Duration>) -> Result<UnixStream> {
     let sent = || {
         let mut stream = UnixStream::connect(control_socket(context, pool))?;
-        stream.set_read_timeout(Some(wait))?;
+        stream.set_read_timeout(wait)?;
         stream.set_write_timeout(Some(ANSWER_WAIT))?;
         let mut line = serde_json::to_string(command)?;
         line.push('\n');
@@ -76,9 +76,9 @@ fn send(context: &Context, pool: &str, command: &Command, wait: Duration) -> Res
 fn ask(context: &Context, pool: &str, command: &Command) -> Result<Answer> {
     let wait = match command {
         Command::Status | Command::Client { .. } => ANSWER_WAIT,
-        Command::Mount(_) | Command::Unmount { .. } | Command::Trace(_) | Command::Shutdown => FLUSH_WAIT,
+        _ => FLUSH_WAIT,
     };
-    let stream = send(context, pool, command, wait)?;
+    let stream = send(context, pool, command, Some(wait))?;
     let mut answer = String::new();
     let read = BufReader::new(stream.take(ANSWER_BYTES_MAX)).read_line(&mut answer);
     read.map_err(|error| silent(context, pool, error))?;
@@ -103,7 +103,7 @@ pub fn trace(
     spec: TraceSpec,
     mut tell: impl FnMut(Option<Span>) -> Result<bool>,
 ) -> Result<Option<Traced>> {
-    let stream = send(context, pool, &Command::Trace(spec), TRACE_PAUSE)?;
+    let stream = send(context, pool, &Command::Trace(spec), Some(TRACE_PAUSE))?;
     let mut input = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
@@ -125,6 +125,31 @@ pub fn trace(
         }
         if !tell(span)? {
             return Ok(None);
+        }
+    }
+}
+
+/// Have a command carried out that may take its time, and is answered by one or several answers, until `take` says that it has got the last. It ends with
+/// this process.
+pub fn converse(
+    context: &Context,
+    pool: &str,
+    command: &Command,
+    mut take: impl FnMut(Answer) -> Result<bool>,
+) -> Result<()> {
+    let mut input = BufReader::new(send(context, pool, command, None)?);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let read = input.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
+        read.map_err(|error| silent(context, pool, error))?;
+        match serde_json::from_slice(&line).map_err(|error| silent(context, pool, error))? {
+            Answer::Failed { message } => return Err(Failure::new(format!("service of pool {pool}"), message, "")),
+            answer => {
+                if !take(answer)? {
+                    return Ok(());
+                }
+            }
         }
     }
 }
@@ -160,7 +185,8 @@ pub fn client(context: &Context, pool: &str, pid: u32) -> Result<Vec<ClientStatu
     }
 }
 
-fn unexpected(pool: &str) -> Failure {
+/// The failure that an answer is none to what was asked.
+pub fn unexpected(pool: &str) -> Failure {
     let remedy = "use the poolfs and the poolfs-service of one build";
     Failure::new(format!("service of pool {pool}"), "it gave an answer to another question", remedy)
 }

@@ -9,6 +9,7 @@
 //! with the layer's directory as its root, so that nothing outside can be reached. On any error nothing of the image stays.
 
 mod archive;
+mod commit;
 mod decompress;
 mod digest;
 mod directory;
@@ -25,6 +26,7 @@ mod tests;
 mod tree;
 mod unpack;
 
+pub use commit::{Base, Staged};
 pub use digest::Digest;
 pub use error::{ImageError, Result};
 pub use layers::LayerRecord;

@@ -64,24 +64,13 @@ impl ImageStore {
         check_name(name)?;
         let parsed = Source::parse(source)?;
         let _lock = self.lock(true)?;
-        if self.record_path(name).exists() {
+        if self.has(name) {
             return Err(ImageError::Exists(name.to_owned()));
         }
         self.sweep()?;
         let mut added = Vec::new();
-        let result = self.import_layers(&parsed, limits, progress, &mut added).and_then(|(layers, config)| {
-            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            let record = ImageRecord {
-                version: RECORD_VERSION,
-                name: name.to_owned(),
-                source: source.to_owned(),
-                imported_seconds: since.map_or(0, |elapsed| elapsed.as_secs()),
-                layers,
-                config,
-            };
-            self.write(&record)?;
-            Ok(record)
-        });
+        let imported = self.import_layers(&parsed, limits, progress, &mut added);
+        let result = imported.and_then(|(layers, config)| self.record(name, source, layers, config));
         if result.is_err() {
             for digest in &added {
                 // The first error is the one to report; a layer left over is found again by the next removal of an image.
@@ -149,8 +138,38 @@ impl ImageStore {
         self.layers.path(digest)
     }
 
+    pub(crate) fn layers(&self) -> &LayerStore {
+        &self.layers
+    }
+
+    /// Whether there is an image of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.record_path(name).exists()
+    }
+
+    /// Make an image of layers that are there, with now as its time.
+    pub(crate) fn record(
+        &self,
+        name: &str,
+        source: &str,
+        layers: Vec<LayerRecord>,
+        config: ImageConfig,
+    ) -> Result<ImageRecord> {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let record = ImageRecord {
+            version: RECORD_VERSION,
+            name: name.to_owned(),
+            source: source.to_owned(),
+            imported_seconds: since.map_or(0, |elapsed| elapsed.as_secs()),
+            layers,
+            config,
+        };
+        self.write(&record)?;
+        Ok(record)
+    }
+
     /// Take away what killed commands left.
-    fn sweep(&self) -> Result<()> {
+    pub(crate) fn sweep(&self) -> Result<()> {
         let listed = std::fs::read_dir(&self.images).map_err(|source| ImageError::io("list", &self.images, source))?;
         for entry in listed.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(RECORD_PREFIX)) {
             let path = entry.path();

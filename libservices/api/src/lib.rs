@@ -60,6 +60,7 @@ mod changed;
 pub mod conformance;
 mod error;
 mod held;
+mod layered;
 pub mod memory;
 #[cfg(test)]
 mod mutations;
@@ -69,6 +70,7 @@ mod recorder;
 pub use changed::{Changed, Unseen};
 pub use error::{Error, Result};
 pub use held::{Branch, Held, Opened};
+pub use layered::{ChangesHeld, Difference, Flattened, Layered, Relation, Visit};
 pub use memory::Memory;
 pub use poolfs_types as types;
 pub use recorder::Recorder;

@@ -4,46 +4,13 @@ use crate::node::{Content, Node};
 use crate::resolve::{LowerFound, Referenced};
 use crate::sketch::{BLOCK, Sketch};
 use crate::{Union, branch, work};
-use poolfs_libservice::{Error, Opened, Result, fail};
+use poolfs_libservice::{ChangesHeld, Difference, Error, Flattened, Layered, Opened, Relation, Result, Visit, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo};
 use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
-use std::sync::{Arc, PoisonError, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 const ROOT: &Caller = &Caller::ROOT;
-
-/// What differs under a name.
-#[derive(Clone, Copy, Debug)]
-pub enum Difference<'a> {
-    /// The lower branches have something there, and the union has nothing.
-    Removed,
-    /// The union has something of its own there.
-    Object {
-        /// Its number, which is good while it is told of.
-        node: NodeId,
-        /// What the union shows of it.
-        attributes: &'a Attributes,
-        /// What the lower branches have there.
-        relation: Relation,
-    },
-}
-
-/// How an object of the union stands to what the lower branches have under its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Relation {
-    /// They have nothing.
-    Added,
-    /// It is theirs, with other attributes or another content; of a directory, perhaps only because something in it differs.
-    Changed,
-    /// They have another object. Nothing that they have in a directory of this name is in this one.
-    Replaced,
-}
-
-/// Told of each difference, with its path; whether to go on.
-pub type Visit<'a> = dyn FnMut(&[u8], Difference<'_>) -> Result<ControlFlow<()>> + 'a;
-
-/// As long as it is there, nobody changes what the union shows: who wants to waits.
-pub struct ChangesHeld<'a>(#[expect(dead_code, reason = "the lock is what it is for")] RwLockWriteGuard<'a, ()>);
 
 /// Which names of a directory are told of.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,24 +33,32 @@ struct Entered<'a> {
     is_told: bool,
 }
 
+impl Layered for Union {
+    fn differences(&self, visit: &mut Visit<'_>) -> Result<()> {
+        self.visit_differences(visit)
+    }
+
+    fn changed_parts(&self, node: NodeId, from: u64, most: usize) -> Result<Vec<Range<u64>>> {
+        self.parts_of(node, from, most)
+    }
+
+    fn hold_changes(&self) -> ChangesHeld<'_> {
+        ChangesHeld::by(self.changing.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn flatten(&self, go_on: &dyn Fn() -> bool) -> Result<Flattened> {
+        self.complete_all(go_on)
+    }
+}
+
 impl Union {
     /// Whoever is about to change what the union shows holds this while doing so.
     pub(crate) fn change(&self) -> RwLockReadGuard<'_, ()> {
         self.changing.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for all changes under way, and has those that come wait.
-    #[must_use]
-    pub fn hold_changes(&self) -> ChangesHeld<'_> {
-        ChangesHeld(self.changing.write().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Tells `visit` of everything in which the union differs from its lower branches, each directory before what is in it, the root first of all and
-    /// names in order; paths are from the root, without a leading slash. What is changed meanwhile is told of as it was, as it is, or not at all.
-    ///
-    /// # Errors
-    /// Those of `visit`, and what the branches answer.
-    pub fn differences(&self, visit: &mut Visit<'_>) -> Result<()> {
+    /// See [`Layered::differences`].
+    fn visit_differences(&self, visit: &mut Visit<'_>) -> Result<()> {
         // A file with several lower names may have changed under names that are in no upper directory.
         let has_links = !work::list(&self.upper, self.work.index.node())?.is_empty();
         let root = self.node(NodeId::ROOT)?;
@@ -202,12 +177,8 @@ impl Union {
         }
     }
 
-    /// Parts of a regular file, from `from` on and in order, whose bytes are not the lower branches': those that have been written since, or
-    /// are new. Whole blocks, cut at the file's end; at most `most` of them, which must not be 0. Holes of files that are not the lower branches' are left out.
-    ///
-    /// # Errors
-    /// `ESTALE` for a node that is no more, `EINVAL` for one that is no regular file, `EIO` for a damaged one; what the branches answer.
-    pub fn changed_parts(&self, node: NodeId, from: u64, most: usize) -> Result<Vec<Range<u64>>> {
+    /// See [`Layered::changed_parts`].
+    fn parts_of(&self, node: NodeId, from: u64, most: usize) -> Result<Vec<Range<u64>>> {
         let node = self.node(node)?;
         if node.file_type != FileType::Regular {
             return fail(Errno::EINVAL);

@@ -2,10 +2,9 @@
 
 use crate::Union;
 use crate::data::read_runs;
-use crate::differences::Difference;
 use crate::node::{Content, Node};
 use crate::sketch::BLOCK;
-use poolfs_libservice::{Durability, Result};
+use poolfs_libservice::{Difference, Durability, Flattened, Layered, Result};
 use poolfs_types::{Caller, Errno, FileType, SetAttributes, SetTime};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,26 +17,9 @@ const STEP_BLOCKS: u64 = 256;
 /// Most files that are named because they could not be completed.
 const FAILED_MAX: usize = 100;
 
-/// What a flattening has done.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Flattened {
-    /// Sketches that are ordinary files now.
-    pub files: u64,
-    /// Bytes copied for it.
-    pub bytes: u64,
-    /// How many could not be completed.
-    pub failed: u64,
-    /// Those, at most 100: path and cause.
-    pub failures: Vec<(Vec<u8>, String)>,
-}
-
 impl Union {
-    /// Completes all sketches, a mebibyte at a time, so that nobody waits for long who uses one of them. Ends early when `go_on` says so,
-    /// which is asked before each.
-    ///
-    /// # Errors
-    /// When the differences cannot be listed. What concerns a file alone is told of in the result.
-    pub fn flatten(&self, go_on: &dyn Fn() -> bool) -> Result<Flattened> {
+    /// See [`Layered::flatten`].
+    pub(crate) fn complete_all(&self, go_on: &dyn Fn() -> bool) -> Result<Flattened> {
         let mut done = Flattened::default();
         self.differences(&mut |path, difference| {
             if !go_on() {

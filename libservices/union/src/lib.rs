@@ -47,8 +47,6 @@ mod temporary;
 mod transit;
 mod work;
 
-pub use differences::{ChangesHeld, Difference, Relation, Visit};
-pub use flatten::Flattened;
 pub use shown::SharedMemory;
 pub use statistics::{Damage, Statistics};
 

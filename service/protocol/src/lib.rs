@@ -7,6 +7,7 @@
 pub mod ids;
 mod status;
 mod trace;
+mod trees;
 mod upper;
 
 pub use status::{
@@ -14,6 +15,7 @@ pub use status::{
     ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
+pub use trees::{Committed, Difference, DifferenceKind, Flattened};
 pub use upper::{NoUpperFormat, UpperFormat};
 
 pub use poolfs_types::{IdMap, IdMapError, IdRange};
@@ -132,6 +134,27 @@ pub enum Command {
     },
     /// Tell of single requests while they are served: [`Answer::Span`]s, and at the end [`Answer::Traced`].
     Trace(TraceSpec),
+    /// Tell in what a union differs from its lower branches: [`Answer::Difference`]s, each followed by [`Answer::Parts`] if it has many, and at the end
+    /// [`Answer::Done`] or [`Answer::Failed`]. Whoever hangs up ends it.
+    Differences {
+        /// The instance.
+        instance: String,
+        /// Whether to tell which parts of files differ.
+        parts: bool,
+    },
+    /// Make a layer of what differs: an archive as the OCI image specification has it, with changed files whole, and names that hide
+    /// others. Whoever wants to change the union meanwhile waits.
+    Commit {
+        /// The instance.
+        instance: String,
+        /// The archive, a file that does not exist yet. After a failure it may be there, unfinished.
+        archive: PathBuf,
+    },
+    /// Complete all sketches of a union, so that no file of the upper branch needs a lower one. Whoever hangs up ends it.
+    Flatten {
+        /// The instance.
+        instance: String,
+    },
     /// Unmount everything, flush, end.
     Shutdown,
 }
@@ -176,6 +199,17 @@ pub enum Answer {
         /// What each knows.
         instances: Vec<ClientStatus>,
     },
+    /// To [`Command::Differences`]: one of them.
+    Difference(Difference),
+    /// Further parts of the file that was told of last.
+    Parts {
+        /// Offset and length of each.
+        parts: Vec<(u64, u64)>,
+    },
+    /// To [`Command::Commit`].
+    Committed(Committed),
+    /// To [`Command::Flatten`].
+    Flattened(Flattened),
     /// To [`Command::Trace`]: one request.
     Span(Box<Span>),
     /// To [`Command::Trace`]: the end.

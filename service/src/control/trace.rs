@@ -1,9 +1,8 @@
 //! The command `trace`: requests told of while they are served.
 
-use super::answer;
+use super::{answer, has_hung_up};
 use crate::service::Service;
 use poolfs_service_protocol::{Answer, OperationPath, Span, TraceSpec};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -39,12 +38,6 @@ fn tell_until(stream: &UnixStream, seconds: Option<u32>, next: impl Fn(Duration)
         }
     }
     Ok(())
-}
-
-/// Whoever asked has closed its end, or says something: it wants no more.
-fn has_hung_up(stream: &UnixStream) -> io::Result<bool> {
-    let mut polled = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
-    Ok(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
 }
 
 /// Of the kernel's requests only the thread is known, and its process is what people look for.

@@ -1,0 +1,151 @@
+//! What mounted unions differ in from their lower branches: listing it, making a layer of it, and completing files.
+
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::images::Bar;
+use crate::mount::instance_at;
+use crate::record::{InstanceRecord, PoolRecord};
+use crate::service;
+use crate::signals::Signals;
+use crate::text::{complain, count, plain, print, print_json, size};
+use poolfs_image::Limits;
+use poolfs_service_protocol::{Answer, Command, Difference, DifferenceKind, StackSpec};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// The union that a container has as its root, or that is mounted at a place.
+fn union_of(context: &Context, pool: &str, place: &str) -> Result<InstanceRecord> {
+    let pools = context.pools()?;
+    let record: PoolRecord = pools.peek(pool)?.ok_or_else(|| pools.absent(pool))?;
+    let of_container = |instance: &&InstanceRecord| instance.container.as_deref() == Some(place);
+    let found = match record.instances.iter().find(of_container) {
+        Some(instance) => instance,
+        None => instance_at(&record, Path::new(place))?,
+    };
+    match &found.spec.stack {
+        StackSpec::Union { .. } => Ok(found.clone()),
+        StackSpec::Directory { .. } => {
+            let remedy =
+                "what is mounted with --upper and --lower, and the roots of containers, have branches that differ";
+            Err(Failure::new(place, "it is one directory, and no union", remedy))
+        }
+    }
+}
+
+/// Have what programs have mapped and changed reach the service.
+fn flush(mount_point: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Failure::file(mount_point, error);
+    rustix::fs::syncfs(File::open(mount_point).map_err(failed)?).map_err(|errno| failed(errno.into()))
+}
+
+/// The command `diff`.
+pub fn diff(context: &Context, pool: &str, place: &str, blocks: bool) -> Result<()> {
+    let union = union_of(context, pool, place)?;
+    flush(&union.spec.mount_point)?;
+    let command = Command::Differences { instance: union.spec.instance, parts: blocks };
+    // The parts of a file may come in several answers.
+    let mut waiting: Option<Difference> = None;
+    service::converse(context, pool, &command, |answer| {
+        match answer {
+            Answer::Difference(difference) => {
+                if let Some(whole) = waiting.replace(difference) {
+                    show(context, &whole)?;
+                }
+            }
+            Answer::Parts { parts } => {
+                let known = waiting.as_mut().and_then(|waiting| waiting.parts.as_mut());
+                known.into_iter().for_each(|known| known.extend(&parts));
+            }
+            Answer::Done => return Ok(false),
+            _ => return Err(service::unexpected(pool)),
+        }
+        Ok(true)
+    })?;
+    waiting.map_or(Ok(()), |last| show(context, &last))
+}
+
+fn show(context: &Context, difference: &Difference) -> Result<()> {
+    if context.json {
+        let line = serde_json::to_string(difference).map_err(|error| Failure::new("diff", error, ""))?;
+        return print(&(line + "\n"));
+    }
+    if difference.path == "/" {
+        return Ok(());
+    }
+    let letter = match difference.kind {
+        DifferenceKind::Added => 'A',
+        DifferenceKind::Changed => 'C',
+        DifferenceKind::Replaced => 'R',
+        DifferenceKind::Removed => 'D',
+    };
+    let mut text = format!("{letter} {}\n", plain(&difference.path));
+    for (offset, length) in difference.parts.iter().flatten() {
+        text += &format!("    {offset} {length}\n");
+    }
+    print(&text)
+}
+
+/// The command `commit`.
+pub fn commit(context: &Context, pool: &str, place: &str, name: &str) -> Result<()> {
+    let union = union_of(context, pool, place)?;
+    let StackSpec::Union { lowers, .. } = &union.spec.stack else { return Err(service::unexpected(pool)) };
+    let mut bar = Bar::cancelled_by(Signals::catch()?);
+    let store = context.images()?;
+    let staged = store.stage(name)?;
+    let lowest_first: Vec<PathBuf> = lowers.iter().rev().cloned().collect();
+    let base = store.base(&lowest_first)?;
+    flush(&union.spec.mount_point)?;
+    let command = Command::Commit { instance: union.spec.instance, archive: staged.archive() };
+    let mut committed = None;
+    service::converse(context, pool, &command, |answer| match answer {
+        Answer::Committed(done) => {
+            committed = Some(done);
+            Ok(false)
+        }
+        _ => Err(service::unexpected(pool)),
+    })?;
+    let committed = committed.ok_or_else(|| service::unexpected(pool))?;
+    let stands_alone = base.is_none();
+    let source = format!("commit:{pool}:{place}");
+    let image = staged.finish(base.unwrap_or_default(), &source, &Limits::default(), &mut bar)?;
+    if stands_alone {
+        complain("poolfs: what it is mounted over are no layers of images: the image has what differs alone");
+    }
+    if context.json {
+        return print_json(&image);
+    }
+    let layers = count(image.layers.len() as u64, "layer");
+    print(&format!(
+        "{name}: {} in a new layer of {}, {layers}\n",
+        size(committed.bytes),
+        count(committed.members, "member")
+    ))
+}
+
+/// The command `flatten`.
+pub fn flatten(context: &Context, pool: &str, place: &str) -> Result<()> {
+    let union = union_of(context, pool, place)?;
+    let command = Command::Flatten { instance: union.spec.instance };
+    let mut flattened = None;
+    service::converse(context, pool, &command, |answer| match answer {
+        Answer::Flattened(done) => {
+            flattened = Some(done);
+            Ok(false)
+        }
+        _ => Err(service::unexpected(pool)),
+    })?;
+    let done = flattened.ok_or_else(|| service::unexpected(pool))?;
+    if context.json {
+        print_json(&done)?;
+    } else {
+        print(&format!("{place}: {} completed, {} copied\n", count(done.files, "file"), size(done.bytes)))?;
+    }
+    for (path, cause) in &done.failures {
+        complain(&format!("poolfs: {}: {cause}", plain(path)));
+    }
+    if done.failed == 0 {
+        return Ok(());
+    }
+    let remedy = "`poolfs status --json` names damaged files; remove them, or bring their lower files back";
+    Err(Failure::new(place, format!("{} could not be completed", count(done.failed, "file")), remedy))
+}
