@@ -59,6 +59,7 @@
 mod changed;
 pub mod conformance;
 mod error;
+mod findings;
 mod held;
 mod layered;
 pub mod memory;
@@ -66,9 +67,11 @@ pub mod memory;
 mod mutations;
 pub mod random_operations;
 mod recorder;
+pub mod walk;
 
 pub use changed::{Changed, Unseen};
 pub use error::{Error, Result};
+pub use findings::{Finding, Findings, Outcome, Tally};
 pub use held::{Branch, Held, Opened};
 pub use layered::{ChangesHeld, Difference, Flattened, Layered, Relation, Visit};
 pub use memory::Memory;

@@ -21,7 +21,7 @@ const ROOT: &Caller = &Caller::ROOT;
 
 /// overlayfs' mark of a file that has no content of its own: that of the layers above, and for files of the format ours, so that overlayfs
 /// never shows their tables.
-const METACOPY: &[u8] = b"trusted.overlay.metacopy";
+pub(crate) const METACOPY: &[u8] = b"trusted.overlay.metacopy";
 
 /// Stores the record of a file.
 pub(crate) fn store(below: &Branch, node: NodeId, record: &Record) -> Result<()> {

@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 mod content;
 mod file;
 mod flush;
@@ -31,14 +32,16 @@ mod table;
 use flush::Stop;
 use format::{ENTRIES, UNIT_SHIFT_MAX, UNIT_SHIFT_MIN};
 use nodes::{Node, Nodes, Open, lock};
-use poolfs_libservice::{Branch, Held, Libservice, Opened, Result};
-use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId};
+use poolfs_libservice::{Branch, Finding, Libservice, Outcome, Result, Tally};
+use poolfs_types::{Caller, Errno, HandleId, NodeId};
 use std::collections::VecDeque;
-use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// Most findings of one opening that are logged one by one.
+const LOGGED_MAX: u64 = 100;
 
 /// Which of the two forms a new file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,44 +150,28 @@ impl Bcow {
         }
     }
 
-    /// Looks at every file of the layer after a crash, as [`Bcow::repair`] does at one; how many sectors were mended. What is damaged stays
-    /// so, and is told of when it is used.
+    /// Looks at every file of the layer after a crash, and repairs what [`Bcow::check`] does; each thing is logged. How many were repaired.
+    /// What is damaged stays so, and is told of when it is used.
     ///
     /// # Errors
-    /// What the layer below answers to listing and looking up.
+    /// As [`Bcow::check`].
     pub fn repair_all(&self) -> Result<u64> {
-        let below: Branch = self.below.clone();
-        let mut mended = 0;
-        let mut pending = vec![Held::new(&below, NodeId::ROOT)];
-        while let Some(directory) = pending.pop() {
-            let mut names = Vec::new();
-            let opened = Opened::directory(&below, directory.node())?;
-            below.readdir(&Caller::ROOT, opened.id(), 0, &mut |entry| {
-                if matches!(entry.file_type, FileType::Directory | FileType::Regular) {
-                    names.push((entry.name.as_bytes().to_vec(), entry.file_type));
-                }
-                ControlFlow::Continue(())
-            })?;
-            drop(opened);
-            for (name, file_type) in names {
-                let entry = below.lookup(&Caller::ROOT, directory.node(), Name::new(&name)?)?;
-                let held = Held::new(&below, entry.node);
-                if file_type == FileType::Directory {
-                    pending.push(held);
-                    continue;
-                }
-                match self.repair(held.node()) {
-                    Ok(0) => {}
-                    Ok(sectors) => {
-                        let name = name.escape_ascii().to_string();
-                        tracing::warn!(name, sectors, "the block table of a file was mended after a crash");
-                        mended += sectors;
-                    }
-                    Err(error) => tracing::error!(%error, "a file is damaged"),
-                }
+        let mut told = 0;
+        let checked = self.check(true, true, &mut |finding| {
+            told += 1;
+            let Finding { path, problem, cause, outcome } = finding;
+            let problem = problem.name();
+            match outcome {
+                _ if told > LOGGED_MAX => {}
+                Outcome::Repaired => tracing::warn!(path, problem, cause, "repaired after an unclean end"),
+                Outcome::Damage | Outcome::Repairable => tracing::error!(path, problem, cause, "a file is damaged"),
             }
+        })?;
+        let Tally { repaired, damaged, .. } = checked.tally;
+        if told > LOGGED_MAX {
+            tracing::warn!(repaired, damaged, "more was found than is logged; `poolfs fsck` tells of all");
         }
-        Ok(mended)
+        Ok(repaired)
     }
 
     /// Looks at every table of a file after a crash, and mends sectors that were cut while they were written; how many. The file is on disk

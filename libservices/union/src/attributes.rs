@@ -131,7 +131,7 @@ impl Union {
             sketch.shown = None;
             let before = sketch.record;
             let store = |record: &SketchRecord| marks::set(&*self.upper, held.node(), marks::SKETCH, &record.encode());
-            let record = SketchRecord { limit: size, size, epoch: before.epoch + 1, ..before };
+            let record = SketchRecord { limit: size, size, ..before.next_epoch() };
             store(&record)?;
             sketch.record = record;
             let size = SetAttributes { size: changes.size, ..SetAttributes::default() };
@@ -146,7 +146,7 @@ impl Union {
             if let Some(map) = &mut sketch.map {
                 map.unmoved = blocks - map.bitmap.count_below(blocks);
             }
-            let done = SketchRecord { epoch: record.epoch + 1, ..record };
+            let done = record.next_epoch();
             store(&done)?;
             sketch.record = done;
         }

@@ -169,10 +169,14 @@ fn encode(id: &[u8; 16], sector: u32, words: &Words) -> [u8; SECTOR_BYTES] {
     out
 }
 
+/// Blocks of a lower file of `size` bytes.
+pub(crate) fn blocks(size: u64) -> u64 {
+    size.div_ceil(poolfs_types::limits::BLOCK_SIZE as u64)
+}
+
 /// Bytes of the bitmap file of a lower file of `size` bytes.
 pub(crate) fn file_bytes(size: u64) -> u64 {
-    let blocks = size.div_ceil(poolfs_types::limits::BLOCK_SIZE as u64);
-    blocks.div_ceil(SECTOR_BLOCKS).max(1) * SECTOR_BYTES as u64
+    blocks(size).div_ceil(SECTOR_BLOCKS).max(1).saturating_mul(SECTOR_BYTES as u64)
 }
 
 #[cfg(test)]

@@ -111,6 +111,16 @@ impl Origin {
 }
 
 impl SketchRecord {
+    /// Whether a truncation was begun and not finished.
+    pub fn is_truncating(&self) -> bool {
+        self.epoch % 2 == 1
+    }
+
+    /// The same with a truncation begun, or with it finished. The epoch may be any number: it comes from the disk.
+    pub fn next_epoch(&self) -> Self {
+        SketchRecord { epoch: self.epoch.wrapping_add(1), ..*self }
+    }
+
     pub fn encode(&self) -> [u8; SKETCH_BYTES] {
         let mut out = [0; SKETCH_BYTES];
         out[..4].copy_from_slice(b"PFSK");

@@ -24,6 +24,7 @@ mod background;
 mod bitmap;
 mod branch;
 mod changes;
+pub mod check;
 mod copyup;
 mod data;
 mod differences;
@@ -130,7 +131,7 @@ pub struct Union {
 }
 
 impl Union {
-    /// Opens the union: makes or checks the work directory, and sweeps what an unclean end left there.
+    /// Opens the union: makes or checks the work directory, and repairs what an unclean end left, as [`check::Check`] does.
     ///
     /// # Errors
     /// `EINVAL` for unusable layer ids, `EROFS` for an upper branch that refuses changes, `EIO` for one written by another release; else
@@ -144,16 +145,7 @@ impl Union {
         }
         let (work, unclean) = work::Work::open(&upper)?;
         if unclean {
-            match work.mend_bitmaps()? {
-                0 => {}
-                sectors => tracing::warn!(sectors, "bitmaps of sketches were mended after an unclean end"),
-            }
-            match work.sweep() {
-                Ok(0) => {}
-                Ok(removed) => tracing::info!(removed, "orphans of an unclean end were swept from the upper branch"),
-                // They take room, and do no other harm.
-                Err(error) => tracing::warn!(%error, "orphans of an unclean end stay in the upper branch"),
-            }
+            check::repair_after_unclean_end(&upper)?;
         }
         let nodes = Nodes::new(root(&upper, &lowers)?);
         let stop = Arc::new(durable::Stop::default());

@@ -13,7 +13,8 @@ use poolfs_types::{Attributes, Caller, Errno};
 /// Most links a file can have more or less than an inode.
 const DELTA_MAX: i64 = u32::MAX as i64;
 
-fn parse(value: &[u8]) -> Option<(u8, i64)> {
+/// The stored link count `value`: what it is relative to (`U` or `L`), and by how much it differs.
+pub(crate) fn parse(value: &[u8]) -> Option<(u8, i64)> {
     let (&base, number) = value.split_first()?;
     let delta = std::str::from_utf8(number).ok()?.parse().ok()?;
     (matches!(base, b'U' | b'L') && (-DELTA_MAX..=DELTA_MAX).contains(&delta)).then_some((base, delta))

@@ -33,7 +33,7 @@ pub(crate) enum Redirect {
 }
 
 impl Redirect {
-    fn parse(value: &[u8]) -> Result<Self> {
+    pub fn parse(value: &[u8]) -> Result<Self> {
         let bad = || Error::new(Errno::EIO, format!("redirect \"{}\" is no path", value.escape_ascii()));
         let component = |bytes: &[u8]| Name::new(bytes).map(|name| name.as_bytes().to_vec()).map_err(|_| bad());
         match value.strip_prefix(b"/") {

@@ -1,7 +1,7 @@
 //! Branch lookup: from a union directory and a name to the objects of the branches.
 
 use crate::Union;
-use crate::branch::{LowerNode, join};
+use crate::branch::{self, LowerNode, join};
 use crate::format::{Origin, SketchRecord};
 use crate::marks::{self, Marks, Redirect};
 use crate::node::{Content, NewNode, Node, State};
@@ -384,45 +384,12 @@ impl Union {
         path: &[u8],
         name: &[u8],
     ) -> Result<Option<(LowerNode, Attributes)>> {
-        let branch = &self.lowers[layer].layer;
-        if path.is_empty() && name == crate::work::DIRECTORY {
-            return Ok(None);
-        }
-        let Ok(checked) = Name::new(name) else { return Ok(None) };
-        match branch.lookup(&Caller::ROOT, directory.node(), checked) {
-            Ok(entry) => {
-                let held = Arc::new(Held::new(branch, entry.node));
-                Ok(Some((LowerNode { layer, held, path: join(path, name) }, entry.attributes)))
-            }
-            Err(error) if error == Errno::ENOENT || error == Errno::ENOTDIR => Ok(None),
-            Err(error) => Err(error),
-        }
+        branch::lower_entry(&self.lowers, layer, directory, path, name)
     }
 
-    /// The lower file an origin names, with its attributes: `Err(Ok(cause))` when it is not the one that was copied up.
+    /// The lower file an origin names, with its attributes; the cause when it is not the one that was copied up.
     pub(crate) fn lower_of(&self, origin: &Origin) -> Result<std::result::Result<(LowerNode, Attributes), String>> {
-        let shown = origin.path.escape_ascii();
-        let Some(layer) = self.lowers.iter().position(|lower| lower.layer_id == origin.layer_id) else {
-            return Ok(Err(format!("its lower layer {} is not part of the union", origin.layer_id)));
-        };
-        let gone = || format!("its lower file {shown} of layer {} is gone", origin.layer_id);
-        let mut held = Arc::new(Held::new(&self.lowers[layer].layer, poolfs_types::NodeId::ROOT));
-        let mut path: Arc<[u8]> = Arc::from(&b""[..]);
-        let mut reached = None;
-        for part in origin.path.split(|&byte| byte == b'/') {
-            let Some((node, attributes)) = self.lower_entry(layer, &held, &path, part)? else {
-                return Ok(Err(gone()));
-            };
-            (held, path) = (node.held.clone(), node.path.clone());
-            reached = Some((node, attributes));
-        }
-        Ok(match reached {
-            None => Err(gone()),
-            Some((_, attributes)) if attributes.size != origin.size || attributes.modified != origin.modified => {
-                Err(format!("its lower file {shown} of layer {} has changed", origin.layer_id))
-            }
-            Some(found) => Ok(found),
-        })
+        branch::lower_of(&self.lowers, origin)
     }
 
     /// The node for an id that a caller gave.

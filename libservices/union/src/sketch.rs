@@ -8,9 +8,10 @@ use crate::marks;
 use crate::node::{Content, Node, State};
 use crate::shown::{SharedMemory, Shown};
 use crate::transit::{Permit, Transit};
-use poolfs_libservice::{Base, Error, Held, Lease, Opened, Result, Segment, fail};
+use poolfs_libservice::{Base, Branch, Error, Held, Lease, Opened, Result, Segment, fail};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Bytes of a block, as file offsets count.
@@ -78,7 +79,7 @@ impl Sketch {
     /// Whether a truncation was begun and not finished. Nothing else happens to the file before that is made good: the next
     /// opening would repeat it.
     pub fn is_truncating(&self) -> bool {
-        self.record.epoch % 2 == 1
+        self.record.is_truncating()
     }
 
     /// The map and the files; `EIO` when the sketch was not made ready.
@@ -225,39 +226,20 @@ impl Union {
         }
         let file = Opened::file(&self.upper, &Caller::ROOT, held.node(), OpenFlags::READ_ONLY)?;
         let mut bitmap = Bitmap::default();
-        let mut buffer = vec![0; LOAD_BYTES];
-        let mut offset = 0;
-        while offset < size {
-            match self.upper.seek(&Caller::ROOT, file.id(), offset, SeekTo::Data) {
-                Ok(data) => offset = data - data % SECTOR_BYTES as u64,
-                Err(error) if error == Errno::ENXIO => break,
-                Err(error) => return Err(error),
-            }
-            let count = file.read_full(offset, &mut buffer)?;
-            for (at, sector) in buffer[..count].as_chunks::<SECTOR_BYTES>().0.iter().enumerate() {
-                let Ok(number) = u32::try_from(offset / SECTOR_BYTES as u64 + at as u64) else {
-                    return Ok(Err(format!("its bitmap {name} is too large")));
-                };
-                if let Err(cause) = bitmap.load(id, number, sector) {
-                    return Ok(Err(cause));
-                }
-            }
-            if count < SECTOR_BYTES {
-                break;
-            }
-            offset += (count - count % SECTOR_BYTES) as u64;
+        let mut damage = None;
+        each_sector(&file, size, &mut |number, sector| {
+            damage = bitmap.load(id, number, sector).err();
+            Ok(if damage.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        if let Some(cause) = damage {
+            return Ok(Err(cause));
         }
         Ok(Ok(bitmap))
     }
 
     /// Repeats the upper part of a truncation whose record is stored, and stores that it is done.
     pub(crate) fn finish_truncation(&self, upper: &Held, record: &mut SketchRecord) -> Result<()> {
-        let changes = SetAttributes { size: Some(record.size), ..SetAttributes::default() };
-        self.upper.setattr(&Caller::ROOT, upper.node(), &changes, None)?;
-        let done = SketchRecord { epoch: record.epoch + 1, ..*record };
-        marks::set(&*self.upper, upper.node(), marks::SKETCH, &done.encode())?;
-        *record = done;
-        Ok(())
+        finish_truncation(&self.upper, upper, record)
     }
 
     /// Turns a sketch without visible lower bytes into an ordinary file. Its data must be durable or of length zero.
@@ -270,4 +252,43 @@ impl Union {
         let cleared = marks::clear(&*self.upper, upper.node(), marks::METACOPY);
         cleared.and(self.work.remove_bitmap(&id))
     }
+}
+
+/// Repeats the upper part of a truncation whose record is stored, and stores that it is done.
+pub(crate) fn finish_truncation(branch: &Branch, upper: &Held, record: &mut SketchRecord) -> Result<()> {
+    let changes = SetAttributes { size: Some(record.size), ..SetAttributes::default() };
+    branch.setattr(&Caller::ROOT, upper.node(), &changes, None)?;
+    let done = record.next_epoch();
+    marks::set(&**branch, upper.node(), marks::SKETCH, &done.encode())?;
+    *record = done;
+    Ok(())
+}
+
+/// What is done with the sector of that number, and whether the next is wanted.
+type VisitSector<'a> = dyn FnMut(u32, &[u8; SECTOR_BYTES]) -> Result<ControlFlow<()>> + 'a;
+
+/// Visits the sectors of a bitmap file of `size` bytes, without those in its holes, until `visit` breaks.
+pub(crate) fn each_sector(file: &Opened, size: u64, visit: &mut VisitSector<'_>) -> Result<()> {
+    let mut buffer = vec![0; LOAD_BYTES];
+    let mut offset = 0;
+    while offset < size {
+        match file.branch().seek(&Caller::ROOT, file.id(), offset, SeekTo::Data) {
+            Ok(data) => offset = data - data % SECTOR_BYTES as u64,
+            Err(error) if error == Errno::ENXIO => break,
+            Err(error) => return Err(error),
+        }
+        let count = file.read_full(offset, &mut buffer)?;
+        for (at, sector) in buffer[..count].as_chunks::<SECTOR_BYTES>().0.iter().enumerate() {
+            let number = u32::try_from(offset / SECTOR_BYTES as u64 + at as u64);
+            let number = number.map_err(|_| Error::new(Errno::EFBIG, "a bitmap is too large"))?;
+            if visit(number, sector)?.is_break() {
+                return Ok(());
+            }
+        }
+        if count < SECTOR_BYTES {
+            break;
+        }
+        offset += (count - count % SECTOR_BYTES) as u64;
+    }
+    Ok(())
 }

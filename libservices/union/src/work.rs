@@ -1,12 +1,9 @@
 //! The work directory in the upper branch's root: objects on their way, bitmaps, the index of hard links.
 
-use crate::bitmap::{SECTOR_BYTES, mended as mended_sector};
-use crate::format::{SketchRecord, bitmap_id, bitmap_name};
-use crate::marks;
+use crate::format::bitmap_name;
 use crate::node::lock;
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, SetAttributes, SetTime};
-use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,12 +11,16 @@ use std::sync::{Arc, Mutex};
 /// The name of the work directory, which the union hides.
 pub(crate) const DIRECTORY: &[u8] = b".poolfs";
 const FORMAT: &[u8] = b"poolfs-union 1\n";
+/// Bytes of the format file that are looked at; no release wrote more.
+const FORMAT_BYTES_MAX: usize = 64;
+/// What exists in the work directory while a union is open.
+pub(crate) const OPEN: &[u8] = b"open";
 const ROOT: &Caller = &Caller::ROOT;
 
 /// The work directory, open for the life of the union.
 pub(crate) struct Work {
     pub upper: Branch,
-    top: Held,
+    pub top: Held,
     format: Held,
     pub work: Held,
     pub bitmaps: Held,
@@ -45,7 +46,7 @@ pub(crate) fn list(upper: &Branch, node: NodeId) -> Result<Vec<Listed>> {
     Ok(names)
 }
 
-fn find(upper: &Branch, parent: NodeId, name: &[u8]) -> Result<Option<(Held, Attributes)>> {
+pub(crate) fn find(upper: &Branch, parent: NodeId, name: &[u8]) -> Result<Option<(Held, Attributes)>> {
     match upper.lookup(ROOT, parent, Name::new(name)?) {
         Ok(entry) => Ok(Some((Held::new(upper, entry.node), entry.attributes))),
         Err(error) if error == Errno::ENOENT => Ok(None),
@@ -86,9 +87,9 @@ impl Work {
             undurable: AtomicBool::new(true),
             syncing: Mutex::new(()),
         };
-        let unclean = find(upper, work.top.node(), b"open")?.is_some();
+        let unclean = find(upper, work.top.node(), OPEN)?.is_some();
         if !unclean {
-            let entry = upper.mknod(ROOT, work.top.node(), Name::new(b"open")?, FileType::Regular, 0o600, 0)?;
+            let entry = upper.mknod(ROOT, work.top.node(), Name::new(OPEN)?, FileType::Regular, 0o600, 0)?;
             drop(Held::new(upper, entry.node));
         }
         for (name, file_type) in list(upper, work.work.node())? {
@@ -99,7 +100,7 @@ impl Work {
 
     /// Says that everything is in order on disk.
     pub fn close(&self) -> Result<()> {
-        match self.upper.unlink(ROOT, self.top.node(), Name::new(b"open")?) {
+        match self.upper.unlink(ROOT, self.top.node(), Name::new(OPEN)?) {
             Err(error) if error != Errno::ENOENT => Err(error),
             _ => Ok(()),
         }
@@ -164,109 +165,42 @@ impl Work {
         let directory = Opened::directory(&self.upper, node)?;
         self.upper.fsync(ROOT, directory.id(), Durability::All)
     }
-
-    /// Mends sectors of bitmaps that a crash has cut while they were written; how many.
-    pub fn mend_bitmaps(&self) -> Result<u64> {
-        let mut mended = 0;
-        for (name, _) in list(&self.upper, self.bitmaps.node())? {
-            let Some(id) = bitmap_id(&name) else { continue };
-            let Some((bitmap, attributes)) = find(&self.upper, self.bitmaps.node(), &name)? else { continue };
-            let file = Opened::file(&self.upper, ROOT, bitmap.node(), OpenFlags::READ_WRITE)?;
-            let before = mended;
-            let mut sector = [0; SECTOR_BYTES];
-            for number in 0..u32::try_from(attributes.size / SECTOR_BYTES as u64).unwrap_or(u32::MAX) {
-                let offset = u64::from(number) * SECTOR_BYTES as u64;
-                if file.read_full(offset, &mut sector)? == SECTOR_BYTES
-                    && let Some(whole) = mended_sector(&id, number, &sector)
-                {
-                    file.write_full(offset, &whole)?;
-                    mended += 1;
-                }
-            }
-            if mended > before {
-                self.upper.fsync(ROOT, file.id(), Durability::All)?;
-            }
-        }
-        Ok(mended)
-    }
-
-    /// Removes bitmaps that no sketch of the upper branch names, and index entries of files without names.
-    pub fn sweep(&self) -> Result<u64> {
-        let mut removed = self.sweep_index()?;
-        let mut orphans: HashSet<Vec<u8>> =
-            list(&self.upper, self.bitmaps.node())?.into_iter().map(|(name, _)| name).collect();
-        if orphans.is_empty() {
-            return Ok(removed);
-        }
-        for (name, _) in list(&self.upper, self.index.node())? {
-            self.keep_bitmap_of(self.index.node(), &name, &mut orphans)?;
-        }
-        let mut pending: Vec<Arc<Held>> = vec![Arc::new(Held::new(&self.upper, NodeId::ROOT))];
-        while let Some(directory) = pending.pop() {
-            for (name, file_type) in list(&self.upper, directory.node())? {
-                if directory.node() == NodeId::ROOT && name == DIRECTORY {
-                    continue;
-                }
-                match file_type {
-                    FileType::Directory => {
-                        if let Some((held, _)) = find(&self.upper, directory.node(), &name)? {
-                            pending.push(Arc::new(held));
-                        }
-                    }
-                    FileType::Regular => self.keep_bitmap_of(directory.node(), &name, &mut orphans)?,
-                    _ => {}
-                }
-            }
-        }
-        for name in orphans {
-            self.upper.unlink(ROOT, self.bitmaps.node(), Name::new(&name)?)?;
-            removed += 1;
-        }
-        Ok(removed)
-    }
-
-    fn sweep_index(&self) -> Result<u64> {
-        let mut removed = 0;
-        for (name, _) in list(&self.upper, self.index.node())? {
-            let Some((held, attributes)) = find(&self.upper, self.index.node(), &name)? else { continue };
-            let links = self.upper.getxattr(ROOT, held.node(), marks::LINKS);
-            if attributes.links == 1 && links.is_ok_and(|value| value == b"U-1") {
-                self.upper.unlink(ROOT, self.index.node(), Name::new(&name)?)?;
-                removed += 1;
-            }
-        }
-        Ok(removed)
-    }
-
-    fn keep_bitmap_of(&self, parent: NodeId, name: &[u8], orphans: &mut HashSet<Vec<u8>>) -> Result<()> {
-        let Some((held, _)) = find(&self.upper, parent, name)? else { return Ok(()) };
-        match self.upper.getxattr(ROOT, held.node(), marks::SKETCH) {
-            Ok(value) => {
-                // The id stands at the same place in every version; a sketch of a newer one keeps its bitmap too.
-                if let Ok(record) = SketchRecord::decode(&value) {
-                    orphans.remove(bitmap_name(&record.id).as_bytes());
-                } else if let Some(id) = value.get(8..24).and_then(|id| <&[u8; 16]>::try_from(id).ok()) {
-                    orphans.remove(bitmap_name(id).as_bytes());
-                }
-                Ok(())
-            }
-            Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
 }
 
 /// Whether there is no union that was not closed.
 pub(crate) fn has_ended_cleanly(upper: &Branch) -> Result<bool> {
     match find(upper, NodeId::ROOT, DIRECTORY)? {
-        Some((top, _)) => Ok(find(upper, top.node(), b"open")?.is_none()),
+        Some((top, _)) => Ok(find(upper, top.node(), OPEN)?.is_none()),
         None => Ok(true),
     }
 }
 
+/// What the file says by which a release knows its upper branches.
+pub(crate) enum Format {
+    /// that it is this release's
+    Sound,
+    /// nothing, or a part of that: a crash has cut it while the branch was made
+    Cut,
+    /// that it is another release's, in these words
+    Foreign(String),
+}
+
+/// Reads the format file, which is `file`.
+pub(crate) fn format_of(file: &Opened) -> Result<Format> {
+    let mut text = [0; FORMAT_BYTES_MAX];
+    let count = file.read_full(0, &mut text)?;
+    let text = &text[..count];
+    let written = text.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+    Ok(match text == FORMAT {
+        true => Format::Sound,
+        false if count <= FORMAT.len() && FORMAT.starts_with(&text[..written]) => Format::Cut,
+        false => Format::Foreign(text.escape_ascii().to_string()),
+    })
+}
+
 /// The file that says which release wrote the upper branch. It is brought to disk with the first names that depend on it: what a crash
 /// before that left of its text is completed here.
-fn checked_format(upper: &Branch, top: &Held) -> Result<Held> {
+pub(crate) fn checked_format(upper: &Branch, top: &Held) -> Result<Held> {
     let held = match find(upper, top.node(), b"format")? {
         Some((held, _)) => held,
         None => {
@@ -275,23 +209,16 @@ fn checked_format(upper: &Branch, top: &Held) -> Result<Held> {
         }
     };
     let file = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_WRITE)?;
-    let mut text = [0; 64];
-    let count = file.read_full(0, &mut text)?;
-    let text = &text[..count];
-    if text == FORMAT {
-        return Ok(held);
+    match format_of(&file)? {
+        Format::Sound => Ok(held),
+        Format::Cut => file.write_full(0, FORMAT).map(|()| held),
+        Format::Foreign(text) => Err(Error::new(Errno::EIO, foreign_format(&text))),
     }
-    let written = text.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-    if count <= FORMAT.len() && FORMAT.starts_with(&text[..written]) {
-        file.write_full(0, FORMAT)?;
-    } else {
-        let found = text.escape_ascii();
-        return Err(Error::new(
-            Errno::EIO,
-            format!("the upper branch was written by another release (its .poolfs/format says \"{found}\")"),
-        ));
-    }
-    Ok(held)
+}
+
+/// What is said of an upper branch whose format file says something else.
+pub(crate) fn foreign_format(text: &str) -> String {
+    format!("the upper branch was written by another release (its .poolfs/format says \"{text}\")")
 }
 
 /// Who still has a removed directory open saw it empty, and sees it unchanged.

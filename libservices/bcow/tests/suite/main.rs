@@ -1,5 +1,6 @@
 //! The suites every layer runs, over files of the format; and what is the format's own: room, growth, crashes.
 
+mod check;
 mod crash;
 mod damage;
 mod room;

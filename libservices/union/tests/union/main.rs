@@ -2,6 +2,7 @@
 
 mod blocks;
 mod calls;
+mod check;
 mod crash;
 mod faults;
 mod hooked;
