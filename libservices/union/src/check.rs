@@ -14,7 +14,7 @@ mod objects;
 
 use crate::Lower;
 use crate::format::{bitmap_id, bitmap_name};
-use crate::work::{self, DIRECTORY, Format, OPEN, find, foreign_format};
+use crate::work::{self, DIRECTORY, FORMAT_NAME, Format, OPEN, find, foreign_format};
 use crate::{links, marks};
 use hashbrown::{HashMap, HashSet};
 use poolfs_libservice::walk::{each_name, walk};
@@ -310,7 +310,7 @@ impl<'a> Checker<'a> {
             let file = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
             upper.fsync(ROOT, file.id(), Durability::All)
         };
-        match find(upper, top.node(), b"format")? {
+        match find(upper, top.node(), FORMAT_NAME)? {
             None => {
                 let _ = self.mendable(&path, Problem::Format, "it is missing", mend);
             }
@@ -403,7 +403,7 @@ impl<'a> Checker<'a> {
         for (name, file_type) in self.names("index", held)? {
             let path = in_work_directory("index", &name);
             // Keys have the form of ids.
-            if bitmap_id(&name).is_none() || file_type != FileType::Regular {
+            if bitmap_id(&name).is_none() || file_type == FileType::Directory {
                 self.findings.damage(&path, Problem::Stranger, "it is no file of the index; remove it by hand");
                 continue;
             }

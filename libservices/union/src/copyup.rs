@@ -26,6 +26,19 @@ pub(crate) enum Bytes {
     None,
 }
 
+/// Whether a mark was set. Without xattrs on links and special files these only lose their inode number, and their other names.
+fn marked(set: Result<()>, file_type: FileType) -> Result<bool> {
+    match set {
+        Err(error)
+            if !matches!(file_type, FileType::Regular | FileType::Directory)
+                && (error == Errno::EPERM || error == Errno::EOPNOTSUPP) =>
+        {
+            Ok(false)
+        }
+        other => other.map(|()| true),
+    }
+}
+
 impl Union {
     /// Gives `node`, and every directory above it, an upper object; returns that of `node`.
     pub(crate) fn copy_up(&self, node: &Arc<Node>, bytes: Bytes) -> Result<Arc<Held>> {
@@ -145,16 +158,8 @@ impl Union {
     }
 
     fn set_origin(&self, held: &Held, origin: &Origin, file_type: FileType) -> Result<()> {
-        match marks::set(&*self.upper, held.node(), marks::ORIGIN, &origin.encode()) {
-            // Without xattrs on links and special files these only lose their inode number.
-            Err(error)
-                if !matches!(file_type, FileType::Regular | FileType::Directory)
-                    && (error == Errno::EPERM || error == Errno::EOPNOTSUPP) =>
-            {
-                Ok(())
-            }
-            other => other,
-        }
+        let set = marks::set(&*self.upper, held.node(), marks::ORIGIN, &origin.encode());
+        marked(set, file_type).map(drop)
     }
 
     fn make_sketch(&self, held: &Held, attributes: &Attributes, origin: Origin, lower: &LowerNode) -> Result<Content> {
@@ -221,8 +226,10 @@ impl Union {
         temporary: Temporary<'_>,
         place: Option<&(Arc<Node>, Box<[u8]>)>,
     ) -> Result<Option<i64>> {
-        if node.file_type == FileType::Regular && attributes.links > 1 && (place.is_some() || !node.read().removed) {
-            links::store_lower(self, held, i64::from(attributes.links), attributes.links)?;
+        if links::has_several_names(attributes)
+            && (place.is_some() || !node.read().removed)
+            && marked(links::store_lower(self, held, i64::from(attributes.links), attributes.links), node.file_type)?
+        {
             let key = inode::index_key(&self.lowers[lower.layer].layer_id, attributes);
             self.put(temporary, &self.work.index, Name::new(key.as_bytes())?)?;
             self.work.undurable.store(true, Ordering::Release);

@@ -54,7 +54,7 @@ pub use statistics::{Damage, Statistics};
 use branch::LowerNode;
 use node::{Content, NewNode, Nodes, State};
 use poolfs_libservice::{Branch, Error, Held, Libservice, Result};
-use poolfs_types::{Caller, Errno, FileType, NodeId};
+use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
@@ -70,6 +70,15 @@ pub struct Lower {
     pub layer_id: String,
     /// The layer. Nothing is ever changed in it.
     pub layer: Arc<dyn Libservice>,
+    /// Whether it is a union itself: a device 0/0 that it shows is one, and no whiteout.
+    pub is_union: bool,
+}
+
+impl Lower {
+    /// Whether an object of it is a whiteout. Its node must be held by the caller.
+    fn is_whiteout(&self, node: NodeId, attributes: &Attributes) -> Result<bool> {
+        Ok(!self.is_union && marks::is_lower_whiteout(&*self.layer, node, attributes)?)
+    }
 }
 
 /// What a union is made of.
@@ -137,16 +146,35 @@ impl Union {
     /// `EINVAL` for unusable layer ids, `EROFS` for an upper branch that refuses changes, `EIO` for one written by another release; else
     /// what the branches answer.
     pub fn open(config: UnionConfig) -> Result<Arc<Self>> {
-        let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, .. } = config;
-        let UnionConfig { transit_blocks_max, listings_bytes_max, shared_memory, .. } = config;
-        check_layers(&lowers)?;
-        if upper.read_only() {
+        check_layers(&config.lowers)?;
+        if config.upper.read_only() {
             return Err(Error::new(Errno::EROFS, "the upper branch of a union has to be writable"));
         }
-        let (work, unclean) = work::Work::open(&upper)?;
+        let (work, unclean) = work::Work::open(&config.upper)?;
         if unclean {
-            check::repair_after_unclean_end(&upper)?;
+            check::repair_after_unclean_end(&config.upper)?;
         }
+        Self::assemble(config, work)
+    }
+
+    /// Opens the union for reading, as its last use has left it: nothing of it is ever changed, and whatever would is answered `EROFS`. It
+    /// may be a lower branch of any number of others.
+    ///
+    /// # Errors
+    /// `EINVAL` for unusable layer ids and an upper branch that can be written, `EBUSY` for an upper branch that is open or did not end in good order, `EIO` for one that was written by
+    /// another release, or is none; else what the branches answer.
+    pub fn open_frozen(config: UnionConfig) -> Result<Arc<Self>> {
+        check_layers(&config.lowers)?;
+        if !config.upper.read_only() {
+            return Err(Error::new(Errno::EINVAL, "the upper branch of a frozen union has to be read-only"));
+        }
+        let work = work::Work::open_frozen(&config.upper)?;
+        Self::assemble(config, work)
+    }
+
+    fn assemble(config: UnionConfig, work: work::Work) -> Result<Arc<Self>> {
+        let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, .. } = config;
+        let UnionConfig { transit_blocks_max, listings_bytes_max, shared_memory, .. } = config;
         let nodes = Nodes::new(root(&upper, &lowers)?);
         let stop = Arc::new(durable::Stop::default());
         let statistics = Arc::new(statistics::Counters::default());
@@ -192,6 +220,9 @@ impl Union {
 impl Drop for Union {
     fn drop(&mut self) {
         self.end_threads();
+        if self.work.is_frozen() {
+            return;
+        }
         let ended = self.sync().and_then(|()| self.work.close());
         if let Err(error) = ended {
             tracing::error!(%error, "the union did not end cleanly; orphans are swept when it is opened again");
@@ -205,6 +236,14 @@ impl Drop for Union {
 /// What the branch answers.
 pub fn has_ended_cleanly(upper: &Arc<dyn Libservice>) -> Result<bool> {
     work::has_ended_cleanly(upper)
+}
+
+/// Whether a directory was the upper branch of a union, so that only a union can tell what it shows.
+///
+/// # Errors
+/// `EIO` for one that was written by another release; what the branch answers.
+pub fn was_upper(branch: &Arc<dyn Libservice>) -> Result<bool> {
+    work::was_upper(branch)
 }
 
 fn check_layers(lowers: &[Lower]) -> Result<()> {

@@ -10,6 +10,11 @@ use crate::marks;
 use poolfs_libservice::{Error, Held, Result};
 use poolfs_types::{Attributes, Caller, Errno};
 
+/// Whether a lower object may have names that nobody has told of.
+pub(crate) fn has_several_names(lower: &Attributes) -> bool {
+    !lower.is_directory() && lower.links > 1
+}
+
 /// Most links a file can have more or less than an inode.
 const DELTA_MAX: i64 = u32::MAX as i64;
 

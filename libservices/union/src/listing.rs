@@ -437,7 +437,7 @@ impl Union {
         let suspect = named.file_type == FileType::CharDevice || whiteouts && named.file_type == FileType::Regular;
         let whiteout = suspect
             && match self.lower_entry(directory.layer, &directory.held, &directory.path, &named.name)? {
-                Some((entry, attributes)) => marks::is_lower_whiteout(&*lower.layer, entry.held.node(), &attributes)?,
+                Some((entry, attributes)) => lower.is_whiteout(entry.held.node(), &attributes)?,
                 None => true,
             };
         if whiteout { Ok(Judged::Whiteout) } else { Ok(Judged::Inode(inode::shown(&lower.layer_id, named.inode))) }

@@ -235,7 +235,7 @@ impl Union {
     pub(crate) fn before_name_goes(&self, child: &Referenced<'_>, parent: &Arc<Node>, name: &[u8]) -> Result<u32> {
         let attributes = self.attributes(ROOT, child)?;
         let lower_only = child.read().upper.is_none();
-        if lower_only && child.file_type == FileType::Regular && attributes.links > 1 {
+        if lower_only && links::has_several_names(&attributes) {
             self.copy_up(child, Bytes::Sketch)?;
         }
         if child.read().index_links.is_some() {

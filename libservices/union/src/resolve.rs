@@ -197,7 +197,9 @@ impl Union {
     /// What an upper file that is or was a sketch consists of.
     fn sketch_content(&self, held: &Held, marks: &Marks, origin: Option<Origin>) -> Result<Content> {
         if !marks.sketch {
-            marks::clear(&*self.upper, held.node(), marks::METACOPY)?;
+            if !self.work.is_frozen() {
+                marks::clear(&*self.upper, held.node(), marks::METACOPY)?;
+            }
             return Ok(Content::Plain);
         }
         let value = self.upper.getxattr(&Caller::ROOT, held.node(), marks::SKETCH)?;
@@ -226,8 +228,7 @@ impl Union {
             return Ok(Some(node));
         }
         let layer_id = &self.lowers[top.layer].layer_id;
-        if attributes.file_type == FileType::Regular
-            && attributes.links > 1
+        if links::has_several_names(&attributes)
             && let Some((held, upper)) = self.work.indexed(&self.upper, &inode::index_key(layer_id, &attributes))?
         {
             return match self.nodes.refer_upper(held.node()) {
@@ -373,7 +374,7 @@ impl Union {
     }
 
     fn is_whiteout(&self, node: &LowerNode, attributes: &Attributes) -> Result<bool> {
-        marks::is_lower_whiteout(&*self.lowers[node.layer].layer, node.held.node(), attributes)
+        self.lowers[node.layer].is_whiteout(node.held.node(), attributes)
     }
 
     /// One name of one lower directory.

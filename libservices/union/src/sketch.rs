@@ -182,7 +182,7 @@ impl Union {
             let branch = &self.lowers[map.lower.layer].layer;
             sketch.files = Some(Arc::new(Files {
                 lower: Opened::file(branch, &Caller::ROOT, map.lower.held.node(), OpenFlags::READ_ONLY)?,
-                upper: Opened::file(&self.upper, &Caller::ROOT, upper.node(), OpenFlags::READ_WRITE)?,
+                upper: Opened::file(&self.upper, &Caller::ROOT, upper.node(), self.work.sketch_flags())?,
             }));
         }
         Ok(())

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex};
 
 /// The name of the work directory, which the union hides.
 pub(crate) const DIRECTORY: &[u8] = b".poolfs";
+/// The file in it that says which release wrote the branch.
+pub(crate) const FORMAT_NAME: &[u8] = b"format";
 const FORMAT: &[u8] = b"poolfs-union 1\n";
 /// Bytes of the format file that are looked at; no release wrote more.
 const FORMAT_BYTES_MAX: usize = 64;
@@ -30,6 +32,7 @@ pub(crate) struct Work {
     pub undurable: AtomicBool,
     /// held by whoever makes them durable
     syncing: Mutex<()>,
+    is_frozen: bool,
 }
 
 /// A listed name with its type.
@@ -86,6 +89,7 @@ impl Work {
             counter: AtomicU64::new(0),
             undurable: AtomicBool::new(true),
             syncing: Mutex::new(()),
+            is_frozen: false,
         };
         let unclean = find(upper, work.top.node(), OPEN)?.is_some();
         if !unclean {
@@ -96,6 +100,48 @@ impl Work {
             remove_tree(upper, &work.work, &name, file_type)?;
         }
         Ok((work, unclean))
+    }
+
+    /// Opens the work directory of a union that has ended, for reading.
+    pub fn open_frozen(upper: &Branch) -> Result<Self> {
+        let found = |parent: NodeId, name: &'static [u8]| -> Result<Held> {
+            let missing = || Error::new(Errno::EIO, format!("it has no {} in .poolfs", name.escape_ascii()));
+            find(upper, parent, name)?.map(|(held, _)| held).ok_or_else(missing)
+        };
+        let top = found(NodeId::ROOT, DIRECTORY)?;
+        let format = found(top.node(), FORMAT_NAME)?;
+        match format_of(&Opened::file(upper, ROOT, format.node(), OpenFlags::READ_ONLY)?)? {
+            Format::Sound => {}
+            Format::Cut => return Err(Error::new(Errno::EIO, "its .poolfs/format is not whole")),
+            Format::Foreign(text) => return Err(Error::new(Errno::EIO, foreign_format(&text))),
+        }
+        if find(upper, top.node(), OPEN)?.is_some() {
+            let cause =
+                "it is in use as an upper branch, or its last use did not end in good order: then mount it once as one";
+            return Err(Error::new(Errno::EBUSY, cause));
+        }
+        Ok(Work {
+            upper: upper.clone(),
+            format,
+            work: found(top.node(), b"work")?,
+            bitmaps: found(top.node(), b"bitmaps")?,
+            index: found(top.node(), b"index")?,
+            top,
+            counter: AtomicU64::new(0),
+            undurable: AtomicBool::new(false),
+            syncing: Mutex::new(()),
+            is_frozen: true,
+        })
+    }
+
+    /// Whether nothing of the upper branch is ever to be changed.
+    pub fn is_frozen(&self) -> bool {
+        self.is_frozen
+    }
+
+    /// How the upper files of sketches are opened.
+    pub fn sketch_flags(&self) -> OpenFlags {
+        if self.is_frozen { OpenFlags::READ_ONLY } else { OpenFlags::READ_WRITE }
     }
 
     /// Says that everything is in order on disk.
@@ -198,13 +244,29 @@ pub(crate) fn format_of(file: &Opened) -> Result<Format> {
     })
 }
 
+/// Whether a union has written this branch, and was there long enough to say so.
+pub(crate) fn was_upper(branch: &Branch) -> Result<bool> {
+    let Some((top, _)) = find(branch, NodeId::ROOT, DIRECTORY)?.filter(|(_, found)| found.is_directory()) else {
+        return Ok(false);
+    };
+    let is_file = |found: &Attributes| found.file_type == FileType::Regular;
+    let Some((format, _)) = find(branch, top.node(), FORMAT_NAME)?.filter(|(_, found)| is_file(found)) else {
+        return Ok(false);
+    };
+    match format_of(&Opened::file(branch, ROOT, format.node(), OpenFlags::READ_ONLY)?)? {
+        Format::Sound => Ok(true),
+        Format::Cut => Ok(false),
+        Format::Foreign(text) => Err(Error::new(Errno::EIO, foreign_format(&text))),
+    }
+}
+
 /// The file that says which release wrote the upper branch. It is brought to disk with the first names that depend on it: what a crash
 /// before that left of its text is completed here.
 pub(crate) fn checked_format(upper: &Branch, top: &Held) -> Result<Held> {
-    let held = match find(upper, top.node(), b"format")? {
+    let held = match find(upper, top.node(), FORMAT_NAME)? {
         Some((held, _)) => held,
         None => {
-            let entry = upper.mknod(ROOT, top.node(), Name::new(b"format")?, FileType::Regular, 0o600, 0)?;
+            let entry = upper.mknod(ROOT, top.node(), Name::new(FORMAT_NAME)?, FileType::Regular, 0o600, 0)?;
             Held::new(upper, entry.node)
         }
     };

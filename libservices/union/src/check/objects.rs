@@ -29,7 +29,7 @@ fn wrong_mark(name: &[u8], value: &[u8], attributes: &Attributes) -> Option<Stri
         marks::REDIRECT => (is_directory, Redirect::parse(value).is_ok()),
         marks::WHITEOUTS => (is_directory, value.is_empty()),
         marks::METACOPY => (is_file, value.is_empty()),
-        marks::LINKS => (is_file, links::parse(value).is_some()),
+        marks::LINKS => (!is_directory, links::parse(value).is_some()),
         marks::SKETCH => (is_file, true),
         _ => (true, true),
     };
@@ -63,7 +63,7 @@ impl Checker<'_> {
     fn try_examine(&mut self, places: &Places, path: &[u8], held: &Held, attributes: &Attributes) -> Result<()> {
         let seen = self.read_marks(path, held, attributes)?;
         let is_file = attributes.file_type == FileType::Regular;
-        if is_file && seen.links && !self.index.contains_key(&attributes.inode) {
+        if !attributes.is_directory() && seen.links && !self.index.contains_key(&attributes.inode) {
             self.findings.damage(path, Problem::Links, "it has trusted.overlay.nlink, and is not in the index");
         }
         match (is_file, &seen.sketch) {

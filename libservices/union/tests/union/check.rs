@@ -21,7 +21,9 @@ const BLOCK: usize = 4096;
 fn check(upper: Arc<dyn Libservice>, lowers: Option<&[Arc<Memory>]>, repair: bool) -> (Checked, Vec<Found>) {
     let lowers = lowers.map(|lowers| {
         let named = lowers.iter().enumerate();
-        named.map(|(at, layer)| Lower { layer_id: format!("layer-{at}"), layer: layer.clone() }).collect::<Vec<_>>()
+        named
+            .map(|(at, layer)| Lower { layer_id: format!("layer-{at}"), layer: layer.clone(), is_union: false })
+            .collect::<Vec<_>>()
     });
     let mut found = Vec::new();
     let check = Check { upper, lowers: lowers.as_deref(), repair, is_whole_below: true };

@@ -117,7 +117,7 @@ fn a_full_directory_is_seen_to_be_full_at_once() {
 fn listings_of_many_handles_are_bounded() {
     let lower = Memory::new();
     fill(&*lower, "both", 0..FILES);
-    let lowers = vec![Lower { layer_id: "layer-0".into(), layer: lower as Arc<dyn Libservice> }];
+    let lowers = vec![Lower { layer_id: "layer-0".into(), layer: lower as Arc<dyn Libservice>, is_union: false }];
     // Room for three listings of this directory, each name with 24 bytes, and not for four.
     let listings_bytes_max = 3 * (FILES * (24 + file(0).len() + 5)) as u64;
     let union = Union::open(UnionConfig { listings_bytes_max, ..UnionConfig::new(Memory::new(), lowers) }).unwrap();

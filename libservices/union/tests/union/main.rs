@@ -5,6 +5,7 @@ mod calls;
 mod check;
 mod crash;
 mod faults;
+mod frozen;
 mod hooked;
 mod judges;
 mod listings;

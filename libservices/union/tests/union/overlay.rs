@@ -36,7 +36,7 @@ fn layer(path: &Path, read_only: bool) -> Arc<dyn Libservice> {
 }
 
 fn union(top: &Path) -> Arc<Union> {
-    let lowers = vec![Lower { layer_id: "base".into(), layer: layer(&top.join("lower"), true) }];
+    let lowers = vec![Lower { layer_id: "base".into(), layer: layer(&top.join("lower"), true), is_union: false }];
     Union::open(UnionConfig::new(layer(&top.join("upper"), false), lowers)).expect("the union opens")
 }
 
@@ -207,7 +207,8 @@ fn the_union_reads_what_overlayfs_wrote() {
         fs::rename(merged.join("moved"), merged.join("d/here")).unwrap();
         fs::rename(merged.join("d/e"), merged.join("d/f")).unwrap();
         fs::write(merged.join("kept/k"), "changed").unwrap();
-        let branch = |id: &str, path: &str| Lower { layer_id: id.into(), layer: layer(&top.join(path), true) };
+        let branch =
+            |id: &str, path: &str| Lower { layer_id: id.into(), layer: layer(&top.join(path), true), is_union: false };
         let lowers = vec![branch("middle", "middle"), branch("base", "lower")];
         let union = Union::open(UnionConfig::new(layer(&top.join("upper"), false), lowers)).expect("the union opens");
         agrees(&union, &merged);

@@ -40,6 +40,8 @@ pub fn fill_lower(lower: &dyn Libservice) {
         let (parent, last) = split(lower, other);
         lower.link(ROOT, linked, parent, last).unwrap();
     }
+    let link = lower.symlink(ROOT, node(lower, "d/c").unwrap(), name("a"), b"../a").unwrap();
+    lower.link(ROOT, link.node, node(lower, "c/d/c").unwrap(), name("a")).unwrap();
 }
 
 /// One layer with the references that a script holds on it.

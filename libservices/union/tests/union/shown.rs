@@ -34,7 +34,7 @@ fn over(content: &[u8], mode: u32) -> Arc<Union> {
 fn over_layer(below: Arc<Memory>) -> Arc<Union> {
     let pool = CachePool::new(CacheConfig::with_limit(16 << 20)).unwrap();
     let cached = |layer: Arc<Memory>| Cache::new(&pool, layer) as Arc<dyn Libservice>;
-    let lower = Lower { layer_id: "below".into(), layer: cached(below) };
+    let lower = Lower { layer_id: "below".into(), layer: cached(below), is_union: false };
     let config = UnionConfig::new(cached(Memory::new()), vec![lower]);
     let shared_memory = move |length| Ok(pool.shared_memory(length).expect("memory"));
     Union::open(UnionConfig { shared_memory: Some(Arc::new(shared_memory)), ..config }).unwrap()

@@ -20,7 +20,8 @@ fn cached(pool: &Arc<CachePool>, path: &Path, read_only: bool) -> Arc<dyn Libser
 }
 
 fn stack(pool: &Arc<CachePool>, top: &Path) -> Arc<Union> {
-    let lowers = vec![Lower { layer_id: "base".into(), layer: cached(pool, &top.join("lower"), true) }];
+    let lowers =
+        vec![Lower { layer_id: "base".into(), layer: cached(pool, &top.join("lower"), true), is_union: false }];
     Union::open(UnionConfig::new(cached(pool, &top.join("upper"), false), lowers)).expect("the union opens")
 }
 
@@ -32,7 +33,8 @@ fn compact_stack(pool: &Arc<CachePool>, top: &Path) -> Arc<Union> {
 fn stack_of_layout(pool: &Arc<CachePool>, top: &Path, layout: Layout, all_files: bool) -> Arc<Union> {
     let local = Local::open(&top.join("upper"), LocalOptions::default()).expect("the directory opens");
     let bcow = Bcow::new(BcowConfig { layout: Some(layout), all_files, ..BcowConfig::new(local) });
-    let lowers = vec![Lower { layer_id: "base".into(), layer: cached(pool, &top.join("lower"), true) }];
+    let lowers =
+        vec![Lower { layer_id: "base".into(), layer: cached(pool, &top.join("lower"), true), is_union: false }];
     Union::open(UnionConfig::new(Cache::new(pool, bcow), lowers)).expect("the union opens")
 }
 

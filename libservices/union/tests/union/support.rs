@@ -28,7 +28,11 @@ pub fn open_over(upper: Arc<dyn Libservice>, lowers: &[Arc<Memory>]) -> Result<A
     let lowers = lowers
         .iter()
         .enumerate()
-        .map(|(at, layer)| Lower { layer_id: format!("layer-{at}"), layer: layer.clone() as Arc<dyn Libservice> })
+        .map(|(at, layer)| Lower {
+            layer_id: format!("layer-{at}"),
+            layer: layer.clone() as Arc<dyn Libservice>,
+            is_union: false,
+        })
         .collect();
     Union::open(UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(upper, lowers) })
 }

@@ -19,7 +19,11 @@ fn writers_readers_syncs_and_renames_at_once() {
     mkdir(&*branches.lowers[0], "d");
     put(&*branches.lowers[0], "d/x", b"x");
     let before = fingerprint(&*branches.lowers[0]);
-    let lowers = vec![Lower { layer_id: "layer-0".into(), layer: branches.lowers[0].clone() as Arc<dyn Libservice> }];
+    let lowers = vec![Lower {
+        layer_id: "layer-0".into(),
+        layer: branches.lowers[0].clone() as Arc<dyn Libservice>,
+        is_union: false,
+    }];
     let config =
         UnionConfig { flush_interval: Duration::from_millis(5), ..UnionConfig::new(branches.upper.clone(), lowers) };
     let union = Union::open(config).unwrap();
@@ -108,7 +112,8 @@ fn random_changes_at_once_leave_a_whole_tree() {
     for seed in 0..20u64 {
         let lower = script::lower();
         let upper = Memory::new();
-        let lowers = vec![Lower { layer_id: "layer-0".into(), layer: lower.clone() as Arc<dyn Libservice> }];
+        let lowers =
+            vec![Lower { layer_id: "layer-0".into(), layer: lower.clone() as Arc<dyn Libservice>, is_union: false }];
         let config = UnionConfig {
             flush_interval: Duration::from_millis(1),
             dirty_sketches_max: 2,
