@@ -1,7 +1,7 @@
 //! The stack builder: the only place that names concrete layers.
 //!
-//! A directory is `local` under a `cache`; a union is made of such branches; a container with a user namespace has `idmap` on top.
-//! Branches are shared: instances that use the same lower branch (or the same directory) stand on one cache, so that its bytes
+//! A directory is `local` under a `cache`; a union is made of such branches, and of frozen unions of some of them; a container with a user
+//! namespace has `idmap` on top. Branches are shared: instances that use the same lower branch (or the same directory) stand on one cache, so that its bytes
 //! are there once. Between any two layers the time is measured, when somebody wants to know it; `idmap` has none to speak of.
 
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
@@ -194,7 +194,12 @@ impl Stack {
 pub struct StackBuilder {
     pool: Arc<CachePool>,
     branches: Mutex<BTreeMap<PathBuf, Weak<Branch>>>,
+    /// by their branches, topmost first
+    frozen: Mutex<BTreeMap<Vec<PathBuf>, Weak<Union>>>,
 }
+
+/// Most frozen unions that stand one upon the other.
+const FROZEN_MAX: usize = 16;
 
 impl StackBuilder {
     /// A builder for a pool with this much cache.
@@ -204,7 +209,7 @@ impl StackBuilder {
     pub fn new(cache_bytes: u64) -> Result<Self, StackError> {
         let failed = |error: CacheError| StackError::Cache { bytes: cache_bytes, cause: with_causes(&error) };
         let pool = CachePool::new(CacheConfig::with_limit(cache_bytes)).map_err(failed)?;
-        Ok(Self { pool, branches: Mutex::default() })
+        Ok(Self { pool, branches: Mutex::default(), frozen: Mutex::default() })
     }
 
     /// Leases for an instance whose clients read the cache by themselves; nothing where the kernel lacks what that needs.
@@ -237,7 +242,12 @@ impl StackBuilder {
                 for lower in lowers {
                     branches.push(self.branch(lower, Role::Lower, UpperFormat::Sparse)?);
                 }
-                let union = union(&branches, self.shared_memory())?;
+                let config = UnionConfig {
+                    shared_memory: Some(self.shared_memory()),
+                    ..UnionConfig::new(branches[0].layer(), self.lowers(&branches[1..])?)
+                };
+                let failed = |cause: String| StackError::Union { upper: branches[0].path.clone(), cause };
+                let union = Union::open(config).map_err(|error| failed(with_causes(&error)))?;
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
                 Ok(Stack { layer, union: Some(union), branches })
             }
@@ -248,6 +258,45 @@ impl StackBuilder {
     fn shared_memory(&self) -> SharedMemory {
         let pool = Arc::downgrade(&self.pool);
         Arc::new(move |length| pool.upgrade().map_or(Ok(None), |pool| pool.shared_memory(length)))
+    }
+
+    /// The layers of lower branches, topmost first. One that was an upper branch makes a union with those below it, which all stacks share.
+    fn lowers(&self, branches: &[Arc<Branch>]) -> Result<Vec<Lower>, StackError> {
+        let mut lowers: Vec<Lower> = Vec::new();
+        let mut depth = 0;
+        for (at, branch) in branches.iter().enumerate().rev() {
+            let failed = |cause: String| StackError::Branch { path: branch.path.clone(), cause };
+            let path = branch.path.to_str().filter(|path| path.len() <= LAYER_ID_MAX);
+            let cause =
+                || failed(format!("its path is longer than {LAYER_ID_MAX} bytes or no UTF-8; move the directory"));
+            let layer_id = path.ok_or_else(cause)?.to_owned();
+            let layer = branch.layer();
+            if !poolfs_union::was_upper(&layer).map_err(|error| failed(with_causes(&error)))? {
+                lowers.insert(0, Lower { layer_id, layer, is_union: false });
+                continue;
+            }
+            depth += 1;
+            if depth > FROZEN_MAX {
+                return Err(failed(format!("more than {FROZEN_MAX} branches that were uppers; `poolfs flatten` one")));
+            }
+            let paths: Vec<PathBuf> = branches[at..].iter().map(|branch| branch.path.clone()).collect();
+            let mut frozen = self.frozen.lock().unwrap_or_else(PoisonError::into_inner);
+            frozen.retain(|_, union| union.strong_count() > 0);
+            let union = match frozen.get(&paths).and_then(Weak::upgrade) {
+                Some(union) => union,
+                None => {
+                    let config = UnionConfig {
+                        shared_memory: Some(self.shared_memory()),
+                        ..UnionConfig::new(layer, std::mem::take(&mut lowers))
+                    };
+                    let union = Union::open_frozen(config).map_err(|error| failed(with_causes(&error)))?;
+                    frozen.insert(paths, Arc::downgrade(&union));
+                    union
+                }
+            };
+            lowers = vec![Lower { layer_id, layer: union, is_union: true }];
+        }
+        Ok(lowers)
     }
 
     fn branches(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Weak<Branch>>> {
@@ -328,24 +377,6 @@ fn bcow(
         bcow.repair_all()?;
     }
     Ok(Some(bcow))
-}
-
-/// The union of the first branch, which is written, and the others. A lower branch is known for good by its path.
-fn union(branches: &[Arc<Branch>], shared_memory: SharedMemory) -> Result<Arc<Union>, StackError> {
-    let (upper, lowers) = branches
-        .split_first()
-        .ok_or_else(|| StackError::Union { upper: PathBuf::new(), cause: "it has no branches".into() })?;
-    let failed = |cause: String| StackError::Union { upper: upper.path.clone(), cause };
-    let mut known = Vec::new();
-    for lower in lowers {
-        let layer_id = lower.path.to_str().filter(|path| path.len() <= LAYER_ID_MAX).ok_or_else(|| {
-            let path = lower.path.display();
-            failed(format!("the path {path} is longer than {LAYER_ID_MAX} bytes or no UTF-8; move the directory"))
-        })?;
-        known.push(Lower { layer_id: layer_id.to_owned(), layer: lower.layer() });
-    }
-    let config = UnionConfig { shared_memory: Some(shared_memory), ..UnionConfig::new(upper.layer(), known) };
-    Union::open(config).map_err(|error| failed(with_causes(&error)))
 }
 
 /// An error with what caused it, in one line.

@@ -170,6 +170,65 @@ fn flattened_uppers_and_overlayfs_uppers_go_both_ways() {
 }
 
 #[test]
+fn a_frozen_upper_branch_serves_clones_and_stays_as_it_is() {
+    isolated("a_frozen_upper_branch_serves_clones_and_stays_as_it_is", |folder| {
+        let lower = lower(folder);
+        let pool = Pool::create(folder, "64M");
+        for format in ["sparse", "bcow-space"] {
+            let place = |name: &str| {
+                let path = folder.join(format!("{name}-{format}"));
+                fs::create_dir(&path).expect("a folder");
+                path
+            };
+            let (first, at) = (place("first"), place("at"));
+            let mount = pool.mount_stored(&at, &first, &lower, format);
+            let _ = pool.shell(Way::Library, &format!("cd {}; {CHANGES}", at.display())).expect("changed");
+            let expected = seen(&at);
+            let other = place("other");
+            let (in_use, lowers) = (place("in-use"), format!("{}:{}", first.display(), lower.display()));
+            let refused =
+                pool.poolfs(&["mount", pool.name(), text(&in_use), "--upper", text(&other), "--lower", &lowers]);
+            assert!(refused.code != 0 && refused.err.contains("upper branch of a union"), "{}", refused.err);
+            let _ = mount.unmount().expect("unmounted");
+            let before = checksum(&first);
+
+            let clones: Vec<_> = ["one", "two"]
+                .iter()
+                .map(|name| {
+                    let (upper, at) = (place(&format!("upper-{name}")), place(name));
+                    let mount = pool.mount_union(&at, &upper, &[&first, &lower]);
+                    (upper, at, mount)
+                })
+                .collect();
+            for (upper, at, _) in &clones {
+                assert_eq!(seen(at), expected, "{format}");
+                let read = format!("cd {}; cat usr/share/documents/big etc/passwd var/one | cksum", at.display());
+                let by_kernel = pool.shell(Way::Legacy, &read).expect("read");
+                assert_eq!(pool.shell(Way::Library, &read).expect("read"), by_kernel, "{format}");
+                let write = format!(
+                    "printf {} | dd of={}/usr/share/documents/big bs=1 seek=600000 conv=notrunc,fsync status=none",
+                    upper.to_str().map_or(0, str::len) % 10,
+                    at.display()
+                );
+                let _ = pool.shell(Way::Library, &write).expect("written");
+                assert_ne!(pool.shell(Way::Library, &read).expect("read"), by_kernel, "{format}");
+                let taken = run(Command::new("du").arg("-sk").arg(upper)).expect("du");
+                let kilobytes: u64 = taken.split_whitespace().next().and_then(|n| n.parse().ok()).expect("a number");
+                assert!(kilobytes < 100, "{format}: {kilobytes} KiB for a byte");
+            }
+            for (_, _, mount) in clones {
+                let _ = mount.unmount().expect("unmounted");
+            }
+            assert_eq!(checksum(&first), before, "{format}: the frozen branch has changed");
+            fs::write(first.join(".poolfs/open"), "").expect("as after a crash");
+            let refused =
+                pool.poolfs(&["mount", pool.name(), text(&in_use), "--upper", text(&other), "--lower", &lowers]);
+            assert!(refused.code != 0 && refused.err.contains("mount it once"), "{}", refused.err);
+        }
+    });
+}
+
+#[test]
 fn a_container_is_committed_and_run_again() {
     isolated("a_container_is_committed_and_run_again", |folder| {
         let pool = Pool::create(folder, "64M");

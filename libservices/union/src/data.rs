@@ -129,6 +129,7 @@ impl Union {
         }
         let state = node.read();
         let opened = match (&state.upper, &state.content) {
+            (None, Content::Plain) if self.work.is_frozen() => self.lower_handle(file, &state)?,
             (None, Content::Plain) => {
                 // A copy-up that comes now waits for the state, and finds the lease.
                 let before = lock(&node.lease).replace(Arc::downgrade(lease)).and_then(|before| before.upgrade());

@@ -127,6 +127,10 @@ impl Sketch {
         let (map, files) = self.parts()?;
         let own = files.upper.branch().segment(files.upper.id(), lease)?;
         let base = files.lower.branch().segment(files.lower.id(), lease)?;
+        if base.base.is_some() {
+            // A file of which blocks stand in two others: of those a client can read by itself one.
+            return fail(Errno::EOPNOTSUPP);
+        }
         if self.shown.is_none() {
             // In the block in which a truncation ended there are bytes below that are not the file's.
             let limit = self.record.limit;
