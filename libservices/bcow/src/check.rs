@@ -3,6 +3,7 @@
 use crate::Bcow;
 use crate::format::{ATTRIBUTE, Cause, ENTRIES, Entries, Level, Record, Root, SECTOR_BYTES, Which};
 use crate::format::{decode_sector, salvage_sector};
+use crate::inline::Inline;
 use crate::layer::METACOPY;
 use poolfs_libservice::walk::walk;
 use poolfs_libservice::{Branch, Finding, Findings, Held, Opened, Result, Tally};
@@ -128,8 +129,8 @@ impl Bcow {
             let _ = findings.mendable(path, Problem::MetacopyMissing, cause, mark);
         }
         let read = self.read_tables(held, attributes, &record, is_unclean)?;
-        let is_damaged = !read.damage.is_empty();
-        for (problem, cause) in read.damage {
+        let is_damaged = read.damage.is_some();
+        if let Some((problem, cause)) = read.damage {
             findings.damage(path, problem, cause);
         }
         let mend = || self.repair(held.node()).map(drop);
@@ -165,7 +166,7 @@ impl Bcow {
             tables = Tables::default();
             reader.read(&mut tables, &mut named)?;
             from += WINDOW_BLOCKS;
-            if !tables.damage.is_empty() || from >= reader.blocks {
+            if tables.damage.is_some() || from >= reader.blocks {
                 return Ok(tables);
             }
         }
@@ -186,7 +187,7 @@ struct Tables {
     /// sectors that a crash has cut
     cut: u64,
     /// the damage of the first table that has any
-    damage: Vec<(Problem, Cause)>,
+    damage: Option<(Problem, Cause)>,
 }
 
 /// Which blocks of a window of the file are named already.
@@ -227,9 +228,16 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Looks at all tables until one is damaged.
     fn read(&self, tables: &mut Tables, named: &mut Named) -> Result<()> {
-        let Root::Tables { first, blocks } = self.record.root else {
-            let _ = named.note(0..1);
-            return self.units(0, 0, tables, named);
+        let (first, blocks) = match &self.record.root {
+            Root::Inline(inline) => {
+                self.places(inline, tables, named);
+                return Ok(());
+            }
+            Root::Table => {
+                let _ = named.note(0..1);
+                return self.units(0, 0, tables, named);
+            }
+            &Root::Tables { first, blocks } => (first, blocks),
         };
         let _ = named.note(u64::from(first)..u64::from(first) + u64::from(blocks));
         for number in 0..u64::from(blocks) {
@@ -242,12 +250,23 @@ impl Reader<'_> {
                     return Ok(());
                 }
                 self.units(table, u64::from(*block), tables, named)?;
-                if !tables.damage.is_empty() {
+                if tables.damage.is_some() {
                     return Ok(());
                 }
             }
         }
         Ok(())
+    }
+
+    /// Looks at the places that the record has.
+    fn places(&self, inline: &Inline, tables: &mut Tables, named: &mut Named) {
+        let blocks = u64::from(self.record.unit_blocks());
+        let counts = |index: &u64| index << self.record.unit_shift < self.record.limit;
+        for (index, block) in inline.places().take_while(|(index, _)| counts(index)) {
+            if !self.place(u64::from(block), blocks, &format!("unit {index}"), tables, named) {
+                break;
+            }
+        }
     }
 
     /// Looks at a table of units.
@@ -272,7 +291,7 @@ impl Reader<'_> {
         } else {
             return true;
         };
-        tables.damage.push((Problem::Place, cause));
+        tables.damage = Some((Problem::Place, cause));
         false
     }
 
@@ -282,6 +301,7 @@ impl Reader<'_> {
         self.file.read_full(block * BLOCK_SIZE as u64, &mut bytes)?;
         let which = Which { tag: self.record.tag, level, number };
         let mut entries = Box::new([0; ENTRIES]);
+        let mut damage: Option<(Cause, u32)> = None;
         for (sector, bytes) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
             let read = match self.is_unclean {
                 true => salvage_sector(which, sector, bytes, &mut entries),
@@ -289,12 +309,13 @@ impl Reader<'_> {
             };
             match read {
                 Ok(is_cut) => tables.cut += u64::from(is_cut),
-                Err(cause) => {
-                    let of = if level == Level::Tables { "of its root: " } else { "" };
-                    tables.damage.push((Problem::Table, format!("{of}{cause}")));
-                }
+                Err(cause) => damage = Some(damage.map_or((cause, 0), |(first, more)| (first, more + 1))),
             }
         }
-        Ok(tables.damage.is_empty().then_some(entries))
+        let Some((cause, more)) = damage else { return Ok(Some(entries)) };
+        let of = if level == Level::Tables { "of its root: " } else { "" };
+        let more = if more > 0 { format!(", and {more} more of it") } else { String::new() };
+        tables.damage = Some((Problem::Table, format!("{of}{cause}{more}")));
+        Ok(None)
     }
 }
