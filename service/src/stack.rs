@@ -4,8 +4,12 @@
 //! namespace has `idmap` on top. Branches are shared: instances that use the same lower branch (or the same directory) stand on one cache, so that its bytes
 //! are there once. Between any two layers the time is measured, when somebody wants to know it; `idmap` has none to speak of.
 
+pub mod check;
+mod claim;
+
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
 use crate::spans::Timed;
+use claim::{Claim, ClaimKind};
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
@@ -18,7 +22,7 @@ use poolfs_union::{LAYER_ID_MAX, Lower, SharedMemory, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tracing::{error, warn};
 
 /// Why a stack cannot be built.
@@ -92,6 +96,8 @@ struct Branch {
     local: Arc<Local>,
     bcow: Option<Arc<Bcow>>,
     cache: Arc<Cache>,
+    /// Given up when all is on disk. Of a lower branch: taken when it turns out to have been an upper one.
+    claim: OnceLock<Claim>,
 }
 
 impl Branch {
@@ -275,6 +281,9 @@ impl StackBuilder {
                 lowers.insert(0, Lower { layer_id, layer, is_union: false });
                 continue;
             }
+            if branch.claim.get().is_none() {
+                let _ = branch.claim.set(Claim::take(&branch.path, ClaimKind::Shared, claim::ENDING).map_err(failed)?);
+            }
             depth += 1;
             if depth > FROZEN_MAX {
                 return Err(failed(format!("more than {FROZEN_MAX} branches that were uppers; `poolfs flatten` one")));
@@ -321,13 +330,17 @@ impl StackBuilder {
         if let Some(branch) = branches.get(&path).and_then(Weak::upgrade) {
             return Ok(branch);
         }
+        let claim = OnceLock::new();
+        if role == Role::Upper {
+            let _ = claim.set(Claim::take(&path, ClaimKind::Alone, claim::ENDING).map_err(failed)?);
+        }
         let options = LocalOptions { read_only: role == Role::Lower, ..LocalOptions::default() };
         let local = Local::open(&path, options).map_err(|error| failed(with_causes(&error)))?;
         let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
         let bcow = bcow(&below, role, format).map_err(|error| failed(with_causes(&error)))?;
         let below = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
         let cache = Cache::new(&self.pool, below);
-        let branch = Arc::new(Branch { path: path.clone(), role, local, bcow, cache });
+        let branch = Arc::new(Branch { path: path.clone(), role, local, bcow, cache, claim });
         branches.insert(path, Arc::downgrade(&branch));
         Ok(branch)
     }

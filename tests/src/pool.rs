@@ -1,6 +1,8 @@
 //! Pools and mounts of a test, by the command line as a user has it.
 
 use crate::{Outcome, program, run};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -158,6 +160,17 @@ impl Pool {
     pub fn service_pid(&self) -> i32 {
         let status = self.status();
         find(&status, "pid").and_then(Value::as_i64).unwrap_or_else(|| panic!("no service in {status}")) as i32
+    }
+
+    /// Kills the pool's service; it is gone when this returns.
+    ///
+    /// # Panics
+    /// When none runs.
+    pub fn kill_service(&self) {
+        let pid = Pid::from_raw(self.service_pid()).expect("a process");
+        let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+        kill_process(pid, Signal::KILL).expect("it is ours");
+        assert_eq!(poll(&mut [PollFd::new(&process, PollFlags::IN)], None), Ok(1));
     }
 }
 

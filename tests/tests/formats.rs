@@ -2,8 +2,6 @@
 //! knows only docs/formats.md finds it, and a file takes what was written.
 
 use poolfs_tests::{Pool, Way, isolated, run, run_within, workspace};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -127,14 +125,6 @@ fn a_touched_block_of_a_file_takes_few() {
     });
 }
 
-/// Kills a process; it is gone when this returns.
-fn kill(pid: i32) {
-    let pid = Pid::from_raw(pid).expect("a process");
-    let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
-    kill_process(pid, Signal::KILL).expect("it is ours");
-    assert_eq!(poll(&mut [PollFd::new(&process, PollFlags::IN)], None), Ok(1));
-}
-
 #[test]
 fn what_was_synced_survives_the_service_in_every_format() {
     isolated("what_was_synced_survives_the_service_in_every_format", |folder| {
@@ -155,7 +145,7 @@ fn what_was_synced_survives_the_service_in_every_format() {
             };
             write("promised", ",fsync");
             write("written", "");
-            kill(pool.service_pid());
+            pool.kill_service();
             mount.keep();
             // A new service takes the dead mount away.
             let [at_text, upper, lower_text] = [&at, &upper, &lower].map(|path| path.to_str().expect("text"));

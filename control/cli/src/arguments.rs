@@ -72,6 +72,18 @@ pub enum Command {
         #[arg(value_name = "MOUNTPOINT|CONTAINER")]
         place: String,
     },
+    /// Check an upper branch that is mounted nowhere. Ends with 0 when nothing is wrong, 1 when all was repaired, 4 when something is left, 8 when it could
+    /// not be checked
+    Fsck {
+        /// The upper branch
+        upper: PathBuf,
+        /// The lower branches, to look at the lower files of partly written ones as well: topmost first
+        #[arg(long, value_name = "DIR[:DIR...]")]
+        lower: Option<String>,
+        /// Repair what can be without guessing; else nothing is written
+        #[arg(long)]
+        repair: bool,
+    },
     /// Run a command on a pool's cores with the library preloaded
     Exec(ExecArguments),
     /// Import, list and remove images

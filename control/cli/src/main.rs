@@ -15,6 +15,7 @@ mod demo;
 mod doctor;
 mod execute;
 mod failure;
+mod fsck;
 mod images;
 mod mount;
 mod pool;
@@ -70,6 +71,10 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Diff { pool, place, blocks } => trees::diff(context, &pool, &place, blocks)?,
         Command::Commit { pool, place, image } => trees::commit(context, &pool, &place, &image)?,
         Command::Flatten { pool, place } => trees::flatten(context, &pool, &place)?,
+        Command::Fsck { upper, lower, repair } => {
+            let lowers = lower.as_deref().map(mount::split_lowers).unwrap_or_default();
+            return fsck::fsck(context, &upper, &lowers, repair);
+        }
         Command::Exec(arguments) => {
             pool::sweep(context);
             return execute::execute(context, &arguments);

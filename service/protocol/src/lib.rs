@@ -3,13 +3,17 @@
 //! The command line (and later the engine) starts a service as a process with a [`ServiceConfig`] as JSON on its
 //! standard input, and talks to it over the Unix socket named there (`SOCK_STREAM`, root only): one JSON [`Command`] a
 //! line, answered by one JSON [`Answer`] a line, [`Command::Trace`] by several. No byte of file data passes here.
+//!
+//! The same program checks an upper branch that nobody uses, and ends ([`CheckSpec`]).
 
+mod check;
 pub mod ids;
 mod status;
 mod trace;
 mod trees;
 mod upper;
 
+pub use check::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX};
 pub use status::{
     AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, NotDirect, OperationPath,
     ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,

@@ -1,4 +1,5 @@
-//! The filesystem service of one pool. Reads its configuration (JSON) from standard input; see `poolfs-service-protocol`.
+//! The filesystem service of one pool. Reads its configuration (JSON) from standard input; see `poolfs-service-protocol`. With the
+//! argument `check` it checks an upper branch instead, as a job on standard input says, and ends.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -16,7 +17,14 @@ fn main() -> ExitCode {
         // It would tell of a log that cannot be written in that very log, and panic: a full disk must not end a thread.
         .log_internal_errors(false)
         .init();
-    let outcome = poolfs_service::process::read_config(std::io::stdin()).and_then(poolfs_service::process::run);
+    let mut arguments = std::env::args_os().skip(1);
+    let outcome = match (arguments.next(), arguments.next()) {
+        (None, _) => poolfs_service::process::read_config(std::io::stdin()).and_then(poolfs_service::process::run),
+        (Some(job), None) if job == "check" => {
+            poolfs_service::stack::check::run(std::io::stdin(), &mut std::io::stdout().lock())
+        }
+        (Some(other), _) => Err(anyhow::anyhow!("there is no job \"{}\"; the only one is check", other.display())),
+    };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,0 +1,109 @@
+//! Checks an upper branch that is mounted nowhere. The service's program does it, in a process of its own.
+
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::text::{count, plain, print};
+use poolfs_service_protocol::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Exit statuses, those of fsck(8).
+const CLEAN: u8 = 0;
+const REPAIRED: u8 = 1;
+const LEFT: u8 = 4;
+const NOT_CHECKED: u8 = 8;
+
+/// The command `fsck`.
+pub fn fsck(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> Result<u8> {
+    check(context, upper, lowers, repair).map_err(|failure| failure.with_status(NOT_CHECKED))
+}
+
+fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> Result<u8> {
+    let absolute = |path: &Path| path.canonicalize().map_err(|error| Failure::file(path, error));
+    let lowers = lowers.iter().map(|lower| absolute(lower)).collect::<Result<_>>()?;
+    let spec = CheckSpec { upper: absolute(upper)?, lowers, repair };
+    let failed = |cause: &dyn std::fmt::Display| Failure::new(upper.display().to_string(), cause, "");
+    let mut child = Command::new(context.service_program()?)
+        .arg("check")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| failed(&error))?;
+    let job = serde_json::to_vec(&spec).map_err(|error| failed(&error))?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(&job).map_err(|error| failed(&error))?;
+    }
+    let mut output = BufReader::new(child.stdout.take().ok_or_else(|| failed(&"it has no output"))?);
+    let mut summary = None;
+    loop {
+        let mut line = Vec::new();
+        let count = (&mut output).take(CHECK_LINE_BYTES_MAX).read_until(b'\n', &mut line);
+        if count.map_err(|error| failed(&error))? == 0 {
+            break;
+        }
+        match serde_json::from_slice(&line).map_err(|error| failed(&error))? {
+            CheckLine::Finding(finding) => show(context, &finding)?,
+            CheckLine::Summary(done) => summary = Some(done),
+            CheckLine::Failed { message } => {
+                let remedy =
+                    "a branch that is mounted cannot be checked; the others as root, with room on the disk for repairs";
+                return Err(Failure::new(upper.display().to_string(), message, remedy));
+            }
+        }
+    }
+    let status = child.wait().map_err(|error| failed(&error))?;
+    let Some(summary) = summary.filter(|_| status.success()) else {
+        return Err(failed(&format!("the check did not come to its end ({status})")));
+    };
+    conclude(context, upper, &summary)?;
+    Ok(match summary {
+        CheckSummary { damaged: 0, repairable: 0, repaired: 0, .. } => CLEAN,
+        CheckSummary { damaged: 0, repairable: 0, .. } => REPAIRED,
+        _ => LEFT,
+    })
+}
+
+fn show(context: &Context, finding: &CheckFinding) -> Result<()> {
+    if context.json {
+        return print_line(finding);
+    }
+    let outcome = match finding.outcome {
+        CheckOutcome::Damage => "damaged",
+        CheckOutcome::Repairable => "repairable",
+        CheckOutcome::Repaired => "repaired",
+    };
+    print(&format!("{outcome}: /{}: {} ({})\n", plain(&finding.path), plain(&finding.cause), finding.problem))
+}
+
+fn conclude(context: &Context, upper: &Path, summary: &CheckSummary) -> Result<()> {
+    if context.json {
+        return print_line(summary);
+    }
+    let place = plain(&upper.display().to_string());
+    if !summary.is_upper {
+        return print(&format!("{place}: nothing of poolfs is here\n"));
+    }
+    let CheckSummary { objects, sketches, compact_files, damaged, repairable, repaired, untold, .. } = *summary;
+    let looked_at = format!(
+        "{}, {} with blocks in lower branches, {}",
+        count(objects, "object"),
+        count(sketches, "file"),
+        count(compact_files, "compact file")
+    );
+    let found = match (damaged, repairable, repaired) {
+        (0, 0, 0) => "clean".to_owned(),
+        _ => format!("{damaged} damaged, {repairable} repairable, {repaired} repaired"),
+    };
+    let untold = if untold > 0 { format!("; {untold} of them not shown") } else { String::new() };
+    print(&format!("{place}: {found}{untold} ({looked_at})\n"))?;
+    if repairable > 0 {
+        print("what is repairable is repaired by --repair, and by the next mount\n")?;
+    }
+    Ok(())
+}
+
+fn print_line(value: &impl serde::Serialize) -> Result<()> {
+    let line = serde_json::to_string(value).map_err(|error| Failure::new("fsck", error, ""))?;
+    print(&(line + "\n"))
+}

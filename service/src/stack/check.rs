@@ -1,0 +1,121 @@
+//! The check of an upper branch that no instance uses: a job of its own, done before the process ends.
+
+use super::claim::{Claim, ClaimKind};
+use super::{Role, StackBuilder, StackError, with_causes};
+use poolfs_bcow::{Bcow, BcowConfig};
+use poolfs_libservice::{Finding, Libservice, Outcome, Tally};
+use poolfs_local::{Local, LocalOptions};
+use poolfs_service_protocol::{
+    CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX, LOWERS_MAX, UpperFormat,
+};
+use poolfs_union::check::Check;
+use rustix::process::{Resource, Rlimit};
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The cache of lower branches, of which little more than directories is looked at.
+const CACHE_BYTES: u64 = 16 << 20;
+
+/// Most bytes of a job.
+const SPEC_BYTES_MAX: u64 = 1 << 20;
+
+/// Reads a [`CheckSpec`] from `input`, does what it says, and writes [`CheckLine`]s to `output`. What keeps the branch from being checked
+/// is one of them.
+///
+/// # Errors
+/// When `input` is no such job or `output` takes nothing.
+pub fn run(input: impl Read, output: &mut dyn Write) -> anyhow::Result<()> {
+    let mut text = Vec::new();
+    input.take(SPEC_BYTES_MAX).read_to_end(&mut text)?;
+    let spec: CheckSpec = serde_json::from_slice(&text)?;
+    // Filesystems without lasting handles have a descriptor for each directory on the way down.
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    rustix::process::setrlimit(Resource::Nofile, raised)?;
+    let mut written = Ok(());
+    let mut write = |line: &CheckLine| -> std::io::Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        output.write_all(&text)
+    };
+    // A repair goes on to its end also when nobody reads of it.
+    let done = check(&spec, &mut |finding| {
+        if written.is_ok() {
+            written = write(&CheckLine::Finding(finding));
+        }
+    });
+    written?;
+    write(&match done {
+        Ok(summary) => CheckLine::Summary(summary),
+        Err(error) => CheckLine::Failed { message: with_causes(&error) },
+    })?;
+    Ok(output.flush()?)
+}
+
+/// Checks the branch, and gives as many findings to `report` as are told one by one.
+///
+/// # Errors
+/// When a directory cannot be opened, or the branch cannot be checked to the end.
+pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<CheckSummary, StackError> {
+    let failed = |cause: String| StackError::Union { upper: spec.upper.clone(), cause };
+    if spec.lowers.len() > LOWERS_MAX {
+        return Err(failed(format!("a union has at most {LOWERS_MAX} lower branches")));
+    }
+    let kind = if spec.repair { ClaimKind::Alone } else { ClaimKind::Shared };
+    let _claim = Claim::take(&spec.upper, kind, Duration::ZERO).map_err(failed)?;
+    let options = LocalOptions { read_only: !spec.repair, ..LocalOptions::default() };
+    let local: Arc<dyn Libservice> = Local::open(&spec.upper, options).map_err(|error| failed(with_causes(&error)))?;
+    let builder = StackBuilder::new(CACHE_BYTES)?;
+    let branch = |lower| builder.branch(lower, Role::Lower, UpperFormat::Sparse);
+    let branches: Vec<_> = spec.lowers.iter().map(|lower| branch(lower)).collect::<Result<_, _>>()?;
+    let lowers = builder.lowers(&branches)?;
+    let failed =
+        |error: poolfs_libservice::Error| StackError::Union { upper: spec.upper.clone(), cause: with_causes(&error) };
+    let (mut told, mut untold) = (0, 0);
+    let mut tell = |finding: CheckFinding| {
+        *(if told < FINDINGS_MAX { &mut told } else { &mut untold }) += 1;
+        if untold == 0 {
+            report(finding);
+        }
+    };
+    let is_unclean = !poolfs_union::has_ended_cleanly(&local).map_err(failed)?;
+    let bcow =
+        Bcow::new(BcowConfig { layout: None, flush_interval: Duration::ZERO, ..BcowConfig::new(Arc::clone(&local)) });
+    let compact = bcow
+        .check(is_unclean, spec.repair, &mut |finding| tell(finding_of(finding, poolfs_bcow::check::Problem::name)))
+        .map_err(failed)?;
+    let check = Check {
+        // Above it, compact files are ordinary ones.
+        upper: if compact.files > 0 { Arc::clone(&bcow) as Arc<dyn Libservice> } else { local },
+        lowers: Some(lowers.as_slice()).filter(|lowers| !lowers.is_empty()),
+        repair: spec.repair,
+        is_whole_below: compact.tally.nothing_left(),
+    };
+    let union =
+        check.run(&mut |finding| tell(finding_of(finding, poolfs_union::check::Problem::name))).map_err(failed)?;
+    let Tally { damaged, repairable, repaired } = compact.tally.and(union.tally);
+    Ok(CheckSummary {
+        is_upper: union.is_upper || compact.files > 0,
+        objects: union.objects,
+        sketches: union.sketches,
+        compact_files: compact.files,
+        damaged,
+        repairable,
+        repaired,
+        untold,
+    })
+}
+
+fn finding_of<P>(finding: Finding<P>, name: impl FnOnce(P) -> &'static str) -> CheckFinding {
+    CheckFinding {
+        path: finding.path,
+        problem: name(finding.problem).to_owned(),
+        cause: finding.cause,
+        outcome: match finding.outcome {
+            Outcome::Damage => CheckOutcome::Damage,
+            Outcome::Repairable => CheckOutcome::Repairable,
+            Outcome::Repaired => CheckOutcome::Repaired,
+        },
+    }
+}

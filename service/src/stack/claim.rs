@@ -1,0 +1,74 @@
+//! Claims on directories that are or were upper branches: one writes them, or many read them, whatever processes these are.
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A wait that is enough for one that is about to be given up: by an unmount, or by a process that was killed.
+pub(super) const ENDING: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What is to be done with the directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClaimKind {
+    /// It is changed.
+    Alone,
+    /// It is read as it is.
+    Shared,
+}
+
+/// As long as it is there, nobody has one that contradicts it. It ends with the process that has it at the latest.
+pub(super) struct Claim(#[expect(dead_code, reason = "the lock is what it is for")] OwnedFd);
+
+impl Claim {
+    /// Claims a directory, if need be after so long; the cause when it cannot be had.
+    pub fn take(directory: &Path, kind: ClaimKind, wait: Duration) -> Result<Self, String> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let file = open(directory, flags, Mode::empty()).map_err(|errno| errno.to_string())?;
+        let operation = match kind {
+            ClaimKind::Alone => FlockOperation::NonBlockingLockExclusive,
+            ClaimKind::Shared => FlockOperation::NonBlockingLockShared,
+        };
+        let begun = Instant::now();
+        loop {
+            match flock(&file, operation) {
+                Ok(()) => return Ok(Claim(file)),
+                Err(Errno::WOULDBLOCK) if begun.elapsed() < wait => std::thread::sleep(PAUSE),
+                Err(Errno::WOULDBLOCK) => {
+                    let cause = match kind {
+                        ClaimKind::Alone => {
+                            "another process uses it as the upper branch of a union, or as a lower one; unmount that first"
+                        }
+                        ClaimKind::Shared => {
+                            "another process uses it as the upper branch of a union; unmount that first"
+                        }
+                    };
+                    return Err(cause.to_owned());
+                }
+                Err(errno) => return Err(format!("it cannot be locked: {errno}")),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_writes_or_many_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let take = |kind| Claim::take(folder.path(), kind, ENDING);
+        let readers = [take(ClaimKind::Shared).expect("free"), take(ClaimKind::Shared).expect("for reading")];
+        assert!(take(ClaimKind::Alone).is_err_and(|cause| cause.contains("unmount")));
+        drop(readers);
+        let writer = take(ClaimKind::Alone).expect("given up");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| take(ClaimKind::Shared));
+            drop(writer);
+            waiting.join().expect("no panic").expect("after a moment");
+        });
+    }
+}
