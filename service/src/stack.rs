@@ -17,7 +17,8 @@ use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::types::IdMap;
 use poolfs_libservice::{Layered, Libservice};
 use poolfs_local::{Local, LocalOptions};
-use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, UnionStatus, UpperFormat};
+use poolfs_quota::{Account, Limited, Measured};
+use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat};
 use poolfs_union::{LAYER_ID_MAX, Lower, SharedMemory, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -96,13 +97,22 @@ struct Branch {
     local: Arc<Local>,
     bcow: Option<Arc<Bcow>>,
     cache: Arc<Cache>,
+    /// What of the branch is limited, and how.
+    account: Option<Arc<Account>>,
     /// Given up when all is on disk. Of a lower branch: taken when it turns out to have been an upper one.
     claim: OnceLock<Claim>,
 }
 
 impl Branch {
-    fn layer(&self) -> Arc<dyn Libservice> {
+    /// Without its limit.
+    fn cache_layer(&self) -> Arc<dyn Libservice> {
         Timed::over(Layer::Cache, Arc::clone(&self.cache) as Arc<dyn Libservice>)
+    }
+
+    fn layer(&self) -> Arc<dyn Libservice> {
+        let Some(account) = &self.account else { return self.cache_layer() };
+        let cache = Arc::clone(&self.cache);
+        Limited::new(self.cache_layer(), account, Box::new(move || cache.dirty_bytes()))
     }
 }
 
@@ -240,16 +250,17 @@ impl StackBuilder {
     pub fn build(&self, spec: &StackSpec) -> Result<Stack, StackError> {
         match spec {
             StackSpec::Directory { directory } => {
-                let branch = self.branch(directory, Role::Directory, UpperFormat::Sparse)?;
+                let branch = self.branch(directory, Role::Directory, &Storage::default())?;
                 Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch] })
             }
-            StackSpec::Union { upper, lowers, format } => {
-                let mut branches = vec![self.branch(upper, Role::Upper, *format)?];
+            StackSpec::Union { upper, lowers, storage } => {
+                let mut branches = vec![self.branch(upper, Role::Upper, storage)?];
                 for lower in lowers {
-                    branches.push(self.branch(lower, Role::Lower, UpperFormat::Sparse)?);
+                    branches.push(self.branch(lower, Role::Lower, &Storage::default())?);
                 }
                 let config = UnionConfig {
                     shared_memory: Some(self.shared_memory()),
+                    unlimited_upper: Some(branches[0].cache_layer()),
                     ..UnionConfig::new(branches[0].layer(), self.lowers(&branches[1..])?)
                 };
                 let failed = |cause: String| StackError::Union { upper: branches[0].path.clone(), cause };
@@ -313,7 +324,7 @@ impl StackBuilder {
     }
 
     /// The branch at `path`: the one in use, or a new one.
-    fn branch(&self, path: &Path, role: Role, format: UpperFormat) -> Result<Arc<Branch>, StackError> {
+    fn branch(&self, path: &Path, role: Role, storage: &Storage) -> Result<Arc<Branch>, StackError> {
         let failed = |cause: String| StackError::Branch { path: path.to_owned(), cause };
         let path = path.canonicalize().map_err(|error| failed(error.to_string()))?;
         let mut branches = self.branches();
@@ -337,10 +348,15 @@ impl StackBuilder {
         let options = LocalOptions { read_only: role == Role::Lower, ..LocalOptions::default() };
         let local = Local::open(&path, options).map_err(|error| failed(with_causes(&error)))?;
         let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
-        let bcow = bcow(&below, role, format).map_err(|error| failed(with_causes(&error)))?;
+        let account = storage.size_bytes.map(Account::new);
+        let below = match &account {
+            Some(account) => Measured::open(below, account).map_err(|error| failed(with_causes(&error)))?,
+            None => below,
+        };
+        let bcow = bcow(&below, role, storage.format).map_err(|error| failed(with_causes(&error)))?;
         let below = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
         let cache = Cache::new(&self.pool, below);
-        let branch = Arc::new(Branch { path: path.clone(), role, local, bcow, cache, claim });
+        let branch = Arc::new(Branch { path: path.clone(), role, local, bcow, cache, account, claim });
         branches.insert(path, Arc::downgrade(&branch));
         Ok(branch)
     }
@@ -457,10 +473,10 @@ mod tests {
     fn a_branch_of_a_stack_that_is_never_finished_leaves_nothing_unwritten() {
         let folder = tempfile::tempdir().expect("a folder");
         let builder = StackBuilder::new(1 << 20).expect("a cache");
-        let branch = builder.branch(folder.path(), Role::Upper, UpperFormat::Sparse).expect("usable");
+        let branch = builder.branch(folder.path(), Role::Upper, &Storage::default()).expect("usable");
         write(&*branch.layer(), b"by a union that failed to open");
         drop(branch);
         assert_eq!(std::fs::read(folder.path().join("f")).expect("there"), b"by a union that failed to open");
-        builder.branch(folder.path(), Role::Directory, UpperFormat::Sparse).expect("free again");
+        builder.branch(folder.path(), Role::Directory, &Storage::default()).expect("free again");
     }
 }

@@ -104,7 +104,12 @@ impl Pool {
         self.mount(at, &["--upper", path(upper), "--lower", path(lower), "--upper-format", format])
     }
 
-    fn mount(&self, at: &Path, stack: &[&str]) -> Mounted<'_> {
+    /// Mounts what these arguments of the command say.
+    ///
+    /// # Panics
+    /// When the command fails.
+    #[must_use]
+    pub fn mount(&self, at: &Path, stack: &[&str]) -> Mounted<'_> {
         std::fs::create_dir_all(at).expect("a mount point");
         let mut arguments = vec!["mount", &self.name, path(at)];
         arguments.extend_from_slice(stack);

@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::text::{parse_duration, parse_size};
+use crate::text::{parse_duration, parse_size, parse_upper_size};
 use clap::{Args, Parser, Subcommand};
 use poolfs_service_protocol::{IdRange, UpperFormat};
 use std::path::PathBuf;
@@ -247,6 +247,9 @@ pub struct MountArguments {
     /// How the writable branch stores files of which some blocks have moved: sparse, bcow, bcow-performance or bcow-space
     #[arg(long, value_name = "FORMAT", default_value_t, conflicts_with = "dir")]
     pub upper_format: UpperFormat,
+    /// Most that the writable branch may take on disk, as 10G: then ENOSPC [default: what its filesystem has]
+    #[arg(long, value_name = "SIZE", value_parser = parse_upper_size, conflicts_with = "dir")]
+    pub upper_size: Option<u64>,
 }
 
 /// Arguments of `exec`.
@@ -292,6 +295,9 @@ pub struct RunArguments {
     /// How it stores files of which some blocks have moved: sparse, bcow, bcow-performance or bcow-space
     #[arg(long, value_name = "FORMAT", default_value_t)]
     pub upper_format: UpperFormat,
+    /// Most that what it writes may take on disk, as 10G: then ENOSPC [default: what the filesystem has]
+    #[arg(long, value_name = "SIZE", value_parser = parse_upper_size)]
+    pub upper_size: Option<u64>,
     /// Keep the standard input open
     #[arg(short)]
     pub interactive: bool,

@@ -9,8 +9,9 @@ use crate::record::{PoolRecord, ProcessRecord};
 use crate::service;
 use crate::signals::{Signals, status_code};
 use crate::state::Locked;
+use crate::text::parse_upper_size;
 use poolfs_host::{ControlGroups, CpuSet, Leaf};
-use poolfs_service_protocol::{Ending, StackSpec, UpperFormat};
+use poolfs_service_protocol::{Ending, StackSpec, Storage, UpperFormat};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -198,13 +199,14 @@ fn bind_to(cpus: &CpuSet) -> Result<()> {
     })
 }
 
-/// Understand `at=DIR,dir=DIR` or `at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT]`.
+/// Understand `at=DIR,dir=DIR` or `at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]`.
 fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     let wrong = |cause: &str| {
-        let remedy = "write at=DIR,dir=DIR or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT]";
+        let remedy =
+            "write at=DIR,dir=DIR or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]";
         Failure::new(format!("--mount {text}"), cause, remedy)
     };
-    let (mut at, mut dir, mut upper, mut lower, mut format) = (None, None, None, None, None);
+    let (mut at, mut dir, mut upper, mut lower, mut format, mut size) = (None, None, None, None, None, None);
     for part in text.split(',') {
         let (key, value) = part.split_once('=').ok_or_else(|| wrong("a part of it has no ="))?;
         let place = match key {
@@ -213,6 +215,7 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
             "upper" => &mut upper,
             "lower" => &mut lower,
             "upper-format" => &mut format,
+            "upper-size" => &mut size,
             _ => return Err(wrong("a key of it is unknown")),
         };
         if value.is_empty() || place.replace(value).is_some() {
@@ -220,12 +223,15 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
         }
     }
     let at = at.map(PathBuf::from).ok_or_else(|| wrong("at= is missing"))?;
-    match (dir, upper, lower, format) {
+    match (dir, upper, lower, format.or(size)) {
         (Some(dir), None, None, None) => Ok((at, StackSpec::Directory { directory: dir.into() })),
-        (None, Some(upper), Some(lower), format) => {
+        (None, Some(upper), Some(lower), _) => {
             let format = format.map_or(Ok(UpperFormat::default()), str::parse);
             let format = format.map_err(|error| wrong(&format!("upper-format: {error}")))?;
-            Ok((at, StackSpec::Union { upper: upper.into(), lowers: split_lowers(lower), format }))
+            let size_bytes = size.map(parse_upper_size).transpose();
+            let size_bytes = size_bytes.map_err(|cause| wrong(&format!("upper-size: {cause}")))?;
+            let storage = Storage { format, size_bytes };
+            Ok((at, StackSpec::Union { upper: upper.into(), lowers: split_lowers(lower), storage }))
         }
         _ => Err(wrong("neither dir=, nor upper= and lower=")),
     }
@@ -250,13 +256,15 @@ mod tests {
         let (at, stack) = parse_spec("at=/a,dir=/b").expect("a directory");
         assert_eq!((at, stack), ("/a".into(), StackSpec::Directory { directory: "/b".into() }));
         let (_, stack) = parse_spec("upper=/u,lower=/l:/m,at=/a").expect("a union");
-        let format = UpperFormat::Sparse;
-        assert_eq!(stack, StackSpec::Union { upper: "/u".into(), lowers: vec!["/l".into(), "/m".into()], format });
-        let (_, stack) = parse_spec("at=/a,upper=/u,lower=/l,upper-format=bcow-space").expect("one with a format");
-        let format = UpperFormat::BcowSpace;
-        assert_eq!(stack, StackSpec::Union { upper: "/u".into(), lowers: vec!["/l".into()], format });
-        assert!(parse_spec("at=/a,upper=/u,lower=/l,upper-format=x").is_err());
+        assert_eq!(stack, StackSpec::union("/u", vec!["/l".into(), "/m".into()]));
+        let (_, stack) = parse_spec("at=/a,upper=/u,lower=/l,upper-format=bcow-space,upper-size=1G").expect("a union");
+        let storage = Storage { format: UpperFormat::BcowSpace, size_bytes: Some(1 << 30) };
+        assert_eq!(stack, StackSpec::Union { upper: "/u".into(), lowers: vec!["/l".into()], storage });
+        for bad in ["upper-format=x", "upper-size=x", "upper-size=4K"] {
+            assert!(parse_spec(&format!("at=/a,upper=/u,lower=/l,{bad}")).is_err(), "{bad}");
+        }
         assert!(parse_spec("at=/a,dir=/b,upper-format=bcow").is_err());
+        assert!(parse_spec("at=/a,dir=/b,upper-size=1G").is_err());
         for bad in [
             "",
             "at=/a",

@@ -8,7 +8,7 @@ use crate::state::Locked;
 use crate::text::complain;
 use crate::{pool, service};
 use poolfs_host::{mount_table, pool_mounts};
-use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec};
+use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage};
 use std::path::{Path, PathBuf};
 
 /// What is to be mounted, and for whom.
@@ -31,7 +31,8 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
     let stack = match (arguments.dir, arguments.upper, arguments.lower) {
         (Some(directory), None, None) => StackSpec::Directory { directory },
         (None, Some(upper), Some(lower)) => {
-            StackSpec::Union { upper, lowers: split_lowers(&lower), format: arguments.upper_format }
+            let storage = Storage { format: arguments.upper_format, size_bytes: arguments.upper_size };
+            StackSpec::Union { upper, lowers: split_lowers(&lower), storage }
         }
         _ => {
             return Err(Failure::new("mount", "neither a directory nor a union", "give --dir, or --upper and --lower"));
@@ -205,7 +206,7 @@ fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<()> {
 fn checked_stack(stack: StackSpec) -> Result<StackSpec> {
     match stack {
         StackSpec::Directory { directory: path } => Ok(StackSpec::Directory { directory: directory(&path)? }),
-        StackSpec::Union { upper, lowers, format } => {
+        StackSpec::Union { upper, lowers, storage } => {
             let upper = directory(&upper)?;
             let lowers = lowers.iter().map(|lower| directory(lower)).collect::<Result<Vec<_>>>()?;
             if lowers.is_empty() || lowers.len() > LOWERS_MAX {
@@ -222,7 +223,7 @@ fn checked_stack(stack: StackSpec) -> Result<StackSpec> {
                     ));
                 }
             }
-            Ok(StackSpec::Union { upper, lowers, format })
+            Ok(StackSpec::Union { upper, lowers, storage })
         }
     }
 }

@@ -22,6 +22,17 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
 }
 
+/// Least limit of an upper branch: what it holds by itself has to fit.
+const UPPER_SIZE_MIN: u64 = 1 << 20;
+
+/// Understand the limit of an upper branch, a size.
+pub fn parse_upper_size(text: &str) -> std::result::Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes < UPPER_SIZE_MIN => Err(format!("{text:?} is too small: write 1M or more")),
+        bytes => Ok(bytes),
+    }
+}
+
 /// Understand a time: a number with `us`, `ms` or `s`.
 pub fn parse_duration(text: &str) -> std::result::Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -65,6 +65,7 @@ mod layered;
 pub mod memory;
 #[cfg(test)]
 mod mutations;
+mod pass_through;
 pub mod random_operations;
 mod recorder;
 pub mod walk;

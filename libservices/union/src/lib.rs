@@ -85,6 +85,9 @@ impl Lower {
 pub struct UnionConfig {
     /// The writable branch.
     pub upper: Arc<dyn Libservice>,
+    /// The same layer, with the same nodes, for what the union has to store to keep what was accepted and to end in order, where `upper` may refuse
+    /// it for lack of room; nothing: `upper`.
+    pub unlimited_upper: Option<Arc<dyn Libservice>>,
     /// The read-only branches, topmost first.
     pub lowers: Vec<Lower>,
     /// How often bitmaps of sketches that nobody syncs are brought to disk. Zero: only by sync, fsync and at the end.
@@ -106,6 +109,7 @@ impl UnionConfig {
     pub fn new(upper: Arc<dyn Libservice>, lowers: Vec<Lower>) -> Self {
         UnionConfig {
             upper,
+            unlimited_upper: None,
             lowers,
             flush_interval: Duration::from_secs(5),
             dirty_sketches_max: 4096,
@@ -150,9 +154,10 @@ impl Union {
         if config.upper.read_only() {
             return Err(Error::new(Errno::EROFS, "the upper branch of a union has to be writable"));
         }
-        let (work, unclean) = work::Work::open(&config.upper)?;
+        let upper = config.unlimited_upper.as_ref().unwrap_or(&config.upper);
+        let (work, unclean) = work::Work::open(upper)?;
         if unclean {
-            check::repair_after_unclean_end(&config.upper)?;
+            check::repair_after_unclean_end(upper)?;
         }
         Self::assemble(config, work)
     }

@@ -20,7 +20,7 @@ pub use status::{
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
 pub use trees::{Committed, Difference, DifferenceKind, Flattened};
-pub use upper::{NoUpperFormat, UpperFormat};
+pub use upper::{NoUpperFormat, Storage, UpperFormat};
 
 pub use poolfs_types::{IdMap, IdMapError, IdRange};
 
@@ -64,17 +64,17 @@ pub enum StackSpec {
         upper: PathBuf,
         /// The read-only branches, topmost first.
         lowers: Vec<PathBuf>,
-        /// How the writable branch stores files of which some blocks have moved.
-        #[serde(default, skip_serializing_if = "UpperFormat::is_default")]
-        format: UpperFormat,
+        /// How the writable branch stores what is written.
+        #[serde(default, skip_serializing_if = "Storage::is_default")]
+        storage: Storage,
     },
 }
 
 impl StackSpec {
-    /// A union of these branches, with the usual upper format.
+    /// A union of these branches, whose upper one stores as usual.
     #[must_use]
     pub fn union(upper: impl Into<PathBuf>, lowers: Vec<PathBuf>) -> Self {
-        Self::Union { upper: upper.into(), lowers, format: UpperFormat::default() }
+        Self::Union { upper: upper.into(), lowers, storage: Storage::default() }
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
             stack: StackSpec::Union {
                 upper: "/u".into(),
                 lowers: vec!["/l1".into(), "/l2".into()],
-                format: UpperFormat::BcowSpace,
+                storage: Storage { format: UpperFormat::BcowSpace, size_bytes: Some(1 << 30) },
             },
             devices: true,
             is_root: true,

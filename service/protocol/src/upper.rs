@@ -1,4 +1,4 @@
-//! How the upper branch of a union stores files of which only some blocks have moved.
+//! How the upper branch of a union stores files of which only some blocks have moved, and how much.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -28,6 +28,26 @@ impl UpperFormat {
         ("bcow-space", Self::BcowSpace),
     ];
 
+    /// Whether it is the usual one.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How an upper branch stores what was written, and how much of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Storage {
+    /// How files are stored.
+    #[serde(default, skip_serializing_if = "UpperFormat::is_default")]
+    pub format: UpperFormat,
+    /// The most that all may take, bytes; none: as much as the filesystem of the branch has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+}
+
+impl Storage {
     /// Whether it is the usual one.
     #[must_use]
     pub fn is_default(&self) -> bool {

@@ -6,7 +6,7 @@ use poolfs_bcow::{Bcow, BcowConfig};
 use poolfs_libservice::{Finding, Libservice, Outcome, Tally};
 use poolfs_local::{Local, LocalOptions};
 use poolfs_service_protocol::{
-    CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX, LOWERS_MAX, UpperFormat,
+    CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX, LOWERS_MAX, Storage,
 };
 use poolfs_union::check::Check;
 use rustix::process::{Resource, Rlimit};
@@ -67,7 +67,7 @@ pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<C
     let options = LocalOptions { read_only: !spec.repair, ..LocalOptions::default() };
     let local: Arc<dyn Libservice> = Local::open(&spec.upper, options).map_err(|error| failed(with_causes(&error)))?;
     let builder = StackBuilder::new(CACHE_BYTES)?;
-    let branch = |lower| builder.branch(lower, Role::Lower, UpperFormat::Sparse);
+    let branch = |lower| builder.branch(lower, Role::Lower, &Storage::default());
     let branches: Vec<_> = spec.lowers.iter().map(|lower| branch(lower)).collect::<Result<_, _>>()?;
     let lowers = builder.lowers(&branches)?;
     let failed =

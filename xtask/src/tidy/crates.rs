@@ -15,6 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-union", &["poolfs-types", "poolfs-ipc", "poolfs-libservice"]),
     ("poolfs-bcow", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-idmap", &["poolfs-types", "poolfs-libservice"]),
+    ("poolfs-quota", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-service-protocol", &["poolfs-types"]),
     ("poolfs-fuse-ring", &["poolfs-ipc"]),
     (
@@ -28,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "poolfs-union",
             "poolfs-bcow",
             "poolfs-idmap",
+            "poolfs-quota",
             "poolfs-fuse-ring",
             "poolfs-service-protocol",
         ],
@@ -68,7 +70,9 @@ pub fn check(root: &Path, findings: &mut Vec<String>) -> Result<()> {
             file.starts_with("service/src") && !file.starts_with(STACK_BUILDER) && !file.contains("/tests");
         let product = text.split("#[cfg(test)]").next().unwrap_or_default();
         if in_service
-            && ["poolfs_local::", "poolfs_union::", "poolfs_idmap::"].iter().any(|layer| product.contains(layer))
+            && ["poolfs_local::", "poolfs_union::", "poolfs_idmap::", "poolfs_quota::"]
+                .iter()
+                .any(|layer| product.contains(layer))
         {
             findings
                 .push(format!("{file} names a concrete layer: only {STACK_BUILDER}.rs and what is in that module do"));

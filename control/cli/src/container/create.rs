@@ -10,7 +10,7 @@ use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION};
 use crate::signals::Signals;
 use crate::text::{print, print_json};
 use poolfs_image::ImageRecord;
-use poolfs_service_protocol::{IdMap, IdRange, is_valid_name};
+use poolfs_service_protocol::{IdMap, IdRange, Storage, is_valid_name};
 use std::hash::{BuildHasher, RandomState};
 use std::io::IsTerminal;
 use std::process::Stdio;
@@ -76,7 +76,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         command: command(&image, &arguments.command)?,
         memory_bytes: arguments.memory,
         legacy: arguments.legacy,
-        upper_format: arguments.upper_format,
+        storage: Storage { format: arguments.upper_format, size_bytes: arguments.upper_size },
         userns: user_namespace(&arguments.userns)?,
         tty: arguments.tty,
         interactive: arguments.interactive,

@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::record::ProcessRecord;
 use poolfs_image::Digest;
-use poolfs_service_protocol::{IdMap, UpperFormat};
+use poolfs_service_protocol::{IdMap, Storage};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -42,9 +42,9 @@ pub struct ContainerRecord {
     pub memory_bytes: Option<u64>,
     /// Without the library.
     pub legacy: bool,
-    /// How it stores files of which some blocks have moved.
+    /// How it stores what it writes.
     #[serde(default)]
-    pub upper_format: UpperFormat,
+    pub storage: Storage,
     /// The ids of the host in its user namespace, when it has one.
     #[serde(default, with = "poolfs_service_protocol::ids", skip_serializing_if = "Option::is_none")]
     pub userns: Option<IdMap>,
@@ -117,7 +117,7 @@ mod tests {
             command: Vec::new(),
             memory_bytes: None,
             legacy: false,
-            upper_format: UpperFormat::BcowSpace,
+            storage: Storage::default(),
             userns: None,
             tty: false,
             interactive: false,

@@ -81,8 +81,7 @@ fn mount_root(context: &Context, name: &str) -> Result<MountSpec> {
     let places = Places::of(container.path());
     let mut pool = pool::lock(context, &container.record.pool)?;
     let lowers = container.record.lowers(&context.images()?);
-    let format = container.record.upper_format;
-    let stack = StackSpec::Union { upper: places.upper, lowers, format };
+    let stack = StackSpec::Union { upper: places.upper, lowers, storage: container.record.storage };
     let wanted = mount::Wanted {
         mount_point: places.root,
         stack,

@@ -1,0 +1,145 @@
+//! What objects that somebody holds are counted with.
+
+use crate::account::Account;
+use hashbrown::HashMap;
+use poolfs_libservice::Branch;
+use poolfs_types::limits::BLOCK_SIZE;
+use poolfs_types::{Attributes, Caller, HandleId, NodeId};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Shards of each table; a power of two.
+const SHARDS: usize = 16;
+
+/// Backends hold room ready behind the end of files that grow (XFS: from 64 KiB to as much again as the file has), and take it back later. So
+/// much and more behind the end is not counted, unless it was asked for.
+const READY_BYTES: u64 = 60 << 10;
+
+/// The unit of [`Attributes::blocks`].
+const SECTOR_BYTES: u64 = 512;
+
+#[derive(Debug, Default)]
+struct Counted {
+    /// references and handles
+    held: u64,
+    bytes: u64,
+    /// where the room ends that was asked for beyond the size
+    asked_for: u64,
+}
+
+pub(crate) struct Nodes {
+    counted: Vec<Mutex<HashMap<NodeId, Counted>>>,
+    handles: Vec<Mutex<HashMap<HandleId, NodeId>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What an object takes.
+pub(crate) fn taken(attributes: &Attributes, asked_for: u64) -> u64 {
+    let bytes = attributes.blocks.saturating_mul(SECTOR_BYTES);
+    let needed = attributes.size.max(asked_for).checked_next_multiple_of(BLOCK_SIZE as u64).unwrap_or(u64::MAX);
+    if attributes.is_directory() || bytes.saturating_sub(needed) < READY_BYTES { bytes } else { needed }
+}
+
+impl Counted {
+    fn measure(&mut self, account: &Account, attributes: &Attributes) {
+        let after = taken(attributes, self.asked_for);
+        account.settle(self.bytes, after);
+        self.bytes = after;
+    }
+}
+
+impl Nodes {
+    /// A table in which the root is held for good.
+    pub fn new(root: &Attributes) -> Self {
+        let nodes = Nodes {
+            counted: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            handles: (0..SHARDS).map(|_| Mutex::default()).collect(),
+        };
+        let counted = Counted { held: 1, bytes: taken(root, 0), asked_for: 0 };
+        lock(nodes.shard(NodeId::ROOT)).insert(NodeId::ROOT, counted);
+        nodes
+    }
+
+    fn shard(&self, node: NodeId) -> &Mutex<HashMap<NodeId, Counted>> {
+        &self.counted[node.0 as usize % SHARDS]
+    }
+
+    fn of_handle(&self, handle: HandleId) -> &Mutex<HashMap<HandleId, NodeId>> {
+        &self.handles[handle.0 as usize % SHARDS]
+    }
+
+    /// The layers above have got a reference or a handle on `node`, which is in the account.
+    pub fn hold(&self, below: &Branch, node: NodeId) {
+        let mut shard = lock(self.shard(node));
+        let counted = shard.entry(node).or_default();
+        counted.held += 1;
+        // What nobody held is as the account has it: only calls of holders change it.
+        if counted.held == 1
+            && let Ok(attributes) = below.getattr(&Caller::ROOT, node)
+        {
+            counted.bytes = taken(&attributes, 0);
+        }
+    }
+
+    /// The layers above have got a reference on an object that was made with these attributes.
+    pub fn hold_new(&self, account: &Account, node: NodeId, attributes: &Attributes) {
+        let mut shard = lock(self.shard(node));
+        let counted = shard.entry(node).or_default();
+        counted.held += 1;
+        let bytes = taken(attributes, 0);
+        account.settle(0, bytes);
+        // Others may have found it by its name before: they took it for counted.
+        if counted.held == 1 {
+            counted.bytes = bytes;
+        }
+    }
+
+    /// They have given `count` of them back, or are about to. What then has neither name nor holder is counted no more.
+    pub fn let_go(&self, below: &Branch, account: &Account, node: NodeId, count: u64) {
+        let mut shard = lock(self.shard(node));
+        let Some(counted) = shard.get_mut(&node).filter(|_| node != NodeId::ROOT) else { return };
+        counted.held = counted.held.saturating_sub(count);
+        if counted.held > 0 {
+            return;
+        }
+        match below.getattr(&Caller::ROOT, node) {
+            Ok(attributes) if attributes.links > 0 => counted.measure(account, &attributes),
+            _ => account.settle(counted.bytes, 0),
+        }
+        shard.remove(&node);
+    }
+
+    /// What `node` takes may have changed.
+    pub fn measure(&self, below: &Branch, account: &Account, node: NodeId) {
+        let mut shard = lock(self.shard(node));
+        if let Some(counted) = shard.get_mut(&node)
+            && let Ok(attributes) = below.getattr(&Caller::ROOT, node)
+        {
+            counted.measure(account, &attributes);
+        }
+    }
+
+    /// Room up to `end` was asked for.
+    pub fn ask_for(&self, node: NodeId, end: u64) {
+        if let Some(counted) = lock(self.shard(node)).get_mut(&node) {
+            counted.asked_for = counted.asked_for.max(end);
+        }
+    }
+
+    /// Notes the file of a handle.
+    pub fn opened(&self, handle: HandleId, node: NodeId) {
+        lock(self.of_handle(handle)).insert(handle, node);
+    }
+
+    /// The file of a handle.
+    pub fn file(&self, handle: HandleId) -> Option<NodeId> {
+        lock(self.of_handle(handle)).get(&handle).copied()
+    }
+
+    /// Forgets a handle; returns its file.
+    pub fn closed(&self, handle: HandleId) -> Option<NodeId> {
+        lock(self.of_handle(handle)).remove(&handle)
+    }
+}

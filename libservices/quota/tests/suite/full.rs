@@ -1,0 +1,113 @@
+//! What is accepted has its room, and what has its room is accepted.
+
+use crate::support::{BLOCK, ROOT, Stack, name, on_disk};
+use poolfs_bcow::Layout;
+use poolfs_libservice::types::{Errno, FileType, NodeId, OpenFlags};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const LIMIT: u64 = 2 << 20;
+const LAYOUTS: [Option<Layout>; 3] = [None, Some(Layout::Performance), Some(Layout::Space)];
+
+#[test]
+fn data_is_refused_before_it_is_accepted_and_all_that_was_accepted_is_stored() {
+    for layout in LAYOUTS {
+        let folder = tempfile::tempdir().expect("a folder");
+        let stack = Stack::at(folder.path(), layout, LIMIT);
+        let (_, handle) = stack.create("f");
+        let blocks = stack.fill(handle, 0, 10_000);
+        // Tables of compact files are written with their data, and counted then.
+        let overhead = if layout.is_some() { 8 } else { 0 };
+        let most = (LIMIT - 2 * BLOCK) / BLOCK;
+        assert!((most - overhead..=most + 1).contains(&blocks), "{layout:?}: {blocks} of {most}");
+        stack.top.sync().expect("all that was accepted has room");
+        assert_eq!(stack.account.used(), on_disk(folder.path()), "{layout:?}");
+        assert!(stack.account.used() <= LIMIT + overhead * BLOCK, "{layout:?}");
+        // What is there can be written again, dirty or not.
+        for _ in 0..2 {
+            assert_eq!(stack.fill(handle, 0, blocks), blocks, "{layout:?}");
+        }
+        assert_eq!(stack.fill(handle, blocks + 10, 1), 0, "{layout:?}");
+        let statistics = stack.top.statfs(ROOT, NodeId::ROOT).expect("known");
+        assert_eq!(statistics.blocks * u64::from(statistics.block_size), LIMIT);
+        assert_eq!(statistics.blocks_available, 0);
+        stack.top.unlink(ROOT, NodeId::ROOT, name("f")).expect("there");
+        stack.top.release(handle);
+    }
+}
+
+#[test]
+fn a_long_write_is_cut_where_the_room_ends() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let stack = Stack::at(folder.path(), None, LIMIT);
+    let (node, handle) = stack.create("f");
+    let appending = stack.top.open(ROOT, node, OpenFlags::WRITE_ONLY | OpenFlags::APPEND).expect("there");
+    assert_eq!(stack.top.write(ROOT, handle, 0, &[1; 100]).expect("room").count, 100);
+    let written = stack.top.write(ROOT, appending, 0, &vec![2; 2 * LIMIT as usize]).expect("room for some");
+    assert_eq!(written.offset, 100);
+    assert!(written.count as u64 >= LIMIT - 4 * BLOCK && (written.count as u64) < LIMIT);
+    assert_eq!((written.count + 100) % BLOCK as usize, 0);
+    let error = stack.top.write(ROOT, appending, 0, b"more").expect_err("full");
+    assert_eq!(error.errno(), Errno::ENOSPC);
+    assert!(error.to_string().contains("--upper-size"), "{error}");
+    stack.top.write(ROOT, handle, 50, &vec![3; 64 << 10]).expect("there already");
+    stack.top.sync().expect("room");
+    assert!(on_disk(folder.path()) <= LIMIT);
+}
+
+#[test]
+fn names_have_a_little_more_and_removing_needs_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let stack = Stack::at(folder.path(), None, LIMIT);
+    let (node, handle) = stack.create("f");
+    stack.fill(handle, 0, 10_000);
+    let mut made = 0;
+    let refused = loop {
+        match stack.top.mkdir(ROOT, NodeId::ROOT, name(&format!("d{made}")), 0o755) {
+            Ok(entry) => stack.top.forget(entry.node, 1),
+            Err(error) => break error,
+        }
+        made += 1;
+    };
+    assert_eq!(refused.errno(), Errno::ENOSPC);
+    assert!((8..=LIMIT / 16 / BLOCK + 2).contains(&made), "{made}");
+    for refused in [
+        stack.top.mknod(ROOT, NodeId::ROOT, name("x"), FileType::Fifo, 0o644, 0).map(drop),
+        stack.top.symlink(ROOT, NodeId::ROOT, name("x"), b"y").map(drop),
+        stack.top.setxattr(ROOT, NodeId::ROOT, b"user.x", b"y", poolfs_libservice::types::XattrFlags::empty()),
+    ] {
+        assert_eq!(refused.expect_err("full").errno(), Errno::ENOSPC);
+    }
+    for number in 0..made {
+        stack.top.rmdir(ROOT, NodeId::ROOT, name(&format!("d{number}"))).expect("needs no room");
+    }
+    stack.top.unlink(ROOT, NodeId::ROOT, name("f")).expect("needs no room");
+    stack.top.release(handle);
+    stack.top.forget(node, 1);
+    let (_, handle) = stack.create("g");
+    assert_eq!(stack.fill(handle, 0, 100), 100);
+}
+
+#[test]
+fn many_writers_get_no_more_than_one() {
+    for layout in LAYOUTS {
+        let folder = tempfile::tempdir().expect("a folder");
+        let stack = Stack::at(folder.path(), layout, LIMIT);
+        let handles: Vec<_> = (0..4).map(|number| stack.create(&format!("f{number}")).1).collect();
+        let accepted = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for &handle in &handles {
+                let (stack, accepted) = (&stack, &accepted);
+                scope.spawn(move || {
+                    for round in 0..4 {
+                        accepted.fetch_add(stack.fill(handle, round * 150, 150), Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert!(accepted.load(Ordering::Relaxed) * BLOCK <= LIMIT, "{layout:?}");
+        assert!(accepted.load(Ordering::Relaxed) * BLOCK >= LIMIT - (40 * BLOCK), "{layout:?}");
+        stack.top.sync().expect("all that was accepted has room");
+        assert_eq!(stack.account.used(), on_disk(folder.path()), "{layout:?}");
+        assert!(stack.account.used() <= LIMIT + 16 * BLOCK, "{layout:?}");
+    }
+}

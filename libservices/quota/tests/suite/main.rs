@@ -1,0 +1,23 @@
+//! The layers before the judges of all layers; and what is their own: that all is counted, and that nothing is accepted without room.
+
+mod exact;
+mod full;
+mod support;
+
+use poolfs_libservice::random_operations::Comparison;
+use poolfs_libservice::{Memory, conformance};
+use support::Stack;
+
+#[test]
+fn conforms() {
+    conformance::run(&|| Stack::over(Memory::new(), u64::MAX).top);
+}
+
+#[test]
+fn random_operations() {
+    for seed in 1..5 {
+        let memory = Memory::new();
+        Comparison::new(seed, 3000).run(Stack::over(memory.clone(), u64::MAX).top);
+        assert_eq!(memory.outstanding(), (0, 0));
+    }
+}

@@ -1,0 +1,124 @@
+//! A limited upper branch: what programs are answered when it is full, what `df` and `du` say, and that it is usable again.
+
+use poolfs_tests::{Mounted, Pool, Way, import_small, isolated};
+use std::fs;
+use std::path::Path;
+
+const LIMIT: u64 = 8 << 20;
+
+/// What is stored beyond the limit: tables that are written with their data, and names.
+const BEYOND: u64 = 256 << 10;
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// A pool with a lower branch that has a file of 32 MiB.
+fn pool(folder: &Path) -> Pool {
+    fs::create_dir_all(folder.join("lower")).expect("a folder");
+    fs::write(folder.join("lower/big"), vec![b'l'; 32 << 20]).expect("a file");
+    fs::write(folder.join("lower/small"), "lower").expect("a file");
+    Pool::create(folder, "64M")
+}
+
+fn mount<'p>(pool: &'p Pool, folder: &Path, format: &str) -> Mounted<'p> {
+    let [upper, lower] = ["upper", "lower"].map(|name| folder.join(name));
+    fs::create_dir_all(&upper).expect("a folder");
+    let stack = ["--upper", text(&upper), "--lower", text(&lower), "--upper-format", format, "--upper-size", "8M"];
+    pool.mount(&folder.join("mnt"), &stack)
+}
+
+/// What `du` counts in the upper branch.
+fn stored(folder: &Path) -> u64 {
+    let output = poolfs_tests::run(std::process::Command::new("du").args(["-s", "-B1"]).arg(folder.join("upper")));
+    let text = output.expect("du");
+    text.split_whitespace().next().and_then(|count| count.parse().ok()).expect("a count")
+}
+
+/// Runs a script in the mount, and returns what it printed.
+fn in_mount(pool: &Pool, way: Way, at: &Path, script: &str) -> String {
+    pool.shell(way, &format!("cd {}; {script}", at.display())).expect(script).trim().to_owned()
+}
+
+#[test]
+fn a_full_branch_refuses_data_keeps_what_it_has_and_is_emptied() {
+    isolated("a_full_branch_refuses_data_keeps_what_it_has_and_is_emptied", |folder| {
+        let pool = pool(folder);
+        for format in ["sparse", "bcow"] {
+            for way in [Way::Library, Way::Legacy] {
+                let mounted = mount(&pool, folder, format);
+                let at = mounted.path().to_owned();
+                let run = |script: &str| in_mount(&pool, way, &at, script);
+                assert_eq!(run("df -B1 --output=size . | tail -n 1"), LIMIT.to_string());
+                let _ = run("printf y | dd of=big bs=1 seek=100 conv=notrunc status=none");
+                let said = run("dd if=/dev/zero of=full bs=64k 2>&1 || true");
+                assert!(said.contains("No space left on device"), "{format} {way:?}: {said}");
+                let size: u64 = run("stat -c %s full").parse().expect("a size");
+                assert!((LIMIT - BEYOND..=LIMIT).contains(&size), "{format} {way:?}: {size}");
+                assert_eq!(run("df -B1 --output=avail . | tail -n 1"), "0");
+                // What is needed to keep what was accepted is stored past the limit.
+                let _ = run("sync big full");
+                // What it has can be written again, and reaches the disk.
+                let _ = run(
+                    "tr '\\0' x < /dev/zero | dd of=full bs=64k count=64 iflag=fullblock conv=notrunc,fsync status=none",
+                );
+                assert!(stored(folder) <= LIMIT + BEYOND, "{format} {way:?}: {}", stored(folder));
+                // A block of a lower file needs room as any other does; its name is tidied away without.
+                assert_eq!(
+                    run(
+                        "(printf y | dd of=big bs=1 seek=5000000 conv=notrunc status=none) 2>/dev/null || echo refused"
+                    ),
+                    "refused"
+                );
+                let _ = run("rm small");
+                assert_eq!(run("head -c 5 big; tail -c 5 big; head -c 3 full; ls"), "llllllllllxxxbig\nfull");
+                let _ = mounted.unmount().expect("umount");
+                let mounted = mount(&pool, folder, format);
+                assert_eq!(run("df -B1 --output=avail . | tail -n 1"), "0", "{format} {way:?}: after mounting again");
+                let _ = run("rm full; sync; printf y | dd of=big bs=1 seek=5000000 conv=notrunc status=none");
+                assert_eq!(run("tail -c +5000000 big | head -c 3"), "lyl");
+                let available: u64 = run("df -B1 --output=avail . | tail -n 1").parse().expect("a size");
+                assert!(available > LIMIT - BEYOND, "{format} {way:?}: {available}");
+                let _ = mounted.unmount().expect("umount");
+                fs::remove_dir_all(folder.join("upper")).expect("removed");
+            }
+        }
+    });
+}
+
+#[test]
+fn many_writers_together_get_what_there_is() {
+    isolated("many_writers_together_get_what_there_is", |folder| {
+        let pool = pool(folder);
+        for format in ["sparse", "bcow-space"] {
+            let mounted = mount(&pool, folder, format);
+            let script = "
+                for number in 1 2 3 4 5 6; do
+                    (dd if=/dev/zero of=f$number bs=4k count=1000 conv=fsync 2>/dev/null || true) &
+                done
+                wait; cat f? | wc -c";
+            let accepted: u64 = in_mount(&pool, Way::Legacy, mounted.path(), script).parse().expect("a size");
+            assert!((LIMIT - BEYOND..=LIMIT).contains(&accepted), "{format}: {accepted}");
+            assert!(stored(folder) <= LIMIT + BEYOND, "{format}: {}", stored(folder));
+            let _ = mounted.unmount().expect("umount");
+            fs::remove_dir_all(folder.join("upper")).expect("removed");
+        }
+    });
+}
+
+#[test]
+fn a_container_has_a_limit() {
+    isolated("a_container_has_a_limit", |folder| {
+        let pool = Pool::create(folder, "64M");
+        import_small(&pool, folder, "small", &["/bin/dd", "/bin/df"].map(Path::new), |_| {});
+        let script = "df -B1 --output=size / | tail -n 1; dd if=/dev/zero of=/full bs=64k 2>&1 || true";
+        let run = ["run", pool.name(), "small", "--rm", "--upper-size", "8M", "--", "sh", "-c", script];
+        let said = pool.poolfs(&run).expect("run");
+        assert!(
+            said.trim_start().starts_with(&LIMIT.to_string()) && said.contains("No space left on device"),
+            "{said}"
+        );
+        let refused = pool.poolfs(&["run", pool.name(), "small", "--upper-size", "8K", "--", "sh"]);
+        assert!(refused.code != 0 && refused.err.contains("too small"), "{refused:?}");
+    });
+}
