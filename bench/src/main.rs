@@ -3,8 +3,11 @@
 mod clones;
 mod containers;
 mod copies;
+mod copy_up;
 mod databases;
 mod files;
+mod first_writes;
+mod grounds;
 mod groups;
 mod isolation;
 mod mapped;
@@ -89,6 +92,14 @@ enum Measurement {
         /// How long one measurement takes.
         #[arg(long, default_value_t = 10)]
         milliseconds: u64,
+    },
+    /// First writes of lower files by their size, a large file written all over in parts, and room, beside overlayfs on ext4, XFS and btrfs.
+    CopyUp {
+        #[command(flatten)]
+        place: Place,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 3)]
+        rounds: u32,
     },
     /// Starts of programs of an image, and of containers, over all targets.
     Starts {
@@ -179,6 +190,38 @@ enum Part {
         /// Root directories and sockets in turn.
         places: Vec<PathBuf>,
     },
+    /// First bytes of lower files.
+    #[command(hide = true)]
+    FirstBytes {
+        /// Where they are.
+        directory: PathBuf,
+        /// How long each is.
+        bytes: u64,
+        /// How many.
+        count: u32,
+    },
+    /// A part of each block of a file.
+    #[command(hide = true)]
+    WriteMany {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A fifth of the blocks of a file.
+    #[command(hide = true)]
+    ReadSome {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A byte of each lower file, brought to disk.
+    #[command(hide = true)]
+    TouchEach {
+        /// Where they are.
+        directory: PathBuf,
+        /// How long each is.
+        bytes: u64,
+        /// How many.
+        count: u32,
+    },
     /// Reads a file, prints its length, and keeps it until the input ends.
     #[command(hide = true)]
     Hold {
@@ -205,6 +248,7 @@ impl Measurement {
             | Self::RoundTrip { place, .. }
             | Self::Transports { place, .. }
             | Self::Overhead { place, .. }
+            | Self::CopyUp { place, .. }
             | Self::Starts { place, .. }
             | Self::Containers { place, .. }
             | Self::Clones { place }
@@ -220,6 +264,7 @@ impl Measurement {
             Self::RoundTrip { rounds, .. } => roundtrip::run(work, poolfs, *rounds)?.markdown(),
             Self::Transports { rounds, .. } => transports::run(work, poolfs, *rounds)?,
             Self::Overhead { rounds, milliseconds, .. } => overhead::run(work, poolfs, *rounds, *milliseconds)?,
+            Self::CopyUp { rounds, .. } => copy_up::run(work, poolfs, *rounds)?,
             Self::Starts { image, rounds, .. } => starts::run(work, poolfs, image, *rounds)?.markdown(),
             Self::Containers { image, rounds, .. } => containers::run(work, poolfs, image, *rounds)?,
             Self::Clones { .. } => clones::run(work, poolfs)?,
@@ -243,6 +288,10 @@ impl Part {
                 starts::start(&root, &command, times, library, socket.as_deref())
             }
             Self::Serve { library, places } => containers::serve(&places, library),
+            Self::FirstBytes { directory, bytes, count } => first_writes::first_bytes(&directory, bytes, count),
+            Self::WriteMany { file } => first_writes::write_many(&file),
+            Self::ReadSome { file } => first_writes::read_some(&file),
+            Self::TouchEach { directory, bytes, count } => first_writes::touch_each(&directory, bytes, count),
             Self::Hold { file, mapped } => clones::hold(&file, mapped),
             Self::RemoveLeft { name, work } => isolation::remove_left(&name, &work),
         }

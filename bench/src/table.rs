@@ -9,6 +9,8 @@ pub enum Unit {
     Microseconds,
     /// Milliseconds of nanoseconds
     Milliseconds,
+    /// KiB of bytes
+    Kibibytes,
     /// MiB of bytes
     Mebibytes,
 }
@@ -18,6 +20,7 @@ impl Unit {
         match self {
             Self::Microseconds => "us",
             Self::Milliseconds => "ms",
+            Self::Kibibytes => "KiB",
             Self::Mebibytes => "MiB",
         }
     }
@@ -26,6 +29,7 @@ impl Unit {
         match self {
             Self::Microseconds => 1e3,
             Self::Milliseconds => 1e6,
+            Self::Kibibytes => 1024.0,
             Self::Mebibytes => 1_048_576.0,
         }
     }

@@ -37,7 +37,7 @@ impl Target {
 }
 
 /// The targets in an order of each round's own.
-pub fn turned(targets: &[Target], round: u32) -> Vec<Target> {
+pub fn turned<T: Clone>(targets: &[T], round: u32) -> Vec<T> {
     let mut order = targets.to_vec();
     order.rotate_left(round as usize % targets.len());
     if round % 2 == 1 {
@@ -63,6 +63,11 @@ impl Laboratory {
 
     /// The same, with so much memory for the service and what runs in the pool.
     pub fn with_memory(folder: &Path, poolfs: &Path, cpus: &str, memory: &str) -> Result<Self> {
+        Self::sized(folder, poolfs, cpus, memory, "1G")
+    }
+
+    /// The same, with so much of it for cached bytes.
+    pub fn sized(folder: &Path, poolfs: &Path, cpus: &str, memory: &str, cache: &str) -> Result<Self> {
         std::fs::create_dir_all(folder.join("lower"))?;
         let pool = isolation::pool_name().context("measurements run in namespaces of their own")?;
         let laboratory = Self { folder: folder.to_path_buf(), poolfs: poolfs.to_path_buf(), pool, mounted: Vec::new() };
@@ -70,7 +75,7 @@ impl Laboratory {
             laboratory
                 .poolfs()
                 .args(["pool", "create", &laboratory.pool, "--cpus", cpus])
-                .args(["--memory", memory, "--cache", "1G"]),
+                .args(["--memory", memory, "--cache", cache]),
         )?;
         Ok(laboratory)
     }
@@ -117,21 +122,22 @@ impl Laboratory {
 
     /// Mounts one union over the lower directory.
     pub fn mount_union(&self, target: Target, branches: &Branches) -> Result<()> {
-        let Branches { at, upper, work } = branches;
-        let options =
-            format!("lowerdir={},upperdir={},workdir={}", self.lower().display(), upper.display(), work.display());
         match target {
-            Target::Overlayfs => {
-                succeed(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(at))
+            Target::Overlayfs => mount_overlayfs(&self.lower(), branches),
+            Target::FuseOverlayfs => {
+                let options = branches.options(&self.lower());
+                succeed(Command::new("fuse-overlayfs").args(["-o", &options]).arg(&branches.at))
             }
-            Target::FuseOverlayfs => succeed(Command::new("fuse-overlayfs").args(["-o", &options]).arg(at)),
-            Target::Library | Target::Fuse => {
-                let mut command = self.poolfs();
-                command.args(["mount", &self.pool]).arg(at).arg("--upper").arg(upper);
-                succeed(command.arg("--lower").arg(self.lower()))
-            }
+            Target::Library | Target::Fuse => self.mount_stored(branches, "sparse"),
             Target::Ext4 => bail!("{} is no union", target.title()),
         }
+    }
+
+    /// Mounts a union of poolfs that stores what is written in a format.
+    pub fn mount_stored(&self, branches: &Branches, format: &str) -> Result<()> {
+        let mut command = self.poolfs();
+        command.args(["mount", &self.pool]).arg(&branches.at).arg("--upper").arg(&branches.upper);
+        succeed(command.arg("--lower").arg(self.lower()).args(["--upper-format", format]))
     }
 
     /// Unmounts one union.
@@ -206,11 +212,28 @@ impl Branches {
         Ok(Self { at: at.to_path_buf(), upper, work })
     }
 
+    /// The directory of what is written.
+    pub fn upper(&self) -> &Path {
+        &self.upper
+    }
+
+    /// How the kernel is told of them.
+    fn options(&self, lower: &Path) -> String {
+        let [lower, upper, work] = [lower, &self.upper, &self.work].map(Path::display);
+        format!("lowerdir={lower},upperdir={upper},workdir={work}")
+    }
+
     /// Removes what was written.
     pub fn remove(self) -> Result<()> {
         std::fs::remove_dir_all(self.upper)?;
         Ok(std::fs::remove_dir_all(self.work)?)
     }
+}
+
+/// Mounts the kernel's overlayfs over a lower directory.
+pub fn mount_overlayfs(lower: &Path, branches: &Branches) -> Result<()> {
+    let options = branches.options(lower);
+    succeed(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(&branches.at))
 }
 
 /// Runs a command that must succeed.

@@ -21,10 +21,16 @@ const PAUSE: Duration = Duration::from_millis(1);
 const TRIPS: usize = 200;
 
 /// The kernel offers rings to mounts that are made while this lives.
-struct Offered(String);
+pub struct Offered(String);
 
 impl Offered {
-    fn set(value: &str) -> Result<Self> {
+    /// Whether this kernel has such rings.
+    pub fn is_known() -> bool {
+        Path::new(PARAMETER).exists()
+    }
+
+    /// Offers them (`Y`) or does not (`N`).
+    pub fn set(value: &str) -> Result<Self> {
         let before = fs::read_to_string(PARAMETER).context("this kernel has no FUSE over io_uring")?;
         fs::write(PARAMETER, value).context("switching it on needs root")?;
         Ok(Self(before))
@@ -41,7 +47,7 @@ impl Drop for Offered {
 
 /// Medians over `rounds` rounds, as text. The service has both CPUs, the caller is on CPU 1.
 pub fn run(work: &Path, poolfs: &Path, rounds: u32) -> Result<String> {
-    if !Path::new(PARAMETER).exists() {
+    if !Offered::is_known() {
         return Ok("This kernel does not offer FUSE over io_uring.\n".to_owned());
     }
     let laboratory = Laboratory::new(work, poolfs, "0-1")?;

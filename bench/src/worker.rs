@@ -165,14 +165,14 @@ fn opened(data: &Path, warm: bool) -> Result<(File, u64)> {
 }
 
 /// The blocks of a data file in a random order, again and again.
-struct Blocks {
+pub struct Blocks {
     order: Vec<u64>,
     next: usize,
 }
 
 impl Blocks {
     /// Blocks of so many bytes in a file of `length`. Unless `warm`, no more than `most` steps find one that was not touched yet.
-    fn new(length: u64, bytes: usize, warm: bool, most: &mut usize) -> Self {
+    pub fn new(length: u64, bytes: usize, warm: bool, most: &mut usize) -> Self {
         let mut order: Vec<u64> = (0..length).step_by(bytes).collect();
         let mut dice = 0x9E37_79B9_7F4A_7C15u64;
         for left in (1..order.len()).rev() {
@@ -187,7 +187,8 @@ impl Blocks {
         Self { order, next: 0 }
     }
 
-    fn next_offset(&mut self) -> u64 {
+    /// Where the next one begins.
+    pub fn next_offset(&mut self) -> u64 {
         let offset = self.order[self.next];
         self.next = (self.next + 1) % self.order.len();
         offset

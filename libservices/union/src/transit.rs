@@ -21,6 +21,9 @@ use std::time::Duration;
 /// what fills a block needs no copy at all.
 const LINGER: Duration = Duration::from_millis(2);
 
+/// Most blocks, one behind the other, that are completed at once: writers wait as long.
+const RUN_BLOCKS: u64 = 32;
+
 /// One of the blocks that may be in transit at once; given back when dropped.
 pub(crate) struct Permit(Arc<AtomicUsize>);
 
@@ -52,8 +55,13 @@ impl Transit {
         blocks.start < blocks.end && self.blocks.range(blocks).next().is_some()
     }
 
-    fn first(&self, blocks: Range<u64>) -> Option<u64> {
-        self.blocks.range(blocks).next().map(|(block, _)| *block)
+    /// The first of `blocks` in transit, with those right behind it.
+    fn run(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+        let (&first, _) = self.blocks.range(blocks.clone()).next()?;
+        let most = blocks.end.min(first.saturating_add(RUN_BLOCKS));
+        let behind =
+            self.blocks.range(first..most).zip(first..).take_while(|((block, _), expected)| *block == expected);
+        Some(first..first + behind.count() as u64)
     }
 
     pub fn insert(&mut self, block: u64, new: Range<usize>, permit: Permit) {
@@ -137,23 +145,23 @@ impl Copies {
     /// Copies the rest of every block in transit of `node`. The lower file is read without the node's lock: it does not
     /// change, and writers go on.
     fn copy_rest(&self, node: &Node) -> Result<()> {
-        let mut whole = vec![0; BLOCK as usize];
+        let mut below = Vec::new();
         loop {
-            let (block, files) = {
+            let (run, files) = {
                 let state = node.read();
                 let Content::Sketch(sketch) = &state.content else { return Ok(()) };
-                match (sketch.transit.first(0..u64::MAX), &sketch.files) {
-                    (Some(block), Some(files)) if !state.removed => (block, files.clone()),
+                match (sketch.transit.run(0..u64::MAX), &sketch.files) {
+                    (Some(run), Some(files)) if !state.removed => (run, files.clone()),
                     _ => return Ok(()),
                 }
             };
-            read_lower(&files.lower, block, &mut whole)?;
-            self.settle(node, &mut node.write(), block..block + 1, Some(&whole))?;
+            read_run(&files.lower, &run, &mut below)?;
+            self.settle(node, &mut node.write(), run, Some(&below))?;
         }
     }
 
-    /// Completes those of `blocks` that are in transit, which is no change that a user sees; `below` is the lower content
-    /// of the only one, if the caller has read it.
+    /// Completes those of `blocks` that are in transit, which is no change that a user sees; `below` is their lower content, if the caller has
+    /// read it.
     pub fn settle(&self, node: &Node, state: &mut State, blocks: Range<u64>, below: Option<&[u8]>) -> Result<()> {
         let State { upper: Some(held), content: Content::Sketch(sketch), .. } = state else { return Ok(()) };
         if !sketch.transit.any(blocks.clone()) {
@@ -169,27 +177,33 @@ impl Copies {
     }
 
     fn complete(&self, sketch: &mut Sketch, blocks: Range<u64>, below: Option<&[u8]>) -> Result<()> {
-        let mut buffer = Vec::new();
-        while let Some(block) = sketch.transit.first(blocks.clone()) {
-            let new = sketch.transit.blocks.get(&block).map_or(0..0, |known| known.new.clone());
+        let (mut whole, mut written) = (Vec::new(), Vec::new());
+        while let Some(run) = sketch.transit.run(blocks.clone()) {
             let (_, files) = sketch.parts()?;
-            if new != (0..BLOCK as usize) {
-                let whole = match below {
-                    Some(whole) => whole,
-                    None => {
-                        buffer.resize(BLOCK as usize, 0);
-                        read_lower(&files.lower, block, &mut buffer)?;
-                        &buffer
+            let known = sketch.transit.blocks.range(run.clone()).map(|(_, known)| known.new.clone());
+            let copied = known.clone().filter(|new| *new != (0..BLOCK as usize)).count() as u64;
+            if copied > 0 {
+                match below {
+                    Some(below) => {
+                        let bytes = |block: u64| ((block - blocks.start) * BLOCK) as usize;
+                        whole.clear();
+                        whole.extend_from_slice(&below[bytes(run.start)..bytes(run.end)]);
                     }
-                };
-                let start = block * BLOCK;
-                files.upper.write_full(start, &whole[..new.start])?;
-                files.upper.write_full(start + new.end as u64, &whole[new.end..])?;
-                self.statistics.moved(0, 1);
+                    None => read_run(&files.lower, &run, &mut whole)?,
+                }
+                read_run(&files.upper, &run, &mut written)?;
+                for (number, new) in known.enumerate() {
+                    let start = number * BLOCK as usize;
+                    let new = start + new.start..start + new.end;
+                    whole[new.clone()].copy_from_slice(&written[new]);
+                }
+                files.upper.write_full(run.start * BLOCK, &whole)?;
             }
-            sketch.transit.blocks.remove(&block);
-            let fresh = sketch.set_moved(block..block + 1);
-            self.statistics.moved(fresh, 0);
+            for block in run.clone() {
+                sketch.transit.blocks.remove(&block);
+            }
+            let fresh = sketch.set_moved(run);
+            self.statistics.moved(fresh, copied);
         }
         Ok(())
     }
@@ -213,9 +227,11 @@ impl Copies {
     }
 }
 
-fn read_lower(lower: &Opened, block: u64, whole: &mut [u8]) -> Result<()> {
-    if lower.read_full(block * BLOCK, whole)? < whole.len() {
-        return Err(Error::new(Errno::EIO, "a lower file became shorter while it was in use"));
+/// Reads blocks that are in transit, which neither file is shorter than.
+fn read_run(file: &Opened, run: &Range<u64>, whole: &mut Vec<u8>) -> Result<()> {
+    whole.resize(((run.end - run.start) * BLOCK) as usize, 0);
+    if file.read_full(run.start * BLOCK, whole)? < whole.len() {
+        return Err(Error::new(Errno::EIO, "a file became shorter while it was in use"));
     }
     Ok(())
 }
