@@ -42,11 +42,11 @@ suites: build tools $(WORK)/root.tar ## the long program lists, on the disk and 
 soak: build tools ## what takes hours; writes docs/soak.md (one stage: cargo xtask soak --only NAME)
 	$(CARGO) xtask soak
 
-bench: build ## paired measurements (about ten minutes; ONLY="NAME ..." for some); writes the tables of docs/benchmarks.md
+bench: build ## paired measurements (about half an hour; ONLY="NAME ..." for some); writes the tables of docs/benchmarks.md
 	packaging/benchmarks.sh $(ONLY)
 
-bench-databases: build ## RocksDB, SQLite, Redis and PostgreSQL on every filesystem (about eight minutes); writes their table of docs/benchmarks.md
-	packaging/benchmarks.sh databases
+bench-databases: build ## RocksDB, SQLite, Redis and PostgreSQL on every filesystem, fio and MariaDB on data of images (about half an hour); writes their tables of docs/benchmarks.md
+	packaging/benchmarks.sh image-data databases
 
 lint: packages ## format, clippy, licences and sources of dependencies, the project's own rules
 	$(CARGO) fmt --all --check

@@ -9,7 +9,7 @@ out=docs/benchmarks.md
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 usual="round-trip transports overhead copy files copy-up starts containers clones"
-all="$usual databases"
+all="$usual image-data databases"
 [ $# -gt 0 ] || set -- $usual
 
 heading() {
@@ -20,6 +20,7 @@ heading() {
     copy) echo "Bulk copy" ;;
     files) echo "File operations" ;;
     copy-up) echo "First writes of lower files" ;;
+    image-data) echo "Data of an image that programs write" ;;
     starts) echo "Starts of programs and containers" ;;
     containers) echo "Many containers" ;;
     clones) echo "Memory of containers that read one file" ;;
@@ -62,6 +63,10 @@ about() {
         echo "so many processes, each with a union of its own over one lower directory, have all of a file of 96 MiB read, or mapped"
         echo "privately and read, and hold it."
         ;;
+    image-data)
+        echo "\`bench/image-data/*.sh\` on data of the lower branch (ext4: a plain copy of it), nothing cached before, each in a new"
+        echo "union. fio: psync, one job, end_fsync. MariaDB: sysbench oltp_read_write by four threads, 24 tables of 100,000 rows."
+        ;;
     databases)
         echo "\`bench/databases/*.sh\` in a directory of a union (ext4: of the disk). Redis and PostgreSQL: the machine's time of one"
         echo "operation of all clients."
@@ -73,6 +78,7 @@ measure() {
     case $1 in
     copy) $bench copy ;;
     starts | containers) $bench "$1" --work "target/bench-$1" --image "$image" ;;
+    image-data) $bench image-data --work target/bench-image-data --scripts bench/image-data ;;
     databases) $bench databases --work target/bench-databases --scripts bench/databases ;;
     *) $bench "$1" --work "target/bench-$1" ;;
     esac
@@ -106,9 +112,9 @@ machine="$(nproc) CPUs ($(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 
 for name; do
     case $name in
     starts | containers) packaging/make-root-image.sh "$image" lighttpd python3 >&2 ;;
-    databases)
+    image-data | databases)
         # shellcheck disable=SC2046 # one word a package
-        packaging/install-missing.sh --no-servers $(sed -n 's/^# packages: //p' bench/databases/*.sh) >&2
+        packaging/install-missing.sh --no-servers $(sed -n 's/^# packages: //p' bench/"$name"/*.sh) >&2
         ;;
     esac
     measure "$name" >"$work/table"

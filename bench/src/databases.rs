@@ -37,13 +37,13 @@ pub fn run(work: &Path, poolfs: &Path, scripts: &Path, rounds: u32) -> Result<Ta
             eprintln!("round {} of {rounds}: {}", round + 1, script.display());
             laboratory.mount()?;
             for target in turned(&TARGETS, round) {
-                for (title, time) in measure(&laboratory, target, script, folder)? {
-                    let row = titles.iter().position(|known| *known == title).unwrap_or_else(|| {
-                        titles.push(title);
-                        titles.len() - 1
-                    });
-                    samples.entry((row, target)).or_default().push(time);
-                }
+                // The library and FUSE share a mount.
+                let place = laboratory.directory(target).join(format!("database-{}", target.title()));
+                fs::create_dir_all(&place)?;
+                let measured = measure(&laboratory, target, script, &place, &folder.join("scratch"), LIMIT);
+                let removed = fs::remove_dir_all(&place);
+                note(&mut titles, &mut samples, target, measured?);
+                removed.with_context(|| format!("cannot remove {}", place.display()))?;
             }
             laboratory.unmount()?;
         }
@@ -56,7 +56,24 @@ pub fn run(work: &Path, poolfs: &Path, scripts: &Path, rounds: u32) -> Result<Ta
     Ok(Table::of_operations(&TARGETS.map(Target::title), rows))
 }
 
-fn scripts_in(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Puts times to those of other rounds and targets, each to its title's row.
+pub fn note(
+    titles: &mut Vec<String>,
+    samples: &mut BTreeMap<(usize, Target), Vec<f64>>,
+    target: Target,
+    times: Vec<(String, f64)>,
+) {
+    for (title, time) in times {
+        let row = titles.iter().position(|known| *known == title).unwrap_or_else(|| {
+            titles.push(title);
+            titles.len() - 1
+        });
+        samples.entry((row, target)).or_default().push(time);
+    }
+}
+
+/// The scripts in a folder, by name.
+pub fn scripts_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| format!("{}", folder.display()))?;
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     let mut scripts: Vec<_> =
@@ -66,22 +83,23 @@ fn scripts_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(scripts)
 }
 
-/// One run of a script on a target.
-fn measure(laboratory: &Laboratory, target: Target, script: &Path, folder: &Path) -> Result<Vec<(String, f64)>> {
-    let scratch = folder.join("scratch");
-    // The library and FUSE share a mount.
-    let place = laboratory.directory(target).join(format!("database-{}", target.title()));
-    fs::create_dir_all(&place)?;
+/// One run of a script in the directory `place` of a target, of at most `limit` seconds.
+pub fn measure(
+    laboratory: &Laboratory,
+    target: Target,
+    script: &Path,
+    place: &Path,
+    scratch: &Path,
+    limit: &str,
+) -> Result<Vec<(String, f64)>> {
     let mut command = laboratory.command(target, Path::new("timeout"));
-    command.args(["--kill-after", "5", LIMIT, "sh", "-eu"]).arg(script);
-    command.current_dir(&place).env("W", &place).env("S", &scratch);
+    command.args(["--kill-after", "5", limit, "sh", "-eu"]).arg(script);
+    command.current_dir(place).env("W", place).env("S", scratch);
     let output = command.stdin(Stdio::null()).output()?;
-    let removed = fs::remove_dir_all(&place);
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("{} over {}: {}\n{said}", script.display(), target.title(), output.status);
     }
-    removed.with_context(|| format!("cannot remove {}", place.display()))?;
     // What one leaves to be written back is no other's.
     ensure!(Command::new("sync").status()?.success(), "sync failed");
     times(&String::from_utf8_lossy(&output.stdout))
@@ -113,9 +131,10 @@ mod tests {
 
     #[test]
     fn every_script_names_its_packages() {
-        let scripts = scripts_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("databases")).expect("scripts");
-        for script in scripts {
-            let text = fs::read_to_string(&script).expect("a script");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let scripts = ["databases", "image-data"].map(|name| scripts_in(&folder.join(name)).expect("scripts"));
+        for script in scripts.iter().flatten() {
+            let text = fs::read_to_string(script).expect("a script");
             assert!(text.starts_with("# packages: "), "{}", script.display());
         }
     }

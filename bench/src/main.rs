@@ -9,6 +9,7 @@ mod files;
 mod first_writes;
 mod grounds;
 mod groups;
+mod image_data;
 mod isolation;
 mod mapped;
 mod overhead;
@@ -99,6 +100,17 @@ enum Measurement {
         place: Place,
         /// How often every measurement is repeated.
         #[arg(long, default_value_t = 3)]
+        rounds: u32,
+    },
+    /// fio and MariaDB, which must be installed, on data of a lower branch.
+    ImageData {
+        #[command(flatten)]
+        place: Place,
+        /// The folder of the scripts that run them.
+        #[arg(long)]
+        scripts: PathBuf,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 2)]
         rounds: u32,
     },
     /// Starts of programs of an image, and of containers, over all targets.
@@ -249,6 +261,7 @@ impl Measurement {
             | Self::Transports { place, .. }
             | Self::Overhead { place, .. }
             | Self::CopyUp { place, .. }
+            | Self::ImageData { place, .. }
             | Self::Starts { place, .. }
             | Self::Containers { place, .. }
             | Self::Clones { place }
@@ -265,6 +278,7 @@ impl Measurement {
             Self::Transports { rounds, .. } => transports::run(work, poolfs, *rounds)?,
             Self::Overhead { rounds, milliseconds, .. } => overhead::run(work, poolfs, *rounds, *milliseconds)?,
             Self::CopyUp { rounds, .. } => copy_up::run(work, poolfs, *rounds)?,
+            Self::ImageData { scripts, rounds, .. } => image_data::run(work, poolfs, scripts, *rounds)?.markdown(),
             Self::Starts { image, rounds, .. } => starts::run(work, poolfs, image, *rounds)?.markdown(),
             Self::Containers { image, rounds, .. } => containers::run(work, poolfs, image, *rounds)?,
             Self::Clones { .. } => clones::run(work, poolfs)?,

@@ -1,6 +1,7 @@
 //! How long programs of an image take to start, when they were started before: in a root directory over every target, and in
 //! containers.
 
+use crate::files::fill;
 use crate::roots::{Root, SERVER, Server, all_answer, rooted, unpack};
 use crate::table::{Row, Table, Unit};
 use crate::targets::{Branches, Laboratory, Target, succeed, turned};
@@ -32,6 +33,14 @@ const CONTAINERS: u32 = 3;
 /// What runs in a container.
 const CONTAINER: &[&str] = &["python3", "-c", "pass"];
 
+/// A file of the image that a container writes, and how.
+const LARGE: &str = "large";
+const LARGE_BYTES: u64 = 4 << 30;
+const WRITING: &[&str] = &["python3", "-c", "open('/large', 'r+b').write(b'x')"];
+
+/// Rounds of that: a filesystem that copies files takes its time.
+const WRITING_ROUNDS: u32 = 2;
+
 /// Medians of `rounds` rounds; `image` is a tar of a root file system with these programs.
 pub fn run(work: &Path, poolfs: &Path, image: &Path, rounds: u32) -> Result<Table> {
     let mut laboratory = Laboratory::new(work, poolfs, "0-1")?;
@@ -48,21 +57,29 @@ pub fn run(work: &Path, poolfs: &Path, image: &Path, rounds: u32) -> Result<Tabl
         }
     }
     laboratory.unmount()?;
-    let containers = Containers::prepare(&laboratory, image)?;
+    fill(&laboratory.lower().join(LARGE), LARGE_BYTES)?;
+    let containers = Containers::prepare(&laboratory)?;
     for round in 0..rounds {
         eprintln!("round {} of {rounds}: containers", round + 1);
         for (number, has_company) in [(PROGRAMS.len(), false), (PROGRAMS.len() + 1, true)] {
             let company = has_company.then(|| containers.company()).transpose()?;
             for target in turned(&TARGETS, round).into_iter().filter(|target| *target != Target::Ext4) {
-                let times = containers.times(target)?;
+                let times = containers.times(target, CONTAINER)?;
                 samples.entry((number, target)).or_default().extend(times);
             }
             company.map_or(Ok(()), |company| containers.end(company))?;
+        }
+        for target in turned(&TARGETS, round).into_iter().filter(|target| *target != Target::Ext4) {
+            if round < WRITING_ROUNDS {
+                let times = containers.times(target, WRITING)?;
+                samples.entry((PROGRAMS.len() + 2, target)).or_default().extend(times);
+            }
         }
     }
     let container = |place| format!("container of `{}`, {place}, from the command to its end", CONTAINER.join(" "));
     let places = ["alone in its pool", "beside one of the same image"];
     let titles = PROGRAMS.iter().map(|program| program.0.to_owned()).chain(places.map(container));
+    let titles = titles.chain(["container that writes a byte into a file of 4 GiB of its image".to_owned()]);
     let row = |(number, title)| {
         let medians = TARGETS.map(|target| samples.get_mut(&(number, target)).map_or(0.0, |all| median(all)));
         Row { title, medians: medians.to_vec() }
@@ -118,7 +135,7 @@ pub fn start(root: &Path, words: &[String], times: u32, library: bool, socket: O
     Ok(())
 }
 
-/// Containers of one image, by `poolfs run` and by a union with runc and the same specification.
+/// Containers of one image, which is the lower directory, by `poolfs run` and by a union with runc and the same specification.
 struct Containers<'l> {
     laboratory: &'l Laboratory,
     image: &'static str,
@@ -127,10 +144,11 @@ struct Containers<'l> {
 
 impl<'l> Containers<'l> {
     /// Imports the image, and learns from a container what its specification is.
-    fn prepare(laboratory: &'l Laboratory, tar: &Path) -> Result<Self> {
+    fn prepare(laboratory: &'l Laboratory) -> Result<Self> {
         let image = "bench";
         let folder = laboratory.folder();
-        succeed(laboratory.poolfs().args(["image", "import", image]).arg(format!("tar:{}", tar.display())))?;
+        let source = format!("dir:{}", laboratory.lower().display());
+        succeed(laboratory.poolfs().args(["image", "import", image, &source]))?;
         let bundle = folder.join("bundle");
         let containers = Self { laboratory, image, bundle: bundle.clone() };
         let example = containers.company()?;
@@ -140,7 +158,6 @@ impl<'l> Containers<'l> {
         copied?;
         let path = bundle.join("config.json");
         let mut specification: Value = serde_json::from_slice(&fs::read(&path)?)?;
-        specification["process"]["args"] = CONTAINER.into();
         specification["root"]["path"] = folder.join("container").to_string_lossy().into();
         specification["linux"]["cgroupsPath"] = format!("/poolfs/{}-runc/container", laboratory.pool()).into();
         for mount in specification["mounts"].as_array_mut().context("mounts")? {
@@ -179,7 +196,11 @@ impl<'l> Containers<'l> {
     }
 
     /// Nanoseconds of each container but the first.
-    fn times(&self, target: Target) -> Result<Vec<f64>> {
+    fn times(&self, target: Target, words: &[&str]) -> Result<Vec<f64>> {
+        let path = self.bundle.join("config.json");
+        let mut specification: Value = serde_json::from_slice(&fs::read(&path)?)?;
+        specification["process"]["args"] = words.into();
+        fs::write(&path, specification.to_string())?;
         let mut times = Vec::new();
         for _ in 0..=CONTAINERS {
             let begun = Instant::now();
@@ -190,7 +211,7 @@ impl<'l> Containers<'l> {
                     if target == Target::Fuse {
                         command.arg("--legacy");
                     }
-                    succeed(command.arg("--").args(CONTAINER).stdin(Stdio::null()))?;
+                    succeed(command.arg("--").args(words).stdin(Stdio::null()))?;
                 }
                 _ => self.by_runc(target)?,
             }

@@ -5,10 +5,12 @@
 mod kernel_messages;
 mod replay;
 mod session_edge;
+mod upper_branch;
 
 pub use kernel_messages::kernel_messages;
 pub use replay::run;
 pub use session_edge::session_edge;
+pub use upper_branch::upper_branch;
 
 /// Takes the first `count` bytes away, zeros where there are fewer.
 fn take<const COUNT: usize>(bytes: &mut &[u8]) -> [u8; COUNT] {

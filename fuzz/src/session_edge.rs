@@ -40,7 +40,11 @@ impl DataArea for Area {
     }
 
     fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError> {
-        self.0.borrow_mut().get_mut(offset..offset + source.len()).ok_or(DataError::OutOfBounds)?.copy_from_slice(source);
+        self.0
+            .borrow_mut()
+            .get_mut(offset..offset + source.len())
+            .ok_or(DataError::OutOfBounds)?
+            .copy_from_slice(source);
         Ok(())
     }
 }

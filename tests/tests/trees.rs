@@ -237,8 +237,8 @@ fn a_container_is_committed_and_run_again() {
             fs::write(root.join("data"), vec![1; 100_000]).expect("a file");
             symlink("data", root.join("name")).expect("a link");
         });
-        let script =
-            "printf x | dd of=/data bs=1 seek=50000 conv=notrunc; echo kept > /kept; rm /name; echo done; sleep 1000";
+        let script = "printf x | dd of=/data bs=1 seek=50000 conv=notrunc; echo kept > /kept; rm /name;
+             i=0; while [ $i -lt 6000 ]; do : > /many-$i; i=$((i + 1)); done; echo done; sleep 1000";
         let arguments = ["run", pool.name(), "small", "--name", "c", "-d", "--", "sh", "-c", script];
         let _ = pool.poolfs(&arguments).expect("run");
         let is_done = || pool.poolfs(&["logs", "c"]).out.contains("done");
@@ -252,7 +252,24 @@ fn a_container_is_committed_and_run_again() {
         );
         let _ = pool.poolfs(&["commit", pool.name(), "c", "small:2"]).expect("commit");
         let _ = pool.poolfs(&["stop", "c", "--time", "0"]).expect("stopped");
+        // The same of one that has ended; nothing stays mounted.
+        assert_eq!(pool.poolfs(&["diff", pool.name(), "c"]).expect("diff"), listed);
+        let _ = pool.poolfs(&["commit", pool.name(), "c", "small:3"]).expect("commit");
+        assert_eq!(checksum(&top_layer(&pool, folder, "small:3")), checksum(&top_layer(&pool, folder, "small:2")));
+        let _ = pool.poolfs(&["flatten", pool.name(), "c"]).expect("flatten");
+        assert_eq!(pool.status()["state"], "not running");
+        // One that nobody reads from, and that is killed, leaves it mounted, until the next command comes.
+        let mut stuck = pool.command();
+        stuck.args(["diff", pool.name(), "c"]).stdout(std::process::Stdio::piped());
+        let mut stuck = stuck.spawn().expect("diff");
+        while pool.status()["state"] != "running" {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        stuck.kill().expect("killed");
+        let _ = stuck.wait().expect("ended");
         let _ = pool.poolfs(&["rm", "c"]).expect("removed");
+        assert_eq!(pool.status()["state"], "not running");
+        assert!(!folder.join("state/containers/c").exists());
         let script = "test ! -e /name && dd if=/data bs=1 skip=49999 count=3 status=none | od -c && cat /kept";
         let out = pool.poolfs(&["run", "--rm", pool.name(), "small:2", "--", "sh", "-c", script]).expect("run");
         assert!(out.contains("001   x 001") && out.contains("kept"), "{out}");

@@ -70,6 +70,24 @@ const STAGES: &[Stage] = &[
         ],
         environment: &[],
     },
+    Stage {
+        name: "fuzzing of what is stored",
+        command: &[
+            "cargo",
+            "run",
+            "--quiet",
+            "--release",
+            "--manifest-path",
+            "fuzz/Cargo.toml",
+            "--bin",
+            "upper_branch",
+            "--",
+            "fuzz/corpus/upper_branch",
+            "30",
+            "7",
+        ],
+        environment: &[],
+    },
     Stage { name: "end to end, over real mounts", command: &["cargo", "test", "-p", "poolfs-tests"], environment: &[] },
 ];
 

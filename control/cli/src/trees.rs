@@ -1,5 +1,6 @@
-//! What mounted unions differ in from their lower branches: listing it, making a layer of it, and completing files.
+//! What unions differ in from their lower branches: listing it, making a layer of it, and completing files.
 
+use crate::container::with_ended_root;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::images::Bar;
@@ -9,21 +10,29 @@ use crate::service;
 use crate::signals::Signals;
 use crate::text::{complain, count, plain, print, print_json, size};
 use poolfs_image::Limits;
-use poolfs_service_protocol::{Answer, Command, Difference, DifferenceKind, StackSpec};
+use poolfs_service_protocol::{Answer, Command, Difference, DifferenceKind, MountSpec, StackSpec};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// The union that a container has as its root, or that is mounted at a place.
-fn union_of(context: &Context, pool: &str, place: &str) -> Result<InstanceRecord> {
+/// Calls `act` with the union that a container has, or had, as its root, or that is mounted at a place.
+fn with_union<T>(
+    context: &Context,
+    pool: &str,
+    place: &str,
+    mut act: impl FnMut(&MountSpec) -> Result<T>,
+) -> Result<T> {
     let pools = context.pools()?;
     let record: PoolRecord = pools.peek(pool)?.ok_or_else(|| pools.absent(pool))?;
     let of_container = |instance: &&InstanceRecord| instance.container.as_deref() == Some(place);
-    let found = match record.instances.iter().find(of_container) {
-        Some(instance) => instance,
-        None => instance_at(&record, Path::new(place))?,
-    };
+    if let Some(instance) = record.instances.iter().find(of_container) {
+        return act(&instance.spec);
+    }
+    if let Some(done) = with_ended_root(context, pool, place, &mut act)? {
+        return Ok(done);
+    }
+    let found = instance_at(&record, Path::new(place))?;
     match &found.spec.stack {
-        StackSpec::Union { .. } => Ok(found.clone()),
+        StackSpec::Union { .. } => act(&found.spec),
         StackSpec::Directory { .. } => {
             let remedy =
                 "what is mounted with --upper and --lower, and the roots of containers, have branches that differ";
@@ -40,9 +49,12 @@ fn flush(mount_point: &Path) -> Result<()> {
 
 /// The command `diff`.
 pub fn diff(context: &Context, pool: &str, place: &str, blocks: bool) -> Result<()> {
-    let union = union_of(context, pool, place)?;
-    flush(&union.spec.mount_point)?;
-    let command = Command::Differences { instance: union.spec.instance, parts: blocks };
+    with_union(context, pool, place, |union| differences(context, pool, union, blocks))
+}
+
+fn differences(context: &Context, pool: &str, union: &MountSpec, blocks: bool) -> Result<()> {
+    flush(&union.mount_point)?;
+    let command = Command::Differences { instance: union.instance.clone(), parts: blocks };
     // The parts of a file may come in several answers.
     let mut waiting: Option<Difference> = None;
     service::converse(context, pool, &command, |answer| {
@@ -87,15 +99,18 @@ fn show(context: &Context, difference: &Difference) -> Result<()> {
 
 /// The command `commit`.
 pub fn commit(context: &Context, pool: &str, place: &str, name: &str) -> Result<()> {
-    let union = union_of(context, pool, place)?;
-    let StackSpec::Union { lowers, .. } = &union.spec.stack else { return Err(service::unexpected(pool)) };
+    with_union(context, pool, place, |union| commit_union(context, pool, place, union, name))
+}
+
+fn commit_union(context: &Context, pool: &str, place: &str, union: &MountSpec, name: &str) -> Result<()> {
+    let StackSpec::Union { lowers, .. } = &union.stack else { return Err(service::unexpected(pool)) };
     let mut bar = Bar::cancelled_by(Signals::catch()?);
     let store = context.images()?;
     let staged = store.stage(name)?;
     let lowest_first: Vec<PathBuf> = lowers.iter().rev().cloned().collect();
     let base = store.base(&lowest_first)?;
-    flush(&union.spec.mount_point)?;
-    let command = Command::Commit { instance: union.spec.instance, archive: staged.archive() };
+    flush(&union.mount_point)?;
+    let command = Command::Commit { instance: union.instance.clone(), archive: staged.archive() };
     let mut committed = None;
     service::converse(context, pool, &command, |answer| match answer {
         Answer::Committed(done) => {
@@ -124,8 +139,11 @@ pub fn commit(context: &Context, pool: &str, place: &str, name: &str) -> Result<
 
 /// The command `flatten`.
 pub fn flatten(context: &Context, pool: &str, place: &str) -> Result<()> {
-    let union = union_of(context, pool, place)?;
-    let command = Command::Flatten { instance: union.spec.instance };
+    with_union(context, pool, place, |union| flatten_union(context, pool, place, union))
+}
+
+fn flatten_union(context: &Context, pool: &str, place: &str, union: &MountSpec) -> Result<()> {
+    let command = Command::Flatten { instance: union.instance.clone() };
     let mut flattened = None;
     service::converse(context, pool, &command, |answer| match answer {
         Answer::Flattened(done) => {

@@ -6,6 +6,8 @@ use crate::container::runtime::Runtime;
 use crate::container::supervise::{self, Places, Start};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::pool;
+use crate::record::PoolRecord;
 use crate::text::{age, print_json, print_table, table};
 use poolfs_service_protocol::Ending;
 use serde::Serialize;
@@ -109,6 +111,11 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
         let remedy = format!("end it first with `poolfs stop {name}`");
         return Err(Failure::new(format!("container {name}"), "it is running", remedy));
     }
+    // A command that asked what is in it, and was killed, may have left its root mounted.
+    if context.pools()?.peek::<PoolRecord>(&locked.record.pool)?.is_some() {
+        drop(pool::lock(context, &locked.record.pool)?);
+    }
+    supervise::remove_root(&Places::of(locked.path()).root)?;
     locked.remove()
 }
 

@@ -6,6 +6,7 @@
 
 mod commands;
 mod create;
+mod ended;
 mod monitor;
 mod record;
 mod runtime;
@@ -16,6 +17,7 @@ mod user;
 
 pub use commands::{list, logs, remove, stop};
 pub use create::{START_NAME, run};
+pub use ended::with_ended_root;
 pub use monitor::watch;
 pub use record::ContainerRecord;
 pub use runtime::{find_program, tie};

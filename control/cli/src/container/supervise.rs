@@ -76,19 +76,23 @@ fn lock(context: &Context, name: &str) -> Result<Locked<ContainerRecord>> {
     context.containers()?.lock(name)
 }
 
-fn mount_root(context: &Context, name: &str) -> Result<MountSpec> {
-    let mut container = lock(context, name)?;
+/// What a container's root is made of, and where it is mounted.
+pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result<mount::Wanted> {
     let places = Places::of(container.path());
-    let mut pool = pool::lock(context, &container.record.pool)?;
     let lowers = container.record.lowers(&context.images()?);
-    let stack = StackSpec::Union { upper: places.upper, lowers, storage: container.record.storage };
-    let wanted = mount::Wanted {
+    Ok(mount::Wanted {
         mount_point: places.root,
-        stack,
+        stack: StackSpec::Union { upper: places.upper, lowers, storage: container.record.storage },
         owner: None,
         container: Some(container.record.name.clone()),
         ids: container.record.userns.clone(),
-    };
+    })
+}
+
+fn mount_root(context: &Context, name: &str) -> Result<MountSpec> {
+    let mut container = lock(context, name)?;
+    let wanted = root_of(context, &container)?;
+    let mut pool = pool::lock(context, &container.record.pool)?;
     let spec = mount_instance(context, &mut pool, wanted)?;
     container.record.instance = Some(spec.instance.clone());
     container.record.monitor = ProcessRecord::of(&*context.host, std::process::id());
@@ -196,7 +200,7 @@ fn instance_of(pool: &PoolRecord, container: &str) -> Option<String> {
 }
 
 /// Remove the mount point only, never what may still be mounted on it.
-fn remove_root(root: &Path) -> Result<()> {
+pub fn remove_root(root: &Path) -> Result<()> {
     match std::fs::remove_dir(root) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             let remedy = format!("`umount {}`, then try again", root.display());

@@ -1,0 +1,38 @@
+//! Containers that have ended: their root is mounted once more, for a command that asks what is in it.
+
+use crate::container::record::{ContainerRecord, ContainerState};
+use crate::container::supervise::{remove_root, root_of};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::mount::{Wanted, mount_instance, unmount_instance};
+use crate::pool;
+use crate::record::ProcessRecord;
+use poolfs_service_protocol::{Ending, MountSpec};
+
+/// Calls `act` with the root of a container of `pool` that has ended, mounted as long as that takes; nothing, when there is no
+/// such container.
+pub fn with_ended_root<T>(
+    context: &Context,
+    pool: &str,
+    name: &str,
+    act: impl FnOnce(&MountSpec) -> Result<T>,
+) -> Result<Option<T>> {
+    let containers = context.containers()?;
+    let has_ended = |record: &ContainerRecord| record.pool == pool && record.state == ContainerState::Ended;
+    if !name.contains('/') && containers.peek(name)?.as_ref().is_some_and(has_ended) {
+        // Nobody removes it meanwhile.
+        let container = containers.lock::<ContainerRecord>(name)?;
+        // Should this process be killed, the next command on the pool unmounts it.
+        let owner = ProcessRecord::of(&*context.host, std::process::id());
+        let wanted = Wanted { owner, container: None, ..root_of(context, &container)? };
+        // It went when the container had ended, and goes again.
+        let root = wanted.mount_point.clone();
+        std::fs::create_dir_all(&root).map_err(|error| Failure::file(&root, error))?;
+        let spec = mount_instance(context, &mut pool::lock(context, pool)?, wanted)?;
+        let result = act(&spec);
+        let unmounted = unmount_instance(context, &mut pool::lock(context, pool)?, &spec.instance, Ending::Orderly);
+        let removed = unmounted.and_then(|()| remove_root(&root));
+        return result.and_then(|done| removed.map(|()| Some(done)));
+    }
+    Ok(None)
+}

@@ -1,0 +1,10 @@
+//! `cargo fuzz run upper_branch`, or as a program of its own: see ../README.md.
+#![cfg_attr(fuzzing, no_main)]
+
+#[cfg(fuzzing)]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| poolfs_fuzz::upper_branch(bytes));
+
+#[cfg(not(fuzzing))]
+fn main() -> std::process::ExitCode {
+    poolfs_fuzz::run(poolfs_fuzz::upper_branch)
+}
