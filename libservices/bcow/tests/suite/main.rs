@@ -1,6 +1,7 @@
 //! The suites every layer runs, over files of the format; and what is the format's own: room, growth, crashes.
 
 mod check;
+mod cold;
 mod crash;
 mod damage;
 mod room;
