@@ -65,6 +65,10 @@ impl Account {
     /// Promises `bytes`, if they are free. What is used is asked for last and what is promised first, so that what another call or the
     /// cache turns from one into the next is not missed on its way.
     pub(crate) fn promise(&self, bytes: u64, dirty: impl FnOnce() -> u64) -> Option<Promise<'_>> {
+        // What can never be free is not added: sums of some of that begin again at zero, and all of them would seem to be free.
+        if bytes > self.limit {
+            return None;
+        }
         self.promised.fetch_add(bytes, Ordering::AcqRel);
         let promise = Promise { account: self, bytes };
         let taken = self.promised.load(Ordering::Acquire).saturating_add(dirty()).saturating_add(self.used());
@@ -93,6 +97,17 @@ mod tests {
         drop((first, second));
         account.settle(50, 20);
         assert_eq!((account.used(), account.free(0)), (20, 80));
+    }
+
+    #[test]
+    fn what_can_never_be_free_makes_no_room_for_others() {
+        let account = Account::new(100);
+        let while_asked = || {
+            assert!(account.promise(1 << 63, || 0).is_none(), "twice as much is no more than nothing");
+            0
+        };
+        assert!(account.promise(1 << 63, while_asked).is_none());
+        assert!(account.promise(100, || 0).is_some());
     }
 
     #[test]

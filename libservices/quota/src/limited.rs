@@ -117,7 +117,7 @@ impl Limited {
         while at < range.end {
             let data = seek(at, SeekTo::Data)?;
             // A block with some data is there as a whole.
-            let hole = (data / BLOCK * BLOCK).min(range.end.next_multiple_of(BLOCK)) - at;
+            let hole = (data / BLOCK * BLOCK).min(range.end.div_ceil(BLOCK).saturating_mul(BLOCK)) - at;
             if hole > most - bytes {
                 let end = at + (most - bytes);
                 return Ok(Missing { bytes: most, end: end.clamp(range.start, range.end) });

@@ -2,7 +2,7 @@
 
 use crate::support::{BLOCK, ROOT, Stack, name, on_disk};
 use poolfs_bcow::Layout;
-use poolfs_libservice::types::{Errno, FileType, NodeId, OpenFlags};
+use poolfs_libservice::types::{AllocateMode, Errno, FileType, NodeId, OpenFlags};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const LIMIT: u64 = 2 << 20;
@@ -52,6 +52,21 @@ fn a_long_write_is_cut_where_the_room_ends() {
     stack.top.write(ROOT, handle, 50, &vec![3; 64 << 10]).expect("there already");
     stack.top.sync().expect("room");
     assert!(on_disk(folder.path()) <= LIMIT);
+}
+
+#[test]
+fn room_that_nobody_has_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let stack = Stack::at(folder.path(), None, LIMIT);
+    let (_, handle) = stack.create("f");
+    let before = stack.account.used();
+    for (offset, length) in
+        [(0, LIMIT), (0, 1 << 50), (1 << 50, i64::MAX as u64 - (1 << 50)), (5, u64::MAX - 4), (u64::MAX, 1)]
+    {
+        let refused = stack.top.fallocate(ROOT, handle, AllocateMode::empty(), offset, length).expect_err("too much");
+        assert!([Errno::ENOSPC, Errno::EFBIG].contains(&refused.errno()), "{offset} {length}: {refused}");
+    }
+    assert_eq!(stack.account.used(), before);
 }
 
 #[test]
