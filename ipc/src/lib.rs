@@ -36,6 +36,8 @@ pub mod spin;
 pub mod state;
 pub mod sync;
 pub mod wire;
+#[cfg(not(loom))]
+pub mod words;
 
 #[cfg(not(loom))]
 pub use borrowed::Borrowed;

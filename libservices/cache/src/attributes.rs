@@ -132,8 +132,15 @@ impl Node {
         let _writer = lock(&self.writer);
         let _flush = lock(&self.flush);
         let stamp = read(&self.state).stamp;
-        let below = self.core.below.setattr(caller, self.id, changes, handle)?;
+        if let Some(size) = changes.size {
+            self.update(None, |state| state.cut_record(Some(size)));
+        }
+        let below = self.core.below.setattr(caller, self.id, changes, handle).inspect_err(|_| {
+            // It is as long as before.
+            self.update(None, |state| state.cut_record(None));
+        })?;
         self.update(None, |state| {
+            state.cut_record(None);
             // A name may have come or gone meanwhile.
             let overtaken = state.stamp != stamp;
             if let Some(size) = changes.size.filter(|_| state.attributes.file_type == FileType::Regular) {

@@ -106,6 +106,7 @@ pub(crate) struct BlockMap {
     pub(crate) fresh: Vec<(u64, u64)>,
     /// Chunks that have changed, when somebody wants to know.
     changed: Option<Vec<u64>>,
+    is_always_noting: bool,
 }
 
 /// The parts of a block range by chunk, with the bits it covers there.
@@ -129,6 +130,11 @@ pub(crate) fn mask(first: u64, count: u64) -> u64 {
 }
 
 impl BlockMap {
+    /// A map of which somebody always wants to know the changes.
+    pub(crate) fn noting() -> Self {
+        Self { changed: Some(Vec::new()), is_always_noting: true, ..Self::default() }
+    }
+
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
@@ -222,9 +228,13 @@ impl BlockMap {
         Some(result)
     }
 
-    /// From now on changes are noted, or no more.
+    /// From now on somebody who comes and goes wants to know of changes, or no more.
     pub(crate) fn note_changes(&mut self, noted: bool) {
-        self.changed = noted.then(Vec::new);
+        if !noted && !self.is_always_noting {
+            self.changed = None;
+        } else {
+            self.changed.get_or_insert_default();
+        }
     }
 
     /// The chunks that have changed since the last time.

@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn sweeping_waits_for_no_file() {
         let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).unwrap();
-        let core = Core::new(Arc::clone(&pool.pool), Memory::new());
+        let core = Core::new(Arc::clone(&pool.pool), Memory::new(), None);
         let node = core.get(NodeId::ROOT).unwrap();
         let mut queues = Queues::default();
         queues.small.push_back(Entry { node: Arc::downgrade(&node), chunk: 0, ticket: 1 });

@@ -2,13 +2,18 @@
 
 use crate::core::Core;
 use crate::handles::{Handles, Open, OpenFile};
+use crate::ledger::{BranchKey, Recorder};
 use crate::names::Known;
 use crate::node::{Node, Use};
 use crate::pool::CachePool;
 use crate::read_ahead::Reader;
+use crate::remains::branch_name;
 use crate::sync::{read, write};
 use poolfs_libservice::{Entry, Error, Libservice, Result, fail};
 use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, SetAttributes};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLockWriteGuard};
 
@@ -39,7 +44,30 @@ impl Cache {
     /// A cache over `below` with its memory from `pool`.
     #[must_use]
     pub fn new(pool: &Arc<CachePool>, below: Arc<dyn Libservice>) -> Arc<Self> {
-        let core = Core::new(Arc::clone(&pool.pool), below);
+        Self::over(pool, below, None)
+    }
+
+    /// The same, and what is dirty outlives this process: [`Remains`](crate::Remains) of the directory that is returned, by `key`, has it then.
+    /// `path` says in it for people what the branch is.
+    ///
+    /// # Errors
+    /// `Unsupported` when the pool is not [kept](crate::CacheConfig::kept_at); else those of making a file there.
+    pub fn recorded(
+        pool: &Arc<CachePool>,
+        below: Arc<dyn Libservice>,
+        key: BranchKey,
+        path: &Path,
+    ) -> io::Result<(Arc<Self>, PathBuf)> {
+        let (Some(ledger), Some(directory)) = (&pool.pool.ledger, pool.pool.segments.mounted()) else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let directory = directory.to_owned();
+        pool.pool.segments.named(&branch_name(&key))?.write_all(path.as_os_str().as_bytes())?;
+        Ok((Self::over(pool, below, Some(Recorder { ledger: Arc::clone(ledger), key })), directory))
+    }
+
+    fn over(pool: &Arc<CachePool>, below: Arc<dyn Libservice>, recorder: Option<Recorder>) -> Arc<Self> {
+        let core = Core::new(Arc::clone(&pool.pool), below, recorder);
         Arc::new(Self { core, handles: Handles::new(), _pool: Arc::clone(pool) })
     }
 
@@ -204,5 +232,10 @@ impl Drop for Cache {
         }
         self.core.clear();
         self.core.pool.loans.end(&self.core);
+        if let Some(recorder) = &self.core.recorder
+            && let Err(error) = self.core.pool.segments.remove_named(&branch_name(&recorder.key))
+        {
+            tracing::warn!(%error, "the name of a branch stays in the cache's memory");
+        }
     }
 }

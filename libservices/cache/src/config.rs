@@ -2,6 +2,7 @@
 
 use crate::blocks::{BLOCK, CHUNK_BLOCKS};
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The smallest budget a cache works with.
@@ -32,6 +33,9 @@ pub struct CacheConfig {
     pub flush_threads: usize,
     /// Threads that read ahead.
     pub read_ahead_threads: usize,
+    /// The directory under which the segments are mounted, so that what is dirty outlives this process
+    /// ([`Cache::recorded`](crate::Cache::recorded)). Nothing: it does not.
+    pub kept_at: Option<PathBuf>,
 }
 
 impl Default for CacheConfig {
@@ -48,6 +52,7 @@ impl Default for CacheConfig {
             descriptors_max: 1024,
             flush_threads: 2,
             read_ahead_threads: 2,
+            kept_at: None,
         }
     }
 }
@@ -98,6 +103,9 @@ pub enum CacheError {
     /// The private tmpfs cannot be mounted; it needs CAP_SYS_ADMIN and Linux 5.2.
     #[error("mounting the cache's private tmpfs failed (needs CAP_SYS_ADMIN)")]
     Mount(#[source] io::Error),
+    /// What would outlive the process cannot be noted.
+    #[error("the ledger of what is dirty cannot be made")]
+    Ledger(#[source] io::Error),
     /// A thread cannot be started.
     #[error("starting a thread of the cache failed")]
     Thread(#[source] io::Error),

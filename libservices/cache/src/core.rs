@@ -2,6 +2,7 @@
 //! room that is left below.
 
 use crate::blocks::{BLOCK, Counts};
+use crate::ledger::Recorder;
 use crate::names::Names;
 use crate::node::Node;
 use crate::pool::Pool;
@@ -23,6 +24,8 @@ pub(crate) struct Core {
     pub(crate) below: Arc<dyn Libservice>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) names: Names,
+    /// Where what is dirty is noted, if it is.
+    pub(crate) recorder: Option<Recorder>,
     shards: [Shard; SHARDS],
     idle: Mutex<VecDeque<NodeId>>,
     removals: AtomicU64,
@@ -33,12 +36,13 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(pool: Arc<Pool>, below: Arc<dyn Libservice>) -> Arc<Self> {
+    pub(crate) fn new(pool: Arc<Pool>, below: Arc<dyn Libservice>, recorder: Option<Recorder>) -> Arc<Self> {
         let names = Names::new(pool.config.names_max);
         let core = Arc::new(Self {
             below,
             pool,
             names,
+            recorder,
             shards: Default::default(),
             idle: Mutex::default(),
             removals: AtomicU64::new(0),

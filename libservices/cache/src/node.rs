@@ -11,6 +11,7 @@ use crate::budget::Reservation;
 use crate::content::Content;
 use crate::core::Core;
 use crate::huge::HugeRanges;
+use crate::ledger::Record;
 use crate::sync::{lock, read, try_read, try_write, write};
 use crate::text::Program;
 use crate::view::View;
@@ -74,6 +75,8 @@ pub(crate) struct State {
     /// What the kernel may map by itself.
     pub(crate) program: Program,
     pub(crate) dirty_ticket: Option<u64>,
+    /// What is noted of it for the time after a death, while it is dirty.
+    pub(crate) record: Option<Box<Record>>,
     pub(crate) error: WriteError,
     /// It has no name any more.
     pub(crate) orphan: bool,
@@ -148,12 +151,13 @@ impl Node {
             time_moving: false,
             written_back: None,
             epoch: 0,
-            blocks: BlockMap::default(),
+            blocks: if core.recorder.is_some() { BlockMap::noting() } else { BlockMap::default() },
             content: Content::default(),
             view: None,
             huge: None,
             program: Program::default(),
             dirty_ticket: None,
+            record: None,
             error: WriteError::default(),
             orphan: false,
             target: None,
@@ -201,7 +205,11 @@ impl Node {
         budget.settle_used(before.charge(), after.charge(), reservation);
         budget.settle_dirty(before.dirty * BLOCK, after.dirty * BLOCK);
         core.settle(before, after);
-        state.publish();
+        let changed = state.blocks.take_changed();
+        state.publish(&changed);
+        if let Some(recorder) = &core.recorder {
+            state.record(recorder, &changed);
+        }
         for (chunk, ticket) in state.blocks.fresh.drain(..) {
             budget.enter(self.me.clone(), chunk, ticket);
         }
@@ -252,7 +260,7 @@ impl Node {
         }
         let (bytes_gone, rewritten) = (gone & chunk.resident, gone & chunk.rewritten & chunk.resident);
         if punch(state, index, bytes_gone).is_err() {
-            state.publish();
+            state.publish(&[]);
             return Evicted::Nothing;
         }
         let before = state.blocks.counts();

@@ -5,6 +5,7 @@ use crate::budget::Budget;
 use crate::buffer::BufferStore;
 use crate::config::{CacheConfig, CacheError, CacheStatistics};
 use crate::idle::IdleNodes;
+use crate::ledger::Ledger;
 use crate::loans::Loans;
 use crate::node::Node;
 use crate::pins::Pins;
@@ -57,6 +58,8 @@ pub(crate) struct Pool {
     pub(crate) config: CacheConfig,
     pub(crate) budget: Budget,
     pub(crate) segments: Arc<SegmentStore>,
+    /// What is dirty, where the death of the process does not take it.
+    pub(crate) ledger: Option<Arc<Ledger>>,
     /// Where programs are that the kernel maps by itself.
     pub(crate) texts: Arc<SegmentStore>,
     pub(crate) pins: Arc<Pins>,
@@ -217,10 +220,16 @@ impl CachePool {
     /// See [`CacheError`]; nothing is left behind.
     pub fn new(config: CacheConfig) -> Result<Arc<Self>, CacheError> {
         config.check()?;
+        let segments = Arc::new(SegmentStore::new(config.descriptors_max, config.kept_at.as_deref())?);
+        let ledger = match &config.kept_at {
+            Some(_) => Some(Ledger::new(&segments, config.limit_bytes).map_err(CacheError::Ledger)?),
+            None => None,
+        };
         let pool = Arc::new(Pool {
             budget: Budget::new(config.limit_bytes, config.dirty_percent),
-            segments: Arc::new(SegmentStore::new(config.descriptors_max)?),
-            texts: Arc::new(SegmentStore::new(TEXT_DESCRIPTORS_MAX.min(config.descriptors_max))?),
+            segments,
+            ledger,
+            texts: Arc::new(SegmentStore::new(TEXT_DESCRIPTORS_MAX.min(config.descriptors_max), None)?),
             pins: Pins::new(config.limit_bytes),
             loans: Loans::default(),
             buffers: BufferStore::default(),

@@ -170,7 +170,7 @@ mod tests {
         let memory = Memory::new();
         let name = Name::new(b"f").unwrap();
         let (entry, handle) = memory.create(&Caller::ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).unwrap();
-        let core = Core::new(Arc::clone(&pool.pool), memory);
+        let core = Core::new(Arc::clone(&pool.pool), memory, None);
         let node = core.adopt(&entry, 0).begin_use().unwrap();
         node.0.adopt_writer(handle);
         node.0.write(false, 0, &[1; 32 << 10]).unwrap();

@@ -1,24 +1,31 @@
-//! Segments: the cached content of larger files, as named files of a tmpfs that is mounted nowhere.
+//! Segments: the cached content of larger files, as named files of a private tmpfs.
 //!
-//! The mount exists only through this process's descriptor: when the process ends, however it ends, the kernel frees
-//! it. Files are opened on demand and only a bounded number stays open, because the limit of descriptors is far below
+//! Without a place the mount exists only through this process's descriptor: when the process ends, however it ends, the
+//! kernel frees it. With one it is mounted there, in a directory of its own, and only the orderly end of the process unmounts it: what
+//! was dirty when a process dies is found there ([`Remains`](crate::Remains)). Files are opened on demand and only a bounded number stays open, because the limit of descriptors is far below
 //! the number of files worth caching.
 
 use crate::config::CacheError;
 use poolfs_ipc::segment::{FileNotice, NOTICE_LENGTH, is_used_by_others, read_only_clone};
 use quick_cache::sync::Cache as Recent;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
-use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
-use std::fs::File;
+use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
+use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+
+/// Most directories of one place, each what a process has left or uses.
+const DIRECTORIES_MAX: u32 = 1024;
 
 /// The tmpfs and the descriptors open in it.
 pub(crate) struct SegmentStore {
     root: OwnedFd,
+    /// Where it is mounted, if it is.
+    mounted: Option<PathBuf>,
     /// The same for clients: what they open through it they cannot change, whoever they are. Not on every kernel.
     shared: Option<OwnedFd>,
     open: Recent<u64, Arc<File>>,
@@ -28,14 +35,16 @@ pub(crate) struct SegmentStore {
 }
 
 impl SegmentStore {
-    /// Mounts the private tmpfs.
-    pub(crate) fn new(descriptors_max: usize) -> Result<Self, CacheError> {
+    /// Mounts the private tmpfs; in a new directory of `place`, if there is one.
+    pub(crate) fn new(descriptors_max: usize, place: Option<&Path>) -> Result<Self, CacheError> {
         let root = mount_private().map_err(|errno| CacheError::Mount(errno.into()))?;
+        let mounted = place.map(|place| attach(&root, place)).transpose().map_err(CacheError::Mount)?;
         let shared = read_only_clone(&root).inspect_err(
             |error| tracing::info!(%error, "no client reads the cache by itself: it cannot be shown read-only"),
         );
         Ok(Self {
             root,
+            mounted,
             shared: shared.ok(),
             open: Recent::new(descriptors_max.max(1)),
             next: AtomicU64::new(1),
@@ -43,16 +52,31 @@ impl SegmentStore {
         })
     }
 
-    fn name(id: u64) -> String {
+    /// The name of a segment.
+    pub(crate) fn name(id: u64) -> String {
         format!("{id:016x}")
+    }
+
+    /// Where the tmpfs is mounted, if it is.
+    pub(crate) fn mounted(&self) -> Option<&Path> {
+        self.mounted.as_deref()
+    }
+
+    /// Makes a file that is no segment.
+    pub(crate) fn named(&self, name: &str) -> io::Result<File> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        Ok(File::from(rustix::fs::openat(&self.root, name, flags, Mode::RUSR | Mode::WUSR)?))
+    }
+
+    /// Removes such a file.
+    pub(crate) fn remove_named(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.root, name, AtFlags::empty())?)
     }
 
     /// Makes an empty segment.
     pub(crate) fn create(self: &Arc<Self>) -> io::Result<Segment> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.root, Self::name(id), flags, Mode::RUSR | Mode::WUSR)?;
-        self.open.insert(id, Arc::new(File::from(file)));
+        self.open.insert(id, Arc::new(self.named(&Self::name(id))?));
         Ok(Segment { id, store: Arc::clone(self), is_shared: AtomicBool::new(false), has_the_files_length: false })
     }
 
@@ -116,6 +140,52 @@ fn mount_private() -> rustix::io::Result<OwnedFd> {
     mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
+impl Drop for SegmentStore {
+    fn drop(&mut self) {
+        if let Some(directory) = &self.mounted
+            && let Err(error) = detach(directory)
+        {
+            tracing::warn!(directory = %directory.display(), %error, "the cache's memory stays mounted");
+        }
+    }
+}
+
+/// Mounts the tmpfs in a new directory of `place`, which it names.
+fn attach(root: &OwnedFd, place: &Path) -> io::Result<PathBuf> {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700).recursive(true).create(place)?;
+    builder.recursive(false);
+    for number in 1..=DIRECTORIES_MAX {
+        let directory = place.join(number.to_string());
+        match builder.create(&directory) {
+            Ok(()) => {
+                let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+                mount::move_mount(root, "", rustix::fs::CWD, &directory, flags)?;
+                return Ok(directory);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let cause = format!("{} has more than {DIRECTORIES_MAX} directories", place.display());
+    Err(io::Error::new(io::ErrorKind::QuotaExceeded, cause))
+}
+
+/// Unmounts what [`attach`] has mounted, and removes its directory; that of `place` with the last.
+pub(crate) fn detach(directory: &Path) -> io::Result<()> {
+    match mount::unmount(directory, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        // It is none any more.
+        Err(rustix::io::Errno::INVAL) | Ok(()) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    std::fs::remove_dir(directory)?;
+    if let Some(place) = directory.parent() {
+        // Not empty means that others are there.
+        let _ = std::fs::remove_dir(place);
+    }
+    Ok(())
+}
+
 /// One file of the tmpfs; removed when dropped.
 pub(crate) struct Segment {
     id: u64,
@@ -127,6 +197,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// What names it in its tmpfs.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         let file = self.store.file(self.id)?;
         let mut done = 0;
@@ -241,7 +316,7 @@ mod tests {
 
     #[test]
     fn segments_outlive_their_descriptor_and_punched_ranges_read_as_zeros() {
-        let store = Arc::new(SegmentStore::new(2).unwrap());
+        let store = Arc::new(SegmentStore::new(2, None).unwrap());
         let segments: Vec<_> = (0..40).map(|_| store.create().unwrap()).collect();
         for (n, segment) in segments.iter().enumerate() {
             segment.write(4096, &[n as u8 + 1; 8192]).unwrap();

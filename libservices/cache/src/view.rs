@@ -92,13 +92,13 @@ impl State {
         }
     }
 
-    /// Shows what has changed.
-    pub(crate) fn publish(&mut self) {
+    /// Shows what has changed: these chunks, and what was retracted.
+    pub(crate) fn publish(&mut self, changed: &[u64]) {
         let Some(mut view) = self.view.take() else { return };
         for blocks in view.retracted.drain(..).collect::<Vec<_>>() {
             view.publish(self, blocks);
         }
-        for chunk in self.blocks.take_changed() {
+        for chunk in changed {
             view.publish(self, chunk * CHUNK_BLOCKS..(chunk + 1) * CHUNK_BLOCKS);
         }
         view.map.set_size(self.attributes.size);

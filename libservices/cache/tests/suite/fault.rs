@@ -39,7 +39,7 @@ pub struct Fault {
     pub fail_reads: AtomicI32,
     /// errno of every write
     pub fail_writes: AtomicI32,
-    /// errno of every fsync
+    /// errno of every fsync and sync
     pub fail_fsyncs: AtomicI32,
     /// errno of every look-up
     pub fail_lookups: AtomicI32,
@@ -248,6 +248,7 @@ impl Libservice for Fault {
         self.read_only.load(Ordering::SeqCst)
     }
     fn sync(&self) -> Result<()> {
+        check(&self.fail_fsyncs)?;
         self.memory.sync()
     }
 }

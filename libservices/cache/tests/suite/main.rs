@@ -5,6 +5,7 @@ mod contract;
 mod durability;
 mod fault;
 mod races;
+mod remains;
 mod segments;
 mod stress;
 mod support;

@@ -1,0 +1,335 @@
+//! What a process has left that died: the segments of its files that were dirty, and the ledger that says which.
+//!
+//! **What is brought below.** The dirty blocks of every file that still has a name, its size and its modification time. What was on
+//! hold comes last, after all else is durable, so that whoever finds it on disk finds what was written before it, too.
+//!
+//! **What may be read.** The ledger of a process that is gone, which the kernel says by its lock; another one may die while it
+//! reads, for nothing is changed before all is below and durable, and bringing it there twice is the same as once.
+
+use crate::blocks::{BLOCK, CHUNK_BLOCKS};
+use crate::buffer::BufferStore;
+use crate::ledger::{BranchKey, Entries, FileWords, LEDGER_NAME};
+use crate::segments::{SegmentStore, detach};
+use hashbrown::{HashMap, HashSet};
+use poolfs_libservice::walk::walk;
+use poolfs_libservice::{Error, Held, Libservice, Opened, Result};
+use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SetAttributes, SetTime};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Most bytes brought below by one call.
+const PIECE_BLOCKS: u64 = CHUNK_BLOCKS * 4;
+
+/// How the files begin whose content is the path of a branch.
+const BRANCH: &str = "branch-";
+
+pub(crate) fn branch_name(key: &BranchKey) -> String {
+    format!("{BRANCH}{:032x}", u128::from_be_bytes(*key))
+}
+
+fn key_of(name: &str) -> Option<BranchKey> {
+    let digits = name.strip_prefix(BRANCH).filter(|digits| digits.len() == 32)?;
+    u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes)
+}
+
+/// What was brought below.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Salvaged {
+    /// Files that were dirty.
+    pub files: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Dirty files besides that had no name any more.
+    pub nameless: u64,
+}
+
+/// A dirty file: what its entry says, and its chunks with their dirty blocks.
+struct Dirty {
+    file: FileWords,
+    chunks: Vec<(u64, u64)>,
+}
+
+impl Dirty {
+    /// The next run of dirty blocks from `from`, not longer than a piece.
+    fn next_run(&self, from: u64) -> Option<std::ops::Range<u64>> {
+        let mut run: Option<std::ops::Range<u64>> = None;
+        let first = self.chunks.partition_point(|&(index, _)| index < from / CHUNK_BLOCKS);
+        for &(index, blocks) in &self.chunks[first..] {
+            let mut at = index * CHUNK_BLOCKS;
+            let end = at + CHUNK_BLOCKS;
+            at = at.max(from);
+            while at < end {
+                let rest = blocks >> (at % CHUNK_BLOCKS);
+                match &mut run {
+                    Some(run) => {
+                        let more = u64::from(rest.trailing_ones()).min(end - at);
+                        if run.end != at || more == 0 || run.end - run.start >= PIECE_BLOCKS {
+                            return Some(run.clone());
+                        }
+                        run.end = at + more;
+                        at += more;
+                        if at < end {
+                            return Some(run.clone());
+                        }
+                    }
+                    None if rest == 0 => break,
+                    None => {
+                        at += u64::from(rest.trailing_zeros());
+                        run = Some(at..at);
+                    }
+                }
+            }
+        }
+        run
+    }
+}
+
+/// What a dead process has left in a directory of [`CacheConfig::kept_at`](crate::CacheConfig::kept_at).
+pub struct Remains {
+    directory: PathBuf,
+    entries: Entries,
+    /// Locked, so that one at a time deals with it.
+    _ledger: File,
+}
+
+impl Remains {
+    /// Those in `directory`; nothing when there are none, or the process lives.
+    ///
+    /// # Errors
+    /// Those of reading them; `InvalidData` for those of another release.
+    pub fn open(directory: &Path) -> io::Result<Option<Self>> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let ledger = match rustix::fs::open(directory.join(LEDGER_NAME), flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        match flock(&ledger, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        }
+        Ok(Some(Self { directory: directory.to_owned(), entries: Entries::open(&ledger)?, _ledger: ledger }))
+    }
+
+    /// The branches that files were written in, with their paths.
+    ///
+    /// # Errors
+    /// Those of reading the directory.
+    pub fn branches(&self) -> io::Result<Vec<(BranchKey, PathBuf)>> {
+        let mut branches = Vec::new();
+        for entry in std::fs::read_dir(&self.directory)? {
+            if let Some(key) = entry?.file_name().to_str().and_then(key_of) {
+                let path = std::fs::read(self.directory.join(branch_name(&key)))?;
+                branches.push((key, PathBuf::from(OsString::from_vec(path))));
+            }
+        }
+        Ok(branches)
+    }
+
+    /// How many files of a branch wait here.
+    #[must_use]
+    pub fn files(&self, key: &BranchKey) -> u64 {
+        self.files_of(key).count() as u64
+    }
+
+    fn files_of(&self, key: &BranchKey) -> impl Iterator<Item = (u32, FileWords)> {
+        let files = (0..self.entries.layout.files).filter_map(|slot| Some((slot, self.entries.file(slot)?)));
+        files.filter(move |(_, file)| file.key == *key)
+    }
+
+    /// The dirty files of a branch by their inodes.
+    fn dirty(&self, key: &BranchKey) -> HashMap<u64, Dirty> {
+        let mut files: HashMap<u32, Dirty> =
+            self.files_of(key).map(|(slot, file)| (slot, Dirty { file, chunks: Vec::new() })).collect();
+        for chunk in (0..self.entries.layout.chunks).filter_map(|slot| self.entries.chunk(slot)) {
+            if let Some(dirty) = files.get_mut(&chunk.file).filter(|_| chunk.index < u64::MAX / CHUNK_BLOCKS / BLOCK) {
+                dirty.chunks.push((chunk.index, chunk.blocks));
+            }
+        }
+        files.values_mut().for_each(|dirty| dirty.chunks.sort_unstable());
+        files.into_values().map(|dirty| (dirty.file.inode, dirty)).collect()
+    }
+
+    /// Brings what is left of a branch below, into the layer over which it was cached, and makes it durable there.
+    ///
+    /// # Errors
+    /// What the layer answers, with the path of the file. What is left stays as it is.
+    pub fn bring_below(&self, key: &BranchKey, below: &Arc<dyn Libservice>) -> Result<Salvaged> {
+        let dirty = self.dirty(key);
+        let (held, plain): (HashMap<_, _>, HashMap<_, _>) = dirty.into_iter().partition(|(_, dirty)| dirty.file.holds);
+        let mut salvaged = Salvaged::default();
+        for mut files in [plain, held] {
+            if files.is_empty() {
+                continue;
+            }
+            let top = Held::new(below, NodeId::ROOT);
+            walk(below, top, b"", &mut |path, visited| {
+                let (held, attributes) = visited?;
+                if attributes.file_type == FileType::Regular
+                    && let Some(dirty) = files.remove(&attributes.inode)
+                {
+                    let written = self.bring_file(&dirty, below, held.node(), attributes);
+                    let in_file = |error: Error| {
+                        Error::new(error.errno(), format!("{}: {error}", path.escape_ascii()))
+                    };
+                    salvaged.bytes += written.map_err(in_file)?;
+                    salvaged.files += 1;
+                }
+                Ok(true)
+            })?;
+            salvaged.nameless += files.len() as u64;
+            below.sync()?;
+        }
+        Ok(salvaged)
+    }
+
+    fn bring_file(
+        &self,
+        dirty: &Dirty,
+        below: &Arc<dyn Libservice>,
+        node: NodeId,
+        attributes: &Attributes,
+    ) -> Result<u64> {
+        let file = &dirty.file;
+        let segment = match File::open(self.directory.join(SegmentStore::name(file.segment))) {
+            Ok(segment) => Some(segment),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(unreadable(&error)),
+        };
+        let mut changes = SetAttributes { modified: Some(SetTime::At(file.modified)), ..SetAttributes::default() };
+        let mut written = 0;
+        // A segment that is gone was given up, with all that is noted of it, by a process that died in the middle of that.
+        if let Some(segment) = segment.filter(|_| file.segment != 0) {
+            if attributes.size != file.size {
+                let size = SetAttributes { size: Some(file.size), ..SetAttributes::default() };
+                below.setattr(&Caller::ROOT, node, &size, None)?;
+            }
+            let opened = Opened::file(below, &Caller::ROOT, node, OpenFlags::READ_WRITE)?;
+            let buffers = BufferStore::default();
+            let mut buffer = buffers.take((PIECE_BLOCKS + CHUNK_BLOCKS) as usize);
+            let mut from = 0;
+            while let Some(run) = dirty.next_run(from) {
+                from = run.end;
+                let end = (run.end * BLOCK).min(file.size);
+                let offset = run.start * BLOCK;
+                let bytes = &mut buffer[..end.saturating_sub(offset) as usize];
+                read(&segment, offset, bytes).map_err(|error| unreadable(&error))?;
+                opened.write_full(offset, bytes)?;
+                written += bytes.len() as u64;
+            }
+        } else if file.segment != 0 {
+            changes.modified = None;
+        }
+        below.setattr(&Caller::ROOT, node, &changes, None)?;
+        Ok(written)
+    }
+
+    /// Gives up what is left of a branch.
+    ///
+    /// # Errors
+    /// Those of removing it.
+    pub fn forget(&self, key: &BranchKey) -> io::Result<()> {
+        for (slot, file) in self.files_of(key) {
+            self.entries.free_file(slot);
+            remove(&self.directory.join(SegmentStore::name(file.segment)))?;
+        }
+        remove(&self.directory.join(branch_name(key)))
+    }
+
+    /// Gives the memory back of all that was not dirty.
+    ///
+    /// # Errors
+    /// Those of reading the directory and removing files.
+    pub fn drop_clean(&self) -> io::Result<()> {
+        let files = (0..self.entries.layout.files).filter_map(|slot| self.entries.file(slot));
+        let kept: HashSet<String> = files.map(|file| SegmentStore::name(file.segment)).collect();
+        for entry in std::fs::read_dir(&self.directory)? {
+            let name = entry?.file_name();
+            let is_kept = name.to_str().is_some_and(|name| {
+                name == LEDGER_NAME || name.starts_with(BRANCH) || kept.contains(name)
+            });
+            if !is_kept {
+                remove(&self.directory.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmounts the directory and removes it when no branch has anything left in it.
+    ///
+    /// # Errors
+    /// Those of unmounting and removing.
+    pub fn end(self) -> io::Result<()> {
+        if self.branches()?.is_empty() { detach(&self.directory) } else { Ok(()) }
+    }
+}
+
+fn unreadable(error: &io::Error) -> Error {
+    Error::new(Errno::EIO, format!("what was written to it before cannot be read: {error}"))
+}
+
+fn read(segment: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match segment.read_at(&mut bytes[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // Beyond the segment's end there are zeros.
+    bytes[done..].fill(0);
+    Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use poolfs_types::Timestamp;
+
+    fn runs(chunks: &[(u64, u64)]) -> Vec<std::ops::Range<u64>> {
+        let file = FileWords { key: [0; 16], inode: 1, segment: 1, size: 0, modified: Timestamp::default(), holds: false };
+        let dirty = Dirty { file, chunks: chunks.to_vec() };
+        let mut from = 0;
+        std::iter::from_fn(|| {
+            let run = dirty.next_run(from)?;
+            from = run.end;
+            Some(run)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn runs_go_on_from_chunk_to_chunk() {
+        assert_eq!(runs(&[]), []);
+        assert_eq!(runs(&[(0, 0b1011)]), [0..2, 3..4]);
+        assert_eq!(runs(&[(0, 1 << 63), (1, 0b11), (3, 1)]), [63..66, 192..193]);
+        assert_eq!(runs(&[(2, u64::MAX), (3, u64::MAX), (4, 1 << 5)]), [128..256, 261..262]);
+        let long = runs(&(0..9).map(|index| (index, u64::MAX)).collect::<Vec<_>>());
+        assert_eq!(long.iter().map(|run| run.end - run.start).sum::<u64>(), 9 * 64);
+        assert!(long.iter().all(|run| run.end - run.start <= PIECE_BLOCKS + CHUNK_BLOCKS), "{long:?}");
+    }
+
+    #[test]
+    fn names_of_branches_are_those_of_their_keys() {
+        let key = *b"\x00\x01sixteen bytes.";
+        assert_eq!(key_of(&branch_name(&key)), Some(key));
+        assert_eq!(key_of("branch-12"), None);
+        assert_eq!(key_of("0000000000000001"), None);
+    }
+}

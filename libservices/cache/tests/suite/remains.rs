@@ -1,0 +1,279 @@
+//! What is dirty in a cache, as a process finds it that comes after the death of the cache's.
+//!
+//! A death is a copy of the directory at that moment: what a process stores there is there for others at once.
+
+use crate::fault::Fault;
+use crate::support::{ROOT, name, patient, pattern};
+use poolfs_cache::{BranchKey, Cache, CacheConfig, CachePool, Remains, Salvaged};
+use poolfs_libservice::random_operations::Comparison;
+use poolfs_libservice::walk::{Visited, walk};
+use poolfs_libservice::{Held, Libservice, Memory, Opened, conformance};
+use poolfs_types::{AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SetAttributes, Timestamp};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tempfile::TempDir;
+
+const KEY: BranchKey = *b"the branch's key";
+
+struct Recorded {
+    place: TempDir,
+    below: Arc<dyn Libservice>,
+    cache: Arc<Cache>,
+    directory: std::path::PathBuf,
+    _pool: Arc<CachePool>,
+}
+
+impl Recorded {
+    fn over(below: Arc<dyn Libservice>, limit_bytes: u64) -> Self {
+        let place = tempfile::tempdir().expect("a directory");
+        let config = CacheConfig { kept_at: Some(place.path().join("kept")), ..patient(limit_bytes) };
+        let pool = CachePool::new(config).expect("a pool");
+        let made = Cache::recorded(&pool, Arc::clone(&below), KEY, Path::new("/the/branch"));
+        let (cache, directory) = made.expect("a place");
+        Self { place, below, cache, directory, _pool: pool }
+    }
+
+    fn new() -> Self {
+        Self::over(Memory::new(), 8 << 20)
+    }
+
+    fn create(&self, text: &str) -> (NodeId, HandleId) {
+        let made = self.cache.create(&ROOT, NodeId::ROOT, name(text), 0o644, OpenFlags::READ_WRITE).unwrap();
+        (made.0.node, made.1)
+    }
+
+    fn write(&self, handle: HandleId, offset: u64, data: &[u8]) {
+        assert_eq!(self.cache.write(&ROOT, handle, offset, data).unwrap().count, data.len());
+    }
+
+    /// What there is when the process dies now.
+    fn die(&self) -> Dead {
+        let place = tempfile::tempdir().expect("a directory");
+        for entry in std::fs::read_dir(&self.directory).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), place.path().join(entry.file_name())).unwrap();
+        }
+        Dead(place)
+    }
+}
+
+struct Dead(TempDir);
+
+impl Dead {
+    fn remains(&self) -> Remains {
+        Remains::open(self.0.path()).unwrap().expect("nobody has it")
+    }
+
+    fn salvage(&self, below: &Arc<dyn Libservice>) -> Salvaged {
+        self.remains().bring_below(&KEY, below).unwrap()
+    }
+}
+
+fn content(layer: &Arc<dyn Libservice>, text: &str) -> Vec<u8> {
+    let entry = layer.lookup(&ROOT, NodeId::ROOT, name(text)).unwrap();
+    let file = Opened::file(layer, &ROOT, entry.node, OpenFlags::READ_ONLY).unwrap();
+    let mut bytes = vec![0; entry.attributes.size as usize];
+    assert_eq!(file.read_full(0, &mut bytes).unwrap(), bytes.len());
+    bytes
+}
+
+#[test]
+fn what_was_written_is_found_by_the_next_process_with_its_time() {
+    let recorded = Recorded::new();
+    let (small, small_handle) = recorded.create("small");
+    recorded.write(small_handle, 0, b"a few bytes");
+    let (_, large_handle) = recorded.create("large");
+    let large = pattern(1, 0, 700_000);
+    recorded.write(large_handle, 0, &large);
+    recorded.cache.fsync(&ROOT, large_handle, poolfs_libservice::Durability::All).unwrap();
+    recorded.write(large_handle, 300_000, b"changed");
+    recorded.write(large_handle, 900_001, b"beyond a hole");
+    assert_eq!(content(&recorded.below, "small"), b"");
+    let shown = recorded.cache.getattr(&ROOT, small).unwrap();
+
+    let dead = recorded.die();
+    assert_eq!(dead.remains().branches().unwrap(), [(KEY, "/the/branch".into())]);
+    assert_eq!(dead.remains().files(&KEY), 2);
+    assert_eq!(dead.remains().files(&[0; 16]), 0);
+    let salvaged = dead.salvage(&recorded.below);
+    assert_eq!((salvaged.files, salvaged.nameless), (2, 0));
+    // A block around each change, and the file's end.
+    assert!(salvaged.bytes < 3 * 4096 + 20, "{salvaged:?}: what is below already is left alone");
+    assert_eq!(content(&recorded.below, "small"), b"a few bytes");
+    let mut expected = large;
+    expected[300_000..300_007].copy_from_slice(b"changed");
+    expected.resize(900_001, 0);
+    expected.extend_from_slice(b"beyond a hole");
+    assert_eq!(content(&recorded.below, "large"), expected);
+    let below = recorded.below.lookup(&ROOT, NodeId::ROOT, name("small")).unwrap();
+    assert_eq!(below.attributes.modified, shown.modified);
+    // Once more is the same as once.
+    dead.salvage(&recorded.below);
+    assert_eq!(content(&recorded.below, "large"), expected);
+}
+
+#[test]
+fn what_is_below_is_not_noted_any_more_and_nothing_is_left_by_an_orderly_end() {
+    let recorded = Recorded::new();
+    let (_, handle) = recorded.create("f");
+    recorded.write(handle, 0, &pattern(2, 0, 100_000));
+    recorded.cache.fsync(&ROOT, handle, poolfs_libservice::Durability::Data).unwrap();
+    assert_eq!(recorded.die().remains().files(&KEY), 0);
+    recorded.write(handle, 5000, b"x");
+    assert_eq!(recorded.die().remains().files(&KEY), 1);
+    assert!(Remains::open(&recorded.directory).unwrap().is_none(), "its process lives");
+    recorded.cache.release(handle);
+    let Recorded { place, cache, directory, _pool, .. } = recorded;
+    drop((cache, _pool));
+    assert!(!directory.exists() && std::fs::read_dir(place.path()).unwrap().next().is_none(), "it is unmounted");
+}
+
+#[test]
+fn files_that_are_cut_punched_removed_and_linked_are_found_as_they_were_left() {
+    let recorded = Recorded::new();
+    let (_, cut) = recorded.create("cut");
+    recorded.write(cut, 0, &pattern(3, 0, 50_000));
+    let size = |size| SetAttributes { size: Some(size), ..SetAttributes::default() };
+    let node = recorded.cache.lookup(&ROOT, NodeId::ROOT, name("cut")).unwrap().node;
+    recorded.cache.setattr(&ROOT, node, &size(10_000), Some(cut)).unwrap();
+    recorded.cache.setattr(&ROOT, node, &size(20_000), Some(cut)).unwrap();
+    let (_, punched) = recorded.create("punched");
+    recorded.write(punched, 0, &pattern(4, 0, 50_000));
+    let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+    recorded.cache.fallocate(&ROOT, punched, punch, 5000, 20_000).unwrap();
+    let (_, gone) = recorded.create("gone");
+    recorded.write(gone, 0, b"nobody can read this again");
+    recorded.cache.unlink(&ROOT, NodeId::ROOT, name("gone")).unwrap();
+    let (nameless, linked) = recorded.cache.tmpfile(&ROOT, NodeId::ROOT, 0o600, OpenFlags::READ_WRITE).unwrap();
+    recorded.write(linked, 0, b"named late");
+    recorded.cache.link(&ROOT, nameless.node, NodeId::ROOT, name("linked")).unwrap();
+    recorded.cache.link(&ROOT, nameless.node, NodeId::ROOT, name("again")).unwrap();
+
+    let salvaged = recorded.die().salvage(&recorded.below);
+    assert_eq!((salvaged.files, salvaged.nameless), (3, 1));
+    let mut expected = pattern(3, 0, 10_000);
+    expected.resize(20_000, 0);
+    assert_eq!(content(&recorded.below, "cut"), expected);
+    let mut expected = pattern(4, 0, 50_000);
+    expected[5000..25_000].fill(0);
+    assert_eq!(content(&recorded.below, "punched"), expected);
+    assert_eq!(content(&recorded.below, "linked"), b"named late");
+    assert_eq!(content(&recorded.below, "again"), b"named late");
+}
+
+#[test]
+fn what_is_on_hold_comes_below_when_all_else_is_durable() {
+    let fault = Fault::over(Memory::new());
+    let recorded = Recorded::over(fault.clone(), 8 << 20);
+    let (_, journal) = recorded.create("journal");
+    recorded.cache.hold(&ROOT, journal, 0..8192, true).unwrap();
+    recorded.write(journal, 0, b"says that the data is there");
+    let (_, data) = recorded.create("data");
+    recorded.write(data, 0, b"the data");
+    recorded.cache.sync().unwrap();
+    assert_eq!((content(&recorded.below, "journal"), content(&recorded.below, "data").len()), (vec![], 8));
+    recorded.write(data, 0, b"THE DATA");
+    let dead = recorded.die();
+    fault.fail_fsyncs.store(Errno::EIO.raw(), Ordering::Relaxed);
+    assert!(dead.remains().bring_below(&KEY, &recorded.below).is_err());
+    assert_eq!(content(&recorded.below, "data"), b"THE DATA");
+    assert_eq!(content(&recorded.below, "journal"), b"", "the data is not durable");
+    fault.fail_fsyncs.store(0, Ordering::Relaxed);
+    assert_eq!(dead.salvage(&recorded.below).files, 2);
+    assert_eq!(content(&recorded.below, "journal"), b"says that the data is there");
+}
+
+#[test]
+fn what_is_dealt_with_is_given_up_and_with_the_last_branch_all() {
+    let recorded = Recorded::new();
+    let (_, handle) = recorded.create("f");
+    recorded.write(handle, 0, &pattern(5, 0, 100_000));
+    let (_, clean) = recorded.create("clean");
+    recorded.write(clean, 0, &pattern(5, 0, 100_000));
+    recorded.cache.fsync(&ROOT, clean, poolfs_libservice::Durability::Data).unwrap();
+    let dead = recorded.die();
+    let names = || std::fs::read_dir(dead.0.path()).unwrap().count();
+    let before = names();
+    dead.remains().drop_clean().unwrap();
+    assert_eq!(names(), before - 1);
+    let other = Memory::new() as Arc<dyn Libservice>;
+    assert_eq!(dead.salvage(&other), Salvaged { nameless: 1, ..Salvaged::default() }, "it has no such file");
+    dead.remains().end().unwrap();
+    assert_eq!(dead.salvage(&recorded.below).files, 1);
+    dead.remains().forget(&KEY).unwrap();
+    assert_eq!(dead.remains().files(&KEY), 0);
+    assert_eq!(names(), 1, "the ledger");
+}
+
+/// The content, size and time of every file of a layer, by path.
+fn everything(layer: &Arc<dyn Libservice>) -> BTreeMap<Vec<u8>, (Vec<u8>, Timestamp)> {
+    let mut files = BTreeMap::new();
+    let mut visit = |path: &[u8], visited: Visited<'_>| {
+        let (held, attributes) = visited?;
+        if attributes.file_type == FileType::Regular {
+            let file = Opened::file(layer, &ROOT, held.node(), OpenFlags::READ_ONLY)?;
+            let mut bytes = vec![0; attributes.size as usize];
+            assert_eq!(file.read_full(0, &mut bytes)?, bytes.len());
+            files.insert(path.to_vec(), (bytes, attributes.modified));
+        }
+        Ok(true)
+    };
+    walk(layer, Held::new(layer, NodeId::ROOT), b"", &mut visit).unwrap();
+    files
+}
+
+#[test]
+fn whatever_happens_before_a_death_is_found_after_it() {
+    for seed in 0..6 {
+        let recorded = Arc::new(Recorded::over(Memory::new(), if seed % 2 == 0 { 64 << 20 } else { 1 << 20 }));
+        let (same, found) = (Arc::clone(&recorded), Arc::new(AtomicU64::new(0)));
+        let counted = Arc::clone(&found);
+        let disturb = move |_: &dyn Libservice| {
+            let salvaged = same.die().salvage(&same.below);
+            counted.fetch_add(salvaged.bytes, Ordering::Relaxed);
+            let cache = Arc::clone(&same.cache) as Arc<dyn Libservice>;
+            assert!(everything(&cache) == everything(&same.below), "seed {seed}");
+        };
+        let cache = Arc::clone(&recorded.cache);
+        Comparison::new(seed, 3000).disturbing(31, disturb).run(cache);
+        assert!(found.load(Ordering::Relaxed) > 0, "nothing was dirty: the test shows nothing");
+    }
+}
+
+#[test]
+fn conforms_recorded() {
+    let made = std::cell::RefCell::new(Vec::new());
+    conformance::run(&|| {
+        let recorded = Recorded::new();
+        let cache = Arc::clone(&recorded.cache);
+        made.borrow_mut().push(recorded);
+        cache
+    });
+}
+
+#[test]
+fn damaged_ledgers_are_refused_or_say_nothing_wrong() {
+    let recorded = Recorded::new();
+    let (_, handle) = recorded.create("f");
+    recorded.write(handle, 0, &pattern(6, 0, 10_000));
+    for seed in 0..300 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let dead = recorded.die();
+        let path = dead.0.path().join("ledger");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let end = if random.bool() { 24 } else { bytes.len() };
+        for _ in 0..random.usize(1..4) {
+            bytes[random.usize(..end)] = random.u8(..);
+        }
+        if random.u8(..4) == 0 {
+            bytes.truncate(random.usize(..bytes.len()));
+        }
+        std::fs::write(&path, bytes).unwrap();
+        let Ok(remains) = Remains::open(dead.0.path()) else { continue };
+        let below = Memory::new() as Arc<dyn Libservice>;
+        below.create(&ROOT, NodeId::ROOT, name("g"), 0o644, OpenFlags::READ_WRITE).unwrap();
+        let _ = remains.expect("nobody has it").bring_below(&KEY, &below);
+    }
+}
