@@ -5,6 +5,7 @@ use crate::legacy::{LegacyMount, MountError, detach_dead};
 use crate::nodes::pruning::Pruner;
 use crate::queue_front::{QueueFront, ServiceThreads};
 use crate::spans::Tracer;
+use crate::stack::kept::sweep;
 use crate::stack::{Stack, StackBuilder, StackError};
 use poolfs_libservice::Error;
 use poolfs_service_protocol::{
@@ -137,7 +138,14 @@ impl Service {
     /// # Errors
     /// When the pool's cache or its service threads cannot be made.
     pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
-        let builder = StackBuilder::new(config.cache_bytes)?;
+        let kept_at = config.kept_directory();
+        match sweep(&kept_at) {
+            Ok(kept) => kept.iter().for_each(|(upper, files)| {
+                warn!(upper = %upper.display(), files, "files that a service had accepted before it died wait for the next mount");
+            }),
+            Err(error) => warn!(place = %kept_at.display(), %error, "what dead services have left cannot be looked at"),
+        }
+        let builder = StackBuilder::new(config.cache_bytes, Some(kept_at))?;
         let (tracer, changes, instances, lingering) = Default::default();
         let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
         let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;
@@ -371,6 +379,7 @@ impl Service {
             instance.refuse();
             end(&instance);
         }
+        self.builder.end();
         result
     }
 

@@ -6,6 +6,7 @@
 
 pub mod check;
 mod claim;
+pub mod kept;
 
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
 use crate::spans::Timed;
@@ -99,6 +100,8 @@ struct Branch {
     cache: Arc<Cache>,
     /// What of the branch is limited, and how.
     account: Option<Arc<Account>>,
+    /// Whether what it has accepted outlives this process.
+    is_kept: bool,
     /// Given up when all is on disk. Of a lower branch: taken when it turns out to have been an upper one.
     claim: OnceLock<Claim>,
 }
@@ -121,6 +124,9 @@ impl Drop for Branch {
     fn drop(&mut self) {
         if let Err(error) = self.cache.shutdown() {
             error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
+        }
+        if self.is_kept {
+            kept::unmark(&self.path);
         }
         self.bcow.iter().for_each(|bcow| bcow.end_thread());
     }
@@ -218,14 +224,21 @@ pub struct StackBuilder {
 const FROZEN_MAX: usize = 16;
 
 impl StackBuilder {
-    /// A builder for a pool with this much cache.
+    /// A builder for a pool with this much cache. What upper branches have accepted outlives this process in a directory of `kept_at`, if
+    /// there is one.
     ///
     /// # Errors
     /// When the cache cannot be made.
-    pub fn new(cache_bytes: u64) -> Result<Self, StackError> {
+    pub fn new(cache_bytes: u64, kept_at: Option<PathBuf>) -> Result<Self, StackError> {
         let failed = |error: CacheError| StackError::Cache { bytes: cache_bytes, cause: with_causes(&error) };
-        let pool = CachePool::new(CacheConfig::with_limit(cache_bytes)).map_err(failed)?;
+        let config = CacheConfig { kept_at, ..CacheConfig::with_limit(cache_bytes) };
+        let pool = CachePool::new(config).map_err(failed)?;
         Ok(Self { pool, branches: Mutex::default(), frozen: Mutex::default() })
+    }
+
+    /// The process is about to end.
+    pub fn end(&self) {
+        self.pool.end_kept();
     }
 
     /// Leases for an instance whose clients read the cache by themselves; nothing where the kernel lacks what that needs.
@@ -355,10 +368,30 @@ impl StackBuilder {
         };
         let bcow = bcow(&below, role, storage.format).map_err(|error| failed(with_causes(&error)))?;
         let below = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
-        let cache = Cache::new(&self.pool, below);
-        let branch = Arc::new(Branch { path: path.clone(), role, local, bcow, cache, account, claim });
+        let (cache, is_kept) = match role {
+            Role::Upper => self.upper_cache(&path, below).map_err(failed)?,
+            Role::Directory | Role::Lower => (Cache::new(&self.pool, below), false),
+        };
+        let branch = Arc::new(Branch { path: path.clone(), role, local, bcow, cache, account, is_kept, claim });
         branches.insert(path, Arc::downgrade(&branch));
         Ok(branch)
+    }
+
+    /// The cache over an upper branch, with what the last service had accepted below it on disk; and whether what this one accepts outlives it.
+    fn upper_cache(&self, path: &Path, below: Arc<dyn Libservice>) -> Result<(Arc<Cache>, bool), String> {
+        let own = self.pool.kept_directory();
+        kept::salvage(path, &below, own)?;
+        let Some(own) = own else { return Ok((Cache::new(&self.pool, below), false)) };
+        match kept::mark(path, own) {
+            Ok(key) => {
+                let cache = Cache::recorded(&self.pool, below, key, path);
+                Ok((cache.map_err(|error| format!("what is written cannot be noted: {error}"))?, true))
+            }
+            Err(error) => {
+                warn!(path = %path.display(), %error, "what is accepted here does not outlive the service");
+                Ok((Cache::new(&self.pool, below), false))
+            }
+        }
     }
 
     /// The cache of the pool.
@@ -451,7 +484,7 @@ mod tests {
         for path in [&upper, &lower] {
             std::fs::create_dir(path).expect("made");
         }
-        let builder = StackBuilder::new(1 << 20).expect("a cache");
+        let builder = StackBuilder::new(1 << 20, None).expect("a cache");
         for (stack, at) in [
             (StackSpec::Directory { directory: lower.clone() }, &lower),
             (StackSpec::union(upper.clone(), vec![lower.clone()]), &upper),
@@ -472,7 +505,7 @@ mod tests {
     #[test]
     fn a_branch_of_a_stack_that_is_never_finished_leaves_nothing_unwritten() {
         let folder = tempfile::tempdir().expect("a folder");
-        let builder = StackBuilder::new(1 << 20).expect("a cache");
+        let builder = StackBuilder::new(1 << 20, None).expect("a cache");
         let branch = builder.branch(folder.path(), Role::Upper, &Storage::default()).expect("usable");
         write(&*branch.layer(), b"by a union that failed to open");
         drop(branch);

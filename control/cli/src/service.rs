@@ -4,10 +4,10 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
-use crate::text::complain;
+use crate::text::{complain, plain};
 use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_service_protocol::{
-    Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec,
+    Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, kept_directory,
 };
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -340,9 +340,37 @@ pub fn end(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
         pool.record.instances.clear();
         pool.note()?;
     }
+    sweep(context, &name);
     remove_groups(context, &name)?;
     context.remove_run_directory();
     result
+}
+
+/// Give the memory back of what dead services of a pool have left, and say what of it is kept.
+fn sweep(context: &Context, pool: &str) {
+    let place = kept_directory(&context.run, pool);
+    if !place.is_dir() {
+        return;
+    }
+    let program = context.service_program();
+    let swept = program.and_then(|program| {
+        let output = std::process::Command::new(&program).arg("sweep").arg(&place).stderr(Stdio::null()).output();
+        output.map_err(|error| Failure::file(&program, error))
+    });
+    match swept {
+        Ok(output) => {
+            for line in String::from_utf8_lossy(&output.stdout).lines() {
+                complain(&format!(
+                    "poolfs: {}, written before the service of pool {pool} died, wait in {}: mounting that once more brings them to \
+                     disk, unmounting what is in {} gives them up",
+                    plain(line),
+                    place.display(),
+                    place.display()
+                ));
+            }
+        }
+        Err(failure) => complain(&failure.to_string()),
+    }
 }
 
 /// Remove the control groups of a pool, unless commands still run in it: the last of them does it then.

@@ -13,7 +13,7 @@ use poolfs_libservice::{Entry, Error, Libservice, Result, fail};
 use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, SetAttributes};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLockWriteGuard};
 
@@ -47,8 +47,8 @@ impl Cache {
         Self::over(pool, below, None)
     }
 
-    /// The same, and what is dirty outlives this process: [`Remains`](crate::Remains) of the directory that is returned, by `key`, has it then.
-    /// `path` says in it for people what the branch is.
+    /// The same, and what is dirty outlives this process: [`Remains`](crate::Remains) of the pool's [directory](CachePool::kept_directory)
+    /// have it then, by `key`. `path` says there what the branch is.
     ///
     /// # Errors
     /// `Unsupported` when the pool is not [kept](crate::CacheConfig::kept_at); else those of making a file there.
@@ -57,13 +57,10 @@ impl Cache {
         below: Arc<dyn Libservice>,
         key: BranchKey,
         path: &Path,
-    ) -> io::Result<(Arc<Self>, PathBuf)> {
-        let (Some(ledger), Some(directory)) = (&pool.pool.ledger, pool.pool.segments.mounted()) else {
-            return Err(io::ErrorKind::Unsupported.into());
-        };
-        let directory = directory.to_owned();
+    ) -> io::Result<Arc<Self>> {
+        let Some(ledger) = &pool.pool.ledger else { return Err(io::ErrorKind::Unsupported.into()) };
         pool.pool.segments.named(&branch_name(&key))?.write_all(path.as_os_str().as_bytes())?;
-        Ok((Self::over(pool, below, Some(Recorder { ledger: Arc::clone(ledger), key })), directory))
+        Ok(Self::over(pool, below, Some(Recorder { ledger: Arc::clone(ledger), key })))
     }
 
     fn over(pool: &Arc<CachePool>, below: Arc<dyn Libservice>, recorder: Option<Recorder>) -> Arc<Self> {

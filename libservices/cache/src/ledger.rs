@@ -207,6 +207,12 @@ impl Ledger {
         let free = Mutex::new(Free { files: Slots::of(layout.files), chunks: Slots::of(layout.chunks) });
         Ok(Arc::new(Self { entries: Entries::map(&file, layout)?, free, _file: file }))
     }
+
+    /// Whether nothing is noted.
+    pub(crate) fn is_empty(&self) -> bool {
+        let free = lock(&self.free);
+        free.files.next as usize == free.files.given_back.len()
+    }
 }
 
 /// Where the files of one branch are noted, and under which name.

@@ -18,6 +18,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -290,6 +291,19 @@ impl CachePool {
     /// Those of making a file and mapping it.
     pub fn notice(&self) -> io::Result<SharedNotice> {
         SharedNotice::new(&self.pool.segments)
+    }
+
+    /// Where what is dirty is found when this process dies; nothing: nowhere.
+    #[must_use]
+    pub fn kept_directory(&self) -> Option<&Path> {
+        self.pool.segments.mounted()
+    }
+
+    /// The process is about to end: what it keeps for the next is unmounted, unless there is something in it.
+    pub fn end_kept(&self) {
+        if self.pool.ledger.as_ref().is_some_and(|ledger| ledger.is_empty()) {
+            self.pool.segments.detach();
+        }
     }
 
     /// What the cache holds and did.

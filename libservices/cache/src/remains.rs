@@ -99,10 +99,11 @@ pub struct Remains {
 }
 
 impl Remains {
-    /// Those in `directory`; nothing when there are none, or the process lives.
+    /// Those in `directory`; nothing when there are none.
     ///
     /// # Errors
-    /// Those of reading them; `InvalidData` for those of another release.
+    /// `WouldBlock` when the process lives, or another one deals with them; `InvalidData` for those of another release; else those of reading
+    /// them.
     pub fn open(directory: &Path) -> io::Result<Option<Self>> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let ledger = match rustix::fs::open(directory.join(LEDGER_NAME), flags, Mode::empty()) {
@@ -112,7 +113,6 @@ impl Remains {
         };
         match flock(&ledger, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         }
         Ok(Some(Self { directory: directory.to_owned(), entries: Entries::open(&ledger)?, _ledger: ledger }))

@@ -24,8 +24,9 @@ const DIRECTORIES_MAX: u32 = 1024;
 /// The tmpfs and the descriptors open in it.
 pub(crate) struct SegmentStore {
     root: OwnedFd,
-    /// Where it is mounted, if it is.
+    /// Where it is mounted, if it is: until its process has no use for that any more.
     mounted: Option<PathBuf>,
+    is_detached: AtomicBool,
     /// The same for clients: what they open through it they cannot change, whoever they are. Not on every kernel.
     shared: Option<OwnedFd>,
     open: Recent<u64, Arc<File>>,
@@ -45,6 +46,7 @@ impl SegmentStore {
         Ok(Self {
             root,
             mounted,
+            is_detached: AtomicBool::new(false),
             shared: shared.ok(),
             open: Recent::new(descriptors_max.max(1)),
             next: AtomicU64::new(1),
@@ -60,6 +62,16 @@ impl SegmentStore {
     /// Where the tmpfs is mounted, if it is.
     pub(crate) fn mounted(&self) -> Option<&Path> {
         self.mounted.as_deref()
+    }
+
+    /// Nobody is to find it any more. This process goes on with it.
+    pub(crate) fn detach(&self) {
+        if let Some(directory) = &self.mounted
+            && !self.is_detached.swap(true, Ordering::AcqRel)
+            && let Err(error) = detach(directory)
+        {
+            tracing::warn!(directory = %directory.display(), %error, "the cache's memory stays mounted");
+        }
     }
 
     /// Makes a file that is no segment.
@@ -127,6 +139,7 @@ impl SegmentStore {
 /// nobody accounts for.
 fn mount_private() -> rustix::io::Result<OwnedFd> {
     let context = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    mount::fsconfig_set_string(context.as_fd(), "source", "poolfs-memory")?;
     mount::fsconfig_set_string(context.as_fd(), "mode", "0700")?;
     // The budget is the bound. What a reader's fault brings back of a punched range is charged to that reader, and must not
     // take the room of others.
@@ -142,11 +155,7 @@ fn mount_private() -> rustix::io::Result<OwnedFd> {
 
 impl Drop for SegmentStore {
     fn drop(&mut self) {
-        if let Some(directory) = &self.mounted
-            && let Err(error) = detach(directory)
-        {
-            tracing::warn!(directory = %directory.display(), %error, "the cache's memory stays mounted");
-        }
+        self.detach();
     }
 }
 

@@ -46,6 +46,20 @@ pub struct ServiceConfig {
     pub socket_directory: PathBuf,
 }
 
+impl ServiceConfig {
+    /// Where what the pool's services have accepted outlives them, each in a directory of its own.
+    #[must_use]
+    pub fn kept_directory(&self) -> PathBuf {
+        kept_directory(&self.socket_directory, &self.pool)
+    }
+}
+
+/// [`ServiceConfig::kept_directory`] of a pool.
+#[must_use]
+pub fn kept_directory(socket_directory: &Path, pool: &str) -> PathBuf {
+    socket_directory.join(format!("{pool}.memory"))
+}
+
 /// Most lower branches of one union.
 pub const LOWERS_MAX: usize = 128;
 

@@ -1,7 +1,9 @@
 //! The filesystem service of one pool. Reads its configuration (JSON) from standard input; see `poolfs-service-protocol`. With the
-//! argument `check` it checks an upper branch instead, as a job on standard input says, and ends.
+//! argument `check` it checks an upper branch instead, as a job on standard input says, and ends; with `sweep PLACE` it gives the memory back
+//! of what dead services have left there and nobody is going to want, and says what stays.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -23,7 +25,12 @@ fn main() -> ExitCode {
         (Some(job), None) if job == "check" => {
             poolfs_service::stack::check::run(std::io::stdin(), &mut std::io::stdout().lock())
         }
-        (Some(other), _) => Err(anyhow::anyhow!("there is no job \"{}\"; the only one is check", other.display())),
+        (Some(job), Some(place)) if job == "sweep" => {
+            poolfs_service::stack::kept::sweep_and_tell(Path::new(&place), &mut std::io::stdout().lock())
+        }
+        (Some(other), _) => {
+            Err(anyhow::anyhow!("there is no job \"{}\"; they are check, and sweep PLACE", other.display()))
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

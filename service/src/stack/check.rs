@@ -1,7 +1,7 @@
 //! The check of an upper branch that no instance uses: a job of its own, done before the process ends.
 
 use super::claim::{Claim, ClaimKind};
-use super::{Role, StackBuilder, StackError, with_causes};
+use super::{Role, StackBuilder, StackError, kept, with_causes};
 use poolfs_bcow::{Bcow, BcowConfig};
 use poolfs_libservice::{Finding, Libservice, Outcome, Tally};
 use poolfs_local::{Local, LocalOptions};
@@ -64,9 +64,17 @@ pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<C
     }
     let kind = if spec.repair { ClaimKind::Alone } else { ClaimKind::Shared };
     let _claim = Claim::take(&spec.upper, kind, Duration::ZERO).map_err(failed)?;
+    if let Some((files, directory)) = kept::waiting(&spec.upper).map_err(|error| failed(error.to_string()))? {
+        let cause = format!(
+            "{files} of its files, as a service had accepted them before it died, wait in {}; mount it once as an upper branch, which \
+             brings them to disk",
+            directory.display()
+        );
+        return Err(failed(cause));
+    }
     let options = LocalOptions { read_only: !spec.repair, ..LocalOptions::default() };
     let local: Arc<dyn Libservice> = Local::open(&spec.upper, options).map_err(|error| failed(with_causes(&error)))?;
-    let builder = StackBuilder::new(CACHE_BYTES)?;
+    let builder = StackBuilder::new(CACHE_BYTES, None)?;
     let branch = |lower| builder.branch(lower, Role::Lower, &Storage::default());
     let branches: Vec<_> = spec.lowers.iter().map(|lower| branch(lower)).collect::<Result<_, _>>()?;
     let lowers = builder.lowers(&branches)?;
