@@ -220,6 +220,11 @@ pub struct StackBuilder {
     frozen: Mutex<BTreeMap<Vec<PathBuf>, Weak<Union>>>,
 }
 
+/// Bytes of a generation of a union's journal: a part of the cache, one in so many, within these bounds.
+const JOURNAL_SHARE: u64 = 64;
+const JOURNAL_BYTES_MIN: u64 = 16 << 10;
+const JOURNAL_BYTES_MAX: u64 = 4 << 20;
+
 /// Most frozen unions that stand one upon the other.
 const FROZEN_MAX: usize = 16;
 
@@ -274,6 +279,7 @@ impl StackBuilder {
                 let config = UnionConfig {
                     shared_memory: Some(self.shared_memory()),
                     unlimited_upper: Some(branches[0].cache_layer()),
+                    journal_bytes: if branches[0].is_kept { self.journal_bytes() } else { 0 },
                     ..UnionConfig::new(branches[0].layer(), self.lowers(&branches[1..])?)
                 };
                 let failed = |cause: String| StackError::Union { upper: branches[0].path.clone(), cause };
@@ -282,6 +288,11 @@ impl StackBuilder {
                 Ok(Stack { layer, union: Some(union), branches })
             }
         }
+    }
+
+    /// How long a generation of the journal of a union may become.
+    fn journal_bytes(&self) -> u64 {
+        (self.pool.statistics().limit_bytes / JOURNAL_SHARE).clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX)
     }
 
     /// Where layers put what clients are shown, as long as the cache is there.

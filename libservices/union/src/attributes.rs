@@ -185,7 +185,7 @@ impl Union {
             match content {
                 Content::Sketch(sketch) if clears => {
                     let size = self.upper.getattr(caller, held.node())?.size;
-                    self.move_edges(sketch, size, offset, end).and_then(|()| {
+                    let moved = self.move_edges(sketch, size, offset, end).and_then(|()| {
                         self.upper.fallocate(caller, opened.id(), mode, offset, length)?;
                         // Those at the edges moved above; those between are zero above and below there is nothing to
                         // keep. A block that reaches beyond the size ends at it.
@@ -194,7 +194,8 @@ impl Union {
                         self.statistics.moved(fresh, 0);
                         node.changed.see();
                         Ok(())
-                    })
+                    });
+                    self.journal.record(node.id, sketch).and(moved)
                 }
                 _ => {
                     self.upper.fallocate(caller, opened.id(), mode, offset, length)?;

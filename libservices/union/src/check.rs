@@ -14,6 +14,8 @@ mod objects;
 
 use crate::Lower;
 use crate::format::{bitmap_id, bitmap_name};
+use crate::journal::journal_name;
+use crate::replay;
 use crate::work::{self, DIRECTORY, FORMAT_NAME, Format, OPEN, find, foreign_format};
 use crate::{links, marks};
 use hashbrown::{HashMap, HashSet};
@@ -69,6 +71,8 @@ pub enum Problem {
     Links,
     /// Damage: the lower file of a sketch is missing, or has another size or time.
     Lower,
+    /// Damage: what a service had accepted before it died waits in a journal for the next union over this branch and its lower ones.
+    Journal,
     /// Damage: what cannot be looked up, listed or read.
     Unreadable,
 }
@@ -95,6 +99,7 @@ impl Problem {
             Problem::Mark => "mark",
             Problem::Links => "links",
             Problem::Lower => "lower",
+            Problem::Journal => "journal",
             Problem::Unreadable => "unreadable",
         }
     }
@@ -259,6 +264,7 @@ impl<'a> Checker<'a> {
             self.is_unclean = find(self.upper, top.node(), OPEN)?.is_some();
         }
         self.leftovers(&places)?;
+        self.journals(&places)?;
         self.contents(&places)?;
         if self.is_unclean
             && let Some(top) = &places.top
@@ -354,6 +360,18 @@ impl<'a> Checker<'a> {
         for (name, file_type) in self.names("work", held)? {
             let (path, cause) = (in_work_directory("work", &name), "it was being made or removed when the end came");
             let _ = self.mendable(&path, Problem::Leftover, cause, || work::remove_tree(upper, held, &name, file_type));
+        }
+        Ok(())
+    }
+
+    /// What only a union can make good.
+    fn journals(&mut self, places: &Places) -> Result<()> {
+        let Some(top) = &places.top else { return Ok(()) };
+        for generation in replay::generations(self.upper, top.node())? {
+            self.is_incomplete = true;
+            let path = [DIRECTORY, b"/", journal_name(generation).as_bytes()].concat();
+            let cause = "what a service had accepted before it died waits here; mount the branch once, with its lower ones";
+            self.findings.damage(&path, Problem::Journal, cause);
         }
         Ok(())
     }

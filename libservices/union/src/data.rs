@@ -229,13 +229,14 @@ impl Union {
             let end = offset.checked_add(data.len() as u64).filter(|&end| end <= FILE_SIZE_MAX);
             let end = end.ok_or_else(|| Error::from(Errno::EFBIG))?;
             let written = if let Some(count) = Copies::extend(sketch, offset, data)? {
-                Ok(Written { count, offset })
+                self.journal.record(node.id, sketch).map(|()| Written { count, offset })
             } else {
                 let held = held.clone();
                 self.copies.settle(node, &mut state, offset / BLOCK..end.div_ceil(BLOCK), None)?;
                 let Content::Sketch(sketch) = &mut state.content else { return fail(Errno::EIO) };
                 let idle = sketch.transit.is_empty();
                 let written = self.write_moving(sketch, &held, size, offset, data);
+                let written = self.journal.record(node.id, sketch).and(written);
                 if idle && !sketch.transit.is_empty() {
                     self.copies.submit(node);
                     self.have_copied();

@@ -65,7 +65,7 @@ impl Stop {
 pub(crate) fn run(union: &Weak<Union>, stop: &Stop, interval: Duration) {
     while !stop.wait(interval) {
         let Some(union) = union.upgrade() else { return };
-        if let Err(error) = union.flush_all() {
+        if let Err(error) = union.flush_all().and_then(|()| union.renew_journal(true)) {
             tracing::warn!(%error, "a sketch could not be brought to disk");
         }
     }
@@ -74,6 +74,13 @@ pub(crate) fn run(union: &Weak<Union>, stop: &Stop, interval: Duration) {
 impl Union {
     /// After blocks have moved: has the bitmap written soon. With too many waiting, the oldest is written now.
     pub(crate) fn after_move(&self, node: &Arc<Node>) {
+        self.queue(node);
+        if let Err(error) = self.renew_journal(false) {
+            tracing::warn!(%error, "a sketch could not be brought to disk");
+        }
+    }
+
+    fn queue(&self, node: &Arc<Node>) {
         if node.queued.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -88,6 +95,16 @@ impl Union {
         if let Some(Err(error)) = oldest.map(|oldest| self.flush_queued(&oldest)) {
             tracing::warn!(%error, "a sketch could not be brought to disk");
         }
+    }
+
+    /// Ends the last generation of the journal when the next is full; or, `at_once`, the one there is.
+    pub(crate) fn renew_journal(&self, at_once: bool) -> Result<()> {
+        let Some((generation, nodes)) = self.journal.ending(at_once) else { return Ok(()) };
+        // One that is not known any more has nothing that is ahead of the disk.
+        for node in nodes.into_iter().filter_map(|id| self.nodes.get(id)) {
+            self.flush_sketch(&node, Durability::Data)?;
+        }
+        self.journal.end(generation)
     }
 
     /// Brings a node to disk that was taken from those that wait.
@@ -196,7 +213,7 @@ impl Union {
         Ok(())
     }
 
-    fn write_sectors(
+    pub(crate) fn write_sectors(
         &self,
         held: &Held,
         id: &[u8; 16],

@@ -102,8 +102,10 @@ impl Union {
         let copied = written?;
         let fresh = sketch.set_moved(first..last);
         self.statistics.moved(fresh, fresh);
+        let recorded = self.journal.record(node.id, sketch);
         drop(state);
         self.after_move(node);
+        recorded?;
         Ok(Some((last, copied)))
     }
 

@@ -5,14 +5,15 @@
 //! either in the lower file or, once it has been written, in the upper one; a bitmap says which. Opening copies nothing.
 //!
 //! **What is lasting state.** Everything in the upper branch, as docs/formats.md draws it. In memory are the node table, the
-//! bitmaps of sketches in use, and the bits that are ahead of the disk; a crash loses only what no fsync has promised.
+//! bitmaps of sketches in use, and the bits that are ahead of the disk; a crash loses only what no fsync has promised, and the death of
+//! the process alone, with a journal, nothing.
 //!
 //! **Order.** Bits reach the disk after the data of their blocks, names of the copy-up before the fsync that needs them
 //! returns. Every change of names is one rename of the upper branch, or a sequence whose steps are each allowed results.
 //!
 //! **Locks.** In this order: the lock of changes (whoever changes what is shown shares it, who has to see one state of all owns it), the
 //! namespace lock (lookups share it, changes of names and copy-ups own it), a node's flush
-//! lock, a node's state, the tables of nodes and handles. Reads and writes of file content take a node's state only.
+//! lock, a node's state, the journal, the tables of nodes and handles. Reads and writes of file content take a node's state only.
 //!
 //! **Assumptions.** Lower branches do not change while they are part of a union; a lower file that did is noticed by size
 //! and time when its sketch is opened, and answers `EIO`. One union at a time uses an upper branch.
@@ -33,6 +34,7 @@ mod flatten;
 mod format;
 mod handles;
 mod inode;
+mod journal;
 mod layer;
 mod links;
 mod listing;
@@ -40,6 +42,7 @@ mod marks;
 mod names;
 mod node;
 mod rename;
+mod replay;
 mod resolve;
 mod shown;
 mod sketch;
@@ -52,6 +55,7 @@ pub use shown::SharedMemory;
 pub use statistics::{Damage, Statistics};
 
 use branch::LowerNode;
+use journal::Journal;
 use node::{Content, NewNode, Nodes, State};
 use poolfs_libservice::{Branch, Error, Held, Libservice, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId};
@@ -97,6 +101,9 @@ pub struct UnionConfig {
     /// Most blocks that may be in transit: written in part, the rest not copied from below yet. Zero: every such write
     /// copies at once.
     pub transit_blocks_max: usize,
+    /// Most bytes of a generation of the journal, by which what is accepted outlives the process; there may be two, and each twice as long for a moment. Only over a layer that keeps back what is on hold, and
+    /// whose content outlives the process. Zero: there is no journal.
+    pub journal_bytes: u64,
     /// Most bytes that the listings of open directories may hold together; only those of several branches hold any.
     pub listings_bytes_max: u64,
     /// Where what clients are shown of sketches stands; nothing: they read sketches by requests.
@@ -104,7 +111,7 @@ pub struct UnionConfig {
 }
 
 impl UnionConfig {
-    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches, 1024 blocks, 64 MiB.
+    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches, 1024 blocks, no journal, 64 MiB.
     #[must_use]
     pub fn new(upper: Arc<dyn Libservice>, lowers: Vec<Lower>) -> Self {
         UnionConfig {
@@ -114,6 +121,7 @@ impl UnionConfig {
             flush_interval: Duration::from_secs(5),
             dirty_sketches_max: 4096,
             transit_blocks_max: 1024,
+            journal_bytes: 0,
             listings_bytes_max: 64 << 20,
             shared_memory: None,
         }
@@ -136,6 +144,7 @@ pub struct Union {
     statistics: Arc<statistics::Counters>,
     listings: Arc<listing::Memory>,
     stop: Arc<durable::Stop>,
+    journal: Arc<Journal>,
     copies: Arc<transit::Copies>,
     shared_memory: Option<SharedMemory>,
     /// zero: never
@@ -144,7 +153,8 @@ pub struct Union {
 }
 
 impl Union {
-    /// Opens the union: makes or checks the work directory, and repairs what an unclean end left, as [`check::Check`] does.
+    /// Opens the union: makes or checks the work directory, repairs what an unclean end left, as [`check::Check`] does, and makes good what a
+    /// journal says.
     ///
     /// # Errors
     /// `EINVAL` for unusable layer ids, `EROFS` for an upper branch that refuses changes, `EIO` for one written by another release; else
@@ -159,7 +169,9 @@ impl Union {
         if unclean {
             check::repair_after_unclean_end(upper)?;
         }
-        Self::assemble(config, work)
+        let union = Self::assemble(config, work)?;
+        union.replay()?;
+        Ok(union)
     }
 
     /// Opens the union for reading, as its last use has left it: nothing of it is ever changed, and whatever would is answered `EROFS`. It
@@ -179,11 +191,12 @@ impl Union {
 
     fn assemble(config: UnionConfig, work: work::Work) -> Result<Arc<Self>> {
         let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, .. } = config;
-        let UnionConfig { transit_blocks_max, listings_bytes_max, shared_memory, .. } = config;
+        let UnionConfig { transit_blocks_max, journal_bytes, listings_bytes_max, shared_memory, .. } = config;
         let nodes = Nodes::new(root(&upper, &lowers)?);
         let stop = Arc::new(durable::Stop::default());
         let statistics = Arc::new(statistics::Counters::default());
-        let copies = Arc::new(transit::Copies::new(&upper, &statistics, transit_blocks_max));
+        let journal = Arc::new(Journal::new(&work.upper, journal_bytes)?);
+        let copies = Arc::new(transit::Copies::new(&upper, &statistics, transit_blocks_max, &journal));
         Ok(Arc::new_cyclic(|own| Union {
             own: own.clone(),
             upper,
@@ -198,6 +211,7 @@ impl Union {
             statistics,
             listings: Arc::new(listing::Memory::new(listings_bytes_max)),
             stop,
+            journal,
             copies,
             shared_memory,
             flush_interval,
@@ -228,7 +242,7 @@ impl Drop for Union {
         if self.work.is_frozen() {
             return;
         }
-        let ended = self.sync().and_then(|()| self.work.close());
+        let ended = self.sync().and_then(|()| self.journal.end_all()).and_then(|()| self.work.close());
         if let Err(error) = ended {
             tracing::error!(%error, "the union did not end cleanly; orphans are swept when it is opened again");
         }

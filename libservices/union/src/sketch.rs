@@ -4,6 +4,7 @@ use crate::Union;
 use crate::bitmap::{self, Bitmap, SECTOR_BYTES};
 use crate::branch::LowerNode;
 use crate::format::{Cause, Origin, SketchRecord};
+use crate::journal::Change;
 use crate::marks;
 use crate::node::{Content, Node, State};
 use crate::shown::{SharedMemory, Shown};
@@ -32,6 +33,8 @@ pub(crate) struct Sketch {
     /// open while the file is, and while blocks are in transit
     pub files: Option<Arc<Files>>,
     pub transit: Transit,
+    /// what the journal has not been told of
+    pub unrecorded: Vec<Change>,
     /// the same for clients that read by themselves, while the files are open
     pub shown: Option<Shown>,
 }
@@ -52,13 +55,13 @@ pub(crate) struct Files {
 
 impl Sketch {
     pub fn new(record: SketchRecord, origin: Origin) -> Self {
-        Sketch { record, origin, map: None, files: None, transit: Transit::default(), shown: None }
+        Sketch { record, origin, map: None, files: None, transit: Transit::default(), unrecorded: Vec::new(), shown: None }
     }
 
     /// The sketch of a file that is just being copied up.
     pub fn fresh(record: SketchRecord, origin: Origin, lower: LowerNode) -> Self {
         let map = Map { bitmap: Bitmap::default(), unmoved: record.limit.div_ceil(BLOCK), lower };
-        Sketch { record, origin, map: Some(map), files: None, transit: Transit::default(), shown: None }
+        Sketch { map: Some(map), ..Self::new(record, origin) }
     }
 
     /// Blocks that may be in the lower file: all others are in the upper one.
@@ -99,7 +102,7 @@ impl Sketch {
         blocks.start >= end || self.map.as_ref().is_some_and(|map| map.bitmap.run_end(blocks.start, end, true) == end)
     }
 
-    /// Marks `blocks` as moved; returns how many were not.
+    /// Marks `blocks` as moved, which the journal has to be told of; returns how many were not.
     pub fn set_moved(&mut self, blocks: std::ops::Range<u64>) -> u64 {
         let end = blocks.end.min(self.lower_blocks());
         let Some(map) = &mut self.map else { return 0 };
@@ -108,17 +111,21 @@ impl Sketch {
         }
         let fresh = map.bitmap.set(blocks.start..end);
         map.unmoved -= fresh.min(map.unmoved);
+        if fresh > 0 {
+            self.unrecorded.push(Change::Moved(blocks.start..end));
+        }
         if let Some(shown) = &self.shown {
             shown.moved(blocks.start..end);
         }
         fresh
     }
 
-    /// Notes that a part of a block has been written, and the rest not been copied.
+    /// Notes that a part of a block has been written, and the rest not been copied, which the journal has to be told of.
     pub fn set_in_transit(&mut self, block: u64, new: std::ops::Range<usize>, permit: Permit) {
         if let Some(shown) = &self.shown {
             shown.hide(block);
         }
+        self.unrecorded.push(Change::InTransit(block, new.clone()));
         self.transit.insert(block, new, permit);
     }
 
@@ -203,7 +210,7 @@ impl Union {
         Error::new(Errno::EIO, cause.to_string())
     }
 
-    fn load_map(&self, sketch: &Sketch) -> Result<std::result::Result<Map, Cause>> {
+    pub(crate) fn load_map(&self, sketch: &Sketch) -> Result<std::result::Result<Map, Cause>> {
         let lower = match self.lower_of(&sketch.origin)? {
             Ok((lower, _)) => lower,
             Err(cause) => return Ok(Err(cause)),

@@ -4,8 +4,9 @@
 //! The new bytes stand at their place in the upper file, among zeros. Nobody sees those: the block counts as one of the
 //! lower file until the rest has been copied around the new bytes. Whoever needs the block before that (a reader, a second
 //! writer, fsync) copies the rest itself; else a thread of the union does. A crash before that loses what no fsync has
-//! promised, as with every other write.
+//! promised, as with every other write; the death of the service alone does not, where there is a [journal](crate::journal).
 
+use crate::journal::{Change, Journal};
 use crate::node::{Content, Node, State, lock};
 use crate::sketch::{BLOCK, Sketch};
 use crate::statistics::Counters;
@@ -78,6 +79,7 @@ pub(crate) struct Copies {
     wake: Condvar,
     blocks: Arc<AtomicUsize>,
     blocks_max: usize,
+    pub journal: Arc<Journal>,
 }
 
 #[derive(Default)]
@@ -87,9 +89,10 @@ struct Queue {
 }
 
 impl Copies {
-    pub fn new(upper: &Branch, statistics: &Arc<Counters>, blocks_max: usize) -> Self {
-        let (upper, statistics) = (upper.clone(), statistics.clone());
-        Copies { upper, statistics, queue: Mutex::default(), wake: Condvar::new(), blocks: Arc::default(), blocks_max }
+    pub fn new(upper: &Branch, statistics: &Arc<Counters>, blocks_max: usize, journal: &Arc<Journal>) -> Self {
+        let (upper, statistics, journal) = (upper.clone(), statistics.clone(), journal.clone());
+        let (queue, wake, blocks) = Default::default();
+        Copies { upper, statistics, queue, wake, blocks, blocks_max, journal }
     }
 
     /// Room for one more block in transit.
@@ -173,7 +176,7 @@ impl Copies {
         let times = SetAttributes { modified, ..SetAttributes::default() };
         let after = self.upper.setattr(&Caller::ROOT, held.node(), &times, None)?;
         node.changed.hide(before.changed, after.changed);
-        result
+        self.journal.record(node.id, sketch).and(result)
     }
 
     fn complete(&self, sketch: &mut Sketch, blocks: Range<u64>, below: Option<&[u8]>) -> Result<()> {
@@ -222,6 +225,8 @@ impl Copies {
         let count = files.upper.write_some(offset, data)?;
         if let Some(known) = sketch.transit.blocks.get_mut(&block) {
             known.new.end = new.end.max(from + count);
+            let new = known.new.clone();
+            sketch.unrecorded.push(Change::InTransit(block, new));
         }
         Ok(Some(count))
     }

@@ -115,7 +115,7 @@ impl Work {
             Format::Cut => return Err(Error::new(Errno::EIO, "its .poolfs/format is not whole")),
             Format::Foreign(text) => return Err(Error::new(Errno::EIO, foreign_format(&text))),
         }
-        if find(upper, top.node(), OPEN)?.is_some() {
+        if find(upper, top.node(), OPEN)?.is_some() || !crate::replay::generations(upper, top.node())?.is_empty() {
             let cause =
                 "it is in use as an upper branch, or its last use did not end in good order: then mount it once as one";
             return Err(Error::new(Errno::EBUSY, cause));

@@ -1,0 +1,297 @@
+//! The journal: what a union knows of its sketches ahead of the disk, where the death of the service does not take it.
+//!
+//! **What it is for.** Which blocks are in transit, and which have moved since their bitmap was written, stands in memory only. Of each
+//! change of that a record is appended to a file of the work directory, after the bytes are in the upper file and before the change is
+//! answered. The file is on hold: it is not on disk while the service lives, so that after a power cut there is none. Where the layer below
+//! survives the service's death, what it held back comes to disk after all else is durable there: a record on disk says that its
+//! bytes are, too. [`Union::open`](crate::Union::open) makes good what it finds ([`replay`](crate::replay)).
+//!
+//! **What may be out of date in it.** That a block has moved stays true: the bitmap is monotone. That a block is in transit is out of date
+//! when a later record says that it has moved, and nothing else ends a transit but cutting the file off before the block. A record that cannot be
+//! appended therefore makes all others void.
+//!
+//! **Generations.** When a file is full, or some time has passed, the next begins. The sketches with records in the last are brought to
+//! disk, and the file is removed.
+
+use crate::format::{VERSION, array, check, crc_with_hole};
+use crate::node::lock;
+use crate::sketch::{BLOCK, Sketch};
+use crate::work::{DIRECTORY, find};
+use hashbrown::HashSet;
+use poolfs_libservice::{Branch, Error, Held, Opened, Result};
+use poolfs_types::{Caller, Errno, Name, NodeId, OpenFlags};
+use std::ops::Range;
+use std::sync::Mutex;
+
+const ROOT: &Caller = &Caller::ROOT;
+
+/// Bytes of a record, and of the header.
+pub(crate) const RECORD_BYTES: usize = 40;
+const CRC_AT: usize = 36;
+const MAGIC: &[u8; 4] = b"PFJR";
+const MOVED: u32 = 1;
+const IN_TRANSIT: u32 = 2;
+/// How the names of the files begin; a number follows.
+const NAME: &str = "journal-";
+/// The generation that a replay leaves: what could not be made good.
+pub(crate) const LEFT: u64 = 0;
+
+pub(crate) fn journal_name(generation: u64) -> String {
+    format!("{NAME}{generation}")
+}
+
+/// The generation whose file has this name.
+pub(crate) fn generation_of(name: &[u8]) -> Option<u64> {
+    let number = std::str::from_utf8(name).ok()?.strip_prefix(NAME)?.parse().ok()?;
+    (journal_name(number).as_bytes() == name).then_some(number)
+}
+
+/// What a record says of blocks of a sketch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// They have moved.
+    Moved(Range<u64>),
+    /// It is in transit; these of its bytes are new.
+    InTransit(u64, Range<usize>),
+}
+
+impl Change {
+    pub(crate) fn encode(&self, id: &[u8; 16]) -> impl Iterator<Item = [u8; RECORD_BYTES]> + use<> {
+        let (mut blocks, new, kind) = match self {
+            Change::Moved(blocks) => (blocks.clone(), 0..0, MOVED),
+            Change::InTransit(block, new) => (*block..block + 1, new.clone(), IN_TRANSIT),
+        };
+        let id = *id;
+        std::iter::from_fn(move || {
+            let count = u32::try_from(blocks.end.saturating_sub(blocks.start)).unwrap_or(u32::MAX);
+            if count == 0 {
+                return None;
+            }
+            let mut out = [0; RECORD_BYTES];
+            out[..16].copy_from_slice(&id);
+            out[16..24].copy_from_slice(&blocks.start.to_le_bytes());
+            out[24..28].copy_from_slice(&count.to_le_bytes());
+            out[28..30].copy_from_slice(&(new.start as u16).to_le_bytes());
+            out[30..32].copy_from_slice(&(new.end as u16).to_le_bytes());
+            out[32..36].copy_from_slice(&kind.to_le_bytes());
+            seal(&mut out);
+            blocks.start += u64::from(count);
+            Some(out)
+        })
+    }
+
+    /// What a record says, and of which sketch; nothing for what is none.
+    pub(crate) fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<([u8; 16], Self)> {
+        if u32::from_le_bytes(array(bytes, CRC_AT)) != crc_with_hole(bytes, CRC_AT) {
+            return None;
+        }
+        let first = u64::from_le_bytes(array(bytes, 16));
+        let count = u64::from(u32::from_le_bytes(array(bytes, 24)));
+        let end = first.checked_add(count).filter(|end| *end <= u64::MAX / BLOCK)?;
+        let new = u16::from_le_bytes(array(bytes, 28)).into()..u16::from_le_bytes(array(bytes, 30)).into();
+        let change = match u32::from_le_bytes(array(bytes, 32)) {
+            MOVED if count > 0 => Change::Moved(first..end),
+            IN_TRANSIT if count == 1 && new.start <= new.end && new.end <= BLOCK as usize => Change::InTransit(first, new),
+            _ => return None,
+        };
+        Some((array(bytes, 0), change))
+    }
+}
+
+fn seal(bytes: &mut [u8; RECORD_BYTES]) {
+    let crc = crc_with_hole(bytes, CRC_AT);
+    bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// How a file begins.
+pub(crate) fn header(generation: u64) -> [u8; RECORD_BYTES] {
+    let mut out = [0; RECORD_BYTES];
+    out[..4].copy_from_slice(MAGIC);
+    out[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    out[6..8].copy_from_slice(&(RECORD_BYTES as u16).to_le_bytes());
+    out[8..16].copy_from_slice(&generation.to_le_bytes());
+    seal(&mut out);
+    out
+}
+
+/// Whether a file of this generation begins so; nothing but zeros is a file that nothing was written to.
+pub(crate) fn check_header(generation: u64, bytes: &[u8; RECORD_BYTES]) -> std::result::Result<bool, String> {
+    if bytes.iter().all(|&byte| byte == 0) {
+        return Ok(false);
+    }
+    check(&journal_name(generation), bytes, MAGIC, CRC_AT)?;
+    if *bytes != header(generation) {
+        return Err(format!("{} is another one's", journal_name(generation)));
+    }
+    Ok(true)
+}
+
+/// Makes the file of a generation.
+pub(crate) fn make(upper: &Branch, top: NodeId, generation: u64) -> Result<Opened> {
+    let name = journal_name(generation);
+    let (entry, handle) = upper.create(ROOT, top, Name::new(name.as_bytes())?, 0o600, OpenFlags::READ_WRITE)?;
+    drop(Held::new(upper, entry.node));
+    Ok(Opened::new(upper, handle))
+}
+
+/// Removes the file of a generation, if it is there.
+pub(crate) fn remove(upper: &Branch, top: NodeId, generation: u64) -> Result<()> {
+    match upper.unlink(ROOT, top, Name::new(journal_name(generation).as_bytes())?) {
+        Err(error) if error != Errno::ENOENT => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A file, and the sketches with records in it.
+struct Generation {
+    number: u64,
+    file: Opened,
+    end: u64,
+    nodes: HashSet<NodeId>,
+}
+
+#[derive(Default)]
+struct Generations {
+    current: Option<Generation>,
+    /// The one before, until its sketches are on disk.
+    last: Option<Generation>,
+    /// How many there were.
+    made: u64,
+}
+
+/// The journal of a union.
+pub(crate) struct Journal {
+    upper: Branch,
+    top: Held,
+    /// Most bytes of a generation; zero: there is no journal.
+    bytes_max: u64,
+    generations: Mutex<Generations>,
+}
+
+impl Journal {
+    /// That of the union over an upper branch, which has a work directory.
+    pub fn new(upper: &Branch, bytes_max: u64) -> Result<Self> {
+        let (top, _) = find(upper, NodeId::ROOT, DIRECTORY)?.ok_or_else(|| Error::from(Errno::EIO))?;
+        Ok(Journal { upper: upper.clone(), top, bytes_max, generations: Mutex::default() })
+    }
+
+    /// Records what has changed of a sketch, whose lock is held.
+    ///
+    /// # Errors
+    /// `EIO` when a record could not be appended and what was recorded before could not be made void.
+    pub fn record(&self, node: NodeId, sketch: &mut Sketch) -> Result<()> {
+        let changes = std::mem::take(&mut sketch.unrecorded);
+        if self.bytes_max == 0 || changes.is_empty() {
+            return Ok(());
+        }
+        let mut generations = lock(&self.generations);
+        let records: Vec<u8> = changes.iter().flat_map(|change| change.encode(&sketch.record.id)).flatten().collect();
+        let Err(error) = self.append(&mut generations, node, &records) else { return Ok(()) };
+        tracing::warn!(%error, "what is written now does not outlive the service: it could not be recorded");
+        let Generations { current, last, .. } = &mut *generations;
+        for generation in [current, last] {
+            if let Some(void) = generation {
+                remove(&self.upper, self.top.node(), void.number)
+                    .map_err(|error| Error::new(Errno::EIO, format!("a journal that is out of date stays: {error}")))?;
+                *generation = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn append(&self, generations: &mut Generations, node: NodeId, records: &[u8]) -> Result<()> {
+        let length = records.len() as u64;
+        let is_full = |generation: &Generation| generation.end + length > self.bytes_max;
+        if generations.last.is_none() && generations.current.as_ref().is_some_and(is_full) {
+            generations.last = generations.current.take();
+        }
+        if generations.current.is_none() {
+            generations.made += 1;
+            let number = generations.made;
+            let file = make(&self.upper, self.top.node(), number)?;
+            let end = RECORD_BYTES as u64;
+            // Whoever appends waits soon for the one before to be removed; until then a little more is appended.
+            self.upper.hold(ROOT, file.id(), 0..self.bytes_max * 2, true)?;
+            generations.current = Some(Generation { number, file, end, nodes: HashSet::new() });
+            let current = generations.current.as_ref().map(|current| &current.file);
+            current.map_or(Ok(()), |file| file.write_full(0, &header(number)))?;
+        }
+        let Some(current) = &mut generations.current else { return Err(Errno::EIO.into()) };
+        if current.end + length > self.bytes_max * 2 {
+            // It would not be held back.
+            return Err(Error::new(Errno::EFBIG, "the journal is full"));
+        }
+        current.file.write_full(current.end, records)?;
+        current.end += length;
+        current.nodes.insert(node);
+        Ok(())
+    }
+
+    /// The generation whose sketches have to be brought to disk so that it can end, and these: now, if the journal is full; else only
+    /// `at_once`.
+    pub fn ending(&self, at_once: bool) -> Option<(u64, Vec<NodeId>)> {
+        let mut generations = lock(&self.generations);
+        let is_full = generations.current.as_ref().is_some_and(|current| current.end >= self.bytes_max);
+        if generations.last.is_none() && at_once {
+            generations.last = generations.current.take();
+        }
+        let last = generations.last.as_ref().filter(|_| at_once || is_full)?;
+        Some((last.number, last.nodes.iter().copied().collect()))
+    }
+
+    /// Its sketches are on disk.
+    pub fn end(&self, generation: u64) -> Result<()> {
+        let mut generations = lock(&self.generations);
+        if generations.last.as_ref().is_some_and(|last| last.number == generation) {
+            remove(&self.upper, self.top.node(), generation)?;
+            generations.last = None;
+        }
+        Ok(())
+    }
+
+    /// All sketches are on disk, and nobody writes any more.
+    pub fn end_all(&self) -> Result<()> {
+        while let Some((generation, _)) = self.ending(true) {
+            self.end(generation)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_and_damaged_ones_do_not() {
+        let id = *b"sixteen bytes id";
+        for change in [Change::Moved(7..9000), Change::InTransit(u64::from(u32::MAX) + 3, 17..4096)] {
+            let records: Vec<_> = change.encode(&id).collect();
+            assert_eq!(records.len(), 1);
+            assert_eq!(Change::decode(&records[0]), Some((id, change)));
+            for at in 0..RECORD_BYTES {
+                let mut damaged = records[0];
+                damaged[at] ^= 0x10;
+                assert_eq!(Change::decode(&damaged), None, "byte {at}");
+            }
+        }
+        assert_eq!(Change::decode(&[0; RECORD_BYTES]), None);
+        assert_eq!(Change::Moved(5..5).encode(&id).count(), 0);
+        let long: Vec<_> = Change::Moved(1..1 + (1 << 33)).encode(&id).filter_map(|record| Change::decode(&record)).collect();
+        assert!(matches!(&long[..], [(_, Change::Moved(first)), .., (_, Change::Moved(last))] if first.start == 1 && last.end == 1 + (1 << 33)));
+    }
+
+    #[test]
+    fn files_are_known_by_name_and_header() {
+        assert_eq!(generation_of(journal_name(12).as_bytes()), Some(12));
+        for name in ["journal-", "journal-01", "journal-+1", "open"] {
+            assert_eq!(generation_of(name.as_bytes()), None, "{name}");
+        }
+        assert_eq!(check_header(3, &header(3)), Ok(true));
+        assert_eq!(check_header(3, &[0; RECORD_BYTES]), Ok(false));
+        assert!(check_header(4, &header(3)).is_err());
+        let mut newer = header(3);
+        newer[4] = 2;
+        assert!(check_header(3, &newer).is_err_and(|cause| cause.contains("version 2")));
+    }
+}
