@@ -153,6 +153,9 @@ fn a_branch_in_use_or_of_an_unclean_end_is_refused() {
     assert!(open_frozen().is_err_and(|error| error == Errno::EBUSY && error.to_string().contains("in use")));
     close(first);
     open_frozen().expect("closed");
+    std::fs::write(place.path("first/.poolfs/journal-0"), "").expect("written");
+    assert!(open_frozen().is_err_and(|error| error == Errno::EBUSY), "what a service had accepted waits in it");
+    std::fs::remove_file(place.path("first/.poolfs/journal-0")).expect("removed");
     assert!(Union::open_frozen(UnionConfig::new(local(&place.path("first"), false), vec![place.base()])).is_err());
     std::fs::write(place.path("first/.poolfs/format"), "poolfs-union 9\n").expect("written");
     assert!(open_frozen().is_err_and(|error| error == Errno::EIO && error.to_string().contains("another release")));

@@ -4,6 +4,7 @@ mod blocks;
 mod calls;
 mod check;
 mod crash;
+mod death;
 mod faults;
 mod frozen;
 mod hooked;

@@ -1,0 +1,259 @@
+//! The service dies, and with it all that a union has in memory; whatever it had stored above its upper branch stays. The next
+//! union shows what the last one did.
+
+use crate::hooked::Hooked;
+use crate::support::*;
+use poolfs_libservice::random_operations::{Comparison, populate};
+use poolfs_libservice::types::{AllocateMode, Errno, OpenFlags, RenameFlags, SetAttributes};
+use poolfs_libservice::{Libservice, Memory, Recorder, fail};
+use poolfs_union::check::Check;
+use poolfs_union::{Lower, Union, UnionConfig};
+use std::sync::Arc;
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+const AMPLE: u64 = 1 << 20;
+/// A journal of a few records: it is renewed all the time.
+const TINY: u64 = 240;
+
+/// A union whose service can die.
+struct Mortal {
+    upper: Arc<Hooked>,
+    lowers: Vec<Arc<Memory>>,
+    journal_bytes: u64,
+}
+
+fn lowers_of(lowers: &[Arc<Memory>]) -> Vec<Lower> {
+    let lower = |(at, layer): (usize, &Arc<Memory>)| Lower {
+        layer_id: format!("layer-{at}"),
+        layer: layer.clone() as Arc<dyn Libservice>,
+        is_union: false,
+    };
+    lowers.iter().enumerate().map(lower).collect()
+}
+
+fn open_journaled(upper: Arc<dyn Libservice>, lowers: &[Arc<Memory>], journal_bytes: u64) -> Arc<Union> {
+    let config = UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(upper, lowers_of(lowers)) };
+    Union::open(UnionConfig { journal_bytes, ..config }).expect("the union opens")
+}
+
+impl Mortal {
+    fn new(lowers: Vec<Arc<Memory>>, journal_bytes: u64) -> Self {
+        Self { upper: Hooked::over(Memory::new()), lowers, journal_bytes }
+    }
+
+    fn open(&self) -> Arc<Union> {
+        self.upper.hook(|_| Ok(()));
+        open_journaled(self.upper.clone(), &self.lowers, self.journal_bytes)
+    }
+
+    /// From here on the union changes nothing.
+    fn die(&self) {
+        self.upper.hook(|call| if call.changes() { fail(Errno::EIO) } else { Ok(()) });
+    }
+
+    fn die_and_open(&self, union: Arc<Union>) -> Arc<Union> {
+        self.die();
+        close(union);
+        self.open()
+    }
+
+    /// The files of the journal.
+    fn journals(&self) -> Vec<String> {
+        ls(&*self.upper, ".poolfs").into_iter().filter(|name| name.starts_with("journal-")).collect()
+    }
+}
+
+/// A lower branch with a file `f` of 20 blocks, each with its number.
+fn lower() -> (Arc<Memory>, Vec<u8>) {
+    let lower = Memory::new();
+    let content: Vec<u8> = (0..20 * BLOCK).map(|at| (at / BLOCK) as u8 + 1).collect();
+    put(&*lower, "f", &content);
+    (lower, content)
+}
+
+#[test]
+fn random_operations_with_deaths() {
+    for (seed, journal_bytes) in (300..308).zip([AMPLE, TINY].into_iter().cycle()) {
+        let lower = Memory::new();
+        populate(&*lower, seed, 60);
+        let reference = Memory::new();
+        populate(&*reference, seed, 60);
+        let before = fingerprint(&*lower);
+        let mortal = Mortal::new(vec![lower.clone()], journal_bytes);
+        let mut mounted = Remounted::default();
+        let first = mounted.open(None, || mortal.open());
+        let die = |layer| {
+            mortal.die();
+            mounted.open(Some(layer), || mortal.open())
+        };
+        let summary = Comparison::new(seed, 2000).starting_from(reference).remounting(50, die).run(first);
+        assert!(summary.succeeded > 500, "{summary:?}");
+        assert_eq!(fingerprint(&*lower), before, "the lower branch has changed");
+    }
+}
+
+#[test]
+fn each_change_of_a_sketch_is_there_after_a_death() {
+    for journal_bytes in [AMPLE, TINY] {
+        let (lower, mut content) = lower();
+        let mortal = Mortal::new(vec![lower], journal_bytes);
+        let mut union = mortal.open();
+        let mut write = |union: &Arc<Union>, offset: usize, data: &[u8]| {
+            write_at(&**union, "f", offset as u64, data);
+            content[offset..offset + data.len()].copy_from_slice(data);
+            content.clone()
+        };
+        let expect = |union: &Arc<Union>, expected: &[u8], what: &str| {
+            assert!(get(&**union, "f").unwrap() == expected, "{what}, {journal_bytes}");
+        };
+        let _ = write(&union, 100, b"in transit");
+        let expected = write(&union, 110, b", and more of it");
+        union = mortal.die_and_open(union);
+        expect(&union, &expected, "grown in transit");
+        // Completed by the reader above, and written anew outside of what the first record says.
+        let _ = write(&union, 2000, b"anew");
+        let _ = write(&union, 3 * BLOCK + 5, b"x");
+        let _ = get(&*union, "f").unwrap();
+        let _ = write(&union, 3 * BLOCK + 2000, b"y");
+        let _ = write(&union, 5 * BLOCK, &[0xee; 3 * BLOCK]);
+        let expected = write(&union, 12 * BLOCK - 7, &[0xdd; BLOCK]);
+        union = mortal.die_and_open(union);
+        expect(&union, &expected, "moved, and written after that");
+        fsync(&*union, "f");
+        let expected = write(&union, 15 * BLOCK + 9, b"after an fsync");
+        union = mortal.die_and_open(union);
+        expect(&union, &expected, "in transit after an fsync");
+
+        let mut expected = expected;
+        let resize = |union: &Arc<Union>, size: u64| {
+            let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+            let _ = union.setattr(ROOT, node(&**union, "f").unwrap(), &changes, None).unwrap();
+        };
+        write_at(&*union, "f", 17 * BLOCK as u64 + 1, b"cut off in transit");
+        resize(&union, 16 * BLOCK as u64 + 50);
+        resize(&union, 19 * BLOCK as u64);
+        expected.truncate(16 * BLOCK + 50);
+        expected.resize(19 * BLOCK, 0);
+        union = mortal.die_and_open(union);
+        expect(&union, &expected, "cut and grown");
+        let handle = open(&*union, "f", OpenFlags::READ_WRITE).unwrap();
+        let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+        union.fallocate(ROOT, handle, punch, BLOCK as u64 + 10, 2 * BLOCK as u64).unwrap();
+        union.release(handle);
+        expected[BLOCK + 10..3 * BLOCK + 10].fill(0);
+        let (parent, last) = split(&*union, "f");
+        union.rename(ROOT, parent, last, parent, name("g"), RenameFlags::empty()).unwrap();
+        union.link(ROOT, node(&*union, "g").unwrap(), parent, name("h")).unwrap();
+        union = mortal.die_and_open(union);
+        assert!(get(&*union, "g").unwrap() == expected && get(&*union, "h").unwrap() == expected, "punched and renamed");
+        write_at(&*union, "g", 9 * BLOCK as u64 + 1, b"removed in transit");
+        for gone in ["g", "h"] {
+            union.unlink(ROOT, parent, name(gone)).unwrap();
+        }
+        union = mortal.die_and_open(union);
+        assert!(get(&*union, "g").is_err() && ls(&*union, "").is_empty());
+        close(union);
+        assert_eq!(mortal.journals(), [] as [&str; 0], "an orderly end leaves none");
+    }
+}
+
+#[test]
+fn the_journal_begins_anew_when_it_is_full() {
+    let lower = Memory::new();
+    put(&*lower, "f", &vec![7; 500 * BLOCK]);
+    let mortal = Mortal::new(vec![lower], 4000);
+    let union = mortal.open();
+    for block in (0..500u64).rev().step_by(2) {
+        write_at(&*union, "f", block * BLOCK as u64 + 3, b"new");
+        assert!(mortal.journals().len() <= 2);
+        for journal in mortal.journals() {
+            let size = stat(&*mortal.upper, &format!(".poolfs/{journal}")).size;
+            assert!(size <= 4000 + 2 * 40, "{journal} has {size} bytes");
+        }
+    }
+    let union = mortal.die_and_open(union);
+    let content = get(&*union, "f").unwrap();
+    for (block, bytes) in content.chunks(BLOCK).enumerate() {
+        assert_eq!(&bytes[..6], if block % 2 == 1 { b"\x07\x07\x07new" } else { &[7; 6] }, "block {block}");
+    }
+}
+
+#[test]
+fn what_cannot_be_made_good_now_waits() {
+    let (lower, mut content) = lower();
+    let mortal = Mortal::new(vec![lower.clone()], AMPLE);
+    let union = mortal.open();
+    write_at(&*union, "f", 100, b"accepted");
+    content[100..108].copy_from_slice(b"accepted");
+    mortal.die();
+    close(union);
+    // The lower branch is another one this time.
+    let other = Mortal { upper: mortal.upper.clone(), lowers: vec![Memory::new()], journal_bytes: AMPLE };
+    let union = other.open();
+    assert_eq!(get(&*union, "f").map_err(|error| error.errno()), Err(Errno::EIO));
+    close(union);
+    let mut found = Vec::new();
+    let branch = mortal.upper.clone() as Arc<dyn Libservice>;
+    let check = Check { upper: branch, lowers: None, repair: true, is_whole_below: true };
+    let _ = check.run(&mut |finding| found.push(finding.problem.name())).unwrap();
+    assert_eq!(found, ["journal"]);
+    let union = mortal.open();
+    assert!(get(&*union, "f").unwrap() == content);
+    close(union);
+    assert_eq!(mortal.journals(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_journal_that_cannot_be_written_is_void() {
+    let (lower, mut content) = lower();
+    let mortal = Mortal::new(vec![lower], AMPLE);
+    let union = mortal.open();
+    write_at(&*union, "f", 100, b"in transit");
+    mortal.upper.limit(2 * BLOCK as u64);
+    // There is room for the block, and none for the record.
+    let _ = get(&*union, "f").unwrap();
+    mortal.upper.limit(u64::MAX);
+    write_at(&*union, "f", 2000, b"after that");
+    content[100..110].copy_from_slice(b"in transit");
+    content[2000..2010].copy_from_slice(b"after that");
+    let union = mortal.die_and_open(union);
+    let shown = get(&*union, "f").unwrap();
+    // What no record tells of is lost, and nothing that is older comes back.
+    let old: Vec<u8> = content.iter().enumerate().map(|(at, _)| (at / BLOCK) as u8 + 1).collect();
+    assert!(shown == content || shown == old, "{:?}", &shown[90..120]);
+}
+
+/// Power is cut while a journal is made good, as often as that changes anything.
+#[test]
+fn a_replay_may_end_at_any_point() {
+    for seed in 0..6u64 {
+        let (lower, mut content) = lower();
+        let recorder = Recorder::new();
+        let mortal = Mortal { upper: Hooked::over(recorder.clone()), lowers: vec![lower.clone()], journal_bytes: AMPLE };
+        let union = mortal.open();
+        for step in 0..10usize {
+            let at = (step * 7919 + seed as usize * 3571) % (18 * BLOCK);
+            let data = vec![0x80 + step as u8; [7, 3000, 9000][step % 3]];
+            write_at(&*union, "f", at as u64, &data);
+            content[at..at + data.len()].copy_from_slice(&data);
+        }
+        mortal.die();
+        close(union);
+        assert_eq!(mortal.journals(), ["journal-1"]);
+        // As the next service finds it: all of it is durable.
+        recorder.sync().unwrap();
+        let died = recorder.len();
+        drop(open_journaled(recorder.clone(), &mortal.lowers, 0));
+        for count in died..=recorder.len() {
+            for torn in [false, true].into_iter().filter(|&torn| !torn || count < recorder.len()) {
+                let disk = recorder.crashed(count, seed ^ count as u64);
+                if torn {
+                    recorder.tear(&disk, count, seed * 37 + count as u64);
+                }
+                let union = open_journaled(disk, &mortal.lowers, 0);
+                assert!(get(&*union, "f").unwrap() == content, "seed {seed}, change {count}, torn {torn}");
+            }
+        }
+    }
+}
