@@ -53,13 +53,15 @@ pub struct Comparison<'a> {
     lacking: Vec<Capability>,
     disturbance: Option<(usize, Disturbance<'a>)>,
     remount: Option<(usize, Remount<'a>)>,
+    /// whether all is synced before
+    syncs: bool,
 }
 
 impl<'a> Comparison<'a> {
     /// A program of so many operations, starting from empty layers.
     #[must_use]
     pub fn new(seed: u64, operations: usize) -> Self {
-        Self { seed, operations, reference: Memory::new(), lacking: Vec::new(), disturbance: None, remount: None }
+        Self { seed, operations, reference: Memory::new(), lacking: Vec::new(), disturbance: None, remount: None, syncs: true }
     }
 
     /// Starts from a tree instead: `reference` holds the same as the subject already (see [`populate`]).
@@ -93,6 +95,16 @@ impl<'a> Comparison<'a> {
     ) -> Self {
         self.remount = Some((every.max(1), Box::new(remount)));
         self
+    }
+
+    /// The same without a sync: whoever had the layer has died.
+    #[must_use]
+    pub fn dying(
+        self,
+        every: usize,
+        remount: impl FnMut(Arc<dyn Libservice>) -> Arc<dyn Libservice> + 'a,
+    ) -> Self {
+        Self { syncs: false, ..self.remounting(every, remount) }
     }
 
     /// Runs the program. At the end everything is released and forgotten on both sides.
@@ -131,7 +143,7 @@ impl<'a> Comparison<'a> {
         if let Some((every, remount)) = &mut self.remount
             && number.is_multiple_of(*every)
         {
-            world.remount(remount)?;
+            world.remount(remount, self.syncs)?;
             world.compare_trees()?;
         }
         Ok(())

@@ -207,9 +207,11 @@ impl World {
         }
     }
 
-    /// Replaces the subject by what `remount` makes of it, and opens there what was open.
-    pub(super) fn remount(&mut self, remount: &mut Remount<'_>) -> Verdict {
-        self.subject.sync().map_err(|error| format!("sync before a remount: {error}"))?;
+    /// Replaces the subject, synced or not, by what `remount` makes of it, and opens there what was open.
+    pub(super) fn remount(&mut self, remount: &mut Remount<'_>, syncs: bool) -> Verdict {
+        if syncs {
+            self.subject.sync().map_err(|error| format!("sync before a remount: {error}"))?;
+        }
         let paths = self.reference_paths();
         for slot in (0..self.handles.len()).rev() {
             if !paths.contains_key(&self.handles[slot].node.reference) {

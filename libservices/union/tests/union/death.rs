@@ -87,7 +87,7 @@ fn random_operations_with_deaths() {
             mortal.die();
             mounted.open(Some(layer), || mortal.open())
         };
-        let summary = Comparison::new(seed, 2000).starting_from(reference).remounting(50, die).run(first);
+        let summary = Comparison::new(seed, 2000).starting_from(reference).dying(50, die).run(first);
         assert!(summary.succeeded > 500, "{summary:?}");
         assert_eq!(fingerprint(&*lower), before, "the lower branch has changed");
     }
@@ -210,7 +210,7 @@ fn a_journal_that_cannot_be_written_is_void() {
     let mortal = Mortal::new(vec![lower], AMPLE);
     let union = mortal.open();
     write_at(&*union, "f", 100, b"in transit");
-    mortal.upper.limit(2 * BLOCK as u64);
+    mortal.upper.limit(BLOCK as u64);
     // There is room for the block, and none for the record.
     let _ = get(&*union, "f").unwrap();
     mortal.upper.limit(u64::MAX);
