@@ -3,9 +3,11 @@
 use crate::script;
 use crate::support::*;
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
+use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_libservice::Recorder;
 use poolfs_libservice::types::{NodeId, OpenFlags, RenameFlags, SetAttributes};
-use poolfs_libservice::{Libservice, Memory};
+use poolfs_libservice::{Libservice, Memory, Result};
+use poolfs_union::{Lower, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,33 +92,52 @@ fn allowed(shown: &[u8], history: &History, what: &str) {
     }
 }
 
-/// What is between a union and its disk.
-type Between = fn(Arc<dyn Libservice>) -> Arc<dyn Libservice>;
+/// Opens a union over a disk, with what is between the two.
+type Open = fn(Arc<dyn Libservice>, &[Arc<Memory>]) -> Result<Arc<Union>>;
 
-fn nothing(disk: Arc<dyn Libservice>) -> Arc<dyn Libservice> {
-    disk
-}
-
-/// The layer that stores sketches compactly, as it is opened after a crash.
-fn compact(disk: Arc<dyn Libservice>) -> Arc<dyn Libservice> {
+/// Over the layer that stores sketches compactly, as it is opened after a crash.
+fn open_compact(disk: Arc<dyn Libservice>, lowers: &[Arc<Memory>]) -> Result<Arc<Union>> {
     let config = BcowConfig { layout: Some(Layout::Space), flush_interval: Duration::ZERO, ..BcowConfig::new(disk) };
     let bcow = Bcow::new(config);
     bcow.repair_all().expect("nothing is damaged");
-    bcow
+    open_over(bcow, lowers)
+}
+
+/// Over a cache that keeps the journal back.
+fn open_journaled(disk: Arc<dyn Libservice>, lowers: &[Arc<Memory>]) -> Result<Arc<Union>> {
+    let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).expect("a pool");
+    let lower = |(at, layer): (usize, &Arc<Memory>)| Lower {
+        layer_id: format!("layer-{at}"),
+        layer: layer.clone() as Arc<dyn Libservice>,
+        is_union: false,
+    };
+    let config = UnionConfig::new(Cache::new(&pool, disk), lowers.iter().enumerate().map(lower).collect());
+    Union::open(UnionConfig { journal_bytes: 400, flush_interval: Duration::ZERO, ..config })
 }
 
 #[test]
 fn content_survives_as_promised() {
-    content_survives(60, nothing);
+    content_survives(60, open_over);
 }
 
 #[test]
 fn content_stored_compactly_survives_as_promised() {
-    content_survives(30, compact);
+    content_survives(30, open_compact);
 }
 
-fn content_survives(seeds: u64, between: Between) {
-    let open_over = |disk: Arc<dyn Libservice>, lowers: &[Arc<Memory>]| open_over(between(disk), lowers);
+#[test]
+fn content_survives_as_promised_while_a_journal_is_kept_back() {
+    content_survives(20, open_journaled);
+}
+
+/// The bytes of journals on a disk.
+fn journal_bytes(disk: &dyn Libservice) -> u64 {
+    let names = node(disk, ".poolfs").map_or(Vec::new(), |directory| list(disk, directory));
+    let names = names.iter().map(|(name, _)| String::from_utf8_lossy(name)).filter(|name| name.starts_with("journal-"));
+    names.map(|name| stat(disk, &format!(".poolfs/{name}")).size).sum()
+}
+
+fn content_survives(seeds: u64, open_over: Open) {
     for seed in 0..seeds {
         let below = lower();
         let recorder = Recorder::new();
@@ -146,6 +167,7 @@ fn content_survives(seeds: u64, between: Between) {
                         recorder.tear(&disk, count, seed * 37 + count as u64 * 11);
                     }
                     let what = format!("seed {seed}, step {step}, after change {count}, torn {torn}");
+                    assert_eq!(journal_bytes(&*disk), 0, "{what}: it says of data that it is there");
                     let union = open_over(disk, std::slice::from_ref(&below)).unwrap();
                     let shown = get(&*union, "f").unwrap_or_else(|error| panic!("{what}: {error}"));
                     allowed(&shown, history, &what);
