@@ -103,9 +103,10 @@ fn open_compact(disk: Arc<dyn Libservice>, lowers: &[Arc<Memory>]) -> Result<Arc
     open_over(bcow, lowers)
 }
 
-/// Over a cache that keeps the journal back.
+/// Over a cache that brings to disk at once whatever is not on hold.
 fn open_journaled(disk: Arc<dyn Libservice>, lowers: &[Arc<Memory>]) -> Result<Arc<Union>> {
-    let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).expect("a pool");
+    let restless = CacheConfig { expire: Duration::ZERO, tick: Duration::from_micros(50), ..CacheConfig::with_limit(1 << 20) };
+    let pool = CachePool::new(restless).expect("a pool");
     let lower = |(at, layer): (usize, &Arc<Memory>)| Lower {
         layer_id: format!("layer-{at}"),
         layer: layer.clone() as Arc<dyn Libservice>,
