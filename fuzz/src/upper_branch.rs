@@ -1,4 +1,4 @@
-//! What an upper branch stores: sketches with their bitmaps, compact files with their tables, marks, the work directory.
+//! What an upper branch stores: sketches with their bitmaps, compact files with their tables, marks, the work directory, a journal.
 //!
 //! An input is a list of edits of a branch that was sound: one byte says how it was stored and whether it is repaired, then each edit is an object, what
 //! of it, a place, new bytes, and whether the checksum is made right again, without which little would get further than that.
@@ -29,6 +29,12 @@ const SEALED: [(&[u8], usize); 3] =
 
 /// Bytes of a bitmap's sector, and where the checksum of one is.
 const SECTOR: (usize, usize) = (512, 28);
+
+/// The same of a journal's record.
+const RECORD: (usize, usize) = (40, 36);
+
+/// What a service leaves that dies.
+const JOURNAL: &[u8] = b".poolfs/journal-1";
 
 /// See the module.
 pub fn upper_branch(bytes: &[u8]) {
@@ -111,7 +117,36 @@ fn sound(lower: &Arc<Memory>, layout: Option<Layout>) -> Arc<Memory> {
     union.end_threads();
     drop(union);
     bcow.end_thread();
+    leave_journal(lower, &upper, layout);
     upper
+}
+
+/// What a union leaves that does not end.
+fn leave_journal(lower: &Arc<Memory>, upper: &Arc<Memory>, layout: Option<Layout>) {
+    let branch: Branch = upper.clone();
+    let bcow = Bcow::new(BcowConfig { layout, flush_interval: Duration::ZERO, ..BcowConfig::new(branch.clone()) });
+    let config = UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(bcow.clone(), lowers(lower)) };
+    let union = Union::open(UnionConfig { journal_bytes: 1 << 16, ..config }).expect("sound");
+    let entry = union.lookup(ROOT, NodeId::ROOT, Name::new(b"large").expect("a name")).expect("there");
+    let handle = union.open(ROOT, entry.node, OpenFlags::READ_WRITE).expect("opened");
+    for at in (5000..3 << 20).step_by(700_000) {
+        union.write(ROOT, handle, at, b"accepted").expect("room");
+    }
+    let mut journal = vec![0; 1 << 12];
+    let found = found(&branch, JOURNAL).expect("made with the first write");
+    let file = Opened::file(&branch, ROOT, found.node(), OpenFlags::READ_ONLY).expect("opened");
+    let length = file.read_full(0, &mut journal).expect("read");
+    drop((file, found));
+    union.release(handle);
+    union.forget(entry.node, 1);
+    union.end_threads();
+    drop(union);
+    bcow.end_thread();
+    let (name, place) = (Name::new(b"journal-1").expect("a name"), self::found(&branch, b".poolfs").expect("there"));
+    let (entry, handle) = upper.create(ROOT, place.node(), name, 0o600, OpenFlags::READ_WRITE).expect("made");
+    upper.write(ROOT, handle, 0, &journal[..length]).expect("room");
+    upper.release(handle);
+    upper.forget(entry.node, 1);
 }
 
 /// Changes one thing of what is stored.
@@ -134,13 +169,14 @@ fn edit(upper: &Arc<Memory>, edit: &[u8; 16]) {
     let (kind, new) = (edit[3], &edit[4..4 + usize::from(edit[15] % 12)]);
     let Some(attribute) = attribute else {
         let Ok(file) = Opened::file(&branch, ROOT, held.node(), OpenFlags::READ_WRITE) else { return };
-        let mut sector = vec![0; SECTOR.0];
-        let at = at % (4 * SECTOR.0);
-        let first = at / SECTOR.0 * SECTOR.0;
+        let (bytes, sum_at) = if path == JOURNAL { RECORD } else { SECTOR };
+        let mut sector = vec![0; bytes];
+        let at = at % (4 * bytes);
+        let first = at / bytes * bytes;
         let got = file.read_full(first as u64, &mut sector).unwrap_or(0);
         put(&mut sector, at - first, new);
         if kind & 1 != 0 {
-            seal(&mut sector, SECTOR.1);
+            seal(&mut sector, sum_at);
         }
         sector.truncate(got.max(at - first));
         let _ = file.write_full(first as u64, &sector);

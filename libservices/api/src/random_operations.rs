@@ -61,7 +61,15 @@ impl<'a> Comparison<'a> {
     /// A program of so many operations, starting from empty layers.
     #[must_use]
     pub fn new(seed: u64, operations: usize) -> Self {
-        Self { seed, operations, reference: Memory::new(), lacking: Vec::new(), disturbance: None, remount: None, syncs: true }
+        Self {
+            seed,
+            operations,
+            reference: Memory::new(),
+            lacking: Vec::new(),
+            disturbance: None,
+            remount: None,
+            syncs: true,
+        }
     }
 
     /// Starts from a tree instead: `reference` holds the same as the subject already (see [`populate`]).
@@ -99,11 +107,7 @@ impl<'a> Comparison<'a> {
 
     /// The same without a sync: whoever had the layer has died.
     #[must_use]
-    pub fn dying(
-        self,
-        every: usize,
-        remount: impl FnMut(Arc<dyn Libservice>) -> Arc<dyn Libservice> + 'a,
-    ) -> Self {
+    pub fn dying(self, every: usize, remount: impl FnMut(Arc<dyn Libservice>) -> Arc<dyn Libservice> + 'a) -> Self {
         Self { syncs: false, ..self.remounting(every, remount) }
     }
 

@@ -200,7 +200,8 @@ impl Ledger {
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         file.set_len(layout.words() as u64 * 8)?;
         let mut header = [0; HEADER_WORDS * 8];
-        for (word, value) in header.as_chunks_mut().0.iter_mut().zip([MAGIC, layout.files.into(), layout.chunks.into()]) {
+        for (word, value) in header.as_chunks_mut().0.iter_mut().zip([MAGIC, layout.files.into(), layout.chunks.into()])
+        {
             *word = value.to_ne_bytes();
         }
         file.write_all_at(&header, 0)?;
@@ -257,7 +258,6 @@ impl Record {
         }
         true
     }
-
 }
 
 impl Drop for Record {

@@ -176,9 +176,7 @@ impl Remains {
                     && let Some(dirty) = files.remove(&attributes.inode)
                 {
                     let written = self.bring_file(&dirty, below, held.node(), attributes);
-                    let in_file = |error: Error| {
-                        Error::new(error.errno(), format!("{}: {error}", path.escape_ascii()))
-                    };
+                    let in_file = |error: Error| Error::new(error.errno(), format!("{}: {error}", path.escape_ascii()));
                     salvaged.bytes += written.map_err(in_file)?;
                     salvaged.files += 1;
                 }
@@ -252,9 +250,9 @@ impl Remains {
         let kept: HashSet<String> = files.map(|file| SegmentStore::name(file.segment)).collect();
         for entry in std::fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
-            let is_kept = name.to_str().is_some_and(|name| {
-                name == LEDGER_NAME || name.starts_with(BRANCH) || kept.contains(name)
-            });
+            let is_kept = name
+                .to_str()
+                .is_some_and(|name| name == LEDGER_NAME || name.starts_with(BRANCH) || kept.contains(name));
             if !is_kept {
                 remove(&self.directory.join(name))?;
             }
@@ -303,7 +301,8 @@ mod tests {
     use poolfs_types::Timestamp;
 
     fn runs(chunks: &[(u64, u64)]) -> Vec<std::ops::Range<u64>> {
-        let file = FileWords { key: [0; 16], inode: 1, segment: 1, size: 0, modified: Timestamp::default(), holds: false };
+        let file =
+            FileWords { key: [0; 16], inode: 1, segment: 1, size: 0, modified: Timestamp::default(), holds: false };
         let dirty = Dirty { file, chunks: chunks.to_vec() };
         let mut from = 0;
         std::iter::from_fn(|| {

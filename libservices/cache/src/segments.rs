@@ -182,6 +182,10 @@ fn attach(root: &OwnedFd, place: &Path) -> io::Result<PathBuf> {
 
 /// Unmounts what [`attach`] has mounted, and removes its directory; that of `place` with the last.
 pub(crate) fn detach(directory: &Path) -> io::Result<()> {
+    // Other mount namespaces may have the mount, too: what is in it would take its memory for as long as they are there.
+    for entry in std::fs::read_dir(directory)? {
+        std::fs::remove_file(entry?.path())?;
+    }
     match mount::unmount(directory, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
         // It is none any more.
         Err(rustix::io::Errno::INVAL) | Ok(()) => {}

@@ -370,7 +370,8 @@ impl<'a> Checker<'a> {
         for generation in replay::generations(self.upper, top.node())? {
             self.is_incomplete = true;
             let path = [DIRECTORY, b"/", journal_name(generation).as_bytes()].concat();
-            let cause = "what a service had accepted before it died waits here; mount the branch once, with its lower ones";
+            let cause =
+                "what a service had accepted before it died waits here; mount the branch once, with its lower ones";
             self.findings.damage(&path, Problem::Journal, cause);
         }
         Ok(())

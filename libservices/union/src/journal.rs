@@ -91,7 +91,9 @@ impl Change {
         let new = u16::from_le_bytes(array(bytes, 28)).into()..u16::from_le_bytes(array(bytes, 30)).into();
         let change = match u32::from_le_bytes(array(bytes, 32)) {
             MOVED if count > 0 => Change::Moved(first..end),
-            IN_TRANSIT if count == 1 && new.start <= new.end && new.end <= BLOCK as usize => Change::InTransit(first, new),
+            IN_TRANSIT if count == 1 && new.start <= new.end && new.end <= BLOCK as usize => {
+                Change::InTransit(first, new)
+            }
             _ => return None,
         };
         Some((array(bytes, 0), change))
@@ -277,8 +279,11 @@ mod tests {
         }
         assert_eq!(Change::decode(&[0; RECORD_BYTES]), None);
         assert_eq!(Change::Moved(5..5).encode(&id).count(), 0);
-        let long: Vec<_> = Change::Moved(1..1 + (1 << 33)).encode(&id).filter_map(|record| Change::decode(&record)).collect();
-        assert!(matches!(&long[..], [(_, Change::Moved(first)), .., (_, Change::Moved(last))] if first.start == 1 && last.end == 1 + (1 << 33)));
+        let long: Vec<_> =
+            Change::Moved(1..1 + (1 << 33)).encode(&id).filter_map(|record| Change::decode(&record)).collect();
+        assert!(
+            matches!(&long[..], [(_, Change::Moved(first)), .., (_, Change::Moved(last))] if first.start == 1 && last.end == 1 + (1 << 33))
+        );
     }
 
     #[test]

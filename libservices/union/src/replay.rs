@@ -38,13 +38,17 @@ impl Said {
         match change {
             Change::Moved(blocks) => {
                 let ended: Vec<u64> = self.in_transit.range(blocks.clone()).map(|(&block, _)| block).collect();
-                ended.iter().for_each(|block| drop(self.in_transit.remove(block)));
+                for block in ended {
+                    self.in_transit.remove(&block);
+                }
                 match self.moved.last_mut() {
                     Some(last) if last.end == blocks.start => last.end = blocks.end,
                     _ => self.moved.push(blocks),
                 }
             }
-            Change::InTransit(block, new) => drop(self.in_transit.insert(block, new)),
+            Change::InTransit(block, new) => {
+                self.in_transit.insert(block, new);
+            }
         }
     }
 
@@ -177,11 +181,13 @@ impl Union {
         let in_transit = said.in_transit.iter().filter(|(block, _)| **block < end);
         let in_transit: Vec<_> = in_transit.filter(|(block, _)| !map.bitmap.moved(**block)).collect();
         if !in_transit.is_empty() {
-            let lower = Opened::file(&self.lowers[map.lower.layer].layer, ROOT, map.lower.held.node(), OpenFlags::READ_ONLY)?;
+            let lower =
+                Opened::file(&self.lowers[map.lower.layer].layer, ROOT, map.lower.held.node(), OpenFlags::READ_ONLY)?;
             let file = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_WRITE)?;
             let [mut whole, mut written] = [[0; BLOCK as usize]; 2];
             for &(&block, new) in &in_transit {
-                let (below, above) = (lower.read_full(block * BLOCK, &mut whole)?, file.read_full(block * BLOCK, &mut written)?);
+                let (below, above) =
+                    (lower.read_full(block * BLOCK, &mut whole)?, file.read_full(block * BLOCK, &mut written)?);
                 if below < whole.len() || above < written.len() {
                     return Ok(Err(format!("block {block}, which was in transit, is not whole")));
                 }

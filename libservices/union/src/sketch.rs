@@ -55,7 +55,15 @@ pub(crate) struct Files {
 
 impl Sketch {
     pub fn new(record: SketchRecord, origin: Origin) -> Self {
-        Sketch { record, origin, map: None, files: None, transit: Transit::default(), unrecorded: Vec::new(), shown: None }
+        Sketch {
+            record,
+            origin,
+            map: None,
+            files: None,
+            transit: Transit::default(),
+            unrecorded: Vec::new(),
+            shown: None,
+        }
     }
 
     /// The sketch of a file that is just being copied up.

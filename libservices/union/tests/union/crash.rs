@@ -105,7 +105,8 @@ fn open_compact(disk: Arc<dyn Libservice>, lowers: &[Arc<Memory>]) -> Result<Arc
 
 /// Over a cache that brings to disk at once whatever is not on hold.
 fn open_journaled(disk: Arc<dyn Libservice>, lowers: &[Arc<Memory>]) -> Result<Arc<Union>> {
-    let restless = CacheConfig { expire: Duration::ZERO, tick: Duration::from_micros(50), ..CacheConfig::with_limit(1 << 20) };
+    let restless =
+        CacheConfig { expire: Duration::ZERO, tick: Duration::from_micros(50), ..CacheConfig::with_limit(1 << 20) };
     let pool = CachePool::new(restless).expect("a pool");
     let lower = |(at, layer): (usize, &Arc<Memory>)| Lower {
         layer_id: format!("layer-{at}"),

@@ -146,7 +146,10 @@ fn each_change_of_a_sketch_is_there_after_a_death() {
         union.rename(ROOT, parent, last, parent, name("g"), RenameFlags::empty()).unwrap();
         union.link(ROOT, node(&*union, "g").unwrap(), parent, name("h")).unwrap();
         union = mortal.die_and_open(union);
-        assert!(get(&*union, "g").unwrap() == expected && get(&*union, "h").unwrap() == expected, "punched and renamed");
+        assert!(
+            get(&*union, "g").unwrap() == expected && get(&*union, "h").unwrap() == expected,
+            "punched and renamed"
+        );
         write_at(&*union, "g", 9 * BLOCK as u64 + 1, b"removed in transit");
         for gone in ["g", "h"] {
             union.unlink(ROOT, parent, name(gone)).unwrap();
@@ -230,7 +233,8 @@ fn a_replay_may_end_at_any_point() {
     for seed in 0..6u64 {
         let (lower, mut content) = lower();
         let recorder = Recorder::new();
-        let mortal = Mortal { upper: Hooked::over(recorder.clone()), lowers: vec![lower.clone()], journal_bytes: AMPLE };
+        let mortal =
+            Mortal { upper: Hooked::over(recorder.clone()), lowers: vec![lower.clone()], journal_bytes: AMPLE };
         let union = mortal.open();
         for step in 0..10usize {
             let at = (step * 7919 + seed as usize * 3571) % (18 * BLOCK);
