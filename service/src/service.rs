@@ -145,7 +145,10 @@ impl Service {
             }),
             Err(error) => warn!(place = %kept_at.display(), %error, "what dead services have left cannot be looked at"),
         }
-        let builder = StackBuilder::new(config.cache_bytes, Some(kept_at))?;
+        let builder = StackBuilder::new(config.cache_bytes, Some(kept_at.clone())).or_else(|error| {
+            warn!(place = %kept_at.display(), %error, "what is accepted does not outlive the service");
+            StackBuilder::new(config.cache_bytes, None)
+        })?;
         let (tracer, changes, instances, lingering) = Default::default();
         let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
         let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;

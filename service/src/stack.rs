@@ -115,7 +115,7 @@ impl Branch {
     fn layer(&self) -> Arc<dyn Libservice> {
         let Some(account) = &self.account else { return self.cache_layer() };
         let cache = Arc::clone(&self.cache);
-        Limited::new(self.cache_layer(), account, Box::new(move || cache.dirty_bytes()))
+        Limited::new(self.cache_layer(), account, Box::new(move || cache.pending_bytes()))
     }
 }
 

@@ -87,6 +87,8 @@ impl Chunk {
 pub(crate) struct Counts {
     pub(crate) resident: u64,
     pub(crate) dirty: u64,
+    /// those of the dirty ones that are not to be written back
+    pub(crate) held: u64,
     pub(crate) chunks: u64,
 }
 
@@ -214,13 +216,15 @@ impl BlockMap {
             changed.push(index);
         }
         let count = |chunk: &Chunk| {
-            (u64::from(chunk.resident.count_ones()), u64::from((chunk.dirty | chunk.writing).count_ones()))
+            let dirty = chunk.dirty | chunk.writing;
+            [chunk.resident, dirty, dirty & chunk.held].map(|blocks| u64::from(blocks.count_ones()))
         };
         let before = count(chunk);
         let result = change(chunk);
         let after = count(chunk);
-        self.counts.resident = self.counts.resident + after.0 - before.0;
-        self.counts.dirty = self.counts.dirty + after.1 - before.1;
+        self.counts.resident = self.counts.resident + after[0] - before[0];
+        self.counts.dirty = self.counts.dirty + after[1] - before[1];
+        self.counts.held = self.counts.held + after[2] - before[2];
         if chunk.is_empty() {
             self.chunks.remove(&index);
             self.counts.chunks -= 1;
@@ -256,7 +260,7 @@ mod tests {
     fn runs_and_counts_cross_chunks() {
         let mut map = BlockMap::default();
         map.change(60..200, |chunk, mask| chunk.resident |= mask);
-        assert_eq!(map.counts(), Counts { resident: 140, dirty: 0, chunks: 4 });
+        assert_eq!(map.counts(), Counts { resident: 140, chunks: 4, ..Counts::default() });
         assert_eq!(map.run(60, 1000, true, |chunk| chunk.resident), 140);
         assert_eq!(map.run(0, 1000, false, |chunk| chunk.resident), 60);
         assert_eq!(map.run(200, 33, false, |chunk| chunk.resident), 33);
@@ -266,7 +270,7 @@ mod tests {
         assert_eq!(map.next(100, |chunk| chunk.dirty), Some(100));
         assert_eq!(map.next(128, |chunk| chunk.dirty), None);
         map.change_existing(61..u64::MAX >> 12, Chunk::clear);
-        assert_eq!(map.counts(), Counts { resident: 1, dirty: 0, chunks: 1 });
+        assert_eq!(map.counts(), Counts { resident: 1, chunks: 1, ..Counts::default() });
         map.change_existing(0..64, Chunk::clear);
         assert_eq!(map.counts(), Counts::default());
     }

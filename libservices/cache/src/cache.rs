@@ -80,6 +80,12 @@ impl Cache {
         self.core.dirty_bytes()
     }
 
+    /// Those of them that go below by themselves: not what is on hold.
+    #[must_use]
+    pub fn pending_bytes(&self) -> u64 {
+        self.core.pending_bytes()
+    }
+
     /// Ends the layer in order: everything dirty goes below and is made durable there. The layer may still be used
     /// afterwards, but nobody waits for what is written then.
     ///

@@ -31,6 +31,7 @@ pub(crate) struct Core {
     removals: AtomicU64,
     used: AtomicU64,
     dirty: AtomicU64,
+    held: AtomicU64,
     /// Bytes that may still become dirty before the layer below has to be asked how much room it has.
     room: AtomicI64,
 }
@@ -48,6 +49,7 @@ impl Core {
             removals: AtomicU64::new(0),
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
+            held: AtomicU64::new(0),
             room: AtomicI64::new(0),
         });
         let root = Node::new(&core, NodeId::ROOT, unknown_directory(), true);
@@ -68,12 +70,18 @@ impl Core {
         self.dirty.load(Ordering::Relaxed)
     }
 
+    /// Dirty bytes that are not on hold.
+    pub(crate) fn pending_bytes(&self) -> u64 {
+        self.dirty_bytes().saturating_sub(self.held.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn settle(&self, before: Counts, after: Counts) {
         let (old, new) = (before.charge(), after.charge());
         // Wrapping arithmetic: a difference is added, whatever its sign.
         self.used.fetch_add(new.wrapping_sub(old), Ordering::Relaxed);
         let dirtied = after.dirty.wrapping_sub(before.dirty).wrapping_mul(BLOCK);
         self.dirty.fetch_add(dirtied, Ordering::Relaxed);
+        self.held.fetch_add(after.held.wrapping_sub(before.held).wrapping_mul(BLOCK), Ordering::Relaxed);
         if after.dirty > before.dirty {
             self.room.fetch_sub(dirtied as i64, Ordering::Relaxed);
         }

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! 8 words:    magic, entries of files, entries of chunks, 0 ...
-//! a file:     state (0 free, 1, 3: has blocks on hold), key (2 words), inode, segment (0: none), size, modified: seconds, nanoseconds
+//! a file:     state (0 free, 1, 3: has blocks on hold), key (2 words), inode, segment (0: none), size, modified and changed: seconds, nanoseconds
 //! a chunk:    blocks (64 bits; 0 free), entry of its file, which chunk of it
 //! ```
 
@@ -31,7 +31,7 @@ pub type BranchKey = [u8; 16];
 pub(crate) const LEDGER_NAME: &str = "ledger";
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"PFLEDGR1");
 const HEADER_WORDS: usize = 8;
-const FILE_WORDS: usize = 8;
+const FILE_WORDS: usize = 10;
 const CHUNK_WORDS: usize = 3;
 const USED: u64 = 1;
 const HOLDS: u64 = 2;
@@ -74,6 +74,8 @@ pub(crate) struct FileWords {
     pub(crate) segment: u64,
     pub(crate) size: u64,
     pub(crate) modified: Timestamp,
+    /// When it was changed last: a file that was made later is another one.
+    pub(crate) changed: Timestamp,
     pub(crate) holds: bool,
 }
 
@@ -119,17 +121,19 @@ impl Entries {
         let mut key = [0; 16];
         key[..8].copy_from_slice(&word(1).to_ne_bytes());
         key[8..].copy_from_slice(&word(2).to_ne_bytes());
-        let modified = Timestamp { seconds: word(6).cast_signed(), nanoseconds: word(7) as u32 };
-        Some(FileWords { key, inode: word(3), segment: word(4), size: word(5), modified, holds: word(0) & HOLDS != 0 })
+        let time = |at| Timestamp { seconds: word(at).cast_signed(), nanoseconds: word(at + 1) as u32 };
+        let (inode, segment, size, holds) = (word(3), word(4), word(5), word(0) & HOLDS != 0);
+        Some(FileWords { key, inode, segment, size, modified: time(6), changed: time(8), holds })
     }
 
     fn set_file(&self, slot: u32, file: &FileWords) {
         let at = self.layout.file_at(slot);
         let [low, high] = *file.key.as_chunks::<8>().0 else { return };
-        let (seconds, nanoseconds) = (file.modified.seconds.cast_unsigned(), u64::from(file.modified.nanoseconds));
+        let times = [file.modified, file.changed];
+        let times = times.iter().flat_map(|time| [time.seconds.cast_unsigned(), time.nanoseconds.into()]);
         let state = USED | if file.holds { HOLDS } else { 0 };
         let words = [u64::from_ne_bytes(low), u64::from_ne_bytes(high), file.inode, file.segment, file.size];
-        for (offset, word) in words.into_iter().chain([seconds, nanoseconds]).enumerate() {
+        for (offset, word) in words.into_iter().chain(times).enumerate() {
             self.words.store(at + 1 + offset, word);
         }
         self.words.store(at, state);
@@ -299,6 +303,7 @@ impl State {
             segment,
             size: self.record.as_ref().and_then(|record| record.cut).unwrap_or(u64::MAX).min(self.attributes.size),
             modified: self.attributes.modified,
+            changed: self.attributes.changed,
             holds: holds || self.record.as_ref().is_some_and(|record| record.file.holds),
         };
         let is_new = self.record.is_none();
@@ -331,7 +336,8 @@ mod tests {
         let ledger = Ledger::new(&store, 1 << 20).unwrap();
         let recorder = Recorder { ledger: Arc::clone(&ledger), key: [7; 16] };
         let modified = Timestamp { seconds: -5, nanoseconds: 17 };
-        let file = FileWords { key: [7; 16], inode: 12, segment: 3, size: 5000, modified, holds: true };
+        let changed = Timestamp { seconds: 1 << 33, nanoseconds: 999_999_999 };
+        let file = FileWords { key: [7; 16], inode: 12, segment: 3, size: 5000, modified, changed, holds: true };
         let mut record = Record::new(&recorder, file).unwrap();
         assert_eq!(ledger.entries.file(record.slot), None, "nothing is said before all is known");
         ledger.entries.set_file(record.slot, &file);

@@ -13,7 +13,7 @@ use crate::segments::{SegmentStore, detach};
 use hashbrown::{HashMap, HashSet};
 use poolfs_libservice::walk::walk;
 use poolfs_libservice::{Error, Held, Libservice, Opened, Result};
-use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SetAttributes, SetTime};
+use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SetAttributes, SetTime, Timestamp};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use std::ffi::OsString;
 use std::fs::File;
@@ -45,7 +45,7 @@ pub struct Salvaged {
     pub files: u64,
     /// Bytes of them.
     pub bytes: u64,
-    /// Dirty files besides that had no name any more.
+    /// Dirty files besides that have no name any more.
     pub nameless: u64,
 }
 
@@ -118,6 +118,12 @@ impl Remains {
         Ok(Some(Self { directory: directory.to_owned(), entries: Entries::open(&ledger)?, _ledger: ledger }))
     }
 
+    /// Whether a directory has a branch of that key: also one of a process that lives.
+    #[must_use]
+    pub fn has(directory: &Path, key: &BranchKey) -> bool {
+        directory.join(branch_name(key)).exists()
+    }
+
     /// The branches that files were written in, with their paths.
     ///
     /// # Errors
@@ -157,11 +163,17 @@ impl Remains {
         files.into_values().map(|dirty| (dirty.file.inode, dirty)).collect()
     }
 
-    /// Brings what is left of a branch below, into the layer over which it was cached, and makes it durable there.
+    /// Brings what is left of a branch below, into the layer over which it was cached, and makes it durable there. `born` says when the file of
+    /// a path was made, if that is known: one that was made after a change that is left took the number of the one that was changed.
     ///
     /// # Errors
     /// What the layer answers, with the path of the file. What is left stays as it is.
-    pub fn bring_below(&self, key: &BranchKey, below: &Arc<dyn Libservice>) -> Result<Salvaged> {
+    pub fn bring_below(
+        &self,
+        key: &BranchKey,
+        below: &Arc<dyn Libservice>,
+        born: &dyn Fn(&[u8]) -> Option<Timestamp>,
+    ) -> Result<Salvaged> {
         let dirty = self.dirty(key);
         let (held, plain): (HashMap<_, _>, HashMap<_, _>) = dirty.into_iter().partition(|(_, dirty)| dirty.file.holds);
         let mut salvaged = Salvaged::default();
@@ -172,7 +184,9 @@ impl Remains {
             let top = Held::new(below, NodeId::ROOT);
             walk(below, top, b"", &mut |path, visited| {
                 let (held, attributes) = visited?;
+                let is_it = |dirty: &Dirty| born(path).is_none_or(|born| born <= dirty.file.changed);
                 if attributes.file_type == FileType::Regular
+                    && files.get(&attributes.inode).is_some_and(is_it)
                     && let Some(dirty) = files.remove(&attributes.inode)
                 {
                     let written = self.bring_file(&dirty, below, held.node(), attributes);
@@ -298,11 +312,11 @@ fn remove(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use poolfs_types::Timestamp;
 
     fn runs(chunks: &[(u64, u64)]) -> Vec<std::ops::Range<u64>> {
+        let never = Timestamp::default();
         let file =
-            FileWords { key: [0; 16], inode: 1, segment: 1, size: 0, modified: Timestamp::default(), holds: false };
+            FileWords { key: [0; 16], inode: 1, segment: 1, size: 0, modified: never, changed: never, holds: false };
         let dirty = Dirty { file, chunks: chunks.to_vec() };
         let mut from = 0;
         std::iter::from_fn(|| {

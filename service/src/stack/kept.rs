@@ -4,9 +4,10 @@
 use super::claim::ENDING;
 use poolfs_cache::{BranchKey, Remains, Salvaged};
 use poolfs_libservice::Libservice;
-use rustix::fs::XattrFlags;
+use poolfs_libservice::types::Timestamp;
+use rustix::fs::{AtFlags, CWD, StatxFlags, XattrFlags, statx};
 use rustix::io::Errno;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -61,7 +62,8 @@ pub(super) fn unmark(upper: &Path) {
 /// What the last service has left of an upper branch. Waits for a moment for one that is about to end.
 fn remains(mark: &Mark) -> Result<Option<Remains>, String> {
     let begun = Instant::now();
-    loop {
+    // Another process may have made a directory of this name since.
+    while Remains::has(&mark.directory, &mark.key) {
         let error = match Remains::open(&mark.directory) {
             Ok(remains) => return Ok(remains),
             Err(error) => error,
@@ -73,6 +75,15 @@ fn remains(mark: &Mark) -> Result<Option<Remains>, String> {
         }
         std::thread::sleep(PAUSE);
     }
+    Ok(None)
+}
+
+/// When the file of a path was made, where the filesystem says that.
+fn born(path: &Path) -> Option<Timestamp> {
+    let status = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BTIME).ok()?;
+    let made = status.stx_btime;
+    let is_told = status.stx_mask & StatxFlags::BTIME.bits() != 0;
+    is_told.then_some(Timestamp { seconds: made.tv_sec, nanoseconds: made.tv_nsec })
 }
 
 /// Brings to disk, by the layer over which it was cached, what the last service had accepted of an upper branch. `own` is where this
@@ -89,8 +100,9 @@ pub(super) fn salvage(upper: &Path, below: &Arc<dyn Libservice>, own: Option<&Pa
              that and mount it again, or unmount {directory}, which gives it up"
         )
     };
+    let born = |path: &[u8]| born(&upper.join(OsStr::from_bytes(path)));
     let Salvaged { files, bytes, nameless } =
-        remains.bring_below(&mark.key, below).map_err(|error| failed(&super::with_causes(&error)))?;
+        remains.bring_below(&mark.key, below, &born).map_err(|error| failed(&super::with_causes(&error)))?;
     let ended = remains.forget(&mark.key).and_then(|()| remains.end());
     if let Err(error) = ended {
         warn!(%directory, %error, "what was brought to disk could not be given up in memory");
@@ -104,7 +116,9 @@ pub(super) fn salvage(upper: &Path, below: &Arc<dyn Libservice>, own: Option<&Pa
 
 /// How many files of an upper branch wait for the next service; where.
 pub(super) fn waiting(upper: &Path) -> io::Result<Option<(u64, PathBuf)>> {
-    let Some(mark) = Mark::of(upper)? else { return Ok(None) };
+    let Some(mark) = Mark::of(upper)?.filter(|mark| Remains::has(&mark.directory, &mark.key)) else {
+        return Ok(None);
+    };
     let Some(remains) = Remains::open(&mark.directory)? else { return Ok(None) };
     let files = remains.files(&mark.key);
     Ok((files > 0).then_some((files, mark.directory)))

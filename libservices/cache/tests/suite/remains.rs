@@ -67,7 +67,7 @@ impl Dead {
     }
 
     fn salvage(&self, below: &Arc<dyn Libservice>) -> Salvaged {
-        self.remains().bring_below(&KEY, below).unwrap()
+        self.remains().bring_below(&KEY, below, &|_| None).unwrap()
     }
 }
 
@@ -120,6 +120,7 @@ fn what_is_below_is_not_noted_any_more_and_nothing_is_left_by_an_orderly_end() {
     let (_, handle) = recorded.create("f");
     recorded.write(handle, 0, &pattern(2, 0, 100_000));
     recorded.cache.fsync(&ROOT, handle, poolfs_libservice::Durability::Data).unwrap();
+    assert!(Remains::has(&recorded.directory, &KEY) && !Remains::has(&recorded.directory, &[0; 16]));
     assert_eq!(recorded.die().remains().files(&KEY), 0);
     recorded.write(handle, 5000, b"x");
     assert_eq!(recorded.die().remains().files(&KEY), 1);
@@ -178,12 +179,28 @@ fn what_is_on_hold_comes_below_when_all_else_is_durable() {
     recorded.write(data, 0, b"THE DATA");
     let dead = recorded.die();
     fault.fail_fsyncs.store(Errno::EIO.raw(), Ordering::Relaxed);
-    assert!(dead.remains().bring_below(&KEY, &recorded.below).is_err());
+    assert!(dead.remains().bring_below(&KEY, &recorded.below, &|_| None).is_err());
     assert_eq!(content(&recorded.below, "data"), b"THE DATA");
     assert_eq!(content(&recorded.below, "journal"), b"", "the data is not durable");
     fault.fail_fsyncs.store(0, Ordering::Relaxed);
     assert_eq!(dead.salvage(&recorded.below).files, 2);
     assert_eq!(content(&recorded.below, "journal"), b"says that the data is there");
+}
+
+#[test]
+fn a_file_that_was_made_later_is_another_one() {
+    let recorded = Recorded::new();
+    for text in ["same", "other"] {
+        let (_, handle) = recorded.create(text);
+        recorded.write(handle, 0, b"accepted");
+    }
+    let other = recorded.cache.lookup(&ROOT, NodeId::ROOT, name("other")).unwrap().attributes;
+    let later = Timestamp { seconds: other.changed.seconds + 1, ..other.changed };
+    let born = |path: &[u8]| Some(if path == b"other" { later } else { Timestamp::default() });
+    let dead = recorded.die();
+    let salvaged = dead.remains().bring_below(&KEY, &recorded.below, &born).unwrap();
+    assert_eq!((salvaged.files, salvaged.nameless), (1, 1));
+    assert_eq!((content(&recorded.below, "same").len(), content(&recorded.below, "other").len()), (8, 0));
 }
 
 #[test]
@@ -275,6 +292,6 @@ fn damaged_ledgers_are_refused_or_say_nothing_wrong() {
         let Ok(remains) = Remains::open(dead.0.path()) else { continue };
         let below = Memory::new() as Arc<dyn Libservice>;
         below.create(&ROOT, NodeId::ROOT, name("g"), 0o644, OpenFlags::READ_WRITE).unwrap();
-        let _ = remains.expect("nobody has it").bring_below(&KEY, &below);
+        let _ = remains.expect("nobody has it").bring_below(&KEY, &below, &|_| None);
     }
 }
