@@ -1,6 +1,6 @@
 //! Upper branches are checked and repaired: after a service was killed, and with damage that nobody may guess away.
 
-use poolfs_tests::{Pool, Way, checksum, isolated, run};
+use poolfs_tests::{Pool, Way, checksum, isolated, run, shell};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -67,6 +67,10 @@ fn what_a_killed_service_has_left_is_repaired() {
                 let _ = writer.wait().expect("its end");
                 mount.keep();
                 let _ = pool.poolfs(&["umount", pool.name(), text(&at)]);
+                let waiting = check(&["--repair"]);
+                assert!(waiting.code == 8 && waiting.err.contains("mount it once"), "{format}: {waiting:?}");
+                // What waits goes with the power.
+                let _ = shell(&format!("umount /run/poolfs/{}.memory/*", pool.name())).expect("unmounted");
 
                 let before = checksum(&upper);
                 let found = check(&[]);

@@ -14,7 +14,7 @@ mod objects;
 
 use crate::Lower;
 use crate::format::{bitmap_id, bitmap_name};
-use crate::journal::journal_name;
+use crate::journal::{self, journal_name};
 use crate::replay;
 use crate::work::{self, DIRECTORY, FORMAT_NAME, Format, OPEN, find, foreign_format};
 use crate::{links, marks};
@@ -367,9 +367,15 @@ impl<'a> Checker<'a> {
     /// What only a union can make good.
     fn journals(&mut self, places: &Places) -> Result<()> {
         let Some(top) = &places.top else { return Ok(()) };
-        for generation in replay::generations(self.upper, top.node())? {
-            self.is_incomplete = true;
+        let upper = self.upper;
+        for generation in replay::generations(upper, top.node())? {
             let path = [DIRECTORY, b"/", journal_name(generation).as_bytes()].concat();
+            if replay::is_empty(upper, top.node(), generation)? {
+                let remove = || journal::remove(upper, top.node(), generation);
+                let _ = self.mendable(&path, Problem::Leftover, "nothing was written to it when the end came", remove);
+                continue;
+            }
+            self.is_incomplete = true;
             let cause =
                 "what a service had accepted before it died waits here; mount the branch once, with its lower ones";
             self.findings.damage(&path, Problem::Journal, cause);

@@ -100,6 +100,19 @@ fn read(upper: &Branch, top: NodeId, generation: u64, journals: &mut Journals) -
     Ok(())
 }
 
+/// Whether nothing was ever written to the file of a generation: its service did not leave it, but a power cut.
+pub(crate) fn is_empty(upper: &Branch, top: NodeId, generation: u64) -> Result<bool> {
+    let name = journal::journal_name(generation);
+    let Some((held, attributes)) = crate::work::find(upper, top, name.as_bytes())? else { return Ok(true) };
+    if attributes.file_type != FileType::Regular {
+        return Ok(false);
+    }
+    let file = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
+    let mut header = [0; RECORD_BYTES];
+    let _ = file.read_full(0, &mut header)?;
+    Ok(header == [0; RECORD_BYTES])
+}
+
 impl Union {
     /// Makes good what a journal says, if there is one.
     pub(crate) fn replay(&self) -> Result<()> {

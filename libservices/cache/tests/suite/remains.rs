@@ -18,11 +18,12 @@ use tempfile::TempDir;
 const KEY: BranchKey = *b"the branch's key";
 
 struct Recorded {
-    place: TempDir,
     below: Arc<dyn Libservice>,
     cache: Arc<Cache>,
     directory: std::path::PathBuf,
     _pool: Arc<CachePool>,
+    /// Removed when nothing is mounted in it any more.
+    place: TempDir,
 }
 
 impl Recorded {
