@@ -128,9 +128,11 @@ impl Bench {
                     }
                 };
                 let at = branches.at.to_str().context("UTF-8")?;
-                for (case, (bytes, _, count)) in SIZES.iter().enumerate() {
-                    let arguments = ["first-bytes", at, &bytes.to_string(), &count.to_string()];
-                    samples.entry((case, writer)).or_default().extend(self.part(target, &arguments)?);
+                let files: Vec<_> = SIZES.iter().map(|(bytes, _, count)| format!("{bytes}:{count}")).collect();
+                let arguments: Vec<_> =
+                    ["first-bytes", at].into_iter().chain(files.iter().map(String::as_str)).collect();
+                for (case, time) in self.part(target, &arguments)?.into_iter().enumerate() {
+                    samples.entry((case, writer)).or_default().push(time);
                 }
                 self.laboratory.unmount_union(target, &branches.at)?;
                 clear(&branches)?;

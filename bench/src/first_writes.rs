@@ -1,11 +1,12 @@
 //! First writes of lower files, in a process of its own: what the parent starts plain or under `poolfs exec`. Each prints nanoseconds.
 
 use crate::worker::{Blocks, median};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rustix::fs::fsync;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Instant;
 
 const BLOCK: usize = 4096;
@@ -18,19 +19,40 @@ pub fn name(bytes: u64, number: u32) -> String {
     format!("file-{bytes}-{number}")
 }
 
-/// Opens each of `count` files of so many bytes, writes one byte in its middle and closes it: the median. Their names are known before,
-/// and the block in the middle is cached.
-pub fn first_bytes(directory: &Path, bytes: u64, count: u32) -> Result<()> {
-    let paths: Vec<_> = (0..count).map(|number| directory.join(name(bytes, number))).collect();
-    for path in &paths {
-        File::open(path)?.read_exact_at(&mut [0], bytes / 2)?;
+/// Lower files of one size.
+#[derive(Clone, Copy, Debug)]
+pub struct Files {
+    pub bytes: u64,
+    pub count: u32,
+}
+
+impl FromStr for Files {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (bytes, count) = text.split_once(':').context("BYTES:COUNT")?;
+        Ok(Self { bytes: bytes.parse()?, count: count.parse()? })
     }
-    let first = |path| {
-        let begun = Instant::now();
-        OpenOptions::new().write(true).open(path)?.write_all_at(b"x", bytes / 2)?;
-        Ok(begun.elapsed().as_nanos() as f64)
-    };
-    println!("{}", median(&mut paths.iter().map(first).collect::<Result<Vec<_>>>()?));
+}
+
+/// Opens each of the files, writes one byte in its middle and closes it: the median of each size. Their names are known before, and the
+/// block in the middle is cached. One process writes all of them, so that the largest, of which there are few, do not measure its start.
+pub fn first_bytes(directory: &Path, all: &[Files]) -> Result<()> {
+    let paths = |files: &Files| (0..files.count).map(|number| directory.join(name(files.bytes, number))).collect();
+    let all: Vec<(u64, Vec<PathBuf>)> = all.iter().map(|files| (files.bytes, paths(files))).collect();
+    for (bytes, paths) in &all {
+        for path in paths {
+            File::open(path)?.read_exact_at(&mut [0], bytes / 2)?;
+        }
+    }
+    for (bytes, paths) in &all {
+        let first = |path| {
+            let begun = Instant::now();
+            OpenOptions::new().write(true).open(path)?.write_all_at(b"x", bytes / 2)?;
+            Ok(begun.elapsed().as_nanos() as f64)
+        };
+        println!("{}", median(&mut paths.iter().map(first).collect::<Result<Vec<_>>>()?));
+    }
     Ok(())
 }
 

@@ -207,10 +207,8 @@ enum Part {
     FirstBytes {
         /// Where they are.
         directory: PathBuf,
-        /// How long each is.
-        bytes: u64,
-        /// How many.
-        count: u32,
+        /// How long each is, and how many: BYTES:COUNT.
+        files: Vec<first_writes::Files>,
     },
     /// A part of each block of a file.
     #[command(hide = true)]
@@ -302,7 +300,7 @@ impl Part {
                 starts::start(&root, &command, times, library, socket.as_deref())
             }
             Self::Serve { library, places } => containers::serve(&places, library),
-            Self::FirstBytes { directory, bytes, count } => first_writes::first_bytes(&directory, bytes, count),
+            Self::FirstBytes { directory, files } => first_writes::first_bytes(&directory, &files),
             Self::WriteMany { file } => first_writes::write_many(&file),
             Self::ReadSome { file } => first_writes::read_some(&file),
             Self::TouchEach { directory, bytes, count } => first_writes::touch_each(&directory, bytes, count),

@@ -46,7 +46,7 @@ impl Default for CacheConfig {
             expire: Duration::from_secs(5),
             tick: Duration::from_secs(1),
             small_file_bytes: 32 << 10,
-            read_ahead_bytes: 1 << 20,
+            read_ahead_bytes: 4 << 20,
             idle_nodes_max: 3 << 13,
             names_max: 1 << 15,
             descriptors_max: 1024,

@@ -28,14 +28,18 @@ pub(crate) struct Reader(Mutex<Progress>);
 impl Reader {
     /// Notes a read; returns how much to fetch at once if its bytes are missing, and what to fetch behind the reader's
     /// back.
+    ///
+    /// What one sequential reader asks for does not all arrive, or not in its order: what is cached may be read without a request, and the kernel's
+    /// own read-ahead has several requests on their way.
     pub(crate) fn advance(&self, offset: u64, length: u64, window_max: u64) -> (u64, Option<Range<u64>>) {
         let mut progress = lock(&self.0);
-        if offset != progress.next {
-            *progress = Progress::default();
-        } else if progress.window == 0 {
-            progress.window = WINDOW_FIRST.min(window_max);
+        let known = progress.next.saturating_sub(length)..=progress.ahead.max(progress.next.saturating_add(length));
+        if progress.window > 0 && known.contains(&offset) {
+            progress.next = progress.next.max(offset.saturating_add(length));
+        } else {
+            let window = if offset == progress.next { WINDOW_FIRST.min(window_max) } else { 0 };
+            *progress = Progress { next: offset.saturating_add(length), window, ahead: 0 };
         }
-        progress.next = offset.saturating_add(length);
         let window = progress.window;
         if window == 0 || progress.ahead == 0 || progress.next.saturating_add(window / 2) < progress.ahead {
             return (window, None);
@@ -53,6 +57,17 @@ impl Reader {
             progress.ahead = progress.ahead.max(end);
         }
     }
+}
+
+/// A range, cut at multiples of `step`.
+fn steps(bytes: Range<u64>, step: u64) -> impl Iterator<Item = Range<u64>> {
+    let mut start = bytes.start;
+    std::iter::from_fn(move || {
+        let end = (start / step + 1).saturating_mul(step).min(bytes.end);
+        let cut = start..end;
+        start = end;
+        (!cut.is_empty()).then_some(cut)
+    })
 }
 
 struct Request {
@@ -74,9 +89,11 @@ pub(crate) struct ReadAheadQueue {
 }
 
 impl ReadAheadQueue {
-    pub(crate) fn submit(&self, node: &Arc<Node>, bytes: Range<u64>) {
+    /// Has `bytes` read in pieces of `step` bytes, several at a time: a disk is faster so.
+    pub(crate) fn submit(&self, node: &Arc<Node>, bytes: Range<u64>, step: u64) {
         let mut queue = lock(&self.queue);
-        if queue.requests.len() < QUEUE_MAX {
+        let room = QUEUE_MAX - queue.requests.len().min(QUEUE_MAX);
+        for bytes in steps(bytes, step).take(room) {
             queue.requests.push_back(Request { node: Arc::downgrade(node), bytes });
             self.wake.notify_one();
         }
@@ -131,6 +148,28 @@ mod tests {
         }
         assert_eq!(widest, 1 << 20);
         assert_eq!(reader.advance(77, 4096, 1 << 20), (0, None));
+    }
+
+    #[test]
+    fn a_reader_stays_sequential_whatever_arrives_late_or_not_at_all() {
+        let reader = Reader::default();
+        reader.advance(0, 4096, 1 << 20);
+        reader.fetched(WINDOW_FIRST);
+        let (_, ahead) = reader.advance(WINDOW_FIRST, 4096, 1 << 20);
+        let ahead = ahead.expect("of what lies between, nothing was asked for").end;
+        let (window, next) = reader.advance(ahead, 4096, 1 << 20);
+        assert!(window > WINDOW_FIRST && next.is_some());
+        let swapped = ahead + 8192;
+        assert!(reader.advance(swapped, 4096, 1 << 20).0 > 0, "the second of two requests");
+        assert!(reader.advance(swapped - 4096, 4096, 1 << 20).0 > 0, "the first of them");
+        assert_eq!(reader.advance(swapped - 3 * 4096, 4096, 1 << 20).0, 0, "one that was there before");
+    }
+
+    #[test]
+    fn what_is_read_ahead_is_cut_where_steps_end() {
+        assert!(steps(5000..20_000, 8192).eq([5000..8192, 8192..16_384, 16_384..20_000]));
+        assert!(steps(8192..16_384, 8192).eq([8192..16_384]));
+        assert_eq!(steps(7..7, 8192).count(), 0);
     }
 
     #[test]

@@ -232,7 +232,7 @@ impl Union {
                 self.journal.record(node.id, sketch).map(|()| Written { count, offset })
             } else {
                 let held = held.clone();
-                self.copies.settle(node, &mut state, offset / BLOCK..end.div_ceil(BLOCK), None)?;
+                self.copies.settle(node, &mut state, offset / BLOCK..end.div_ceil(BLOCK))?;
                 let Content::Sketch(sketch) = &mut state.content else { return fail(Errno::EIO) };
                 let idle = sketch.transit.is_empty();
                 let written = self.write_moving(sketch, &held, size, offset, data);

@@ -166,7 +166,7 @@ impl Union {
             let mut state = node.write();
             let removed = state.removed;
             // What cannot be copied does not keep the rest from the disk.
-            settled = if removed { Ok(()) } else { self.copies.settle(node, &mut state, 0..u64::MAX, None) };
+            settled = if removed { Ok(()) } else { self.copies.settle(node, &mut state, 0..u64::MAX) };
             match &mut state.content {
                 Content::Sketch(sketch) if sketch.is_dirty() && !removed => {
                     let id = sketch.record.id;

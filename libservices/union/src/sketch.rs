@@ -170,7 +170,7 @@ impl Union {
 
     pub(crate) fn make_ready_locked(&self, node: &Arc<Node>, state: &mut State) -> Result<()> {
         self.load_locked(node, state)?;
-        self.copies.settle(node, state, 0..u64::MAX, None)
+        self.copies.settle(node, state, 0..u64::MAX)
     }
 
     /// Loads a sketch's map and opens its files.

@@ -82,6 +82,13 @@ pub(crate) struct Copies {
     pub journal: Arc<Journal>,
 }
 
+/// What a run of blocks is put together from; the thread that copies keeps it from one run to the next.
+#[derive(Default)]
+struct Pieces {
+    below: Vec<u8>,
+    written: Vec<u8>,
+}
+
 #[derive(Default)]
 struct Queue {
     nodes: VecDeque<Weak<Node>>,
@@ -135,10 +142,11 @@ impl Copies {
 
     /// The life of the thread that copies what nobody waits for.
     pub fn run(&self) {
+        let mut pieces = Pieces::default();
         while let Some(nodes) = self.next() {
             for node in nodes.iter().filter_map(Weak::upgrade) {
                 // It stays in transit: the next who needs it tries again, and fsync reports it.
-                if let Err(error) = self.copy_rest(&node) {
+                if let Err(error) = self.copy_rest(&node, &mut pieces) {
                     tracing::warn!(inode = node.inode, %error, "the rest of a block could not be copied from below");
                 }
             }
@@ -147,8 +155,7 @@ impl Copies {
 
     /// Copies the rest of every block in transit of `node`. The lower file is read without the node's lock: it does not
     /// change, and writers go on.
-    fn copy_rest(&self, node: &Node) -> Result<()> {
-        let mut below = Vec::new();
+    fn copy_rest(&self, node: &Node, pieces: &mut Pieces) -> Result<()> {
         loop {
             let (run, files) = {
                 let state = node.read();
@@ -158,20 +165,31 @@ impl Copies {
                     _ => return Ok(()),
                 }
             };
-            read_run(&files.lower, &run, &mut below)?;
-            self.settle(node, &mut node.write(), run, Some(&below))?;
+            read_run(&files.lower, &run, &mut pieces.below)?;
+            self.settle_with(node, &mut node.write(), run.clone(), pieces, Some(run))?;
         }
     }
 
-    /// Completes those of `blocks` that are in transit, which is no change that a user sees; `below` is their lower content, if the caller has
-    /// read it.
-    pub fn settle(&self, node: &Node, state: &mut State, blocks: Range<u64>, below: Option<&[u8]>) -> Result<()> {
+    /// Completes those of `blocks` that are in transit, which is no change that a user sees.
+    pub fn settle(&self, node: &Node, state: &mut State, blocks: Range<u64>) -> Result<()> {
+        self.settle_with(node, state, blocks, &mut Pieces::default(), None)
+    }
+
+    /// The same, where `pieces` may have the lower content of the blocks `known`.
+    fn settle_with(
+        &self,
+        node: &Node,
+        state: &mut State,
+        blocks: Range<u64>,
+        pieces: &mut Pieces,
+        known: Option<Range<u64>>,
+    ) -> Result<()> {
         let State { upper: Some(held), content: Content::Sketch(sketch), .. } = state else { return Ok(()) };
         if !sketch.transit.any(blocks.clone()) {
             return Ok(());
         }
         let before = self.upper.getattr(&Caller::ROOT, held.node())?;
-        let result = self.complete(sketch, blocks, below);
+        let result = self.complete(sketch, blocks, pieces, known);
         let modified = Some(SetTime::At(before.modified));
         let times = SetAttributes { modified, ..SetAttributes::default() };
         let after = self.upper.setattr(&Caller::ROOT, held.node(), &times, None)?;
@@ -179,28 +197,34 @@ impl Copies {
         self.journal.record(node.id, sketch).and(result)
     }
 
-    fn complete(&self, sketch: &mut Sketch, blocks: Range<u64>, below: Option<&[u8]>) -> Result<()> {
-        let (mut whole, mut written) = (Vec::new(), Vec::new());
+    fn complete(
+        &self,
+        sketch: &mut Sketch,
+        blocks: Range<u64>,
+        pieces: &mut Pieces,
+        known: Option<Range<u64>>,
+    ) -> Result<()> {
+        let Pieces { below, written } = pieces;
         while let Some(run) = sketch.transit.run(blocks.clone()) {
             let (_, files) = sketch.parts()?;
-            let known = sketch.transit.blocks.range(run.clone()).map(|(_, known)| known.new.clone());
-            let copied = known.clone().filter(|new| *new != (0..BLOCK as usize)).count() as u64;
+            let new = sketch.transit.blocks.range(run.clone()).map(|(_, block)| block.new.clone());
+            let copied = new.clone().filter(|new| *new != (0..BLOCK as usize)).count() as u64;
             if copied > 0 {
-                match below {
-                    Some(below) => {
-                        let bytes = |block: u64| ((block - blocks.start) * BLOCK) as usize;
-                        whole.clear();
-                        whole.extend_from_slice(&below[bytes(run.start)..bytes(run.end)]);
+                let first = match &known {
+                    Some(known) => run.start - known.start,
+                    None => {
+                        read_run(&files.lower, &run, below)?;
+                        0
                     }
-                    None => read_run(&files.lower, &run, &mut whole)?,
-                }
-                read_run(&files.upper, &run, &mut written)?;
-                for (number, new) in known.enumerate() {
-                    let start = number * BLOCK as usize;
-                    let new = start + new.start..start + new.end;
+                };
+                let bytes = |blocks: u64| (blocks * BLOCK) as usize;
+                let whole = &mut below[bytes(first)..bytes(first + run.end - run.start)];
+                read_run(&files.upper, &run, written)?;
+                for (number, new) in (0..).zip(new) {
+                    let new = bytes(number) + new.start..bytes(number) + new.end;
                     whole[new.clone()].copy_from_slice(&written[new]);
                 }
-                files.upper.write_full(run.start * BLOCK, &whole)?;
+                files.upper.write_full(run.start * BLOCK, whole)?;
             }
             for block in run.clone() {
                 sketch.transit.blocks.remove(&block);
