@@ -223,7 +223,7 @@ pub struct StackBuilder {
 /// Bytes of a generation of a union's journal: a part of the cache, one in so many, within these bounds.
 const JOURNAL_SHARE: u64 = 64;
 const JOURNAL_BYTES_MIN: u64 = 16 << 10;
-const JOURNAL_BYTES_MAX: u64 = 4 << 20;
+const JOURNAL_BYTES_MAX: u64 = 32 << 20;
 
 /// Most frozen unions that stand one upon the other.
 const FROZEN_MAX: usize = 16;

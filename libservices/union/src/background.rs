@@ -50,8 +50,8 @@ impl Union {
         if self.flush_interval.is_zero() {
             return;
         }
-        let (union, stop, interval) = (self.own.clone(), self.stop.clone(), self.flush_interval);
-        self.background.have(&self.background.flushes, "union-flush", move || durable::run(&union, &stop, interval));
+        let (union, calls, interval) = (self.own.clone(), self.calls.clone(), self.flush_interval);
+        self.background.have(&self.background.flushes, "union-flush", move || durable::run(&union, &calls, interval));
     }
 
     /// Blocks are in transit.

@@ -3,14 +3,15 @@
 
 use crate::Union;
 use crate::bitmap::{SECTOR_BYTES, file_bytes};
+use crate::journal::{Ending, Fill};
 use crate::marks;
 use crate::node::{Content, Node, OpenFile, lock};
 use poolfs_libservice::{Durability, Held, Opened, Result};
 use poolfs_types::{Caller, OpenFlags, SetAttributes};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 const ROOT: &Caller = &Caller::ROOT;
 
@@ -38,34 +39,63 @@ impl Lists {
     }
 }
 
-/// How the background thread is told to end.
+/// What the background thread is told.
 #[derive(Default)]
-pub(crate) struct Stop {
-    stopped: Mutex<bool>,
+pub(crate) struct Calls {
+    waiting: Mutex<Waiting>,
     wake: Condvar,
 }
 
-impl Stop {
-    pub fn stop(&self) {
-        *lock(&self.stopped) = true;
+#[derive(Default)]
+struct Waiting {
+    end: bool,
+    journal: bool,
+}
+
+/// Why the background thread does something now.
+enum Call {
+    /// a generation of the journal is full
+    Journal,
+    /// it is time
+    Interval,
+}
+
+impl Calls {
+    pub fn end(&self) {
+        lock(&self.waiting).end = true;
         self.wake.notify_all();
     }
 
-    /// Waits for `time`; whether the end has come.
-    fn wait(&self, time: Duration) -> bool {
-        let guard = lock(&self.stopped);
-        match self.wake.wait_timeout_while(guard, time, |stopped| !*stopped) {
-            Ok((stopped, _)) => *stopped,
-            Err(poisoned) => *poisoned.into_inner().0,
+    fn end_generation(&self) {
+        if !std::mem::replace(&mut lock(&self.waiting).journal, true) {
+            self.wake.notify_all();
         }
+    }
+
+    /// Waits for a call, at most for `time`; nothing: the end has come.
+    fn wait(&self, time: Duration) -> Option<Call> {
+        let idle = |waiting: &mut Waiting| !waiting.end && !waiting.journal;
+        let (mut waiting, _) =
+            self.wake.wait_timeout_while(lock(&self.waiting), time, idle).unwrap_or_else(PoisonError::into_inner);
+        let call = if std::mem::take(&mut waiting.journal) { Call::Journal } else { Call::Interval };
+        (!waiting.end).then_some(call)
     }
 }
 
-/// What the background thread does: every `interval`, the sketches that are dirty at its beginning.
-pub(crate) fn run(union: &Weak<Union>, stop: &Stop, interval: Duration) {
-    while !stop.wait(interval) {
+/// What the background thread does: every `interval`, the sketches that are dirty at its beginning; and those whose generation of the journal
+/// is full, so that no writer has to.
+pub(crate) fn run(union: &Weak<Union>, calls: &Calls, interval: Duration) {
+    let mut due = Instant::now() + interval;
+    while let Some(call) = calls.wait(due.saturating_duration_since(Instant::now())) {
         let Some(union) = union.upgrade() else { return };
-        if let Err(error) = union.flush_all().and_then(|()| union.renew_journal(true)) {
+        let done = match call {
+            Call::Journal => union.renew_journal(Ending::Full),
+            Call::Interval => {
+                due = Instant::now() + interval;
+                union.flush_all().and_then(|()| union.renew_journal(Ending::Any))
+            }
+        };
+        if let Err(error) = done {
             tracing::warn!(%error, "a sketch could not be brought to disk");
         }
     }
@@ -75,8 +105,14 @@ impl Union {
     /// After blocks have moved: has the bitmap written soon. With too many waiting, the oldest is written now.
     pub(crate) fn after_move(&self, node: &Arc<Node>) {
         self.queue(node);
-        if let Err(error) = self.renew_journal(false) {
-            tracing::warn!(%error, "a sketch could not be brought to disk");
+        match self.journal.fill() {
+            Fill::Room => {}
+            Fill::Begun => self.calls.end_generation(),
+            Fill::Full => {
+                if let Err(error) = self.renew_journal(Ending::Full) {
+                    tracing::warn!(%error, "a sketch could not be brought to disk");
+                }
+            }
         }
     }
 
@@ -97,9 +133,9 @@ impl Union {
         }
     }
 
-    /// Ends the last generation of the journal when the next is full; or, `at_once`, the one there is.
-    pub(crate) fn renew_journal(&self, at_once: bool) -> Result<()> {
-        let Some((generation, nodes)) = self.journal.ending(at_once) else { return Ok(()) };
+    /// Ends a generation of the journal, if there is such a one.
+    pub(crate) fn renew_journal(&self, ending: Ending) -> Result<()> {
+        let Some((generation, nodes)) = self.journal.ending(ending) else { return Ok(()) };
         // One that is not known any more has nothing that is ahead of the disk.
         for node in nodes.into_iter().filter_map(|id| self.nodes.get(id)) {
             self.flush_sketch(&node, Durability::Data)?;

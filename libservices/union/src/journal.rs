@@ -159,6 +159,28 @@ struct Generations {
     last: Option<Generation>,
     /// How many there were.
     made: u64,
+    /// The current one has begun because the last was full, which nobody has been told of.
+    has_begun: bool,
+}
+
+/// How full a journal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// There is room.
+    Room,
+    /// A generation has just become full, and the next has begun.
+    Begun,
+    /// The next is full, too, before the last has ended.
+    Full,
+}
+
+/// Which generation is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// one that is full
+    Full,
+    /// the oldest there is
+    Any,
 }
 
 /// The journal of a union.
@@ -206,6 +228,7 @@ impl Journal {
         let is_full = |generation: &Generation| generation.end + length > self.bytes_max;
         if generations.last.is_none() && generations.current.as_ref().is_some_and(is_full) {
             generations.last = generations.current.take();
+            generations.has_begun = true;
         }
         if generations.current.is_none() {
             generations.made += 1;
@@ -229,15 +252,25 @@ impl Journal {
         Ok(())
     }
 
-    /// The generation whose sketches have to be brought to disk so that it can end, and these: now, if the journal is full; else only
-    /// `at_once`.
-    pub fn ending(&self, at_once: bool) -> Option<(u64, Vec<NodeId>)> {
+    /// How full it is; that a generation has begun is told once.
+    pub fn fill(&self) -> Fill {
         let mut generations = lock(&self.generations);
+        let begun = std::mem::take(&mut generations.has_begun);
         let is_full = generations.current.as_ref().is_some_and(|current| current.end >= self.bytes_max);
-        if generations.last.is_none() && at_once {
+        match generations.last {
+            Some(_) if is_full => Fill::Full,
+            Some(_) if begun => Fill::Begun,
+            _ => Fill::Room,
+        }
+    }
+
+    /// The generation whose sketches have to be brought to disk so that it can end, and these.
+    pub fn ending(&self, ending: Ending) -> Option<(u64, Vec<NodeId>)> {
+        let mut generations = lock(&self.generations);
+        if generations.last.is_none() && ending == Ending::Any {
             generations.last = generations.current.take();
         }
-        let last = generations.last.as_ref().filter(|_| at_once || is_full)?;
+        let last = generations.last.as_ref()?;
         Some((last.number, last.nodes.iter().copied().collect()))
     }
 
@@ -253,7 +286,7 @@ impl Journal {
 
     /// All sketches are on disk, and nobody writes any more.
     pub fn end_all(&self) -> Result<()> {
-        while let Some((generation, _)) = self.ending(true) {
+        while let Some((generation, _)) = self.ending(Ending::Any) {
             self.end(generation)?;
         }
         Ok(())

@@ -143,7 +143,7 @@ pub struct Union {
     dirty_sketches_max: usize,
     statistics: Arc<statistics::Counters>,
     listings: Arc<listing::Memory>,
-    stop: Arc<durable::Stop>,
+    calls: Arc<durable::Calls>,
     journal: Arc<Journal>,
     copies: Arc<transit::Copies>,
     shared_memory: Option<SharedMemory>,
@@ -193,7 +193,7 @@ impl Union {
         let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, .. } = config;
         let UnionConfig { transit_blocks_max, journal_bytes, listings_bytes_max, shared_memory, .. } = config;
         let nodes = Nodes::new(root(&upper, &lowers)?);
-        let stop = Arc::new(durable::Stop::default());
+        let calls = Arc::new(durable::Calls::default());
         let statistics = Arc::new(statistics::Counters::default());
         let journal = Arc::new(Journal::new(&work.upper, journal_bytes)?);
         let copies = Arc::new(transit::Copies::new(&upper, &statistics, transit_blocks_max, &journal));
@@ -210,7 +210,7 @@ impl Union {
             dirty_sketches_max: dirty_sketches_max.max(1),
             statistics,
             listings: Arc::new(listing::Memory::new(listings_bytes_max)),
-            stop,
+            calls,
             journal,
             copies,
             shared_memory,
@@ -222,7 +222,7 @@ impl Union {
     /// Ends the threads of the union, which may refer to it: from here on it ends with its owner's last reference. What is
     /// not on disk then is brought there by sync, fsync and the end.
     pub fn end_threads(&self) {
-        self.stop.stop();
+        self.calls.end();
         self.copies.stop();
         self.background.join();
     }

@@ -9,7 +9,7 @@ use poolfs_libservice::{Libservice, Memory, Recorder, fail};
 use poolfs_union::check::Check;
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
 const AMPLE: u64 = 1 << 20;
@@ -90,6 +90,24 @@ fn random_operations_with_deaths() {
         let summary = Comparison::new(seed, 2000).starting_from(reference).dying(50, die).run(first);
         assert!(summary.succeeded > 500, "{summary:?}");
         assert_eq!(fingerprint(&*lower), before, "the lower branch has changed");
+    }
+}
+
+#[test]
+fn a_full_generation_of_the_journal_ends_by_itself() {
+    let (lower, _) = lower();
+    let mortal = Mortal::new(vec![lower], 400);
+    let config = UnionConfig::new(mortal.upper.clone(), lowers_of(&mortal.lowers));
+    let config = UnionConfig { flush_interval: Duration::from_secs(3600), transit_blocks_max: 0, ..config };
+    let union = Union::open(UnionConfig { journal_bytes: 400, ..config }).expect("the union opens");
+    // The tenth record is the first of the next generation, in which there is room for all others.
+    for block in 0..12 {
+        write_at(&*union, "f", block * BLOCK as u64 + 1, b"x");
+    }
+    let begun = Instant::now();
+    while mortal.journals() != ["journal-2"] {
+        assert!(begun.elapsed() < Duration::from_secs(20), "there are {:?}", mortal.journals());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
