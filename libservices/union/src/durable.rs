@@ -183,7 +183,17 @@ impl Union {
 
     /// Makes the moved blocks of a sketch durable, then the bits that say so. A file without any is only synced.
     pub(crate) fn flush_sketch(&self, node: &Arc<Node>, durability: Durability) -> Result<()> {
-        let result = self.flush_alone(node, durability, &lock(&node.flushing));
+        let Some(held) = node.upper() else { return Ok(()) };
+        let sync = || {
+            let data = Opened::file(&self.upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
+            self.upper.fsync(ROOT, data.id(), durability)
+        };
+        if matches!(node.read().content, Content::Sketch(_)) { self.flush_with(node, &held, &sync) } else { Ok(()) }
+    }
+
+    /// The same, where `sync` makes the upper file's data durable, which is done in any case.
+    fn flush_with(&self, node: &Arc<Node>, held: &Held, sync: &dyn Fn() -> Result<()>) -> Result<()> {
+        let result = self.flush_alone(node, held, sync, &lock(&node.flushing));
         // Whoever removed the file while the lock was held has left the bitmap to its holder.
         let orphan = {
             let state = node.read();
@@ -195,8 +205,13 @@ impl Union {
         result.and(orphan.map_or(Ok(()), |id| self.work.remove_bitmap(&id)))
     }
 
-    fn flush_alone(&self, node: &Arc<Node>, durability: Durability, _: &MutexGuard<'_, ()>) -> Result<()> {
-        let Some(held) = node.upper() else { return Ok(()) };
+    fn flush_alone(
+        &self,
+        node: &Arc<Node>,
+        held: &Held,
+        sync: &dyn Fn() -> Result<()>,
+        _: &MutexGuard<'_, ()>,
+    ) -> Result<()> {
         let settled;
         let (sectors, id, first, bytes) = {
             let mut state = node.write();
@@ -210,10 +225,13 @@ impl Union {
                     (sectors, id, !sketch.record.bitmap_durable, file_bytes(sketch.origin.size))
                 }
                 Content::Sketch(sketch) => (Vec::new(), sketch.record.id, false, 0),
-                _ => return Ok(()),
+                _ => {
+                    drop(state);
+                    return sync();
+                }
             }
         };
-        let mut result = self.write_sectors(&held, &id, &sectors, first, bytes, durability);
+        let mut result = sync().and_then(|()| self.write_sectors(&id, &sectors, first, bytes));
         let mut state = node.write();
         let removed = state.removed;
         if !matches!(state.content, Content::Sketch(_)) {
@@ -249,17 +267,8 @@ impl Union {
         Ok(())
     }
 
-    pub(crate) fn write_sectors(
-        &self,
-        held: &Held,
-        id: &[u8; 16],
-        sectors: &Sectors,
-        first: bool,
-        bytes: u64,
-        durability: Durability,
-    ) -> Result<()> {
-        let data = Opened::file(&self.upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
-        self.upper.fsync(ROOT, data.id(), durability)?;
+    /// Stores sectors of a bitmap of so many bytes, of which the blocks are durable.
+    pub(crate) fn write_sectors(&self, id: &[u8; 16], sectors: &Sectors, first: bool, bytes: u64) -> Result<()> {
         if sectors.is_empty() {
             return Ok(());
         }
@@ -285,13 +294,12 @@ impl Union {
     pub(crate) fn sync_file(&self, file: &OpenFile, durability: Durability) -> Result<()> {
         let node = &file.node;
         let Some(held) = node.upper() else { return Ok(()) };
+        // By this handle: it is the one that learns of its failed write-backs, and no bit may say of a block that was lost
+        // there that it has moved.
+        let data = self.upper_handle(file, &held)?.id();
+        let sync = || self.upper.fsync(ROOT, data, durability);
         let sketch = matches!(node.read().content, Content::Sketch(_));
-        // This handle's own sync comes first: it is the one that learns of its failed write-backs, and no bit may say of a
-        // block that was lost there that it has moved.
-        self.upper.fsync(ROOT, self.upper_handle(file, &held)?.id(), durability)?;
-        if sketch {
-            self.flush_sketch(node, durability)?;
-        }
+        if sketch { self.flush_with(node, &held, &sync) } else { sync() }?;
         self.sync_parents(node)
     }
 

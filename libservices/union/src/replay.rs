@@ -217,7 +217,9 @@ impl Union {
         }
         let sectors = map.bitmap.take_dirty(&record.id);
         let first = !record.bitmap_durable;
-        self.write_sectors(held, &record.id, &sectors, first, bitmap_bytes, Durability::All)?;
+        let data = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
+        upper.fsync(ROOT, data.id(), Durability::All)?;
+        self.write_sectors(&record.id, &sectors, first, bitmap_bytes)?;
         if first && !sectors.is_empty() {
             let record = SketchRecord { bitmap_durable: true, ..sketch.record };
             marks::set(&**upper, held.node(), marks::SKETCH, &record.encode())?;
