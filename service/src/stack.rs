@@ -206,6 +206,7 @@ impl Stack {
             blocks_moved: statistics.blocks_moved,
             blocks_copied: statistics.blocks_copied,
             blocks_in_transit: statistics.blocks_in_transit,
+            copy_ups_deferred: statistics.copy_ups_deferred,
             objects_copied: statistics.objects_copied,
             damaged: statistics.damaged.into_iter().map(damage).collect(),
         })

@@ -166,12 +166,13 @@ fn instance_lines(instance: &InstanceStatus) -> String {
     if let Some(union) = &instance.union {
         let _ = writeln!(
             text,
-            "    union: {} sketches, {} blocks moved ({}), {} partly copied, {} in transit, {} objects copied up",
+            "    union: {} sketches, {} blocks moved ({}), {} partly copied, {} in transit, {} files still to be copied up, {} objects copied up",
             union.sketches,
             union.blocks_moved,
             size(union.blocks_moved.saturating_mul(4096)),
             union.blocks_copied,
             union.blocks_in_transit,
+            union.copy_ups_deferred,
             union.objects_copied,
         );
         for SketchDamage { path, cause } in &union.damaged {

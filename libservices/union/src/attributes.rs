@@ -58,6 +58,9 @@ impl Union {
             }
             return shown;
         }
+        if let Some(first) = &state.first_write {
+            shown.modified = first.at;
+        }
         if let Some(delta) = state.index_links {
             shown.links = u32::try_from(i64::from(raw.links) + delta).unwrap_or(0);
         } else if state.removed && state.upper.is_none() {
@@ -219,6 +222,11 @@ impl Union {
             let state = node.read();
             match (&state.upper, &state.content) {
                 (_, Content::Damaged(cause)) => return Err(self.damaged(node, cause)),
+                (None, _) if state.first_write.is_some() => {
+                    drop(state);
+                    self.complete_deferred(node)?;
+                    continue;
+                }
                 (None, _) => {
                     let opened = self.lower_handle(file, &state)?;
                     return opened.branch().seek(caller, opened.id(), offset, to);

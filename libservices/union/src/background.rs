@@ -3,7 +3,7 @@
 
 use crate::Union;
 use crate::node::lock;
-use crate::{durable, transit};
+use crate::{deferred, durable, transit};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
@@ -13,6 +13,7 @@ use std::thread::{Builder, JoinHandle};
 pub(crate) struct Background {
     flushes: AtomicBool,
     copies: AtomicBool,
+    copy_ups: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -52,6 +53,12 @@ impl Union {
         }
         let (union, calls, interval) = (self.own.clone(), self.calls.clone(), self.flush_interval);
         self.background.have(&self.background.flushes, "union-flush", move || durable::run(&union, &calls, interval));
+    }
+
+    /// Files wait to be copied up.
+    pub(crate) fn have_copied_up(&self) {
+        let (union, deferred) = (self.own.clone(), self.deferred.clone());
+        self.background.have(&self.background.copy_ups, "union-copy-up", move || deferred::run(&union, &deferred));
     }
 
     /// Blocks are in transit.

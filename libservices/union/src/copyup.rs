@@ -3,6 +3,7 @@
 
 use crate::Union;
 use crate::branch::LowerNode;
+use crate::first_write::FirstWrite;
 use crate::format::{ORIGIN_PATH_MAX, Origin, SketchRecord};
 use crate::node::{Content, Node, State, lock};
 use crate::sketch::{SKETCH_SIZE_MAX, Sketch};
@@ -24,6 +25,13 @@ pub(crate) enum Bytes {
     Sketch,
     /// none: the file is about to be truncated to nothing
     None,
+}
+
+/// What an upper object begins with.
+struct What {
+    bytes: Bytes,
+    /// what was written of the file before it is copied up
+    first: Option<Arc<FirstWrite>>,
 }
 
 /// Whether a mark was set. Without xattrs on links and special files these only lose their inode number, and their other names.
@@ -60,17 +68,33 @@ impl Union {
 
     /// Copies up one object whose parent has an upper directory (or which has no name any more).
     fn copy_up_one(&self, node: &Arc<Node>, bytes: Bytes) -> Result<()> {
-        let (lower, place) = {
+        // What is written for the first time from here on waits for the upper file.
+        node.write().is_copied_up_now = true;
+        let result = self.copy_up_alone(node, bytes);
+        node.write().is_copied_up_now = false;
+        let held = result?;
+        if node.is_directory() {
+            node.undurable.store(true, Ordering::Release);
+        }
+        self.statistics.copied_up(node.file_type);
+        self.reopen(node, &held)
+    }
+
+    fn copy_up_alone(&self, node: &Arc<Node>, bytes: Bytes) -> Result<Arc<Held>> {
+        let (lower, place, what) = {
             let state = node.read();
             if let Content::Damaged(cause) = &state.content {
                 return Err(self.damaged(node, cause));
             }
             let lower = state.lowers.first().cloned().ok_or_else(|| Error::from(Errno::ESTALE))?;
-            (lower, state.names.first().map(|name| (name.parent.clone(), name.name.clone())))
+            let place = state.names.first().map(|name| (name.parent.clone(), name.name.clone()));
+            // What was written is there also when the truncation fails that is about to come.
+            let bytes = if state.first_write.is_some() { Bytes::Sketch } else { bytes };
+            (lower, place, What { bytes, first: state.first_write.clone() })
         };
         let attributes = self.lowers[lower.layer].layer.getattr(ROOT, lower.held.node())?;
         let mut temporary = Temporary::new(&self.work);
-        let (held, content) = self.build(node, &lower, &attributes, bytes, &mut temporary)?;
+        let (held, content) = self.build(node, &lower, &attributes, &what, &mut temporary)?;
         let index_links = self.put_into_place(node, &held, &lower, &attributes, temporary, place.as_ref())?;
         self.nodes.bind_upper(node, held.node());
         let left = self.upper.getattr(ROOT, held.node());
@@ -84,14 +108,17 @@ impl Union {
             }
             state.upper = Some(held.clone());
             state.content = content;
+            state.first_write = None;
             state.origin = true;
             state.index_links = index_links;
         }
-        if node.is_directory() {
-            node.undurable.store(true, Ordering::Release);
+        if what.first.is_some() {
+            if let Content::Sketch(sketch) = &node.read().content {
+                self.have_transit_ended(node, sketch);
+            }
+            self.queue(node);
         }
-        self.statistics.copied_up(node.file_type);
-        self.reopen(node, &held)
+        Ok(held)
     }
 
     /// Makes the upper object in the work directory, complete with attributes and marks.
@@ -100,7 +127,7 @@ impl Union {
         node: &Node,
         lower: &LowerNode,
         attributes: &Attributes,
-        bytes: Bytes,
+        what: &What,
         temporary: &mut Temporary<'_>,
     ) -> Result<(Arc<Held>, Content)> {
         let branch = &self.lowers[lower.layer].layer;
@@ -136,7 +163,7 @@ impl Union {
         if node.file_type != FileType::Symlink && entry.attributes.permissions != permissions {
             changes.permissions = Some(permissions);
         }
-        let has_bytes = node.file_type == FileType::Regular && attributes.size > 0 && bytes == Bytes::Sketch;
+        let has_bytes = node.file_type == FileType::Regular && attributes.size > 0 && what.bytes == Bytes::Sketch;
         if has_bytes {
             if fits && attributes.size > SKETCH_SIZE_MAX {
                 return Err(Error::new(Errno::EFBIG, "a lower file is too large for a sketch"));
@@ -151,7 +178,14 @@ impl Union {
         self.copy_xattrs(lower, &held, node.file_type)?;
         self.set_origin(&held, &origin, node.file_type)?;
         let content = match has_bytes && fits {
-            true => self.make_sketch(&held, attributes, origin, lower)?,
+            true => {
+                let id = what.first.as_ref().map_or_else(crate::sketch::new_id, |first| Ok(first.id))?;
+                let mut content = self.make_sketch(id, &held, attributes, origin, lower)?;
+                if let Some(first) = &what.first {
+                    self.put_first_write(node, &held, &mut content, first)?;
+                }
+                content
+            }
             false => Content::Plain,
         };
         Ok((held, content))
@@ -162,10 +196,14 @@ impl Union {
         marked(set, file_type).map(drop)
     }
 
-    fn make_sketch(&self, held: &Held, attributes: &Attributes, origin: Origin, lower: &LowerNode) -> Result<Content> {
-        let mut id = [0; 16];
-        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
-            .map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+    fn make_sketch(
+        &self,
+        id: [u8; 16],
+        held: &Held,
+        attributes: &Attributes,
+        origin: Origin,
+        lower: &LowerNode,
+    ) -> Result<Content> {
         let size = attributes.size;
         let record = SketchRecord { id, bitmap_durable: false, limit: size, size, epoch: 0 };
         marks::set(&*self.upper, held.node(), marks::METACOPY, b"")?;

@@ -98,8 +98,11 @@ impl Union {
             match (&state.upper, &state.content) {
                 (_, Content::Damaged(cause)) => return Err(self.damaged(node, cause)),
                 (None, _) => {
-                    let opened = self.lower_handle(file, &state)?;
-                    return opened.read(caller, offset, buffer);
+                    let count = self.lower_handle(file, &state)?.read(caller, offset, buffer)?;
+                    if let Some(first) = &state.first_write {
+                        first.overlay(offset, &mut buffer[..count]);
+                    }
+                    return Ok(count);
                 }
                 (Some(held), Content::Plain) => {
                     return self.upper_handle(file, held)?.read(caller, offset, buffer);
@@ -124,10 +127,14 @@ impl Union {
     /// The segments of the files that the content is in.
     pub(crate) fn segment_of(&self, file: &OpenFile, lease: &Arc<dyn Lease>) -> Result<Segment> {
         let node = &file.node;
+        self.complete_deferred(node)?;
         if matches!(node.read().content, Content::Sketch(_)) {
             return self.sketch_segment(node, lease);
         }
         let state = node.read();
+        if state.first_write.is_some() {
+            return fail(Errno::EOPNOTSUPP);
+        }
         let opened = match (&state.upper, &state.content) {
             (None, Content::Plain) if self.work.is_frozen() => self.lower_handle(file, &state)?,
             (None, Content::Plain) => {
@@ -162,7 +169,7 @@ impl Union {
     fn whole_below<'a>(&self, file: &'a OpenFile) -> Result<&'a Opened> {
         let state = file.node.read();
         match (&state.upper, &state.content) {
-            (None, Content::Plain) => self.lower_handle(file, &state),
+            (None, Content::Plain) if state.first_write.is_none() => self.lower_handle(file, &state),
             _ => fail(Errno::EOPNOTSUPP),
         }
     }
@@ -207,6 +214,9 @@ impl Union {
         if data.is_empty() {
             return Ok(Written { count: 0, offset });
         }
+        if let Some(written) = self.write_first(file, offset, data)? {
+            return Ok(written);
+        }
         self.ensure_upper(node, Bytes::Sketch)?;
         let at_once = file.flags.contains(OpenFlags::DATA_SYNC);
         if let Some(written) = self.write_moved(caller, file, offset, data)? {
@@ -237,9 +247,8 @@ impl Union {
                 let idle = sketch.transit.is_empty();
                 let written = self.write_moving(sketch, &held, size, offset, data);
                 let written = self.journal.record(node.id, sketch).and(written);
-                if idle && !sketch.transit.is_empty() {
-                    self.copies.submit(node);
-                    self.have_copied();
+                if idle {
+                    self.have_transit_ended(node, sketch);
                 }
                 written
             };
@@ -252,6 +261,14 @@ impl Union {
             self.sync_file(file, Durability::Data)?;
         }
         Ok(written)
+    }
+
+    /// Has what is in transit of a sketch copied, where nothing was before.
+    pub(crate) fn have_transit_ended(&self, node: &Arc<Node>, sketch: &Sketch) {
+        if !sketch.transit.is_empty() {
+            self.copies.submit(node);
+            self.have_copied();
+        }
     }
 
     /// The write that moves nothing, without exclusion of others: an ordinary file, or blocks that have moved before.
@@ -280,7 +297,14 @@ impl Union {
     ///
     /// Of a block that is written in part, the rest is copied later; where that cannot be, it gets the rest from below
     /// first, in memory, and reaches the layer below by one write.
-    fn write_moving(&self, sketch: &mut Sketch, held: &Held, size: u64, offset: u64, data: &[u8]) -> Result<Written> {
+    pub(crate) fn write_moving(
+        &self,
+        sketch: &mut Sketch,
+        held: &Held,
+        size: u64,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Written> {
         let end = offset + data.len() as u64;
         let (first, last) = (offset / BLOCK, (end - 1) / BLOCK);
         let partial = |block: u64| {

@@ -59,6 +59,7 @@ impl Union {
 
     /// See [`Layered::differences`].
     fn visit_differences(&self, visit: &mut Visit<'_>) -> Result<()> {
+        self.complete_all_deferred()?;
         // A file with several lower names may have changed under names that are in no upper directory.
         let has_links = !work::list(&self.upper, self.work.index.node())?.is_empty();
         let root = self.node(NodeId::ROOT)?;
@@ -183,6 +184,7 @@ impl Union {
         if node.file_type != FileType::Regular {
             return fail(Errno::EINVAL);
         }
+        self.complete_deferred(&node)?;
         let mut state = node.write();
         let Some(held) = state.upper.clone() else { return Ok(Vec::new()) };
         let size = self.upper.getattr(ROOT, held.node())?.size;

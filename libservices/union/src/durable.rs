@@ -105,6 +105,12 @@ impl Union {
     /// After blocks have moved: has the bitmap written soon. With too many waiting, the oldest is written now.
     pub(crate) fn after_move(&self, node: &Arc<Node>) {
         self.queue(node);
+        self.trim_dirty();
+        self.heed_journal();
+    }
+
+    /// After something was recorded: has a generation of the journal ended that is full.
+    pub(crate) fn heed_journal(&self) {
         match self.journal.fill() {
             Fill::Room => {}
             Fill::Begun => self.calls.end_generation(),
@@ -116,20 +122,28 @@ impl Union {
         }
     }
 
-    fn queue(&self, node: &Arc<Node>) {
+    /// Has the bitmap of a node written soon.
+    pub(crate) fn queue(&self, node: &Arc<Node>) {
         if node.queued.swap(true, Ordering::AcqRel) {
             return;
         }
         self.nodes.pin(node);
         self.have_flushed();
-        let oldest = {
+        lock(&self.dirty.lists).waiting.push_back(node.clone());
+    }
+
+    /// While too many bitmaps wait, writes the oldest.
+    pub(crate) fn trim_dirty(&self) {
+        let oldest = || {
             let mut lists = lock(&self.dirty.lists);
-            lists.waiting.push_back(node.clone());
             if lists.waiting.len() > self.dirty_sketches_max { lists.take() } else { None }
         };
-        // What another file meets is no error of this write; that file's fsync reports it.
-        if let Some(Err(error)) = oldest.map(|oldest| self.flush_queued(&oldest)) {
-            tracing::warn!(%error, "a sketch could not be brought to disk");
+        while let Some(node) = oldest() {
+            // What another file meets is no error of this write; that file's fsync reports it.
+            if let Err(error) = self.flush_queued(&node) {
+                tracing::warn!(%error, "a sketch could not be brought to disk");
+                return;
+            }
         }
     }
 
@@ -165,7 +179,7 @@ impl Union {
 
     /// Brings every sketch to disk that waits for it or is on its way; returns the first failure, after trying all.
     pub(crate) fn flush_all(&self) -> Result<()> {
-        let mut first = Ok(());
+        let mut first = self.complete_all_deferred();
         let (waiting, under_way) = {
             let lists = lock(&self.dirty.lists);
             (lists.waiting.len(), lists.under_way.clone())
@@ -183,6 +197,7 @@ impl Union {
 
     /// Makes the moved blocks of a sketch durable, then the bits that say so. A file without any is only synced.
     pub(crate) fn flush_sketch(&self, node: &Arc<Node>, durability: Durability) -> Result<()> {
+        self.complete_deferred(node)?;
         let Some(held) = node.upper() else { return Ok(()) };
         let sync = || {
             let data = Opened::file(&self.upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
@@ -293,6 +308,7 @@ impl Union {
     /// `fsync` of an open file: the sketch, the upper file as this handle sees it, and what its copy-up made.
     pub(crate) fn sync_file(&self, file: &OpenFile, durability: Durability) -> Result<()> {
         let node = &file.node;
+        self.complete_deferred(node)?;
         let Some(held) = node.upper() else { return Ok(()) };
         // By this handle: it is the one that learns of its failed write-backs, and no bit may say of a block that was lost
         // there that it has moved.

@@ -6,13 +6,16 @@
 //! survives the service's death, what it held back comes to disk after all else is durable there: a record on disk says that its
 //! bytes are, too. [`Union::open`](crate::Union::open) makes good what it finds ([`replay`](crate::replay)).
 //!
-//! **What may be out of date in it.** That a block has moved stays true: the bitmap is monotone. That a block is in transit is out of date
+//! The first write of a file that is copied up later ([`deferred`](crate::deferred)) is recorded whole, with the path of its file.
+//!
+//! **What may be out of date in it.** A first write is, when its file has an upper file or is not there any more. That a block has moved stays true: the bitmap is monotone. That a block is in transit is out of date
 //! when a later record says that it has moved, and nothing else ends a transit but cutting the file off before the block. A record that cannot be
 //! appended therefore makes all others void.
 //!
 //! **Generations.** When a file is full, or some time has passed, the next begins. The sketches with records in the last are brought to
 //! disk, and the file is removed.
 
+use crate::first_write::{ENCODED_MAX, FirstWrite};
 use crate::format::{VERSION, array, check, crc_with_hole};
 use crate::node::lock;
 use crate::sketch::{BLOCK, Sketch};
@@ -31,6 +34,7 @@ const CRC_AT: usize = 36;
 const MAGIC: &[u8; 4] = b"PFJR";
 const MOVED: u32 = 1;
 const IN_TRANSIT: u32 = 2;
+const FIRST_WRITE: u32 = 3;
 /// How the names of the files begin; a number follows.
 const NAME: &str = "journal-";
 /// The generation that a replay leaves: what could not be made good.
@@ -44,6 +48,50 @@ pub(crate) fn journal_name(generation: u64) -> String {
 pub(crate) fn generation_of(name: &[u8]) -> Option<u64> {
     let number = std::str::from_utf8(name).ok()?.strip_prefix(NAME)?.parse().ok()?;
     (journal_name(number).as_bytes() == name).then_some(number)
+}
+
+/// The beginning of what the journal keeps of a first write, which is in the records behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FirstWriteHead {
+    bytes: usize,
+    crc: u32,
+}
+
+impl FirstWriteHead {
+    /// This record, and those behind it.
+    pub fn records(first: &FirstWrite) -> Vec<u8> {
+        let encoded = first.encode();
+        let mut head = [0; RECORD_BYTES];
+        head[16..24].copy_from_slice(&(encoded.len() as u64).to_le_bytes());
+        head[24..28].copy_from_slice(&1u32.to_le_bytes());
+        head[28..32].copy_from_slice(&crc32c::crc32c(&encoded).to_le_bytes());
+        head[32..36].copy_from_slice(&FIRST_WRITE.to_le_bytes());
+        seal(&mut head);
+        let mut records = [&head[..], &encoded].concat();
+        records.resize(records.len().next_multiple_of(RECORD_BYTES), 0);
+        records
+    }
+
+    /// What a record says, if it is such a one.
+    pub fn decode(record: &[u8; RECORD_BYTES]) -> Option<Self> {
+        let is_sound = u32::from_le_bytes(array(record, CRC_AT)) == crc_with_hole(record, CRC_AT);
+        if !is_sound || u32::from_le_bytes(array(record, 32)) != FIRST_WRITE {
+            return None;
+        }
+        let bytes = usize::try_from(u64::from_le_bytes(array(record, 16))).ok()?;
+        (bytes <= ENCODED_MAX).then_some(FirstWriteHead { bytes, crc: u32::from_le_bytes(array(record, 28)) })
+    }
+
+    /// Records behind it that belong to it.
+    pub fn following(&self) -> usize {
+        self.bytes.div_ceil(RECORD_BYTES)
+    }
+
+    /// What these say.
+    pub fn first_write(&self, following: &[u8]) -> Option<FirstWrite> {
+        let encoded = following.get(..self.bytes).filter(|encoded| crc32c::crc32c(encoded) == self.crc)?;
+        FirstWrite::decode(encoded).ok()
+    }
 }
 
 /// What a record says of blocks of a sketch.
@@ -208,9 +256,28 @@ impl Journal {
         if self.bytes_max == 0 || changes.is_empty() {
             return Ok(());
         }
-        let mut generations = lock(&self.generations);
         let records: Vec<u8> = changes.iter().flat_map(|change| change.encode(&sketch.record.id)).flatten().collect();
-        let Err(error) = self.append(&mut generations, node, &records) else { return Ok(()) };
+        self.put(node, &records)
+    }
+
+    /// Records the first write of a file that is copied up later. Says whether it may be: not if the journal has no room for it.
+    ///
+    /// # Errors
+    /// As of [`Self::record`].
+    pub fn note_first_write(&self, node: NodeId, first: &FirstWrite) -> Result<bool> {
+        if self.bytes_max == 0 {
+            return Ok(true);
+        }
+        let records = FirstWriteHead::records(first);
+        if records.len() as u64 >= self.bytes_max {
+            return Ok(false);
+        }
+        self.put(node, &records).map(|()| true)
+    }
+
+    fn put(&self, node: NodeId, records: &[u8]) -> Result<()> {
+        let mut generations = lock(&self.generations);
+        let Err(error) = self.append(&mut generations, node, records) else { return Ok(()) };
         tracing::warn!(%error, "what is written now does not outlive the service: it could not be recorded");
         let Generations { current, last, .. } = &mut *generations;
         for generation in [current, last] {
@@ -250,6 +317,12 @@ impl Journal {
         current.end += length;
         current.nodes.insert(node);
         Ok(())
+    }
+
+    /// Has the generations begin after those whose files another union has left.
+    pub fn begin_after(&self, generation: u64) {
+        let mut generations = lock(&self.generations);
+        generations.made = generations.made.max(generation);
     }
 
     /// How full it is; that a generation has begun is told once.

@@ -175,6 +175,7 @@ impl Libservice for Union {
         flags: RenameFlags,
     ) -> Result<()> {
         let _change = self.change();
+        let _paths = self.deferred.paths_change();
         let names = self.names_mut();
         let (parent, new_parent) = (self.node(parent)?, self.node(new_parent)?);
         if !parent.is_directory() || !new_parent.is_directory() {
@@ -331,6 +332,7 @@ impl Libservice for Union {
 
     fn flush_range(&self, caller: &Caller, handle: HandleId, range: Range<u64>) -> Result<()> {
         let file = self.handles.file(handle)?;
+        self.complete_deferred(&file.node)?;
         let plain = {
             let state = file.node.read();
             match (&state.upper, &state.content) {

@@ -11,8 +11,8 @@
 //! **Order.** Bits reach the disk after the data of their blocks, names of the copy-up before the fsync that needs them
 //! returns. Every change of names is one rename of the upper branch, or a sequence whose steps are each allowed results.
 //!
-//! **Locks.** In this order: the lock of changes (whoever changes what is shown shares it, who has to see one state of all owns it), the
-//! namespace lock (lookups share it, changes of names and copy-ups own it), a node's flush
+//! **Locks.** In this order: the lock of changes (whoever changes what is shown shares it, who has to see one state of all owns it), that of
+//! the paths of files whose copy-up is deferred, the namespace lock (lookups share it, changes of names and copy-ups own it), a node's flush
 //! lock, a node's state, the journal, the tables of nodes and handles. Reads and writes of file content take a node's state only.
 //!
 //! **Assumptions.** Lower branches do not change while they are part of a union; a lower file that did is noticed by size
@@ -28,8 +28,10 @@ mod changes;
 pub mod check;
 mod copyup;
 mod data;
+mod deferred;
 mod differences;
 mod durable;
+mod first_write;
 mod flatten;
 mod format;
 mod handles;
@@ -55,6 +57,7 @@ pub use shown::SharedMemory;
 pub use statistics::{Damage, Statistics};
 
 use branch::LowerNode;
+use deferred::Deferred;
 use journal::Journal;
 use node::{Content, NewNode, Nodes, State};
 use poolfs_libservice::{Branch, Error, Held, Libservice, Result};
@@ -101,6 +104,8 @@ pub struct UnionConfig {
     /// Most blocks that may be in transit: written in part, the rest not copied from below yet. Zero: every such write
     /// copies at once.
     pub transit_blocks_max: usize,
+    /// Most files that may have been written for the first time without having been copied up yet. Zero: every first write copies up at once.
+    pub deferred_copy_ups_max: usize,
     /// Most bytes of a generation of the journal, by which what is accepted outlives the process; there may be two, and each twice as long for a moment. Only over a layer that keeps back what is on hold, and
     /// whose content outlives the process. Zero: there is no journal.
     pub journal_bytes: u64,
@@ -111,7 +116,7 @@ pub struct UnionConfig {
 }
 
 impl UnionConfig {
-    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches, 1024 blocks, no journal, 64 MiB.
+    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches, 1024 blocks, 1024 files, no journal, 64 MiB.
     #[must_use]
     pub fn new(upper: Arc<dyn Libservice>, lowers: Vec<Lower>) -> Self {
         UnionConfig {
@@ -121,6 +126,7 @@ impl UnionConfig {
             flush_interval: Duration::from_secs(5),
             dirty_sketches_max: 4096,
             transit_blocks_max: 1024,
+            deferred_copy_ups_max: 1024,
             journal_bytes: 0,
             listings_bytes_max: 64 << 20,
             shared_memory: None,
@@ -146,6 +152,7 @@ pub struct Union {
     calls: Arc<durable::Calls>,
     journal: Arc<Journal>,
     copies: Arc<transit::Copies>,
+    deferred: Arc<Deferred>,
     shared_memory: Option<SharedMemory>,
     /// zero: never
     flush_interval: Duration,
@@ -191,6 +198,7 @@ impl Union {
 
     fn assemble(config: UnionConfig, work: work::Work) -> Result<Arc<Self>> {
         let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, .. } = config;
+        let deferred = Arc::new(Deferred::new(config.deferred_copy_ups_max));
         let UnionConfig { transit_blocks_max, journal_bytes, listings_bytes_max, shared_memory, .. } = config;
         let nodes = Nodes::new(root(&upper, &lowers)?);
         let calls = Arc::new(durable::Calls::default());
@@ -213,6 +221,7 @@ impl Union {
             calls,
             journal,
             copies,
+            deferred,
             shared_memory,
             flush_interval,
             background: background::Background::default(),
@@ -224,6 +233,7 @@ impl Union {
     pub fn end_threads(&self) {
         self.calls.end();
         self.copies.stop();
+        self.deferred.stop();
         self.background.join();
     }
 
@@ -302,6 +312,8 @@ fn root(upper: &Branch, lowers: &[Lower]) -> Result<NewNode> {
             names: Vec::new(),
             removed: false,
             content: Content::Plain,
+            first_write: None,
+            is_copied_up_now: false,
             index_links: None,
             origin: false,
             lower_path: Some(Arc::from(&b""[..])),

@@ -2,6 +2,7 @@
 
 use crate::branch::LowerNode;
 use crate::changes::Forgotten;
+use crate::first_write::FirstWrite;
 use crate::sketch::Sketch;
 use hashbrown::HashMap;
 use poolfs_libservice::{Changed, Held, Lease, Opened};
@@ -37,6 +38,10 @@ pub(crate) struct State {
     pub names: Vec<NameOf>,
     pub removed: bool,
     pub content: Content,
+    /// what was written before there is an upper file
+    pub first_write: Option<Arc<FirstWrite>>,
+    /// whether the upper object is being made
+    pub is_copied_up_now: bool,
     /// of a file in the index: its link count less that of the upper inode
     pub index_links: Option<i64>,
     /// whether the upper object has an origin
@@ -113,21 +118,20 @@ impl Node {
 
     /// A path of the node in the union, for messages.
     pub fn path(&self) -> String {
+        self.path_bytes().map_or_else(|| format!("(inode {})", self.inode), |path| path.escape_ascii().to_string())
+    }
+
+    /// A path of the node in the union; nothing for one without a name.
+    pub fn path_bytes(&self) -> Option<Vec<u8>> {
         let mut parts = Vec::new();
-        let (mut parent, mut name) = match self.read().names.first() {
-            Some(first) => (first.parent.clone(), first.name.clone()),
-            None => return format!("(inode {})", self.inode),
-        };
-        loop {
-            parts.push(name.escape_ascii().to_string());
-            let next = parent.read().names.first().map(|up| (up.parent.clone(), up.name.clone()));
-            match next {
-                Some(next) => (parent, name) = next,
-                None => break,
-            }
+        let name_of = |node: &Node| node.read().names.first().map(|up| (up.parent.clone(), up.name.clone()));
+        let mut next = name_of(self);
+        while let Some((parent, name)) = next {
+            parts.push(name);
+            next = name_of(&parent);
         }
         parts.reverse();
-        parts.join("/")
+        (!parts.is_empty()).then(|| parts.join(&b'/'))
     }
 }
 

@@ -54,6 +54,9 @@ impl Union {
         if source.is_directory() && self.is_within(new.parent, &source) {
             return fail(Errno::EINVAL);
         }
+        if source.is_directory() || exchange && target.as_ref().is_some_and(|target| target.is_directory()) {
+            self.complete_all_deferred_locked()?;
+        }
         if let Some(target) = target.as_ref().filter(|_| exchange) {
             if target.id == source.id {
                 return Ok(None);

@@ -6,17 +6,23 @@
 
 use crate::Union;
 use crate::bitmap::file_bytes;
-use crate::format::{Cause, Origin, SketchRecord};
-use crate::journal::{self, Change, LEFT, RECORD_BYTES};
+use crate::branch::LowerNode;
+use crate::copyup::Bytes;
+use crate::first_write::FirstWrite;
+use crate::format::{Cause, Origin, SketchRecord, array};
+use crate::journal::{self, Change, FirstWriteHead, LEFT, RECORD_BYTES};
 use crate::marks;
+use crate::node::{Content, Node};
+use crate::resolve::Referenced;
 use crate::sketch::{BLOCK, Sketch};
 use crate::work::{DIRECTORY, list};
 use hashbrown::HashMap;
 use poolfs_libservice::walk::walk;
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
-use poolfs_types::{Caller, Errno, FileType, NodeId, OpenFlags, SetAttributes, SetTime};
+use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 const ROOT: &Caller = &Caller::ROOT;
 
@@ -58,7 +64,77 @@ impl Said {
     }
 }
 
-type Journals = HashMap<[u8; 16], Said>;
+/// What the files of a journal say.
+#[derive(Default)]
+struct Journals {
+    sketches: HashMap<[u8; 16], Said>,
+    first_writes: Vec<FirstWrite>,
+}
+
+/// What could not be made good.
+#[derive(Default)]
+struct Left {
+    sketches: Vec<([u8; 16], Said)>,
+    first_writes: Vec<FirstWrite>,
+}
+
+impl Left {
+    fn is_empty(&self) -> bool {
+        self.sketches.is_empty() && self.first_writes.is_empty()
+    }
+
+    /// The file that says it.
+    fn journal(&self) -> Vec<u8> {
+        let of_sketch =
+            |(id, said): &([u8; 16], Said)| said.changes().flat_map(|change| change.encode(id)).collect::<Vec<_>>();
+        let mut bytes = journal::header(LEFT).to_vec();
+        bytes.extend(self.sketches.iter().flat_map(of_sketch).flatten());
+        bytes.extend(self.first_writes.iter().flat_map(FirstWriteHead::records));
+        bytes
+    }
+}
+
+/// The records of a file, one after the other.
+struct Records {
+    file: Opened,
+    buffer: Vec<u8>,
+    /// bytes of the buffer that were read, and those of them that were taken
+    filled: usize,
+    taken: usize,
+    offset: u64,
+}
+
+impl Records {
+    fn new(file: Opened) -> Self {
+        Records { file, buffer: vec![0; READ_RECORDS * RECORD_BYTES], filled: 0, taken: 0, offset: 0 }
+    }
+
+    /// The next record; nothing at the end.
+    fn next(&mut self) -> Result<Option<[u8; RECORD_BYTES]>> {
+        if self.taken + RECORD_BYTES > self.filled {
+            if self.offset >= FILE_BYTES_MAX || self.offset > 0 && self.filled < self.buffer.len() {
+                return Ok(None);
+            }
+            self.filled = self.file.read_full(self.offset, &mut self.buffer)?;
+            self.offset += self.filled as u64;
+            self.taken = 0;
+        }
+        let record =
+            self.buffer[..self.filled].get(self.taken..self.taken + RECORD_BYTES).map(|record| array(record, 0));
+        self.taken += RECORD_BYTES;
+        Ok(record)
+    }
+
+    /// So many records, if they are there.
+    fn take(&mut self, count: usize) -> Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        for _ in 0..count {
+            let Some(record) = self.next()? else { return Ok(None) };
+            bytes.extend_from_slice(&record);
+        }
+        Ok(Some(bytes))
+    }
+}
 
 /// The generations whose files are there, oldest first.
 pub(crate) fn generations(upper: &Branch, top: NodeId) -> Result<Vec<u64>> {
@@ -75,27 +151,21 @@ fn read(upper: &Branch, top: NodeId, generation: u64, journals: &mut Journals) -
     if attributes.file_type != FileType::Regular {
         return Err(Error::new(Errno::EIO, format!("{} is no file", journal::journal_name(generation))));
     }
-    let file = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
-    let mut buffer = vec![0; READ_RECORDS * RECORD_BYTES];
-    let mut offset = 0;
-    while offset < FILE_BYTES_MAX {
-        let count = file.read_full(offset, &mut buffer)?;
-        let mut records = buffer[..count].as_chunks::<RECORD_BYTES>().0.iter();
-        if offset == 0 {
-            let Some(header) = records.next() else { return Ok(()) };
-            if !journal::check_header(generation, header).map_err(|cause| Error::new(Errno::EIO, cause))? {
-                return Ok(());
-            }
+    let mut records = Records::new(Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?);
+    let Some(header) = records.next()? else { return Ok(()) };
+    if !journal::check_header(generation, &header).map_err(|cause| Error::new(Errno::EIO, cause))? {
+        return Ok(());
+    }
+    while let Some(record) = records.next()? {
+        if let Some((id, change)) = Change::decode(&record) {
+            journals.sketches.entry(id).or_default().add(change);
+            continue;
         }
-        for record in records {
-            // What follows was never told of.
-            let Some((id, change)) = Change::decode(record) else { return Ok(()) };
-            journals.entry(id).or_default().add(change);
-        }
-        if count < buffer.len() {
-            break;
-        }
-        offset += count as u64;
+        // What follows what cannot be read was never told of.
+        let Some(head) = FirstWriteHead::decode(&record) else { break };
+        let following = records.take(head.following())?;
+        let Some(first) = following.and_then(|following| head.first_write(&following)) else { break };
+        journals.first_writes.push(first);
     }
     Ok(())
 }
@@ -121,11 +191,23 @@ impl Union {
         if generations.is_empty() {
             return Ok(());
         }
-        let mut journals = Journals::new();
+        let mut journals = Journals::default();
         for &generation in &generations {
             read(upper, top, generation, &mut journals)?;
         }
-        let left = if journals.is_empty() { Vec::new() } else { self.replay_sketches(&mut journals)? };
+        // Completing a first write may record what it does.
+        self.journal.begin_after(generations.last().copied().unwrap_or_default());
+        let mut left = Left::default();
+        if !journals.sketches.is_empty() {
+            left.sketches = self.replay_sketches(&mut journals.sketches)?;
+        }
+        for first in journals.first_writes {
+            if let Err(cause) = self.replay_first_write(&first)? {
+                let path = first.path.escape_ascii();
+                tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be copied up");
+                left.first_writes.push(first);
+            }
+        }
         upper.sync()?;
         self.keep(&left)?;
         for generation in generations.into_iter().filter(|&generation| generation != LEFT || left.is_empty()) {
@@ -135,7 +217,7 @@ impl Union {
     }
 
     /// The records of those that cannot be read now.
-    fn replay_sketches(&self, journals: &mut Journals) -> Result<Vec<([u8; 16], Said)>> {
+    fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Said>) -> Result<Vec<([u8; 16], Said)>> {
         let mut left = Vec::new();
         let mut count = 0u64;
         let root = Held::new(&self.work.upper, NodeId::ROOT);
@@ -164,6 +246,71 @@ impl Union {
         })?;
         tracing::info!(sketches = count, left = left.len(), "what a service had accepted before it died is in order");
         Ok(left)
+    }
+
+    /// Copies up a file whose first write is recorded, unless that was done before: then it has an upper file, or is not where it was.
+    fn replay_first_write(&self, first: &FirstWrite) -> Result<std::result::Result<(), Cause>> {
+        let (lower, attributes) = match self.lower_of(&first.origin)? {
+            Ok(lower) => lower,
+            Err(cause) => return Ok(Err(cause)),
+        };
+        let mut found: Option<Referenced<'_>> = None;
+        for name in first.path.split(|&byte| byte == b'/') {
+            let parent = match &found {
+                None => self.node(NodeId::ROOT)?,
+                Some(found) => Arc::clone(&**found),
+            };
+            // A path of another branch, or one that was no path ever, leads nowhere.
+            let child =
+                if parent.is_directory() && Name::new(name).is_ok() { self.child(&parent, name)? } else { None };
+            let Some(child) = child else { return Ok(Ok(())) };
+            found = Some(child);
+        }
+        let Some(node) = found.filter(|node| node.file_type == FileType::Regular) else { return Ok(Ok(())) };
+        let begun = match node.upper() {
+            Some(held) => self.repeat_first_write(&node, &held, first),
+            None => self.begin_first_write(&node, (&lower, &attributes), first),
+        };
+        match begun.and_then(|_| self.flush_sketch(&node, Durability::All)) {
+            Err(error) if error == Errno::EIO => Ok(Err(error.to_string())),
+            result => result.map(Ok),
+        }
+    }
+
+    fn begin_first_write(
+        &self,
+        node: &Arc<Node>,
+        (lower, attributes): (&LowerNode, &Attributes),
+        first: &FirstWrite,
+    ) -> Result<()> {
+        {
+            let mut state = node.write();
+            let known = state.lowers.first().map(|known| (known.layer, known.held.node()));
+            if known != Some((lower.layer, lower.held.node())) || !matches!(state.content, Content::Plain) {
+                return Err(Error::new(Errno::EIO, "its path shows another file"));
+            }
+            node.changed.show(attributes.changed, first.at);
+            state.first_write = Some(Arc::new(first.clone()));
+        }
+        let copied = self.copy_up(node, Bytes::Sketch);
+        node.write().first_write = None;
+        copied.map(drop)
+    }
+
+    /// A replay that did not come to its end may have left the upper file without what was written.
+    fn repeat_first_write(&self, node: &Arc<Node>, held: &Held, first: &FirstWrite) -> Result<()> {
+        let mut state = node.write();
+        let block = first.offset / BLOCK;
+        if !matches!(&state.content, Content::Sketch(sketch) if sketch.record.id == first.id) {
+            return Ok(());
+        }
+        self.load_locked(node, &mut state)?;
+        match &state.content {
+            Content::Sketch(sketch) if !sketch.all_upper(block..block + 1) => {
+                self.put_first_write(node, held, &mut state.content, first)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn record_of(&self, held: &Held) -> Result<Option<SketchRecord>> {
@@ -227,24 +374,22 @@ impl Union {
         Ok(Ok(()))
     }
 
-    /// Stores the records of sketches that cannot be read now.
-    fn keep(&self, left: &[([u8; 16], Said)]) -> Result<()> {
+    /// Stores what cannot be made good now.
+    fn keep(&self, left: &Left) -> Result<()> {
         if left.is_empty() {
             return Ok(());
         }
         let (upper, top) = (&self.work.upper, self.work.top.node());
         let temporary = self.work.temporary();
-        let name = poolfs_types::Name::new(&temporary)?;
+        let name = Name::new(&temporary)?;
         let (entry, handle) = upper.create(ROOT, self.work.work.node(), name, 0o600, OpenFlags::READ_WRITE)?;
         drop(Held::new(upper, entry.node));
         let file = Opened::new(upper, handle);
-        let records = left.iter().flat_map(|(id, said)| said.changes().flat_map(|change| change.encode(id)));
-        let bytes: Vec<u8> = std::iter::once(journal::header(LEFT)).chain(records).flatten().collect();
-        file.write_full(0, &bytes)?;
+        file.write_full(0, &left.journal())?;
         upper.fsync(ROOT, file.id(), Durability::All)?;
         let left = journal::journal_name(LEFT);
-        let left = poolfs_types::Name::new(left.as_bytes())?;
-        upper.rename(ROOT, self.work.work.node(), name, top, left, poolfs_types::RenameFlags::empty())?;
+        let left = Name::new(left.as_bytes())?;
+        upper.rename(ROOT, self.work.work.node(), name, top, left, RenameFlags::empty())?;
         self.work.sync_directory(top)
     }
 }

@@ -53,6 +53,14 @@ pub(crate) struct Files {
     pub upper: Opened,
 }
 
+/// An id that no other sketch has.
+pub(crate) fn new_id() -> Result<[u8; 16]> {
+    let mut id = [0; 16];
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+    Ok(id)
+}
+
 impl Sketch {
     pub fn new(record: SketchRecord, origin: Origin) -> Self {
         Sketch {
@@ -195,6 +203,11 @@ impl Union {
                 }
             }
         }
+        self.open_files(upper, sketch)
+    }
+
+    /// Opens the files of a sketch whose map is there.
+    pub(crate) fn open_files(&self, upper: &Held, sketch: &mut Sketch) -> Result<()> {
         if sketch.files.is_none()
             && let Some(map) = &sketch.map
         {

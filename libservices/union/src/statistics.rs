@@ -31,6 +31,8 @@ pub struct Statistics {
     pub blocks_copied: u64,
     /// Blocks written in part whose rest is still to be copied from below.
     pub blocks_in_transit: u64,
+    /// Files written for the first time that are still to be copied up.
+    pub copy_ups_deferred: u64,
     /// Directories, links and special files copied up.
     pub objects_copied: u64,
     /// Sketches that answer `EIO`, at most 1024.
@@ -92,6 +94,7 @@ impl Union {
             blocks_moved: counters.blocks_moved.load(Ordering::Relaxed),
             blocks_copied: counters.blocks_copied.load(Ordering::Relaxed),
             blocks_in_transit: self.copies.len() as u64,
+            copy_ups_deferred: self.deferred.len() as u64,
             objects_copied: counters.objects_copied.load(Ordering::Relaxed),
             damaged,
             nodes: self.nodes.len() as u64,

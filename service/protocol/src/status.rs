@@ -139,6 +139,9 @@ pub struct UnionStatus {
     pub blocks_copied: u64,
     /// Blocks written in part whose rest is still to be copied from below.
     pub blocks_in_transit: u64,
+    /// Files written for the first time that are still to be copied up.
+    #[serde(default)]
+    pub copy_ups_deferred: u64,
     /// Directories, links and special files copied up.
     pub objects_copied: u64,
     /// Sketches that answer EIO.

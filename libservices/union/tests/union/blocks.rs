@@ -40,6 +40,9 @@ fn one_byte_moves_one_block() {
     content[50 * BLOCK + 1] = 0xff;
     union.read(ROOT, reader, 50 * 4096 + 1, &mut byte).unwrap();
     assert_eq!(byte, [0xff], "a handle opened before the copy-up sees the change");
+    union.sync().unwrap();
+    union.read(ROOT, reader, 50 * 4096 + 1, &mut byte).unwrap();
+    assert_eq!(byte, [0xff], "also when it is done");
     union.release(reader);
     assert_eq!(get(&*union, "f").unwrap(), content);
     let done = union.statistics();

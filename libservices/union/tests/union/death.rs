@@ -21,6 +21,7 @@ struct Mortal {
     upper: Arc<Hooked>,
     lowers: Vec<Arc<Memory>>,
     journal_bytes: u64,
+    deferred_copy_ups_max: usize,
 }
 
 fn lowers_of(lowers: &[Arc<Memory>]) -> Vec<Lower> {
@@ -39,12 +40,15 @@ fn open_journaled(upper: Arc<dyn Libservice>, lowers: &[Arc<Memory>], journal_by
 
 impl Mortal {
     fn new(lowers: Vec<Arc<Memory>>, journal_bytes: u64) -> Self {
-        Self { upper: Hooked::over(Memory::new()), lowers, journal_bytes }
+        Self { upper: Hooked::over(Memory::new()), lowers, journal_bytes, deferred_copy_ups_max: 1024 }
     }
 
     fn open(&self) -> Arc<Union> {
         self.upper.hook(|_| Ok(()));
-        open_journaled(self.upper.clone(), &self.lowers, self.journal_bytes)
+        let lowers = lowers_of(&self.lowers);
+        let config = UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(self.upper.clone(), lowers) };
+        let Mortal { journal_bytes, deferred_copy_ups_max, .. } = *self;
+        Union::open(UnionConfig { journal_bytes, deferred_copy_ups_max, ..config }).expect("the union opens")
     }
 
     /// From here on the union changes nothing.
@@ -202,27 +206,30 @@ fn the_journal_begins_anew_when_it_is_full() {
 
 #[test]
 fn what_cannot_be_made_good_now_waits() {
-    let (lower, mut content) = lower();
-    let mortal = Mortal::new(vec![lower.clone()], AMPLE);
-    let union = mortal.open();
-    write_at(&*union, "f", 100, b"accepted");
-    content[100..108].copy_from_slice(b"accepted");
-    mortal.die();
-    close(union);
-    // The lower branch is another one this time.
-    let other = Mortal { upper: mortal.upper.clone(), lowers: vec![Memory::new()], journal_bytes: AMPLE };
-    let union = other.open();
-    assert_eq!(get(&*union, "f").map_err(|error| error.errno()), Err(Errno::EIO));
-    close(union);
-    let mut found = Vec::new();
-    let branch = mortal.upper.clone() as Arc<dyn Libservice>;
-    let check = Check { upper: branch, lowers: None, repair: true, is_whole_below: true };
-    let _ = check.run(&mut |finding| found.push(finding.problem.name())).unwrap();
-    assert_eq!(found, ["journal"]);
-    let union = mortal.open();
-    assert!(get(&*union, "f").unwrap() == content);
-    close(union);
-    assert_eq!(mortal.journals(), [] as [&str; 0]);
+    // What is not copied up yet is not there without its lower file; what is cannot be read.
+    for (deferred_copy_ups_max, without) in [(8, Errno::ENOENT), (0, Errno::EIO)] {
+        let (lower, mut content) = lower();
+        let mortal = Mortal { deferred_copy_ups_max, ..Mortal::new(vec![lower.clone()], AMPLE) };
+        let union = mortal.open();
+        write_at(&*union, "f", 100, b"accepted");
+        content[100..108].copy_from_slice(b"accepted");
+        mortal.die();
+        close(union);
+        // The lower branch is another one this time.
+        let other = Mortal { upper: mortal.upper.clone(), ..Mortal::new(vec![Memory::new()], AMPLE) };
+        let union = other.open();
+        assert_eq!(get(&*union, "f").map_err(|error| error.errno()), Err(without));
+        close(union);
+        let mut found = Vec::new();
+        let branch = mortal.upper.clone() as Arc<dyn Libservice>;
+        let check = Check { upper: branch, lowers: None, repair: true, is_whole_below: true };
+        let _ = check.run(&mut |finding| found.push(finding.problem.name())).unwrap();
+        assert_eq!(found, ["journal"]);
+        let union = mortal.open();
+        assert!(get(&*union, "f").unwrap() == content);
+        close(union);
+        assert_eq!(mortal.journals(), [] as [&str; 0]);
+    }
 }
 
 #[test]
@@ -248,13 +255,13 @@ fn a_journal_that_cannot_be_written_is_void() {
 /// Power is cut while a journal is made good, as often as that changes anything.
 #[test]
 fn a_replay_may_end_at_any_point() {
-    for seed in 0..6u64 {
+    // After the first step a copy-up waits; after the others, blocks do.
+    for (seed, steps) in (0..6u64).flat_map(|seed| [(seed, 1), (seed, 10)]) {
         let (lower, mut content) = lower();
         let recorder = Recorder::new();
-        let mortal =
-            Mortal { upper: Hooked::over(recorder.clone()), lowers: vec![lower.clone()], journal_bytes: AMPLE };
+        let mortal = Mortal { upper: Hooked::over(recorder.clone()), ..Mortal::new(vec![lower.clone()], AMPLE) };
         let union = mortal.open();
-        for step in 0..10usize {
+        for step in 0..steps {
             let at = (step * 7919 + seed as usize * 3571) % (18 * BLOCK);
             let data = vec![0x80 + step as u8; [7, 3000, 9000][step % 3]];
             write_at(&*union, "f", at as u64, &data);

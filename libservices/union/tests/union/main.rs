@@ -5,6 +5,7 @@ mod calls;
 mod check;
 mod crash;
 mod death;
+mod deferred;
 mod faults;
 mod frozen;
 mod hooked;

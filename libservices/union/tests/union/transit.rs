@@ -29,7 +29,7 @@ impl Scene {
     fn open(&self, transit_blocks_max: usize) -> Arc<Union> {
         let lowers = vec![Lower { layer_id: "layer-0".into(), layer: self.lower.clone(), is_union: false }];
         let config = UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(self.upper.clone(), lowers) };
-        Union::open(UnionConfig { transit_blocks_max, ..config }).expect("the union opens")
+        Union::open(UnionConfig { transit_blocks_max, deferred_copy_ups_max: 0, ..config }).expect("the union opens")
     }
 
     /// From now on nothing can be read from below.
