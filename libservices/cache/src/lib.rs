@@ -45,6 +45,7 @@ mod core;
 mod handles;
 mod huge;
 mod idle;
+mod keeper;
 mod layer;
 mod ledger;
 mod loans;
