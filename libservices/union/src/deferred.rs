@@ -94,6 +94,15 @@ impl Deferred {
         at.is_some_and(|at| queue.nodes.remove(at).is_some())
     }
 
+    /// Has others come before the node.
+    fn put_last(&self, node: &Arc<Node>) {
+        let mut queue = lock(&self.queue);
+        if let Some(at) = queue.nodes.iter().position(|waiting| waiting.id == node.id) {
+            queue.nodes.remove(at);
+            queue.nodes.push_back(node.clone());
+        }
+    }
+
     pub fn stop(&self) {
         lock(&self.queue).stop = true;
         self.wake.notify_all();
@@ -136,6 +145,7 @@ pub(crate) fn run(union: &Weak<Union>, deferred: &Deferred) {
             // It stays: whoever needs it tries again, and fsync reports it.
             tracing::warn!(inode = node.inode, %error, "a file that was written could not be copied up");
             drop(union);
+            deferred.put_last(&node);
             if deferred.rest(RETRY) {
                 return;
             }

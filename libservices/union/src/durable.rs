@@ -104,8 +104,9 @@ pub(crate) fn run(union: &Weak<Union>, calls: &Calls, interval: Duration) {
 impl Union {
     /// After blocks have moved: has the bitmap written soon. With too many waiting, the oldest is written now.
     pub(crate) fn after_move(&self, node: &Arc<Node>) {
-        self.queue(node);
-        self.trim_dirty();
+        if self.queue(node) {
+            self.trim_dirty();
+        }
         self.heed_journal();
     }
 
@@ -122,14 +123,15 @@ impl Union {
         }
     }
 
-    /// Has the bitmap of a node written soon.
-    pub(crate) fn queue(&self, node: &Arc<Node>) {
+    /// Has the bitmap of a node written soon; whether it was not to be before.
+    pub(crate) fn queue(&self, node: &Arc<Node>) -> bool {
         if node.queued.swap(true, Ordering::AcqRel) {
-            return;
+            return false;
         }
         self.nodes.pin(node);
         self.have_flushed();
         lock(&self.dirty.lists).waiting.push_back(node.clone());
+        true
     }
 
     /// While too many bitmaps wait, writes the oldest.
