@@ -2,10 +2,12 @@
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;
-use poolfs_libservice::types::{Attributes, Errno, OpenFlags, RenameFlags, SeekTo, SetAttributes};
+use poolfs_libservice::types::{Attributes, Errno, NodeId, OpenFlags, RenameFlags, SeekTo, SetAttributes};
 use poolfs_libservice::{Durability, Layered, Libservice, Memory, Result, fail};
 use poolfs_union::{Lower, Union, UnionConfig};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
@@ -287,4 +289,99 @@ fn a_death_takes_nothing_that_was_accepted_and_brings_nothing_back() {
     assert!(get(&*union, "d/f").unwrap() == scene.content);
     close(union);
     assert!(ls(&*scene.upper, ".poolfs").iter().all(|name| !name.starts_with("journal")), "an orderly end");
+}
+
+/// Writers of new files, somebody who renames their directories, somebody who has all brought to disk, and readers.
+#[test]
+fn whoever_comes_meanwhile_finds_each_write() {
+    const FILES: usize = 120;
+    const DIRECTORIES: usize = 4;
+    for death in [false, true] {
+        let scene = Scene::new();
+        let path = |prefix: char, file: usize| format!("{prefix}{}/n{file}", file % DIRECTORIES);
+        for directory in 0..DIRECTORIES {
+            mkdir(&*scene.lower, &format!("a{directory}"));
+        }
+        for file in 0..FILES {
+            put(&*scene.lower, &path('a', file), &scene.content);
+        }
+        let union = scene.open();
+        let nodes: Vec<_> = (0..FILES).map(|file| node(&*union, &path('a', file)).unwrap()).collect();
+        let ended = AtomicBool::new(false);
+        let write = |file: usize| {
+            let handle = union.open(ROOT, nodes[file], OpenFlags::READ_WRITE).unwrap();
+            assert_eq!(union.write(ROOT, handle, 6000, &[file as u8; 5]).unwrap().count, 5);
+            let mut shown = [0; 7];
+            assert_eq!(union.read(ROOT, handle, 5999, &mut shown).unwrap(), 7);
+            assert_eq!(shown[1..6], [file as u8; 5], "file {file}");
+            union.release(handle);
+        };
+        std::thread::scope(|scope| {
+            let writers: Vec<_> =
+                (0..2).map(|half| scope.spawn(move || (half..FILES).step_by(2).for_each(write))).collect();
+            let _renamer = scope.spawn(|| {
+                let mut names = ['a', 'b'];
+                while !ended.load(Ordering::Relaxed) || names[0] == 'b' {
+                    for directory in 0..DIRECTORIES {
+                        let [from, to] = names.map(|prefix| format!("{prefix}{directory}"));
+                        let (root, none) = (NodeId::ROOT, RenameFlags::empty());
+                        union.rename(ROOT, root, name(&from), root, name(&to), none).unwrap();
+                    }
+                    names.reverse();
+                }
+            });
+            let _syncer = scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    union.sync().unwrap();
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+            });
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            ended.store(true, Ordering::Relaxed);
+        });
+        let check = |union: &Union| {
+            for file in 0..FILES {
+                let found = get(union, &path('a', file)).unwrap();
+                assert!(found[6000..6005] == [file as u8; 5] && found.len() == scene.content.len(), "file {file}");
+            }
+        };
+        check(&union);
+        if death {
+            scene.die();
+        }
+        close(union);
+        let union = scene.open();
+        check(&union);
+        close(union);
+    }
+}
+
+#[test]
+fn a_first_write_while_the_file_is_copied_up_waits_for_it() {
+    let mut scene = Scene::new();
+    let union = scene.open();
+    let (begun, seen) = channel();
+    let begun = Mutex::new(begun);
+    scene.upper.hook(move |call| {
+        if call == Call::Rename && begun.lock().unwrap().send(()).is_ok() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    });
+    let file = node(&*union, "d/f").unwrap();
+    std::thread::scope(|scope| {
+        let copier = scope.spawn(|| {
+            let changes = SetAttributes { permissions: Some(0o600), ..SetAttributes::default() };
+            union.setattr(ROOT, file, &changes, None).unwrap();
+        });
+        seen.recv().unwrap();
+        // By its node: a path would be looked up when it is over.
+        let handle = union.open(ROOT, file, OpenFlags::READ_WRITE).unwrap();
+        assert_eq!(union.write(ROOT, handle, 5000, b"first").unwrap().count, 5);
+        union.release(handle);
+        copier.join().unwrap();
+    });
+    scene.content[5000..5005].copy_from_slice(b"first");
+    assert!(get(&*union, "d/f").unwrap() == scene.content);
+    close(union);
 }
