@@ -237,6 +237,7 @@ impl Union {
             settled = if removed { Ok(()) } else { self.copies.settle(node, &mut state, 0..u64::MAX) };
             match &mut state.content {
                 Content::Sketch(sketch) if sketch.is_dirty() && !removed => {
+                    self.move_ahead(node, held, sketch);
                     let id = sketch.record.id;
                     let sectors = sketch.map.as_mut().map(|map| map.bitmap.take_dirty(&id)).unwrap_or_default();
                     (sectors, id, !sketch.record.bitmap_durable, file_bytes(sketch.origin.size))
@@ -303,7 +304,8 @@ impl Union {
         for (sector, bytes) in sectors {
             file.write_full(u64::from(*sector) * SECTOR_BYTES as u64, bytes)?;
         }
-        self.upper.fsync(ROOT, file.id(), Durability::All)?;
+        // Its times are nobody's business.
+        self.upper.fsync(ROOT, file.id(), if first { Durability::All } else { Durability::Data })?;
         if first { self.work.sync_names() } else { Ok(()) }
     }
 

@@ -3,10 +3,10 @@
 use crate::Union;
 use crate::data::read_runs;
 use crate::node::{Content, Node};
-use crate::sketch::BLOCK;
-use poolfs_libservice::{Difference, Durability, Flattened, Layered, Result};
+use crate::sketch::{BLOCK, Sketch};
+use poolfs_libservice::{Difference, Durability, Flattened, Held, Layered, Result};
 use poolfs_types::{Caller, Errno, FileType, SetAttributes, SetTime};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 const ROOT: &Caller = &Caller::ROOT;
@@ -16,6 +16,13 @@ const STEP_BLOCKS: u64 = 256;
 
 /// Most files that are named because they could not be completed.
 const FAILED_MAX: usize = 100;
+
+/// What becomes of blocks of zeros that move to where there is a hole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Zeros {
+    Holes,
+    Stored,
+}
 
 impl Union {
     /// See [`Layered::flatten`].
@@ -81,32 +88,49 @@ impl Union {
         }
         let Some(held) = state.upper.clone() else { return Ok(None) };
         let Content::Sketch(sketch) = &mut state.content else { return Ok(None) };
-        let (map, files) = sketch.parts()?;
+        let (map, _) = sketch.parts()?;
         let end = sketch.lower_blocks();
         let first = if from < end { map.bitmap.run_end(from, end, true) } else { end };
         if first >= end {
             return Ok(None);
         }
         let last = map.bitmap.run_end(first, end.min(first + STEP_BLOCKS), false);
+        let moved = self.move_blocks(node, &held, sketch, first..last, buffer, Zeros::Holes);
+        drop(state);
+        self.after_move(node);
+        Ok(Some((last, moved?)))
+    }
+
+    /// Moves blocks of a sketch, whose lock is held, that have not moved; how many bytes were stored.
+    pub(crate) fn move_blocks(
+        &self,
+        node: &Node,
+        held: &Held,
+        sketch: &mut Sketch,
+        blocks: Range<u64>,
+        buffer: &mut Vec<u8>,
+        zeros: Zeros,
+    ) -> Result<u64> {
+        let (map, files) = sketch.parts()?;
+        let offset = blocks.start * BLOCK;
         let before = self.upper.getattr(ROOT, held.node())?;
-        let length = (last * BLOCK).min(before.size).checked_sub(first * BLOCK).ok_or(Errno::EIO)?;
+        let length = (blocks.end * BLOCK).min(before.size).checked_sub(offset).ok_or(Errno::EIO)?;
         buffer.clear();
         buffer.resize(length as usize, 0);
-        read_runs(sketch, map, files, first * BLOCK, buffer)?;
-        let written = self.put_completed(files, first * BLOCK, buffer);
+        read_runs(sketch, map, files, offset, buffer)?;
+        let written = match zeros {
+            Zeros::Holes => self.put_completed(files, offset, buffer),
+            Zeros::Stored => files.upper.write_full(offset, buffer).map(|()| length),
+        };
         // That it is stored elsewhere is no change that a user sees.
         let modified = Some(SetTime::At(before.modified));
         let times = SetAttributes { modified, ..SetAttributes::default() };
         let after = self.upper.setattr(ROOT, held.node(), &times, None)?;
         node.changed.hide(before.changed, after.changed);
-        let copied = written?;
-        let fresh = sketch.set_moved(first..last);
+        let stored = written?;
+        let fresh = sketch.set_moved(blocks);
         self.statistics.moved(fresh, fresh);
-        let recorded = self.journal.record(node.id, sketch);
-        drop(state);
-        self.after_move(node);
-        recorded?;
-        Ok(Some((last, copied)))
+        self.journal.record(node.id, sketch).map(|()| stored)
     }
 
     /// Writes what blocks of the lower file have, but for zeros where the upper file has a hole; how many bytes.

@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod attributes;
 mod background;
 mod bitmap;

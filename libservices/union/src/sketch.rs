@@ -1,6 +1,7 @@
 //! A sketch in memory: its record, its map of moved blocks, and the files its bytes come from.
 
 use crate::Union;
+use crate::ahead::Ahead;
 use crate::bitmap::{self, Bitmap, SECTOR_BYTES};
 use crate::branch::LowerNode;
 use crate::format::{Cause, Origin, SketchRecord};
@@ -33,6 +34,8 @@ pub(crate) struct Sketch {
     /// open while the file is, and while blocks are in transit
     pub files: Option<Arc<Files>>,
     pub transit: Transit,
+    /// how blocks have moved from sync to sync
+    pub ahead: Ahead,
     /// what the journal has not been told of
     pub unrecorded: Vec<Change>,
     /// the same for clients that read by themselves, while the files are open
@@ -69,6 +72,7 @@ impl Sketch {
             map: None,
             files: None,
             transit: Transit::default(),
+            ahead: Ahead::default(),
             unrecorded: Vec::new(),
             shown: None,
         }
@@ -128,6 +132,7 @@ impl Sketch {
         let fresh = map.bitmap.set(blocks.start..end);
         map.unmoved -= fresh.min(map.unmoved);
         if fresh > 0 {
+            self.ahead.note(&(blocks.start..end));
             self.unrecorded.push(Change::Moved(blocks.start..end));
         }
         if let Some(shown) = &self.shown {

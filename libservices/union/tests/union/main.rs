@@ -1,5 +1,6 @@
 //! Behaviour of the union over in-memory branches.
 
+mod ahead;
 mod blocks;
 mod calls;
 mod check;
