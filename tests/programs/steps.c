@@ -90,6 +90,9 @@ int main(void)
             map_length = (size_t)x;
             map = mmap(NULL, map_length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
             answer(map == MAP_FAILED ? -1 : 0, 0);
+        } else if (!strcmp(command, "persistent") && sscanf(rest, "%lli", &x) == 1) {
+            void *found = mmap(NULL, x, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+            answer(found == MAP_FAILED ? -1 : 0, 0);
         } else if (!strcmp(command, "textmap") && sscanf(rest, "%lli", &x) == 1) {
             map_length = (size_t)x;
             map = mmap(NULL, map_length, PROT_READ, MAP_PRIVATE, fd, 0);

@@ -125,6 +125,37 @@ fn what_is_cached_is_read_without_requests_until_it_moves() {
     });
 }
 
+/// As databases use their files: past the kernel's cache, after they have asked whether they are in persistent memory.
+#[test]
+fn files_opened_past_the_kernels_cache_go_by_the_library() {
+    isolated("files_opened_past_the_kernels_cache_go_by_the_library", |folder| {
+        let scene = Scene::new(folder);
+        let mount = scene.mount("a");
+        let mut model = content();
+        let mut cached = scene.start(Way::Legacy, &mount, libc::O_RDWR);
+        check(&mut cached, &model);
+        for flags in [libc::O_RDWR | libc::O_DIRECT, libc::O_RDWR] {
+            let mut database = scene.start(Way::Library, &mount, flags);
+            assert_eq!(database.step("persistent 4096"), Err(libc::EOPNOTSUPP));
+            // It is adopted when it is used again.
+            check(&mut database, &model);
+            let mut write = |at: usize, by: &mut Stepper| {
+                let byte = (at >> 12) as u8 ^ flags as u8;
+                assert_eq!(by.step(&format!("pwrite {at} 4096 {byte}")), Ok(4096));
+                model[at..at + 4096].fill(byte);
+            };
+            let asked = scene.requests(|| (0..20).for_each(|block| write(block * 4096, &mut database)));
+            assert_eq!(asked, 20, "writes");
+            assert_eq!(scene.requests(|| assert_eq!(database.step("sync"), Ok(0))), 1, "a sync");
+            write(30 * 4096, &mut cached);
+            check(&mut cached, &model);
+            warm(&mut database, &model);
+        }
+        drop(cached);
+        drop(mount);
+    });
+}
+
 #[test]
 fn who_may_change_it_through_the_kernel_is_seen() {
     isolated("who_may_change_it_through_the_kernel_is_seen", |folder| {

@@ -298,7 +298,7 @@ fn classify<'a>(
 
 /// Asks the service for a handle on the description behind a number, and whether it hears of its closings.
 fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32) -> Option<(u64, bool)> {
-    if flags & (sys::O_DIRECT | sys::O_PATH) != 0 {
+    if flags & sys::O_PATH != 0 {
         return None;
     }
     let mut message = Adopt::asking(session.connection().session());

@@ -46,7 +46,7 @@ pub enum Reason {
     SharedOffset,
     /// a descriptor that is used for the first time: adopting it would not pay
     FirstUse,
-    /// a descriptor the service gave no handle for, or that was given up (mapped shared, O_DIRECT)
+    /// a descriptor the service gave no handle for, or that was given up (mapped shared)
     NotAdopted,
     /// no session: refused, or lost
     NoSession,

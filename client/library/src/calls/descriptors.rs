@@ -168,7 +168,9 @@ pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, off
     pages::forget();
     let shared = matches!(flags as u32 & sys::MAP_TYPE, sys::MAP_SHARED | sys::MAP_SHARED_VALIDATE);
     if let Some(call) = Call::begin().filter(|_| descriptor >= 0 && flags as u32 & sys::MAP_ANONYMOUS == 0) {
-        if shared {
+        if is_refused(flags) {
+            // Databases ask so whether a file is persistent memory, and then use it as any other.
+        } else if shared {
             files::give_up(call, descriptor);
         } else if let Some(mapped) = map_lent(call, descriptor, place, (protection, flags), offset) {
             return mapped;
@@ -176,6 +178,12 @@ pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, off
         files::refresh_size(call, descriptor);
     }
     kernel(sys::__NR_mmap, mapping_arguments(place, (protection, flags), descriptor, offset))
+}
+
+/// Whether the kernel refuses a mapping of any file of ours: no FUSE filesystem has files that can be mapped with `MAP_SYNC`.
+fn is_refused(flags: i32) -> bool {
+    let flags = flags as u32;
+    flags & sys::MAP_TYPE == sys::MAP_SHARED_VALIDATE && flags & sys::MAP_SYNC != 0
 }
 
 fn mapping_arguments(place: UserMemory, (protection, flags): (i32, i32), descriptor: i32, offset: i64) -> [usize; 6] {

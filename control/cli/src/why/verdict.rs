@@ -108,10 +108,8 @@ pub fn descriptor_verdict(facts: &ProcessFacts, descriptor: &DescriptorFacts, cl
     if descriptor.kind == Kind::Other {
         return fuse("neither a regular file nor a directory");
     }
-    for (flag, name) in [(libc::O_PATH, "O_PATH"), (libc::O_DIRECT, "O_DIRECT")] {
-        if descriptor.flags & flag as u32 != 0 {
-            return fuse(format!("opened with {name}"));
-        }
+    if descriptor.flags & libc::O_PATH as u32 != 0 {
+        return fuse("opened with O_PATH");
     }
     let writable = descriptor.flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
     if facts.mapped.contains(&descriptor.inode) && writable {
@@ -216,7 +214,7 @@ mod tests {
             (|p, _, _| p.off = true, "POOLFS_OFF"),
             (|p, _, _| p.mapped = vec![7], "mapped shared"),
             (|_, d, _| d.kind = Kind::Other, "neither"),
-            (|_, d, _| d.flags |= libc::O_DIRECT as u32, "O_DIRECT"),
+            (|_, d, _| d.flags |= libc::O_PATH as u32, "O_PATH"),
             (|_, d, _| d.flags = libc::O_RDONLY as u32, "not adopted"),
             (|_, _, c| c.adopted[0].left_to_kernel = true, "somebody"),
             (|_, _, c| (c.has_session, c.refused) = (false, Some("EPERM".into())), "EPERM"),
