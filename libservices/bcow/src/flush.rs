@@ -111,7 +111,9 @@ impl Bcow {
             Content::Open(file) => Some(file.own.id()),
             _ => None,
         };
-        own.map_or(Ok(()), |own| self.below.fsync(ROOT, own, Durability::Data))?;
+        if let Some(own) = own {
+            node.sync_sized(Durability::Data, |durability| self.below.fsync(ROOT, own, durability))?;
+        }
         self.flush(node)
     }
 

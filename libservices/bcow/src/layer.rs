@@ -159,6 +159,7 @@ impl Bcow {
         } else {
             content.open(&self.below, node.id, false)?.resize(size)?;
         }
+        node.note_size();
         node.changed.see();
         drop(content);
         self.queue_if_dirty(node);
@@ -224,6 +225,7 @@ impl Bcow {
         }
         if !keeps_size && bytes.end > file.record.size {
             file.resize(bytes.end)?;
+            node.note_size();
         }
         drop(content);
         self.touch(node)?;
@@ -427,8 +429,10 @@ impl Libservice for Bcow {
 
     fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
         // This handle's own comes first: it is the one that learns of its failed write-backs.
-        self.below.fsync(caller, handle, durability)?;
-        self.handle(handle).map_or(Ok(()), |open| self.flush(&open.node))
+        let sync = |durability| self.below.fsync(caller, handle, durability);
+        let Some(open) = self.handle(handle) else { return sync(durability) };
+        open.node.sync_sized(durability, sync)?;
+        self.flush(&open.node)
     }
 
     fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()> {

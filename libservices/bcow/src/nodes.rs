@@ -3,9 +3,9 @@
 use crate::file::File;
 use crate::format::{ATTRIBUTE, Record};
 use hashbrown::HashMap;
-use poolfs_libservice::{Branch, Changed, Error, Result};
+use poolfs_libservice::{Branch, Changed, Durability, Error, Result};
 use poolfs_types::{Attributes, Caller, Errno, NodeId, OpenFlags};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 const SHARDS: usize = 64;
@@ -82,12 +82,35 @@ pub(crate) struct Node {
     pub flushing: Mutex<()>,
     /// It waits to be brought to disk.
     pub is_queued: AtomicBool,
+    /// how often the size was stored, as it was when this node was met too
+    sizes_stored: AtomicU64,
+    /// as many of those are durable
+    sizes_durable: AtomicU64,
 }
 
 impl Node {
     fn new(id: NodeId, content: Content) -> Arc<Self> {
-        let (changed, flushing, is_queued) = Default::default();
-        Arc::new(Node { id, content: RwLock::new(content), changed, flushing, is_queued })
+        let (changed, flushing, is_queued, sizes_durable) = Default::default();
+        let (content, sizes_stored) = (RwLock::new(content), AtomicU64::new(1));
+        Arc::new(Node { id, content, changed, flushing, is_queued, sizes_stored, sizes_durable })
+    }
+
+    /// A user has given the file a size, and it is stored.
+    pub fn note_size(&self) {
+        self.sizes_stored.fetch_add(1, Ordering::Release);
+    }
+
+    /// Has `sync` make the file below durable. The size belongs to the data, but is in an attribute, for which the layer below only waits when
+    /// it is to wait for all of them.
+    pub fn sync_sized(&self, durability: Durability, sync: impl FnOnce(Durability) -> Result<()>) -> Result<()> {
+        let stored = self.sizes_stored.load(Ordering::Acquire);
+        let is_ahead = self.sizes_durable.load(Ordering::Acquire) < stored && self.read().is_formatted();
+        let durability = if is_ahead { Durability::All } else { durability };
+        sync(durability)?;
+        if durability == Durability::All {
+            self.sizes_durable.fetch_max(stored, Ordering::AcqRel);
+        }
+        Ok(())
     }
 
     pub fn read(&self) -> RwLockReadGuard<'_, Content> {

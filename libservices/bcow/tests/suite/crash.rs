@@ -3,9 +3,10 @@
 
 use crate::support::*;
 use poolfs_bcow::Layout;
-use poolfs_libservice::types::{AllocateMode, HandleId, NodeId, OpenFlags};
-use poolfs_libservice::{Libservice, Memory, Recorder};
+use poolfs_libservice::types::{AllocateMode, Caller, HandleId, NodeId, OpenFlags, XattrFlags};
+use poolfs_libservice::{Branch, Durability, Libservice, Memory, Recorder, Result, pass_through};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const SECTOR: usize = 512;
 const SIZE_MAX: u64 = 6 << 20;
@@ -254,4 +255,56 @@ fn what_is_written_synchronously_is_on_disk() {
         let content = shown(recorder.crashed(recorder.len(), seed), Layout::Space, "at the end");
         assert!(content[..4096] == [1; 4096] && content[4096..] == [2; 4096], "seed {seed}");
     }
+}
+
+/// A layer that knows whether an attribute was set since all attributes were made durable. Like ext4, it does not take `fdatasync` for that.
+struct Attributed {
+    below: Branch,
+    is_ahead: AtomicBool,
+}
+
+impl Libservice for Attributed {
+    pass_through!(below: lookup forget getattr setattr readlink create tmpfile mknod mkdir symlink link unlink rmdir rename open read write
+        fallocate seek flush release opendir readdir getxattr listxattr removexattr statfs sync flush_range hold copy_range segment text
+        lend read_only);
+
+    fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.is_ahead.store(true, Ordering::Relaxed);
+        self.below.setxattr(caller, node, name, value, flags)
+    }
+
+    fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
+        if durability == Durability::All {
+            self.is_ahead.store(false, Ordering::Relaxed);
+        }
+        self.below.fsync(caller, handle, durability)
+    }
+}
+
+#[test]
+fn fdatasync_waits_for_a_size_that_only_an_attribute_tells() {
+    let attributed = Arc::new(Attributed { below: Memory::new(), is_ahead: AtomicBool::new(false) });
+    let bcow = layer(attributed.clone(), Layout::Space, Files::Grown);
+    let handle = create(&*bcow, "f");
+    let is_synced = || {
+        bcow.fsync(ROOT, handle, Durability::Data).expect("synced");
+        !attributed.is_ahead.load(Ordering::Relaxed)
+    };
+    // Longer, so that it comes to be of the format; longer again; of no length.
+    for size in [1 << 20, 2 << 20, 0, 4096, 0] {
+        resize(&*bcow, "f", size);
+        assert!(is_synced(), "{size}");
+    }
+    bcow.fallocate(ROOT, handle, AllocateMode::empty(), 0, 100).expect("allocated");
+    assert!(is_synced());
+    bcow.fallocate(ROOT, handle, AllocateMode::empty(), 0, 200).expect("only longer");
+    assert!(is_synced());
+    write(&*bcow, handle, 0, &[1; 100]);
+    assert!(is_synced());
+    resize(&*bcow, "f", 300);
+    bcow.release(handle);
+    let flags = OpenFlags::READ_WRITE | OpenFlags::DATA_SYNC;
+    let handle = bcow.open(ROOT, node(&*bcow, "f"), flags).expect("opened");
+    write(&*bcow, handle, 0, &[2; 100]);
+    assert!(!attributed.is_ahead.load(Ordering::Relaxed), "a write that waits for its data waits for the size too");
 }
