@@ -4,6 +4,9 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Between two looks whether a program has ended: at first, and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(5));
+
 /// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -53,6 +56,7 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Outcome {
     let mut err = child.stderr.take().expect("piped");
     let (out, err) = (std::thread::spawn(move || read_all(&mut out)), std::thread::spawn(move || read_all(&mut err)));
     let deadline = Instant::now() + limit;
+    let mut pause = PAUSES.0;
     let status = loop {
         if let Some(status) = child.try_wait().expect("the child is ours") {
             break status;
@@ -61,7 +65,8 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Outcome {
             child.kill().expect("the child is ours");
             panic!("{text} did not end within {} s", limit.as_secs());
         }
-        std::thread::park_timeout(Duration::from_millis(5));
+        std::thread::park_timeout(pause);
+        pause = PAUSES.1.min(pause * 2);
     };
     use std::os::unix::process::ExitStatusExt;
     Outcome {

@@ -9,6 +9,7 @@ pub mod differential;
 mod image;
 mod isolation;
 mod pool;
+pub mod power;
 mod steps;
 mod tree;
 

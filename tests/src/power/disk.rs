@@ -1,0 +1,77 @@
+//! Disks of a test: a file with ext4 in it, mounted by a loop device.
+
+use super::Content;
+use crate::{run, shell};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The directory that an empty disk has, for an upper branch.
+const BRANCH: &str = "upper";
+
+/// An ext4 of so many MiB, in blocks of so many bytes, that holds nothing but an empty directory. `folder` is for what making it needs.
+///
+/// # Panics
+/// When it cannot be made.
+#[must_use]
+pub fn empty_disk(folder: &Path, mebibytes: u32, block_bytes: u32) -> Content {
+    let (image, tree) = (folder.join("new.ext4"), folder.join("new"));
+    fs::create_dir_all(tree.join(BRANCH)).expect("a folder");
+    // Nothing of it is left to be written by the kernel later, which would only make the recording longer.
+    let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+    let mut command = Command::new("mkfs.ext4");
+    command.args(["-q", "-b", &block_bytes.to_string(), "-E", options, "-d"]).arg(tree);
+    let _ = run(command.arg(&image).arg(format!("{mebibytes}M"))).expect("mkfs.ext4 (package e2fsprogs)");
+    let content = Content::new(&fs::read(&image).expect("readable"));
+    fs::remove_file(image).expect("removed");
+    content
+}
+
+/// A mounted disk.
+pub struct Disk {
+    at: PathBuf,
+    is_mounted: bool,
+}
+
+impl Disk {
+    /// Mounts the ext4 in a file. The kernel commits its journal every second; the loop device goes with the mount.
+    ///
+    /// # Errors
+    /// What `mount` says.
+    pub fn mount(file: &Path, at: &Path) -> Result<Self, String> {
+        fs::create_dir_all(at).map_err(|error| error.to_string())?;
+        let mounted = run(Command::new("mount").args(["-t", "ext4", "-o", "loop,commit=1"]).args([file, at]));
+        if mounted.code == 0 { Ok(Self { at: at.to_path_buf(), is_mounted: true }) } else { Err(mounted.err) }
+    }
+
+    /// The directory for an upper branch.
+    #[must_use]
+    pub fn branch(&self) -> PathBuf {
+        self.at.join(BRANCH)
+    }
+
+    /// Has the kernel write whatever it has cached of this disk; by another process, see the recording device.
+    pub fn write_back(&self) {
+        let _ = shell(&format!("sync -f {}", self.at.display())).expect("sync");
+    }
+
+    /// Unmounts it.
+    ///
+    /// # Panics
+    /// When it is in use.
+    pub fn unmount(mut self) {
+        self.is_mounted = false;
+        let _ = run(Command::new("umount").arg(&self.at)).expect("umount");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.is_mounted {
+            // On a failure the service may still use it.
+            let way = if std::thread::panicking() { "--lazy" } else { "--verbose" };
+            let unmounted = run(Command::new("umount").arg(way).arg(&self.at));
+            assert!(unmounted.code == 0 || std::thread::panicking(), "umount: {}", unmounted.err);
+        }
+    }
+}
