@@ -83,6 +83,12 @@ const STAGES: &[Stage] = &[
         ],
         environment: &[LONG],
     },
+    // At each write of the disk below, of many recordings with each format.
+    Stage {
+        name: "power cuts",
+        command: &["cargo", "test", "-p", "poolfs-tests", "--test", "power", "--", "--nocapture"],
+        environment: &[LONG],
+    },
     Stage { name: "clients that stand still", command: &service!("standstill::"), environment: &[LONG] },
 ];
 

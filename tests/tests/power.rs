@@ -1,0 +1,148 @@
+//! The power is cut at the disk below an upper branch, between any two of its writes: what the next mount shows has been promised or was
+//! allowed, and nothing is damaged. `POOLFS_POWER_SEED` is the first seed, where another one than usual is wanted; what threads do when is
+//! not the same in two runs all the same.
+
+use poolfs_tests::power::{Content, Cut, Disk, Event, Random, RecordingDevice, World, empty_disk, images_after_cuts};
+use poolfs_tests::{Pool, is_soak, isolated_for};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const DISK_MEBIBYTES: u32 = 48;
+const OPERATIONS: usize = 120;
+/// Operations after which everything is left alone once, in the long one of the recordings.
+const LEFT_ALONE_AFTER: usize = 70;
+/// Recordings for each format, and in the long form.
+const RECORDINGS: (u64, u64) = (4, 24);
+/// Cuts of one recording, but in the long form, which has one at each event.
+const CUTS: usize = 26;
+/// Last lines of the service's log that a failure shows, the last one first.
+const LOG_LINES_MAX: usize = 12;
+
+#[test]
+fn power_cuts_of_sparse_upper_branches() {
+    power_cuts("power_cuts_of_sparse_upper_branches", "sparse", 1024);
+}
+
+#[test]
+fn power_cuts_of_compact_upper_branches_with_large_units() {
+    power_cuts("power_cuts_of_compact_upper_branches_with_large_units", "bcow-performance", 4096);
+}
+
+#[test]
+fn power_cuts_of_compact_upper_branches_with_small_units() {
+    power_cuts("power_cuts_of_compact_upper_branches_with_small_units", "bcow-space", 4096);
+}
+
+/// The places of a test.
+struct Places<'f> {
+    folder: &'f Path,
+    format: &'static str,
+}
+
+impl Places<'_> {
+    fn of(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn lower(&self) -> PathBuf {
+        self.of("lower")
+    }
+
+    fn mounted(&self) -> PathBuf {
+        self.of("mnt")
+    }
+}
+
+fn power_cuts(name: &str, format: &'static str, block_bytes: u32) {
+    let (seeds, limit) = if is_soak() { (RECORDINGS.1, 4 * 3600) } else { (RECORDINGS.0, 600) };
+    isolated_for(name, Duration::from_secs(limit), |folder| {
+        let first = std::env::var("POOLFS_POWER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+        let pool = Pool::create(folder, "16M");
+        let disk = empty_disk(folder, DISK_MEBIBYTES, block_bytes);
+        let mut cuts_made = 0;
+        for seed in first..first + seeds {
+            let places = Places { folder, format };
+            let (world, events) = record(&places, &pool, disk.clone(), seed);
+            let cuts = cuts(&events, world.promised(), seed);
+            cuts_made += cuts.len();
+            images_after_cuts(&disk, &events, &cuts, |cut, image| {
+                if let Err(what) = check(&places, &pool, &world, cut, image) {
+                    let log = pool.service_log();
+                    let log: Vec<&str> = log.lines().rev().take(LOG_LINES_MAX).collect();
+                    panic!("{format}, seed {seed}, {cut:?} of {}: {what}\n{}", events.len(), log.join("\n"));
+                }
+            });
+            fs::remove_dir_all(places.lower()).expect("removed");
+        }
+        println!("soak: {format}: {cuts_made} power cuts in {seeds} recordings");
+    });
+}
+
+/// Does random operations on a union and ends it in good order; all that the disk below was told.
+fn record(places: &Places<'_>, pool: &Pool, first: Content, seed: u64) -> (World, Vec<Event>) {
+    let device = RecordingDevice::serve(&places.of("device"), first);
+    let disk = Disk::mount(&device.path(), &places.of("disk")).expect("an ext4");
+    let mounted = places.mounted();
+    let is_long = seed.is_multiple_of(RECORDINGS.0);
+    let mut world = World::new(seed, is_long, &places.lower(), &mounted);
+    let union = pool.mount_stored(&mounted, &disk.branch(), &places.lower(), places.format);
+    world.begin(&device);
+    for step in 0..OPERATIONS {
+        world.step(&device, &disk, pool);
+        if step == LEFT_ALONE_AFTER && is_long {
+            world.leave_alone(&device);
+        }
+    }
+    world.close();
+    let _ = union.unmount().expect("umount");
+    world.promise_all(&device);
+    disk.unmount();
+    (world, device.end())
+}
+
+/// Cuts right after a promise, when nothing else has helped to keep it, before barriers, when most is on its way, and at any other point.
+fn cuts(events: &[Event], promised: &[usize], seed: u64) -> Vec<Cut> {
+    let mut random = Random::new(seed);
+    let barriers: Vec<usize> = (0..events.len()).filter(|&at| matches!(events[at], Event::Flush)).collect();
+    let all: Vec<usize> = (0..=events.len()).collect();
+    let positions: Vec<usize> = if is_soak() {
+        all
+    } else {
+        let of = |number: usize| [promised, &barriers, promised, &all][number % 4];
+        (0..CUTS).map(|number| of(number)[number * of(number).len() / CUTS]).collect()
+    };
+    let cut = |position| Cut { position, seed: random.below(usize::MAX) as u64 };
+    let mut cuts: Vec<Cut> = positions.into_iter().map(cut).collect();
+    cuts.sort();
+    cuts
+}
+
+/// Mounts the disk and the union as after a power cut.
+fn check(places: &Places<'_>, pool: &Pool, world: &World, cut: Cut, image: Content) -> Result<(), String> {
+    let device = RecordingDevice::serve(&places.of("device"), image);
+    let disk = Disk::mount(&device.path(), &places.of("disk")).map_err(|error| format!("ext4: {error}"))?;
+    let upper = disk.branch();
+    check_branch(pool, &upper, &places.lower(), "repairable")?;
+    let mounted = places.mounted();
+    let union = pool.mount_stored(&mounted, &upper, &places.lower(), places.format);
+    let shown = world.check(&mounted, cut.position)?;
+    World::check_use(&mounted, &shown, cut.seed)?;
+    let _ = union.unmount().expect("umount");
+    check_branch(pool, &upper, &places.lower(), "nothing")?;
+    disk.unmount();
+    Ok(())
+}
+
+/// `poolfs fsck` finds only what has this outcome.
+fn check_branch(pool: &Pool, upper: &Path, lower: &Path, outcome: &str) -> Result<(), String> {
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let found = pool.poolfs(&["fsck", &text(upper), "--lower", &text(lower), "--json"]);
+    let is_fine = |line: &str| {
+        serde_json::from_str(line).is_ok_and(|line: Value| line.get("outcome").is_none_or(|value| value == outcome))
+    };
+    // With 8 it could not be checked.
+    let is_checked = [0, 1, 4].contains(&found.code);
+    if is_checked && found.out.lines().all(is_fine) { Ok(()) } else { Err(format!("fsck: {found:?}")) }
+}
