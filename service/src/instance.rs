@@ -78,7 +78,6 @@ impl Drop for ChangingAttributes<'_> {
 /// One filesystem instance. Fronts call [`Instance::dispatch`].
 pub struct Instance {
     spec: MountSpec,
-    pub(crate) stack: Stack,
     pub(crate) nodes: Arc<NodeTable>,
     pub(crate) handles: HandleTable,
     pub(crate) statistics: Statistics,
@@ -98,6 +97,8 @@ pub struct Instance {
     /// How often somebody who asked to read a file by himself may not, by what stood against it.
     not_direct: Mutex<BTreeMap<NotDirect, u64>>,
     jobs: Jobs,
+    /// Dropped after all that has its layer: branches end when what is above them has.
+    pub(crate) stack: Stack,
 }
 
 /// Locks for [`Instance::lock_removals`].

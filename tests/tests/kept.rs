@@ -206,3 +206,23 @@ fn writers_lose_nothing_they_were_told_is_written_whenever_the_service_dies() {
         }
     });
 }
+
+#[test]
+fn an_orderly_end_right_after_changes_complains_of_nothing() {
+    isolated("an_orderly_end_right_after_changes_complains_of_nothing", |folder| {
+        branches(folder);
+        let pool = Pool::create(folder, "64M");
+        for format in FORMATS {
+            let mounted = mount(&pool, folder, format);
+            let _ =
+                pool.shell(Way::Legacy, &format!("cd {}\n{}", mounted.path().display(), changes(1))).expect("changes");
+            let _ = mounted.unmount().expect("umount");
+            let log = pool.service_log();
+            let complaints: Vec<_> =
+                log.lines().filter(|line| line.contains("ERROR") || line.contains("WARN")).collect();
+            assert!(complaints.is_empty(), "{format}: {complaints:?}");
+            fs::remove_dir_all(folder.join("upper")).expect("removed");
+            fs::create_dir(folder.join("upper")).expect("a folder");
+        }
+    });
+}
