@@ -18,7 +18,10 @@ use std::time::Duration;
 const ROOT: &Caller = &Caller::ROOT;
 
 /// Files of the lower branch and their bytes.
-const FILES: [(&[u8], u64); 3] = [(b"small", 9000), (b"large", 3 << 20), (b"linked", 40_000)];
+const FILES: [(&[u8], u64); 4] = [(b"small", 9000), (b"large", 3 << 20), (b"linked", 40_000), (FIRST, 9000)];
+
+/// The one whose first write was recorded by a service that died before it copied it up.
+const FIRST: &[u8] = b"first";
 
 /// Edits of one input.
 const EDITS_MAX: usize = 64;
@@ -98,7 +101,7 @@ fn sound(lower: &Arc<Memory>, layout: Option<Layout>) -> Arc<Memory> {
     let bcow = Bcow::new(BcowConfig { layout, flush_interval: Duration::ZERO, ..BcowConfig::new(upper.clone()) });
     let config = UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(bcow.clone(), lowers(lower)) };
     let union = Union::open(config).expect("sound");
-    for (name, size) in FILES {
+    for (name, size) in FILES.into_iter().filter(|(name, _)| *name != FIRST) {
         let entry = union.lookup(ROOT, NodeId::ROOT, Name::new(name).expect("a name")).expect("there");
         let handle = union.open(ROOT, entry.node, OpenFlags::READ_WRITE).expect("opened");
         for at in (100..size).step_by(300_000) {
@@ -127,6 +130,12 @@ fn leave_journal(lower: &Arc<Memory>, upper: &Arc<Memory>, layout: Option<Layout
     let bcow = Bcow::new(BcowConfig { layout, flush_interval: Duration::ZERO, ..BcowConfig::new(branch.clone()) });
     let config = UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(bcow.clone(), lowers(lower)) };
     let union = Union::open(UnionConfig { journal_bytes: 1 << 16, ..config }).expect("sound");
+    let first = Name::new(FIRST).expect("a name");
+    let entry = union.lookup(ROOT, NodeId::ROOT, first).expect("there");
+    let handle = union.open(ROOT, entry.node, OpenFlags::READ_WRITE).expect("opened");
+    union.write(ROOT, handle, 5000, b"accepted first").expect("room");
+    union.release(handle);
+    union.forget(entry.node, 1);
     let entry = union.lookup(ROOT, NodeId::ROOT, Name::new(b"large").expect("a name")).expect("there");
     let handle = union.open(ROOT, entry.node, OpenFlags::READ_WRITE).expect("opened");
     for at in (5000..3 << 20).step_by(700_000) {
@@ -136,12 +145,15 @@ fn leave_journal(lower: &Arc<Memory>, upper: &Arc<Memory>, layout: Option<Layout
     let found = found(&branch, JOURNAL).expect("made with the first write");
     let file = Opened::file(&branch, ROOT, found.node(), OpenFlags::READ_ONLY).expect("opened");
     let length = file.read_full(0, &mut journal).expect("read");
+    assert_eq!(journal[72], 3, "the first record is that of a first write");
     drop((file, found));
     union.release(handle);
     union.forget(entry.node, 1);
     union.end_threads();
     drop(union);
     bcow.end_thread();
+    // It was copied up when the union ended.
+    upper.unlink(ROOT, NodeId::ROOT, first).expect("there");
     let (name, place) = (Name::new(b"journal-1").expect("a name"), self::found(&branch, b".poolfs").expect("there"));
     let (entry, handle) = upper.create(ROOT, place.node(), name, 0o600, OpenFlags::READ_WRITE).expect("made");
     upper.write(ROOT, handle, 0, &journal[..length]).expect("room");
