@@ -3,7 +3,7 @@
 use crate::sync::lock;
 use poolfs_types::limits::BLOCK_SIZE;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Most buffers kept for the next user.
@@ -14,13 +14,13 @@ const KEPT_MAX: usize = 8;
 struct Block([u8; BLOCK_SIZE]);
 
 /// Whole blocks of memory with arbitrary content, given back to their store when dropped.
-pub(crate) struct Buffer {
-    store: BufferStore,
+pub(crate) struct Buffer<'a> {
+    store: &'a BufferStore,
     blocks: Vec<Block>,
     count: usize,
 }
 
-impl Deref for Buffer {
+impl Deref for Buffer<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -28,13 +28,13 @@ impl Deref for Buffer {
     }
 }
 
-impl DerefMut for Buffer {
+impl DerefMut for Buffer<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.blocks[..self.count].as_mut_bytes()
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         let mut kept = lock(&self.store.kept);
         if kept.len() < KEPT_MAX {
@@ -43,20 +43,19 @@ impl Drop for Buffer {
     }
 }
 
-/// Where buffers come from, and go to.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct BufferStore {
-    kept: Arc<Mutex<Vec<Vec<Block>>>>,
+    kept: Mutex<Vec<Vec<Block>>>,
 }
 
 impl BufferStore {
     /// A buffer of `count` blocks. Its content is whatever an earlier user left.
-    pub(crate) fn take(&self, count: usize) -> Buffer {
+    pub(crate) fn take(&self, count: usize) -> Buffer<'_> {
         let mut blocks = lock(&self.kept).pop().unwrap_or_default();
         if blocks.len() < count {
             blocks.resize(count, Block([0; BLOCK_SIZE]));
         }
-        Buffer { store: self.clone(), blocks, count }
+        Buffer { store: self, blocks, count }
     }
 }
 

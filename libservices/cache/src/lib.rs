@@ -45,7 +45,6 @@ mod core;
 mod handles;
 mod huge;
 mod idle;
-mod keeper;
 mod layer;
 mod ledger;
 mod loans;

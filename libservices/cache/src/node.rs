@@ -111,7 +111,7 @@ struct BelowHandles {
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) core: Arc<Core>,
-    pub(crate) me: Weak<Node>,
+    me: Weak<Node>,
     /// References of the layer above; changed only under the table's lock.
     pub(crate) refs: AtomicU64,
     /// References this layer holds below.

@@ -5,7 +5,6 @@ use crate::budget::Budget;
 use crate::buffer::BufferStore;
 use crate::config::{CacheConfig, CacheError, CacheStatistics};
 use crate::idle::IdleNodes;
-use crate::keeper::Keeper;
 use crate::ledger::Ledger;
 use crate::loans::Loans;
 use crate::node::Node;
@@ -68,7 +67,6 @@ pub(crate) struct Pool {
     pub(crate) loans: Loans,
     pub(crate) buffers: BufferStore,
     pub(crate) read_ahead: ReadAheadQueue,
-    pub(crate) keeper: Keeper,
     pub(crate) idle: IdleNodes,
     /// How many files have a view.
     pub(crate) views: Arc<AtomicUsize>,
@@ -237,7 +235,6 @@ impl CachePool {
             loans: Loans::default(),
             buffers: BufferStore::default(),
             read_ahead: ReadAheadQueue::default(),
-            keeper: Keeper::default(),
             idle: IdleNodes::default(),
             views: Arc::default(),
             viewed: Mutex::default(),
@@ -255,9 +252,6 @@ impl CachePool {
         }
         for _ in 0..made.pool.config.read_ahead_threads {
             made.start("cache-ahead", |pool| pool.read_ahead.work())?;
-        }
-        if made.pool.config.read_ahead_threads > 0 {
-            made.start("cache-keep", |pool| pool.keeper.work())?;
         }
         Ok(Arc::new(made))
     }
@@ -343,7 +337,6 @@ impl Drop for CachePool {
         lock(&self.pool.signal).stop = true;
         self.pool.wake.notify_all();
         self.pool.read_ahead.stop();
-        self.pool.keeper.stop();
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so already.
             let _ = thread.join();

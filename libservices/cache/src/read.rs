@@ -1,17 +1,13 @@
 //! Reading: what is cached is copied under the file's shared lock, what is not is read from below in large pieces.
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk};
-use crate::buffer::Buffer;
-use crate::node::{Node, State, Use};
+use crate::node::{Node, State};
 use crate::sync::{lock, read};
 use poolfs_libservice::{Error, Result};
 use poolfs_types::{Caller, Errno};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
-
-/// Bytes that are not kept before their reader has them: for fewer, waking a thread is more than it spares.
-const KEPT_LATER_BYTES_MIN: usize = 64 << 10;
+use std::sync::PoisonError;
 
 /// Blocks to read from below, and what they were when that was decided.
 struct Fill {
@@ -22,30 +18,15 @@ struct Fill {
 }
 
 /// Blocks that this thread reads and others wait for.
-struct Claim {
-    node: Arc<Node>,
+struct Claim<'a> {
+    node: &'a Node,
     blocks: Range<u64>,
 }
 
-impl Drop for Claim {
+impl Drop for Claim<'_> {
     fn drop(&mut self) {
         lock(&self.node.filling).retain(|range| *range != self.blocks);
         self.node.filled.notify_all();
-    }
-}
-
-/// Blocks that their reader has, and that are still to be kept; others wait for them until then.
-pub(crate) struct Read {
-    fill: Fill,
-    buffer: Buffer,
-    claim: Claim,
-    _user: Use,
-}
-
-impl Read {
-    /// Makes them cached.
-    pub fn keep(&self) {
-        self.claim.node.keep(&self.fill, &self.buffer);
     }
 }
 
@@ -154,10 +135,9 @@ impl Node {
     fn fill(&self, blocks: Range<u64>, sink: Option<(u64, &mut [u8])>) -> Result<usize> {
         let most = self.core.pool.step_bytes() / BLOCK;
         let Some(fill) = self.begin_fill(blocks.start..blocks.end.min(blocks.start + most)) else { return Ok(0) };
-        let Some(node) = self.me.upgrade() else { return Err(Errno::ESTALE.into()) };
         // Also when the layer below panics, or others would wait for these blocks for ever.
-        let claim = Claim { node, blocks: fill.blocks.clone() };
-        self.fill_now(fill, claim, sink)
+        let _claim = Claim { node: self, blocks: fill.blocks.clone() };
+        self.fill_now(&fill, sink)
     }
 
     /// Claims the missing blocks at the start of `blocks`; nothing if the first is there or was being read by another
@@ -182,32 +162,18 @@ impl Node {
         Some(Fill { blocks, epoch: state.epoch, below_size: state.below_size, size: state.attributes.size })
     }
 
-    fn fill_now(&self, fill: Fill, claim: Claim, sink: Option<(u64, &mut [u8])>) -> Result<usize> {
+    fn fill_now(&self, fill: &Fill, sink: Option<(u64, &mut [u8])>) -> Result<usize> {
         let pool = &self.core.pool;
         let count = fill.blocks.end - fill.blocks.start;
         let start = fill.blocks.start * BLOCK;
         let mut buffer = pool.buffers.take(count as usize);
         self.read_below(start, &mut buffer, fill.below_size)?;
-        let Some((offset, sink)) = sink else {
-            self.keep(&fill, &buffer);
-            return Ok(0);
-        };
+        self.keep(fill, &buffer);
+        let Some((offset, sink)) = sink else { return Ok(0) };
         let end = (fill.blocks.end * BLOCK).min(fill.size);
         let length = end.saturating_sub(offset).min(sink.len() as u64) as usize;
         let from = (offset - start) as usize;
         sink[..length].copy_from_slice(&buffer[from..from + length]);
-        // Whoever wants more of what was read looks for it at once.
-        let has_all = from == 0 && length == buffer.len();
-        if has_all
-            && length >= KEPT_LATER_BYTES_MIN
-            && let Ok(user) = claim.node.begin_use()
-        {
-            if let Some(read) = pool.keeper.submit(Read { fill, buffer, claim, _user: user }) {
-                read.keep();
-            }
-        } else {
-            self.keep(&fill, &buffer);
-        }
         Ok(length)
     }
 

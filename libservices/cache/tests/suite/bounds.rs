@@ -1,7 +1,7 @@
 //! What the cache spares the layer below, and the bounds it keeps.
 
 use crate::support::{ROOT, Stack, name, patient, pattern};
-use poolfs_libservice::{Libservice, Memory};
+use poolfs_libservice::Libservice;
 use poolfs_types::{NodeId, OpenFlags, SetAttributes};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -199,29 +199,4 @@ fn appends_of_many_threads_lose_nothing() {
         counts[record[0] as usize] += 1;
     }
     assert_eq!(counts, [0, 200, 200, 200, 200]);
-}
-
-#[test]
-fn what_a_reader_gets_before_it_is_kept_is_kept_soon() {
-    const PIECE: u64 = 256 << 10;
-    let memory = Memory::new();
-    {
-        let stack = Stack::over(patient(16 << 20), memory.clone());
-        let (_, handle) = stack.create("f");
-        stack.write(handle, 0, &pattern(5, 0, 4 * PIECE as usize));
-        stack.cache.release(handle);
-        stack.cache.sync().unwrap();
-    }
-    let stack = Stack::over(patient(16 << 20), memory);
-    let entry = stack.cache.lookup(&ROOT, NodeId::ROOT, name("f")).unwrap();
-    let handle = stack.cache.open(&ROOT, entry.node, OpenFlags::READ_ONLY).unwrap();
-    // In no order that is read ahead.
-    for offset in [2, 0, 3, 1].map(|piece| piece * PIECE) {
-        for times_below in [1, 0] {
-            let before = stack.below.reads.load(Ordering::SeqCst);
-            assert!(stack.read(handle, offset, PIECE as usize) == pattern(5, offset, PIECE as usize), "at {offset}");
-            assert_eq!(stack.below.reads.load(Ordering::SeqCst) - before, times_below, "at {offset}");
-        }
-    }
-    stack.cache.release(handle);
 }
