@@ -298,8 +298,9 @@ impl Journal {
             generations.has_begun = true;
         }
         if generations.current.is_none() {
-            generations.made += 1;
-            let number = generations.made;
+            // A file that was found may have any number.
+            let number = generations.made.checked_add(1).ok_or_else(|| Error::from(Errno::EOVERFLOW))?;
+            generations.made = number;
             let file = make(&self.upper, self.top.node(), number)?;
             let end = RECORD_BYTES as u64;
             // Whoever appends waits soon for the one before to be removed; until then a little more is appended.

@@ -168,9 +168,7 @@ pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, off
     pages::forget();
     let shared = matches!(flags as u32 & sys::MAP_TYPE, sys::MAP_SHARED | sys::MAP_SHARED_VALIDATE);
     if let Some(call) = Call::begin().filter(|_| descriptor >= 0 && flags as u32 & sys::MAP_ANONYMOUS == 0) {
-        if is_refused(flags) {
-            // Databases ask so whether a file is persistent memory, and then use it as any other.
-        } else if shared {
+        if shared && !is_refused(flags) {
             files::give_up(call, descriptor);
         } else if let Some(mapped) = map_lent(call, descriptor, place, (protection, flags), offset) {
             return mapped;
@@ -181,6 +179,7 @@ pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, off
 }
 
 /// Whether the kernel refuses a mapping of any file of ours: no FUSE filesystem has files that can be mapped with `MAP_SYNC`.
+/// Databases ask so whether a file is persistent memory, and then use it as any other.
 fn is_refused(flags: i32) -> bool {
     let flags = flags as u32;
     flags & sys::MAP_TYPE == sys::MAP_SHARED_VALIDATE && flags & sys::MAP_SYNC != 0

@@ -286,3 +286,19 @@ fn a_replay_may_end_at_any_point() {
         }
     }
 }
+
+#[test]
+fn a_journal_of_the_last_number_has_none_after_it() {
+    let (lower, mut content) = lower();
+    let mortal = Mortal::new(vec![lower], AMPLE);
+    close(mortal.open());
+    put(&*mortal.upper, &format!(".poolfs/journal-{}", u64::MAX), &[0; 40]);
+    let union = mortal.open();
+    for at in [100, 9000] {
+        write_at(&*union, "f", at, b"new");
+        content[at as usize..at as usize + 3].copy_from_slice(b"new");
+    }
+    assert!(get(&*union, "f").unwrap() == content);
+    close(union);
+    assert!(get(&*mortal.open(), "f").unwrap() == content);
+}
