@@ -4,7 +4,25 @@ use crate::support::{Filesystem, ROOT, in_namespace, name};
 use poolfs_libservice::Libservice;
 use poolfs_local::{Local, LocalOptions};
 use poolfs_types::{Errno, FileType, NodeId, OpenFlags, RenameFlags};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Whether the one who makes and removes has another `round` to go: there are at least `rounds`, and more for as long
+/// as the one who looks has `found` nothing, because nobody promises that two threads run at the same time.
+fn goes_on(round: usize, rounds: usize, found: &AtomicUsize, began: Instant) -> bool {
+    let missed = found.load(Ordering::Relaxed) == 0;
+    assert!(!missed || began.elapsed() < Duration::from_secs(60), "the race did not happen in {round} rounds");
+    round < rounds || missed
+}
+
+/// Says that one of two threads is done when it ends, also by a failed assertion, so that the other ends too.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
 
 /// A layer that remembers next to no descriptor, so that every use of a node has to find its inode again.
 fn forgetful(filesystem: &Filesystem) -> std::sync::Arc<Local> {
@@ -20,9 +38,12 @@ fn a_held_node_outlives_its_name() {
             let layer = forgetful(&filesystem);
             let other = layer.mkdir(&ROOT, NodeId::ROOT, name("other"), 0o755).expect("mkdir").node;
             let done = AtomicBool::new(false);
+            let found = AtomicUsize::new(0);
             std::thread::scope(|scope| {
-                let remover = scope.spawn(|| {
-                    for round in 0..600 {
+                scope.spawn(|| {
+                    let _done = Done(&done);
+                    let began = Instant::now();
+                    for round in (0..).take_while(|&round| goes_on(round, 600, &found, began)) {
                         let made = layer.mknod(&ROOT, NodeId::ROOT, name("x"), FileType::Regular, 0o600, 0);
                         layer.forget(made.expect("mknod").node, 1);
                         match round % 3 {
@@ -44,13 +65,11 @@ fn a_held_node_outlives_its_name() {
                             }
                         }
                     }
-                    done.store(true, Ordering::Release);
                 });
-                let mut found = 0;
                 while !done.load(Ordering::Acquire) {
                     match layer.lookup(&ROOT, NodeId::ROOT, name("x")) {
                         Ok(entry) => {
-                            found += 1;
+                            found.fetch_add(1, Ordering::Relaxed);
                             // Pushes the descriptor of `x` out of what is remembered.
                             layer.getattr(&ROOT, other).expect("getattr");
                             for _ in 0..3 {
@@ -65,8 +84,6 @@ fn a_held_node_outlives_its_name() {
                         Err(error) => assert_eq!(error.errno(), Errno::ENOENT, "{kind}"),
                     }
                 }
-                remover.join().expect("the remover");
-                assert!(found > 0, "{kind}: the race never happened");
             });
         }
     });
@@ -80,26 +97,25 @@ fn nobody_sees_a_name_without_its_owner() {
         let layer = forgetful(&filesystem);
         let caller = poolfs_types::Caller { uid: 77, gid: 78, umask: 0 };
         let done = AtomicBool::new(false);
+        let found = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            let maker = scope.spawn(|| {
-                for _ in 0..3000 {
+            scope.spawn(|| {
+                let _done = Done(&done);
+                let began = Instant::now();
+                for _ in (0..).take_while(|&round| goes_on(round, 3000, &found, began)) {
                     let made = layer.mkdir(&caller, NodeId::ROOT, name("x"), 0o2755).expect("mkdir");
                     layer.forget(made.node, 1);
                     layer.rmdir(&ROOT, NodeId::ROOT, name("x")).expect("rmdir");
                 }
-                done.store(true, Ordering::Release);
             });
-            let mut found = 0;
             while !done.load(Ordering::Acquire) {
                 if let Ok(entry) = layer.lookup(&ROOT, NodeId::ROOT, name("x")) {
                     let seen = entry.attributes;
                     assert_eq!((seen.uid, seen.gid, seen.permissions), (77, 78, 0o2755));
                     layer.forget(entry.node, 1);
-                    found += 1;
+                    found.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            maker.join().expect("the maker");
-            assert!(found > 0, "the race never happened");
         });
     });
 }
