@@ -3,7 +3,7 @@
 use crate::node::{CachedXattr, Node, State};
 use crate::sync::{lock, read};
 use poolfs_libservice::{Result, fail};
-use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, SetAttributes};
+use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, SetAttributes, SetTime};
 
 /// How often a question is repeated whose answer a change overtook, before the answer is used without being kept.
 const ATTEMPTS_MAX: usize = 4;
@@ -28,6 +28,15 @@ impl State {
             }
         }
     }
+}
+
+/// The new modification time, when nothing else is to change.
+fn modified_alone(changes: &SetAttributes) -> Option<SetTime> {
+    let SetAttributes { permissions: None, uid: None, gid: None, size: None, accessed: None, modified } = changes
+    else {
+        return None;
+    };
+    *modified
 }
 
 impl Node {
@@ -128,6 +137,11 @@ impl Node {
         changes: &SetAttributes,
         handle: Option<HandleId>,
     ) -> Result<Attributes> {
+        if let Some(modified) = modified_alone(changes)
+            && self.set_modified_here(modified)
+        {
+            return self.attributes();
+        }
         // Write-back sets times, and writes what a truncation drops: neither may happen in between.
         let _writer = lock(&self.writer);
         let _flush = lock(&self.flush);
@@ -159,6 +173,29 @@ impl Node {
             state.stale = overtaken;
             state.xattrs.clear();
             Ok(state.shown())
+        })
+    }
+
+    /// Gives a file a modification time that goes below with what else is to go there; false when nothing is. It does not wait for
+    /// who brings the file to disk just now.
+    fn set_modified_here(&self, modified: SetTime) -> bool {
+        self.update(None, |state| {
+            let now = state.next_change();
+            let modified = match modified {
+                SetTime::Now => now,
+                SetTime::At(time) => time,
+            };
+            // What a filesystem below makes of other times only it knows.
+            let is_ordinary = (0..=now.seconds).contains(&modified.seconds);
+            if !state.is_dirty() || !is_ordinary {
+                return false;
+            }
+            state.attributes.modified = modified;
+            state.attributes.changed = now;
+            state.written_back = None;
+            state.stamp += 1;
+            state.time_dirty = true;
+            true
         })
     }
 

@@ -57,11 +57,16 @@ fn known(chunk: &Chunk) -> u64 {
 }
 
 impl State {
-    /// The content changed now. Never goes back, whatever the clocks below and here say.
-    pub(crate) fn note_modified(&mut self) {
+    /// The time of a change that is made now. Never goes back, whatever the clocks below and here say.
+    pub(crate) fn next_change(&self) -> Timestamp {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = Timestamp { seconds: now.as_secs().cast_signed(), nanoseconds: now.subsec_nanos() };
-        let now = now.max(self.attributes.changed);
+        now.max(self.attributes.changed)
+    }
+
+    /// The content changed now.
+    pub(crate) fn note_modified(&mut self) {
+        let now = self.next_change();
         self.attributes.modified = now;
         self.attributes.changed = now;
         self.written_back = None;

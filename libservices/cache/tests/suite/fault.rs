@@ -23,6 +23,7 @@ pub struct Durable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Create,
+    Fsync,
     Link,
     Setattr,
     Unlink,
@@ -208,6 +209,7 @@ impl Libservice for Fault {
             let now = self.now(node);
             self.durable.lock().unwrap().insert(node, now);
         }
+        self.carried_out(Call::Fsync);
         Ok(())
     }
     fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()> {

@@ -4,7 +4,7 @@ use crate::fault::Call;
 use crate::support::{ROOT, Stack, name, patient, pattern};
 use poolfs_cache::Cache;
 use poolfs_libservice::{Durability, Libservice};
-use poolfs_types::{AllocateMode, Errno, HandleId, NodeId, SetAttributes, XattrFlags};
+use poolfs_types::{AllocateMode, Errno, HandleId, NodeId, SetAttributes, SetTime, Timestamp, XattrFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
@@ -101,6 +101,33 @@ fn a_file_keeps_its_data_when_a_name_comes_while_attributes_are_set() {
     assert_eq!(cache.getattr(&ROOT, file).unwrap().links, 2);
     unlink(cache);
     linked.has_all_of_it_as_b();
+}
+
+/// A disk takes its time, and the union sets back the time of each sketch whose blocks it moves.
+#[test]
+fn the_time_of_a_dirty_file_is_set_while_it_is_brought_to_disk() {
+    let Linked { stack, file, handle, .. } = Linked::new();
+    let then = Timestamp { seconds: 1_000_000, nanoseconds: 7 };
+    let (done, seen) = channel();
+    let cache = Arc::clone(&stack.cache);
+    stack.below.meanwhile(Call::Fsync, move || {
+        let (here, there) = channel();
+        let setter = std::thread::spawn(move || {
+            cache.write(&ROOT, handle, 0, b"more").unwrap();
+            let changes = SetAttributes { modified: Some(SetTime::At(then)), ..SetAttributes::default() };
+            let shown = cache.setattr(&ROOT, file, &changes, None).unwrap();
+            let _ = here.send(shown);
+        });
+        done.send((there.recv_timeout(Duration::from_secs(10)), setter)).unwrap();
+    });
+    stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
+    let (shown, setter) = seen.recv().unwrap();
+    setter.join().unwrap();
+    assert_eq!(shown.expect("it waits for the disk").modified, then);
+    assert_eq!(stack.cache.getattr(&ROOT, file).unwrap().modified, then);
+    stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
+    assert_eq!(stack.below.durable(file).modified, then);
+    assert!(stack.below.durable(file).content.starts_with(b"more"));
 }
 
 #[test]
