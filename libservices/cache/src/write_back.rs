@@ -197,9 +197,11 @@ impl Node {
 
     /// Makes the file durable: what is dirty goes below, and below does the rest. Only under a [`Use`](crate::node::Use).
     pub(crate) fn sync(&self, range: Range<u64>, below: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
-        // The mutex is taken even when nothing is dirty: another thread may be writing the last piece right now.
-        let flush = lock(&self.flush);
-        self.write_back_locked(&flush, range, u64::MAX)?;
+        {
+            // The mutex is taken even when nothing is dirty: another thread may be writing the last piece right now.
+            let flush = lock(&self.flush);
+            self.write_back_locked(&flush, range, u64::MAX)?;
+        }
         let result = below(self);
         if let Err(error) = &result {
             // Below has forgotten what it could not write; every other handle should hear of it too.

@@ -100,10 +100,7 @@ impl Union {
         }
         self.ensure_upper(node, if changes.size == Some(0) { Bytes::None } else { Bytes::Sketch })?;
         {
-            let mut state = node.write();
-            if changes.size.is_some() {
-                self.make_ready_locked(node, &mut state)?;
-            }
+            let mut state = if changes.size.is_some() { self.ready(node)? } else { node.write() };
             let held = state.upper.clone().ok_or_else(|| Error::from(Errno::ESTALE))?;
             match changes.size {
                 Some(size) => self.truncate(caller, &mut state, &held, size, changes)?,
@@ -181,8 +178,7 @@ impl Union {
         let node = &file.node;
         self.ensure_upper(node, Bytes::Sketch)?;
         let cleared = {
-            let mut state = node.write();
-            self.make_ready_locked(node, &mut state)?;
+            let mut state = self.ready(node)?;
             let State { upper: Some(held), content, .. } = &mut *state else { return fail(Errno::ESTALE) };
             let opened = self.upper_handle(file, held)?;
             match content {
@@ -242,7 +238,7 @@ impl Union {
                 }
             }
             drop(state);
-            self.make_ready(node)?;
+            self.make_ready(node, 0..u64::MAX)?;
         }
     }
 

@@ -93,6 +93,7 @@ impl Union {
 
     pub(crate) fn read_file(&self, caller: &Caller, file: &OpenFile, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let node = &file.node;
+        let blocks = offset / BLOCK..offset.saturating_add(buffer.len() as u64).div_ceil(BLOCK);
         loop {
             let state = node.read();
             match (&state.upper, &state.content) {
@@ -108,9 +109,8 @@ impl Union {
                     return self.upper_handle(file, held)?.read(caller, offset, buffer);
                 }
                 (Some(held), Content::Sketch(sketch)) => {
-                    let blocks = offset / BLOCK..offset.saturating_add(buffer.len() as u64).div_ceil(BLOCK);
                     if let Ok((map, files)) = sketch.parts()
-                        && !sketch.transit.any(blocks)
+                        && !sketch.transit.any(blocks.clone())
                     {
                         let size = self.upper.getattr(caller, held.node())?.size;
                         let count = size.saturating_sub(offset).min(buffer.len() as u64) as usize;
@@ -120,7 +120,7 @@ impl Union {
                 }
             }
             drop(state);
-            self.make_ready(node)?;
+            self.make_ready(node, blocks.clone())?;
         }
     }
 
@@ -226,7 +226,8 @@ impl Union {
             }
             return Ok(written);
         }
-        let written = {
+        let mut has_waited = false;
+        let written = loop {
             let mut state = node.write();
             self.load_locked(node, &mut state)?;
             let State { upper: Some(held), content, .. } = &mut *state else { return fail(Errno::ESTALE) };
@@ -241,8 +242,15 @@ impl Union {
             let written = if let Some(count) = Copies::extend(sketch, offset, data)? {
                 self.journal.record(node.id, sketch).map(|()| Written { count, offset })
             } else {
+                let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+                if !has_waited && sketch.transit.any(blocks.clone()) {
+                    drop(state);
+                    self.copies.complete(node, blocks)?;
+                    has_waited = true;
+                    continue;
+                }
                 let held = held.clone();
-                self.copies.settle(node, &mut state, offset / BLOCK..end.div_ceil(BLOCK))?;
+                self.copies.settle(node, &mut state, blocks)?;
                 let Content::Sketch(sketch) = &mut state.content else { return fail(Errno::EIO) };
                 let idle = sketch.transit.is_empty();
                 let written = self.write_moving(sketch, &held, size, offset, data);
@@ -252,7 +260,7 @@ impl Union {
                 }
                 written
             };
-            written.inspect(|_| node.changed.see())
+            break written.inspect(|_| node.changed.see());
         };
         // Also after a failure, for what had moved by then.
         self.after_move(node);

@@ -230,6 +230,9 @@ impl Union {
         _: &MutexGuard<'_, ()>,
     ) -> Result<()> {
         let settled;
+        if !node.read().removed {
+            self.copies.complete_most(node);
+        }
         let (sectors, id, first, bytes) = {
             let mut state = node.write();
             let removed = state.removed;

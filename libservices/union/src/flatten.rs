@@ -81,8 +81,7 @@ impl Union {
 
     /// Moves some of the blocks of a sketch from `from` on: where to go on, and the bytes that were copied. Nothing when there are no more.
     fn complete_step(&self, node: &Arc<Node>, from: u64, buffer: &mut Vec<u8>) -> Result<Option<(u64, u64)>> {
-        let mut state = node.write();
-        self.make_ready_locked(node, &mut state)?;
+        let mut state = self.ready(node)?;
         if state.removed {
             return Ok(None);
         }

@@ -13,8 +13,8 @@ use crate::transit::{Permit, Transit};
 use poolfs_libservice::{Base, Branch, Error, Held, Lease, Opened, Result, Segment, fail};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes};
-use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::ops::{ControlFlow, Range};
+use std::sync::{Arc, RwLockWriteGuard};
 
 /// Bytes of a block, as file offsets count.
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -114,7 +114,7 @@ impl Sketch {
     }
 
     /// Whether all of `blocks` are in the upper file, as far as is known.
-    pub fn all_upper(&self, blocks: std::ops::Range<u64>) -> bool {
+    pub fn all_upper(&self, blocks: Range<u64>) -> bool {
         let end = blocks.end.min(self.lower_blocks());
         if self.is_truncating() {
             return false;
@@ -123,7 +123,7 @@ impl Sketch {
     }
 
     /// Marks `blocks` as moved, which the journal has to be told of; returns how many were not.
-    pub fn set_moved(&mut self, blocks: std::ops::Range<u64>) -> u64 {
+    pub fn set_moved(&mut self, blocks: Range<u64>) -> u64 {
         let end = blocks.end.min(self.lower_blocks());
         let Some(map) = &mut self.map else { return 0 };
         if blocks.start >= end {
@@ -142,7 +142,7 @@ impl Sketch {
     }
 
     /// Notes that a part of a block has been written, and the rest not been copied, which the journal has to be told of.
-    pub fn set_in_transit(&mut self, block: u64, new: std::ops::Range<usize>, permit: Permit) {
+    pub fn set_in_transit(&mut self, block: u64, new: Range<usize>, permit: Permit) {
         if let Some(shown) = &self.shown {
             shown.hide(block);
         }
@@ -175,13 +175,22 @@ impl Sketch {
 }
 
 impl Union {
-    /// Makes the content of `node` usable: loads a sketch's map, opens its files, completes what is in transit.
-    pub(crate) fn make_ready(&self, node: &Arc<Node>) -> Result<()> {
-        let mut state = node.write();
-        self.make_ready_locked(node, &mut state)
+    /// Makes some blocks of `node` usable: loads a sketch's map, opens its files, completes what is in transit of them.
+    pub(crate) fn make_ready(&self, node: &Arc<Node>, blocks: Range<u64>) -> Result<()> {
+        self.load_locked(node, &mut node.write())?;
+        self.copies.complete(node, blocks)
     }
 
-    pub(crate) fn make_ready_locked(&self, node: &Arc<Node>, state: &mut State) -> Result<()> {
+    /// Makes all of a node usable, and keeps it so.
+    pub(crate) fn ready<'a>(&self, node: &'a Arc<Node>) -> Result<RwLockWriteGuard<'a, State>> {
+        self.load_locked(node, &mut node.write())?;
+        self.copies.complete_most(node);
+        let mut state = node.write();
+        self.make_ready_locked(node, &mut state)?;
+        Ok(state)
+    }
+
+    fn make_ready_locked(&self, node: &Arc<Node>, state: &mut State) -> Result<()> {
         self.load_locked(node, state)?;
         self.copies.settle(node, state, 0..u64::MAX)
     }

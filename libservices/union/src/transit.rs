@@ -56,6 +56,11 @@ impl Transit {
         blocks.start < blocks.end && self.blocks.range(blocks).next().is_some()
     }
 
+    /// Behind the last one.
+    fn end(&self) -> u64 {
+        self.blocks.last_key_value().map_or(0, |(&last, _)| last + 1)
+    }
+
     /// The first of `blocks` in transit, with those right behind it.
     fn run(&self, blocks: Range<u64>) -> Option<Range<u64>> {
         let (&first, _) = self.blocks.range(blocks.clone()).next()?;
@@ -144,24 +149,39 @@ impl Copies {
     pub fn run(&self) {
         let mut pieces = Pieces::default();
         while let Some(nodes) = self.next() {
-            for node in nodes.iter().filter_map(Weak::upgrade) {
+            for node in nodes.iter().filter_map(Weak::upgrade).filter(|node| !node.read().removed) {
                 // It stays in transit: the next who needs it tries again, and fsync reports it.
-                if let Err(error) = self.copy_rest(&node, &mut pieces) {
+                if let Err(error) = self.complete_with(&node, 0..u64::MAX, &mut pieces) {
                     tracing::warn!(inode = node.inode, %error, "the rest of a block could not be copied from below");
                 }
             }
         }
     }
 
-    /// Copies the rest of every block in transit of `node`. The lower file is read without the node's lock: it does not
-    /// change, and writers go on.
-    fn copy_rest(&self, node: &Node, pieces: &mut Pieces) -> Result<()> {
+    /// Completes those of `blocks` that are in transit. The lower file is read without the node's lock: it does not change, and those who
+    /// use other blocks go on.
+    pub fn complete(&self, node: &Node, blocks: Range<u64>) -> Result<()> {
+        self.complete_with(node, blocks, &mut Pieces::default())
+    }
+
+    /// Completes what is in transit now, as [`Self::complete`] does. Its errors are met again by who settles after it.
+    pub fn complete_most(&self, node: &Node) {
+        let end = match &node.read().content {
+            Content::Sketch(sketch) => sketch.transit.end(),
+            _ => 0,
+        };
+        if let Err(error) = self.complete(node, 0..end) {
+            tracing::debug!(inode = node.inode, %error, "blocks could not be completed");
+        }
+    }
+
+    fn complete_with(&self, node: &Node, blocks: Range<u64>, pieces: &mut Pieces) -> Result<()> {
         loop {
             let (run, files) = {
                 let state = node.read();
                 let Content::Sketch(sketch) = &state.content else { return Ok(()) };
-                match (sketch.transit.run(0..u64::MAX), &sketch.files) {
-                    (Some(run), Some(files)) if !state.removed => (run, files.clone()),
+                match (sketch.transit.run(blocks.clone()), &sketch.files) {
+                    (Some(run), Some(files)) => (run, files.clone()),
                     _ => return Ok(()),
                 }
             };
@@ -170,12 +190,12 @@ impl Copies {
         }
     }
 
-    /// Completes those of `blocks` that are in transit, which is no change that a user sees.
+    /// The same for who has the node's lock, and needs it until then.
     pub fn settle(&self, node: &Node, state: &mut State, blocks: Range<u64>) -> Result<()> {
         self.settle_with(node, state, blocks, &mut Pieces::default(), None)
     }
 
-    /// The same, where `pieces` may have the lower content of the blocks `known`.
+    /// Completes blocks, which is no change that a user sees; `pieces` may have the lower content of the blocks `known`.
     fn settle_with(
         &self,
         node: &Node,
@@ -189,7 +209,7 @@ impl Copies {
             return Ok(());
         }
         let before = self.upper.getattr(&Caller::ROOT, held.node())?;
-        let result = self.complete(sketch, blocks, pieces, known);
+        let result = self.put_together(sketch, blocks, pieces, known);
         let modified = Some(SetTime::At(before.modified));
         let times = SetAttributes { modified, ..SetAttributes::default() };
         let after = self.upper.setattr(&Caller::ROOT, held.node(), &times, None)?;
@@ -197,7 +217,7 @@ impl Copies {
         self.journal.record(node.id, sketch).and(result)
     }
 
-    fn complete(
+    fn put_together(
         &self,
         sketch: &mut Sketch,
         blocks: Range<u64>,

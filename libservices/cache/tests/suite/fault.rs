@@ -104,15 +104,18 @@ impl Fault {
         self.durable.lock().unwrap().get(&node).cloned().unwrap_or_default()
     }
 
-    /// What the layer holds of a file now.
+    /// What the layer holds of a file now, at one moment of it.
     pub fn now(&self, node: NodeId) -> Durable {
-        let attributes = self.memory.getattr(&Caller::ROOT, node).unwrap();
-        let mut content = vec![0; attributes.size as usize];
-        let handle = self.memory.open(&Caller::ROOT, node, OpenFlags::READ_ONLY).unwrap();
-        let count = self.memory.read(&Caller::ROOT, handle, 0, &mut content).unwrap();
-        self.memory.release(handle);
-        assert_eq!(count, content.len());
-        Durable { content, modified: attributes.modified }
+        loop {
+            let before = self.memory.getattr(&Caller::ROOT, node).unwrap();
+            let mut content = vec![0; before.size as usize];
+            let handle = self.memory.open(&Caller::ROOT, node, OpenFlags::READ_ONLY).unwrap();
+            let count = self.memory.read(&Caller::ROOT, handle, 0, &mut content).unwrap();
+            self.memory.release(handle);
+            if count == content.len() && self.memory.getattr(&Caller::ROOT, node).unwrap() == before {
+                return Durable { content, modified: before.modified };
+            }
+        }
     }
 }
 

@@ -77,7 +77,12 @@ fn a_view_follows_every_change() {
     assert!(all[21_000..].iter().all(|&byte| byte == 0));
     assert_eq!(read(&seen, 0, 40_000), (all, true), "after all of it was read in again");
     cache.release(handle);
-    assert_eq!(read(&seen, 0, 10), (vec![], false), "nobody keeps it");
+    // A thread that reads ahead may keep it for a moment.
+    let released = Instant::now();
+    while read(&seen, 0, 10) != (vec![], false) {
+        assert!(released.elapsed() < Duration::from_secs(20), "nobody keeps it");
+        std::thread::yield_now();
+    }
     let writer = cache.open(ROOT, node, OpenFlags::WRITE_ONLY).expect("opened");
     assert_eq!(cache.segment(writer, &lease()).expect_err("not readable").errno(), Errno::EBADF);
     cache.release(writer);

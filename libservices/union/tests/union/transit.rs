@@ -2,7 +2,7 @@
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;
-use poolfs_libservice::types::{Errno, OpenFlags};
+use poolfs_libservice::types::{Errno, OpenFlags, SeekTo, SetAttributes};
 use poolfs_libservice::{Durability, Error, Libservice, Memory, fail};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::sync::Arc;
@@ -41,6 +41,14 @@ impl Scene {
         write_at(union, "f", offset as u64, data);
         self.content[offset..offset + data.len()].copy_from_slice(data);
     }
+}
+
+fn read_block(union: &Union, block: usize) -> Vec<u8> {
+    let handle = open(union, "f", OpenFlags::READ_ONLY).unwrap();
+    let mut bytes = vec![0; BLOCK];
+    assert_eq!(union.read(ROOT, handle, (block * BLOCK) as u64, &mut bytes).unwrap(), BLOCK);
+    union.release(handle);
+    bytes
 }
 
 fn sync(union: &Union) -> Result<(), Error> {
@@ -84,6 +92,80 @@ fn a_write_does_not_wait_for_the_lower_file_and_a_reader_does() {
     assert_eq!((union.statistics().blocks_moved, union.statistics().blocks_copied), (3, 3));
     close(union);
     assert!(get(&*scene.open(8), "f").unwrap() == scene.content);
+}
+
+/// Whoever needs a block in transit waits for the lower file, and keeps nobody else from other blocks.
+#[test]
+fn others_go_on_while_somebody_waits_for_the_rest_of_a_block() {
+    type Need = fn(&Union);
+    let needs: [(&str, Need); 5] = [
+        ("a reader", |union| drop(read_block(union, 5))),
+        ("a second write", |union| write_at(union, "f", 5 * BLOCK as u64 + 3000, b"again")),
+        ("fsync", |union| sync(union).unwrap()),
+        ("a truncation", |union| {
+            let changes = SetAttributes { size: Some(19 * BLOCK as u64), ..SetAttributes::default() };
+            union.setattr(ROOT, node(union, "f").unwrap(), &changes, None).unwrap();
+        }),
+        ("a look for data", |union| {
+            let handle = open(union, "f", OpenFlags::READ_ONLY).unwrap();
+            union.seek(ROOT, handle, 0, SeekTo::Data).unwrap();
+            union.release(handle);
+        }),
+    ];
+    for (title, need) in needs {
+        let scene = Scene::new();
+        let union = scene.open(8);
+        let (release, wait) = channel::<()>();
+        let wait = std::sync::Mutex::new(wait);
+        scene.lower.hook(move |call| {
+            if call == Call::Read {
+                // Ends when the sender is dropped.
+                let _ = wait.lock().unwrap().recv();
+            }
+            Ok(())
+        });
+        write_at(&*union, "f", 5 * BLOCK as u64 + 100, b"new");
+        std::thread::scope(|scope| {
+            let needy = scope.spawn(|| need(&union));
+            std::thread::sleep(Duration::from_millis(100));
+            let (done, ended) = channel();
+            let union = &union;
+            scope.spawn(move || {
+                write_at(&**union, "f", 9 * BLOCK as u64, &[1; BLOCK]);
+                done.send(()).unwrap();
+            });
+            let went_on = ended.recv_timeout(Duration::from_secs(10));
+            assert!(!needy.is_finished(), "{title} got what has not been copied");
+            drop(release);
+            assert!(went_on.is_ok(), "{title} keeps a writer of another block waiting");
+        });
+    }
+}
+
+/// Others may be far away, and many.
+#[test]
+fn a_reader_waits_for_its_own_block_alone() {
+    let mut scene = Scene::new();
+    let union = scene.open(8);
+    let (release, wait) = channel::<()>();
+    let (begin, begun) = channel();
+    let first = std::sync::Mutex::new(Some((begin, wait)));
+    scene.lower.hook(move |call| {
+        let met = if call == Call::Read { first.lock().unwrap().take() } else { None };
+        if let Some((begin, wait)) = met {
+            begin.send(()).unwrap();
+            let _ = wait.recv();
+        }
+        Ok(())
+    });
+    scene.write(&union, 5 * BLOCK + 100, b"new");
+    scene.write(&union, 15 * BLOCK + 100, b"new");
+    // The thread that copies has come to block 5.
+    begun.recv().unwrap();
+    assert!(read_block(&union, 15) == scene.content[15 * BLOCK..16 * BLOCK]);
+    assert_eq!(union.statistics().blocks_in_transit, 1);
+    drop(release);
+    assert!(get(&*union, "f").unwrap() == scene.content);
 }
 
 #[test]
