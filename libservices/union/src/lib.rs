@@ -126,7 +126,7 @@ impl UnionConfig {
             lowers,
             flush_interval: Duration::from_secs(5),
             dirty_sketches_max: 4096,
-            transit_blocks_max: 1024,
+            transit_blocks_max: 16384,
             deferred_copy_ups_max: 1024,
             journal_bytes: 0,
             listings_bytes_max: 64 << 20,
