@@ -117,7 +117,7 @@ pub struct UnionConfig {
 }
 
 impl UnionConfig {
-    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches, 1024 blocks, 1024 files, no journal, 64 MiB.
+    /// A union of these branches with the usual settings: 5 seconds, 4096 sketches, 16384 blocks, 1024 files, no journal, 64 MiB.
     #[must_use]
     pub fn new(upper: Arc<dyn Libservice>, lowers: Vec<Lower>) -> Self {
         UnionConfig {
