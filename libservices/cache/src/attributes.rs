@@ -145,11 +145,18 @@ impl Node {
         // Write-back sets times, and writes what a truncation drops: neither may happen in between.
         let _writer = lock(&self.writer);
         let _flush = lock(&self.flush);
-        let stamp = read(&self.state).stamp;
+        let (stamp, now) = {
+            let state = read(&self.state);
+            (state.stamp, state.next_change())
+        };
+        // Below, now may be a tick before the last change here.
+        let here = |time| if time == SetTime::Now { SetTime::At(now) } else { time };
+        let (accessed, modified) = (changes.accessed.map(here), changes.modified.map(here));
+        let changes = SetAttributes { accessed, modified, ..*changes };
         if let Some(size) = changes.size {
             self.update(None, |state| state.cut_record(Some(size)));
         }
-        let below = self.core.below.setattr(caller, self.id, changes, handle).inspect_err(|_| {
+        let below = self.core.below.setattr(caller, self.id, &changes, handle).inspect_err(|_| {
             // It is as long as before.
             self.update(None, |state| state.cut_record(None));
         })?;
