@@ -2,6 +2,7 @@
 
 use crate::node::{CachedXattr, Node, State};
 use crate::sync::{lock, read};
+use crate::write::clock;
 use poolfs_libservice::{Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, SetAttributes, SetTime};
 
@@ -37,6 +38,13 @@ fn modified_alone(changes: &SetAttributes) -> Option<SetTime> {
         return None;
     };
     *modified
+}
+
+/// The same changes, with the time of this clock, which those of a dirty file are from: that below may be a tick behind it.
+fn with_now_from_here(changes: &SetAttributes) -> SetAttributes {
+    let now = SetTime::At(clock());
+    let here = |time| if time == SetTime::Now { now } else { time };
+    SetAttributes { accessed: changes.accessed.map(here), modified: changes.modified.map(here), ..*changes }
 }
 
 impl Node {
@@ -145,14 +153,11 @@ impl Node {
         // Write-back sets times, and writes what a truncation drops: neither may happen in between.
         let _writer = lock(&self.writer);
         let _flush = lock(&self.flush);
-        let (stamp, now) = {
+        let (stamp, is_dirty) = {
             let state = read(&self.state);
-            (state.stamp, state.next_change())
+            (state.stamp, state.is_dirty())
         };
-        // Below, now may be a tick before the last change here.
-        let here = |time| if time == SetTime::Now { SetTime::At(now) } else { time };
-        let (accessed, modified) = (changes.accessed.map(here), changes.modified.map(here));
-        let changes = SetAttributes { accessed, modified, ..*changes };
+        let changes = if is_dirty { with_now_from_here(changes) } else { *changes };
         if let Some(size) = changes.size {
             self.update(None, |state| state.cut_record(Some(size)));
         }
@@ -187,7 +192,7 @@ impl Node {
     /// who brings the file to disk just now.
     fn set_modified_here(&self, modified: SetTime) -> bool {
         self.update(None, |state| {
-            let now = state.next_change();
+            let now = clock();
             let modified = match modified {
                 SetTime::Now => now,
                 SetTime::At(time) => time,
@@ -198,7 +203,7 @@ impl Node {
                 return false;
             }
             state.attributes.modified = modified;
-            state.attributes.changed = now;
+            state.attributes.changed = now.max(state.attributes.changed);
             state.written_back = None;
             state.stamp += 1;
             state.time_dirty = true;

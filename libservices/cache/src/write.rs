@@ -56,17 +56,16 @@ fn known(chunk: &Chunk) -> u64 {
     chunk.resident | chunk.zero
 }
 
-impl State {
-    /// The time of a change that is made now. Never goes back, whatever the clocks below and here say.
-    pub(crate) fn next_change(&self) -> Timestamp {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = Timestamp { seconds: now.as_secs().cast_signed(), nanoseconds: now.subsec_nanos() };
-        now.max(self.attributes.changed)
-    }
+/// What time it is.
+pub(crate) fn clock() -> Timestamp {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp { seconds: now.as_secs().cast_signed(), nanoseconds: now.subsec_nanos() }
+}
 
-    /// The content changed now.
+impl State {
+    /// The content changed now. Never goes back, whatever the clocks below and here say.
     pub(crate) fn note_modified(&mut self) {
-        let now = self.next_change();
+        let now = clock().max(self.attributes.changed);
         self.attributes.modified = now;
         self.attributes.changed = now;
         self.written_back = None;
@@ -160,10 +159,12 @@ impl Node {
     /// Writes back up to `bytes` of this file or, if it has nothing to write, of the oldest dirty one that can be
     /// written.
     fn write_back_some(&self, bytes: u64) -> Progress {
-        if self.write_back(0..u64::MAX, bytes).is_ok_and(|written| written > 0) {
-            return Progress::Made;
-        }
-        let mut progress = Progress::Impossible;
+        let mut progress = match self.write_back(bytes) {
+            Some(Ok(written)) if written > 0 => return Progress::Made,
+            Some(_) => Progress::Impossible,
+            // There will be room long before all of it is below.
+            None => Progress::Elsewhere,
+        };
         for node in self.core.pool.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self)) {
             match node.write_back_other(bytes) {
                 Some(Ok(written)) if written > 0 => return Progress::Made,

@@ -26,11 +26,7 @@ struct Piece {
 impl Node {
     /// Writes back for another file's writer, without waiting for whoever does it already.
     pub(crate) fn write_back_other(self: &Arc<Self>, bytes_max: u64) -> Option<Result<u64>> {
-        let node = self.begin_use().ok()?;
-        let flush = try_lock(&self.flush)?;
-        let result = node.0.write_back_locked(&flush, 0..u64::MAX, bytes_max);
-        drop(flush);
-        Some(result)
+        self.begin_use().ok()?.0.write_back(bytes_max)
     }
 
     /// What a flusher does with a file whose time has come.
@@ -45,13 +41,10 @@ impl Node {
         }
     }
 
-    /// Writes back up to `bytes_max` bytes of a range of blocks; returns how many it wrote. Only under a [`Use`](crate::node::Use).
-    pub(crate) fn write_back(&self, blocks: Range<u64>, bytes_max: u64) -> Result<u64> {
-        if !read(&self.state).is_dirty() {
-            return Ok(0);
-        }
-        let flush = lock(&self.flush);
-        self.write_back_locked(&flush, blocks, bytes_max)
+    /// Writes back up to `bytes_max` bytes; how many. Nothing while another thread does it. Only under a [`Use`](crate::node::Use).
+    pub(crate) fn write_back(&self, bytes_max: u64) -> Option<Result<u64>> {
+        let flush = try_lock(&self.flush)?;
+        Some(self.write_back_locked(&flush, 0..u64::MAX, bytes_max))
     }
 
     fn write_back_locked(&self, flush: &MutexGuard<'_, ()>, blocks: Range<u64>, bytes_max: u64) -> Result<u64> {

@@ -108,6 +108,25 @@ fn a_slow_read_delays_no_cached_one() {
     });
 }
 
+#[test]
+fn a_writer_waits_for_room_and_not_for_all_of_a_write_back() {
+    const PIECE: u64 = 1 << 20;
+    // Half of it may be dirty; with a quarter a thread begins to write back.
+    let stack = Stack::new(patient(64 * PIECE));
+    let (_, handle) = stack.create("f");
+    let piece = pattern(1, 0, PIECE as usize);
+    stack.below.slow_writes.store(20, Ordering::SeqCst);
+    for number in 0..100 {
+        let before = stack.below.writes.load(Ordering::SeqCst);
+        stack.write(handle, number * PIECE, &piece);
+        let waited = stack.below.writes.load(Ordering::SeqCst) - before;
+        assert!(waited < 12, "it waited for {waited} pieces");
+    }
+    stack.below.slow_writes.store(0, Ordering::SeqCst);
+    stack.cache.sync().unwrap();
+    assert_eq!(stack.read(handle, 99 * PIECE, piece.len()), piece);
+}
+
 /// Writers stamp whole blocks of their own with a version and a checksum, readers check them, while the cache is much
 /// smaller than the files and everything clean is dropped again and again.
 #[test]

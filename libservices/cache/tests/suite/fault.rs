@@ -48,6 +48,8 @@ pub struct Fault {
     pub fail_getattrs: AtomicI32,
     /// milliseconds every read takes
     pub slow_reads: AtomicU64,
+    /// milliseconds every write takes
+    pub slow_writes: AtomicU64,
     pub reads: AtomicU64,
     pub writes: AtomicU64,
     pub lookups: AtomicU64,
@@ -76,6 +78,7 @@ impl Fault {
             fail_lookups: AtomicI32::new(0),
             fail_getattrs: AtomicI32::new(0),
             slow_reads: AtomicU64::new(0),
+            slow_writes: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             lookups: AtomicU64::new(0),
@@ -187,15 +190,13 @@ impl Libservice for Fault {
     fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         check(&self.fail_reads)?;
         self.reads.fetch_add(1, Ordering::SeqCst);
-        let slow = self.slow_reads.load(Ordering::SeqCst);
-        if slow > 0 {
-            std::thread::sleep(Duration::from_millis(slow));
-        }
+        std::thread::sleep(Duration::from_millis(self.slow_reads.load(Ordering::SeqCst)));
         self.memory.read(caller, handle, offset, buffer)
     }
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
         self.writes.fetch_add(1, Ordering::SeqCst);
         check(&self.fail_writes)?;
+        std::thread::sleep(Duration::from_millis(self.slow_writes.load(Ordering::SeqCst)));
         self.memory.write(caller, handle, offset, data)
     }
     fn fallocate(&self, c: &Caller, h: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
