@@ -54,8 +54,10 @@ impl Bcow {
     fn made(&self, node: &Node, is_new: bool) {
         if is_new && self.all_files {
             let mut content = node.write();
+            // Whoever has found its name already may have written.
+            let is_empty = self.below.getattr(ROOT, node.id).map(|attributes| attributes.size == 0);
             if !content.is_formatted()
-                && let Err(error) = self.format(node, &mut content, 0)
+                && let Err(error) = is_empty.and_then(|is_empty| Ok(is_empty && self.format(node, &mut content, 0)?))
             {
                 tracing::debug!(node = node.id.0, %error, "a new file is stored as it is");
             }
@@ -74,6 +76,18 @@ impl Bcow {
     /// An open file that is, or may come to be, of the format; directories are none.
     fn handle(&self, handle: HandleId) -> Option<Arc<Open>> {
         self.handles.read().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned()
+    }
+
+    /// What `plain` does with an open file that is not of the format, and does not become so meanwhile; else the file.
+    fn while_plain<T>(&self, handle: HandleId, plain: impl FnOnce() -> T) -> std::result::Result<T, Arc<Open>> {
+        let Some(open) = self.handle(handle) else { return Ok(plain()) };
+        {
+            let content = open.node.read();
+            if !content.is_formatted() {
+                return Ok(plain());
+            }
+        }
+        Err(open)
     }
 
     /// An open file of the format.
@@ -369,8 +383,14 @@ impl Libservice for Bcow {
 
     fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {
         let truncates = flags.contains(OpenFlags::TRUNCATE) && flags.writable();
-        let is_formatted = truncates && self.nodes.get(&self.below, node)?.read().is_formatted();
-        let handle = self.below.open(caller, node, if is_formatted { flags - OpenFlags::TRUNCATE } else { flags })?;
+        let (is_formatted, handle) = {
+            let known = truncates.then(|| self.nodes.get(&self.below, node)).transpose()?;
+            // One that is not of the format does not become so meanwhile.
+            let content = known.as_ref().map(|known| known.read());
+            let is_formatted = content.as_ref().is_some_and(|content| content.is_formatted());
+            let flags = if is_formatted { flags - OpenFlags::TRUNCATE } else { flags };
+            (is_formatted, self.below.open(caller, node, flags)?)
+        };
         let node = self.opened(node, handle, flags, false)?;
         if is_formatted {
             let emptied = self.resize(&node, 0).and_then(|_| self.touch(&node));
@@ -380,24 +400,25 @@ impl Libservice for Bcow {
     }
 
     fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        match self.formatted(handle) {
-            Some(open) if !open.flags.readable() => fail(Errno::EBADF),
-            Some(open) => self.read_file(&open.node, offset, buffer),
-            None => self.below.read(caller, handle, offset, buffer),
+        match self.while_plain(handle, || self.below.read(caller, handle, offset, buffer)) {
+            Ok(read) => read,
+            Err(open) if !open.flags.readable() => fail(Errno::EBADF),
+            Err(open) => self.read_file(&open.node, offset, buffer),
         }
     }
 
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
-        match self.formatted(handle) {
-            Some(open) if !open.flags.writable() => fail(Errno::EBADF),
-            Some(open) => self.write_file(&open, offset, data),
-            None => self.below.write(caller, handle, offset, data),
+        match self.while_plain(handle, || self.below.write(caller, handle, offset, data)) {
+            Ok(written) => written,
+            Err(open) if !open.flags.writable() => fail(Errno::EBADF),
+            Err(open) => self.write_file(&open, offset, data),
         }
     }
 
     fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
-        let Some(open) = self.formatted(handle) else {
-            return self.below.fallocate(caller, handle, mode, offset, length);
+        let open = match self.while_plain(handle, || self.below.fallocate(caller, handle, mode, offset, length)) {
+            Ok(allocated) => return allocated,
+            Err(open) => open,
         };
         if !open.flags.writable() {
             return fail(Errno::EBADF);
@@ -413,7 +434,10 @@ impl Libservice for Bcow {
     }
 
     fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
-        let Some(open) = self.formatted(handle) else { return self.below.seek(caller, handle, offset, to) };
+        let open = match self.while_plain(handle, || self.below.seek(caller, handle, offset, to)) {
+            Ok(found) => return found,
+            Err(open) => open,
+        };
         let mut content = open.node.write();
         let file = content.open(&self.below, open.node.id, false)?;
         let size = file.record.size;

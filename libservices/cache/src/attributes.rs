@@ -31,15 +31,6 @@ impl State {
     }
 }
 
-/// The new modification time, when nothing else is to change.
-fn modified_alone(changes: &SetAttributes) -> Option<SetTime> {
-    let SetAttributes { permissions: None, uid: None, gid: None, size: None, accessed: None, modified } = changes
-    else {
-        return None;
-    };
-    *modified
-}
-
 /// The same changes, with the time of this clock, which those of a dirty file are from: that below may be a tick behind it.
 fn with_now_from_here(changes: &SetAttributes) -> SetAttributes {
     let now = SetTime::At(clock());
@@ -145,28 +136,41 @@ impl Node {
         changes: &SetAttributes,
         handle: Option<HandleId>,
     ) -> Result<Attributes> {
-        if let Some(modified) = modified_alone(changes)
-            && self.set_modified_here(modified)
-        {
-            return self.attributes();
+        let is_dirty = read(&self.state).is_dirty();
+        let mut changes = if is_dirty { with_now_from_here(changes) } else { *changes };
+        if changes.size.is_none() && (is_dirty || changes.modified.is_none()) {
+            // Nobody waits here for who brings the file to disk just now.
+            let modified = changes.modified.take();
+            if changes != SetAttributes::default() {
+                self.change_below(caller, &changes, handle)?;
+            }
+            if modified.is_none_or(|time| self.set_modified_here(time)) {
+                return self.attributes();
+            }
+            changes = SetAttributes { modified, ..SetAttributes::default() };
         }
         // Write-back sets times, and writes what a truncation drops: neither may happen in between.
         let _writer = lock(&self.writer);
         let _flush = lock(&self.flush);
-        let (stamp, is_dirty) = {
-            let state = read(&self.state);
-            (state.stamp, state.is_dirty())
-        };
-        let changes = if is_dirty { with_now_from_here(changes) } else { *changes };
-        if let Some(size) = changes.size {
-            self.update(None, |state| state.cut_record(Some(size)));
+        self.change_below(caller, &changes, handle)
+    }
+
+    fn change_below(&self, caller: &Caller, changes: &SetAttributes, handle: Option<HandleId>) -> Result<Attributes> {
+        let stamp = read(&self.state).stamp;
+        let is_cut = changes.size.is_some();
+        if is_cut {
+            self.update(None, |state| state.cut_record(changes.size));
         }
-        let below = self.core.below.setattr(caller, self.id, &changes, handle).inspect_err(|_| {
-            // It is as long as before.
-            self.update(None, |state| state.cut_record(None));
+        let below = self.core.below.setattr(caller, self.id, changes, handle).inspect_err(|_| {
+            if is_cut {
+                // It is as long as before.
+                self.update(None, |state| state.cut_record(None));
+            }
         })?;
         self.update(None, |state| {
-            state.cut_record(None);
+            if is_cut {
+                state.cut_record(None);
+            }
             // A name may have come or gone meanwhile.
             let overtaken = state.stamp != stamp;
             if let Some(size) = changes.size.filter(|_| state.attributes.file_type == FileType::Regular) {
@@ -188,8 +192,7 @@ impl Node {
         })
     }
 
-    /// Gives a file a modification time that goes below with what else is to go there; false when nothing is. It does not wait for
-    /// who brings the file to disk just now.
+    /// Gives a file a modification time that goes below with what else is to go there; false when nothing is.
     fn set_modified_here(&self, modified: SetTime) -> bool {
         self.update(None, |state| {
             let now = clock();

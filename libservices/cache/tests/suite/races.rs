@@ -4,7 +4,7 @@ use crate::fault::Call;
 use crate::support::{ROOT, Stack, name, patient, pattern};
 use poolfs_cache::Cache;
 use poolfs_libservice::{Durability, Libservice};
-use poolfs_types::{AllocateMode, Errno, HandleId, NodeId, SetAttributes, SetTime, Timestamp, XattrFlags};
+use poolfs_types::{AllocateMode, Attributes, Errno, HandleId, NodeId, SetAttributes, SetTime, Timestamp, XattrFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
@@ -105,29 +105,32 @@ fn a_file_keeps_its_data_when_a_name_comes_while_attributes_are_set() {
 
 /// A disk takes its time, and the union sets back the time of each sketch whose blocks it moves.
 #[test]
-fn the_time_of_a_dirty_file_is_set_while_it_is_brought_to_disk() {
+fn attributes_of_a_dirty_file_are_set_while_it_is_brought_to_disk() {
     let Linked { stack, file, handle, .. } = Linked::new();
-    let then = Timestamp { seconds: 1_000_000, nanoseconds: 7 };
+    let [then, accessed] = [1_000_000, 2_000_000].map(|seconds| Timestamp { seconds, nanoseconds: 7 });
     let (done, seen) = channel();
     let cache = Arc::clone(&stack.cache);
-    stack.below.meanwhile(Call::Fsync, move || {
-        let (here, there) = channel();
-        let setter = std::thread::spawn(move || {
-            cache.write(&ROOT, handle, 0, b"more").unwrap();
-            let changes = SetAttributes { modified: Some(SetTime::At(then)), ..SetAttributes::default() };
-            let shown = cache.setattr(&ROOT, file, &changes, None).unwrap();
-            let _ = here.send(shown);
-        });
-        done.send((there.recv_timeout(Duration::from_secs(10)), setter)).unwrap();
+    stack.below.slow_writes.store(2000, Ordering::SeqCst);
+    let setter = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        let set = |changes| cache.setattr(&ROOT, file, &changes, None).unwrap();
+        set(SetAttributes { permissions: Some(0o600), ..SetAttributes::default() });
+        set(SetAttributes { modified: Some(SetTime::At(then)), ..SetAttributes::default() });
+        let accessed = Some(SetTime::At(accessed));
+        done.send(set(SetAttributes { accessed, uid: Some(7), ..SetAttributes::default() })).unwrap();
     });
     stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
-    let (shown, setter) = seen.recv().unwrap();
+    let shown = seen.try_recv();
     setter.join().unwrap();
-    assert_eq!(shown.expect("it waits for the disk").modified, then);
-    assert_eq!(stack.cache.getattr(&ROOT, file).unwrap().modified, then);
+    let shown = shown.expect("it waits for the disk");
+    let known = |found: Attributes| (found.permissions, found.modified, found.accessed, found.uid);
+    assert_eq!(known(shown), (0o600, then, accessed, 7));
+    stack.below.slow_writes.store(0, Ordering::SeqCst);
+    assert_eq!(known(stack.cache.getattr(&ROOT, file).unwrap()), known(shown));
     stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
     assert_eq!(stack.below.durable(file).modified, then);
-    assert!(stack.below.durable(file).content.starts_with(b"more"));
+    stack.cache.drop_clean();
+    assert_eq!(known(stack.cache.getattr(&ROOT, file).unwrap()), known(shown));
 }
 
 #[test]
