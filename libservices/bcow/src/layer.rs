@@ -54,11 +54,12 @@ impl Bcow {
     fn made(&self, node: &Node, is_new: bool) {
         if is_new && self.all_files {
             let mut content = node.write();
+            if content.is_formatted() {
+                return;
+            }
             // Whoever has found its name already may have written.
             let is_empty = self.below.getattr(ROOT, node.id).map(|attributes| attributes.size == 0);
-            if !content.is_formatted()
-                && let Err(error) = is_empty.and_then(|is_empty| Ok(is_empty && self.format(node, &mut content, 0)?))
-            {
+            if let Err(error) = is_empty.and_then(|is_empty| Ok(is_empty && self.format(node, &mut content, 0)?)) {
                 tracing::debug!(node = node.id.0, %error, "a new file is stored as it is");
             }
         }
