@@ -3,8 +3,8 @@
 use crate::Bcow;
 use crate::format::{ATTRIBUTE, Cause, ENTRIES, Entries, Level, Record, Root, SECTOR_BYTES, Which};
 use crate::format::{decode_sector, salvage_sector};
+use crate::formatting::METACOPY;
 use crate::inline::Inline;
-use crate::layer::METACOPY;
 use poolfs_libservice::walk::walk;
 use poolfs_libservice::{Branch, Finding, Findings, Held, Opened, Result, Tally};
 use poolfs_types::limits::BLOCK_SIZE;

@@ -380,7 +380,7 @@ impl File {
     /// Stores a record.
     pub fn store(&mut self, record: Record) -> Result<()> {
         if record != self.stored {
-            crate::layer::store(self.own.branch(), self.node, &record)?;
+            crate::formatting::store(self.own.branch(), self.node, &record)?;
             self.stored = record;
         }
         Ok(())

@@ -24,6 +24,7 @@ mod content;
 mod file;
 mod flush;
 mod format;
+mod formatting;
 mod inline;
 mod layer;
 mod nodes;
