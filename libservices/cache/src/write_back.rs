@@ -43,6 +43,9 @@ impl Node {
 
     /// Writes back up to `bytes_max` bytes; how many. Nothing while another thread does it. Only under a [`Use`](crate::node::Use).
     pub(crate) fn write_back(&self, bytes_max: u64) -> Option<Result<u64>> {
+        if !read(&self.state).is_dirty() {
+            return Some(Ok(0));
+        }
         let flush = try_lock(&self.flush)?;
         Some(self.write_back_locked(&flush, 0..u64::MAX, bytes_max))
     }

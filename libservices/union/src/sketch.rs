@@ -186,13 +186,9 @@ impl Union {
         self.load_locked(node, &mut node.write())?;
         self.copies.complete_most(node);
         let mut state = node.write();
-        self.make_ready_locked(node, &mut state)?;
+        self.load_locked(node, &mut state)?;
+        self.copies.settle(node, &mut state, 0..u64::MAX)?;
         Ok(state)
-    }
-
-    fn make_ready_locked(&self, node: &Arc<Node>, state: &mut State) -> Result<()> {
-        self.load_locked(node, state)?;
-        self.copies.settle(node, state, 0..u64::MAX)
     }
 
     /// Loads a sketch's map and opens its files.

@@ -190,7 +190,7 @@ impl Copies {
         }
     }
 
-    /// The same for who has the node's lock, and needs it until then.
+    /// As [`Self::complete`], for who has the node's lock and must not give it up.
     pub fn settle(&self, node: &Node, state: &mut State, blocks: Range<u64>) -> Result<()> {
         self.settle_with(node, state, blocks, &mut Pieces::default(), None)
     }

@@ -47,8 +47,8 @@ pub struct Fault {
     pub fail_getattrs: AtomicI32,
     /// milliseconds every read takes
     pub slow_reads: AtomicU64,
-    /// milliseconds every write takes
-    pub slow_writes: AtomicU64,
+    /// as many writes are carried out; further ones wait until there may be more
+    pub writes_allowed: AtomicU64,
     pub reads: AtomicU64,
     pub writes: AtomicU64,
     pub lookups: AtomicU64,
@@ -77,7 +77,7 @@ impl Fault {
             fail_lookups: AtomicI32::new(0),
             fail_getattrs: AtomicI32::new(0),
             slow_reads: AtomicU64::new(0),
-            slow_writes: AtomicU64::new(0),
+            writes_allowed: AtomicU64::new(u64::MAX),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             lookups: AtomicU64::new(0),
@@ -193,9 +193,11 @@ impl Libservice for Fault {
         self.memory.read(caller, handle, offset, buffer)
     }
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
-        self.writes.fetch_add(1, Ordering::SeqCst);
+        let before = self.writes.fetch_add(1, Ordering::SeqCst);
+        while before >= self.writes_allowed.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         check(&self.fail_writes)?;
-        std::thread::sleep(Duration::from_millis(self.slow_writes.load(Ordering::SeqCst)));
         self.memory.write(caller, handle, offset, data)
     }
     fn fallocate(&self, c: &Caller, h: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {

@@ -108,26 +108,28 @@ fn a_file_keeps_its_data_when_a_name_comes_while_attributes_are_set() {
 fn attributes_of_a_dirty_file_are_set_while_it_is_brought_to_disk() {
     let Linked { stack, file, handle, .. } = Linked::new();
     let [then, accessed] = [1_000_000, 2_000_000].map(|seconds| Timestamp { seconds, nanoseconds: 7 });
-    let (done, seen) = channel();
-    let cache = Arc::clone(&stack.cache);
-    stack.below.slow_writes.store(2000, Ordering::SeqCst);
-    let setter = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
-        let set = |changes| cache.setattr(&ROOT, file, &changes, None).unwrap();
-        set(SetAttributes { permissions: Some(0o600), ..SetAttributes::default() });
-        set(SetAttributes { modified: Some(SetTime::At(then)), ..SetAttributes::default() });
-        let accessed = Some(SetTime::At(accessed));
-        done.send(set(SetAttributes { accessed, uid: Some(7), ..SetAttributes::default() })).unwrap();
+    let sync = || stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
+    let set = |changes| stack.cache.setattr(&ROOT, file, &changes, None).unwrap();
+    stack.below.writes_allowed.store(0, Ordering::SeqCst);
+    let shown = std::thread::scope(|scope| {
+        scope.spawn(sync);
+        while stack.below.writes.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        let (done, seen) = channel();
+        scope.spawn(move || {
+            set(SetAttributes { permissions: Some(0o600), ..SetAttributes::default() });
+            set(SetAttributes { modified: Some(SetTime::At(then)), ..SetAttributes::default() });
+            let accessed = Some(SetTime::At(accessed));
+            done.send(set(SetAttributes { accessed, uid: Some(7), ..SetAttributes::default() })).unwrap();
+        });
+        let shown = seen.recv_timeout(Duration::from_secs(20));
+        stack.below.writes_allowed.store(u64::MAX, Ordering::SeqCst);
+        shown.expect("it waits for the disk")
     });
-    stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
-    let shown = seen.try_recv();
-    setter.join().unwrap();
-    let shown = shown.expect("it waits for the disk");
     let known = |found: Attributes| (found.permissions, found.modified, found.accessed, found.uid);
     assert_eq!(known(shown), (0o600, then, accessed, 7));
-    stack.below.slow_writes.store(0, Ordering::SeqCst);
-    assert_eq!(known(stack.cache.getattr(&ROOT, file).unwrap()), known(shown));
-    stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
+    sync();
     assert_eq!(stack.below.durable(file).modified, then);
     stack.cache.drop_clean();
     assert_eq!(known(stack.cache.getattr(&ROOT, file).unwrap()), known(shown));

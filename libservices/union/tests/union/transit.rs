@@ -6,7 +6,7 @@ use poolfs_libservice::types::{Errno, OpenFlags, SeekTo, SetAttributes};
 use poolfs_libservice::{Durability, Error, Libservice, Memory, fail};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
@@ -37,6 +37,19 @@ impl Scene {
         self.lower.hook(|call| if call == Call::Read { fail(Errno::EIO) } else { Ok(()) });
     }
 
+    /// From now on whoever reads from below waits, until the sender is dropped.
+    fn hold_reads(&self) -> Sender<()> {
+        let (release, wait) = channel();
+        let wait = std::sync::Mutex::new(wait);
+        self.lower.hook(move |call| {
+            if call == Call::Read {
+                let _ = wait.lock().unwrap().recv();
+            }
+            Ok(())
+        });
+        release
+    }
+
     fn write(&mut self, union: &Union, offset: usize, data: &[u8]) {
         write_at(union, "f", offset as u64, data);
         self.content[offset..offset + data.len()].copy_from_slice(data);
@@ -62,15 +75,7 @@ fn sync(union: &Union) -> Result<(), Error> {
 fn a_write_does_not_wait_for_the_lower_file_and_a_reader_does() {
     let mut scene = Scene::new();
     let union = scene.open(8);
-    let (release, wait) = channel::<()>();
-    let wait = std::sync::Mutex::new(wait);
-    scene.lower.hook(move |call| {
-        if call == Call::Read {
-            // Ends when the sender is dropped.
-            let _ = wait.lock().unwrap().recv();
-        }
-        Ok(())
-    });
+    let release = scene.hold_reads();
     scene.write(&union, 5 * BLOCK + 100, b"new");
     scene.write(&union, 6 * BLOCK + 4000, &[1; 200]);
     assert_eq!(union.statistics().blocks_in_transit, 3);
@@ -115,15 +120,7 @@ fn others_go_on_while_somebody_waits_for_the_rest_of_a_block() {
     for (title, need) in needs {
         let scene = Scene::new();
         let union = scene.open(8);
-        let (release, wait) = channel::<()>();
-        let wait = std::sync::Mutex::new(wait);
-        scene.lower.hook(move |call| {
-            if call == Call::Read {
-                // Ends when the sender is dropped.
-                let _ = wait.lock().unwrap().recv();
-            }
-            Ok(())
-        });
+        let release = scene.hold_reads();
         write_at(&*union, "f", 5 * BLOCK as u64 + 100, b"new");
         std::thread::scope(|scope| {
             let needy = scope.spawn(|| need(&union));
