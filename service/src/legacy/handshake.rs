@@ -18,7 +18,9 @@ const VERSION_MINOR_MIN: u32 = 31;
 ///
 /// Locks are not among them: every descriptor being a real one, the kernel keeps them. The cache for writing back is not,
 /// because what a program has written must be known here at once. Truncation by open is not, because the kernel finds out
-/// only afterwards that the file is a program that runs.
+/// only afterwards that the file is a program that runs. Direct writes that the kernel goes on from before they are answered
+/// (`FUSE_ASYNC_DIO`) are not: it drops its pages before them and not again after them, so that what somebody reads meanwhile stays
+/// in its cache, old, for good.
 const WANTED: &[(u64, &str)] = &[
     (init::ASYNC_READ, "reads side by side"),
     (init::BIG_WRITES, "writes of more than a page"),
@@ -26,7 +28,6 @@ const WANTED: &[(u64, &str)] = &[
     (init::HAS_IOCTL_DIR, "ioctl on directories"),
     (init::DO_READDIRPLUS, "listings with attributes"),
     (init::READDIRPLUS_AUTO, "listings with attributes where they pay"),
-    (init::ASYNC_DIO, "direct reads and writes side by side"),
     (init::PARALLEL_DIROPS, "look-ups side by side"),
     (init::POSIX_ACL, "access lists"),
     (init::MAX_PAGES, "requests of more than 128 KiB"),
