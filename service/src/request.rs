@@ -65,6 +65,9 @@ pub struct WriteMode {
     /// The kernel says that the writer may not keep set-id bits. The user-level path leaves it `false`: there the
     /// credentials decide.
     pub kill_set_id: bool,
+    /// What this write has to be before it is answered, whatever its open file asks for (`RWF_DSYNC`, `RWF_SYNC`). The kernel says it of
+    /// every write, and syncs by itself only after those that it keeps pages of: of what goes past its pages nobody else knows.
+    pub durability: Option<Durability>,
 }
 
 /// What is asked. Nodes that a [`Reply::Entry`] names carry one reference, to be given back by [`Request::Forget`].

@@ -134,18 +134,16 @@ impl Instance {
             let last = data.get(written.count - 1).copied().unwrap_or(0);
             self.content_changed(file.node(), Some((end, last)));
         }
-        self.sync_if_asked(context, file)?;
+        self.sync_if_asked(context, file, mode.durability)?;
         Ok(Reply::Written(written))
     }
 
-    /// `O_SYNC` and `O_DSYNC`: what was written is durable before the answer.
-    fn sync_if_asked(&self, context: &Context<'_>, file: &OpenFile) -> Served<()> {
-        let flags = file.flags();
-        if flags.contains(OpenFlags::DATA_SYNC) {
-            let all = flags.contains(OpenFlags::FILE_SYNC);
-            self.sync_handles(context, file, if all { Durability::All } else { Durability::Data })?;
+    /// What was written is durable before the answer, where the open file (`O_SYNC`, `O_DSYNC`) or the write itself asks for that.
+    fn sync_if_asked(&self, context: &Context<'_>, file: &OpenFile, own: Option<Durability>) -> Served<()> {
+        match own.max(Durability::of_writes(file.flags())) {
+            Some(durability) => self.sync_handles(context, file, durability),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     pub(super) fn allocate(
@@ -174,7 +172,7 @@ impl Instance {
             let grown = (!mode.contains(AllocateMode::KEEP_SIZE)).then_some((end, 0));
             self.content_changed(file.node(), grown);
         }
-        self.sync_if_asked(context, file)?;
+        self.sync_if_asked(context, file, None)?;
         Ok(Reply::Done)
     }
 
@@ -257,7 +255,7 @@ impl Instance {
             let _ = self.layer().read(&context.caller, handle, from + copied - 1, &mut last);
             self.content_changed(target.node(), Some((end, last[0])));
         }
-        self.sync_if_asked(context, target)?;
+        self.sync_if_asked(context, target, None)?;
         Ok(Reply::Offset(copied))
     }
 

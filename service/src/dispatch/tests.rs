@@ -7,11 +7,13 @@ use crate::notify::KernelCache;
 use crate::request::{Kind, WriteMode};
 use crate::stack::Stack;
 use poolfs_libservice::types::{AllocateMode, Caller, FileType, Name, OpenFlags, RenameFlags, SetAttributes};
-use poolfs_libservice::{Durability, Memory};
+use poolfs_libservice::{Durability, Libservice, Memory};
 use poolfs_service_protocol::{MountSpec, OperationPath, StackSpec};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+mod durability;
 
 #[derive(Clone, Default)]
 struct Kernel(Arc<Mutex<Vec<String>>>);
@@ -70,10 +72,14 @@ fn name(text: &str) -> Name<'_> {
 
 impl Fixture {
     fn new() -> Self {
+        Self::over(Memory::new())
+    }
+
+    fn over(layer: Arc<dyn Libservice>) -> Self {
         let stack = StackSpec::Directory { directory: "/".into() };
         let spec =
             MountSpec { instance: "x".into(), mount_point: "/".into(), stack, devices: true, is_root: true, ids: None };
-        let instance = Instance::new(spec, Stack::of(Memory::new()));
+        let instance = Instance::new(spec, Stack::of(layer));
         let kernel = Kernel::default();
         instance.attach_kernel(Arc::new(kernel.clone()));
         Self { instance, kernel, root: Credentials::root() }

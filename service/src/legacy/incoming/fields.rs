@@ -203,8 +203,10 @@ impl<'a> Fields<'a> {
 
     fn write(&mut self) -> Parsed<(u64, FileOperation<'a>)> {
         let head: abi::WriteIn = self.take()?;
+        let flags = OpenFlags::from_bits_truncate(head.flags);
         let mode = WriteMode {
-            append: OpenFlags::from_bits_truncate(head.flags).contains(OpenFlags::APPEND),
+            append: flags.contains(OpenFlags::APPEND),
+            durability: Durability::of_writes(flags),
             from_mapping: head.write_flags & abi::write::CACHE != 0,
             kill_set_id: head.write_flags & abi::write::KILL_SET_ID != 0,
         };

@@ -225,3 +225,18 @@ fn an_offer_of_an_older_kernel_is_shorter() {
     let bytes = message(opcode::INIT, &[head.as_bytes()]);
     assert!(matches!(call(&bytes).operation, Ok(Operation::Init(offer)) if offer.flags == 1 << 32 | 1 << 30));
 }
+
+#[test]
+fn a_write_says_itself_where_it_goes_and_how_durable_it_is_to_be() {
+    let write = |flags: OpenFlags| {
+        let head = abi::WriteIn { size: 5, flags: flags.bits(), ..Default::default() };
+        match call(&message(opcode::WRITE, &with(&head, b"hello"))).operation {
+            Ok(Operation::File { operation: FileOperation::Write { mode, .. }, .. }) => (mode.append, mode.durability),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (append, data) = (OpenFlags::WRITE_ONLY | OpenFlags::APPEND, OpenFlags::DATA_SYNC);
+    assert_eq!(write(append), (true, None));
+    assert_eq!(write(append | data), (true, Some(Durability::Data)));
+    assert_eq!(write(data | OpenFlags::FILE_SYNC), (false, Some(Durability::All)));
+}
