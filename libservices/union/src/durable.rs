@@ -32,6 +32,12 @@ struct Lists {
 }
 
 impl Lists {
+    /// Takes a node from those that wait; whether it was among them.
+    fn remove(&mut self, node: &Arc<Node>) -> bool {
+        let at = self.waiting.iter().position(|other| Arc::ptr_eq(other, node));
+        at.is_some_and(|at| self.waiting.remove(at).is_some())
+    }
+
     fn take(&mut self) -> Option<Arc<Node>> {
         let node = self.waiting.pop_front()?;
         self.under_way.push(node.clone());
@@ -354,16 +360,23 @@ impl Union {
     }
 
     /// Closes the branches' files of a sketch that nobody has open and that has nothing to bring to disk.
-    pub(crate) fn close_unused(&self, node: &Node) {
+    pub(crate) fn close_unused(&self, node: &Arc<Node>) {
         if !lock(&node.handles).is_empty() {
             return;
         }
         let mut state = node.write();
+        let removed = state.removed;
         if let Content::Sketch(sketch) = &mut state.content
-            && !sketch.is_dirty()
+            && (removed || !sketch.is_dirty())
         {
             sketch.files = None;
             sketch.shown = None;
+        }
+        drop(state);
+        // Its room is wanted back when the last who holds it lets it go, not when the list is written.
+        if removed && node.queued.load(Ordering::Acquire) && lock(&self.dirty.lists).remove(node) {
+            node.queued.store(false, Ordering::Release);
+            self.nodes.unpin(node);
         }
     }
 }

@@ -265,6 +265,7 @@ impl Union {
         if indexed {
             self.remove_from_index(child)?;
         }
+        self.close_unused(child);
         match id {
             // A flush that is under way removes the bitmap itself when it ends.
             Some(id) if child.flushing.try_lock().is_ok() => self.work.remove_bitmap(&id),

@@ -1,7 +1,7 @@
 //! Blocks move, files do not: what sketches copy, keep, lose and refuse.
 
 use crate::support::*;
-use poolfs_libservice::types::{AllocateMode, Errno, OpenFlags, SeekTo, SetAttributes};
+use poolfs_libservice::types::{AllocateMode, Errno, NodeId, OpenFlags, SeekTo, SetAttributes};
 use poolfs_libservice::{Libservice, Memory};
 use std::sync::Arc;
 
@@ -326,4 +326,21 @@ fn a_lower_file_too_large_for_a_bitmap_is_read_only() {
     union.release(handle);
     resize(&*union, "f", 0);
     assert_eq!(stat(&*union, "f").size, 0);
+}
+
+#[test]
+fn a_removed_file_gives_its_room_back_when_nobody_holds_it() {
+    let (branches, _) = with_file(100 * BLOCK);
+    let union = branches.open();
+    let entry = union.lookup(ROOT, NodeId::ROOT, name("f")).unwrap();
+    let before = branches.upper.outstanding();
+    let handle = union.open(ROOT, entry.node, OpenFlags::READ_WRITE).unwrap();
+    union.write(ROOT, handle, 50 * 4096 + 1, &[7; BLOCK]).unwrap();
+    union.unlink(ROOT, NodeId::ROOT, name("f")).unwrap();
+    union.write(ROOT, handle, 60 * 4096 + 1, &[7; BLOCK]).unwrap();
+    union.release(handle);
+    union.forget(entry.node, 1);
+    // Nothing of it waits for its bitmap to be written.
+    assert_eq!(branches.upper.outstanding(), before);
+    close(union);
 }
