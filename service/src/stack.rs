@@ -18,7 +18,7 @@ use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::types::IdMap;
 use poolfs_libservice::{Layered, Libservice};
 use poolfs_local::{Local, LocalOptions};
-use poolfs_quota::{Account, Limited, Measured};
+use poolfs_quota::{Accepted, Account, Limited, Measured};
 use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat};
 use poolfs_union::{LAYER_ID_MAX, Lower, SharedMemory, Union, UnionConfig};
 use std::collections::BTreeMap;
@@ -114,8 +114,20 @@ impl Branch {
 
     fn layer(&self) -> Arc<dyn Libservice> {
         let Some(account) = &self.account else { return self.cache_layer() };
-        let cache = Arc::clone(&self.cache);
-        Limited::new(self.cache_layer(), account, Box::new(move || cache.pending_bytes()))
+        Limited::new(self.cache_layer(), account, Box::new(AcceptedBy(Arc::clone(&self.cache))))
+    }
+}
+
+/// What the cache of a limited branch has accepted.
+struct AcceptedBy(Arc<Cache>);
+
+impl Accepted for AcceptedBy {
+    fn dirty_bytes(&self) -> u64 {
+        self.0.pending_bytes()
+    }
+
+    fn wait_for_room(&self, enough: &mut dyn FnMut() -> bool) -> bool {
+        self.0.wait_for_room(enough)
     }
 }
 

@@ -22,9 +22,13 @@ fn pool(folder: &Path) -> Pool {
 }
 
 fn mount<'p>(pool: &'p Pool, folder: &Path, format: &str) -> Mounted<'p> {
+    mount_limited(pool, folder, format, "8M")
+}
+
+fn mount_limited<'p>(pool: &'p Pool, folder: &Path, format: &str, size: &str) -> Mounted<'p> {
     let [upper, lower] = ["upper", "lower"].map(|name| folder.join(name));
     fs::create_dir_all(&upper).expect("a folder");
-    let stack = ["--upper", text(&upper), "--lower", text(&lower), "--upper-format", format, "--upper-size", "8M"];
+    let stack = ["--upper", text(&upper), "--lower", text(&lower), "--upper-format", format, "--upper-size", size];
     pool.mount(&folder.join("mnt"), &stack)
 }
 
@@ -120,5 +124,39 @@ fn a_container_has_a_limit() {
         );
         let refused = pool.poolfs(&["run", pool.name(), "small", "--upper-size", "8K", "--", "sh"]);
         assert!(refused.code != 0 && refused.err.contains("too small"), "{refused:?}");
+    });
+}
+
+/// Rounds of each way to give room back.
+const ROUNDS: usize = 20;
+
+/// Ways to give the room of the file `big` back.
+const WAYS_BACK: [&str; 4] = ["rm big", ": > big", "truncate -s 0 big", ": > new; mv new big"];
+
+#[test]
+fn room_that_was_given_back_is_there_for_the_next_writer() {
+    isolated("room_that_was_given_back_is_there_for_the_next_writer", |folder| {
+        let pool = pool(folder);
+        for format in ["sparse", "bcow"] {
+            for way in [Way::Library, Way::Legacy] {
+                let mounted = mount_limited(&pool, folder, format, "50M");
+                for back in WAYS_BACK {
+                    let script = format!(
+                        "
+                        for round in $(seq {ROUNDS}); do
+                            dd if=/dev/zero of=big bs=1M count=100 status=none 2>/dev/null && echo not full
+                            {back}
+                            dd if=/dev/zero of=b2 bs=1M count=20 status=none 2>&1 && echo written || true
+                            rm -f big b2
+                        done"
+                    );
+                    let said = in_mount(&pool, way, mounted.path(), &script);
+                    let written = said.lines().filter(|line| *line == "written").count();
+                    assert_eq!((written, said.lines().count()), (ROUNDS, ROUNDS), "{format} {way:?} {back}: {said}");
+                }
+                let _ = mounted.unmount().expect("umount");
+                fs::remove_dir_all(folder.join("upper")).expect("removed");
+            }
+        }
     });
 }

@@ -93,6 +93,9 @@ impl Node {
             state.orphan &= result.is_err();
             state.written_back = state.written_back.filter(|_| result.is_err());
         });
+        if result.is_ok() {
+            self.note_whether_leaving();
+        }
         result
     }
 
@@ -126,6 +129,7 @@ impl Node {
         {
             self.update(None, |state| state.orphan = attributes.links == 0);
         }
+        self.note_whether_leaving();
         Ok(())
     }
 

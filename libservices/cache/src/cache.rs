@@ -86,6 +86,11 @@ impl Cache {
         self.core.pending_bytes()
     }
 
+    /// Waits, for a bounded time, as long as files without a name may be about to end, until there is `enough` room; whether there is.
+    pub fn wait_for_room(&self, enough: &mut dyn FnMut() -> bool) -> bool {
+        self.core.leaving.wait(enough)
+    }
+
     /// Ends the layer in order: everything dirty goes below and is made durable there. The layer may still be used
     /// afterwards, but nobody waits for what is written then.
     ///
@@ -137,7 +142,16 @@ impl Cache {
         &self,
         parent: NodeId,
         name: Name<'_>,
-        make: impl FnOnce(&dyn Libservice) -> Result<(Entry, T)>,
+        make: impl Fn(&dyn Libservice) -> Result<(Entry, T)>,
+    ) -> Result<(Arc<Node>, T)> {
+        self.core.with_room(|| self.make_once(parent, name, &make))
+    }
+
+    fn make_once<T>(
+        &self,
+        parent: NodeId,
+        name: Name<'_>,
+        make: impl Fn(&dyn Libservice) -> Result<(Entry, T)>,
     ) -> Result<(Arc<Node>, T)> {
         let directory = self.directory(parent)?;
         let _changing = write(&directory.names);

@@ -2,14 +2,15 @@
 //! room that is left below.
 
 use crate::blocks::{BLOCK, Counts};
+use crate::leaving::Leaving;
 use crate::ledger::Recorder;
 use crate::names::Names;
 use crate::node::Node;
 use crate::pool::Pool;
 use crate::sync::{lock, read, write};
 use hashbrown::HashMap;
-use poolfs_libservice::{Entry, Libservice};
-use poolfs_types::{Attributes, Caller, FileType, NodeId, Timestamp};
+use poolfs_libservice::{Entry, Libservice, Result};
+use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, Timestamp};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -32,6 +33,8 @@ pub(crate) struct Core {
     used: AtomicU64,
     dirty: AtomicU64,
     held: AtomicU64,
+    /// Files without a name that somebody holds.
+    pub(crate) leaving: Leaving,
     /// Bytes that may still become dirty before the layer below has to be asked how much room it has.
     room: AtomicI64,
 }
@@ -50,6 +53,7 @@ impl Core {
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             held: AtomicU64::new(0),
+            leaving: Leaving::default(),
             room: AtomicI64::new(0),
         });
         let root = Node::new(&core, NodeId::ROOT, unknown_directory(), true);
@@ -112,6 +116,21 @@ impl Core {
     /// Others use the room below too: ask again before the next write.
     pub(crate) fn forget_room(&self) {
         self.room.store(0, Ordering::Relaxed);
+    }
+
+    /// Calls something below that needs room; again when there may be more, because a file without a name has ended meanwhile.
+    pub(crate) fn with_room<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
+        let is_full = |result: &Result<T>| result.as_ref().is_err_and(|error| error.errno() == Errno::ENOSPC);
+        let mut result = call();
+        if is_full(&result) {
+            self.leaving.wait(&mut || {
+                if is_full(&result) {
+                    result = call();
+                }
+                !is_full(&result)
+            });
+        }
+        result
     }
 
     pub(crate) fn get(&self, id: NodeId) -> Option<Arc<Node>> {
@@ -228,8 +247,16 @@ impl Core {
             shard.remove(&node.id);
             self.removals.fetch_add(1, Ordering::AcqRel);
         }
+        self.end(node);
+    }
+
+    /// Drops the content of a node that nobody finds any more, and lets it go below.
+    fn end(&self, node: &Arc<Node>) {
         node.drop_content();
         self.below.forget(node.id, node.below_refs.load(Ordering::Acquire));
+        if std::mem::take(&mut write(&node.state).is_leaving) {
+            self.leaving.leave();
+        }
     }
 
     /// Every node.
@@ -252,8 +279,7 @@ impl Core {
                 node.kill();
                 // A write-back under way needs the content to its end.
                 let _flush = lock(&node.flush);
-                node.drop_content();
-                self.below.forget(node.id, node.below_refs.load(Ordering::Acquire));
+                self.end(&node);
             }
         }
     }

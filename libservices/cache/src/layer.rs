@@ -113,10 +113,12 @@ impl Libservice for Cache {
         }
         let access = OpenFlags::READ_WRITE | flags & OpenFlags::EXCLUSIVE;
         let removals = self.core.removals();
-        let (made, handle) = self.core.below.tmpfile(caller, parent, permissions, access)?;
+        let make = || self.core.below.tmpfile(caller, parent, permissions, access);
+        let (made, handle) = self.core.with_room(make)?;
         let node = self.core.adopt(&made, removals);
         // Without a name nobody but its users reaches it.
         node.update(None, |state| state.orphan = true);
+        node.note_whether_leaving();
         let node = node.begin_use().inspect_err(|_| {
             self.core.below.release(handle);
             self.core.forget(node.id, 1);
@@ -178,7 +180,7 @@ impl Libservice for Cache {
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
-        self.rename_locked(caller, (parent, name), (new_parent, new_name), flags)
+        self.core.with_room(|| self.rename_locked(caller, (parent, name), (new_parent, new_name), flags))
     }
 
     fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {
@@ -244,7 +246,12 @@ impl Libservice for Cache {
 
     fn flush(&self, _caller: &Caller, handle: HandleId) -> Result<()> {
         match &*self.handles.get(handle)? {
-            Open::File(file) => file.report(),
+            Open::File(file) => {
+                if read(&file.node.0.state).is_leaving {
+                    self.core.leaving.closed();
+                }
+                file.report()
+            }
             Open::Directory(_) => Ok(()),
         }
     }
@@ -279,7 +286,7 @@ impl Libservice for Cache {
 
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         let node = self.node(node)?;
-        let result = self.core.below.setxattr(caller, node.id, name, value, flags);
+        let result = self.core.with_room(|| self.core.below.setxattr(caller, node.id, name, value, flags));
         node.xattrs_changed(result.is_ok());
         result
     }
@@ -311,8 +318,8 @@ impl Libservice for Cache {
             if read(&node.state).orphan && !node.in_use() {
                 continue;
             }
-            let Ok(node) = node.begin_use() else { continue };
-            result = result.and(node.0.sync(ALL, |_| Ok(())));
+            let Ok(node) = node.begin_cleaning() else { continue };
+            result = result.and(node.0.0.sync(ALL, |_| Ok(())));
         }
         result.and(self.core.below.sync())
     }

@@ -46,6 +46,7 @@ mod handles;
 mod huge;
 mod idle;
 mod layer;
+mod leaving;
 mod ledger;
 mod loans;
 mod moves;

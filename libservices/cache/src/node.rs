@@ -80,6 +80,8 @@ pub(crate) struct State {
     pub(crate) error: WriteError,
     /// It has no name any more.
     pub(crate) orphan: bool,
+    /// It is counted as such where others wait for its room.
+    pub(crate) is_leaving: bool,
     /// A symbolic link's target.
     pub(crate) target: Option<Box<[u8]>>,
     pub(crate) xattrs: Vec<CachedXattr>,
@@ -102,6 +104,8 @@ impl State {
 #[derive(Default)]
 struct BelowHandles {
     users: u64,
+    /// those of them that write back, for nobody who has it open
+    cleaners: u64,
     dead: bool,
     reader: Option<HandleId>,
     writer: Option<HandleId>,
@@ -140,6 +144,15 @@ impl Drop for Use {
     }
 }
 
+/// A [`Use`] by whoever writes back for others.
+pub(crate) struct Cleaning(pub(crate) Use);
+
+impl Drop for Cleaning {
+    fn drop(&mut self) {
+        lock(&self.0.0.below).cleaners -= 1;
+    }
+}
+
 impl Node {
     pub(crate) fn new(core: &Arc<Core>, id: NodeId, attributes: Attributes, stale: bool) -> Arc<Self> {
         let state = State {
@@ -160,6 +173,7 @@ impl Node {
             record: None,
             error: WriteError::default(),
             orphan: false,
+            is_leaving: false,
             target: None,
             xattrs: Vec::new(),
         };
@@ -312,6 +326,32 @@ impl Node {
         }
         below.users += 1;
         Ok(Use(Arc::clone(self)))
+    }
+
+    /// Begins to write back for others.
+    pub(crate) fn begin_cleaning(self: &Arc<Self>) -> Result<Cleaning> {
+        let used = self.begin_use()?;
+        lock(&self.below).cleaners += 1;
+        Ok(Cleaning(used))
+    }
+
+    /// Whether nobody can come to read what is written back: it has no name, and nobody has it open.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        read(&self.state).orphan && {
+            let below = lock(&self.below);
+            below.users == below.cleaners
+        }
+    }
+
+    /// Has those who find no room wait for the file, if it has no name, or no more.
+    pub(crate) fn note_whether_leaving(&self) {
+        let mut state = write(&self.state);
+        if state.orphan == state.is_leaving {
+            return;
+        }
+        state.is_leaving = state.orphan;
+        let leaving = &self.core.leaving;
+        if state.orphan { leaving.enter() } else { leaving.leave() }
     }
 
     fn end_use(self: &Arc<Self>) {

@@ -116,7 +116,7 @@ impl Node {
         if held {
             return fail(Errno::ENOSPC);
         }
-        self.write_through(offset, data)
+        self.core.with_room(|| self.write_through(offset, data))
     }
 
     /// Whether `bytes` more dirty bytes fit here and below; if not, tries to make it so.

@@ -26,7 +26,7 @@ struct Piece {
 impl Node {
     /// Writes back for another file's writer, without waiting for whoever does it already.
     pub(crate) fn write_back_other(self: &Arc<Self>, bytes_max: u64) -> Option<Result<u64>> {
-        self.begin_use().ok()?.0.write_back(bytes_max)
+        self.begin_cleaning().ok()?.0.0.write_back(bytes_max)
     }
 
     /// What a flusher does with a file whose time has come.
@@ -77,6 +77,9 @@ impl Node {
         let mut from = range.start;
         let mut written = 0;
         while written < bytes_max {
+            if self.is_abandoned() {
+                break;
+            }
             let Some(piece) = self.take_piece(from..range.end) else { break };
             from = piece.blocks.end;
             match self.write_piece(&piece) {

@@ -10,6 +10,9 @@
 //! Close to the limit the promises are too large, because a cache does not know which dirty blocks replace others that have their
 //! room. Then [`Limited`] looks at the file, and has the cache write what it holds, before it refuses anything.
 //!
+//! Removed files count as long as somebody holds them, and who held them last has let them go a moment before the layers hear of it. So
+//! [`Limited`] also waits for those that may be about to end, for a bounded time.
+//!
 //! What is refused is refused with `ENOSPC`, as Linux does where a directory tree has a quota (projects of XFS and ext4), and `statfs`
 //! shows the limit as the size of the filesystem, as there.
 
@@ -21,5 +24,5 @@ mod measured;
 mod nodes;
 
 pub use account::Account;
-pub use limited::Limited;
+pub use limited::{Accepted, Limited};
 pub use measured::Measured;

@@ -12,14 +12,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// How many bytes the cache below has accepted and not written.
-pub type Dirty = Box<dyn Fn() -> u64 + Send + Sync>;
+/// Most attempts to find room for one call.
+const ATTEMPTS_MAX: usize = 8;
+
+/// What the cache below has accepted.
+pub trait Accepted: Send + Sync {
+    /// Bytes that are not written yet.
+    fn dirty_bytes(&self) -> u64;
+
+    /// Waits, for a bounded time, as long as removed files may be about to give their room back, until there is `enough`; whether
+    /// there is.
+    fn wait_for_room(&self, enough: &mut dyn FnMut() -> bool) -> bool;
+}
 
 /// A layer over a cache that lets through what has room in an [`Account`].
 pub struct Limited {
     below: Branch,
     account: Arc<Account>,
-    dirty: Dirty,
+    accepted: Box<dyn Accepted>,
     /// the files of handles that append
     appending: Mutex<HashMap<HandleId, NodeId>>,
     /// held while the cache is made to write
@@ -39,12 +49,20 @@ struct Missing {
 }
 
 impl Limited {
-    /// A layer over `below`, of which `dirty` tells how many bytes wait there, and below which [`Measured`](crate::Measured) keeps
+    /// A layer over `below`, of which `accepted` tells what waits there, and below which [`Measured`](crate::Measured) keeps
     /// the account.
     #[must_use]
-    pub fn new(below: Branch, account: &Arc<Account>, dirty: Dirty) -> Arc<Self> {
+    pub fn new(below: Branch, account: &Arc<Account>, accepted: Box<dyn Accepted>) -> Arc<Self> {
         let (appending, emptying) = (Mutex::default(), Mutex::default());
-        Arc::new(Limited { below, account: Arc::clone(account), dirty, appending, emptying })
+        Arc::new(Limited { below, account: Arc::clone(account), accepted, appending, emptying })
+    }
+
+    fn dirty(&self) -> u64 {
+        self.accepted.dirty_bytes()
+    }
+
+    fn promise(&self, bytes: u64) -> Option<Promise<'_>> {
+        self.account.promise(bytes, || self.dirty())
     }
 
     fn full(&self) -> Error {
@@ -54,8 +72,8 @@ impl Limited {
 
     /// Whether names and attributes may be added.
     fn check_names(&self) -> Result<()> {
-        let has_room = self.account.has_room_for_names((self.dirty)());
-        if has_room || self.empty(1) && self.account.has_room_for_names((self.dirty)()) {
+        let has_room = || self.account.has_room_for_names(self.dirty());
+        if has_room() || self.empty(1) && has_room() || self.accepted.wait_for_room(&mut || has_room()) {
             return Ok(());
         }
         Err(self.full())
@@ -63,7 +81,7 @@ impl Limited {
 
     /// Has the cache write, where `wanted` bytes may then be free. Returns whether it did.
     fn empty(&self, wanted: u64) -> bool {
-        if (self.dirty)() == 0 || self.account.limit().saturating_sub(self.account.used()) < wanted {
+        if self.dirty() == 0 || self.account.limit().saturating_sub(self.account.used()) < wanted {
             return false;
         }
         self.below.sync().is_ok()
@@ -72,36 +90,64 @@ impl Limited {
     /// Room for a call that writes `length` bytes at `offset`, or for the first of them.
     fn room(&self, caller: &Caller, handle: HandleId, offset: u64, length: u64) -> Result<Room<'_>> {
         let blocks = length.div_ceil(BLOCK).saturating_add(1);
-        if let Some(promise) = self.account.promise(blocks.saturating_mul(BLOCK), &self.dirty) {
+        if let Some(promise) = self.promise(blocks.saturating_mul(BLOCK)) {
             return Ok(Room { bytes: length, _promise: Some(promise) });
         }
+        for _ in 0..ATTEMPTS_MAX {
+            let missing = match self.room_after_emptying(caller, handle, offset, length)? {
+                Ok(room) => return Ok(room),
+                Err(missing) => missing,
+            };
+            // With nothing locked that others need who write where there is room.
+            if !self.accepted.wait_for_room(&mut || self.account.free(self.dirty()) >= missing.bytes) {
+                break;
+            }
+        }
         let _alone = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = match self.appending().get(&handle).copied() {
-            Some(node) => self.below.getattr(caller, node)?.size,
-            None => offset,
-        };
-        let range = start..start.saturating_add(length);
+        let range = self.range(caller, handle, offset, length)?;
+        let free = self.account.free(self.dirty());
+        let missing = self.missing(caller, handle, range.clone(), free / BLOCK * BLOCK)?;
+        let room = if missing.end > range.start { self.promised(range.start, &missing) } else { None };
+        room.ok_or_else(|| self.full())
+    }
+
+    /// Room for all of a call, if need be after the cache has written what it holds; else what is missing.
+    fn room_after_emptying(
+        &self,
+        caller: &Caller,
+        handle: HandleId,
+        offset: u64,
+        length: u64,
+    ) -> Result<std::result::Result<Room<'_>, Missing>> {
+        let _alone = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
+        let range = self.range(caller, handle, offset, length)?;
         let mut is_emptied = false;
         loop {
             let missing = self.missing(caller, handle, range.clone(), u64::MAX)?;
-            if let Some(room) = self.promised(start, &missing) {
-                return Ok(room);
+            if let Some(room) = self.promised(range.start, &missing) {
+                return Ok(Ok(room));
             }
             if is_emptied || !self.empty(BLOCK) {
-                break;
+                return Ok(Err(missing));
             }
             is_emptied = true;
         }
-        let free = self.account.free((self.dirty)());
-        let missing = self.missing(caller, handle, range, free / BLOCK * BLOCK)?;
-        let room = if missing.end > start { self.promised(start, &missing) } else { None };
-        room.ok_or_else(|| self.full())
+    }
+
+    /// The bytes that a call writes.
+    fn range(&self, caller: &Caller, handle: HandleId, offset: u64, length: u64) -> Result<Range<u64>> {
+        let appended = self.appending().get(&handle).copied();
+        let start = match appended {
+            Some(node) => self.below.getattr(caller, node)?.size,
+            None => offset,
+        };
+        Ok(start..start.saturating_add(length))
     }
 
     fn promised(&self, start: u64, missing: &Missing) -> Option<Room<'_>> {
         let promise = match missing.bytes {
             0 => None,
-            bytes => Some(self.account.promise(bytes, &self.dirty)?),
+            bytes => Some(self.promise(bytes)?),
         };
         Some(Room { bytes: missing.end - start, _promise: promise })
     }
@@ -248,7 +294,7 @@ impl Libservice for Limited {
     fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
         let below = self.below.statfs(caller, node)?;
         let unit = u64::from(below.block_size.max(1));
-        let free = self.account.free((self.dirty)()) / unit;
+        let free = self.account.free(self.dirty()) / unit;
         Ok(FileSystemStatistics {
             blocks: (self.account.limit() / unit).min(below.blocks),
             blocks_free: free.min(below.blocks_free),

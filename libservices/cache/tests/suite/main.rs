@@ -4,6 +4,7 @@ mod bounds;
 mod contract;
 mod durability;
 mod fault;
+mod leaving;
 mod races;
 mod remains;
 mod segments;

@@ -3,7 +3,9 @@
 use crate::support::{BLOCK, ROOT, Stack, name, on_disk};
 use poolfs_bcow::Layout;
 use poolfs_libservice::types::{AllocateMode, Errno, FileType, NodeId, OpenFlags};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const LIMIT: u64 = 2 << 20;
 const LAYOUTS: [Option<Layout>; 3] = [None, Some(Layout::Performance), Some(Layout::Space)];
@@ -125,4 +127,70 @@ fn many_writers_get_no_more_than_one() {
         assert_eq!(stack.account.used(), on_disk(folder.path()), "{layout:?}");
         assert!(stack.account.used() <= LIMIT + 16 * BLOCK, "{layout:?}");
     }
+}
+
+#[test]
+fn a_writer_waits_for_the_room_of_a_removed_file_that_is_about_to_end() {
+    for layout in LAYOUTS {
+        let folder = tempfile::tempdir().expect("a folder");
+        let stack = Stack::at(folder.path(), layout, LIMIT);
+        for is_written in [false, true] {
+            let (node, handle) = stack.create("f");
+            let most = stack.fill(handle, 0, 10_000);
+            if is_written {
+                stack.top.sync().expect("room");
+            }
+            stack.top.unlink(ROOT, NodeId::ROOT, name("f")).expect("there");
+            let top = Arc::clone(&stack.top);
+            // As the kernel does it, after the calls have returned that caused it.
+            *stack.meanwhile.lock().expect("nobody panics") = Some(Box::new(move || {
+                top.release(handle);
+                top.forget(node, 1);
+            }));
+            let (node, handle) = stack.create("g");
+            assert!(stack.fill(handle, 0, most) + 8 >= most, "{layout:?}");
+            stack.top.unlink(ROOT, NodeId::ROOT, name("g")).expect("there");
+            stack.top.release(handle);
+            stack.top.forget(node, 1);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_stays_open_without_a_name_is_waited_for_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let stack = Stack::at(folder.path(), None, LIMIT);
+    let (node, handle) = stack.create("f");
+    stack.fill(handle, 0, 10_000);
+    stack.top.unlink(ROOT, NodeId::ROOT, name("f")).expect("there");
+    stack.top.forget(node, 1);
+    let (_, other) = stack.create("g");
+    assert_eq!(stack.fill(other, 0, 1), 0);
+    let begun = Instant::now();
+    for _ in 0..20 {
+        assert_eq!(stack.fill(other, 0, 1), 0);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "each has waited");
+    stack.top.release(handle);
+    assert_eq!(stack.fill(other, 0, 100), 100);
+}
+
+#[test]
+fn with_more_than_a_lower_limit_files_can_be_removed_and_written_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let stack = Stack::at(folder.path(), None, LIMIT);
+    let [(first, one), (_, other)] = ["f", "g"].map(|name| stack.create(name));
+    assert_eq!((stack.fill(one, 0, 200), stack.fill(other, 0, 200)), (200, 200));
+    stack.top.release(one);
+    stack.top.release(other);
+    stack.top.forget(first, 1);
+    stack.top.sync().expect("room");
+    drop(stack);
+    let stack = Stack::at(folder.path(), None, LIMIT / 2);
+    let node = stack.top.lookup(ROOT, NodeId::ROOT, name("g")).expect("there").node;
+    let handle = stack.top.open(ROOT, node, OpenFlags::READ_WRITE).expect("there");
+    assert_eq!((stack.fill(handle, 0, 200), stack.fill(handle, 200, 1)), (200, 0));
+    stack.top.unlink(ROOT, NodeId::ROOT, name("f")).expect("needs no room");
+    assert_eq!(stack.fill(handle, 200, 10), 10);
+    assert!(stack.account.used() <= LIMIT / 2);
 }

@@ -5,10 +5,10 @@ use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Errno, HandleId, Name, NodeId, OpenFlags};
 use poolfs_local::{Local, LocalOptions};
-use poolfs_quota::{Account, Limited, Measured};
+use poolfs_quota::{Accepted, Account, Limited, Measured};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub const ROOT: &Caller = &Caller::ROOT;
 pub const BLOCK: u64 = 4096;
@@ -16,7 +16,30 @@ pub const BLOCK: u64 = 4096;
 pub struct Stack {
     pub top: Arc<dyn Libservice>,
     pub account: Arc<Account>,
+    /// Done beside the next wait for room.
+    pub meanwhile: Arc<Mutex<Option<Meanwhile>>>,
     _pool: Arc<CachePool>,
+}
+
+type Meanwhile = Box<dyn FnOnce() + Send>;
+
+struct Below {
+    cache: Arc<Cache>,
+    meanwhile: Arc<Mutex<Option<Meanwhile>>>,
+}
+
+impl Accepted for Below {
+    fn dirty_bytes(&self) -> u64 {
+        self.cache.dirty_bytes()
+    }
+
+    fn wait_for_room(&self, enough: &mut dyn FnMut() -> bool) -> bool {
+        let meanwhile = self.meanwhile.lock().unwrap().take();
+        std::thread::scope(|scope| {
+            meanwhile.into_iter().for_each(|meanwhile| drop(scope.spawn(meanwhile)));
+            self.cache.wait_for_room(enough)
+        })
+    }
 }
 
 impl Stack {
@@ -42,9 +65,10 @@ impl Stack {
         let measured = Measured::open(backend, &account).expect("counted");
         let pool = CachePool::new(CacheConfig::with_limit(32 << 20)).expect("a cache");
         let cache = Cache::new(&pool, between(measured));
-        let dirty = Arc::clone(&cache);
-        let top = Limited::new(cache, &account, Box::new(move || dirty.dirty_bytes()));
-        Stack { top, account, _pool: pool }
+        let meanwhile = Arc::default();
+        let accepted = Box::new(Below { cache: Arc::clone(&cache), meanwhile: Arc::clone(&meanwhile) });
+        let top = Limited::new(cache, &account, accepted);
+        Stack { top, account, meanwhile, _pool: pool }
     }
 
     pub fn create(&self, name: &str) -> (NodeId, HandleId) {
