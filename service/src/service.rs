@@ -149,6 +149,7 @@ impl Service {
             warn!(place = %kept_at.display(), %error, "what is accepted does not outlive the service");
             StackBuilder::new(config.cache_bytes, None)
         })?;
+        let builder = builder.with_states_of(&config.socket_directory)?;
         let (tracer, changes, instances, lingering) = Default::default();
         let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
         let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;

@@ -11,6 +11,7 @@ pub mod kept;
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
 use crate::spans::Timed;
 use claim::{Claim, ClaimKind};
+use kept::{StateRoot, UpperRoot};
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
@@ -137,8 +138,8 @@ impl Drop for Branch {
         if let Err(error) = self.cache.shutdown() {
             error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
         }
-        if self.is_kept {
-            kept::unmark(&self.path);
+        if let Some(claim) = self.claim.get().filter(|_| self.is_kept) {
+            kept::unmark(UpperRoot { directory: claim.directory(), path: &self.path });
         }
         self.bcow.iter().for_each(|bcow| bcow.end_thread());
     }
@@ -228,6 +229,8 @@ impl Stack {
 /// Builds stacks, and holds what they share.
 pub struct StackBuilder {
     pool: Arc<CachePool>,
+    /// Where services before this one may have left what they had accepted.
+    states: Option<StateRoot>,
     branches: Mutex<BTreeMap<PathBuf, Weak<Branch>>>,
     /// by their branches, topmost first
     frozen: Mutex<BTreeMap<Vec<PathBuf>, Weak<Union>>>,
@@ -251,7 +254,16 @@ impl StackBuilder {
         let failed = |error: CacheError| StackError::Cache { bytes: cache_bytes, cause: with_causes(&error) };
         let config = CacheConfig { kept_at, ..CacheConfig::with_limit(cache_bytes) };
         let pool = CachePool::new(config).map_err(failed)?;
-        Ok(Self { pool, branches: Mutex::default(), frozen: Mutex::default() })
+        Ok(Self { pool, states: None, branches: Mutex::default(), frozen: Mutex::default() })
+    }
+
+    /// The same, and what services have left below a directory (`/run/poolfs`) is brought to disk before their upper branches are used.
+    ///
+    /// # Errors
+    /// When others may change that directory.
+    pub fn with_states_of(self, run: &Path) -> Result<Self, StackError> {
+        let failed = |error: std::io::Error| StackError::Branch { path: run.to_owned(), cause: error.to_string() };
+        Ok(Self { states: StateRoot::open(run).map_err(failed)?, ..self })
     }
 
     /// The process is about to end.
@@ -392,9 +404,12 @@ impl StackBuilder {
         };
         let bcow = bcow(&below, role, storage.format).map_err(|error| failed(with_causes(&error)))?;
         let below = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
-        let (cache, is_kept) = match role {
-            Role::Upper => self.upper_cache(&path, below).map_err(failed)?,
-            Role::Directory | Role::Lower => (Cache::new(&self.pool, below), false),
+        let (cache, is_kept) = match claim.get() {
+            Some(claim) => {
+                let upper = UpperRoot { directory: claim.directory(), path: &path };
+                self.upper_cache(upper, below).map_err(failed)?
+            }
+            None => (Cache::new(&self.pool, below), false),
         };
         let branch = Arc::new(Branch { path: path.clone(), role, local, bcow, cache, account, is_kept, claim });
         branches.insert(path, Arc::downgrade(&branch));
@@ -402,17 +417,21 @@ impl StackBuilder {
     }
 
     /// The cache over an upper branch, with what the last service had accepted below it on disk; and whether what this one accepts outlives it.
-    fn upper_cache(&self, path: &Path, below: Arc<dyn Libservice>) -> Result<(Arc<Cache>, bool), String> {
+    fn upper_cache(&self, upper: UpperRoot<'_>, below: Arc<dyn Libservice>) -> Result<(Arc<Cache>, bool), String> {
         let own = self.pool.kept_directory();
-        kept::salvage(path, &below, own)?;
-        let Some(own) = own else { return Ok((Cache::new(&self.pool, below), false)) };
-        match kept::mark(path, own) {
-            Ok(key) => {
-                let cache = Cache::recorded(&self.pool, below, key, path);
+        if let Some(states) = &self.states {
+            kept::salvage(upper, &below, states, own)?;
+        }
+        if own.is_none() {
+            return Ok((Cache::new(&self.pool, below), false));
+        }
+        match kept::mark(upper) {
+            Ok((key, branch)) => {
+                let cache = Cache::recorded(&self.pool, below, key, &branch);
                 Ok((cache.map_err(|error| format!("what is written cannot be noted: {error}"))?, true))
             }
             Err(error) => {
-                warn!(path = %path.display(), %error, "what is accepted here does not outlive the service");
+                warn!(path = %upper.path.display(), %error, "what is accepted here does not outlive the service");
                 Ok((Cache::new(&self.pool, below), false))
             }
         }

@@ -22,7 +22,7 @@ pub fn fsck(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -
 fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> Result<u8> {
     let absolute = |path: &Path| path.canonicalize().map_err(|error| Failure::file(path, error));
     let lowers = lowers.iter().map(|lower| absolute(lower)).collect::<Result<_>>()?;
-    let spec = CheckSpec { upper: absolute(upper)?, lowers, repair };
+    let spec = CheckSpec { upper: absolute(upper)?, lowers, repair, socket_directory: context.run.clone() };
     let failed = |cause: &dyn std::fmt::Display| Failure::new(upper.display().to_string(), cause, "");
     let mut child = Command::new(context.service_program()?)
         .arg("check")

@@ -7,13 +7,11 @@ use crate::names::Known;
 use crate::node::{Node, Use};
 use crate::pool::CachePool;
 use crate::read_ahead::Reader;
-use crate::remains::branch_name;
+use crate::state_directory::branch_name;
 use crate::sync::{read, write};
 use poolfs_libservice::{Entry, Error, Libservice, Result, fail};
 use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, SetAttributes};
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLockWriteGuard};
 
@@ -48,7 +46,7 @@ impl Cache {
     }
 
     /// The same, and what is dirty outlives this process: [`Remains`](crate::Remains) of the pool's [directory](CachePool::kept_directory)
-    /// have it then, by `key`. `path` says there what the branch is.
+    /// have it then, by `key`. `branch` is what they say of which branch that is.
     ///
     /// # Errors
     /// `Unsupported` when the pool is not [kept](crate::CacheConfig::kept_at); else those of making a file there.
@@ -56,10 +54,10 @@ impl Cache {
         pool: &Arc<CachePool>,
         below: Arc<dyn Libservice>,
         key: BranchKey,
-        path: &Path,
+        branch: &[u8],
     ) -> io::Result<Arc<Self>> {
         let Some(ledger) = &pool.pool.ledger else { return Err(io::ErrorKind::Unsupported.into()) };
-        pool.pool.segments.named(&branch_name(&key))?.write_all(path.as_os_str().as_bytes())?;
+        pool.pool.segments.named(&branch_name(&key))?.write_all(branch)?;
         Ok(Self::over(pool, below, Some(Recorder { ledger: Arc::clone(ledger), key })))
     }
 

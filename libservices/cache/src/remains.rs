@@ -9,34 +9,20 @@
 use crate::blocks::{BLOCK, CHUNK_BLOCKS};
 use crate::buffer::BufferStore;
 use crate::ledger::{BranchKey, Entries, FileWords, LEDGER_NAME};
-use crate::segments::{SegmentStore, detach};
+use crate::segments::SegmentStore;
+use crate::state_directory::{StateDirectory, branch_name};
 use hashbrown::{HashMap, HashSet};
 use poolfs_libservice::walk::walk;
 use poolfs_libservice::{Error, Held, Libservice, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SetAttributes, SetTime, Timestamp};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use std::ffi::OsString;
+use rustix::fs::{FlockOperation, OFlags, flock};
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Most bytes brought below by one call.
 const PIECE_BLOCKS: u64 = CHUNK_BLOCKS * 4;
-
-/// How the files begin whose content is the path of a branch.
-const BRANCH: &str = "branch-";
-
-pub(crate) fn branch_name(key: &BranchKey) -> String {
-    format!("{BRANCH}{:032x}", u128::from_be_bytes(*key))
-}
-
-fn key_of(name: &str) -> Option<BranchKey> {
-    let digits = name.strip_prefix(BRANCH).filter(|digits| digits.len() == 32)?;
-    u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes)
-}
 
 /// What was brought below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,7 +78,7 @@ impl Dirty {
 
 /// What a dead process has left in a directory of [`CacheConfig::kept_at`](crate::CacheConfig::kept_at).
 pub struct Remains {
-    directory: PathBuf,
+    directory: StateDirectory,
     entries: Entries,
     /// Locked, so that one at a time deals with it.
     _ledger: File,
@@ -104,39 +90,23 @@ impl Remains {
     /// # Errors
     /// `WouldBlock` when the process lives, or another one deals with them; `InvalidData` for those of another release; else those of reading
     /// them.
-    pub fn open(directory: &Path) -> io::Result<Option<Self>> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let ledger = match rustix::fs::open(directory.join(LEDGER_NAME), flags, Mode::empty()) {
-            Ok(file) => File::from(file),
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(None),
-            Err(errno) => return Err(errno.into()),
+    pub fn open(directory: StateDirectory) -> io::Result<Option<Self>> {
+        let ledger = match directory.file(LEDGER_NAME, OFlags::RDWR) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
         };
         match flock(&ledger, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(errno) => return Err(errno.into()),
         }
-        Ok(Some(Self { directory: directory.to_owned(), entries: Entries::open(&ledger)?, _ledger: ledger }))
+        Ok(Some(Self { directory, entries: Entries::open(&ledger)?, _ledger: ledger }))
     }
 
-    /// Whether a directory has a branch of that key: also one of a process that lives.
+    /// Where they are.
     #[must_use]
-    pub fn has(directory: &Path, key: &BranchKey) -> bool {
-        directory.join(branch_name(key)).exists()
-    }
-
-    /// The branches that files were written in, with their paths.
-    ///
-    /// # Errors
-    /// Those of reading the directory.
-    pub fn branches(&self) -> io::Result<Vec<(BranchKey, PathBuf)>> {
-        let mut branches = Vec::new();
-        for entry in std::fs::read_dir(&self.directory)? {
-            if let Some(key) = entry?.file_name().to_str().and_then(key_of) {
-                let path = std::fs::read(self.directory.join(branch_name(&key)))?;
-                branches.push((key, PathBuf::from(OsString::from_vec(path))));
-            }
-        }
-        Ok(branches)
+    pub fn directory(&self) -> &StateDirectory {
+        &self.directory
     }
 
     /// How many files of a branch wait here.
@@ -210,7 +180,7 @@ impl Remains {
         attributes: &Attributes,
     ) -> Result<u64> {
         let file = &dirty.file;
-        let segment = match File::open(self.directory.join(SegmentStore::name(file.segment))) {
+        let segment = match self.directory.file(&SegmentStore::name(file.segment), OFlags::RDONLY) {
             Ok(segment) => Some(segment),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(unreadable(&error)),
@@ -250,9 +220,9 @@ impl Remains {
     pub fn forget(&self, key: &BranchKey) -> io::Result<()> {
         for (slot, file) in self.files_of(key) {
             self.entries.free_file(slot);
-            remove(&self.directory.join(SegmentStore::name(file.segment)))?;
+            self.directory.remove(&SegmentStore::name(file.segment))?;
         }
-        remove(&self.directory.join(branch_name(key)))
+        self.directory.remove(&branch_name(key))
     }
 
     /// Gives the memory back of all that was not dirty.
@@ -262,16 +232,7 @@ impl Remains {
     pub fn drop_clean(&self) -> io::Result<()> {
         let files = (0..self.entries.layout.files).filter_map(|slot| self.entries.file(slot));
         let kept: HashSet<String> = files.map(|file| SegmentStore::name(file.segment)).collect();
-        for entry in std::fs::read_dir(&self.directory)? {
-            let name = entry?.file_name();
-            let is_kept = name
-                .to_str()
-                .is_some_and(|name| name == LEDGER_NAME || name.starts_with(BRANCH) || kept.contains(name));
-            if !is_kept {
-                remove(&self.directory.join(name))?;
-            }
-        }
-        Ok(())
+        self.directory.remove_but(|name| name == LEDGER_NAME || kept.contains(name))
     }
 
     /// Unmounts the directory and removes it when no branch has anything left in it.
@@ -279,7 +240,7 @@ impl Remains {
     /// # Errors
     /// Those of unmounting and removing.
     pub fn end(self) -> io::Result<()> {
-        if self.branches()?.is_empty() { detach(&self.directory) } else { Ok(()) }
+        if self.directory.branches()?.is_empty() { self.directory.detach() } else { Ok(()) }
     }
 }
 
@@ -300,13 +261,6 @@ fn read(segment: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
     // Beyond the segment's end there are zeros.
     bytes[done..].fill(0);
     Ok(())
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
@@ -336,13 +290,5 @@ mod tests {
         let long = runs(&(0..9).map(|index| (index, u64::MAX)).collect::<Vec<_>>());
         assert_eq!(long.iter().map(|run| run.end - run.start).sum::<u64>(), 9 * 64);
         assert!(long.iter().all(|run| run.end - run.start <= PIECE_BLOCKS + CHUNK_BLOCKS), "{long:?}");
-    }
-
-    #[test]
-    fn names_of_branches_are_those_of_their_keys() {
-        let key = *b"\x00\x01sixteen bytes.";
-        assert_eq!(key_of(&branch_name(&key)), Some(key));
-        assert_eq!(key_of("branch-12"), None);
-        assert_eq!(key_of("0000000000000001"), None);
     }
 }

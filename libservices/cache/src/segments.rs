@@ -6,10 +6,11 @@
 //! the number of files worth caching.
 
 use crate::config::CacheError;
+use crate::state_directory::{StateDirectory, check_private};
 use poolfs_ipc::segment::{FileNotice, NOTICE_LENGTH, is_used_by_others, read_only_clone};
 use quick_cache::sync::Cache as Recent;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
-use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
+use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags};
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -68,7 +69,7 @@ impl SegmentStore {
     pub(crate) fn detach(&self) {
         if let Some(directory) = &self.mounted
             && !self.is_detached.swap(true, Ordering::AcqRel)
-            && let Err(error) = detach(directory)
+            && let Err(error) = self.root.try_clone().and_then(|root| StateDirectory::of(root, directory)?.detach())
         {
             tracing::warn!(directory = %directory.display(), %error, "the cache's memory stays mounted");
         }
@@ -164,6 +165,8 @@ fn attach(root: &OwnedFd, place: &Path) -> io::Result<PathBuf> {
     let mut builder = DirBuilder::new();
     builder.mode(0o700).recursive(true).create(place)?;
     builder.recursive(false);
+    // Else nobody believes what is found in it.
+    check_private(&rustix::fs::lstat(place)?, place)?;
     for number in 1..=DIRECTORIES_MAX {
         let directory = place.join(number.to_string());
         match builder.create(&directory) {
@@ -178,25 +181,6 @@ fn attach(root: &OwnedFd, place: &Path) -> io::Result<PathBuf> {
     }
     let cause = format!("{} has more than {DIRECTORIES_MAX} directories", place.display());
     Err(io::Error::new(io::ErrorKind::QuotaExceeded, cause))
-}
-
-/// Unmounts what [`attach`] has mounted, and removes its directory; that of `place` with the last.
-pub(crate) fn detach(directory: &Path) -> io::Result<()> {
-    // Other mount namespaces may have the mount, too: what is in it would take its memory for as long as they are there.
-    for entry in std::fs::read_dir(directory)? {
-        std::fs::remove_file(entry?.path())?;
-    }
-    match mount::unmount(directory, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-        // It is none any more.
-        Err(rustix::io::Errno::INVAL) | Ok(()) => {}
-        Err(errno) => return Err(errno.into()),
-    }
-    std::fs::remove_dir(directory)?;
-    if let Some(place) = directory.parent() {
-        // Not empty means that others are there.
-        let _ = std::fs::remove_dir(place);
-    }
-    Ok(())
 }
 
 /// One file of the tmpfs; removed when dropped.

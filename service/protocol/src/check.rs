@@ -22,6 +22,8 @@ pub struct CheckSpec {
     /// Whether what can be repaired is. Without it nothing is written.
     #[serde(default)]
     pub repair: bool,
+    /// Where services have their sockets and keep what they have accepted.
+    pub socket_directory: PathBuf,
 }
 
 /// One line of the answer: findings, and at the end one of the others.
@@ -105,8 +107,11 @@ mod tests {
             let text = serde_json::to_string(&line).expect("text");
             assert_eq!(serde_json::from_str::<CheckLine>(&text).expect("its own output"), line);
         }
-        let spec: CheckSpec = serde_json::from_str(r#"{"upper":"/u"}"#).expect("a spec");
-        assert_eq!(spec, CheckSpec { upper: "/u".into(), lowers: Vec::new(), repair: false });
-        assert!(serde_json::from_str::<CheckSpec>(r#"{"upper":"/u","guess":true}"#).is_err());
+        let spec: CheckSpec = serde_json::from_str(r#"{"upper":"/u","socket_directory":"/run"}"#).expect("a spec");
+        assert_eq!(
+            spec,
+            CheckSpec { upper: "/u".into(), lowers: Vec::new(), repair: false, socket_directory: "/run".into() }
+        );
+        assert!(serde_json::from_str::<CheckSpec>(r#"{"upper":"/u","socket_directory":"/run","guess":true}"#).is_err());
     }
 }

@@ -54,10 +54,13 @@ impl ServiceConfig {
     }
 }
 
+/// How the names of such directories end.
+pub const KEPT_SUFFIX: &str = ".memory";
+
 /// [`ServiceConfig::kept_directory`] of a pool.
 #[must_use]
 pub fn kept_directory(socket_directory: &Path, pool: &str) -> PathBuf {
-    socket_directory.join(format!("{pool}.memory"))
+    socket_directory.join(format!("{pool}{KEPT_SUFFIX}"))
 }
 
 /// Most lower branches of one union.

@@ -1,7 +1,8 @@
 //! The check of an upper branch that no instance uses: a job of its own, done before the process ends.
 
 use super::claim::{Claim, ClaimKind};
-use super::{Role, StackBuilder, StackError, kept, with_causes};
+use super::kept::{self, StateRoot, UpperRoot};
+use super::{Role, StackBuilder, StackError, with_causes};
 use poolfs_bcow::{Bcow, BcowConfig};
 use poolfs_libservice::{Finding, Libservice, Outcome, Tally};
 use poolfs_local::{Local, LocalOptions};
@@ -63,8 +64,12 @@ pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<C
         return Err(failed(format!("a union has at most {LOWERS_MAX} lower branches")));
     }
     let kind = if spec.repair { ClaimKind::Alone } else { ClaimKind::Shared };
-    let _claim = Claim::take(&spec.upper, kind, Duration::ZERO).map_err(failed)?;
-    if let Some((files, directory)) = kept::waiting(&spec.upper).map_err(|error| failed(error.to_string()))? {
+    let claim = Claim::take(&spec.upper, kind, Duration::ZERO).map_err(failed)?;
+    let upper = UpperRoot { directory: claim.directory(), path: &spec.upper };
+    let states = StateRoot::open(&spec.socket_directory);
+    let states = states.map_err(|error| failed(format!("{}: {error}", spec.socket_directory.display())))?;
+    let waiting = states.map(|states| kept::waiting(upper, &states)).transpose().map_err(failed)?.flatten();
+    if let Some((files, directory)) = waiting {
         let cause = format!(
             "{files} of its files, as a service had accepted them before it died, wait in {}; mount it once as an upper branch, which \
              brings them to disk",

@@ -2,7 +2,7 @@
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,14 @@ pub(super) enum ClaimKind {
 }
 
 /// As long as it is there, nobody has one that contradicts it. It ends with the process that has it at the latest.
-pub(super) struct Claim(#[expect(dead_code, reason = "the lock is what it is for")] OwnedFd);
+pub(super) struct Claim(OwnedFd);
 
 impl Claim {
+    /// The directory.
+    pub fn directory(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
     /// Claims a directory, if need be after so long; the cause when it cannot be had.
     pub fn take(directory: &Path, kind: ClaimKind, wait: Duration) -> Result<Self, String> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,127 +1,181 @@
-//! What a service had accepted and not brought to disk when it died: marked on the upper branch itself, so that whoever mounts it next
-//! finds it, and brought to disk first of all.
+//! What a service had accepted and not brought to disk when it died: found by a mark on the upper branch, and brought to disk by whoever
+//! mounts that next, first of all.
+//!
+//! A branch may come from elsewhere, so its mark is believed in one thing only: it is a key. The state with that key is looked for
+//! below the services' own directory, and it counts only when it says itself that it is of this very directory.
+
+mod identity;
+mod states;
+
+pub use states::StateRoot;
 
 use super::claim::ENDING;
-use poolfs_cache::{BranchKey, Remains, Salvaged};
+use identity::{BranchIdentity, Kinship, born};
+use poolfs_cache::{BranchKey, Remains, Salvaged, StateDirectory};
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::Timestamp;
-use rustix::fs::{AtFlags, CWD, StatxFlags, XattrFlags, statx};
+use rustix::fs::{Mode, OFlags, ResolveFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr, open, openat2};
 use rustix::io::Errno;
-use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Of an upper branch that is in use: the key of its files in a ledger, and in which directory that is.
+/// Of an upper branch that is in use: the key of its files in a ledger.
 const MARK: &str = "trusted.poolfs.kept";
+/// Releases before this one stored a path behind the key.
 const MARK_BYTES_MAX: usize = 8192;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A mark.
-struct Mark {
-    key: BranchKey,
-    directory: PathBuf,
+/// The root of an upper branch: open, and how people call it.
+#[derive(Clone, Copy)]
+pub(super) struct UpperRoot<'a> {
+    pub directory: BorrowedFd<'a>,
+    pub path: &'a Path,
 }
 
-impl Mark {
-    fn of(upper: &Path) -> io::Result<Option<Self>> {
+impl UpperRoot<'_> {
+    /// The key that it is marked with; nothing where no service has left one.
+    fn key(&self) -> io::Result<Option<BranchKey>> {
         let mut value = vec![0; MARK_BYTES_MAX];
-        match rustix::fs::getxattr(upper, MARK, &mut value) {
-            Ok(count) => value.truncate(count),
-            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        let count = match fgetxattr(self.directory, MARK, &mut value) {
+            Ok(count) => count,
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => return Ok(None),
+            Err(Errno::RANGE) => 0,
             Err(errno) => return Err(errno.into()),
-        }
-        let (Some(key), Some(path)) = (value.first_chunk(), value.get(size_of::<BranchKey>()..)) else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("its attribute {MARK} is too short")));
         };
-        Ok(Some(Self { key: *key, directory: PathBuf::from(OsString::from_vec(path.to_vec())) }))
+        let key = value.get(..count).and_then(|value| value.first_chunk()).copied();
+        if key.is_none() {
+            warn!(upper = %self.path.display(), "its attribute {MARK} is none that a service makes; it is passed over");
+        }
+        Ok(key)
+    }
+
+    /// When the file of a path was made, where that is known.
+    fn born(&self, path: &[u8]) -> Option<Timestamp> {
+        let resolve =
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+        let file = openat2(self.directory, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve).ok()?;
+        born(file).ok()?
     }
 }
 
-/// Marks an upper branch: what is written in it is kept in `directory`, by the key that is returned.
-pub(super) fn mark(upper: &Path, directory: &Path) -> io::Result<BranchKey> {
+/// Marks an upper branch: what is written in it is kept by the key that is returned, with what is returned beside it.
+pub(super) fn mark(upper: UpperRoot<'_>) -> io::Result<(BranchKey, Vec<u8>)> {
+    let identity = BranchIdentity::of(upper.directory, upper.path)?;
     let mut key = BranchKey::default();
     rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
-    let value = [&key, directory.as_os_str().as_bytes()].concat();
-    rustix::fs::setxattr(upper, MARK, &value, XattrFlags::empty())?;
-    Ok(key)
+    fsetxattr(upper.directory, MARK, &key, XattrFlags::empty())?;
+    Ok((key, identity.to_bytes()))
 }
 
 /// Nothing of the branch is kept any more.
-pub(super) fn unmark(upper: &Path) {
-    if let Err(errno) = rustix::fs::removexattr(upper, MARK)
+pub(super) fn unmark(upper: UpperRoot<'_>) {
+    if let Err(errno) = fremovexattr(upper.directory, MARK)
         && errno != Errno::NODATA
     {
-        warn!(upper = %upper.display(), %errno, "a mark of what was kept stays");
+        warn!(upper = %upper.path.display(), %errno, "a mark of what was kept stays");
+    }
+}
+
+/// Whether the state with a branch's key is that branch's; the cause when nobody can say.
+fn is_of(upper: UpperRoot<'_>, key: &BranchKey, state: &StateDirectory) -> Result<bool, String> {
+    let place = state.path().display();
+    let unreadable = |cause: &dyn std::fmt::Display| {
+        format!("what the last service had accepted is in {place}, which cannot be used: {cause}")
+    };
+    let noted = match state.branch(key) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        noted => noted.map_err(|error| unreadable(&error))?,
+    };
+    let another =
+        "another release kept it; mount the branch once with that one, or unmount that directory, which gives it up";
+    let noted = BranchIdentity::from_bytes(&noted).ok_or_else(|| unreadable(&another))?;
+    let found = BranchIdentity::of(upper.directory, upper.path).map_err(|errno| unreadable(&errno))?;
+    match noted.compare(&found) {
+        Kinship::Same => Ok(true),
+        Kinship::Other => {
+            let (upper, other) = (upper.path.display(), noted.path.display());
+            warn!(%upper, %other, "its attribute {MARK} is a copy of another branch's; it is passed over");
+            Ok(false)
+        }
+        Kinship::Unclear => Err(format!(
+            "what a service had accepted of {} waits in {place}, and this may be that directory, on another device than it was, \
+             or a copy of it; mount it where it was, or remove the attribute {MARK}, which makes it a copy",
+            noted.path.display()
+        )),
     }
 }
 
 /// What the last service has left of an upper branch. Waits for a moment for one that is about to end.
-fn remains(mark: &Mark) -> Result<Option<Remains>, String> {
+fn remains(
+    upper: UpperRoot<'_>,
+    states: &StateRoot,
+    own: Option<&Path>,
+) -> Result<Option<(BranchKey, Remains)>, String> {
+    let Some(key) = upper.key().map_err(|error| format!("its attribute {MARK} cannot be read: {error}"))? else {
+        return Ok(None);
+    };
     let begun = Instant::now();
-    // Another process may have made a directory of this name since.
-    while Remains::has(&mark.directory, &mark.key) {
-        let error = match Remains::open(&mark.directory) {
-            Ok(remains) => return Ok(remains),
+    loop {
+        let found = states.find(&key).map_err(|error| format!("what was kept of it cannot be looked for: {error}"))?;
+        // A use by this process has ended with all on disk, or has said what it lost.
+        let Some(state) = found.filter(|state| Some(state.path()) != own) else { return Ok(None) };
+        if !is_of(upper, &key, &state)? {
+            return Ok(None);
+        }
+        let directory = state.path().to_owned();
+        let error = match Remains::open(state) {
+            Ok(remains) => return Ok(remains.map(|remains| (key, remains))),
             Err(error) => error,
         };
         let is_busy = error.kind() == io::ErrorKind::WouldBlock;
         if !is_busy || begun.elapsed() >= ENDING {
-            let directory = mark.directory.display();
+            let directory = directory.display();
             return Err(format!("what the last service had accepted is in {directory}, which cannot be used: {error}"));
         }
         std::thread::sleep(PAUSE);
     }
-    Ok(None)
-}
-
-/// When the file of a path was made, where the filesystem says that.
-fn born(path: &Path) -> Option<Timestamp> {
-    let status = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BTIME).ok()?;
-    let made = status.stx_btime;
-    let is_told = status.stx_mask & StatxFlags::BTIME.bits() != 0;
-    is_told.then_some(Timestamp { seconds: made.tv_sec, nanoseconds: made.tv_nsec })
 }
 
 /// Brings to disk, by the layer over which it was cached, what the last service had accepted of an upper branch. `own` is where this
 /// process keeps what it accepts.
-pub(super) fn salvage(upper: &Path, below: &Arc<dyn Libservice>, own: Option<&Path>) -> Result<(), String> {
-    let mark = Mark::of(upper).map_err(|error| error.to_string())?;
-    // A use by this process has ended with all on disk, or has said what it lost.
-    let Some(mark) = mark.filter(|mark| Some(mark.directory.as_path()) != own) else { return Ok(()) };
-    let Some(remains) = remains(&mark)? else { return Ok(()) };
-    let directory = mark.directory.display();
+pub(super) fn salvage(
+    upper: UpperRoot<'_>,
+    below: &Arc<dyn Libservice>,
+    states: &StateRoot,
+    own: Option<&Path>,
+) -> Result<(), String> {
+    let Some((key, remains)) = remains(upper, states, own)? else { return Ok(()) };
+    let directory = remains.directory().path().to_owned();
+    let directory = directory.display();
     let failed = |error: &dyn std::fmt::Display| {
         format!(
             "what the last service had accepted before it died is in {directory} and cannot be brought to disk: {error}; correct \
              that and mount it again, or unmount {directory}, which gives it up"
         )
     };
-    let born = |path: &[u8]| born(&upper.join(OsStr::from_bytes(path)));
+    let born = |path: &[u8]| upper.born(path);
     let Salvaged { files, bytes, nameless } =
-        remains.bring_below(&mark.key, below, &born).map_err(|error| failed(&super::with_causes(&error)))?;
-    let ended = remains.forget(&mark.key).and_then(|()| remains.end());
+        remains.bring_below(&key, below, &born).map_err(|error| failed(&super::with_causes(&error)))?;
+    let ended = remains.forget(&key).and_then(|()| remains.end());
     if let Err(error) = ended {
         warn!(%directory, %error, "what was brought to disk could not be given up in memory");
     }
     if files + nameless > 0 {
-        let upper = upper.display();
+        let upper = upper.path.display();
         info!(%upper, files, bytes, nameless, "what the last service had accepted before it died is on disk");
     }
     Ok(())
 }
 
 /// How many files of an upper branch wait for the next service; where.
-pub(super) fn waiting(upper: &Path) -> io::Result<Option<(u64, PathBuf)>> {
-    let Some(mark) = Mark::of(upper)?.filter(|mark| Remains::has(&mark.directory, &mark.key)) else {
-        return Ok(None);
-    };
-    let Some(remains) = Remains::open(&mark.directory)? else { return Ok(None) };
-    let files = remains.files(&mark.key);
-    Ok((files > 0).then_some((files, mark.directory)))
+pub(super) fn waiting(upper: UpperRoot<'_>, states: &StateRoot) -> Result<Option<(u64, PathBuf)>, String> {
+    let Some((key, remains)) = remains(upper, states, None)? else { return Ok(None) };
+    let files = remains.files(&key);
+    Ok((files > 0).then(|| (files, remains.directory().path().to_owned())))
 }
 
 /// Gives back the memory of what dead services have left in directories of `place` and nobody is going to want: what was not dirty, and what is of branches
@@ -131,16 +185,18 @@ pub(super) fn waiting(upper: &Path) -> io::Result<Option<(u64, PathBuf)>> {
 /// Those of reading `place`.
 pub fn sweep(place: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let mut kept = Vec::new();
-    let directories = match std::fs::read_dir(place) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(kept),
-        directories => directories?,
-    };
-    for directory in directories {
-        let directory = directory?.path();
-        let swept = sweep_directory(&directory, &mut kept);
+    let (Some(root), Some(name)) = (place.parent(), place.file_name()) else { return Ok(kept) };
+    let Some(root) = StateRoot::open(root)? else { return Ok(kept) };
+    let Some(pool) = root.pool(name)? else { return Ok(kept) };
+    for name in pool.names()? {
+        let swept = match pool.state(&name) {
+            Ok(state) => sweep_state(state, &mut kept),
+            // A process died before it had mounted anything there.
+            Err(_) => pool.remove(&name),
+        };
         match swept {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => warn!(directory = %directory.display(), %error, "what a dead service has left stays"),
+            Err(error) => warn!(directory = %place.join(&name).display(), %error, "what a dead service has left stays"),
             Ok(()) => {}
         }
     }
@@ -158,23 +214,29 @@ pub fn sweep_and_tell(place: &Path, output: &mut dyn io::Write) -> anyhow::Resul
     Ok(())
 }
 
-fn sweep_directory(directory: &Path, kept: &mut Vec<(PathBuf, u64)>) -> io::Result<()> {
-    let Some(remains) = Remains::open(directory)? else {
-        // A process died before it had mounted anything there.
-        return match std::fs::remove_dir(directory) {
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
-            removed => removed,
-        };
-    };
-    for (key, upper) in remains.branches()? {
-        let is_wanted = Mark::of(&upper)?.is_some_and(|mark| mark.key == key && mark.directory == directory);
-        let files = if is_wanted { remains.files(&key) } else { 0 };
+fn sweep_state(state: StateDirectory, kept: &mut Vec<(PathBuf, u64)>) -> io::Result<()> {
+    let Some(remains) = Remains::open(state)? else { return Ok(()) };
+    for key in remains.directory().branches()? {
+        let noted = BranchIdentity::from_bytes(&remains.directory().branch(&key)?);
+        let noted = noted.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "another release kept it"))?;
+        let files = if is_wanted(&noted, &key)? { remains.files(&key) } else { 0 };
         if files == 0 {
             remains.forget(&key)?;
         } else {
-            kept.push((upper, files));
+            kept.push((noted.path, files));
         }
     }
     remains.drop_clean()?;
     remains.end()
+}
+
+/// Whether the branch is where it was, and has not been used since.
+fn is_wanted(noted: &BranchIdentity, key: &BranchKey) -> io::Result<bool> {
+    let directory = match open(&noted.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
+        directory => directory?,
+    };
+    let upper = UpperRoot { directory: directory.as_fd(), path: &noted.path };
+    let found = BranchIdentity::of(upper.directory, upper.path)?;
+    Ok(noted.compare(&found) != Kinship::Other && upper.key()? == Some(*key))
 }

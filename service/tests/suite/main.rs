@@ -7,6 +7,7 @@ mod bare;
 mod caches;
 mod coherence;
 mod endings;
+mod foreign;
 mod harness;
 mod idmapped;
 mod in_flight;

@@ -4,18 +4,21 @@
 
 use crate::fault::Fault;
 use crate::support::{ROOT, name, patient, pattern};
-use poolfs_cache::{BranchKey, Cache, CacheConfig, CachePool, Remains, Salvaged};
+use poolfs_cache::{BranchKey, Cache, CacheConfig, CachePool, Remains, Salvaged, StateDirectory};
 use poolfs_libservice::random_operations::Comparison;
 use poolfs_libservice::walk::{Visited, walk};
 use poolfs_libservice::{Held, Libservice, Memory, Opened, conformance};
 use poolfs_types::{AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SetAttributes, Timestamp};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 
 const KEY: BranchKey = *b"the branch's key";
+const BRANCH: &[u8] = b"the branch";
 
 struct Recorded {
     below: Arc<dyn Libservice>,
@@ -31,7 +34,7 @@ impl Recorded {
         let place = tempfile::tempdir().expect("a directory");
         let config = CacheConfig { kept_at: Some(place.path().join("kept")), ..patient(limit_bytes) };
         let pool = CachePool::new(config).expect("a pool");
-        let made = Cache::recorded(&pool, Arc::clone(&below), KEY, Path::new("/the/branch"));
+        let made = Cache::recorded(&pool, Arc::clone(&below), KEY, BRANCH);
         let directory = pool.kept_directory().expect("mounted").to_owned();
         Self { place, below, cache: made.expect("a place"), directory, _pool: pool }
     }
@@ -45,26 +48,47 @@ impl Recorded {
         (made.0.node, made.1)
     }
 
+    fn state(&self) -> StateDirectory {
+        let root = std::fs::File::open(&self.directory).expect("opened");
+        StateDirectory::of(root.into(), &self.directory).expect("a service's")
+    }
+
     fn write(&self, handle: HandleId, offset: u64, data: &[u8]) {
         assert_eq!(self.cache.write(&ROOT, handle, offset, data).unwrap().count, data.len());
     }
 
     /// What there is when the process dies now.
     fn die(&self) -> Dead {
-        let place = tempfile::tempdir().expect("a directory");
+        let dead = Dead(memory().expect("a tmpfs"));
         for entry in std::fs::read_dir(&self.directory).unwrap() {
             let entry = entry.unwrap();
-            std::fs::copy(entry.path(), place.path().join(entry.file_name())).unwrap();
+            std::fs::copy(entry.path(), dead.path().join(entry.file_name())).unwrap();
         }
-        Dead(place)
+        dead
     }
 }
 
-struct Dead(TempDir);
+/// A tmpfs like that of a service, mounted nowhere.
+fn memory() -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(context.as_fd(), "mode", "0700")?;
+    fsconfig_create(context.as_fd())?;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NODEV)
+}
+
+struct Dead(OwnedFd);
 
 impl Dead {
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+    }
+
+    fn directory(&self) -> StateDirectory {
+        StateDirectory::of(self.0.try_clone().expect("a descriptor"), &self.path()).expect("a service's")
+    }
+
     fn remains(&self) -> Remains {
-        Remains::open(self.0.path()).unwrap().expect("nobody has it")
+        Remains::open(self.directory()).unwrap().expect("nobody has it")
     }
 
     fn salvage(&self, below: &Arc<dyn Libservice>) -> Salvaged {
@@ -95,7 +119,10 @@ fn what_was_written_is_found_by_the_next_process_with_its_time() {
     let shown = recorded.cache.getattr(&ROOT, small).unwrap();
 
     let dead = recorded.die();
-    assert_eq!(dead.remains().branches().unwrap(), [(KEY, "/the/branch".into())]);
+    assert_eq!(
+        (dead.directory().branches().unwrap(), dead.directory().branch(&KEY).unwrap()),
+        (vec![KEY], BRANCH.into())
+    );
     assert_eq!(dead.remains().files(&KEY), 2);
     assert_eq!(dead.remains().files(&[0; 16]), 0);
     let salvaged = dead.salvage(&recorded.below);
@@ -121,11 +148,11 @@ fn what_is_below_is_not_noted_any_more_and_nothing_is_left_by_an_orderly_end() {
     let (_, handle) = recorded.create("f");
     recorded.write(handle, 0, &pattern(2, 0, 100_000));
     recorded.cache.fsync(&ROOT, handle, poolfs_libservice::Durability::Data).unwrap();
-    assert!(Remains::has(&recorded.directory, &KEY) && !Remains::has(&recorded.directory, &[0; 16]));
+    assert!(recorded.state().has(&KEY) && !recorded.state().has(&[0; 16]));
     assert_eq!(recorded.die().remains().files(&KEY), 0);
     recorded.write(handle, 5000, b"x");
     assert_eq!(recorded.die().remains().files(&KEY), 1);
-    let lives = Remains::open(&recorded.directory).err().map(|error| error.kind());
+    let lives = Remains::open(recorded.state()).err().map(|error| error.kind());
     assert_eq!(lives, Some(std::io::ErrorKind::WouldBlock), "its process lives");
     recorded.cache.release(handle);
     let Recorded { place, cache, directory, _pool, .. } = recorded;
@@ -213,7 +240,7 @@ fn what_is_dealt_with_is_given_up_and_with_the_last_branch_all() {
     recorded.write(clean, 0, &pattern(5, 0, 100_000));
     recorded.cache.fsync(&ROOT, clean, poolfs_libservice::Durability::Data).unwrap();
     let dead = recorded.die();
-    let names = || std::fs::read_dir(dead.0.path()).unwrap().count();
+    let names = || std::fs::read_dir(dead.path()).unwrap().count();
     let before = names();
     dead.remains().drop_clean().unwrap();
     assert_eq!(names(), before - 1);
@@ -280,7 +307,7 @@ fn damaged_ledgers_are_refused_or_say_nothing_wrong() {
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);
         let dead = recorded.die();
-        let path = dead.0.path().join("ledger");
+        let path = dead.path().join("ledger");
         let mut bytes = std::fs::read(&path).unwrap();
         let end = if random.bool() { 24 } else { bytes.len() };
         for _ in 0..random.usize(1..4) {
@@ -290,7 +317,7 @@ fn damaged_ledgers_are_refused_or_say_nothing_wrong() {
             bytes.truncate(random.usize(..bytes.len()));
         }
         std::fs::write(&path, bytes).unwrap();
-        let Ok(remains) = Remains::open(dead.0.path()) else { continue };
+        let Ok(remains) = Remains::open(dead.directory()) else { continue };
         let below = Memory::new() as Arc<dyn Libservice>;
         below.create(&ROOT, NodeId::ROOT, name("g"), 0o644, OpenFlags::READ_WRITE).unwrap();
         let _ = remains.expect("nobody has it").bring_below(&KEY, &below, &|_| None);

@@ -1,0 +1,220 @@
+//! Upper branches that came from elsewhere: whatever is on them, nothing outside is read, changed or removed for them.
+
+use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags};
+use poolfs_service::Instance;
+use poolfs_service::stack::StackBuilder;
+use poolfs_service::stack::kept::sweep;
+use poolfs_service_protocol::{MountSpec, StackSpec, kept_directory};
+use rustix::fs::XattrFlags;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use std::fs::{self, DirBuilder};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const ROOT: Caller = Caller::ROOT;
+const MARK: &str = "trusted.poolfs.kept";
+const CONTENT: &[u8] = &[b'x'; 100_000];
+const SECRET: &[u8] = b"root:only for who may read it";
+
+fn attribute(path: &Path) -> Vec<u8> {
+    let mut value = vec![0; 4096];
+    let count = rustix::fs::getxattr(path, MARK, &mut value).expect("marked");
+    value.truncate(count);
+    value
+}
+
+fn mark(path: &Path, value: &[u8]) {
+    rustix::fs::setxattr(path, MARK, value, XattrFlags::empty()).expect("marked");
+}
+
+fn union_over(builder: &StackBuilder, upper: &Path) -> Arc<Instance> {
+    let lower = upper.with_extension("lower");
+    fs::create_dir_all(&lower).expect("a folder");
+    fs::create_dir_all(upper).expect("a folder");
+    let stack = StackSpec::union(upper, vec![lower]);
+    let layers = builder.build(&stack).expect("usable");
+    let (instance, mount_point) = ("foreign".into(), upper.to_owned());
+    Instance::new(MountSpec { instance, mount_point, stack, devices: true, is_root: true, ids: None }, layers)
+}
+
+fn write(union: &Instance, text: &str, content: &[u8]) {
+    let (layer, name) = (union.layer(), Name::new(text.as_bytes()).expect("a name"));
+    let (entry, handle) = layer.create(&ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).expect("room");
+    layer.write(&ROOT, handle, 0, content).expect("room");
+    layer.release(handle);
+    layer.forget(entry.node, 1);
+}
+
+fn read(union: &Instance, text: &str) -> Vec<u8> {
+    let (layer, name) = (union.layer(), Name::new(text.as_bytes()).expect("a name"));
+    let entry = layer.lookup(&ROOT, NodeId::ROOT, name).expect("there");
+    let handle = layer.open(&ROOT, entry.node, OpenFlags::READ_ONLY).expect("opened");
+    let mut content = vec![0; entry.attributes.size as usize];
+    let count = layer.read(&ROOT, handle, 0, &mut content).expect("read");
+    content.truncate(count);
+    layer.release(handle);
+    layer.forget(entry.node, 1);
+    content
+}
+
+/// A folder with the places of services in it, and what one left that died.
+struct Host(TempDir);
+
+impl Host {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn builder(&self, pool: &str) -> StackBuilder {
+        let run = self.path("run");
+        let builder = StackBuilder::new(4 << 20, Some(kept_directory(&run, pool))).expect("a cache");
+        builder.with_states_of(&run).expect("its own")
+    }
+
+    /// A service of the pool writes a file in the branch, and dies: its state is copied, so that the copy has no living owner.
+    fn die(&self, pool: &str, upper: &str) -> (PathBuf, Vec<u8>) {
+        let (builder, upper) = (self.builder(pool), self.path(upper));
+        let union = union_over(&builder, &upper);
+        write(&union, "f", CONTENT);
+        let value = attribute(&upper);
+        let place = kept_directory(&self.path("run"), pool).join("1");
+        let copies = self.path("copies");
+        fs::create_dir(&copies).expect("a folder");
+        copy_files(&place, &copies);
+        drop((union, builder));
+        // What the orderly end has brought to disk is gone as well.
+        fs::write(upper.join("f"), "").expect("emptied");
+        let at = kept_directory(&self.path("run"), pool).join("7");
+        DirBuilder::new().mode(0o700).recursive(true).create(&at).expect("made");
+        let options = c"mode=0700";
+        mount("poolfs-memory", &at, "tmpfs", MountFlags::NODEV, options).expect("a tmpfs");
+        copy_files(&copies, &at);
+        fs::remove_dir_all(copies).expect("removed");
+        mark(&upper, &value);
+        (at, value)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for pool in fs::read_dir(self.path("run")).into_iter().flatten().flatten() {
+            let _ = unmount(pool.path().join("7"), UnmountFlags::DETACH);
+        }
+    }
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("there") {
+        let name = entry.expect("listed").file_name();
+        fs::copy(from.join(&name), to.join(&name)).expect("copied");
+    }
+}
+
+#[test]
+fn what_a_dead_service_kept_is_brought_to_the_disk_of_its_branch_by_any_pool() {
+    let host = Host::new();
+    let (at, _) = host.die("first", "upper");
+    let builder = host.builder("second");
+    let union = union_over(&builder, &host.path("upper"));
+    assert_eq!(read(&union, "f"), CONTENT);
+    assert!(!at.exists(), "what was left is given up");
+}
+
+#[test]
+fn a_copied_mark_takes_nothing_of_the_branch_it_was_copied_from() {
+    let host = Host::new();
+    let (at, value) = host.die("first", "upper");
+    for foreign in ["foreign", "again"] {
+        fs::create_dir(host.path(foreign)).expect("a folder");
+        fs::write(host.path(foreign).join("f"), "its own").expect("a file");
+        mark(&host.path(foreign), &value);
+        let builder = host.builder("second");
+        let union = union_over(&builder, &host.path(foreign));
+        assert_eq!(read(&union, "f"), b"its own");
+        assert_ne!(attribute(&host.path(foreign)), value, "it has a mark of its own now");
+    }
+    assert!(at.join("ledger").exists());
+    let kept = sweep(&kept_directory(&host.path("run"), "first")).expect("swept");
+    assert!(kept.len() == 1 && kept[0].0 == host.path("upper"), "it still waits: {kept:?}");
+    let builder = host.builder("second");
+    assert_eq!(read(&union_over(&builder, &host.path("upper")), "f"), CONTENT);
+}
+
+#[test]
+fn what_another_release_kept_is_neither_used_nor_lost() {
+    let host = Host::new();
+    let (at, value) = host.die("first", "upper");
+    let noted = fs::read_dir(&at).expect("there").map(|entry| entry.expect("listed").path());
+    let noted = noted.filter(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"branch-")));
+    noted.for_each(|path| fs::write(path, host.path("upper").as_os_str().as_bytes()).expect("written"));
+    mark(&host.path("upper"), &[&value, at.as_os_str().as_bytes()].concat());
+    let builder = host.builder("second");
+    let stack = StackSpec::union(host.path("upper"), Vec::new());
+    let refused = builder.build(&stack).map(drop).expect_err("refused").to_string();
+    assert!(refused.contains("another release") && refused.contains("gives it up"), "{refused}");
+    assert_eq!(sweep(&kept_directory(&host.path("run"), "first")).expect("swept"), []);
+    assert!(at.join("ledger").exists());
+}
+
+#[test]
+fn a_place_that_others_could_have_made_is_not_looked_into() {
+    let host = Host::new();
+    let (at, value) = host.die("first", "upper");
+    let run = host.path("run");
+    // A directory of the same content that is no tmpfs, one that a link leads to, one that others can enter.
+    let elsewhere = host.path("elsewhere");
+    fs::create_dir_all(elsewhere.join("7")).expect("made");
+    copy_files(&at, &elsewhere.join("7"));
+    symlink(&elsewhere, run.join("linked.memory")).expect("a link");
+    let plain = run.join("plain.memory");
+    DirBuilder::new().mode(0o700).recursive(true).create(plain.join("1")).expect("made");
+    copy_files(&at, &plain.join("1"));
+    fs::set_permissions(run.join("first.memory"), fs::Permissions::from_mode(0o755)).expect("set");
+    mark(&host.path("upper"), &value);
+    let builder = host.builder("second");
+    assert_eq!(read(&union_over(&builder, &host.path("upper")), "f"), b"");
+    assert!(at.join("ledger").exists() && elsewhere.join("7/ledger").exists() && plain.join("1/ledger").exists());
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o777)).expect("set");
+    let refused = StackBuilder::new(4 << 20, None).expect("a cache").with_states_of(&run);
+    assert!(refused.is_err_and(|error| error.to_string().contains("others may change it")));
+}
+
+#[test]
+fn a_mark_names_no_directory_of_the_host() {
+    let host = Host::new();
+    let [upper, elsewhere, secret] = ["upper", "elsewhere", "secret"].map(|name| host.path(name));
+    fs::write(&secret, SECRET).expect("a file");
+    let builder = host.builder("p");
+    let union = union_over(&builder, &upper);
+    write(&union, "f", CONTENT);
+    let state = kept_directory(&host.path("run"), "p").join("1");
+    fs::create_dir(&elsewhere).expect("a folder");
+    let mut replaced = 0;
+    for entry in fs::read_dir(&state).expect("there") {
+        let name = entry.expect("listed").file_name();
+        if name == "ledger" || name.as_bytes().starts_with(b"branch-") {
+            fs::copy(state.join(&name), elsewhere.join(&name)).expect("copied");
+        } else {
+            symlink(&secret, elsewhere.join(&name)).expect("a link");
+            replaced += 1;
+        }
+    }
+    assert!(replaced > 0, "nothing is kept: the test shows nothing");
+    let key = attribute(&upper)[..16].to_vec();
+    drop((union, builder));
+    mark(&upper, &[&key, elsewhere.as_os_str().as_bytes()].concat());
+    let names = || fs::read_dir(&elsewhere).expect("there").count();
+    let before = names();
+    let builder = host.builder("p");
+    let union = union_over(&builder, &upper);
+    assert_eq!(read(&union, "f"), CONTENT);
+    assert_eq!(names(), before, "a directory that is not the service's own lost files");
+    assert_eq!(fs::read(&secret).expect("there"), SECRET);
+}
