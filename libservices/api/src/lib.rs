@@ -48,6 +48,12 @@
 //! reports a failed write-back once to every handle open at that time, by that handle's next `fsync` or `flush`.
 //! [`Libservice::sync`] does it for the whole layer.
 //!
+//! **Content before names.** A layer that delays writes writes the content of a file to the layer below before it gives the file
+//! another name (`link`), has it take another's place (`rename` over a name, or `EXCHANGE`), or lets the close of a file pass that was
+//! truncated to nothing and written again. What was written before the call is meant. If that fails, the call fails with the error and
+//! changes no name. A layer that makes one change of names of several calls below, or replaces what the layer below does not have, asks
+//! for it by [`Libservice::write_before_names`].
+//!
 //! **Concurrency.** Every method may be called from many threads at once. No call may wait for another call's
 //! caller. Multi-block reads are not atomic against writes.
 //!
@@ -130,6 +136,15 @@ impl Durability {
             _ => None,
         }
     }
+}
+
+/// What a change of names does that is about to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameChange {
+    /// it gives a file a name that nothing had
+    Adds,
+    /// it puts a file in the place of another, whose content would be missed if this file's did not arrive
+    Replaces,
 }
 
 /// What a write did.
@@ -301,7 +316,8 @@ pub trait Libservice: Send + Sync {
     /// `EBADF`; what a write-back met since this handle last asked.
     fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()>;
 
-    /// Called at each close of a descriptor: a chance to report a failed write-back.
+    /// Called at each close of a descriptor: a chance to report a failed write-back. What was written to a file since it was truncated to
+    /// nothing is written below, as by [`Libservice::write_before_names`].
     ///
     /// # Errors
     /// `EBADF`; what a write-back met since this handle last asked.
@@ -374,6 +390,21 @@ pub trait Libservice: Send + Sync {
     fn flush_range(&self, caller: &Caller, handle: HandleId, range: Range<u64>) -> Result<()> {
         let _ = range;
         self.fsync(caller, handle, Durability::Data)
+    }
+
+    /// Writes what is delayed of a regular file's content to where it is stored, so that it is there before the change of names that is
+    /// about to come; held blocks stay. With [`NameChange::Replaces`] the backend is asked to begin with it at once: where it commits names
+    /// after the content that it has begun to write (ext4 and btrfs do), a crash leaves the old file or the new one. A layer may do more
+    /// than asked.
+    ///
+    /// # Errors
+    /// `ESTALE` when the node is unknown; what the write-back met. Handles that are open hear of that too.
+    fn write_before_names(&self, caller: &Caller, node: NodeId, change: NameChange) -> Result<()> {
+        let _ = change;
+        let handle = self.open(caller, node, OpenFlags::READ_ONLY)?;
+        let synced = self.fsync(caller, handle, Durability::Data);
+        self.release(handle);
+        synced
     }
 
     /// Holds the blocks of a byte range back from write-back, or lets them go. Layers that write at once ignore it.

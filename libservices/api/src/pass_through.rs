@@ -162,6 +162,11 @@ macro_rules! pass_through {
             self.$below.flush_range(caller, handle, range)
         }
     };
+    (@ $below:ident write_before_names) => {
+        fn write_before_names(&self, caller: &$crate::types::Caller, node: $crate::types::NodeId, change: $crate::NameChange) -> $crate::Result<()> {
+            self.$below.write_before_names(caller, node, change)
+        }
+    };
     (@ $below:ident hold) => {
         fn hold(&self, caller: &$crate::types::Caller, handle: $crate::types::HandleId, range: ::std::ops::Range<u64>, held: bool) -> $crate::Result<()> {
             self.$below.hold(caller, handle, range, held)

@@ -4,7 +4,7 @@
 //! the crash; bytes written survive for sure only when the file was synced after them. Bytes that were not may be there, be
 //! missing, or be torn at any sector.
 
-use crate::{DirectoryEntry, Durability, Entry, Libservice, Memory, Result, Written};
+use crate::{DirectoryEntry, Durability, Entry, Libservice, Memory, NameChange, Result, Written};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -344,6 +344,14 @@ impl Libservice for Recorder {
     fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
         self.memory.fsync(caller, handle, durability)?;
         self.note(Change::Sync { node: Some(self.of(handle)) });
+        Ok(())
+    }
+
+    /// As a branch that commits names after the content that it has begun to write.
+    fn write_before_names(&self, _: &Caller, node: NodeId, change: NameChange) -> Result<()> {
+        if change == NameChange::Replaces {
+            self.note(Change::Sync { node: Some(node) });
+        }
         Ok(())
     }
 

@@ -6,7 +6,8 @@ use crate::format::{ATTRIBUTE, Record};
 use crate::formatting::METACOPY;
 use crate::nodes::{Content, Node, Open};
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Text, Written, copy_by_reading, fail,
+    DirectoryEntry, Durability, Entry, Lease, Libservice, NameChange, Result, Segment, Text, Written, copy_by_reading,
+    fail,
 };
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
 use poolfs_types::{
@@ -471,6 +472,17 @@ impl Libservice for Bcow {
     fn sync(&self) -> Result<()> {
         let flushed = self.flush_all();
         self.below.sync().and(flushed)
+    }
+
+    /// Bytes that have a new place are found only with what says so.
+    fn write_before_names(&self, caller: &Caller, node: NodeId, change: NameChange) -> Result<()> {
+        if let Some(known) = self.nodes.known(node) {
+            let is_behind = matches!(&*known.read(), Content::Open(file) if file.is_dirty);
+            if is_behind {
+                return self.flush_with_data(&known);
+            }
+        }
+        self.below.write_before_names(caller, node, change)
     }
 
     fn hold(&self, caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {

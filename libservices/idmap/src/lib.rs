@@ -17,7 +17,9 @@
 
 mod values;
 
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Result, Segment, Text, Written};
+use poolfs_libservice::{
+    DirectoryEntry, Durability, Entry, Error, Lease, Libservice, NameChange, Result, Segment, Text, Written,
+};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, IdMap, NO_ID, Name, NodeId,
     OpenFlags, RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -246,6 +248,10 @@ impl Libservice for IdMapped {
 
     fn flush_range(&self, _: &Caller, handle: HandleId, range: Range<u64>) -> Result<()> {
         self.below.flush_range(ANYBODY, handle, range)
+    }
+
+    fn write_before_names(&self, _: &Caller, node: NodeId, change: NameChange) -> Result<()> {
+        self.below.write_before_names(ANYBODY, node, change)
     }
 
     fn hold(&self, _: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {

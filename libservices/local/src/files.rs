@@ -4,6 +4,7 @@ use crate::budget::Permit;
 use crate::error::backend;
 use crate::layer::{Handle, Local};
 use crate::nodes::{Node, lock};
+use crate::sys;
 use crate::transfer::{DIRECT_SIZE_MIN, Direct};
 use poolfs_libservice::{Durability, Error, Result, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
@@ -252,6 +253,19 @@ impl Local {
             return Ok(());
         }
         Self::sync_descriptor(&open.file, durability)
+    }
+
+    /// Has the kernel begin to write a file. Writing allocates its blocks, and a filesystem with ordered data then commits no later change
+    /// of names before it; that is what ext4 and btrfs do by themselves where a rename replaces a file.
+    pub(crate) fn begin_write_back(&self, id: NodeId) -> Result<()> {
+        let node = self.nodes.get(id)?;
+        if self.is_discarded() || node.file_type != FileType::Regular {
+            return Ok(());
+        }
+        let descriptor = self.nodes.descriptor(&node)?;
+        let begun =
+            self.nodes.with_room(|| self.backing.reopen(&descriptor, OFlags::RDONLY)).and_then(sys::begin_write_back);
+        begun.map_err(|raw| backend("writing a file back", raw))
     }
 
     pub(crate) fn copy_files(

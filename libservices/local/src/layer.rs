@@ -10,7 +10,7 @@ use crate::names::read_only;
 use crate::nodes::{Node, Nodes};
 use crate::transfer::Buffered;
 use hashbrown::HashMap;
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Libservice, Result, Written, fail};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Libservice, NameChange, Result, Written, fail};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -293,6 +293,14 @@ impl Libservice for Local {
 
     fn flush(&self, _caller: &Caller, handle: HandleId) -> Result<()> {
         self.handle(handle).map(drop)
+    }
+
+    /// What was written is in the kernel's cache, and goes to the disk with the names: only that which replaces something is to go first.
+    fn write_before_names(&self, _caller: &Caller, node: NodeId, change: NameChange) -> Result<()> {
+        match change {
+            NameChange::Adds => Ok(()),
+            NameChange::Replaces => self.begin_write_back(node),
+        }
     }
 
     fn release(&self, handle: HandleId) {

@@ -1,5 +1,5 @@
-//! The few system calls that no safe crate offers: file handles, mount attributes, xattrs relative to a descriptor,
-//! and a thread's own umask. All `unsafe` of the crate is here.
+//! The few system calls that no safe crate offers: file handles, mount attributes, xattrs relative to a descriptor, the
+//! begin of a write-back, and a thread's own umask. All `unsafe` of the crate is here.
 
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::io::{Errno, Result};
@@ -126,6 +126,13 @@ pub(crate) fn own_thread_state() -> Result<()> {
     // SAFETY: only CLONE_FS is unshared. It touches no memory and no descriptor; working directory and root keep their
     // values, and no code relies on one thread's chdir or umask reaching another.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) }
+}
+
+/// Has the kernel begin to write what it has cached of a file, without waiting for the end of it.
+pub(crate) fn begin_write_back(file: impl AsFd) -> Result<()> {
+    // SAFETY: the call takes numbers only.
+    let result = unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    checked(c_long::from(result)).map(drop)
 }
 
 /// `getxattrat`: the size of the value, which is in `value` if it fits.

@@ -3,7 +3,7 @@
 use crate::account::Account;
 use crate::nodes::{Nodes, taken};
 use poolfs_libservice::walk::walk;
-use poolfs_libservice::{Branch, Durability, Entry, Held, Libservice, Result, Written, pass_through};
+use poolfs_libservice::{Branch, Durability, Entry, Held, Libservice, NameChange, Result, Written, pass_through};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes,
     XattrFlags,
@@ -219,6 +219,13 @@ impl Libservice for Measured {
         let synced = self.below.fsync(caller, handle, durability);
         self.measure_file(handle);
         synced
+    }
+
+    /// As with [`Libservice::fsync`].
+    fn write_before_names(&self, caller: &Caller, node: NodeId, change: NameChange) -> Result<()> {
+        let written = self.below.write_before_names(caller, node, change);
+        self.measure(node);
+        written
     }
 
     fn release(&self, handle: HandleId) {

@@ -5,7 +5,9 @@ use poolfs_libservice::types::{
     AllocateMode, Attributes, Caller, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags,
     SeekTo, SetAttributes, XattrFlags,
 };
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Text, Written};
+use poolfs_libservice::{
+    DirectoryEntry, Durability, Entry, Lease, Libservice, NameChange, Result, Segment, Text, Written,
+};
 use poolfs_service_protocol::Layer;
 use std::ops::{ControlFlow, Range};
 use std::os::fd::OwnedFd;
@@ -67,6 +69,7 @@ impl Libservice for Timed {
         fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics>;
         fn sync(&self) -> Result<()>;
         fn flush_range(&self, caller: &Caller, handle: HandleId, range: Range<u64>) -> Result<()>;
+        fn write_before_names(&self, caller: &Caller, node: NodeId, change: NameChange) -> Result<()>;
         fn hold(&self, caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()>;
         fn copy_range(&self, caller: &Caller, source: HandleId, source_offset: u64, target: HandleId, target_offset: u64, length: u64) -> Result<u64>;
         fn read_only(&self) -> bool;

@@ -18,7 +18,7 @@ struct Counting {
 
 impl Libservice for Counting {
     pass_through!(below: lookup forget getattr setattr readlink create tmpfile mknod mkdir symlink link unlink rmdir rename open write
-        fallocate seek fsync flush release opendir readdir getxattr setxattr listxattr removexattr statfs sync flush_range hold
+        fallocate seek fsync flush release opendir readdir getxattr setxattr listxattr removexattr statfs sync flush_range write_before_names hold
         copy_range segment text lend read_only);
 
     fn read(

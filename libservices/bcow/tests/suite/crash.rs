@@ -265,7 +265,7 @@ struct Attributed {
 
 impl Libservice for Attributed {
     pass_through!(below: lookup forget getattr setattr readlink create tmpfile mknod mkdir symlink link unlink rmdir rename open read write
-        fallocate seek flush release opendir readdir getxattr listxattr removexattr statfs sync flush_range hold copy_range segment text
+        fallocate seek flush release opendir readdir getxattr listxattr removexattr statfs sync flush_range write_before_names hold copy_range segment text
         lend read_only);
 
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Direct and buffered bytes of one file are one file's bytes.
 
 use crate::support::{Filesystem, ROOT, create, in_namespace, name, open, read, write};
-use poolfs_libservice::{Durability, Libservice};
+use poolfs_libservice::{Durability, Libservice, NameChange};
 use poolfs_types::{NodeId, OpenFlags, SetAttributes};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -177,6 +177,31 @@ fn synchronous_handles_write_and_read() {
 }
 
 /// How many descriptors of this process are open for direct I/O.
+/// Content that is about to take another's place has blocks, by which ext4 commits it before the name; not what only gets a name.
+#[test]
+fn the_kernel_begins_to_write_what_is_to_replace_something() {
+    in_namespace("bytes::the_kernel_begins_to_write_what_is_to_replace_something", || {
+        let filesystem = Filesystem::new("ext4", 64);
+        let layer = open(&filesystem.path());
+        let file = filesystem.path().join("file");
+        // The layer itself, where it can, writes past the kernel's cache.
+        std::fs::write(&file, [7_u8; 3000]).expect("written");
+        let node = layer.lookup(&ROOT, NodeId::ROOT, name("file")).expect("there").node;
+        let is_delayed = || {
+            let extents = std::process::Command::new("filefrag").arg("-v").arg(&file).output();
+            let extents = extents.expect("filefrag (package e2fsprogs)");
+            assert!(extents.status.success(), "{extents:?}");
+            String::from_utf8_lossy(&extents.stdout).contains("delalloc")
+        };
+        layer.write_before_names(&ROOT, node, NameChange::Adds).expect("nothing to do");
+        assert!(is_delayed(), "ext4 gives blocks late");
+        layer.write_before_names(&ROOT, node, NameChange::Replaces).expect("begun");
+        assert!(!is_delayed(), "it has no blocks");
+        layer.write_before_names(&ROOT, NodeId::ROOT, NameChange::Replaces).expect("a directory has no such content");
+        layer.forget(node, 1);
+    });
+}
+
 fn direct_descriptors() -> usize {
     let infos = std::fs::read_dir("/proc/self/fdinfo").expect("fdinfo");
     let texts = infos.filter_map(|info| std::fs::read_to_string(info.ok()?.path()).ok());
