@@ -3,6 +3,7 @@
 use crate::node::{CachedXattr, Node, State};
 use crate::sync::{lock, read};
 use crate::write::clock;
+use crate::write_back::Emptied;
 use poolfs_libservice::{Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, SetAttributes, SetTime};
 
@@ -179,6 +180,9 @@ impl Node {
             let overtaken = state.stamp != stamp;
             if let Some(size) = changes.size.filter(|_| state.attributes.file_type == FileType::Regular) {
                 state.truncate(size);
+                if size == 0 {
+                    state.emptied = Emptied::Open;
+                }
             }
             let ours = state.attributes;
             let newer = state.is_dirty() && changes.size.is_none();

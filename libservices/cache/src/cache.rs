@@ -187,6 +187,14 @@ impl Cache {
         }
     }
 
+    /// What a name leads to, where that is known here.
+    pub(crate) fn peek_known(&self, parent: NodeId, name: Name<'_>) -> Option<Peeked<'_>> {
+        match self.core.names.get(parent, name)? {
+            Known::Present(id) => self.core.reference(id).map(|node| Peeked { core: &self.core, node }),
+            Known::Absent => None,
+        }
+    }
+
     /// Removes a name by `remove`, which asks the layer below.
     pub(crate) fn remove_name(
         &self,

@@ -6,7 +6,9 @@ use crate::handles::{Open, OpenDirectory};
 use crate::names::Known;
 use crate::sync::read;
 use crate::write_back::hold_is_bounded;
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Lease, Libservice, Result, Segment, Text, Written, fail};
+use poolfs_libservice::{
+    DirectoryEntry, Durability, Entry, Lease, Libservice, NameChange, Result, Segment, Text, Written, fail,
+};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -157,6 +159,7 @@ impl Libservice for Cache {
 
     fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let source = self.node(node)?;
+        source.write_before_names()?;
         let (node, ()) = self.make(parent, name, |below| {
             source.gain_name(|| below.link(caller, node, parent, name)).map(|entry| (entry, ()))
         })?;
@@ -250,7 +253,7 @@ impl Libservice for Cache {
                 if read(&file.node.0.state).is_leaving {
                     self.core.leaving.closed();
                 }
-                file.report()
+                if file.flags.writable() { file.settle(file.node.0.closing(false)) } else { file.report() }
             }
             Open::Directory(_) => Ok(()),
         }
@@ -258,7 +261,14 @@ impl Libservice for Cache {
 
     fn release(&self, handle: HandleId) {
         // What was open ends when the calls that still use it have ended.
-        drop(self.handles.remove(handle));
+        let Some(open) = self.handles.remove(handle) else { return };
+        if let Open::File(file) = &*open
+            && file.flags.writable()
+            && let Err(error) = file.node.0.closing(true)
+        {
+            // It stays here, and is tried again when its time has come.
+            tracing::warn!(node = file.node.0.id.0, %error, "a file that is closed could not be written back");
+        }
     }
 
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<HandleId> {
@@ -330,6 +340,12 @@ impl Libservice for Cache {
         let blocks = block_of(range.start)..blocks_for(range.end);
         let result = file.node.0.sync(blocks, |node| below.flush_range(caller, node.reader_below()?, range));
         file.settle(result)
+    }
+
+    fn write_before_names(&self, caller: &Caller, node: NodeId, change: NameChange) -> Result<()> {
+        let node = self.node(node)?;
+        node.write_before_names()?;
+        self.core.below.write_before_names(caller, node.id, change)
     }
 
     fn hold(&self, _caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {

@@ -11,6 +11,11 @@
 //! modification time that belongs to it; both go below within the expire time, or when a file is synced. Changes of names
 //! and attributes, truncations and punched holes go below at once.
 //!
+//! **Content before names.** Names must not come before the content that they put in another's place, or a power cut between the two would
+//! leave neither the old file nor the new. So a rename over a name, an exchange and a link write the file's dirty blocks below first, before
+//! they lock a directory; and a file that was truncated to nothing goes below when it is closed. A rename that replaces nothing does not
+//! wait: it takes nothing away. A failed write-back fails the call, which then changes no name.
+//!
 //! **Reading** copies under a lock of the file that readers share, and no other lock is waited for. What is missing
 //! is read from below in pieces of up to 1 MiB, by one thread at a time for the same blocks, and sequential readers are
 //! read ahead of by threads of the pool. Blocks of zeros take no memory.

@@ -2,7 +2,8 @@
 //!
 //! Locks of a node, in the order in which they are taken: `writer` (one writer or truncation at a time), `flush` (one
 //! write-back at a time), `filling`, `state`. Nobody who holds `flush` waits for a `writer`. Names change under the `names`
-//! of the directories, then the `links` of the object, then `state`; neither is taken together with `writer` or `flush`.
+//! of the directories, then the `links` of the object, then `state`; `links` is not taken together with `writer` or `flush`. Who holds
+//! `names` may wait for a `flush`, and nobody who holds a `flush` or a `writer` changes or looks up names.
 //! Calls below are made under `writer`, `flush`, `names` and `links` only, never under `state`, so a cached read waits
 //! for no I/O. After `state` come the budget's queues and the list of dirty files; nobody who holds those waits for a `state`.
 
@@ -15,6 +16,7 @@ use crate::ledger::Record;
 use crate::sync::{lock, read, try_read, try_write, write};
 use crate::text::Program;
 use crate::view::View;
+use crate::write_back::Emptied;
 use poolfs_libservice::{Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags, Timestamp};
 use std::io;
@@ -78,6 +80,7 @@ pub(crate) struct State {
     /// What is noted of it for the time after a death, while it is dirty.
     pub(crate) record: Option<Box<Record>>,
     pub(crate) error: WriteError,
+    pub(crate) emptied: Emptied,
     /// It has no name any more.
     pub(crate) orphan: bool,
     /// It is counted as such where others wait for its room.
@@ -172,6 +175,7 @@ impl Node {
             dirty_ticket: None,
             record: None,
             error: WriteError::default(),
+            emptied: Emptied::default(),
             orphan: false,
             is_leaving: false,
             target: None,

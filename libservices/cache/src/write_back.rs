@@ -5,7 +5,7 @@ use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk};
 use crate::node::{Node, State};
 use crate::read::cache_failure;
 use crate::sync::{lock, read, try_lock};
-use poolfs_libservice::{Error, Result, fail};
+use poolfs_libservice::{Error, NameChange, Result, fail};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime, Timestamp};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
@@ -15,6 +15,18 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 fn writable(chunk: &Chunk) -> u64 {
     chunk.dirty & !chunk.held & !chunk.writing
+}
+
+/// Of a file that was truncated to nothing: its old content is gone below, so what is written instead goes below as it is closed, and
+/// not only when its time has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Emptied {
+    #[default]
+    No,
+    /// no descriptor was closed since it was written again
+    Open,
+    /// one was, perhaps of a process that had only inherited it; the file itself is not closed yet
+    Closing,
 }
 
 /// A run of blocks on its way below.
@@ -211,6 +223,44 @@ impl Node {
             });
         }
         result
+    }
+}
+
+impl Node {
+    /// Writes the content below that waits here, before the names of the file change.
+    pub(crate) fn write_before_names(self: &Arc<Self>) -> Result<()> {
+        if read(&self.state).blocks.counts().dirty == 0 {
+            return Ok(());
+        }
+        self.begin_use()?.0.sync(0..u64::MAX, |_| Ok(()))
+    }
+
+    /// A descriptor that may write is being closed, or with `is_last` the last one of an open file: writes the content below that has
+    /// come in the place of what was truncated. Later descriptors that are closed of the same open file have nothing to wait for.
+    pub(crate) fn closing(self: &Arc<Self>, is_last: bool) -> Result<()> {
+        let (emptied, is_dirty, is_empty) = {
+            let state = read(&self.state);
+            if state.emptied == Emptied::No || state.orphan {
+                return Ok(());
+            }
+            (state.emptied, state.blocks.counts().dirty > 0, state.attributes.size == 0)
+        };
+        let (next, is_due) = match emptied {
+            Emptied::No => return Ok(()),
+            // It is not written again yet.
+            Emptied::Open if is_empty => return Ok(()),
+            Emptied::Open => (Emptied::Closing, true),
+            Emptied::Closing => (Emptied::Closing, is_dirty && is_last),
+        };
+        let next = if is_last { Emptied::No } else { next };
+        if next != emptied {
+            self.update(None, |state| state.emptied = next);
+        }
+        if !is_due {
+            return Ok(());
+        }
+        self.write_before_names()?;
+        self.core.below.write_before_names(&Caller::ROOT, self.id, NameChange::Replaces)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A layer that does what the one below it does, except when told to fail, and that remembers what is durable: what was
 //! there at the last fsync of a file would survive a power cut, the rest would not.
 
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Memory, Result, Written, fail};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Memory, NameChange, Result, Written, fail};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, Timestamp, XattrFlags,
@@ -26,6 +26,15 @@ pub enum Call {
     Link,
     Setattr,
     Unlink,
+}
+
+/// A call that was carried out, of those whose order matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logged {
+    Write(NodeId),
+    BeforeNames(NodeId, NameChange),
+    Link(NodeId),
+    Rename,
 }
 
 type Meanwhile = (Call, Box<dyn FnOnce() + Send>);
@@ -54,6 +63,7 @@ pub struct Fault {
     pub lookups: AtomicU64,
     pub getattrs: AtomicU64,
     pub opens: AtomicU64,
+    pub log: Mutex<Vec<Logged>>,
     meanwhile: Mutex<Option<Meanwhile>>,
     nodes: Mutex<HashMap<HandleId, NodeId>>,
     durable: Mutex<HashMap<NodeId, Durable>>,
@@ -83,6 +93,7 @@ impl Fault {
             lookups: AtomicU64::new(0),
             getattrs: AtomicU64::new(0),
             opens: AtomicU64::new(0),
+            log: Mutex::default(),
             meanwhile: Mutex::default(),
             nodes: Mutex::default(),
             durable: Mutex::default(),
@@ -92,6 +103,18 @@ impl Fault {
     /// The next time `call` is made, `happens` runs when it has been carried out and has not returned yet.
     pub fn meanwhile(&self, call: Call, happens: impl FnOnce() + Send + 'static) {
         *self.meanwhile.lock().unwrap() = Some((call, Box::new(happens)));
+    }
+
+    /// What was carried out since the last time this was asked for.
+    pub fn take_log(&self) -> Vec<Logged> {
+        std::mem::take(&mut *self.log.lock().unwrap())
+    }
+
+    fn logged<T>(&self, call: Logged, result: Result<T>) -> Result<T> {
+        if result.is_ok() {
+            self.log.lock().unwrap().push(call);
+        }
+        result
     }
 
     fn carried_out(&self, call: Call) {
@@ -165,7 +188,7 @@ impl Libservice for Fault {
         self.memory.symlink(c, p, n, target)
     }
     fn link(&self, c: &Caller, node: NodeId, p: NodeId, n: Name<'_>) -> Result<Entry> {
-        let result = self.memory.link(c, node, p, n);
+        let result = self.logged(Logged::Link(node), self.memory.link(c, node, p, n));
         self.carried_out(Call::Link);
         result
     }
@@ -178,7 +201,7 @@ impl Libservice for Fault {
         self.memory.rmdir(c, p, n)
     }
     fn rename(&self, c: &Caller, p: NodeId, n: Name<'_>, q: NodeId, m: Name<'_>, f: RenameFlags) -> Result<()> {
-        self.memory.rename(c, p, n, q, m, f)
+        self.logged(Logged::Rename, self.memory.rename(c, p, n, q, m, f))
     }
     fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {
         self.opens.fetch_add(1, Ordering::SeqCst);
@@ -198,7 +221,8 @@ impl Libservice for Fault {
             std::thread::sleep(Duration::from_millis(1));
         }
         check(&self.fail_writes)?;
-        self.memory.write(caller, handle, offset, data)
+        let node = self.nodes.lock().unwrap()[&handle];
+        self.logged(Logged::Write(node), self.memory.write(caller, handle, offset, data))
     }
     fn fallocate(&self, c: &Caller, h: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
         self.memory.fallocate(c, h, mode, offset, length)
@@ -215,6 +239,9 @@ impl Libservice for Fault {
             self.durable.lock().unwrap().insert(node, now);
         }
         Ok(())
+    }
+    fn write_before_names(&self, _: &Caller, node: NodeId, change: NameChange) -> Result<()> {
+        self.logged(Logged::BeforeNames(node, change), Ok(()))
     }
     fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()> {
         self.memory.flush(caller, handle)

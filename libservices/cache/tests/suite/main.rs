@@ -1,6 +1,7 @@
 //! The cache judged by the suites that judge every layer, and by what only a cache can get wrong.
 
 mod bounds;
+mod content_first;
 mod contract;
 mod durability;
 mod fault;

@@ -180,6 +180,8 @@ fn files_that_are_cut_punched_removed_and_linked_are_found_as_they_were_left() {
     recorded.write(linked, 0, b"named late");
     recorded.cache.link(&ROOT, nameless.node, NodeId::ROOT, name("linked")).unwrap();
     recorded.cache.link(&ROOT, nameless.node, NodeId::ROOT, name("again")).unwrap();
+    // What was written before is below with the names.
+    recorded.write(linked, 10, b", and written later");
 
     let salvaged = recorded.die().salvage(&recorded.below);
     assert_eq!((salvaged.files, salvaged.nameless), (3, 1));
@@ -189,8 +191,8 @@ fn files_that_are_cut_punched_removed_and_linked_are_found_as_they_were_left() {
     let mut expected = pattern(4, 0, 50_000);
     expected[5000..25_000].fill(0);
     assert_eq!(content(&recorded.below, "punched"), expected);
-    assert_eq!(content(&recorded.below, "linked"), b"named late");
-    assert_eq!(content(&recorded.below, "again"), b"named late");
+    assert_eq!(content(&recorded.below, "linked"), b"named late, and written later");
+    assert_eq!(content(&recorded.below, "again"), b"named late, and written later");
 }
 
 #[test]
