@@ -3,7 +3,7 @@
 use crate::Union;
 use crate::names::New;
 use crate::node::{Content, Node, OpenFile, lock};
-use crate::rename::End;
+use crate::rename::{End, Renamed};
 use poolfs_libservice::{
     DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Opened, Result, Segment, Text, Written, fail,
 };
@@ -136,8 +136,9 @@ impl Libservice for Union {
 
     fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let _change = self.change();
-        let _names = self.names_mut();
         let node = self.node(node)?;
+        self.write_before_link(&node)?;
+        let _names = self.names_mut();
         let parent = self.parent_of_new(parent, name.as_bytes())?;
         self.make_link(caller, &node, &parent, name)
     }
@@ -175,17 +176,29 @@ impl Libservice for Union {
         flags: RenameFlags,
     ) -> Result<()> {
         let _change = self.change();
-        let _paths = self.deferred.paths_change();
-        let names = self.names_mut();
-        let (parent, new_parent) = (self.node(parent)?, self.node(new_parent)?);
-        if !parent.is_directory() || !new_parent.is_directory() {
-            return fail(Errno::ENOTDIR);
+        let mut written = None;
+        loop {
+            let paths = self.deferred.paths_change();
+            let names = self.names_mut();
+            let (parent, new_parent) = (self.node(parent)?, self.node(new_parent)?);
+            if !parent.is_directory() || !new_parent.is_directory() {
+                return fail(Errno::ENOTDIR);
+            }
+            let (old, new) = (End { parent: &parent, name }, End { parent: &new_parent, name: new_name });
+            let renamed = self.rename_name(caller, old, new, flags, written.as_deref())?;
+            drop((names, paths));
+            match renamed {
+                Renamed::Done(left) => {
+                    drop(left);
+                    return Ok(());
+                }
+                // It happens once: whatever else is found then is written at once.
+                Renamed::Unwritten(files) => {
+                    files.iter().try_for_each(|file| self.write_content(file))?;
+                    written = Some(files);
+                }
+            }
         }
-        let new = End { parent: &new_parent, name: new_name };
-        let left = self.rename_name(caller, End { parent: &parent, name }, new, flags)?;
-        drop(names);
-        drop(left);
-        Ok(())
     }
 
     fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {

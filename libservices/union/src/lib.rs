@@ -9,7 +9,8 @@
 //! the process alone, with a journal, nothing.
 //!
 //! **Order.** Bits reach the disk after the data of their blocks, names of the copy-up before the fsync that needs them
-//! returns. Every change of names is one rename of the upper branch, or a sequence whose steps are each allowed results.
+//! returns. Every change of names is one rename of the upper branch, or a sequence whose steps are each allowed results. The content of a
+//! file that replaces another is in the upper branch before its name is.
 //!
 //! **Locks.** In this order: the lock of changes (whoever changes what is shown shares it, who has to see one state of all owns it), that of
 //! the paths of files whose copy-up is deferred, the namespace lock (lookups share it, changes of names and copy-ups own it), a node's flush
@@ -27,6 +28,7 @@ mod bitmap;
 mod branch;
 mod changes;
 pub mod check;
+mod content_first;
 mod copyup;
 mod data;
 mod deferred;

@@ -2,6 +2,9 @@
 //!
 //! What the old name hides below gets a whiteout. Where that cannot be one step with the move, the intermediate state is one
 //! rename(2) allows: both names of the same object, never neither.
+//!
+//! A file that takes another's place has its content in the upper branch before ([`crate::content_first`]). That can take a while, so it
+//! is done without the lock, and the names are looked up again afterwards.
 
 use crate::Union;
 use crate::copyup::Bytes;
@@ -27,15 +30,24 @@ pub(crate) struct End<'a> {
     pub name: Name<'a>,
 }
 
+/// What came of a rename.
+pub(crate) enum Renamed<'a> {
+    /// it is done; what is left of a directory that was replaced goes when it is dropped, which needs no lock
+    Done(Option<Temporary<'a>>),
+    /// nothing is done: the content of these files has to be written first
+    Unwritten(Vec<Referenced<'a>>),
+}
+
 impl Union {
-    /// Renames. What is returned, of a directory that was replaced, goes when it is dropped, which needs no lock.
+    /// Renames; `written` are the files whose content was written for this rename, if that was tried already. Others are then written here.
     pub(crate) fn rename_name(
         &self,
         caller: &Caller,
         old: End<'_>,
         new: End<'_>,
         flags: RenameFlags,
-    ) -> Result<Option<Temporary<'_>>> {
+        written: Option<&[Referenced<'_>]>,
+    ) -> Result<Renamed<'_>> {
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         if exchange && flags != RenameFlags::EXCHANGE {
             return fail(Errno::EINVAL);
@@ -57,19 +69,22 @@ impl Union {
         if source.is_directory() || exchange && target.as_ref().is_some_and(|target| target.is_directory()) {
             self.complete_all_deferred_locked()?;
         }
+        if let Some(target) = &target
+            && target.id == source.id
+        {
+            return Ok(Renamed::Done(None));
+        }
         if let Some(target) = target.as_ref().filter(|_| exchange) {
-            if target.id == source.id {
-                return Ok(None);
-            }
             if target.is_directory() && self.is_within(old.parent, target) {
                 return fail(Errno::EINVAL);
             }
-            return self.exchange(caller, old, &source, new, target).map(|()| None);
+            let unwritten = self.unwritten(&[&source, target], written)?;
+            if !unwritten.is_empty() {
+                return Ok(Renamed::Unwritten(unwritten));
+            }
+            return self.exchange(caller, old, &source, new, target).map(|()| Renamed::Done(None));
         }
         if let Some(target) = &target {
-            if target.id == source.id {
-                return Ok(None);
-            }
             if target.is_directory() && self.is_within(old.parent, target) {
                 return fail(Errno::ENOTEMPTY);
             }
@@ -79,12 +94,16 @@ impl Union {
                 (true, true) if !self.is_empty(target)? => return fail(Errno::ENOTEMPTY),
                 _ => {}
             }
+            let unwritten = self.unwritten(&[&source], written)?;
+            if !unwritten.is_empty() {
+                return Ok(Renamed::Unwritten(unwritten));
+            }
         }
         if source.is_directory() {
             old.parent.write().subdirectories = None;
             new.parent.write().subdirectories = None;
         }
-        self.replace(caller, old, &source, new, target.as_ref(), flags)
+        self.replace(caller, old, &source, new, target.as_ref(), flags).map(Renamed::Done)
     }
 
     /// Whether `node` is `ancestor` or below it.

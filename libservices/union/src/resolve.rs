@@ -77,6 +77,12 @@ impl Drop for Referenced<'_> {
 }
 
 impl Union {
+    /// One more reference on a node that is known.
+    pub(crate) fn refer(&self, node: &Arc<Node>) -> Referenced<'_> {
+        self.nodes.refer(node);
+        Referenced { union: self, node: node.clone() }
+    }
+
     /// What the upper directory `parent` has under `name`.
     pub(crate) fn slot(&self, parent: &Held, name: &[u8]) -> Result<Slot> {
         let Some((held, attributes)) = self.upper_entry(parent, name)? else { return Ok(Slot::Absent) };

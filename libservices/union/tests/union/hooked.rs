@@ -1,7 +1,7 @@
 //! A layer that lets a test in before every call: to count, to refuse, to wait, to do something else meanwhile.
 
 use poolfs_libservice::types::*;
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Result, Written, fail};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, NameChange, Result, Written, fail};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +19,7 @@ pub enum Call {
     Link,
     Remove,
     Rename,
+    WriteContent,
     Write,
     Allocate,
     SyncFile,
@@ -31,8 +32,8 @@ pub enum Call {
 impl Call {
     /// Whether the call changes what is on disk.
     pub fn changes(self) -> bool {
-        use Call::{Getxattr, Listxattr, Look, Read, SyncAll, SyncDirectory, SyncFile};
-        !matches!(self, Look | Getxattr | Listxattr | Read | SyncFile | SyncDirectory | SyncAll)
+        use Call::{Getxattr, Listxattr, Look, Read, SyncAll, SyncDirectory, SyncFile, WriteContent};
+        !matches!(self, Look | Getxattr | Listxattr | Read | SyncFile | SyncDirectory | SyncAll | WriteContent)
     }
 }
 
@@ -158,6 +159,12 @@ impl Libservice for Hooked {
     fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
         self.before(Call::Read)?;
         self.below.seek(caller, handle, offset, to)
+    }
+    fn write_before_names(&self, caller: &Caller, node: NodeId, change: NameChange) -> Result<()> {
+        if change == NameChange::Replaces {
+            self.before(Call::WriteContent)?;
+        }
+        self.below.write_before_names(caller, node, change)
     }
     fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
         let directory = self.directories.lock().unwrap().contains(&handle);

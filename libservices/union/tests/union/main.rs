@@ -4,6 +4,7 @@ mod ahead;
 mod blocks;
 mod calls;
 mod check;
+mod content_first;
 mod crash;
 mod death;
 mod deferred;
