@@ -4,6 +4,7 @@ use crate::Union;
 use crate::ahead::Ahead;
 use crate::bitmap::{self, Bitmap, SECTOR_BYTES};
 use crate::branch::LowerNode;
+use crate::data::read_runs;
 use crate::format::{Cause, Origin, SketchRecord};
 use crate::journal::Change;
 use crate::marks;
@@ -12,7 +13,7 @@ use crate::shown::{SharedMemory, Shown};
 use crate::transit::{Permit, Transit};
 use poolfs_libservice::{Base, Branch, Error, Held, Lease, Opened, Result, Segment, fail};
 use poolfs_types::limits::BLOCK_SIZE;
-use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes};
+use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes, SetTime};
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, RwLockWriteGuard};
 
@@ -203,7 +204,8 @@ impl Union {
         if sketch.is_truncating() {
             self.finish_truncation(upper, &mut sketch.record)?;
         }
-        if sketch.map.is_none() {
+        let is_met = sketch.map.is_none();
+        if is_met {
             match self.load_map(sketch)? {
                 Ok(map) => sketch.map = Some(map),
                 Err(cause) => {
@@ -213,7 +215,35 @@ impl Union {
                 }
             }
         }
-        self.open_files(upper, sketch)
+        self.open_files(upper, sketch)?;
+        if is_met && !self.work.is_frozen() { self.finish_last_block(node, upper, sketch) } else { Ok(()) }
+    }
+
+    /// Moves the block in which the lower file ends if the upper one has bytes in it behind that end. They were appended and reached the disk,
+    /// and a power cut came before the bit that shows them: as long as the block counts as the lower file's, they read as zeros, although the
+    /// file is longer. Nothing else is ever there: such a block moves whole or not at all.
+    fn finish_last_block(&self, node: &Arc<Node>, upper: &Held, sketch: &mut Sketch) -> Result<()> {
+        let limit = sketch.record.limit;
+        let (block, start) = (limit / BLOCK, limit - limit % BLOCK);
+        if start == limit || sketch.all_upper(block..block + 1) {
+            return Ok(());
+        }
+        let before = self.upper.getattr(&Caller::ROOT, upper.node())?;
+        let mut whole = vec![0; (before.size.clamp(limit, start + BLOCK) - start) as usize];
+        let (map, files) = sketch.parts()?;
+        let (_, appended) = whole.split_at_mut((limit - start) as usize);
+        files.upper.read_full(limit, appended)?;
+        if appended.iter().all(|&byte| byte == 0) {
+            return Ok(());
+        }
+        read_runs(sketch, map, files, start, &mut whole[..(limit - start) as usize])?;
+        files.upper.write_full(start, &whole)?;
+        let times = SetAttributes { modified: Some(SetTime::At(before.modified)), ..SetAttributes::default() };
+        let after = self.upper.setattr(&Caller::ROOT, upper.node(), &times, None)?;
+        node.changed.hide(before.changed, after.changed);
+        self.statistics.moved(sketch.set_moved(block..block + 1), 1);
+        self.queue(node);
+        self.journal.record(node.id, sketch)
     }
 
     /// Opens the files of a sketch whose map is there.

@@ -211,6 +211,34 @@ fn a_file_that_was_emptied_and_written_again_is_whole_when_it_was_closed() {
     }
 }
 
+/// The lower file ends within a block. What was appended there and has reached the disk shows, whether the bit came after it or not.
+#[test]
+fn what_was_appended_and_is_on_disk_is_no_hole() {
+    let (disk, lowers) = (Recorder::new(), [lower()]);
+    let union = open_over(disk.clone(), &lowers).unwrap();
+    let appended = vec![9; 2 * 4096];
+    write_at(&*union, "log", BYTES as u64, &appended);
+    let whole = [filled(3), appended].concat();
+    let mut arrived = 0;
+    for seed in (0..400).map(|seed| seed * 7919) {
+        let crashed = disk.crashed(disk.len(), seed);
+        let stored = get(&*crashed, "log").unwrap();
+        let is_there = stored.len() == whole.len() && stored[BYTES..] == whole[BYTES..];
+        if !is_there {
+            continue;
+        }
+        for _ in 0..2 {
+            let union = open_over(crashed.clone(), &lowers).unwrap();
+            let shown = get(&*union, "log").unwrap();
+            assert!(shown == whole, "seed {seed}: {:?}", shown.iter().position(|&byte| byte == 0));
+            close(union);
+        }
+        arrived += 1;
+    }
+    assert!(arrived > 0, "there was nothing to see");
+    close(union);
+}
+
 fn hooked() -> (Arc<Hooked>, Arc<Union>) {
     let upper = Hooked::over(Memory::new());
     let union = open_over(upper.clone(), &[lower()]).unwrap();
