@@ -55,6 +55,13 @@ impl Disk {
         let _ = shell(&format!("sync -f {}", self.at.display())).expect("sync");
     }
 
+    /// Has the filesystem commit its journal: all names are on the disk, and of content what has blocks by now. By another process, as
+    /// above.
+    pub fn commit(&self) {
+        let other = self.at.join("other");
+        let _ = shell(&format!("echo x >>{0}; sync {0}", other.display())).expect("sync");
+    }
+
     /// Unmounts it.
     ///
     /// # Panics

@@ -2,7 +2,7 @@
 //!
 //! [`RecordingDevice`] keeps every write and every barrier of the disk below an upper branch, [`images_after_cuts`] makes of them what a
 //! power cut leaves, [`World`] does random operations and notes with each at which point of the recording it began and ended, so that
-//! it can say of any cut what has to be there and what may be.
+//! it can say of any cut what has to be there and what may be. [`PROGRAMS`] replace files, mostly without syncing them.
 
 mod content;
 mod cut;
@@ -10,12 +10,14 @@ mod disk;
 mod file;
 mod names;
 mod operations;
+mod programs;
 mod recording_device;
 mod world;
 
 pub use content::Content;
 pub use cut::{Cut, images_after_cuts};
 pub use disk::{Disk, empty_disk};
+pub use programs::{PROGRAMS, Program, Until, contents};
 pub use recording_device::{Event, RecordingDevice};
 pub use world::World;
 

@@ -67,6 +67,28 @@ impl NameHistory {
         self.states.push((begun, names));
     }
 
+    /// An operation that began after so many events has moved a directory, with all that is below it.
+    pub fn move_directory(&mut self, begun: usize, from: &str, to: &str) {
+        let mut names = self.now().clone();
+        let state = self.states.len();
+        let is_moved =
+            |path: &String| path.strip_prefix(from).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let moved: Vec<String> = names.keys().filter(|path| is_moved(path)).cloned().collect();
+        for path in moved {
+            let place = format!("{to}{}", &path[from.len()..]);
+            // The fsync of something below says nothing of it.
+            if let Some(changed) = self.of_directories.remove(&path) {
+                self.of_directories.insert(place.clone(), changed);
+            }
+            let object = names.remove(&path);
+            names.extend(object.map(|object| (place, object)));
+        }
+        for directory in [parent(from), parent(to)] {
+            self.of_directories.insert(directory.to_owned(), state);
+        }
+        self.states.push((begun, names));
+    }
+
     /// All names are on the disk from so many events on.
     pub fn promise_all(&mut self, position: usize) {
         self.promises.push((position, self.states.len() - 1));

@@ -25,6 +25,8 @@ const BUSY: [&str; 4] = ["d/e/z", "d/x", "one", "two"];
 /// Names that files get.
 const NEW_NAMES: [&str; 8] = ["n0", "n1", "d/n2", "d/n3", "d/e/n4", "m0/n5", "m1/n6", "two"];
 const NEW_DIRECTORIES: [&str; 3] = ["m0", "m1", "d/m2"];
+/// Names that directories are moved to.
+const MOVED_DIRECTORIES: [&str; 6] = ["d", "d/e", "m0", "r0", "r0/r1", "d/r2"];
 
 impl World {
     /// One operation.
@@ -45,7 +47,8 @@ impl World {
             74..84 => self.rename(begun),
             84..88 => self.link(begun),
             88..92 => self.unlink(begun),
-            92..97 => self.create(begun),
+            92..95 => self.create(begun),
+            95..98 => self.move_directory(begun),
             _ => self.make_directory(begun),
         };
         self.told.push((begun, told));
@@ -268,9 +271,33 @@ impl World {
         format!("create {path}, {length} bytes")
     }
 
+    fn move_directory(&mut self, begun: usize) -> String {
+        let is_directory = |(path, object): (&String, &Object)| (*object == Object::Directory).then(|| path.clone());
+        let mut directories: Vec<String> = self.names.now().iter().filter_map(is_directory).collect();
+        if directories.is_empty() {
+            return "nothing".to_owned();
+        }
+        let from = directories.swap_remove(self.random.below(directories.len()));
+        let to = MOVED_DIRECTORIES[self.random.below(MOVED_DIRECTORIES.len())];
+        let is_below_itself = to.strip_prefix(&*from).is_some_and(|rest| rest.starts_with('/'));
+        if is_below_itself || !self.may_be_made(to) {
+            return "nothing".to_owned();
+        }
+        fs::rename(self.at.join(&from), self.at.join(to)).expect("moved");
+        self.names.move_directory(begun, &from, to);
+        format!("move directory {from} {to}")
+    }
+
+    /// Whether there is no such name, but the directory for it.
+    fn may_be_made(&self, path: &str) -> bool {
+        let names = self.names.now();
+        let directory = parent(path);
+        !names.contains_key(path) && (directory.is_empty() || names.get(directory) == Some(&Object::Directory))
+    }
+
     fn make_directory(&mut self, begun: usize) -> String {
         let path = NEW_DIRECTORIES[self.random.below(NEW_DIRECTORIES.len())];
-        if self.names.now().contains_key(path) {
+        if !self.may_be_made(path) {
             return "nothing".to_owned();
         }
         fs::create_dir(self.at.join(path)).expect("made");
