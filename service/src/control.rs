@@ -114,6 +114,10 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
             let message = format!("a command is longer than {COMMAND_BYTES_MAX} bytes");
             return answer(&stream, &Answer::Failed { message });
         }
+        if has_closed(&stream)? {
+            // Whoever asked has given up, and takes note of what there is instead.
+            return Ok(());
+        }
         match serde_json::from_slice(&line) {
             Ok(Command::Shutdown) => {
                 // A second one finds the channel full: the first is being carried out, and the process ends.
@@ -133,6 +137,13 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
 fn has_hung_up(stream: &UnixStream) -> io::Result<bool> {
     let mut polled = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
     Ok(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
+}
+
+/// Whoever asked is gone, and not just silent.
+fn has_closed(stream: &UnixStream) -> io::Result<bool> {
+    let mut polled = [PollFd::new(stream, PollFlags::empty())];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    Ok(polled[0].revents().contains(PollFlags::HUP))
 }
 
 /// Sends one answer.

@@ -22,6 +22,7 @@
 pub mod access;
 pub mod control;
 mod dispatch;
+mod ends;
 mod exclusion;
 mod handles;
 mod instance;

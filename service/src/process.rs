@@ -75,6 +75,7 @@ pub fn run(config: ServiceConfig) -> anyhow::Result<()> {
     let socket = ControlSocket::bind(&config.control_socket)
         .with_context(|| format!("listening at {}", config.control_socket.display()))?;
     let service = Arc::new(Service::new(config)?);
+    service.watch_mounts().context("watching mounts")?;
     info!(pool = service.config().pool, "serving");
 
     let (shutdown, asked) = sync_channel::<Option<UnixStream>>(1);

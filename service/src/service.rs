@@ -1,5 +1,6 @@
 //! The filesystem table of a service: which instances there are, and the steps that make and end one.
 
+use crate::ends::Ends;
 use crate::instance::Instance;
 use crate::legacy::{LegacyMount, MountError, detach_dead};
 use crate::nodes::pruning::Pruner;
@@ -37,6 +38,9 @@ const SHUTDOWN_WAIT: Duration = Duration::from_millis(500);
 /// How long an unmount of a busy mount is repeated: a program that has just ended may hold it for a moment.
 const BUSY_WAIT: Duration = Duration::from_millis(500);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
+
+/// After so long what could not be written back is tried once more, of an instance whose mount is gone.
+const RETRY_WAIT: Duration = Duration::from_secs(10);
 
 /// Why a command was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +130,8 @@ pub struct Service {
     instances: Mutex<BTreeMap<String, Mounted>>,
     /// Unmounted, but still used from other mount namespaces.
     lingering: Mutex<Vec<Weak<Instance>>>,
+    /// Told by mounts that have ended.
+    ends: Arc<Ends>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -150,12 +156,31 @@ impl Service {
             StackBuilder::new(config.cache_bytes, None)
         })?;
         let builder = builder.with_states_of(&config.socket_directory)?;
-        let (tracer, changes, instances, lingering) = Default::default();
+        let (tracer, changes, instances, lingering, ends) = Default::default();
         let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
         let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;
         let nodes_max = (config.cache_bytes / CACHE_BYTES_PER_NODE).clamp(*NODES_MAX.start(), *NODES_MAX.end());
         let pruner = Arc::new(Pruner::start(nodes_max).map_err(no_sessions)?);
-        Ok(Self { config, builder, threads, pruner, tracer, started: Instant::now(), changes, instances, lingering })
+        let started = Instant::now();
+        Ok(Self { config, builder, threads, pruner, tracer, started, changes, instances, lingering, ends })
+    }
+
+    /// From here on, and as long as the service is there, instances end by themselves whose mounts are taken away by others.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub fn watch_mounts(self: &Arc<Self>) -> io::Result<()> {
+        let (service, ends) = (Arc::downgrade(self), Arc::clone(&self.ends));
+        let watch = move || {
+            let mut wait = None;
+            loop {
+                ends.wait(wait);
+                let Some(service) = service.upgrade() else { return };
+                let _one_at_a_time = lock(&service.changes);
+                wait = service.end_unmounted().then_some(RETRY_WAIT);
+            }
+        };
+        std::thread::Builder::new().name("ends".into()).spawn(watch).map(drop)
     }
 
     /// Its configuration.
@@ -187,6 +212,8 @@ impl Service {
         let done = match command {
             Command::Mount(spec) => self.mount(spec),
             Command::Unmount { instance, ending } => self.unmount(&instance, ending),
+            Command::Ping => Ok(()),
+            Command::Instances => return Answer::Instances { instances: self.settled() },
             Command::Status => return Answer::Status(Box::new(self.status())),
             Command::Client { pid } => {
                 let all: Vec<_> = lock(&self.instances).values().map(|m| Arc::clone(&m.instance)).collect();
@@ -213,6 +240,7 @@ impl Service {
     /// Nothing has changed then.
     pub fn mount(&self, spec: MountSpec) -> Result<(), ServiceError> {
         let _one_at_a_time = lock(&self.changes);
+        self.end_unmounted();
         self.check(&spec)?;
         let mount_point = &spec.mount_point;
         detach_dead(mount_point).map_err(|cause| path_error("mount point", mount_point, cause.to_string()))?;
@@ -232,7 +260,10 @@ impl Service {
         let front = make_directory(&sockets, private)
             .and_then(|()| QueueFront::start(&instance, &sockets, &self.threads))
             .map_err(|cause| ServiceError::Sessions { place: sockets.clone(), cause })?;
-        let mount = LegacyMount::start(&instance, &self.config.cpus).inspect_err(|_| front.close(&self.threads))?;
+        let ends = Arc::clone(&self.ends);
+        let on_end = Box::new(move || ends.tell());
+        let mount = LegacyMount::start(&instance, &self.config.cpus, on_end);
+        let mount = mount.inspect_err(|_| front.close(&self.threads))?;
         front.want_stamps(self.tracer.is_on());
         info!(instance = instance.name(), mount_point = %instance.spec().mount_point.display(), "mounted");
         lock(&self.instances).insert(instance.name().to_owned(), Mounted { instance, mount, front });
@@ -271,6 +302,35 @@ impl Service {
     /// It is still mounted then, unless the error says that something is lost.
     pub fn unmount(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
         let _one_at_a_time = lock(&self.changes);
+        self.end_instance(name, ending)
+    }
+
+    /// The instances, when none is being made or ended.
+    fn settled(&self) -> Vec<String> {
+        let _one_at_a_time = lock(&self.changes);
+        self.end_unmounted();
+        lock(&self.instances).keys().cloned().collect()
+    }
+
+    /// Ends the instances whose mounts others have taken away. Whether one stays, because what was written to it cannot be put on the
+    /// disk. Whoever calls has `changes`.
+    fn end_unmounted(&self) -> bool {
+        let over = |mounted: &Mounted| mounted.mount.is_over();
+        let names: Vec<String> =
+            lock(&self.instances).iter().filter(|(_, mounted)| over(mounted)).map(|(name, _)| name.clone()).collect();
+        let mut is_left = false;
+        for name in names {
+            info!(instance = name, "its mount was taken away");
+            if let Err(error) = self.end_instance(&name, Ending::Orderly) {
+                warn!(instance = name, %error, "an instance without a mount stays");
+                is_left = true;
+            }
+        }
+        is_left
+    }
+
+    /// Flushes and unmounts an instance. Whoever calls has `changes`.
+    fn end_instance(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
         let Some(instance) = self.instance(name) else { return Ok(()) };
         let stopped = instance.jobs().stop();
         if ending == Ending::Discarded {
@@ -404,6 +464,8 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         self.threads.stop();
+        // Whoever waits for it finds the service gone.
+        self.ends.tell();
     }
 }
 

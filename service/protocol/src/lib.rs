@@ -133,7 +133,7 @@ impl MountSpec {
     }
 }
 
-/// A control message.
+/// A control message. Of whoever has hung up before its turn has come nothing is done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
@@ -146,6 +146,10 @@ pub enum Command {
         /// What may stand in the way.
         ending: Ending,
     },
+    /// Say that the service is there: answered by [`Answer::Done`], whatever else is being done.
+    Ping,
+    /// Tell which instances there are, when none is being made or ended. One whose mount others have taken away ends before.
+    Instances,
     /// Tell what is going on.
     Status,
     /// Tell what is known of a process that may use the library.
@@ -212,6 +216,11 @@ pub enum Answer {
     Failed {
         /// The thing, the cause and the remedy.
         message: String,
+    },
+    /// To [`Command::Instances`].
+    Instances {
+        /// Their names.
+        instances: Vec<String>,
     },
     /// To [`Command::Status`].
     Status(Box<ServiceStatus>),

@@ -4,7 +4,7 @@ use super::abi::{self, notify};
 use crate::notify::KernelCache;
 use poolfs_libservice::types::Errno;
 use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno as OsErrno;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -120,6 +120,13 @@ impl Device {
 
     pub(super) fn descriptor(&self) -> &Arc<OwnedFd> {
         &self.descriptor
+    }
+
+    /// Whether the kernel has no mount of this connection any more, or has cut it off.
+    pub(super) fn is_cut_off(&self) -> bool {
+        let mut polled = [PollFd::new(&*self.descriptor, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::ERR)
     }
 
     /// Notes whether the kernel can let names expire. One that cannot takes such a message for [`KernelCache::invalidate_name`].

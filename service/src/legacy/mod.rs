@@ -31,3 +31,4 @@ pub use answer::{Answer, Given};
 pub use front::Front;
 pub use incoming::{Call, FileOperation, Forgets, Malformed, Message, NodeOperation, Offer, Operation};
 pub use mount::{LegacyMount, MountError, detach_dead};
+pub use session::OnEnd;

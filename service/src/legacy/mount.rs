@@ -1,8 +1,8 @@
 //! The mount of one instance: made by hand, so that its type is `fuse.poolfs`, and never left behind.
 
-use super::device::TRANSFER_BYTES_MAX;
+use super::device::{Device, TRANSFER_BYTES_MAX};
 use super::handshake;
-use super::session::Session;
+use super::session::{OnEnd, Session};
 use crate::instance::Instance;
 use crate::notify::KernelCache;
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
@@ -69,7 +69,9 @@ pub enum MountError {
 /// A live mount.
 pub struct LegacyMount {
     guard: MountGuard,
-    kernel: Arc<dyn KernelCache>,
+    device: Arc<Device>,
+    /// What it is called in the mount table.
+    instance: String,
     ended: Receiver<()>,
 }
 
@@ -114,11 +116,12 @@ pub fn detach_dead(path: &Path) -> io::Result<usize> {
 }
 
 impl LegacyMount {
-    /// Mounts `instance` where its specification says, and serves it on these CPUs until the mount is gone.
+    /// Mounts `instance` where its specification says, and serves it on these CPUs until the mount is gone: then `on_end` is called, by
+    /// whichever of its threads is the last.
     ///
     /// # Errors
     /// Nothing is mounted then.
-    pub fn start(instance: &Arc<Instance>, cpus: &[u32]) -> Result<Self, MountError> {
+    pub fn start(instance: &Arc<Instance>, cpus: &[u32], on_end: OnEnd) -> Result<Self, MountError> {
         let spec = instance.spec();
         let path = spec.mount_point.clone();
         let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -131,19 +134,25 @@ impl LegacyMount {
         let (device, entries) = handshake::connect(device, cpus).map_err(failed)?;
         let device = Arc::new(device);
         let kernel: Arc<dyn KernelCache> = device.clone();
-        instance.attach_kernel(Arc::clone(&kernel));
+        instance.attach_kernel(kernel);
         let threads = (cpus.len() * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
-        let ended = Session::start(instance, device, threads, entries, cpus).map_err(failed)?;
+        let ended = Session::start(instance, Arc::clone(&device), threads, entries, cpus, on_end).map_err(failed)?;
         if let Err(error) = raise_read_ahead(instance.name()) {
             debug!(instance = instance.name(), %error, "the kernel's read-ahead stays at its default");
         }
-        Ok(Self { guard, kernel, ended })
+        Ok(Self { guard, device, instance: spec.instance.clone(), ended })
     }
 
     /// What the kernel caches of the mount.
     #[must_use]
     pub fn kernel(&self) -> &dyn KernelCache {
-        self.kernel.as_ref()
+        self.device.as_ref()
+    }
+
+    /// Whether the kernel has let the mount go altogether, or somebody has cut its connection: from here on nobody comes by it.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.device.is_cut_off()
     }
 
     /// Unmounts, unless it is in use.
@@ -151,6 +160,9 @@ impl LegacyMount {
     /// # Errors
     /// [`MountError::Busy`] and others: it is still mounted then.
     pub fn unmount(&mut self) -> Result<(), MountError> {
+        if self.is_over() {
+            return self.clear_away();
+        }
         let path = self.guard.path.clone();
         match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
             // EINVAL: somebody has unmounted it already.
@@ -172,6 +184,16 @@ impl LegacyMount {
         self.guard.detach().map_err(|cause| MountError::Unmount { path, cause })
     }
 
+    /// After its end: takes away what is left of it if only its connection was cut. Whatever else is mounted in its place stays.
+    fn clear_away(&mut self) -> Result<(), MountError> {
+        match is_in_table(&self.instance) {
+            Ok(false) => self.guard.mounted = false,
+            Ok(true) => self.detach()?,
+            Err(cause) => return Err(MountError::Unmount { path: self.guard.path.clone(), cause }),
+        }
+        Ok(())
+    }
+
     /// Waits until the kernel has let the mount go altogether; whether it has.
     #[must_use]
     pub fn wait(&self, time_max: Duration) -> bool {
@@ -183,11 +205,20 @@ impl LegacyMount {
 /// mount is found in the table, because asking the file system itself would be a request.
 fn raise_read_ahead(instance: &str) -> io::Result<()> {
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let source = format!(" {MOUNT_TYPE} {MOUNT_SOURCE_PREFIX}{instance} ");
-    let device = table.lines().rfind(|line| line.contains(&source)).and_then(|line| line.split(' ').nth(2));
+    let device = line_of(&table, instance).and_then(|line| line.split(' ').nth(2));
     let device = device.ok_or(io::ErrorKind::NotFound)?;
     let kibibytes = (TRANSFER_BYTES_MAX >> 10).to_string();
     std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kibibytes)
+}
+
+/// The line of the mount table that is an instance's.
+fn line_of<'t>(table: &'t str, instance: &str) -> Option<&'t str> {
+    let source = format!(" {MOUNT_TYPE} {MOUNT_SOURCE_PREFIX}{instance} ");
+    table.lines().rfind(|line| line.contains(&source))
+}
+
+fn is_in_table(instance: &str) -> io::Result<bool> {
+    Ok(line_of(&std::fs::read_to_string("/proc/self/mountinfo")?, instance).is_some())
 }
 
 fn mount(device: &OwnedFd, path: &Path, instance: &str, devices: bool) -> io::Result<()> {

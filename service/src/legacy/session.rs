@@ -31,9 +31,14 @@ pub(super) struct Session {
     pub(super) in_service: Arc<InService>,
     pub(super) rings: Rings,
     readers: Readers,
+    /// Told at the end of the session.
+    on_end: OnEnd,
     /// Its end tells that of the session.
     _end: SyncSender<()>,
 }
+
+/// What is called when a session has ended.
+pub type OnEnd = Box<dyn Fn() + Send + Sync>;
 
 /// A call that was served.
 pub(super) struct Served<'a> {
@@ -48,6 +53,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.in_service.end();
         info!(instance = self.name, "the mount has ended");
+        (self.on_end)();
     }
 }
 
@@ -63,6 +69,7 @@ impl Session {
         threads: usize,
         entries: Vec<Entry>,
         cpus: &[u32],
+        on_end: OnEnd,
     ) -> io::Result<Receiver<()>> {
         let (end, ended) = sync_channel(0);
         let first = entries.len();
@@ -73,6 +80,7 @@ impl Session {
             in_service: Arc::new(InService::new(first + threads)),
             rings: Rings::new(&entries, cpus),
             readers: Readers::new(first),
+            on_end,
             _end: end,
         });
         let by_rings = session.start_rings(entries)?;

@@ -51,7 +51,7 @@ impl Mounted {
         };
         let trap = Trap::new();
         let instance = Instance::new(spec, Stack::of(Arc::clone(&trap) as Arc<dyn Libservice>));
-        let mount = LegacyMount::start(&instance, &[0]).expect("mounted");
+        let mount = LegacyMount::start(&instance, &[0], Box::new(|| {})).expect("mounted");
         over_rings::check([&instance.status()]);
         Self { trap, instance, mount, at }
     }

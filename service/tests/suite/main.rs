@@ -22,6 +22,7 @@ mod sizes;
 mod standstill;
 mod stolen;
 mod storms;
+mod taken_away;
 mod times;
 mod traces;
 mod trap;

@@ -1,0 +1,182 @@
+//! Mounts that others take away, by `umount(8)` and by cutting the connection: what is behind them ends in order, and is free again.
+
+use crate::harness::{Running, isolated, make, mounts};
+use poolfs_service_protocol::{Answer, Command as Order, Ending, StackSpec};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest wait for what a busy machine does late.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WAIT_MAX;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn umount(arguments: &[&str], at: &Path) {
+    let status = Command::new("umount").args(arguments).arg(at).status().expect("umount (package mount) runs");
+    assert!(status.success(), "umount {arguments:?} {}", at.display());
+}
+
+fn instances(service: &Running) -> Vec<String> {
+    match service.order(&Order::Instances) {
+        Answer::Instances { instances } => instances,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The descriptors and the threads of a service.
+fn held(service: &Running) -> (usize, usize) {
+    let count = |what: &str| fs::read_dir(format!("/proc/{}/{what}", service.pid())).expect("it runs").count();
+    (count("fd"), count("task"))
+}
+
+/// A mount namespace that has what is mounted now.
+struct Elsewhere(Child);
+
+impl Elsewhere {
+    fn open() -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 600"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("unshare (package util-linux) runs");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("it says that it is there");
+        Self(child)
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn an_instance_whose_mount_is_unmounted_by_others_ends_by_itself() {
+    isolated("taken_away::an_instance_whose_mount_is_unmounted_by_others_ends_by_itself", |folder| {
+        let service = Running::start(folder);
+        let (upper, lower) = (make(&folder.join("upper")), make(&folder.join("lower")));
+        let union = || StackSpec::union(upper.clone(), vec![lower.clone()]);
+        // What the first mount makes for all later ones.
+        let at = service.mount("first", union());
+        assert_eq!(service.unmount("first"), Answer::Done);
+        let before = held(&service);
+        for round in 0..5 {
+            let name = format!("one-{round}");
+            assert_eq!(service.mount(&name, union()).parent(), at.parent());
+            let at = folder.join(format!("mnt-{name}"));
+            fs::write(at.join("f"), &name).expect("written");
+            umount(&[], &at);
+            // Nobody asks: it ends by itself.
+            let is_given_back = || {
+                let now = held(&service);
+                now.0 <= before.0 && now.1 <= before.1
+            };
+            wait_until(&format!("it gives everything back, {before:?}: {:?}", held(&service)), is_given_back);
+            assert_eq!(fs::read_to_string(upper.join("f")).expect("flushed"), name);
+            assert!(service.status().instances.is_empty());
+            assert!(!folder.join(format!("run/{name}.sock")).exists());
+        }
+    });
+}
+
+#[test]
+fn what_others_have_unmounted_is_free_at_once() {
+    isolated("taken_away::what_others_have_unmounted_is_free_at_once", |folder| {
+        let service = Running::start(folder);
+        let (upper, lower) = (make(&folder.join("upper")), make(&folder.join("lower")));
+        for round in 0..20 {
+            // Its name, its place and its upper branch are those of the last round.
+            let at = service.mount("one", StackSpec::union(upper.clone(), vec![lower.clone()]));
+            fs::write(at.join(format!("f{round}")), b"kept").expect("written");
+            umount(&[], &at);
+        }
+        assert_eq!(instances(&service), [""; 0]);
+        assert!((0..20).all(|round| fs::read(upper.join(format!("f{round}"))).expect("flushed") == b"kept"));
+        // Something else that is mounted there now is not taken for it.
+        let at = service.mount("one", StackSpec::union(upper.clone(), vec![lower.clone()]));
+        umount(&[], &at);
+        let status = Command::new("mount").args(["-t", "tmpfs", "other"]).arg(&at).status().expect("mount runs");
+        assert!(status.success());
+        assert_eq!(service.order(&Order::Unmount { instance: "one".into(), ending: Ending::Detached }), Answer::Done);
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+        assert!(table.lines().any(|line| line.contains(at.to_str().expect("text"))), "{table}");
+        umount(&[], &at);
+    });
+}
+
+#[test]
+fn an_instance_lives_as_long_as_anybody_has_its_mount() {
+    isolated("taken_away::an_instance_lives_as_long_as_anybody_has_its_mount", |folder| {
+        let service = Running::start(folder);
+        let (at, directory) = service.mount_directory("one");
+        let elsewhere = Elsewhere::open();
+        umount(&[], &at);
+        assert_eq!(instances(&service), ["one"], "another namespace has it");
+        let there = format!("/proc/{}/root{}/f", elsewhere.0.id(), at.display());
+        fs::write(&there, b"from elsewhere").expect("it works there");
+        assert_eq!(fs::read(&there).expect("it works there"), b"from elsewhere");
+        drop(elsewhere);
+        wait_until("it ends with its last user", || service.status().instances.is_empty());
+        assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"from elsewhere");
+
+        // The same with a file that is open.
+        let (at, directory) = service.mount_directory("two");
+        let mut file = File::create(at.join("f")).expect("created");
+        umount(&["--lazy"], &at);
+        assert_eq!(instances(&service), ["two"]);
+        file.write_all(b"by a descriptor").expect("written");
+        drop(file);
+        wait_until("it ends with the file", || service.status().instances.is_empty());
+        assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"by a descriptor");
+        assert!(mounts(folder).is_empty());
+    });
+}
+
+#[test]
+fn an_instance_whose_connection_is_cut_ends_with_its_mount() {
+    isolated("taken_away::an_instance_whose_connection_is_cut_ends_with_its_mount", |folder| {
+        let service = Running::start(folder);
+        let (at, directory) = service.mount_directory("one");
+        fs::write(at.join("f"), b"accepted").expect("written");
+        use std::os::unix::fs::MetadataExt;
+        let device = fs::metadata(&at).expect("served").dev();
+        let connections = folder.join("connections");
+        fs::create_dir(&connections).expect("a folder");
+        let mounted = Command::new("mount").args(["-t", "fusectl", "none"]).arg(&connections).status();
+        assert!(mounted.expect("mount runs").success());
+        fs::write(connections.join(format!("{}/abort", rustix::fs::minor(device))), b"1").expect("cut");
+        wait_until("it ends", || service.status().instances.is_empty());
+        wait_until("its mount goes", || mounts(folder).is_empty());
+        assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"accepted");
+        umount(&[], &connections);
+    });
+}
+
+#[test]
+fn nothing_is_done_for_whoever_has_gone_before_its_turn() {
+    isolated("taken_away::nothing_is_done_for_whoever_has_gone_before_its_turn", |folder| {
+        let service = Running::start(folder);
+        let spec = service.spec("one", StackSpec::Directory { directory: make(&folder.join("dir")) });
+        // A service that stands still meanwhile.
+        let pid = rustix::process::Pid::from_raw(i32::try_from(service.pid()).expect("a number")).expect("a number");
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("ours");
+        let mut stream = std::os::unix::net::UnixStream::connect(service.control_socket()).expect("it listens");
+        writeln!(stream, "{}", serde_json::to_string(&Order::Mount(spec)).expect("serializable")).expect("sent");
+        drop(stream);
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("ours");
+        assert_eq!(service.order(&Order::Ping), Answer::Done);
+        assert_eq!(instances(&service), [""; 0]);
+        // What comes later finds the place free, and nothing comes from behind.
+        let (at, _) = service.mount_directory("one");
+        assert_eq!(mounts(folder).len(), 1, "{}", at.display());
+        assert_eq!(service.unmount("one"), Answer::Done);
+    });
+}
