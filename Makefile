@@ -5,7 +5,7 @@ CARGO ?= cargo
 WORK := .poolfs-demo
 TOOLS := target/tools
 
-.PHONY: run test suites soak build lint bench bench-databases clean help packages tools preload
+.PHONY: run test suites soak build lint bench bench-databases clean help packages tools preload init
 
 help:
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -16,14 +16,18 @@ run: build $(WORK)/root.tar ## the main job: two containers of a Debian image on
 $(WORK)/root.tar: | packages
 	packaging/make-root-image.sh $@
 
-build: packages preload ## everything, in release mode
+build: packages preload init ## everything, in release mode
 	$(CARGO) build --release --bins
-	install -m 755 target/preload/libpoolfs_preload.so target/preload/libpoolfs.so target/release/
+	install -m 755 target/preload/libpoolfs_preload.so target/preload/libpoolfs.so target/preload/poolfs-init target/release/
 
 # Alone, one after the other: a build together with the workspace would give them std's symbols.
 preload:
 	$(CARGO) build -p poolfs-preload --profile preload
 	$(CARGO) build -p poolfs-capi --profile preload
+
+# Linked statically: it runs in containers of any image.
+init:
+	$(CARGO) rustc -p poolfs-init --profile preload --features static --bin poolfs-init -- -C target-feature=+crt-static
 
 packages:
 	@packaging/install-missing.sh

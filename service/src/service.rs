@@ -515,7 +515,7 @@ fn check_directory(what: &'static str, path: &Path) -> Result<(), ServiceError> 
 /// Whether the branches can be used together, and none is served by this very service (it would wait for itself).
 fn check_branches(stack: &StackSpec, own_mounts: &[&Path]) -> Result<(), ServiceError> {
     let branches: Vec<(&'static str, &Path)> = match stack {
-        StackSpec::Directory { directory } => vec![("directory", directory)],
+        StackSpec::Directory { directory } | StackSpec::SharedDirectory { directory } => vec![("directory", directory)],
         StackSpec::Union { upper, lowers, .. } => {
             if lowers.is_empty() || lowers.len() > LOWERS_MAX {
                 let cause = format!("a union of {} lower branches; give 1 to {LOWERS_MAX}", lowers.len());

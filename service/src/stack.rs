@@ -292,14 +292,16 @@ impl StackBuilder {
     /// When a branch cannot be used; nothing is left behind then.
     pub fn build(&self, spec: &StackSpec) -> Result<Stack, StackError> {
         match spec {
-            StackSpec::Directory { directory } => {
-                let branch = self.branch(directory, Role::Directory, &Storage::default())?;
+            StackSpec::Directory { directory } | StackSpec::SharedDirectory { directory } => {
+                let is_shared = matches!(spec, StackSpec::SharedDirectory { .. });
+                let kind = if is_shared { ClaimKind::Shared } else { ClaimKind::Alone };
+                let branch = self.branch(directory, Role::Directory, &Storage::default(), Some(kind))?;
                 Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch] })
             }
             StackSpec::Union { upper, lowers, storage } => {
-                let mut branches = vec![self.branch(upper, Role::Upper, storage)?];
+                let mut branches = vec![self.branch(upper, Role::Upper, storage, Some(ClaimKind::Alone))?];
                 for lower in lowers {
-                    branches.push(self.branch(lower, Role::Lower, &Storage::default())?);
+                    branches.push(self.branch(lower, Role::Lower, &Storage::default(), None)?);
                 }
                 let config = UnionConfig {
                     shared_memory: Some(self.shared_memory()),
@@ -372,8 +374,14 @@ impl StackBuilder {
         self.branches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The branch at `path`: the one in use, or a new one.
-    fn branch(&self, path: &Path, role: Role, storage: &Storage) -> Result<Arc<Branch>, StackError> {
+    /// The branch at `path`: the one in use, or a new one, claimed so.
+    fn branch(
+        &self,
+        path: &Path,
+        role: Role,
+        storage: &Storage,
+        claim_as: Option<ClaimKind>,
+    ) -> Result<Arc<Branch>, StackError> {
         let failed = |cause: String| StackError::Branch { path: path.to_owned(), cause };
         let path = path.canonicalize().map_err(|error| failed(error.to_string()))?;
         let mut branches = self.branches();
@@ -391,8 +399,12 @@ impl StackBuilder {
             return Ok(branch);
         }
         let claim = OnceLock::new();
-        if role == Role::Upper {
-            let _ = claim.set(Claim::take(&path, ClaimKind::Alone, claim::ENDING).map_err(failed)?);
+        if let Some(kind) = claim_as {
+            let taken = match role {
+                Role::Directory => Claim::take_if_there_are_locks(&path, kind, claim::ENDING),
+                Role::Upper | Role::Lower => Claim::take(&path, kind, claim::ENDING).map(Some),
+            };
+            taken.map_err(failed)?.into_iter().for_each(|taken| drop(claim.set(taken)));
         }
         let options = LocalOptions { read_only: role == Role::Lower, ..LocalOptions::default() };
         let local = Local::open(&path, options).map_err(|error| failed(with_causes(&error)))?;
@@ -404,7 +416,7 @@ impl StackBuilder {
         };
         let bcow = bcow(&below, role, storage.format).map_err(|error| failed(with_causes(&error)))?;
         let below = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
-        let (cache, is_kept) = match claim.get() {
+        let (cache, is_kept) = match claim.get().filter(|_| role == Role::Upper) {
             Some(claim) => {
                 let upper = UpperRoot { directory: claim.directory(), path: &path };
                 self.upper_cache(upper, below).map_err(failed)?
@@ -549,10 +561,11 @@ mod tests {
     fn a_branch_of_a_stack_that_is_never_finished_leaves_nothing_unwritten() {
         let folder = tempfile::tempdir().expect("a folder");
         let builder = StackBuilder::new(1 << 20, None).expect("a cache");
-        let branch = builder.branch(folder.path(), Role::Upper, &Storage::default()).expect("usable");
+        let branch =
+            builder.branch(folder.path(), Role::Upper, &Storage::default(), Some(ClaimKind::Alone)).expect("usable");
         write(&*branch.layer(), b"by a union that failed to open");
         drop(branch);
         assert_eq!(std::fs::read(folder.path().join("f")).expect("there"), b"by a union that failed to open");
-        builder.branch(folder.path(), Role::Directory, &Storage::default()).expect("free again");
+        builder.branch(folder.path(), Role::Directory, &Storage::default(), None).expect("free again");
     }
 }

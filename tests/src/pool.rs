@@ -164,7 +164,7 @@ impl Pool {
     #[must_use]
     pub fn service_pid(&self) -> i32 {
         let status = self.status();
-        find(&status, "pid").and_then(Value::as_i64).unwrap_or_else(|| panic!("no service in {status}")) as i32
+        status["service"]["pid"].as_i64().unwrap_or_else(|| panic!("no service in {status}")) as i32
     }
 
     /// Kills the pool's service; it is gone when this returns.
@@ -225,14 +225,6 @@ impl Drop for Mounted<'_> {
 
 fn path(path: &Path) -> &str {
     path.to_str().expect("paths of tests are text")
-}
-
-fn find<'v>(value: &'v Value, key: &str) -> Option<&'v Value> {
-    match value {
-        Value::Object(map) => map.get(key).or_else(|| map.values().find_map(|inner| find(inner, key))),
-        Value::Array(items) => items.iter().find_map(|inner| find(inner, key)),
-        _ => None,
-    }
 }
 
 fn sum_counts(value: &Value, path_key: &str) -> u64 {

@@ -19,6 +19,9 @@ pub struct Arguments {
     /// Print JSON instead of a table
     #[arg(long, global = true)]
     pub json: bool,
+    /// How long a service that gives no sign of life is waited for
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = crate::waiting::LIMIT_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
     /// What to do
     #[command(subcommand)]
     pub command: Command,
@@ -195,10 +198,13 @@ pub enum PoolCommand {
         /// The pool
         name: String,
     },
-    /// Remove a pool in which nothing is mounted
+    /// Remove a pool in which nothing is mounted and nobody runs
     Rm {
         /// The pool
         name: String,
+        /// Kill what commands (`poolfs exec`) have left running in it
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -223,6 +229,9 @@ pub enum ImageCommand {
     Rm {
         /// The image
         name: String,
+        /// Also when containers were made of it: they keep its layers
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -238,6 +247,9 @@ pub struct MountArguments {
     /// One directory, no union
     #[arg(long, conflicts_with_all = ["upper", "lower"], required_unless_present_all = ["upper", "lower"])]
     pub dir: Option<PathBuf>,
+    /// Also when other pools have that directory, all with --shared: what one of them writes, the others may not see for long, or overwrite
+    #[arg(long, requires = "dir", conflicts_with = "upper")]
+    pub shared: bool,
     /// The writable branch of a union
     #[arg(long, requires = "lower")]
     pub upper: Option<PathBuf>,
@@ -258,7 +270,7 @@ pub struct MountArguments {
 pub struct ExecArguments {
     /// The pool [default: one that is thrown away afterwards]
     pub pool: Option<String>,
-    /// Mount this for the command: at=DIR,dir=DIR or at=DIR,upper=DIR,lower=DIR[:DIR...]
+    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...]
     #[arg(long = "mount", value_name = "SPEC")]
     pub mounts: Vec<String>,
     /// Without the library: everything through the kernel
@@ -304,6 +316,9 @@ pub struct RunArguments {
     /// Give it a terminal
     #[arg(short)]
     pub tty: bool,
+    /// Run the command under a small first process that passes signals on and reaps what ends
+    #[arg(long)]
+    pub init: bool,
     /// Leave it running and return
     #[arg(short)]
     pub detach: bool,
@@ -365,7 +380,10 @@ mod tests {
         for line in [
             "poolfs pool create web --cpus 0-1 --memory 2G --cache 512M",
             "poolfs pool ls --json",
+            "poolfs pool rm web --force",
             "poolfs mount web /mnt --dir /data",
+            "poolfs mount web /mnt --dir /data --shared",
+            "poolfs image rm debian --force",
             "poolfs mount web /mnt --upper /u --lower /l1:/l2",
             "poolfs umount web /mnt",
             "poolfs umount web /mnt --force",
@@ -379,9 +397,11 @@ mod tests {
             "poolfs image import debian oci:/x:v1",
             "poolfs run web debian --name n --env A=B --memory 100M --legacy -i -t -d --rm -- sh",
             "poolfs run web debian -it",
+            "poolfs run web debian --init -- sh",
             "poolfs run web debian --userns 0:100000:65536 --userns 70000:5:1 -- sh",
             "poolfs ps --state /tmp/s",
             "poolfs status web",
+            "poolfs status web --timeout 2",
             "poolfs status --watch",
             "poolfs status web --watch 5 --json",
             "poolfs trace web",
@@ -401,6 +421,7 @@ mod tests {
         for line in [
             "poolfs mount web /mnt",
             "poolfs mount web /mnt --upper /u",
+            "poolfs mount web /mnt --upper /u --lower /l --shared",
             "poolfs mount web /mnt --dir /d --upper /u --lower /l",
             "poolfs exec web",
             "poolfs pool create web --memory lots",

@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::state::Collection;
+use crate::waiting;
 use poolfs_host::{Host, LinuxHost};
 use poolfs_image::ImageStore;
 use poolfs_service_protocol::CONTAINER_SOCKETS;
@@ -69,7 +70,11 @@ impl Context {
     /// The images.
     pub fn images(&self) -> Result<ImageStore> {
         crate::state::make_private(&self.state)?;
-        Ok(ImageStore::open(&self.state)?)
+        let wait = |path: &Path, file, operation| {
+            let failed = |failure: Failure| std::io::Error::other(failure.summary());
+            waiting::lock(&LinuxHost, path, file, operation).map_err(failed)
+        };
+        Ok(ImageStore::open(&self.state)?.locked_by(wait))
     }
 
     /// This program.
@@ -93,6 +98,12 @@ impl Context {
         self.companion("libpoolfs_preload.so", &["", "../lib/poolfs", "../preload"], remedy)
     }
 
+    /// The first process of containers that ask for one.
+    pub fn init_program(&self) -> Result<PathBuf> {
+        let remedy = "build it with `make build`, and put it beside poolfs; or leave --init out";
+        self.companion("poolfs-init", &["", "../libexec/poolfs", "../preload"], remedy)
+    }
+
     fn companion(&self, name: &str, places: &[&str], remedy: &str) -> Result<PathBuf> {
         let mut candidates = places.iter().map(|place| self.program_directory.join(place).join(name));
         candidates
@@ -110,7 +121,7 @@ impl Context {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 other => other.map_err(failed)?,
             };
-            rustix::fs::flock(&opened, FlockOperation::LockShared).map_err(|errno| failed(errno.into()))?;
+            let opened = waiting::lock(&*self.host, &self.run, opened, FlockOperation::LockShared)?;
             // Whoever removed it had the lock before: then it is another one now, or none.
             let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
             if opened.metadata().ok().map(identity) == std::fs::metadata(&self.run).ok().map(identity) {

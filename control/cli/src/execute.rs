@@ -4,6 +4,7 @@ use crate::arguments::{EnterArguments, ExecArguments};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::mount::{Wanted, mount_instance, split_lowers, unmount_instance};
+use crate::outlived::{self, group_name};
 use crate::pool::{self, NewPool};
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::service;
@@ -50,14 +51,16 @@ pub fn execute(context: &Context, arguments: &ExecArguments) -> Result<u8> {
 }
 
 fn throw_away_pool(context: &Context, owner: ProcessRecord) -> Result<String> {
-    let name = group_name(&owner);
+    let name = group_name(&owner.identity());
+    // On a small host a part of it.
+    let total = pool::host_memory_bytes(&*context.host).unwrap_or(u64::MAX);
     pool::create(
         context,
         NewPool {
             name: name.clone(),
             cpus: None,
-            memory_bytes: THROW_AWAY_MEMORY,
-            cache_bytes: THROW_AWAY_CACHE,
+            memory_bytes: THROW_AWAY_MEMORY.min(total),
+            cache_bytes: THROW_AWAY_CACHE.min(total / 4),
             owner: Some(owner),
         },
     )?;
@@ -79,13 +82,8 @@ fn mount_all(
     // Also without a mount the program runs on the pool's cores and in its memory.
     let groups = ControlGroups::detect(&*context.host)?;
     groups.make_pool(&*context.host, name, &pool.record.limits()?)?;
-    groups.make_container(&*context.host, name, &group_name(own), None)?;
+    groups.make_container(&*context.host, name, &group_name(&own.identity()), None)?;
     Ok(())
-}
-
-/// A name nobody else has: numbers of processes are given again, and to others in other namespaces.
-fn group_name(own: &ProcessRecord) -> String {
-    format!("exec-{}-{}", own.pid, own.start_ticks)
 }
 
 fn run_in_pool(
@@ -97,7 +95,7 @@ fn run_in_pool(
 ) -> Result<u8> {
     let mut command = Command::new(context.program());
     command.arg("--state").arg(&context.state).arg("--run-dir").arg(&context.run);
-    command.args(["__enter", "--pool", pool, "--group", &group_name(own)]);
+    command.args(["__enter", "--pool", pool, "--group", &group_name(&own.identity())]);
     if !arguments.legacy {
         command.arg("--preload").arg(context.preload_library()?);
     }
@@ -108,27 +106,24 @@ fn run_in_pool(
         );
     }
     let mut child = command.spawn().map_err(|error| Failure::file(&context.program(), error))?;
-    signals.wait(&*context.host, &mut child).map(status_code)
+    signals.wait(&*context.host, &mut child, |_| Ok(())).map(status_code)
 }
 
 fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessRecord, throw_away: bool) -> Result<()> {
     let groups = ControlGroups::detect(&*context.host)?;
-    let group = group_name(own);
-    // What the program left running in the background loses its group's limits only with its own end.
-    let removed = groups.remove_container(&*context.host, name, &group);
+    // What the program left running in the background stays in the pool as long as it lives.
+    let is_over = outlived::remove_if_empty(context, &groups, name, &group_name(&own.identity()));
     let mut result = Ok(());
-    let mut pool = context.pools()?.lock::<PoolRecord>(name)?;
+    // Somebody may have removed the pool by force, with the program.
+    let Some(mut pool) = context.pools()?.try_lock::<PoolRecord>(name)? else { return Ok(()) };
     for instance in mounted.iter().rev() {
         let unmounted = unmount_instance(context, &mut pool, instance, Ending::Detached);
         result = result.and(unmounted.or_else(|failure| hand_over(&mut pool, instance, failure)));
     }
-    if let Err(error) = removed {
-        tracing::debug!(%error, "the command left processes behind");
-        groups.release_container(&*context.host, name, &group)?;
-    }
     if throw_away && pool.record.owner.is_some() {
         result = result.and(service::end(context, &mut pool));
-        return result.and(pool.remove());
+        // Else the next command removes it, when the last of them has ended.
+        return if is_over { result.and(pool.remove()) } else { result };
     }
     if pool.record.instances.is_empty() {
         result = result.and(service::remove_groups(context, name));
@@ -149,13 +144,6 @@ fn hand_over(pool: &mut Locked<PoolRecord>, instance: &str, failure: Failure) ->
     }
     pool.note()?;
     Err(failure.with_remedy(remedy))
-}
-
-/// Whether a group in a pool was made by an `exec` that has ended.
-pub fn is_group_of_dead(context: &Context, group: &str) -> bool {
-    let Some((pid, start)) = group.strip_prefix("exec-").and_then(|rest| rest.split_once('-')) else { return false };
-    let (Ok(pid), Ok(start)) = (pid.parse::<u32>(), start.parse::<u64>()) else { return false };
-    context.host.identify(pid).is_none_or(|process| process.start_ticks != start)
 }
 
 /// The step between `exec` and its program: enter the pool's group, then become the program.
@@ -199,19 +187,20 @@ fn bind_to(cpus: &CpuSet) -> Result<()> {
     })
 }
 
-/// Understand `at=DIR,dir=DIR` or `at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]`.
+/// Understand `at=DIR,dir=DIR[,shared=yes]` or `at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]`.
 fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     let wrong = |cause: &str| {
-        let remedy =
-            "write at=DIR,dir=DIR or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]";
+        let remedy = "write at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]";
         Failure::new(format!("--mount {text}"), cause, remedy)
     };
     let (mut at, mut dir, mut upper, mut lower, mut format, mut size) = (None, None, None, None, None, None);
+    let mut shared = None;
     for part in text.split(',') {
         let (key, value) = part.split_once('=').ok_or_else(|| wrong("a part of it has no ="))?;
         let place = match key {
             "at" => &mut at,
             "dir" => &mut dir,
+            "shared" if value == "yes" => &mut shared,
             "upper" => &mut upper,
             "lower" => &mut lower,
             "upper-format" => &mut format,
@@ -224,8 +213,14 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     }
     let at = at.map(PathBuf::from).ok_or_else(|| wrong("at= is missing"))?;
     match (dir, upper, lower, format.or(size)) {
-        (Some(dir), None, None, None) => Ok((at, StackSpec::Directory { directory: dir.into() })),
-        (None, Some(upper), Some(lower), _) => {
+        (Some(dir), None, None, None) => {
+            let directory = dir.into();
+            let is_shared = shared.is_some();
+            let stack =
+                if is_shared { StackSpec::SharedDirectory { directory } } else { StackSpec::Directory { directory } };
+            Ok((at, stack))
+        }
+        (None, Some(upper), Some(lower), _) if shared.is_none() => {
             let format = format.map_or(Ok(UpperFormat::default()), str::parse);
             let format = format.map_err(|error| wrong(&format!("upper-format: {error}")))?;
             let size_bytes = size.map(parse_upper_size).transpose();
@@ -255,6 +250,8 @@ mod tests {
     fn mounts_are_understood() {
         let (at, stack) = parse_spec("at=/a,dir=/b").expect("a directory");
         assert_eq!((at, stack), ("/a".into(), StackSpec::Directory { directory: "/b".into() }));
+        let (_, stack) = parse_spec("at=/a,dir=/b,shared=yes").expect("a directory");
+        assert_eq!(stack, StackSpec::SharedDirectory { directory: "/b".into() });
         let (_, stack) = parse_spec("upper=/u,lower=/l:/m,at=/a").expect("a union");
         assert_eq!(stack, StackSpec::union("/u", vec!["/l".into(), "/m".into()]));
         let (_, stack) = parse_spec("at=/a,upper=/u,lower=/l,upper-format=bcow-space,upper-size=1G").expect("a union");
@@ -274,6 +271,8 @@ mod tests {
             "at=,dir=/b",
             "at=/a,at=/b,dir=/c",
             "x=y",
+            "at=/a,dir=/b,shared=no",
+            "at=/a,upper=/u,lower=/l,shared=yes",
         ] {
             assert!(parse_spec(bad).is_err(), "{bad}");
         }

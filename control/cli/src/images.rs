@@ -2,7 +2,7 @@
 
 use crate::container::ContainerRecord;
 use crate::context::Context;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::signals::Signals;
 use crate::text::{age, count, print, print_json, print_table, size, table};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -69,18 +69,32 @@ fn described(image: &ImageRecord) -> String {
     text
 }
 
-/// Remove an image; layers that containers use stay.
-pub fn remove(context: &Context, name: &str) -> Result<()> {
+/// Remove an image; with `force` also when containers were made of it, whose layers stay.
+pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     let store = context.images()?;
     // A container that is being made holds the lock shared until its record names its layers.
     let lock = store.lock(true)?;
     let containers: Vec<ContainerRecord> = context.containers()?.peek_all()?;
+    let users = users_of(&store.get(name)?, &containers);
+    if !force && !users.is_empty() {
+        let cause = format!("{} made of it: {}", count(users.len() as u64, "container"), users.join(", "));
+        let remedy = "`poolfs rm` removes a container; with --force the image goes, and they keep its layers";
+        return Err(Failure::new(format!("image {name}"), cause, remedy));
+    }
     let in_use: Vec<Digest> = containers.into_iter().flat_map(|container| container.layers).collect();
     let removed = store.remove(&lock, name, &in_use)?;
     if context.json {
         return print_json(&serde_json::json!({"image": name, "layers_removed": removed.layers}));
     }
     print(&format!("{name}: removed, with {} nobody else uses\n", count(removed.layers, "layer")))
+}
+
+/// The containers, running or not, that were made of an image, and not of one that had its name before.
+fn users_of(image: &ImageRecord, containers: &[ContainerRecord]) -> Vec<String> {
+    let is_of = |container: &&ContainerRecord| {
+        container.image == image.name && container.layers.iter().eq(image.layers.iter().map(|layer| &layer.digest))
+    };
+    containers.iter().filter(is_of).map(|container| container.name.clone()).collect()
 }
 
 /// A bar for each thing that is read; indicatif draws nothing when the output is no terminal.

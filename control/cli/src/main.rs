@@ -9,6 +9,7 @@
 //! **Invariant:** no file data passes here, and the code of the service is never linked.
 
 mod arguments;
+mod branches;
 mod container;
 mod context;
 mod demo;
@@ -18,6 +19,7 @@ mod failure;
 mod fsck;
 mod images;
 mod mount;
+mod outlived;
 mod pool;
 mod record;
 mod service;
@@ -27,6 +29,7 @@ mod status;
 mod text;
 mod trace;
 mod trees;
+mod waiting;
 mod watch;
 mod why;
 
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(arguments: Arguments) -> Result<u8> {
+    waiting::set_limit(Duration::from_secs(arguments.timeout), arguments.json);
     let context = Context::new(arguments.state, arguments.run_dir, arguments.json)?;
     let context = &context;
     match arguments.command {
@@ -87,7 +91,10 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Logs { container } => container::logs(context, &container)?,
         Command::Stop { container, time } => container::stop(context, &container, Duration::from_secs(time))?,
         Command::Rm { container, force } => container::remove(context, &container, force)?,
-        Command::Status { pool, watch: None } => status::status(context, pool.as_deref())?,
+        Command::Status { pool, watch: None } => {
+            pool::sweep(context);
+            status::status(context, pool.as_deref())?;
+        }
         Command::Status { pool, watch: Some(seconds) } => watch::watch(context, pool.as_deref(), seconds)?,
         Command::Trace { pool, slower, seconds, summary } => {
             let slower_ns = u64::try_from(slower.as_nanos()).unwrap_or(u64::MAX);
@@ -110,9 +117,15 @@ fn pool_command(context: &Context, command: PoolCommand) -> Result<()> {
             let new = pool::NewPool { name, cpus, memory_bytes: memory, cache_bytes: cache, owner: None };
             pool::create(context, new)
         }
-        PoolCommand::Ls => pool::list(context),
-        PoolCommand::Inspect { name } => pool::inspect(context, &name),
-        PoolCommand::Rm { name } => pool::remove(context, &name),
+        PoolCommand::Ls => {
+            pool::sweep(context);
+            pool::list(context)
+        }
+        PoolCommand::Inspect { name } => {
+            pool::sweep(context);
+            pool::inspect(context, &name)
+        }
+        PoolCommand::Rm { name, force } => pool::remove(context, &name, force),
     }
 }
 
@@ -121,6 +134,6 @@ fn image_command(context: &Context, command: ImageCommand) -> Result<()> {
         ImageCommand::Import { name, source } => images::import(context, &name, &source),
         ImageCommand::Ls => images::list(context),
         ImageCommand::Inspect { name } => images::inspect(context, &name),
-        ImageCommand::Rm { name } => images::remove(context, &name),
+        ImageCommand::Rm { name, force } => images::remove(context, &name, force),
     }
 }

@@ -6,8 +6,8 @@ use crate::failure::{Failure, Result};
 use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::complain;
-use crate::{pool, service};
-use poolfs_host::{mount_table, pool_mounts};
+use crate::{branches, pool, service, waiting};
+use poolfs_host::{MountEntry, mount_table, pool_mounts};
 use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage};
 use std::path::{Path, PathBuf};
 
@@ -29,6 +29,7 @@ pub struct Wanted {
 /// The command `mount`.
 pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
     let stack = match (arguments.dir, arguments.upper, arguments.lower) {
+        (Some(directory), None, None) if arguments.shared => StackSpec::SharedDirectory { directory },
         (Some(directory), None, None) => StackSpec::Directory { directory },
         (None, Some(upper), Some(lower)) => {
             let storage = Storage { format: arguments.upper_format, size_bytes: arguments.upper_size };
@@ -46,13 +47,17 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
 /// The command `umount`.
 pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) -> Result<()> {
     let mut pool = pool::lock(context, name)?;
-    let instance = instance_at(&pool.record, mount_point)?;
+    let instance = instance_at(context, &pool.record, mount_point)?;
     if let Some(container) = &instance.container {
         let remedy = format!("end the container with `poolfs stop {container}`");
         let cause = format!("it is the root of the container {container}");
         return Err(Failure::new(mount_point.display().to_string(), cause, remedy));
     }
     let instance = instance.spec.instance.clone();
+    if pool.record.service_alive(&*context.host) == Some(true) {
+        // What such a service has stays its own, also by force: only its end would give it back.
+        waiting::ping(context, name)?;
+    }
     match unmount_instance(context, &mut pool, &instance, Ending::Orderly) {
         Err(failure) if force => {
             complain(&format!("poolfs: unmounted all the same: {}", failure.summary()));
@@ -68,10 +73,12 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
 }
 
 /// What a pool has mounted at a place, the topmost.
-pub fn instance_at<'p>(pool: &'p PoolRecord, mount_point: &Path) -> Result<&'p InstanceRecord> {
+pub fn instance_at<'p>(context: &Context, pool: &'p PoolRecord, mount_point: &Path) -> Result<&'p InstanceRecord> {
     let absolute = std::path::absolute(mount_point).map_err(|error| Failure::file(mount_point, error))?;
     // Only the way to it is resolved: a dead mount itself cannot be looked at.
-    let resolved = match (absolute.parent().and_then(|parent| parent.canonicalize().ok()), absolute.file_name()) {
+    let above = absolute.parent().unwrap_or(&absolute).to_path_buf();
+    let parent = waiting::within(context, &above.clone(), move || above.canonicalize().ok())?;
+    let resolved = match (parent, absolute.file_name()) {
         (Some(parent), Some(name)) => parent.join(name),
         _ => absolute.clone(),
     };
@@ -91,12 +98,10 @@ pub fn split_lowers(text: &str) -> Vec<PathBuf> {
 
 /// Mount an instance in a pool, whose service is started when it does not run. On failure nothing stays of it.
 pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Result<MountSpec> {
-    let stack = checked_stack(wanted.stack)?;
-    if let StackSpec::Union { upper, .. } = &stack {
-        refuse_shared_upper(context, &pool.record, upper)?;
-    }
+    let stack = checked_stack(context, wanted.stack)?;
+    branches::refuse_conflicts(context, &pool.record, &stack)?;
     detach_dead(context, pool, &wanted.mount_point)?;
-    let mount_point = directory(&wanted.mount_point)?;
+    let mount_point = directory(context, &wanted.mount_point)?;
     service::ensure(context, pool)?;
     let spec = MountSpec {
         instance: next_instance(context, pool)?,
@@ -110,7 +115,10 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
     let record = InstanceRecord { spec: spec.clone(), owner: wanted.owner, container: wanted.container };
     pool.record.instances.push(record);
     match pool.note().and_then(|()| mount_recorded(context, &pool.record.name, &spec)) {
-        Ok(()) => Ok(spec),
+        Ok(()) => {
+            branches::note_limit(&spec.stack);
+            Ok(spec)
+        }
         Err(failure) => {
             // The first failure is the one to report.
             let _ = unmount_instance(context, pool, &spec.instance, Ending::Forced);
@@ -139,10 +147,12 @@ pub fn unmount_instance(
     if is_recorded(pool, instance) && pool.record.service_alive(&*context.host) == Some(true) {
         let name = pool.record.name.clone();
         result = service::tell(context, &name, &Command::Unmount { instance: instance.to_owned(), ending });
-        if result.is_err() && !ending.is_forced() {
-            let served = service::status(context, &name)?.instances;
-            if served.iter().any(|known| known.instance == instance) {
-                return result;
+        if result.is_err() {
+            match service::instances(context, &name) {
+                Ok(served) if !ending.is_forced() && served.iter().any(|known| known == instance) => return result,
+                // What it has is not known: it stays in the record until that is.
+                Err(failure) if pool.record.service_alive(&*context.host) == Some(true) => return Err(failure),
+                _ => {}
             }
         }
     }
@@ -172,7 +182,8 @@ fn detach_dead(context: &Context, pool: &Locked<PoolRecord>, place: &Path) -> Re
     let place = std::path::absolute(place).map_err(|error| Failure::file(place, error))?;
     for entry in mount_table(&*context.host)?.iter().rev().filter(|entry| entry.mount_point == place) {
         let Some(instance) = entry.instance() else { continue };
-        if std::fs::metadata(&place).is_ok() {
+        let looked_at = place.clone();
+        if waiting::within(context, &place, move || std::fs::metadata(looked_at).is_ok())? {
             let remedy = format!("unmount it first with `poolfs umount {} {}`", pool.record.name, place.display());
             return Err(Failure::new(place.display().to_string(), format!("{instance} is mounted there"), remedy));
         }
@@ -203,12 +214,15 @@ fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<()> {
     Ok(())
 }
 
-fn checked_stack(stack: StackSpec) -> Result<StackSpec> {
+fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {
     match stack {
-        StackSpec::Directory { directory: path } => Ok(StackSpec::Directory { directory: directory(&path)? }),
+        StackSpec::Directory { directory: path } => Ok(StackSpec::Directory { directory: directory(context, &path)? }),
+        StackSpec::SharedDirectory { directory: path } => {
+            Ok(StackSpec::SharedDirectory { directory: directory(context, &path)? })
+        }
         StackSpec::Union { upper, lowers, storage } => {
-            let upper = directory(&upper)?;
-            let lowers = lowers.iter().map(|lower| directory(lower)).collect::<Result<Vec<_>>>()?;
+            let upper = directory(context, &upper)?;
+            let lowers = lowers.iter().map(|lower| directory(context, lower)).collect::<Result<Vec<_>>>()?;
             if lowers.is_empty() || lowers.len() > LOWERS_MAX {
                 let cause = format!("{} lower branches", lowers.len());
                 return Err(Failure::new("union", cause, format!("give one to {LOWERS_MAX}")));
@@ -228,9 +242,12 @@ fn checked_stack(stack: StackSpec) -> Result<StackSpec> {
     }
 }
 
-fn directory(path: &Path) -> Result<PathBuf> {
-    let resolved = path.canonicalize().map_err(|error| Failure::file(path, error))?;
-    if !resolved.is_dir() {
+fn directory(context: &Context, path: &Path) -> Result<PathBuf> {
+    let path = &std::path::absolute(path).map_err(|error| Failure::file(path, error))?;
+    let looked_at = path.clone();
+    let resolved = waiting::within(context, path, move || looked_at.canonicalize().map(|path| (path.is_dir(), path)))?;
+    let (is_directory, resolved) = resolved.map_err(|error| Failure::file(path, error))?;
+    if !is_directory {
         return Err(Failure::file(path, "it is not a directory"));
     }
     if resolved.to_str().is_none() {
@@ -239,21 +256,21 @@ fn directory(path: &Path) -> Result<PathBuf> {
     Ok(resolved)
 }
 
-/// Two unions that write to one upper branch would destroy it.
-fn refuse_shared_upper(context: &Context, own: &PoolRecord, upper: &Path) -> Result<()> {
-    let others: Vec<PoolRecord> = context.pools()?.peek_all()?;
-    let pools = others.iter().filter(|pool| pool.name != own.name).chain([own]);
-    for pool in pools.filter(|pool| pool.service_alive(&*context.host) == Some(true)) {
-        for instance in &pool.instances {
-            if matches!(&instance.spec.stack, StackSpec::Union { upper: used, .. } if used == upper) {
-                let place = instance.spec.mount_point.display();
-                let cause = format!("it is the upper branch of what pool {} has mounted at {place}", pool.name);
-                return Err(Failure::new(
-                    upper.display().to_string(),
-                    cause,
-                    "unmount that first, or use another --upper",
-                ));
-            }
+/// Whether the record has instances that are mounted nowhere here: their service may not have them any more.
+pub fn has_suspects(table: &[MountEntry], pool: &PoolRecord) -> bool {
+    pool.instances.iter().any(|known| pool_mounts(table, &known.spec.instance).is_empty())
+}
+
+/// Forget the instances that the pool's service does not have any more: their unmount was not noted, because the command that asked for it
+/// was killed, or because somebody else has unmounted them.
+pub fn forget_unserved(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
+    let is_alive = pool.record.service_alive(&*context.host) == Some(true);
+    if is_alive && has_suspects(&mount_table(&*context.host)?, &pool.record) {
+        let served = service::instances(context, &pool.record.name)?;
+        let known = pool.record.instances.iter().map(|known| known.spec.instance.clone());
+        let gone: Vec<String> = known.filter(|name| !served.contains(name)).collect();
+        for instance in gone {
+            unmount_instance(context, pool, &instance, Ending::Orderly)?;
         }
     }
     Ok(())
@@ -271,10 +288,13 @@ mod tests {
             std::fs::create_dir_all(&path).expect("made");
             path
         };
+        let host = poolfs_host::RecordingHost::new();
+        host.set_file("/proc/self/mountinfo", "");
+        let context = Context::for_test(place.path(), host);
         let (upper, lower, inside) = (make("upper"), make("lower"), make("lower/inside"));
         let union = |upper: &Path, lowers: &[&Path]| {
             let lowers = lowers.iter().map(|lower| lower.to_path_buf()).collect();
-            checked_stack(StackSpec::union(upper, lowers))
+            checked_stack(&context, StackSpec::union(upper, lowers))
         };
         assert!(union(&upper, &[&lower]).is_ok());
         assert!(union(&inside, &[&lower]).is_err());

@@ -3,12 +3,15 @@
 use crate::container::ContainerRecord;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::mount::has_suspects;
+use crate::outlived;
 use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION, memory_bytes_min};
 use crate::service;
 use crate::state::Locked;
-use crate::text::{print, print_json, print_table, size, table};
-use poolfs_host::CpuSet;
+use crate::text::{complain, print, print_json, print_table, size, table};
+use poolfs_host::{ControlGroups, CpuSet, Host, mount_table};
 use poolfs_service_protocol::{Ending, is_valid_name};
+use std::path::Path;
 
 /// Longest name: instances add a number to it and must stay valid.
 const NAME_BYTES_MAX: usize = 48;
@@ -48,6 +51,19 @@ pub fn create(context: &Context, new: NewPool) -> Result<()> {
         let cause = format!("a cache of {} needs {} of memory at least", size(new.cache_bytes), size(memory_min));
         return Err(Failure::new(thing, cause, "give it more --memory or less --cache"));
     }
+    let others: Vec<PoolRecord> = context.pools()?.peek_all()?;
+    // Where the kernel does not say, nothing is known to be too much.
+    if let Some(total) = host_memory_bytes(&*context.host) {
+        if new.memory_bytes > total {
+            let cause = format!("{} of memory are more than the host's {}", size(new.memory_bytes), size(total));
+            return Err(Failure::new(thing, cause, "give it less --memory"));
+        }
+        let all = others.iter().fold(new.memory_bytes, |all, pool| all.saturating_add(pool.memory_bytes));
+        if all > total && new.owner.is_none() {
+            let (all, total) = (size(all), size(total));
+            complain(&format!("poolfs: all pools together may use {all} of memory, and the host has {total}"));
+        }
+    }
     let record = PoolRecord {
         version: RECORD_VERSION,
         name: new.name,
@@ -60,6 +76,13 @@ pub fn create(context: &Context, new: NewPool) -> Result<()> {
         instances: Vec::new(),
     };
     context.pools()?.create(&record.name, &record, |_| Ok(()))
+}
+
+/// The host's memory; none where it is not told.
+pub fn host_memory_bytes(host: &dyn Host) -> Option<u64> {
+    let text = host.read_text(Path::new("/proc/meminfo")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Print the pools.
@@ -110,9 +133,9 @@ pub fn inspect(context: &Context, name: &str) -> Result<()> {
     print(&(text + "\n"))
 }
 
-/// Remove a pool.
-pub fn remove(context: &Context, name: &str) -> Result<()> {
-    let mut pool = context.pools()?.lock::<PoolRecord>(name)?;
+/// Remove a pool; with `force` also what commands have left running in it.
+pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
+    let mut pool = lock(context, name)?;
     let containers: Vec<ContainerRecord> = context.containers()?.peek_all()?;
     if let Some(container) = containers.iter().find(|container| container.pool == name) {
         let remedy = format!("end and remove it with `poolfs stop {0}` and `poolfs rm {0}`", container.name);
@@ -123,6 +146,17 @@ pub fn remove(context: &Context, name: &str) -> Result<()> {
         let place = instance.spec.mount_point.display();
         let remedy = format!("unmount it with `poolfs umount {name} {place}`");
         return Err(Failure::new(format!("pool {name}"), format!("it is mounted at {place}"), remedy));
+    }
+    let groups = ControlGroups::detect(&*context.host)?;
+    if force {
+        outlived::kill(context, &groups, name)?;
+    }
+    let running = outlived::processes(context, &groups, name);
+    if !running.is_empty() {
+        let named: Vec<String> = running.iter().map(ToString::to_string).collect();
+        let cause = format!("in it run processes of `poolfs exec`: {}", named.join(", "));
+        let remedy = format!("end them, or have them killed with `poolfs pool rm --force {name}`");
+        return Err(Failure::new(format!("pool {name}"), cause, remedy));
     }
     service::end(context, &mut pool)?;
     pool.remove()
@@ -135,8 +169,14 @@ pub fn lock(context: &Context, name: &str) -> Result<Locked<PoolRecord>> {
     Ok(pool)
 }
 
-/// Unmount what was mounted for commands that are dead.
+/// Bring the record to what is so: unmount what was mounted for commands that are dead, forget what is unmounted, and remove the groups
+/// of commands that nobody outlives.
 fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
+    let warn =
+        |failure: Failure| tracing::warn!(failure = failure.summary(), "what a command left could not be repaired");
+    if let Ok(groups) = ControlGroups::detect(&*context.host) {
+        outlived::reap(context, &groups, &pool.record.name);
+    }
     let orphaned = |owner: &Option<ProcessRecord>| owner.as_ref().is_some_and(|owner| !owner.is_alive(&*context.host));
     let orphans: Vec<String> = pool
         .record
@@ -148,29 +188,41 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
     for instance in orphans {
         if let Err(failure) = crate::mount::unmount_instance(context, pool, &instance, Ending::Detached) {
             // What is wrong with this mount is nothing to other commands on the pool; the next one tries again.
-            tracing::warn!(failure = failure.summary(), "what a killed command mounted could not be unmounted");
+            warn(failure);
         }
+    }
+    if let Err(failure) = crate::mount::forget_unserved(context, pool) {
+        warn(failure);
+    }
+    let is_alive = pool.record.service_alive(&*context.host) == Some(true);
+    if pool.record.instances.is_empty() && is_alive {
+        // Whoever unmounted the last of them was killed before it could end the service.
+        service::end(context, pool).unwrap_or_else(warn);
     }
 }
 
-/// Remove throw-away pools whose commands were killed. Failures are left for the next time.
+/// Bring the records of all pools to what is so, and remove throw-away pools whose commands were killed. What somebody else works on,
+/// and failures, are left for the next time.
 pub fn sweep(context: &Context) {
     let swept = || -> Result<()> {
         let pools = context.pools()?;
+        let table = mount_table(&*context.host)?;
         for pool in pools.peek_all::<PoolRecord>()? {
             let dead = |record: &PoolRecord| record.owner.as_ref().is_some_and(|o| !o.is_alive(&*context.host));
-            if !dead(&pool) {
+            let is_alive = pool.service_alive(&*context.host) == Some(true);
+            let is_to_be_repaired = dead(&pool) || (is_alive && has_suspects(&table, &pool));
+            if !is_to_be_repaired {
                 continue;
             }
-            let Some(mut locked) = pools.try_lock::<PoolRecord>(&pool.name)?.filter(|locked| dead(&locked.record))
-            else {
-                continue;
-            };
-            // What cannot be written back keeps its mount, and its pool with it.
+            let Some(mut locked) = pools.lock_now::<PoolRecord>(&pool.name)? else { continue };
+            // What cannot be written back keeps its mount, and its pool with it. So does who outlives the command.
             repair(context, &mut locked);
-            if locked.record.instances.is_empty() {
+            if dead(&locked.record) && locked.record.instances.is_empty() {
                 service::end(context, &mut locked)?;
-                locked.remove()?;
+                let groups = ControlGroups::detect(&*context.host)?;
+                if outlived::processes(context, &groups, &pool.name).is_empty() {
+                    locked.remove()?;
+                }
             }
         }
         Ok(())
@@ -192,6 +244,7 @@ mod tests {
     fn host() -> RecordingHost {
         let host = RecordingHost::from_tree(HYBRID);
         host.set_file("/sys/devices/system/cpu/online", "0-1\n");
+        host.set_file("/proc/meminfo", "MemTotal:       25165824 kB\nMemFree:        1 kB\n");
         host
     }
 
@@ -212,12 +265,13 @@ mod tests {
             (new("b", "1-2", 1 << 30), "CPUs [2] are not online"),
             (new("b", "first", 1 << 30), "list of CPUs"),
             (new("b", "0", 64 << 20), "needs 264 MiB of memory"),
+            (new("b", "0", 1000 << 30), "1000 GiB of memory are more than the host's 24.0 GiB"),
         ] {
             let text = create(&context, wrong).expect_err(part).to_string();
             assert!(text.contains(part) && text.contains("remedy"), "{text}");
         }
-        remove(&context, "web").expect("removed");
-        assert!(remove(&context, "web").expect_err("gone").to_string().contains("no such pool"));
+        remove(&context, "web", false).expect("removed");
+        assert!(remove(&context, "web", false).expect_err("gone").to_string().contains("no such pool"));
     }
 
     /// A pool whose service (process 42, started at 777) has one mount.
@@ -246,11 +300,11 @@ mod tests {
         with_mount(&context);
         let pool = context.pools().expect("opened").peek::<PoolRecord>("web").expect("read").expect("there");
         assert_eq!(service_state(&context, &pool), "running");
-        assert!(remove(&context, "web").expect_err("mounted").to_string().contains("/mnt/a"));
+        assert!(remove(&context, "web", false).expect_err("mounted").to_string().contains("/mnt/a"));
         // The number now means another process.
         recorded.set_process(42, 900);
         assert_eq!(service_state(&context, &pool), "dead");
-        remove(&context, "web").expect("removed");
+        remove(&context, "web", false).expect("removed");
         let log = recorded.log();
         assert!(log.contains(&"detach /mnt/a".to_owned()), "{log:?}");
         assert!(log.iter().all(|line| !line.starts_with("signal")), "{log:?}");

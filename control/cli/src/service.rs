@@ -2,16 +2,17 @@
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::outlived;
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::{complain, plain};
+use crate::waiting::{self, Patience, connect_within, silent};
 use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_service_protocol::{
     Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, kept_directory,
 };
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{BufRead, ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -21,23 +22,14 @@ use std::time::{Duration, Instant};
 const START_WAIT: Duration = Duration::from_secs(20);
 /// How often it is asked until it does.
 const START_PAUSE: Duration = Duration::from_millis(1);
-/// Longest wait for an answer that needs no flush.
-const ANSWER_WAIT: Duration = Duration::from_secs(30);
-/// Longest wait for a flush of everything.
-const FLUSH_WAIT: Duration = Duration::from_secs(300);
 /// Longest wait for a process that was asked to end.
 const END_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait for a group to be empty after its last process ended.
 const GROUP_WAIT: Duration = Duration::from_secs(5);
 /// A log that is longer at the start of a service becomes the old one.
 const LOG_BYTES_MAX: u64 = 1 << 20;
-/// How often it is looked during a trace whether anybody reads it.
-const TRACE_PAUSE: Duration = Duration::from_millis(500);
 /// Most bytes of one line of a trace.
 const SPAN_BYTES_MAX: u64 = 1 << 20;
-/// Most bytes of one answer.
-const ANSWER_BYTES_MAX: u64 = 64 << 20;
-
 /// glibc's setting that memory of so many bytes is given back to the kernel when it is freed, and comes from it without being
 /// touched. Otherwise the first large buffer that is freed, with a mount, has all later ones kept, and filled with zeros in advance.
 const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072");
@@ -51,38 +43,24 @@ fn log_path(pool: &Locked<PoolRecord>) -> PathBuf {
     pool.path().join("service.log")
 }
 
-/// Why there is no answer.
-fn silent(context: &Context, pool: &str, error: impl std::fmt::Display) -> Failure {
-    let remedy = format!("`poolfs status {pool}` says how it is; a mount starts a new service");
-    let path = control_socket(context, pool);
-    Failure::new(format!("service of pool {pool}"), format!("no answer from {}: {error}", path.display()), remedy)
-}
-
-/// Send one command; where its answers come, each within `wait` if that is given.
-fn send(context: &Context, pool: &str, command: &Command, wait: Option<Duration>) -> Result<UnixStream> {
-    let sent = || {
-        let mut stream = UnixStream::connect(control_socket(context, pool))?;
-        stream.set_read_timeout(wait)?;
-        stream.set_write_timeout(Some(ANSWER_WAIT))?;
-        let mut line = serde_json::to_string(command)?;
-        line.push('\n');
-        stream.write_all(line.as_bytes())?;
-        Ok(stream)
-    };
-    sent().map_err(|error: std::io::Error| silent(context, pool, error))
-}
-
 /// Send one command and wait for its answer.
 fn ask(context: &Context, pool: &str, command: &Command) -> Result<Answer> {
-    let wait = match command {
-        Command::Status | Command::Client { .. } => ANSWER_WAIT,
-        _ => FLUSH_WAIT,
+    let patience = match command {
+        Command::Ping | Command::Status | Command::Client { .. } => Patience::Limited,
+        _ => Patience::WhileAlive,
     };
-    let stream = send(context, pool, command, Some(wait))?;
-    let mut answer = String::new();
-    let read = BufReader::new(stream.take(ANSWER_BYTES_MAX)).read_line(&mut answer);
-    read.map_err(|error| silent(context, pool, error))?;
-    serde_json::from_str(&answer).map_err(|error| silent(context, pool, error))
+    let mut input = waiting::send(context, pool, command)?;
+    let answer = waiting::answer_line(context, pool, &mut input, patience)?;
+    serde_json::from_slice(&answer).map_err(|error| silent(context, pool, error))
+}
+
+/// The instances that a service has, when none is being made or ended.
+pub fn instances(context: &Context, pool: &str) -> Result<Vec<String>> {
+    match ask(context, pool, &Command::Instances)? {
+        Answer::Instances { instances } => Ok(instances),
+        Answer::Failed { message } => Err(Failure::new(format!("service of pool {pool}"), message, "")),
+        _ => Err(unexpected(pool)),
+    }
 }
 
 /// What a trace has come to.
@@ -103,9 +81,9 @@ pub fn trace(
     spec: TraceSpec,
     mut tell: impl FnMut(Option<Span>) -> Result<bool>,
 ) -> Result<Option<Traced>> {
-    let stream = send(context, pool, &Command::Trace(spec), Some(TRACE_PAUSE))?;
-    let mut input = BufReader::new(stream);
+    let mut input = waiting::send(context, pool, &Command::Trace(spec))?;
     let mut line = Vec::new();
+    let mut heard = Instant::now();
     loop {
         let span = match input.by_ref().take(SPAN_BYTES_MAX).read_until(b'\n', &mut line) {
             Ok(_) => match serde_json::from_slice(&line).map_err(|error| silent(context, pool, error))? {
@@ -122,6 +100,11 @@ pub fn trace(
         };
         if span.is_some() {
             line.clear();
+            heard = Instant::now();
+        } else if heard.elapsed() >= waiting::limit() / 2 {
+            // Nothing may be happening there, or nobody be there who could tell.
+            waiting::ping(context, pool)?;
+            heard = Instant::now();
         }
         if !tell(span)? {
             return Ok(None);
@@ -137,12 +120,9 @@ pub fn converse(
     command: &Command,
     mut take: impl FnMut(Answer) -> Result<bool>,
 ) -> Result<()> {
-    let mut input = BufReader::new(send(context, pool, command, None)?);
-    let mut line = Vec::new();
+    let mut input = waiting::send(context, pool, command)?;
     loop {
-        line.clear();
-        let read = input.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
-        read.map_err(|error| silent(context, pool, error))?;
+        let line = waiting::answer_line(context, pool, &mut input, Patience::WhileAlive)?;
         match serde_json::from_slice(&line).map_err(|error| silent(context, pool, error))? {
             Answer::Failed { message } => return Err(Failure::new(format!("service of pool {pool}"), message, "")),
             answer => {
@@ -200,7 +180,7 @@ pub fn ensure(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     }
     let name = pool.record.name.clone();
     let socket = control_socket(context, &name);
-    if UnixStream::connect(&socket).is_ok() {
+    if connect_within(&socket, waiting::limit()).map_or_else(|error| error.kind() == ErrorKind::WouldBlock, |_| true) {
         return Err(Failure::new(
             format!("service of pool {name}"),
             format!("another one listens at {}", socket.display()),
@@ -259,7 +239,7 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
     let _ = input.write_all(&text);
     drop(input);
     let end = Instant::now() + START_WAIT;
-    while status(context, &name).is_err() {
+    while waiting::ping(context, &name).is_err() {
         if let Ok(Some(status)) = child.try_wait() {
             return Err(Failure::new(
                 "start",
@@ -373,16 +353,11 @@ fn sweep(context: &Context, pool: &str) {
     }
 }
 
-/// Remove the control groups of a pool, unless commands still run in it: the last of them does it then.
+/// Remove the control groups of a pool, unless somebody still runs in it: a later command does it then.
 pub fn remove_groups(context: &Context, pool: &str) -> Result<()> {
     let groups = ControlGroups::detect(&*context.host)?;
-    for name in groups.containers(&*context.host, pool) {
-        // A command that was killed could not remove its group.
-        if crate::execute::is_group_of_dead(context, &name) {
-            groups.release_container(&*context.host, pool, &name)?;
-        } else {
-            return Ok(());
-        }
+    if !outlived::reap(context, &groups, pool) {
+        return Ok(());
     }
     let end = Instant::now() + GROUP_WAIT;
     loop {
@@ -400,6 +375,7 @@ mod tests {
     use super::*;
     use poolfs_host::RecordingHost;
     use poolfs_service_protocol::Ending;
+    use std::io::BufReader;
     use std::os::unix::net::UnixListener;
 
     /// A service that gives these answers, one to each who asks.

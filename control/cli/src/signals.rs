@@ -8,6 +8,24 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
+
+/// Those that ask a process to end.
+const ENDING: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+
+/// Whether one of them came since the last [`forget_end`], once they are caught.
+static END_CAME: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+
+/// From here on [`end_came`] counts.
+pub fn forget_end() {
+    END_CAME.store(false, Ordering::SeqCst);
+}
+
+/// Whether this process was asked to end during the present wait.
+pub fn end_came() -> bool {
+    END_CAME.load(Ordering::SeqCst)
+}
 
 /// Signals that are passed on and no longer end this process, so that it can clean up.
 pub struct Signals(SignalsInfo<WithOrigin>);
@@ -16,18 +34,27 @@ impl Signals {
     /// From now on they are kept until [`Signals::wait`] passes them on.
     pub fn catch() -> Result<Signals> {
         let numbers = [SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
-        SignalsInfo::<WithOrigin>::new(numbers)
-            .map(Signals)
-            .map_err(|error| Failure::new("signals", format!("they cannot be caught: {error}"), ""))
+        let failed = |error| Failure::new("signals", format!("they cannot be caught: {error}"), "");
+        for number in ENDING {
+            signal_hook::flag::register(number, Arc::clone(&END_CAME)).map_err(failed)?;
+        }
+        SignalsInfo::<WithOrigin>::new(numbers).map(Signals).map_err(failed)
     }
 
     /// Whether one came that asks this process to end.
     pub fn end_was_asked(&mut self) -> bool {
-        self.0.pending().any(|origin| matches!(origin.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM))
+        self.0.pending().any(|origin| ENDING.contains(&origin.signal))
     }
 
-    /// Wait for the child. What the terminal sends reaches it by itself when it is in the same process group.
-    pub fn wait(&mut self, host: &dyn Host, child: &mut Child) -> Result<ExitStatus> {
+    /// Wait for the child. What the terminal sends reaches it by itself when it is in the same process group. `again` is told how
+    /// often it was interrupted or asked to end so far.
+    pub fn wait(
+        &mut self,
+        host: &dyn Host,
+        child: &mut Child,
+        mut again: impl FnMut(u32) -> Result<()>,
+    ) -> Result<ExitStatus> {
+        let mut asked = 0;
         let failed = |error: std::io::Error| Failure::new("command", format!("it cannot be waited for: {error}"), "");
         let process = host.identify(child.id());
         loop {
@@ -41,6 +68,10 @@ impl Signals {
                     && let Some(process) = &process
                 {
                     host.signal(process, ProcessSignal::Other(origin.signal))?;
+                }
+                if matches!(origin.signal, SIGINT | SIGTERM) {
+                    asked += 1;
+                    again(asked)?;
                 }
             }
         }
@@ -70,7 +101,7 @@ mod tests {
     fn a_child_is_waited_for() {
         let mut signals = Signals::catch().expect("caught");
         let mut child = Command::new("sh").args(["-c", "sleep 0.05; exit 3"]).spawn().expect("sh exists");
-        let status = signals.wait(&LinuxHost, &mut child).expect("waited");
+        let status = signals.wait(&LinuxHost, &mut child, |_| Ok(())).expect("waited");
         assert_eq!(status.code(), Some(3));
     }
 }

@@ -9,7 +9,8 @@
 //! makes something takes it away.
 
 use crate::failure::{Failure, Result};
-use poolfs_host::remove_tree;
+use crate::waiting;
+use poolfs_host::{LinuxHost, remove_tree};
 use rustix::fs::{CWD, FallocateFlags, FlockOperation, RenameFlags};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -97,7 +98,7 @@ impl Collection {
     fn temporary(&self) -> Result<(tempfile::TempDir, File)> {
         let failed = |error| Failure::file(&self.directory, error);
         let in_use = File::open(&self.directory).map_err(failed)?;
-        rustix::fs::flock(&in_use, FlockOperation::LockShared).map_err(|errno| failed(errno.into()))?;
+        let in_use = waiting::lock(&LinuxHost, &self.directory, in_use, FlockOperation::LockShared)?;
         let place = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(&self.directory).map_err(failed)?;
         Ok((place, in_use))
     }
@@ -152,6 +153,21 @@ impl Collection {
 
     /// The same; none when there is no such thing (any more).
     pub fn try_lock<T: DeserializeOwned>(&self, name: &str) -> Result<Option<Locked<T>>> {
+        self.lock_by(name, |path, lock| waiting::lock(&LinuxHost, path, lock, FlockOperation::LockExclusive).map(Some))
+    }
+
+    /// The same without waiting; none also when somebody changes it now.
+    pub fn lock_now<T: DeserializeOwned>(&self, name: &str) -> Result<Option<Locked<T>>> {
+        self.lock_by(name, |_, lock| {
+            Ok(rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok().then_some(lock))
+        })
+    }
+
+    fn lock_by<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        take: impl Fn(&Path, File) -> Result<Option<File>>,
+    ) -> Result<Option<Locked<T>>> {
         if !poolfs_service_protocol::is_valid_name(name) {
             return Err(bad_name(self.kind, name));
         }
@@ -162,7 +178,7 @@ impl Collection {
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(Failure::file(&path, error)),
             };
-            rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|errno| Failure::file(&path, errno))?;
+            let Some(lock) = take(&path, lock)? else { return Ok(None) };
             // While we waited the thing may have been removed, and another made under its name.
             let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
             let same = lock.metadata().ok().map(identity) == std::fs::metadata(&path).ok().map(identity);

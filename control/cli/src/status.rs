@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::Result;
+use crate::outlived::{self, PoolProcess};
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{duration, print, print_json, size, table};
@@ -22,6 +23,8 @@ struct PoolStatus {
     memory_used_bytes: Option<u64>,
     /// What a dead service had mounted.
     dead_mounts: Vec<DeadMount>,
+    /// What commands have started in it, and what of that outlives them.
+    processes: Vec<PoolProcess>,
     service: Option<ServiceStatus>,
 }
 
@@ -40,7 +43,12 @@ pub fn status(context: &Context, wanted: Option<&str>) -> Result<()> {
         None => pools.peek_all()?,
     };
     let groups = ControlGroups::detect(&*context.host)?;
-    let all: Vec<PoolStatus> = records.iter().map(|record| pool_status(context, &groups, record)).collect();
+    // At once: some may be silent.
+    let groups = &groups;
+    let all: Vec<PoolStatus> = std::thread::scope(|scope| {
+        let asked: Vec<_> = records.iter().map(|record| scope.spawn(|| pool_status(context, groups, record))).collect();
+        asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
+    });
     match (context.json, wanted, all.first()) {
         (true, Some(_), Some(one)) => print_json(one),
         (true, ..) => print_json(&all),
@@ -57,6 +65,7 @@ fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -
         memory_limit_bytes: record.memory_bytes,
         memory_used_bytes: groups.memory_used(&*context.host, &record.name),
         dead_mounts: Vec::new(),
+        processes: outlived::processes(context, groups, &record.name),
         service: None,
     };
     match record.service_alive(&*context.host) {
@@ -106,6 +115,11 @@ fn readable(pool: &PoolStatus) -> String {
     }
     for DeadMount { mount_point, remedy } in &pool.dead_mounts {
         let _ = writeln!(text, "  dead mount {mount_point}: `{remedy}`");
+    }
+    for process in &pool.processes {
+        let since =
+            if process.outlived_exec { "left running by a `poolfs exec` that has ended" } else { "by `poolfs exec`" };
+        let _ = writeln!(text, "  process {process}: {since}");
     }
     if let Some(service) = &pool.service {
         text += &cache_lines(service);
@@ -233,6 +247,10 @@ mod tests {
             memory_limit_bytes: 1 << 30,
             memory_used_bytes: Some(1 << 20),
             dead_mounts: Vec::new(),
+            processes: vec![
+                PoolProcess { pid: 43, name: "postgres".into(), outlived_exec: true },
+                PoolProcess { pid: 44, name: "psql".into(), outlived_exec: false },
+            ],
             service: Some(service),
         }
     }
@@ -242,6 +260,8 @@ mod tests {
         let text = readable(&example());
         for part in [
             "process 42",
+            "process 43 (postgres): left running",
+            "process 44 (psql): by `poolfs exec`",
             "by io_uring",
             "EUSERS 4",
             "75.0 %",

@@ -9,6 +9,7 @@ use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::signals::Signals;
 use crate::text::{complain, count, plain, print, print_json, size};
+use crate::waiting;
 use poolfs_image::Limits;
 use poolfs_service_protocol::{Answer, Command, Difference, DifferenceKind, MountSpec, StackSpec};
 use std::fs::File;
@@ -30,10 +31,10 @@ fn with_union<T>(
     if let Some(done) = with_ended_root(context, pool, place, &mut act)? {
         return Ok(done);
     }
-    let found = instance_at(&record, Path::new(place))?;
+    let found = instance_at(context, &record, Path::new(place))?;
     match &found.spec.stack {
         StackSpec::Union { .. } => act(&found.spec),
-        StackSpec::Directory { .. } => {
+        StackSpec::Directory { .. } | StackSpec::SharedDirectory { .. } => {
             let remedy =
                 "what is mounted with --upper and --lower, and the roots of containers, have branches that differ";
             Err(Failure::new(place, "it is one directory, and no union", remedy))
@@ -42,9 +43,11 @@ fn with_union<T>(
 }
 
 /// Have what programs have mapped and changed reach the service.
-fn flush(mount_point: &Path) -> Result<()> {
-    let failed = |error: std::io::Error| Failure::file(mount_point, error);
-    rustix::fs::syncfs(File::open(mount_point).map_err(failed)?).map_err(|errno| failed(errno.into()))
+fn flush(context: &Context, pool: &str, mount_point: &Path) -> Result<()> {
+    let path = mount_point.to_owned();
+    let flush = move || Ok(rustix::fs::syncfs(File::open(path)?)?);
+    let flushed: std::io::Result<()> = waiting::while_alive(context, pool, mount_point, flush)?;
+    flushed.map_err(|error| Failure::file(mount_point, error))
 }
 
 /// The command `diff`.
@@ -53,19 +56,19 @@ pub fn diff(context: &Context, pool: &str, place: &str, blocks: bool) -> Result<
 }
 
 fn differences(context: &Context, pool: &str, union: &MountSpec, blocks: bool) -> Result<()> {
-    flush(&union.mount_point)?;
+    flush(context, pool, &union.mount_point)?;
     let command = Command::Differences { instance: union.instance.clone(), parts: blocks };
     // The parts of a file may come in several answers.
-    let mut waiting: Option<Difference> = None;
+    let mut last: Option<Difference> = None;
     service::converse(context, pool, &command, |answer| {
         match answer {
             Answer::Difference(difference) => {
-                if let Some(whole) = waiting.replace(difference) {
+                if let Some(whole) = last.replace(difference) {
                     show(context, &whole)?;
                 }
             }
             Answer::Parts { parts } => {
-                let known = waiting.as_mut().and_then(|waiting| waiting.parts.as_mut());
+                let known = last.as_mut().and_then(|last| last.parts.as_mut());
                 known.into_iter().for_each(|known| known.extend(&parts));
             }
             Answer::Done => return Ok(false),
@@ -73,7 +76,7 @@ fn differences(context: &Context, pool: &str, union: &MountSpec, blocks: bool) -
         }
         Ok(true)
     })?;
-    waiting.map_or(Ok(()), |last| show(context, &last))
+    last.map_or(Ok(()), |last| show(context, &last))
 }
 
 fn show(context: &Context, difference: &Difference) -> Result<()> {
@@ -109,7 +112,7 @@ fn commit_union(context: &Context, pool: &str, place: &str, union: &MountSpec, n
     let staged = store.stage(name)?;
     let lowest_first: Vec<PathBuf> = lowers.iter().rev().cloned().collect();
     let base = store.base(&lowest_first)?;
-    flush(&union.mount_point)?;
+    flush(context, pool, &union.mount_point)?;
     let command = Command::Commit { instance: union.instance.clone(), archive: staged.archive() };
     let mut committed = None;
     service::converse(context, pool, &command, |answer| match answer {

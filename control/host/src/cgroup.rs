@@ -4,6 +4,7 @@
 //! that run out of memory meet their own limit and never take the service down.
 
 use crate::{CpuSet, Host, HostError, ProcessSignal, Result, mount_table};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -204,18 +205,14 @@ impl ControlGroups {
         }
     }
 
-    /// Hand the processes of a container's group back to the root of each hierarchy, then remove it: for programs that
-    /// their command left running.
-    pub fn release_container(&self, host: &dyn Host, pool: &str, name: &str) -> Result<()> {
+    /// The processes in a container's group and in the groups below it, ascending; 0 stands for those of other process
+    /// namespaces.
+    #[must_use]
+    pub fn members(&self, host: &dyn Host, pool: &str, name: &str) -> Vec<u32> {
         let relative = leaf_path(pool, Leaf::Container(name));
-        for (mount, _) in self.limiting() {
-            let members = host.read_text(&mount.join(&relative).join("cgroup.procs")).unwrap_or_default();
-            for pid in members.split_whitespace() {
-                // It may end at any moment.
-                let _ = host.write_text(&mount.join("cgroup.procs"), pid);
-            }
-        }
-        self.remove_container(host, pool, name)
+        let mut members = BTreeSet::new();
+        self.mounts().iter().for_each(|mount| collect_members(host, &mount.join(&relative), DEPTH_MAX, &mut members));
+        members.into_iter().collect()
     }
 
     /// Remove a pool's groups, and the common parent when it was the last one.
@@ -323,6 +320,16 @@ fn limit_v2(host: &dyn Host, group: &Path, cpus: Option<&CpuSet>, memory: Option
     Ok(())
 }
 
+fn collect_members(host: &dyn Host, group: &Path, depth_left: u32, members: &mut BTreeSet<u32>) {
+    if depth_left > 0 {
+        for child in host.list_directories(group).unwrap_or_default() {
+            collect_members(host, &group.join(child), depth_left - 1, members);
+        }
+    }
+    let listed = host.read_text(&group.join("cgroup.procs")).unwrap_or_default();
+    members.extend(listed.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+}
+
 fn kill_members(host: &dyn Host, group: &Path, depth_left: u32) -> Result<()> {
     if depth_left > 0 {
         for child in host.list_directories(group)? {
@@ -394,10 +401,14 @@ mod tests {
         let path = Path::new("/sys/fs/cgroup/devices/poolfs/web/containers/c1");
         host.make_directory(path).expect("its place is there");
         assert_eq!(groups.containers(&host, "web"), ["c1"]);
+        assert!(groups.members(&host, "web", "c1").is_empty());
         // What a runtime that was killed left is killed, and nobody else.
         host.set_process(7, 1);
         host.set_process(8, 1);
         host.set_file("/sys/fs/cgroup/devices/poolfs/web/containers/c1/cgroup.procs", "7\n9\n");
+        host.set_file("/sys/fs/cgroup/memory/poolfs/web/containers/c1/below/cgroup.procs", "8\n7\n");
+        assert_eq!(groups.members(&host, "web", "c1"), [7, 8, 9]);
+        host.remove_directory(Path::new("/sys/fs/cgroup/memory/poolfs/web/containers/c1/below")).expect("removed");
         groups.kill_container(&host, "web", "c1", Duration::ZERO).expect("killed and removed");
         let killed: Vec<String> = host.log().into_iter().filter(|line| line.starts_with("signal")).collect();
         assert_eq!(killed, ["signal 7 Kill"]);

@@ -21,6 +21,15 @@ const RECORD_BYTES_MAX: u64 = 16 << 20;
 pub struct ImageStore {
     images: PathBuf,
     layers: LayerStore,
+    take_lock: TakeLock,
+}
+
+/// Takes a lock (`flock`) on an open file, exclusive or shared, and waits for it as whoever uses the store wants to.
+pub type TakeLock = fn(&Path, File, FlockOperation) -> std::io::Result<File>;
+
+fn wait_for_lock(_path: &Path, file: File, operation: FlockOperation) -> std::io::Result<File> {
+    rustix::fs::flock(&file, operation)?;
+    Ok(file)
 }
 
 /// The right to change the store, or (shared) to rely on it not being changed; ends when dropped.
@@ -39,7 +48,13 @@ impl ImageStore {
     pub fn open(state: &Path) -> Result<ImageStore> {
         let images = state.join("images");
         std::fs::create_dir_all(&images).map_err(|source| ImageError::io("make", &images, source))?;
-        Ok(ImageStore { images, layers: LayerStore::open(state.join("layers"))? })
+        Ok(ImageStore { images, layers: LayerStore::open(state.join("layers"))?, take_lock: wait_for_lock })
+    }
+
+    /// The same store, whose lock is waited for in another way.
+    #[must_use]
+    pub fn locked_by(self, take_lock: TakeLock) -> ImageStore {
+        ImageStore { take_lock, ..self }
     }
 
     /// Take the store's lock: while it is shared, no image and no layer goes away.
@@ -49,8 +64,7 @@ impl ImageStore {
         let file = options.create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(|source| ImageError::io("open", &path, source))?;
         let operation = if exclusive { FlockOperation::LockExclusive } else { FlockOperation::LockShared };
-        rustix::fs::flock(&file, operation).map_err(|errno| ImageError::io("lock", &path, errno))?;
-        Ok(StoreLock(file))
+        (self.take_lock)(&path, file, operation).map(StoreLock).map_err(|error| ImageError::io("lock", &path, error))
     }
 
     /// Import an image. On failure nothing of it stays.

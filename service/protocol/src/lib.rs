@@ -70,8 +70,14 @@ pub const LOWERS_MAX: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum StackSpec {
-    /// One directory, no union.
+    /// One directory, no union. No other service may write it.
     Directory {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// The same of a directory that others have mounted so as well, in services of their own: none sees in time what the others write,
+    /// which is what was asked for.
+    SharedDirectory {
         /// The directory.
         directory: PathBuf,
     },

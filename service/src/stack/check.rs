@@ -80,7 +80,7 @@ pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<C
     let options = LocalOptions { read_only: !spec.repair, ..LocalOptions::default() };
     let local: Arc<dyn Libservice> = Local::open(&spec.upper, options).map_err(|error| failed(with_causes(&error)))?;
     let builder = StackBuilder::new(CACHE_BYTES, None)?;
-    let branch = |lower| builder.branch(lower, Role::Lower, &Storage::default());
+    let branch = |lower| builder.branch(lower, Role::Lower, &Storage::default(), None);
     let branches: Vec<_> = spec.lowers.iter().map(|lower| branch(lower)).collect::<Result<_, _>>()?;
     let lowers = builder.lowers(&branches)?;
     let failed =

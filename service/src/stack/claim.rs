@@ -1,10 +1,11 @@
-//! Claims on directories that are or were upper branches: one writes them, or many read them, whatever processes these are.
+//! Claims on directories that are written, or were upper branches: one writes them, or many share them, whatever processes these are.
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// A wait that is enough for one that is about to be given up: by an unmount, or by a process that was killed.
 pub(super) const ENDING: Duration = Duration::from_secs(2);
@@ -15,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(super) enum ClaimKind {
     /// It is changed.
     Alone,
-    /// It is read as it is.
+    /// It is read as it is, or written by several who know that.
     Shared,
 }
 
@@ -44,10 +45,10 @@ impl Claim {
                 Err(Errno::WOULDBLOCK) => {
                     let cause = match kind {
                         ClaimKind::Alone => {
-                            "another process uses it as the upper branch of a union, or as a lower one; unmount that first"
+                            "another process has it mounted, or uses it as a branch of a union; unmount that first"
                         }
                         ClaimKind::Shared => {
-                            "another process uses it as the upper branch of a union; unmount that first"
+                            "another process has it mounted for itself, or uses it as the upper branch of a union; unmount that first"
                         }
                     };
                     return Err(cause.to_owned());
@@ -55,6 +56,21 @@ impl Claim {
                 Err(errno) => return Err(format!("it cannot be locked: {errno}")),
             }
         }
+    }
+
+    /// The same where the filesystem may not have locks: without one then.
+    pub fn take_if_there_are_locks(directory: &Path, kind: ClaimKind, wait: Duration) -> Result<Option<Self>, String> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let file = open(directory, flags, Mode::empty()).map_err(|errno| errno.to_string())?;
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) | Err(Errno::WOULDBLOCK) => {}
+            Err(error) => {
+                warn!(directory = %directory.display(), %error, "whether other services have it mounted cannot be found out");
+                return Ok(None);
+            }
+        }
+        drop(file);
+        Self::take(directory, kind, wait).map(Some)
     }
 }
 

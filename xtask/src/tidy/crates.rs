@@ -39,6 +39,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-capi", &["poolfs-types", "poolfs-client"]),
     ("poolfs-host", &[]),
     ("poolfs-image", &["poolfs-host"]),
+    ("poolfs-init", &[]),
     ("poolfs-cli", &["poolfs-host", "poolfs-image", "poolfs-service-protocol"]),
     ("poolfs-bench", &["poolfs-types", "poolfs-ipc", "poolfs-client", "poolfs-service-protocol"]),
     ("poolfs-tests", &[]),

@@ -9,14 +9,13 @@ use crate::failure::{Failure, Result};
 use crate::pool;
 use crate::record::PoolRecord;
 use crate::text::{age, print_json, print_table, table};
+use crate::waiting;
 use poolfs_service_protocol::Ending;
 use serde::Serialize;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Longest wait for a killed container to be cleaned up.
-const CLEAN_WAIT: Duration = Duration::from_secs(120);
 /// Most characters of a command in a table.
 const COMMAND_WIDTH: usize = 40;
 
@@ -94,11 +93,18 @@ pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
             return Err(failure.of(format!("container {name}")));
         }
     }
-    if has_ended(context, name, CLEAN_WAIT)? {
-        return Ok(());
+    // It is cleaned up by who watches over it, who may have much to write back.
+    while !has_ended(context, name, waiting::limit() / 2)? {
+        waiting::ping(context, &record.pool).map_err(|failure| failure.of(format!("container {name}")))?;
+        if let Some(monitor) = record.monitor.as_ref().filter(|monitor| waiting::is_stopped(context, monitor.pid)) {
+            let pid = monitor.pid;
+            let cause = format!("process {pid}, which watches over it, is stopped");
+            let remedy =
+                format!("`kill -CONT {pid}` lets it go on; `kill -KILL {pid}`, then `poolfs stop {name}`, end it");
+            return Err(Failure::new(format!("container {name}"), cause, remedy));
+        }
     }
-    let remedy = format!("`poolfs status {}` says whether its service still answers", record.pool);
-    Err(Failure::new(format!("container {name}"), "it was killed, but its root is not unmounted yet", remedy))
+    Ok(())
 }
 
 /// Remove a container that has ended; with `force` also when what it wrote could not be put on the disk.

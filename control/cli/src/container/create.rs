@@ -30,7 +30,7 @@ pub fn run(context: &Context, arguments: &RunArguments) -> Result<u8> {
     let mut signals = Signals::catch()?;
     let (name, start) = create(context, arguments)?;
     if arguments.detach {
-        monitor::launch(context, &name)?;
+        monitor::launch(context, &name, &mut signals)?;
         if context.json {
             print_json(&serde_json::json!({"container": name}))?;
         } else {
@@ -66,7 +66,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
     if !is_valid_name(&name) || name.len() > NAME_BYTES_MAX {
         return Err(crate::state::bad_name("container", &name));
     }
-    let start = Start { image: image.config.clone(), env: checked_env(&arguments.env)? };
+    let start = Start { image: image.config.clone(), env: checked_env(&arguments.env)?, init: arguments.init };
     let record = ContainerRecord {
         version: RECORD_VERSION,
         name: name.clone(),

@@ -7,29 +7,36 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::record::ProcessRecord;
 use crate::signals::Signals;
+use crate::waiting;
+use poolfs_host::{ProcessIdentity, ProcessSignal};
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::OpenptFlags;
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 /// What the monitor says when the container runs.
 const STARTED: &str = "started\n";
 /// Most bytes of a log; then it becomes the old one, and the one before that goes.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 const PUMP_BYTES: usize = 64 << 10;
+/// How often it is looked, while a container starts, whether a signal has come.
+const SIGNAL_PAUSE: Duration = Duration::from_millis(50);
 const DETACHED_SIZE: Winsize = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
 
 /// Start the monitor of a container and wait until the container runs.
-pub fn launch(context: &Context, name: &str) -> Result<()> {
+pub fn launch(context: &Context, name: &str, signals: &mut Signals) -> Result<()> {
     let mut child = Command::new(context.program())
         .arg("--state")
         .arg(&context.state)
         .arg("--run-dir")
         .arg(&context.run)
+        .args(["--timeout", &waiting::limit().as_secs().to_string()])
         .args(["__monitor", name])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -38,13 +45,14 @@ pub fn launch(context: &Context, name: &str) -> Result<()> {
         .process_group(0)
         .spawn()
         .map_err(|error| Failure::file(&context.program(), error))?;
-    let mut said = String::new();
+    let monitor = context.host.identify(child.id());
     let mut complaint = String::new();
     let failed = |error: std::io::Error| Failure::new(format!("container {name}"), error, "");
-    // Both are closed by the monitor as soon as the container runs, or by its end.
-    if let Some(mut output) = child.stdout.take() {
-        output.read_to_string(&mut said).map_err(failed)?;
-    }
+    // Both are closed by the monitor as soon as the container runs, or by its end. Its own waits are limited.
+    let said = match child.stdout.take() {
+        Some(output) => read_passing_on(context, output, monitor.as_ref(), signals).map_err(failed)?,
+        None => String::new(),
+    };
     if said == STARTED {
         return Ok(());
     }
@@ -57,6 +65,32 @@ pub fn launch(context: &Context, name: &str) -> Result<()> {
     let complaint = complaint.trim().trim_start_matches("poolfs: ");
     let cause = complaint.strip_prefix(&format!("{thing}: ")).unwrap_or(complaint);
     Err(Failure::new(thing, cause, "").with_status(code))
+}
+
+/// Read all of it; whoever asks this process to end meanwhile asks the monitor.
+fn read_passing_on(
+    context: &Context,
+    mut output: impl Read + Send + 'static,
+    monitor: Option<&ProcessIdentity>,
+    signals: &mut Signals,
+) -> std::io::Result<String> {
+    let (send, read) = sync_channel(1);
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        send.send(output.read_to_string(&mut text).map(|_| text))
+    });
+    loop {
+        match read.recv_timeout(SIGNAL_PAUSE) {
+            Ok(read) => return read,
+            Err(RecvTimeoutError::Disconnected) => return Err(ErrorKind::BrokenPipe.into()),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(monitor) = monitor.filter(|_| signals.end_was_asked()) {
+                    // It may have ended meanwhile.
+                    let _ = context.host.signal(monitor, ProcessSignal::Terminate);
+                }
+            }
+        }
+    }
 }
 
 /// Be the monitor of a container.

@@ -1,7 +1,7 @@
 //! What is kept of a container: `containers/NAME/container.json`, beside its upper branch, its bundle and its log.
 
 use crate::context::Context;
-use crate::record::ProcessRecord;
+use crate::record::{PoolRecord, ProcessRecord};
 use poolfs_image::Digest;
 use poolfs_service_protocol::{IdMap, Storage};
 use serde::{Deserialize, Serialize};
@@ -81,8 +81,20 @@ impl ContainerRecord {
             (ContainerState::Unwritten, None) => "ended, not written".to_owned(),
             _ if !self.is_watched(context) => "lost".to_owned(),
             (ContainerState::Created, _) => "starting".to_owned(),
+            (ContainerState::Running, _) if !self.has_root(context) => "dead (its service has ended)".to_owned(),
             (ContainerState::Running, _) => "running".to_owned(),
         }
+    }
+
+    /// Whether its pool's service, which it was started with, is alive: else its root answers with errors, for good.
+    fn has_root(&self, context: &Context) -> bool {
+        let pool = context.pools().and_then(|pools| pools.peek::<PoolRecord>(&self.pool)).ok().flatten();
+        let is_its = |pool: &PoolRecord| {
+            let roots = pool.instances.iter().map(|known| &known.spec.instance);
+            pool.service_alive(&*context.host) == Some(true)
+                && roots.into_iter().any(|root| Some(root) == self.instance.as_ref())
+        };
+        pool.as_ref().is_some_and(is_its)
     }
 
     /// The host's id of its root, when that is another.

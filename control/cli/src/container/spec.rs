@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 const RUN_DIRECTORY: &str = "/run/poolfs";
 /// The preloaded library in a container.
 const PRELOAD_PATH: &str = "/run/poolfs/libpoolfs_preload.so";
+/// The init process in a container, where no image has anything.
+const INIT_PATH: &str = "/dev/poolfs-init";
 /// Where programs are looked for when an image does not say.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// What root in a container may do, as with Docker.
@@ -72,6 +74,8 @@ pub struct Wanted<'a> {
     pub files: &'a Path,
     /// The library and the instance's socket; none for the kernel's path alone.
     pub library: Option<Library>,
+    /// The program under which the command runs, if it has one.
+    pub init: Option<&'a Path>,
     /// The capabilities this host can give, as a bit set.
     pub capabilities: u64,
     /// Whether the host has control groups of version 2.
@@ -93,6 +97,8 @@ pub fn specification(wanted: &Wanted<'_>) -> Value {
     let names = CAPABILITIES.iter().filter(|(_, bit)| wanted.capabilities & (1 << bit) != 0);
     let capabilities: Vec<&str> = names.map(|(name, _)| *name).collect();
     let directory = &wanted.image.working_directory;
+    let init = wanted.init.map(|_| INIT_PATH);
+    let command: Vec<&str> = init.into_iter().chain(wanted.command.iter().map(String::as_str)).collect();
     let memory = wanted.memory_bytes.map(|bytes| json!({"limit": bytes}));
     let mut namespaces = vec!["pid", "ipc", "uts", "mount"];
     if wanted.is_unified {
@@ -116,7 +122,7 @@ pub fn specification(wanted: &Wanted<'_>) -> Value {
         "process": {
             "terminal": wanted.tty,
             "user": {"uid": wanted.user.uid, "gid": wanted.user.gid, "additionalGids": wanted.user.groups},
-            "args": wanted.command,
+            "args": command,
             "env": environment(wanted),
             "cwd": if directory.starts_with('/') { directory } else { "/" },
             "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
@@ -200,6 +206,9 @@ fn mounts(wanted: &Wanted<'_>) -> Vec<Value> {
         mounts.push(bind(PRELOAD_PATH, &library.preload, &["ro", "nosuid", "nodev"]));
         mounts.push(bind(&format!("{RUN_DIRECTORY}/{socket}"), &library.socket, &["ro", "nosuid", "nodev", "noexec"]));
     }
+    if let Some(init) = wanted.init {
+        mounts.push(bind(INIT_PATH, init, &["ro", "nosuid", "nodev"]));
+    }
     mounts
 }
 
@@ -237,6 +246,7 @@ mod tests {
             memory_bytes: Some(1 << 20),
             files: Path::new("/f"),
             library,
+            init: userns.is_some().then_some(Path::new("/lib/init")),
             capabilities: !(1 << 13),
             is_unified: false,
             userns,
@@ -263,6 +273,7 @@ mod tests {
         assert!(bounding.contains("CAP_CHOWN") && !bounding.contains("SYS_ADMIN"));
         assert!(!bounding.contains("CAP_NET_RAW"), "the host cannot give it");
         assert_eq!(spec["process"]["cwd"], "/");
+        assert_eq!(spec["process"]["args"], json!(["sh"]));
     }
 
     #[test]
@@ -277,6 +288,8 @@ mod tests {
         ]);
         assert_eq!((&spec["linux"]["uidMappings"], &spec["linux"]["gidMappings"]), (&mappings, &mappings));
         assert!(spec["linux"]["namespaces"].to_string().contains("user"));
+        assert_eq!(spec["process"]["args"], json!([INIT_PATH, "sh"]));
+        assert!(spec["mounts"].to_string().contains("/lib/init"));
         let sys = spec["mounts"].as_array().expect("mounts").iter().find(|mount| mount["destination"] == "/sys");
         assert_eq!(sys.expect("it is there")["type"], "bind");
         assert!(!spec.to_string().contains("gid=5"), "the namespace has no such group");

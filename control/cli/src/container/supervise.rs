@@ -11,13 +11,17 @@ use crate::pool;
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::signals::{Signals, status_code};
 use crate::state::Locked;
+use crate::text::complain;
+use crate::waiting;
 use poolfs_host::{ControlGroups, GroupLayout, remove_tree};
 use poolfs_image::ImageConfig;
 use poolfs_service_protocol::{Ending, MountSpec, StackSpec};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
+/// The request to end, by signal, at which a container in the foreground is killed: its first process ignores them.
+const KILLING_REQUEST: u32 = 3;
 /// Longest wait for a container's killed processes to be gone.
 const KILL_WAIT: Duration = Duration::from_secs(10);
 
@@ -53,6 +57,9 @@ pub struct Start {
     pub image: ImageConfig,
     /// Variables that were asked for.
     pub env: Vec<String>,
+    /// Whether its command runs under an init process.
+    #[serde(default)]
+    pub init: bool,
 }
 
 /// Run a container to its end and clean up after it; its exit status. `connect` gives the runtime its input and output,
@@ -125,11 +132,10 @@ fn run_mounted(
     let mut child = command.spawn().map_err(|error| Failure::new("OCI runtime", error, "apt-get install runc"))?;
     // The command holds the container's ends of pipes and terminals.
     drop(command);
-    while !Runtime::has_started(&places.bundle) {
-        if child.try_wait().is_ok_and(|status| status.is_some()) {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(2));
+    if let Err(failure) = await_start(context, &record.pool, &places.bundle, signals, &mut child) {
+        // What it has made so far goes with the rest.
+        waiting::end_child(&mut child);
+        return Err(failure.of(format!("container {name}")));
     }
     if Runtime::has_started(&places.bundle) {
         let mut container = lock(context, name)?;
@@ -138,8 +144,43 @@ fn run_mounted(
         if container.record.remove_at_end { container.note() } else { container.save() }?;
         started();
     }
-    let status = signals.wait(&*context.host, &mut child)?;
+    let status = signals.wait(&*context.host, &mut child, |asked| {
+        match asked {
+            0 | 1 => {}
+            2 => complain(&format!("poolfs: asked to end once more, container {name} is killed")),
+            KILLING_REQUEST => kill(context, &record.pool, name, &runtime, &spec.instance)?,
+            // Who waits for a filesystem that does not answer cannot be ended.
+            _ => waiting::ping(context, &record.pool)?,
+        }
+        Ok(())
+    })?;
     Runtime::start_failure(&places.bundle, name, status).map_or_else(|| Ok(status_code(status)), Err)
+}
+
+/// Wait until the first process runs, or the runtime has ended.
+fn await_start(context: &Context, pool: &str, bundle: &Path, signals: &mut Signals, child: &mut Child) -> Result<()> {
+    let mut heard = Instant::now();
+    while !Runtime::has_started(bundle) && child.try_wait().is_ok_and(|status| status.is_none()) {
+        if signals.end_was_asked() {
+            return Err(Failure::new("start", "it was asked to end before it began", ""));
+        }
+        if heard.elapsed() >= waiting::limit() / 2 {
+            // It waits for its root.
+            waiting::ping(context, pool)?;
+            heard = Instant::now();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// End whatever a container runs.
+fn kill(context: &Context, pool: &str, name: &str, runtime: &Runtime, instance: &str) -> Result<()> {
+    if runtime.kill(instance, "KILL").is_err() {
+        let groups = ControlGroups::detect(&*context.host)?;
+        groups.kill_container(&*context.host, pool, name, KILL_WAIT)?;
+    }
+    Ok(())
 }
 
 /// Take away everything of a container but its record, its upper branch and its log; or all, if that was asked for or it
@@ -174,6 +215,8 @@ pub fn finish(
             container.record.state = ContainerState::Unwritten;
             // That is the failure to report, also when nothing can be saved any more.
             let _ = container.save();
+            // Before anything else it has to answer.
+            waiting::ping(context, &pool_name).map_err(|failure| failure.of(format!("container {name}")))?;
             let remedy = format!("then `poolfs stop {name}`; `poolfs rm --force {name}` gives it up");
             return result.map_err(|failure| failure.of(format!("container {name}")).with_remedy(remedy));
         }
@@ -232,7 +275,7 @@ fn write_bundle(
     root: &Path,
     places: &Places,
 ) -> Result<()> {
-    let user = user::look_up(&spec.mount_point, &start.image.user)?;
+    let user = user::look_up(context, &spec.mount_point, &start.image.user)?;
     if let Some(map) = &record.userns {
         user.check_known(map)?;
     }
@@ -241,6 +284,7 @@ fn write_bundle(
     } else {
         Some(Library { preload: context.preload_library()?, socket: spec.socket(&context.run) })
     };
+    let init = start.init.then(|| context.init_program()).transpose()?;
     write_network_files(&places.bundle, record)?;
     let groups = ControlGroups::detect(&*context.host)?;
     let specification = spec::specification(&Wanted {
@@ -255,6 +299,7 @@ fn write_bundle(
         memory_bytes: record.memory_bytes,
         files: &places.bundle,
         library,
+        init: init.as_deref(),
         capabilities: own_capabilities(context),
         is_unified: matches!(groups.layout(), GroupLayout::V2(_)),
         userns: record.userns.as_ref(),

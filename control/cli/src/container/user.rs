@@ -1,6 +1,8 @@
 //! Whom a container's first process runs as: the image's user, looked up in the image's own files.
 
+use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::waiting;
 use poolfs_service_protocol::IdMap;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use std::fs::File;
@@ -40,9 +42,13 @@ impl User {
 }
 
 /// Look up `USER`, `UID`, `USER:GROUP` ... (empty: root) in the files below `root`, which are the image's: hostile.
-pub fn look_up(root: &Path, wanted: &str) -> Result<User> {
-    let passwd = read_in(root, "etc/passwd")?;
-    let group = read_in(root, "etc/group")?;
+pub fn look_up(context: &Context, root: &Path, wanted: &str) -> Result<User> {
+    // Their service may come to a standstill.
+    let looked_in = root.to_owned();
+    let read = move || -> Result<(String, String)> {
+        Ok((read_in(&looked_in, "etc/passwd")?, read_in(&looked_in, "etc/group")?))
+    };
+    let (passwd, group) = waiting::within(context, root, read)??;
     resolve(wanted, &passwd, &group).ok_or_else(|| {
         let remedy = "make an image whose user is in its /etc/passwd, or is a number";
         Failure::new(format!("user {wanted:?}"), "the image does not have it", remedy)
@@ -112,6 +118,13 @@ fn read_in(root: &Path, name: &str) -> Result<String> {
 mod tests {
     use super::*;
 
+    /// On a host without mounts.
+    fn context() -> Context {
+        let host = poolfs_host::RecordingHost::new();
+        host.set_file("/proc/self/mountinfo", "");
+        Context::for_test(Path::new("/nonexistent"), host)
+    }
+
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nbroken\nwww:x:33:34::/srv:/bin/false\n";
     const GROUP: &str = "root:x:0:\nwww:x:34:\nadm:x:4:syslog,www\n";
 
@@ -160,7 +173,7 @@ mod tests {
                 opened
             });
             for _ in 0..2000 {
-                assert_eq!(look_up(place.path(), "").expect("root needs no file").uid, 0);
+                assert_eq!(look_up(&context(), place.path(), "").expect("root needs no file").uid, 0);
             }
             watched.store(false, std::sync::atomic::Ordering::Relaxed);
             watcher.join().expect("no panic")
@@ -173,9 +186,9 @@ mod tests {
         let place = tempfile::tempdir().expect("a directory");
         std::fs::create_dir(place.path().join("etc")).expect("made");
         std::os::unix::fs::symlink("/etc/passwd", place.path().join("etc/passwd")).expect("linked");
-        assert!(look_up(place.path(), "daemon").is_err(), "a link to itself inside, not the host's file");
+        assert!(look_up(&context(), place.path(), "daemon").is_err(), "a link to itself inside, not the host's file");
         std::fs::remove_file(place.path().join("etc/passwd")).expect("removed");
         std::fs::write(place.path().join("etc/passwd"), PASSWD).expect("written");
-        assert_eq!(look_up(place.path(), "www").expect("known").uid, 33);
+        assert_eq!(look_up(&context(), place.path(), "www").expect("known").uid, 33);
     }
 }

@@ -1,0 +1,397 @@
+//! Waits of the command line. Each has a limit (`--timeout`), and when it is over it is said who did not answer, and what to do.
+//!
+//! What takes its time is not cut: a service that writes gigabytes back before it unmounts is waited for as long as it gives signs of
+//! life, which are answers to [`Command::Ping`] on another connection. Signals that ask this process to end also end the wait that
+//! they meet.
+
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::record::PoolRecord;
+use crate::signals;
+use crate::text::complain;
+use poolfs_host::mount_table;
+use poolfs_service_protocol::Command;
+use rustix::fs::FlockOperation;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+/// The limit unless another is asked for, seconds.
+pub const LIMIT_SECONDS: u64 = 10;
+/// The same for a service that did not answer this process before.
+const SILENT_LIMIT: Duration = Duration::from_millis(500);
+/// How often it is looked during a wait whether to go on with it.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Most characters of a command in a message.
+const COMMAND_WIDTH: usize = 120;
+/// Most bytes of one answer.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+static LIMIT_MS: AtomicU64 = AtomicU64::new(LIMIT_SECONDS * 1000);
+/// Whether standard error is for programs.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+/// Whether a service was waited for in vain.
+static WAS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// How long an answer is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// As long as the limit: nothing else has to be done for it.
+    Limited,
+    /// As long as the service gives signs of life.
+    WhileAlive,
+}
+
+/// For the whole process: the limit, and whether nothing is said meanwhile.
+pub fn set_limit(limit: Duration, is_quiet: bool) {
+    LIMIT_MS.store(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    IS_QUIET.store(is_quiet, Ordering::Relaxed);
+}
+
+/// The limit.
+pub fn limit() -> Duration {
+    Duration::from_millis(LIMIT_MS.load(Ordering::Relaxed))
+}
+
+/// The limit for a service: one that was waited for in vain is not waited for that long again.
+fn service_limit() -> Duration {
+    if WAS_SILENT.load(Ordering::Relaxed) { limit().min(SILENT_LIMIT) } else { limit() }
+}
+
+fn tell_once(told: &mut bool, what: impl FnOnce() -> String) {
+    if !std::mem::replace(told, true) && !IS_QUIET.load(Ordering::Relaxed) {
+        complain(&format!("poolfs: {}", what()));
+    }
+}
+
+fn interrupted(thing: impl Into<String>) -> Failure {
+    Failure::new(thing, "it was waited for until this command was asked to end", "")
+}
+
+/// Connect with a service; `WouldBlock` when it does not accept anybody for so long.
+pub fn connect_within(path: &Path, limit: Duration) -> std::io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// Send one command: where its answers come.
+pub fn send(context: &Context, pool: &str, command: &Command) -> Result<BufReader<UnixStream>> {
+    let path = crate::service::control_socket(context, pool);
+    let sent = || {
+        let mut stream = connect_within(&path, service_limit())?;
+        stream.set_read_timeout(Some(PAUSE))?;
+        let mut line = serde_json::to_string(command)?;
+        line.push('\n');
+        stream.write_all(line.as_bytes())?;
+        Ok(BufReader::new(stream))
+    };
+    sent().map_err(|error: std::io::Error| match error.kind() {
+        ErrorKind::WouldBlock => stands_still(context, pool),
+        _ => silent(context, pool, error),
+    })
+}
+
+/// Why there is no answer from a service that is not there.
+pub fn silent(context: &Context, pool: &str, error: impl std::fmt::Display) -> Failure {
+    let remedy = format!("`poolfs status {pool}` says how it is; a mount starts a new service");
+    let path = crate::service::control_socket(context, pool);
+    Failure::new(format!("service of pool {pool}"), format!("no answer from {}: {error}", path.display()), remedy)
+}
+
+/// The failure that a service is there and does not answer.
+fn stands_still(context: &Context, pool: &str) -> Failure {
+    WAS_SILENT.store(true, Ordering::Relaxed);
+    let seconds = limit().as_secs_f64();
+    let cause = format!("it does not answer within {seconds} s");
+    let record = context.pools().and_then(|pools| pools.peek::<PoolRecord>(pool));
+    let Some(process) = record.ok().flatten().and_then(|record| record.service) else {
+        return Failure::new(format!("service of pool {pool}"), cause, "try again, with a longer --timeout");
+    };
+    let pid = process.pid;
+    let afterwards = "the next mount starts another one, and what was written to unions before is not lost";
+    let (cause, remedy) = if is_stopped(context, pid) {
+        let remedy = format!("`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it: {afterwards}");
+        (format!("{cause}: it is stopped"), remedy)
+    } else {
+        (cause, format!("try again, with a longer --timeout; `kill -KILL {pid}` ends it: {afterwards}"))
+    };
+    Failure::new(format!("service of pool {pool} (process {pid})"), cause, remedy)
+}
+
+/// Whether a process was stopped, by a signal or by a debugger.
+pub fn is_stopped(context: &Context, pid: u32) -> bool {
+    let stat = context.host.read_text(Path::new(&format!("/proc/{pid}/stat"))).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't']))
+}
+
+/// Find out whether a service answers, whatever it is busy with.
+pub fn ping(context: &Context, pool: &str) -> Result<()> {
+    let mut input = send(context, pool, &Command::Ping)?;
+    answer_line(context, pool, &mut input, Patience::Limited).map(drop)
+}
+
+/// The next answer, with its line end; nothing when the service has closed the connection.
+pub fn answer_line(
+    context: &Context,
+    pool: &str,
+    input: &mut BufReader<UnixStream>,
+    patience: Patience,
+) -> Result<Vec<u8>> {
+    answer_line_within(context, pool, input, patience, service_limit())
+}
+
+fn answer_line_within(
+    context: &Context,
+    pool: &str,
+    input: &mut BufReader<UnixStream>,
+    patience: Patience,
+    limit: Duration,
+) -> Result<Vec<u8>> {
+    let mut line = Vec::new();
+    let mut is_told = false;
+    signals::forget_end();
+    let mut heard = Instant::now();
+    loop {
+        // What there is of a line stays for the next time.
+        match input.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(_) => {
+                WAS_SILENT.store(false, Ordering::Relaxed);
+                return Ok(line);
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(silent(context, pool, error)),
+        }
+        if signals::end_came() {
+            return Err(interrupted(format!("service of pool {pool}")));
+        }
+        let is_due = |part: u32| heard.elapsed() >= limit / part;
+        match patience {
+            Patience::Limited if is_due(1) => return Err(stands_still(context, pool)),
+            // It is asked early enough to be told within the limit.
+            Patience::WhileAlive if is_due(2) => {
+                ping(context, pool)?;
+                heard = Instant::now();
+                tell_once(&mut is_told, || format!("the service of pool {pool} is still at it, and alive"));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Do what may wait for the filesystem in which `thing` is. One of a service that does not answer is not even asked: the kernel may not
+/// let go of who waits for it before it does.
+pub fn within<T: Send + 'static>(
+    context: &Context,
+    thing: &Path,
+    act: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let table = mount_table(&*context.host)?;
+    for entry in table.iter().filter(|entry| thing.starts_with(&entry.mount_point)) {
+        let Some(instance) = entry.instance() else { continue };
+        for pool in context.pools()?.peek_all::<PoolRecord>()? {
+            let is_its = pool.instances.iter().any(|known| known.spec.instance == instance);
+            if is_its && pool.service_alive(&*context.host) == Some(true) {
+                ping(context, &pool.name).map_err(|failure| failure.of(thing.display().to_string()))?;
+            }
+        }
+    }
+    let (send, done) = sync_channel(1);
+    // Should it never end, it ends with this process.
+    std::thread::spawn(move || send.send(act()));
+    let begun = Instant::now();
+    let goes_on = || {
+        let seconds = limit().as_secs_f64();
+        let cause = format!("its filesystem does not answer within {seconds} s");
+        let remedy = "`poolfs status` says which service does not answer";
+        if begun.elapsed() < limit() { Ok(()) } else { Err(Failure::new(thing.display().to_string(), cause, remedy)) }
+    };
+    receive(&done, thing, goes_on)
+}
+
+/// Do what may wait for the service of a pool, as long as that gives signs of life.
+pub fn while_alive<T: Send + 'static>(
+    context: &Context,
+    pool: &str,
+    thing: &Path,
+    act: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    ping(context, pool)?;
+    let (send, done) = sync_channel(1);
+    std::thread::spawn(move || send.send(act()));
+    let mut heard = Instant::now();
+    receive(&done, thing, || {
+        if heard.elapsed() >= service_limit() / 2 {
+            ping(context, pool)?;
+            heard = Instant::now();
+        }
+        Ok(())
+    })
+}
+
+/// Kill a child of this process. One that waits for a filesystem that does not answer ends when that does.
+pub fn end_child(child: &mut Child) {
+    let _ = child.kill();
+    let end = Instant::now() + limit();
+    while child.try_wait().is_ok_and(|status| status.is_none()) && Instant::now() < end {
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Wait for a message as long as `goes_on` says, and until this process is asked to end.
+fn receive<T>(messages: &Receiver<T>, thing: &Path, mut goes_on: impl FnMut() -> Result<()>) -> Result<T> {
+    signals::forget_end();
+    loop {
+        match messages.recv_timeout(PAUSE) {
+            Ok(message) => return Ok(message),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::new(thing.display().to_string(), "whoever waited for it has ended", ""));
+            }
+            Err(RecvTimeoutError::Timeout) if signals::end_came() => {
+                return Err(interrupted(thing.display().to_string()));
+            }
+            Err(RecvTimeoutError::Timeout) => goes_on()?,
+        }
+    }
+}
+
+/// Take a lock (`flock`) on what is open there. Another command that has it is waited for as long as it is not stopped: it has a
+/// limit of its own.
+pub fn lock(context_host: &dyn poolfs_host::Host, path: &Path, file: File, operation: FlockOperation) -> Result<File> {
+    let at_once = match operation {
+        FlockOperation::LockShared => FlockOperation::NonBlockingLockShared,
+        _ => FlockOperation::NonBlockingLockExclusive,
+    };
+    match rustix::fs::flock(&file, at_once) {
+        Ok(()) => return Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {}
+        Err(errno) => return Err(Failure::file(path, errno)),
+    }
+    let identity = file.metadata().map_err(|error| Failure::file(path, error))?;
+    let (send, locked) = sync_channel(1);
+    // Those who wait for it take turns. Nobody may be waiting any more: then it is given up again.
+    std::thread::spawn(move || send.send(rustix::fs::flock(&file, operation).map(|()| file)));
+    let (begun, mut is_told) = (Instant::now(), false);
+    let goes_on = || {
+        if begun.elapsed() < limit() {
+            return Ok(());
+        }
+        let table = context_host.read_text(Path::new("/proc/locks")).unwrap_or_default();
+        let holders = holders(&table, identity.dev(), identity.ino());
+        if holders.is_empty() {
+            let cause = "somebody works on it who cannot be seen from here, perhaps in another process namespace";
+            return Err(Failure::new(path.display().to_string(), cause, "try again, with a longer --timeout"));
+        }
+        for pid in holders {
+            let read =
+                |what: &str| context_host.read_text(Path::new(&format!("/proc/{pid}/{what}"))).unwrap_or_default();
+            let words = read("cmdline").trim_end_matches('\0').replace(|c: char| c.is_control(), " ");
+            let command: String = words.chars().take(COMMAND_WIDTH).collect();
+            if read("stat").rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't'])) {
+                let cause = format!("process {pid} ({command}) works on it, and is stopped");
+                let remedy = format!("`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it");
+                return Err(Failure::new(path.display().to_string(), cause, remedy));
+            }
+            tell_once(&mut is_told, || format!("waiting for process {pid} ({command})"));
+        }
+        Ok(())
+    };
+    receive(&locked, path, goes_on)?.map_err(|errno| Failure::file(path, errno))
+}
+
+/// The processes that have locks on a file, by the text of `/proc/locks`; not those that wait for one.
+fn holders(table: &str, device: u64, inode: u64) -> Vec<u32> {
+    let file = format!("{:02x}:{:02x}:{inode}", rustix::fs::major(device), rustix::fs::minor(device));
+    let holder = |line: &str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (kind, pid) = (fields.next()?, fields.nth(2)?.parse().ok()?);
+        (kind == "FLOCK" && fields.next()? == file && pid != std::process::id()).then_some(pid)
+    };
+    table.lines().filter_map(holder).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use poolfs_host::LinuxHost;
+
+    #[test]
+    fn holders_of_a_lock_are_found_by_the_file() {
+        let table = "1: FLOCK  ADVISORY  WRITE 4000042 08:01:1311 0 EOF\n\
+                     1: -> FLOCK  ADVISORY  WRITE 4000043 08:01:1311 0 EOF\n\
+                     2: POSIX  ADVISORY  READ 4000044 08:01:1311 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 4000045 08:02:1311 0 EOF\nbroken\n";
+        assert_eq!(holders(table, rustix::fs::makedev(8, 1), 1311), [4_000_042]);
+    }
+
+    #[test]
+    fn whoever_is_alive_is_waited_for_and_nobody_else() {
+        const LIMIT: Duration = Duration::from_millis(20);
+        let place = tempfile::tempdir().expect("a directory");
+        let context = Context::for_test(place.path(), poolfs_host::RecordingHost::new());
+        std::fs::create_dir_all(&context.run).expect("made");
+        let path = crate::service::control_socket(&context, "web");
+        let listener = std::os::unix::net::UnixListener::bind(path).expect("bound");
+        std::thread::scope(|scope| {
+            // It answers when it was asked three times whether it is alive.
+            scope.spawn(|| {
+                let accept = || {
+                    let (stream, _) = listener.accept().expect("somebody asks");
+                    let mut asked = String::new();
+                    BufReader::new(&stream).read_line(&mut asked).expect("a line");
+                    (stream, asked)
+                };
+                let (mut busy, asked) = accept();
+                assert!(asked.contains("shutdown"), "{asked}");
+                for time in 1..=3 {
+                    let (mut stream, asked) = accept();
+                    assert!(asked.contains("ping"), "{asked}");
+                    if time == 3 {
+                        busy.write_all(b"at last\n").expect("taken");
+                    }
+                    stream.write_all(b"{\"answer\":\"done\"}\n").expect("taken");
+                }
+            });
+            let mut input = send(&context, "web", &Command::Shutdown).expect("sent");
+            let answer = answer_line_within(&context, "web", &mut input, Patience::WhileAlive, LIMIT);
+            assert_eq!(answer.expect("alive"), b"at last\n");
+        });
+        // Nobody accepts from here on.
+        let mut input = send(&context, "web", &Command::Status).expect("sent");
+        let failure = answer_line_within(&context, "web", &mut input, Patience::Limited, LIMIT).expect_err("silent");
+        assert!(failure.to_string().contains("does not answer"), "{failure}");
+        WAS_SILENT.store(false, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_lock_goes_from_one_to_the_next() {
+        let place = tempfile::tempdir().expect("a directory");
+        let open = || File::open(place.path()).expect("opened");
+        let take = || lock(&LinuxHost, place.path(), open(), FlockOperation::LockExclusive).expect("locked");
+        let first = take();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(take);
+            drop(first);
+            drop(second.join().expect("no panic"));
+        });
+        drop(take());
+    }
+
+    #[test]
+    fn what_is_done_at_once_is_not_waited_for() {
+        let place = tempfile::tempdir().expect("a directory");
+        let host = poolfs_host::RecordingHost::new();
+        host.set_file("/proc/self/mountinfo", "");
+        let context = Context::for_test(place.path(), host);
+        assert_eq!(within(&context, Path::new("/"), || 7).expect("done"), 7);
+    }
+}

@@ -1,0 +1,233 @@
+//! Unmounts that nobody takes note of: commands that are killed half way, and `umount(8)`. The next command finds what is so.
+
+use poolfs_tests::{Outcome, Pool, isolated, run, shell};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Tries at killing an unmount, and how much later each is.
+const TRIES: u32 = 48;
+const LATER: Duration = Duration::from_micros(150);
+
+/// A union that is mounted by hand.
+struct Union {
+    pool: Pool,
+    at: PathBuf,
+    upper: PathBuf,
+    lower: PathBuf,
+}
+
+impl Union {
+    fn make(folder: &Path) -> Self {
+        let [at, upper, lower] = ["mnt", "upper", "lower"].map(|name| folder.join(name));
+        for path in [&at, &upper, &lower] {
+            fs::create_dir(path).expect("a folder");
+        }
+        Self { pool: Pool::create(folder, "16M"), at, upper, lower }
+    }
+
+    fn try_mount(&self) -> Outcome {
+        let mut command = self.pool.command();
+        command.args(["mount", self.pool.name()]).arg(&self.at).arg("--upper").arg(&self.upper);
+        run(command.arg("--lower").arg(&self.lower))
+    }
+
+    fn mount(&self) {
+        let _ = self.try_mount().expect("mount");
+    }
+
+    fn umount(&self) -> Outcome {
+        run(&mut self.umount_command())
+    }
+
+    fn umount_command(&self) -> Command {
+        let mut command = self.pool.command();
+        command.args(["umount", self.pool.name()]).arg(&self.at);
+        command
+    }
+
+    fn is_mounted(&self) -> bool {
+        let table = fs::read_to_string("/proc/self/mounts").expect("readable");
+        table.lines().any(|line| line.split(' ').nth(1) == self.at.to_str())
+    }
+
+    fn write(&self, name: &str) {
+        fs::write(self.at.join(name), name).expect("written");
+    }
+
+    fn check(&self, name: &str) {
+        assert_eq!(fs::read_to_string(self.upper.join(name)).expect("flushed"), name);
+    }
+
+    /// Has the pool's service carry out a command, as a command line does that is killed when it has the answer.
+    fn order(&self, line: &str) {
+        let socket = format!("/run/poolfs/{}.control", self.pool.name());
+        let mut stream = UnixStream::connect(socket).expect("it listens");
+        writeln!(stream, "{line}").expect("sent");
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).expect("an answer");
+        assert!(answer.contains("done"), "{answer}");
+    }
+
+    fn instance(&self) -> String {
+        let status = self.pool.status();
+        let all = status["service"]["instances"].as_array().unwrap_or_else(|| panic!("{status}"));
+        let own = all.iter().find(|one| one["mount_point"] == self.at.to_str().expect("text"));
+        own.and_then(|own| own["instance"].as_str()).unwrap_or_else(|| panic!("{status}")).to_owned()
+    }
+
+    fn descriptors_and_threads(&self) -> (usize, usize) {
+        let count = |what: &str| fs::read_dir(format!("/proc/{}/{what}", self.pool.service_pid())).map(Iterator::count);
+        (count("fd").expect("it runs"), count("task").expect("it runs"))
+    }
+}
+
+#[test]
+fn an_upper_branch_is_free_after_an_unmount_that_was_killed_at_any_moment() {
+    isolated("an_upper_branch_is_free_after_an_unmount_that_was_killed_at_any_moment", |folder| {
+        let union = Union::make(folder);
+        union.mount();
+        let (mut unnoted, mut mounted) = (0, 0);
+        for attempt in 0..TRIES {
+            let name = format!("f{attempt}");
+            union.write(&name);
+            let mut child = union.umount_command().stderr(Stdio::null()).spawn().expect("poolfs starts");
+            std::thread::sleep(LATER * attempt);
+            child.kill().expect("ours");
+            child.wait().expect("ours");
+            // Without a mount it is free, whatever the record says.
+            let deadline = Instant::now() + Duration::from_secs(30);
+            loop {
+                let outcome = union.try_mount();
+                if outcome.code == 0 {
+                    unnoted += 1;
+                    break;
+                }
+                let is_mounted = ["is mounted there", "it is the upper branch of"];
+                assert!(is_mounted.iter().any(|part| outcome.err.contains(part)), "attempt {attempt}: {outcome:?}");
+                if union.is_mounted() {
+                    // The kill came before the unmount, or while the service was at it.
+                    mounted += 1;
+                    let ended = union.umount();
+                    assert!(
+                        ended.code == 0 || ended.err.contains("has no mount there"),
+                        "attempt {attempt}: {ended:?}"
+                    );
+                    union.mount();
+                    break;
+                }
+                assert!(Instant::now() < deadline, "attempt {attempt}: {outcome:?}");
+            }
+            union.check(&name);
+        }
+        println!("killed {TRIES} unmounts: {mounted} before the service was through, {unnoted} after it");
+        let _ = union.umount().expect("umount");
+    });
+}
+
+#[test]
+fn an_unmount_that_was_killed_at_any_step_is_made_good() {
+    isolated("an_unmount_that_was_killed_at_any_step_is_made_good", |folder| {
+        let union = Union::make(folder);
+        // Another mount keeps the service, or none.
+        for with_other in [false, true] {
+            let (other, data) = (folder.join("other"), folder.join("data"));
+            fs::create_dir_all(&data).expect("a folder");
+            let other = with_other.then(|| union.pool.mount_directory(&other, &data));
+            // Carried out, and not noted.
+            for next in ["mount", "umount", "pool ls", "other pool"] {
+                union.mount();
+                union.write(next);
+                let instance = union.instance();
+                union.order(&format!(r#"{{"command":"unmount","instance":"{instance}","ending":"orderly"}}"#));
+                union.check(next);
+                match next {
+                    "mount" => {
+                        union.mount();
+                        let _ = union.umount().expect("umount");
+                    }
+                    "umount" => {
+                        let outcome = union.umount();
+                        assert!(outcome.code != 0 && outcome.err.contains("has no mount there"), "{outcome:?}");
+                    }
+                    "pool ls" => {
+                        let pools = union.pool.poolfs(&["pool", "ls", "--json"]).expect("pool ls");
+                        assert!(!pools.contains(&instance), "{pools}");
+                    }
+                    _ => {
+                        let pool = Pool::named(folder, &format!("{}-2", union.pool.name()), "16M");
+                        let [at, upper, lower] = [&union.at, &union.upper, &union.lower].map(|path| path.as_path());
+                        let _ = pool.mount_union(at, upper, &[lower]).unmount().expect("umount");
+                    }
+                }
+                assert!(!union.at.join(next).exists());
+            }
+            drop(other);
+        }
+        // Noted, and the service not ended: nobody would do that ever after.
+        union.mount();
+        let record = folder.join(format!("state/pools/{}/pool.json", union.pool.name()));
+        let text = fs::read_to_string(&record).expect("readable");
+        let instance = union.instance();
+        union.order(&format!(r#"{{"command":"unmount","instance":"{instance}","ending":"orderly"}}"#));
+        let mut json: serde_json::Value = serde_json::from_str(&text).expect("a record");
+        json["instances"] = serde_json::json!([]);
+        fs::write(&record, json.to_string()).expect("written");
+        let _ = union.pool.poolfs(&["exec", union.pool.name(), "--", "true"]).expect("exec");
+        assert!(union.pool.poolfs(&["pool", "ls"]).expect("pool ls").contains("not running"));
+    });
+}
+
+#[test]
+fn a_mount_that_somebody_unmounts_by_hand_is_forgotten() {
+    isolated("a_mount_that_somebody_unmounts_by_hand_is_forgotten", |folder| {
+        let union = Union::make(folder);
+        let data = folder.join("data");
+        fs::create_dir(&data).expect("a folder");
+        let other = union.pool.mount_directory(&folder.join("other"), &data);
+        let umount = |options: &str| shell(&format!("umount {options} {}", union.at.display())).expect("umount(8)");
+        union.mount();
+        let _ = union.umount().expect("umount");
+        let before = union.descriptors_and_threads();
+        for round in 0..10 {
+            let name = format!("f{round}");
+            union.mount();
+            union.write(&name);
+            let _ = umount("");
+            // At once, at the same place.
+            union.mount();
+            union.check(&name);
+            let _ = umount("");
+            let deadline = Instant::now() + Duration::from_secs(60);
+            loop {
+                let now = union.descriptors_and_threads();
+                if now.0 <= before.0 && now.1 <= before.1 {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{before:?} became {now:?}");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let listed = union.pool.poolfs(&["pool", "inspect", union.pool.name()]).expect("pool inspect");
+            assert!(!listed.contains(union.at.to_str().expect("text")), "{listed}");
+        }
+        // As long as another mount namespace has it, it is in use, and told to be.
+        union.mount();
+        let mut elsewhere = Command::new("unshare");
+        elsewhere.args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 600"]);
+        let mut elsewhere = elsewhere.stdout(Stdio::piped()).spawn().expect("unshare (package util-linux) runs");
+        let mut line = String::new();
+        BufReader::new(elsewhere.stdout.take().expect("piped")).read_line(&mut line).expect("it is there");
+        let _ = umount("");
+        let refused = union.try_mount();
+        assert!(refused.code != 0 && refused.err.contains("upper branch"), "{refused:?}");
+        elsewhere.kill().expect("ours");
+        elsewhere.wait().expect("ours");
+        union.mount();
+        let _ = union.umount().expect("umount");
+        drop(other);
+        assert!(union.pool.poolfs(&["pool", "ls"]).expect("pool ls").contains("not running"));
+    });
+}
