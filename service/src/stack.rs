@@ -204,8 +204,15 @@ impl Stack {
         own.for_each(|branch| branch.local.discard());
     }
 
+    /// Its top layer.
+    #[must_use]
+    pub fn layer(&self) -> Arc<dyn Libservice> {
+        Arc::clone(&self.layer)
+    }
+
     /// Its layer over read-only branches, if it has one.
-    pub(crate) fn layered(&self) -> Option<Arc<dyn Layered>> {
+    #[must_use]
+    pub fn layered(&self) -> Option<Arc<dyn Layered>> {
         self.union.clone().map(|union| union as Arc<dyn Layered>)
     }
 

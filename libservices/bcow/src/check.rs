@@ -16,6 +16,9 @@ const ROOT: &Caller = &Caller::ROOT;
 /// comes in another reading of the tables.
 const WINDOW_BLOCKS: u64 = 1 << 29;
 
+/// Blocks of a file that anything can name: its size may say more.
+const NAMEABLE_BLOCKS: u64 = 1 << 32;
+
 /// What can be wrong with files of the format. The first word of each says whether it can be repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Problem {
@@ -157,7 +160,7 @@ impl Bcow {
         let reader = Reader {
             file: Opened::file(&self.below, ROOT, held.node(), OpenFlags::READ_ONLY)?,
             record,
-            blocks: attributes.size.div_ceil(BLOCK_SIZE as u64),
+            blocks: attributes.size.div_ceil(BLOCK_SIZE as u64).min(NAMEABLE_BLOCKS),
             is_unclean,
         };
         let mut from = 0;
@@ -220,7 +223,7 @@ impl Named {
 struct Reader<'a> {
     file: Opened,
     record: &'a Record,
-    /// of the file below
+    /// of the file below, as far as they can be named
     blocks: u64,
     is_unclean: bool,
 }

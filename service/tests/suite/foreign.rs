@@ -1,10 +1,12 @@
 //! Upper branches that came from elsewhere: whatever is on them, nothing outside is read, changed or removed for them.
 
+use poolfs_libservice::Durability;
 use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags};
 use poolfs_service::Instance;
 use poolfs_service::stack::StackBuilder;
+use poolfs_service::stack::check::check;
 use poolfs_service::stack::kept::sweep;
-use poolfs_service_protocol::{MountSpec, StackSpec, kept_directory};
+use poolfs_service_protocol::{CheckSpec, MountSpec, StackSpec, Storage, UpperFormat, kept_directory};
 use rustix::fs::XattrFlags;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::fs::{self, DirBuilder};
@@ -12,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tempfile::TempDir;
 
 const ROOT: Caller = Caller::ROOT;
@@ -217,4 +220,37 @@ fn a_mark_names_no_directory_of_the_host() {
     assert_eq!(read(&union, "f"), CONTENT);
     assert_eq!(names(), before, "a directory that is not the service's own lost files");
     assert_eq!(fs::read(&secret).expect("there"), SECRET);
+}
+
+/// A branch in memory, where files may have any size.
+fn in_memory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").expect("a folder in memory")
+}
+
+#[test]
+fn a_check_of_a_file_of_any_size_ends() {
+    let folder = in_memory();
+    let [upper, lower] = ["upper", "lower"].map(|name| folder.path().join(name));
+    for path in [&upper, &lower] {
+        fs::create_dir(path).expect("made");
+    }
+    fs::write(lower.join("f"), CONTENT).expect("a file");
+    let storage = Storage { format: UpperFormat::BcowSpace, size_bytes: None };
+    let stack = StackSpec::Union { upper: upper.clone(), lowers: vec![lower], storage };
+    let builder = StackBuilder::new(4 << 20, None).expect("a cache");
+    let layer = builder.build(&stack).expect("usable").layer();
+    let entry = layer.lookup(&ROOT, NodeId::ROOT, Name::new(b"f").expect("a name")).expect("there");
+    let handle = layer.open(&ROOT, entry.node, OpenFlags::READ_WRITE).expect("opened");
+    layer.write(&ROOT, handle, 50_000, b"changed").expect("room");
+    layer.fsync(&ROOT, handle, Durability::All).expect("room");
+    layer.release(handle);
+    layer.forget(entry.node, 1);
+    drop((layer, builder));
+    let file = fs::OpenOptions::new().write(true).open(upper.join("f")).expect("there");
+    file.set_len(i64::MAX as u64).expect("a size");
+    let spec = CheckSpec { upper, lowers: Vec::new(), repair: false, socket_directory: folder.path().join("run") };
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ended.send(check(&spec, &mut |_| {}).map(|summary| summary.compact_files)));
+    let checked = end.recv_timeout(Duration::from_secs(60)).expect("it does not come to an end");
+    assert_eq!(checked.expect("checked"), 1);
 }
