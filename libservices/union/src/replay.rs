@@ -15,9 +15,9 @@ use crate::marks;
 use crate::node::{Content, Node};
 use crate::resolve::Referenced;
 use crate::sketch::{BLOCK, Sketch};
-use crate::work::{DIRECTORY, list};
+use crate::work::DIRECTORY;
 use hashbrown::HashMap;
-use poolfs_libservice::walk::walk;
+use poolfs_libservice::walk::{each_name, walk};
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime};
 use std::collections::BTreeMap;
@@ -26,8 +26,11 @@ use std::sync::Arc;
 
 const ROOT: &Caller = &Caller::ROOT;
 
-/// Most bytes of a file that are looked at: no union writes more.
-const FILE_BYTES_MAX: u64 = 1 << 30;
+/// Most bytes of all files that are looked at: no union leaves more.
+const BYTES_MAX: u64 = 192 << 20;
+
+/// Most of these files: no union leaves as many.
+const GENERATIONS_MAX: usize = 64;
 
 /// Records read at once.
 const READ_RECORDS: usize = 1024;
@@ -64,11 +67,44 @@ impl Said {
     }
 }
 
+/// A record of a sketch, in as few bytes as it has on disk: most of a journal may be of sketches that are not there.
+struct Packed {
+    first: u64,
+    /// 0: one block in transit
+    count: u32,
+    new: [u16; 2],
+}
+
+impl Packed {
+    fn of(change: &Change) -> Self {
+        match change {
+            Change::Moved(blocks) => {
+                Packed { first: blocks.start, count: (blocks.end - blocks.start) as u32, new: [0; 2] }
+            }
+            Change::InTransit(block, new) => {
+                Packed { first: *block, count: 0, new: [new.start as u16, new.end as u16] }
+            }
+        }
+    }
+
+    fn change(&self) -> Change {
+        match self.count {
+            0 => Change::InTransit(self.first, self.new[0].into()..self.new[1].into()),
+            count => Change::Moved(self.first..self.first + u64::from(count)),
+        }
+    }
+}
+
 /// What the files of a journal say.
 #[derive(Default)]
 struct Journals {
-    sketches: HashMap<[u8; 16], Said>,
+    sketches: HashMap<[u8; 16], Vec<Packed>>,
     first_writes: Vec<FirstWrite>,
+    bytes: u64,
+}
+
+fn too_much(what: &str) -> Error {
+    Error::new(Errno::EIO, format!("its journal has more {what} than any union leaves"))
 }
 
 /// What could not be made good.
@@ -112,7 +148,7 @@ impl Records {
     /// The next record; nothing at the end.
     fn next(&mut self) -> Result<Option<[u8; RECORD_BYTES]>> {
         if self.taken + RECORD_BYTES > self.filled {
-            if self.offset >= FILE_BYTES_MAX || self.offset > 0 && self.filled < self.buffer.len() {
+            if self.offset > 0 && self.filled < self.buffer.len() {
                 return Ok(None);
             }
             self.filled = self.file.read_full(self.offset, &mut self.buffer)?;
@@ -138,8 +174,11 @@ impl Records {
 
 /// The generations whose files are there, oldest first.
 pub(crate) fn generations(upper: &Branch, top: NodeId) -> Result<Vec<u64>> {
-    let names = list(upper, top)?;
-    let mut found: Vec<u64> = names.iter().filter_map(|(name, _)| journal::generation_of(name)).collect();
+    let mut found = Vec::new();
+    each_name(upper, top, &mut |name, _| {
+        found.extend(journal::generation_of(name));
+        if found.len() > GENERATIONS_MAX { Err(too_much("files")) } else { Ok(()) }
+    })?;
     found.sort_unstable();
     Ok(found)
 }
@@ -157,8 +196,11 @@ fn read(upper: &Branch, top: NodeId, generation: u64, journals: &mut Journals) -
         return Ok(());
     }
     while let Some(record) = records.next()? {
+        if journals.bytes + records.offset > BYTES_MAX {
+            return Err(too_much("bytes"));
+        }
         if let Some((id, change)) = Change::decode(&record) {
-            journals.sketches.entry(id).or_default().add(change);
+            journals.sketches.entry(id).or_default().push(Packed::of(&change));
             continue;
         }
         // What follows what cannot be read was never told of.
@@ -167,6 +209,7 @@ fn read(upper: &Branch, top: NodeId, generation: u64, journals: &mut Journals) -
         let Some(first) = following.and_then(|following| head.first_write(&following)) else { break };
         journals.first_writes.push(first);
     }
+    journals.bytes += records.offset;
     Ok(())
 }
 
@@ -217,7 +260,7 @@ impl Union {
     }
 
     /// The records of those that cannot be read now.
-    fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Said>) -> Result<Vec<([u8; 16], Said)>> {
+    fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Vec<Packed>>) -> Result<Vec<([u8; 16], Said)>> {
         let mut left = Vec::new();
         let mut count = 0u64;
         let root = Held::new(&self.work.upper, NodeId::ROOT);
@@ -231,7 +274,9 @@ impl Union {
                 return Ok(true);
             }
             let Some(record) = self.record_of(held)? else { return Ok(true) };
-            let Some(said) = journals.remove(&record.id) else { return Ok(true) };
+            let Some(records) = journals.remove(&record.id) else { return Ok(true) };
+            let mut said = Said::default();
+            records.iter().for_each(|record| said.add(record.change()));
             count += 1;
             let made_good = match self.replay_sketch(held, record, &said) {
                 Err(error) if error == Errno::EIO => Err(error.to_string()),

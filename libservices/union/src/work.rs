@@ -17,6 +17,8 @@ const FORMAT: &[u8] = b"poolfs-union 1\n";
 const FORMAT_BYTES_MAX: usize = 64;
 /// What exists in the work directory while a union is open.
 pub(crate) const OPEN: &[u8] = b"open";
+/// Names of a directory that are removed before the next are listed.
+const NAMES_AT_ONCE: usize = 1 << 12;
 const ROOT: &Caller = &Caller::ROOT;
 
 /// The work directory, open for the life of the union.
@@ -40,11 +42,16 @@ pub(crate) type Listed = (Vec<u8>, FileType);
 
 /// All names of a directory of the upper branch.
 pub(crate) fn list(upper: &Branch, node: NodeId) -> Result<Vec<Listed>> {
+    first_names(upper, node, usize::MAX)
+}
+
+/// The first names of a directory of the upper branch.
+fn first_names(upper: &Branch, node: NodeId, most: usize) -> Result<Vec<Listed>> {
     let directory = Opened::directory(upper, node)?;
     let mut names = Vec::new();
     upper.readdir(ROOT, directory.id(), 0, &mut |entry| {
         names.push((entry.name.as_bytes().to_vec(), entry.file_type));
-        ControlFlow::Continue(())
+        if names.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     Ok(names)
 }
@@ -96,8 +103,12 @@ impl Work {
             let entry = upper.mknod(ROOT, work.top.node(), Name::new(OPEN)?, FileType::Regular, 0o600, 0)?;
             drop(Held::new(upper, entry.node));
         }
-        for (name, file_type) in list(upper, work.work.node())? {
-            remove_tree(upper, &work.work, &name, file_type)?;
+        loop {
+            let names = first_names(upper, work.work.node(), NAMES_AT_ONCE)?;
+            if names.is_empty() {
+                break;
+            }
+            names.iter().try_for_each(|(name, file_type)| remove_tree(upper, &work.work, name, *file_type))?;
         }
         Ok((work, unclean))
     }
@@ -159,7 +170,11 @@ impl Work {
 
     /// The upper file of a hard-linked lower file that was copied up.
     pub fn indexed(&self, upper: &Branch, key: &str) -> Result<Option<(Arc<Held>, Attributes)>> {
-        Ok(find(upper, self.index.node(), key.as_bytes())?.map(|(held, attributes)| (Arc::new(held), attributes)))
+        let Some((held, attributes)) = find(upper, self.index.node(), key.as_bytes())? else { return Ok(None) };
+        if attributes.is_directory() {
+            return Err(Error::new(Errno::EIO, format!("index/{key} in .poolfs is a directory, which no file can be")));
+        }
+        Ok(Some((Arc::new(held), attributes)))
     }
 
     /// The bitmap file of a sketch.
@@ -296,19 +311,24 @@ pub(crate) fn remove_tree(upper: &Branch, parent: &Held, name: &[u8], file_type:
     if file_type != FileType::Directory {
         return upper.unlink(ROOT, parent.node(), Name::new(name)?);
     }
-    // Directories on the way down, each with the names it still holds.
-    type Entered = (Held, Vec<u8>, Vec<Listed>);
+    // Directories on the way down, each with the names it still holds, and whether there are more.
+    type Entered = (Held, Vec<u8>, Vec<Listed>, bool);
+    let listed = |held: &Held| -> Result<(Vec<Listed>, bool)> {
+        let names = first_names(upper, held.node(), NAMES_AT_ONCE)?;
+        let is_full = names.len() == NAMES_AT_ONCE;
+        Ok((names, is_full))
+    };
     let mut way: Vec<Entered> = Vec::new();
     let enter = |parent: NodeId, name: &[u8]| -> Result<(Entered, Attributes)> {
         let entry = upper.lookup(ROOT, parent, Name::new(name)?)?;
         let held = Held::new(upper, entry.node);
-        let names = list(upper, held.node())?;
-        Ok(((held, name.to_vec(), names), entry.attributes))
+        let (names, has_more) = listed(&held)?;
+        Ok(((held, name.to_vec(), names, has_more), entry.attributes))
     };
     let (first, before) = enter(parent.node(), name)?;
     let held_something = !first.2.is_empty();
     way.push(first);
-    while let Some((held, _, names)) = way.last_mut() {
+    while let Some((held, _, names, has_more)) = way.last_mut() {
         match names.pop() {
             Some((name, FileType::Directory)) => {
                 let (below, _) = enter(held.node(), &name)?;
@@ -316,7 +336,11 @@ pub(crate) fn remove_tree(upper: &Branch, parent: &Held, name: &[u8], file_type:
             }
             Some((name, _)) => upper.unlink(ROOT, held.node(), Name::new(&name)?)?,
             None => {
-                if let Some((held, name, _)) = way.pop() {
+                if std::mem::take(has_more) {
+                    (*names, *has_more) = listed(held)?;
+                    continue;
+                }
+                if let Some((held, name, ..)) = way.pop() {
                     let above = way.last().map_or(parent.node(), |(held, ..)| held.node());
                     if way.is_empty() && held_something {
                         keep_time(upper, &held, &before);
