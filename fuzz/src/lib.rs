@@ -2,11 +2,13 @@
 
 #![forbid(unsafe_code)]
 
+mod hostile_branch;
 mod kernel_messages;
 mod replay;
 mod session_edge;
 mod upper_branch;
 
+pub use hostile_branch::{clear_ground, hostile_branch};
 pub use kernel_messages::kernel_messages;
 pub use replay::run;
 pub use session_edge::session_edge;

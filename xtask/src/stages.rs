@@ -88,6 +88,27 @@ const STAGES: &[Stage] = &[
         ],
         environment: &[],
     },
+    Stage {
+        name: "fuzzing of branches from elsewhere",
+        // What is mounted for an input ends with the stage, however that ends.
+        command: &[
+            "unshare",
+            "--mount",
+            "cargo",
+            "run",
+            "--quiet",
+            "--release",
+            "--manifest-path",
+            "fuzz/Cargo.toml",
+            "--bin",
+            "hostile_branch",
+            "--",
+            "fuzz/corpus/hostile_branch",
+            "30",
+            "7",
+        ],
+        environment: &[],
+    },
     Stage { name: "end to end, over real mounts", command: &["cargo", "test", "-p", "poolfs-tests"], environment: &[] },
 ];
 
