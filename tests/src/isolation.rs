@@ -34,7 +34,7 @@ pub fn isolated_for(name: &str, limit: Duration, body: impl FnOnce(&Path)) {
         body(Path::new(&folder));
         return;
     }
-    let folder = tempfile::Builder::new().prefix("poolfs-test-").tempdir().expect("a temporary folder");
+    let folder = tempfile::Builder::new().prefix(&folder_prefix()).tempdir().expect("a temporary folder");
     let mut command = in_namespaces();
     command
         .arg(std::env::current_exe().expect("the test's own path"))
@@ -45,6 +45,12 @@ pub fn isolated_for(name: &str, limit: Duration, body: impl FnOnce(&Path)) {
         Some(_) => panic!("{name} failed in its namespaces, see above"),
         None => panic!("{name} did not end within {} s", limit.as_secs()),
     }
+}
+
+/// How the names of folders of tests begin: with the identifier of the run, by which `cargo xtask test` knows what it has left, as
+/// pools, and with them control groups and sockets, have the name of their test's folder.
+fn folder_prefix() -> String {
+    std::env::var("POOLFS_RUN").map_or_else(|_| "poolfs-test-".to_owned(), |run| format!("poolfs-test-{run}-"))
 }
 
 /// Takes away what libraries get sessions by: programs that start from here on have none.

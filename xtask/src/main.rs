@@ -1,4 +1,4 @@
-//! The project's own checks and chores: `cargo xtask tidy`, `header`, `surface`, `leftovers`, `test`, `soak`.
+//! The project's own checks and chores: `cargo xtask tidy`, `header`, `surface`, `test`, `soak`.
 //!
 //! What a document of this project demands and a program can check is checked here.
 
@@ -11,7 +11,6 @@ mod tidy;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
 
 /// Checks and chores of the poolfs workspace.
 #[derive(Parser)]
@@ -29,11 +28,6 @@ enum Task {
     Header,
     /// Write docs/surface.md from client/preload/surface.txt.
     Surface,
-    /// Record what is on the machine (mounts, processes, control groups, loop devices, IPC, sockets), or compare with it.
-    Leftovers {
-        #[command(subcommand)]
-        action: LeftoversAction,
-    },
     /// Run the stages of `make test`, print the time of each, and fail after 60 minutes.
     Test {
         /// Run only the stages whose names contain this.
@@ -48,27 +42,11 @@ enum Task {
     },
 }
 
-#[derive(Subcommand)]
-enum LeftoversAction {
-    /// Write what is there now.
-    Record {
-        /// The file to write.
-        file: PathBuf,
-    },
-    /// Fail, and name it, when something is there that was not.
-    Compare {
-        /// The file `record` wrote.
-        file: PathBuf,
-    },
-}
-
 fn main() -> Result<()> {
     match Arguments::parse().task {
         Task::Tidy => tidy::run(),
         Task::Header => header::write(&tidy::workspace_root()),
         Task::Surface => surface::write(&tidy::workspace_root()),
-        Task::Leftovers { action: LeftoversAction::Record { file } } => leftovers::record(&file),
-        Task::Leftovers { action: LeftoversAction::Compare { file } } => leftovers::compare(&file),
         Task::Test { only } => stages::run(only.as_deref()),
         Task::Soak { only } => soak::run(only.as_deref()),
     }

@@ -1,5 +1,6 @@
 //! The stages of `make soak`: what takes hours. What each showed is written to `docs/soak.md`.
 
+use crate::leftovers::Run;
 use crate::tidy::workspace_root;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -92,11 +93,10 @@ const STAGES: &[Stage] = &[
     Stage { name: "clients that stand still", command: &service!("standstill::"), environment: &[LONG] },
 ];
 
-/// Runs the stages whose names contain `only`, between two inventories of the machine.
+/// Runs the stages whose names contain `only`, and fails when they leave something on the machine.
 pub fn run(only: Option<&str>) -> Result<()> {
+    let machine = Run::begin()?;
     let root = workspace_root();
-    let before = root.join("target/leftovers-before.txt");
-    crate::leftovers::record(&before)?;
     let mut failed = Vec::new();
     for stage in STAGES.iter().filter(|stage| only.is_none_or(|part| stage.name.contains(part))) {
         println!("==> {}", stage.name);
@@ -116,8 +116,8 @@ pub fn run(only: Option<&str>) -> Result<()> {
             failed.push(stage.name);
         }
     }
-    crate::leftovers::compare(&before)?;
-    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+    let nothing_left = machine.expect_nothing_left();
+    if failed.is_empty() { nothing_left } else { bail!("failed: {}", failed.join(", ")) }
 }
 
 /// Whether it passed, and the figures it told.

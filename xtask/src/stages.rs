@@ -1,5 +1,6 @@
 //! The stages of `make test`: each timed, the first failure ends the run, 60 minutes are the end in any case.
 
+use crate::leftovers::Run;
 use crate::tidy::workspace_root;
 use anyhow::{Context, Result, bail};
 use std::process::Command;
@@ -112,11 +113,10 @@ const STAGES: &[Stage] = &[
     Stage { name: "end to end, over real mounts", command: &["cargo", "test", "-p", "poolfs-tests"], environment: &[] },
 ];
 
-/// Runs the stages whose names contain `only`, between two inventories of the machine.
+/// Runs the stages whose names contain `only`, and fails when they leave something on the machine.
 pub fn run(only: Option<&str>) -> Result<()> {
+    let machine = Run::begin()?;
     let root = workspace_root();
-    let before = root.join("target/leftovers-before.txt");
-    crate::leftovers::record(&before)?;
     let start = Instant::now();
     let mut times = Vec::new();
     let mut failed = None;
@@ -134,10 +134,15 @@ pub fn run(only: Option<&str>) -> Result<()> {
     for (name, time) in times {
         println!("{:>6.0} s  {name}", time.as_secs_f64());
     }
-    crate::leftovers::compare(&before)?;
+    let nothing_left = machine.expect_nothing_left();
     match failed {
-        Some(name) => bail!("stage \"{name}\" failed"),
-        None => Ok(()),
+        Some(name) => {
+            if let Err(error) = nothing_left {
+                println!("{error}");
+            }
+            bail!("stage \"{name}\" failed")
+        }
+        None => nothing_left,
     }
 }
 
