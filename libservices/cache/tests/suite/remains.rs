@@ -10,11 +10,13 @@ use poolfs_libservice::walk::{Visited, walk};
 use poolfs_libservice::{Held, Libservice, Memory, Opened, conformance};
 use poolfs_types::{AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SetAttributes, Timestamp};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const KEY: BranchKey = *b"the branch's key";
@@ -57,15 +59,35 @@ impl Recorded {
         assert_eq!(self.cache.write(&ROOT, handle, offset, data).unwrap().count, data.len());
     }
 
-    /// What there is when the process dies now.
+    /// What there is when the process dies now. A death is one moment, and copying takes longer: the cache's threads may bring something below
+    /// meanwhile, after which it is begun again.
     fn die(&self) -> Dead {
-        let dead = Dead(memory().expect("a tmpfs"));
-        for entry in std::fs::read_dir(&self.directory).unwrap() {
-            let entry = entry.unwrap();
-            std::fs::copy(entry.path(), dead.path().join(entry.file_name())).unwrap();
+        let begun = Instant::now();
+        loop {
+            let dead = Dead(memory().expect("a tmpfs"));
+            if let Ok(true) = copy_of_one_moment(&self.directory, &dead.path()) {
+                return dead;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "the cache's threads do not come to rest");
         }
-        dead
     }
+}
+
+/// Copies files; whether they were the same all the time.
+fn copy_of_one_moment(from: &Path, to: &Path) -> std::io::Result<bool> {
+    let names = |folder: &Path| -> std::io::Result<BTreeSet<OsString>> {
+        std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
+    };
+    let copied = names(from)?;
+    for name in &copied {
+        std::fs::copy(from.join(name), to.join(name))?;
+    }
+    for name in &copied {
+        if std::fs::read(from.join(name))? != std::fs::read(to.join(name))? {
+            return Ok(false);
+        }
+    }
+    Ok(names(from)? == copied)
 }
 
 /// A tmpfs like that of a service, mounted nowhere.
