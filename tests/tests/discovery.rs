@@ -78,7 +78,7 @@ fn who_gets_no_session_says_why() {
         let script = format!("POOLFS_TRACE={} mkdir {}/made", trace.display(), mount.path().display());
         let _ = pool.shell(Way::Library, &script).expect("mkdir by the kernel");
         let report = fs::read_to_string(trace).expect("a report");
-        let no_such_file = "library=0 kernel=1 sessions-refused=1 errno=2\n";
+        let no_such_file = "library=0 fuse=1 sessions-refused=1 errno=2\n";
         assert!(report.ends_with(no_such_file), "{report}");
         assert!(directory.join("made").exists());
         drop(mount);

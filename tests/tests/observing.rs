@@ -91,7 +91,7 @@ fn reads_are_counted_by_the_way_they_took() {
         fs::write(&file, vec![7; 128 << 10]).expect("a file");
         let reads_of = |counted: &Value| {
             let of = |way: &str| counted[way].as_u64().expect("a number");
-            (of("direct"), of("library"), of("kernel"))
+            (of("direct"), of("library"), of("fuse"))
         };
         let of_instance = || reads_of(&pool.status()["service"]["instances"][0]["reads"]);
         let of_descriptor = |program: &Stepper| {
@@ -154,7 +154,7 @@ fn watching_shows_what_was_done_in_between() {
         for round in 0..60 {
             fs::create_dir(at.join(format!("d{round}"))).expect("a folder");
             let line = lines.next().expect("it goes on").expect("text");
-            let found = line.contains("mkdir") && line.contains("kernel");
+            let found = line.contains("mkdir") && line.contains("FUSE");
             seen.push(line);
             if found {
                 break;
@@ -203,8 +203,8 @@ except OSError: pass
         };
         assert!(number("library.MakeDirectory") == 1 && number("library.ChangeMode") == 5, "{line}");
         // The first use of a descriptor is the kernel's.
-        assert_eq!((number("library.Write"), number("kernel.first-use")), (6, 1), "{line}");
-        assert!(number("kernel.path") >= 1, "{line}");
+        assert_eq!((number("library.Write"), number("fuse.first-use")), (6, 1), "{line}");
+        assert!(number("fuse.path") >= 1, "{line}");
         let by_operation: u64 = line
             .split(' ')
             .filter_map(|word| word.strip_prefix("library.")?.split_once('=')?.1.parse::<u64>().ok())

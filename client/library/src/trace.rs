@@ -222,7 +222,7 @@ fn deliver(target: &[u8], text: &[u8]) {
 /// What kept the library from working stands there only when something did.
 fn write_report(line: &mut Line, name: &str, is_long: bool) -> core::fmt::Result {
     let (library, kernel) = counts();
-    write!(line, "poolfs {} {name} library={library} kernel={kernel}", raw::process_id())?;
+    write!(line, "poolfs {} {name} library={library} fuse={kernel}", raw::process_id())?;
     for (name, counter) in [("direct", &DIRECT), ("direct-stats", &DIRECT_STATS)] {
         let count = counter.load(Ordering::Relaxed);
         if count > 0 {
@@ -254,12 +254,12 @@ fn write_details(line: &mut Line, kernel: u64) -> core::fmt::Result {
     for ((_, name), counter) in Reason::ALL.iter().zip(&REASONS) {
         let count = counter.load(Ordering::Relaxed);
         if count > 0 {
-            write!(line, " kernel.{name}={count}")?;
+            write!(line, " fuse.{name}={count}")?;
         }
         // What was left for a reason may have been served in another way after all: the rest is never less than nothing.
         rest = rest.saturating_sub(count);
     }
-    if rest > 0 { write!(line, " kernel.other={rest}") } else { Ok(()) }
+    if rest > 0 { write!(line, " fuse.other={rest}") } else { Ok(()) }
 }
 
 /// The program's name as the kernel has it.

@@ -14,9 +14,9 @@ pub struct Arguments {
     #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/poolfs")]
     pub state: PathBuf,
     /// The directory of sockets
-    #[arg(long, global = true, value_name = "DIR", default_value = "/run/poolfs", hide = true)]
+    #[arg(long, global = true, value_name = "DIR", default_value = "/run/poolfs")]
     pub run_dir: PathBuf,
-    /// Print JSON instead of a table
+    /// Print JSON instead of tables and messages
     #[arg(long, global = true)]
     pub json: bool,
     /// How long a service that gives no sign of life is waited for
@@ -82,7 +82,7 @@ pub enum Command {
         upper: PathBuf,
         /// The lower branches, to look at the lower files of partly written ones as well: topmost first
         #[arg(long, value_name = "DIR[:DIR...]")]
-        lower: Option<String>,
+        lower: Vec<String>,
         /// Repair what can be without guessing; else nothing is written
         #[arg(long)]
         repair: bool,
@@ -253,28 +253,34 @@ pub struct MountArguments {
     /// The writable branch of a union
     #[arg(long, requires = "lower")]
     pub upper: Option<PathBuf>,
-    /// The read-only branches of a union, topmost first: DIR[:DIR...]
-    #[arg(long, requires = "upper")]
-    pub lower: Option<String>,
+    /// The read-only branches of a union, topmost first: DIR[:DIR...], or again for each. `\:` is a colon in a name
+    #[arg(long, value_name = "DIR[:DIR...]", requires = "upper")]
+    pub lower: Vec<String>,
     /// How the writable branch stores files of which some blocks have moved: sparse, bcow, bcow-performance or bcow-space
     #[arg(long, value_name = "FORMAT", default_value_t, conflicts_with = "dir")]
     pub upper_format: UpperFormat,
     /// Most that the writable branch may take on disk, as 10G: then ENOSPC [default: what its filesystem has]
     #[arg(long, value_name = "SIZE", value_parser = parse_upper_size, conflicts_with = "dir")]
     pub upper_size: Option<u64>,
+    /// Let set-id bits and capabilities of its programs have effect
+    #[arg(long)]
+    pub suid: bool,
+    /// Let its device files be opened
+    #[arg(long)]
+    pub dev: bool,
 }
 
 /// Arguments of `exec`.
 #[derive(Debug, Args)]
-#[command(override_usage = "poolfs exec [POOL] [--mount SPEC ...] [--legacy] -- CMD ...")]
+#[command(override_usage = "poolfs exec [POOL] [--mount SPEC ...] [--fuse] -- CMD ...")]
 pub struct ExecArguments {
     /// The pool [default: one that is thrown away afterwards]
     pub pool: Option<String>,
-    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...]
+    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]
     #[arg(long = "mount", value_name = "SPEC")]
     pub mounts: Vec<String>,
-    /// Without the library: everything through the kernel
-    #[arg(long)]
+    /// Without the library: everything by FUSE
+    #[arg(long = "fuse", visible_alias = "legacy")]
     pub legacy: bool,
     /// The command
     #[arg(last = true, required = true)]
@@ -298,8 +304,8 @@ pub struct RunArguments {
     /// Most memory of the container
     #[arg(long, value_parser = parse_size)]
     pub memory: Option<u64>,
-    /// Without the library: everything through the kernel
-    #[arg(long)]
+    /// Without the library: everything by FUSE
+    #[arg(long = "fuse", visible_alias = "legacy")]
     pub legacy: bool,
     /// A user namespace of its own, with these ids of the host for its users and groups; again for further ranges
     #[arg(long, value_name = "CONTAINER:HOST:COUNT")]
@@ -339,8 +345,8 @@ pub struct DemoArguments {
     /// Where images and containers are kept meanwhile
     #[arg(long, value_name = "DIR")]
     pub work: PathBuf,
-    /// Everything through the kernel, without the library
-    #[arg(long)]
+    /// Without the library: everything by FUSE
+    #[arg(long = "fuse", visible_alias = "legacy")]
     pub legacy: bool,
 }
 
@@ -385,6 +391,7 @@ mod tests {
             "poolfs mount web /mnt --dir /data --shared",
             "poolfs image rm debian --force",
             "poolfs mount web /mnt --upper /u --lower /l1:/l2",
+            "poolfs mount web /mnt --upper /u --lower /l1 --lower /l2 --suid --dev",
             "poolfs umount web /mnt",
             "poolfs umount web /mnt --force",
             "poolfs rm --force c",
@@ -393,7 +400,7 @@ mod tests {
             "poolfs commit web c image:2",
             "poolfs flatten web /mnt",
             "poolfs exec -- ls -l",
-            "poolfs exec web --mount at=/a,dir=/b --mount at=/c,upper=/u,lower=/l --legacy -- sh -c true",
+            "poolfs exec web --mount at=/a,dir=/b --mount at=/c,upper=/u,lower=/l --fuse -- sh -c true",
             "poolfs image import debian oci:/x:v1",
             "poolfs run web debian --name n --env A=B --memory 100M --legacy -i -t -d --rm -- sh",
             "poolfs run web debian -it",
@@ -414,6 +421,39 @@ mod tests {
         ] {
             parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
+    }
+
+    /// The help of a command and of all below it.
+    fn help(command: &mut clap::Command, text: &mut String) {
+        *text += &command.render_long_help().to_string();
+        command.get_subcommands_mut().filter(|below| !below.is_hide_set()).for_each(|below| help(below, text));
+    }
+
+    #[test]
+    fn help_lists_what_messages_tell_to_use() {
+        let mut text = String::new();
+        help(&mut Arguments::command(), &mut text);
+        let sources = [
+            include_str!("context.rs"),
+            include_str!("execute.rs"),
+            include_str!("failure.rs"),
+            include_str!("mount.rs"),
+            include_str!("pool.rs"),
+            include_str!("service.rs"),
+            include_str!("trace.rs"),
+        ];
+        let mut found = 0;
+        for line in sources.iter().flat_map(|source| source.lines()) {
+            // What is passed to other programs, and what the tests write, is no message.
+            let is_message = line.contains('"') && !line.contains(".arg") && !line.contains("cargo build");
+            for word in line.split(|c: char| !c.is_ascii_lowercase() && c != '-').filter(|_| is_message) {
+                if word.len() > 3 && word.starts_with("--") {
+                    assert!(text.contains(word), "{word} in: {line}");
+                    found += 1;
+                }
+            }
+        }
+        assert!(found > 5 && text.contains("upper-format=FORMAT"), "{found}");
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl Context {
     /// The library that is preloaded.
     pub fn preload_library(&self) -> Result<PathBuf> {
         let remedy =
-            "build it: cargo build -p poolfs-preload --profile preload, and put it beside poolfs; or use --legacy";
+            "build it: cargo build -p poolfs-preload --profile preload, and put it beside poolfs; or use --fuse";
         self.companion("libpoolfs_preload.so", &["", "../lib/poolfs", "../preload"], remedy)
     }
 
@@ -108,7 +108,7 @@ impl Context {
         let mut candidates = places.iter().map(|place| self.program_directory.join(place).join(name));
         candidates
             .find_map(|path| path.canonicalize().ok())
-            .ok_or_else(|| Failure::new(name, format!("it is not beside {}", self.program().display()), remedy))
+            .ok_or_else(|| Failure::host(name, format!("it is not beside {}", self.program().display()), remedy))
     }
 
     /// The directory of sockets, made when it is not there, and kept as long as the result lives. Containers' users must be

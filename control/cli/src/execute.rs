@@ -33,7 +33,7 @@ pub fn execute(context: &Context, arguments: &ExecArguments) -> Result<u8> {
     if !arguments.legacy && context.run != Path::new(LIBRARY_RUN_DIRECTORY) {
         let cause = format!("the library looks for sockets in {LIBRARY_RUN_DIRECTORY} only");
         let thing = format!("--run-dir {}", context.run.display());
-        return Err(Failure::new(thing, cause, "leave --run-dir out, or take the kernel's path with --legacy"));
+        return Err(Failure::new(thing, cause, "leave --run-dir out, or use --fuse"));
     }
     // From here on a signal is kept until the program runs, so that everything can be removed again.
     let mut signals = Signals::catch()?;
@@ -76,7 +76,7 @@ fn mount_all(
 ) -> Result<()> {
     let mut pool = pool::lock(context, name)?;
     for (mount_point, stack) in mounts {
-        let wanted = Wanted { mount_point, stack, owner: Some(own.clone()), container: None, ids: None };
+        let wanted = Wanted { owner: Some(own.clone()), ..Wanted::new(mount_point, stack) };
         mounted.push(mount_instance(context, &mut pool, wanted)?.instance);
     }
     // Also without a mount the program runs on the pool's cores and in its memory.
@@ -191,7 +191,7 @@ fn bind_to(cpus: &CpuSet) -> Result<()> {
 fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     let wrong = |cause: &str| {
         let remedy = "write at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]";
-        Failure::new(format!("--mount {text}"), cause, remedy)
+        Failure::usage(format!("--mount {text}"), cause, remedy)
     };
     let (mut at, mut dir, mut upper, mut lower, mut format, mut size) = (None, None, None, None, None, None);
     let mut shared = None;

@@ -6,9 +6,56 @@ use poolfs_image::ImageError;
 use std::fmt::{Display, Formatter};
 use std::path::Path;
 
+/// What kind of failure it is, for programs: these names stay as they are (docs/observability.md has the list).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// None of the others.
+    Failed,
+    /// The command line, or a value in it, is wrong.
+    Usage,
+    /// What is named does not exist.
+    NotFound,
+    /// The name is taken.
+    Exists,
+    /// What is named is mounted, running or somebody else's just now.
+    InUse,
+    /// A service does not answer.
+    NoAnswer,
+    /// The host lacks something, or refuses it.
+    Host,
+    /// A file or directory cannot be used.
+    File,
+    /// What is stored, or is to be imported, is not as it should be.
+    Damaged,
+    /// There is no room.
+    NoSpace,
+    /// A signal ended it.
+    Interrupted,
+}
+
+impl Code {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::Failed => "failed",
+            Code::Usage => "usage",
+            Code::NotFound => "not-found",
+            Code::Exists => "exists",
+            Code::InUse => "in-use",
+            Code::NoAnswer => "no-answer",
+            Code::Host => "host",
+            Code::File => "file",
+            Code::Damaged => "damaged",
+            Code::NoSpace => "no-space",
+            Code::Interrupted => "interrupted",
+        }
+    }
+}
+
 /// A command failed.
 #[derive(Debug)]
 pub struct Failure {
+    code: Code,
     thing: String,
     cause: String,
     remedy: String,
@@ -22,7 +69,33 @@ pub type Result<T> = std::result::Result<T, Failure>;
 impl Failure {
     /// What failed, why, and what can be done about it.
     pub fn new(thing: impl Into<String>, cause: impl Display, remedy: impl Into<String>) -> Failure {
-        Failure { thing: thing.into(), cause: cause.to_string(), remedy: remedy.into(), status: 1 }
+        Failure { code: Code::Failed, thing: thing.into(), cause: cause.to_string(), remedy: remedy.into(), status: 1 }
+    }
+
+    /// The command line, or a value in it, is wrong.
+    pub fn usage(thing: impl Into<String>, cause: impl Display, remedy: impl Into<String>) -> Failure {
+        Failure::new(thing, cause, remedy).with_code(Code::Usage)
+    }
+
+    /// What is named does not exist.
+    pub fn not_found(thing: impl Into<String>, cause: impl Display, remedy: impl Into<String>) -> Failure {
+        Failure::new(thing, cause, remedy).with_code(Code::NotFound)
+    }
+
+    /// What is named is mounted, running or somebody else's just now.
+    pub fn in_use(thing: impl Into<String>, cause: impl Display, remedy: impl Into<String>) -> Failure {
+        Failure::new(thing, cause, remedy).with_code(Code::InUse)
+    }
+
+    /// The host lacks something.
+    pub fn host(thing: impl Into<String>, cause: impl Display, remedy: impl Into<String>) -> Failure {
+        Failure::new(thing, cause, remedy).with_code(Code::Host)
+    }
+
+    /// The same failure of another kind.
+    pub fn with_code(mut self, code: Code) -> Failure {
+        self.code = code;
+        self
     }
 
     /// Something on a file failed for a reason only the kernel knows.
@@ -32,6 +105,7 @@ impl Failure {
             cause,
             "check that the path exists and that poolfs runs as root with room on the disk",
         )
+        .with_code(Code::File)
     }
 
     /// The same failure of a named thing.
@@ -50,7 +124,7 @@ impl Failure {
     /// For programs, as `--json` prints it.
     pub fn json(&self) -> serde_json::Value {
         let remedy = Some(&self.remedy).filter(|remedy| !remedy.is_empty());
-        serde_json::json!({"error": {"thing": self.thing, "cause": self.cause, "remedy": remedy}})
+        serde_json::json!({"error": {"code": self.code.name(), "thing": self.thing, "cause": self.cause, "remedy": remedy}})
     }
 
     /// The thing and the cause, for a failure that has been dealt with.
@@ -81,28 +155,37 @@ impl From<HostError> for Failure {
                 "run as root; `poolfs doctor` says what this host lacks"
             }
         };
-        Failure::new("host", error, remedy)
+        let code = if matches!(error, HostError::Malformed { .. }) { Code::Usage } else { Code::Host };
+        Failure::new("host", error, remedy).with_code(code)
     }
 }
 
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Failure {
-        let remedy = match &error {
+        let (code, remedy) = match &error {
             ImageError::Exists(name) => {
-                format!("remove it with `poolfs image rm {name}`, or import under another name")
+                let remedy = format!("remove it with `poolfs image rm {name}`, or import under another name");
+                return Failure::new("image", error, remedy).with_code(Code::Exists);
             }
-            ImageError::Absent(_) => "`poolfs image ls` lists the images, `poolfs image import` adds one".to_owned(),
-            ImageError::UnknownSource(_) | ImageError::BadName(_) => "correct the argument".to_owned(),
-            ImageError::Damaged { .. } | ImageError::Archive(_) => "fetch or build the image again".to_owned(),
+            ImageError::Absent(_) => {
+                (Code::NotFound, "`poolfs image ls` lists the images, `poolfs image import` adds one")
+            }
+            ImageError::UnknownSource(_) | ImageError::BadName(_) => (Code::Usage, "correct the argument"),
+            ImageError::Damaged { .. } | ImageError::Archive(_) => (Code::Damaged, "fetch or build the image again"),
             ImageError::Member { .. } | ImageError::Description { .. } | ImageError::TooLarge { .. } => {
-                "repair the image at its source; nothing of it was kept".to_owned()
+                (Code::Damaged, "repair the image at its source; nothing of it was kept")
             }
             ImageError::NoRoom { .. } => {
-                "make room there, or use another --state directory; nothing of the image was kept".to_owned()
+                (Code::NoSpace, "make room there, or use another --state directory; nothing of the image was kept")
             }
-            ImageError::Io { .. } => "check the path, the rights (root is needed) and the room on the disk".to_owned(),
+            ImageError::Io { .. } => {
+                (Code::File, "check the path, the rights (root is needed) and the room on the disk")
+            }
+            ImageError::Interrupted => {
+                return Failure::new("image", error, "").with_code(Code::Interrupted).with_status(130);
+            }
         };
-        Failure::new("image", error, remedy)
+        Failure::new("image", error, remedy).with_code(code)
     }
 }
 
@@ -116,5 +199,16 @@ mod tests {
         let text = failure.to_string();
         assert_eq!(text, "a\\u{1b}]0;x\\u{7}: first line\nsecond\\u{9b}2J\n  remedy: b\\r");
         assert_eq!(failure.json()["error"]["thing"], "a\x1b]0;x\x07");
+        assert_eq!(failure.json()["error"]["code"], "failed");
+        assert_eq!(Failure::in_use("a", "b", "c").of("d").json()["error"]["code"], "in-use");
+    }
+
+    #[test]
+    fn every_code_is_documented() {
+        let document = include_str!("../../../docs/observability.md");
+        use Code::{Damaged, Exists, Failed, File, Host, InUse, Interrupted, NoAnswer, NoSpace, NotFound, Usage};
+        for code in [Failed, Usage, NotFound, Exists, InUse, NoAnswer, Host, File, Damaged, NoSpace, Interrupted] {
+            assert!(document.contains(&format!("| `{}` |", code.name())), "{code:?}");
+        }
     }
 }

@@ -79,7 +79,7 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     if !force && !users.is_empty() {
         let cause = format!("{} made of it: {}", count(users.len() as u64, "container"), users.join(", "));
         let remedy = "`poolfs rm` removes a container; with --force the image goes, and they keep its layers";
-        return Err(Failure::new(format!("image {name}"), cause, remedy));
+        return Err(Failure::in_use(format!("image {name}"), cause, remedy));
     }
     let in_use: Vec<Digest> = containers.into_iter().flat_map(|container| container.layers).collect();
     let removed = store.remove(&lock, name, &in_use)?;

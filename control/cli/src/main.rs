@@ -36,18 +36,26 @@ mod why;
 use arguments::{Arguments, Command, ImageCommand, PoolCommand};
 use clap::Parser;
 use context::Context;
-use failure::Result;
+use failure::{Failure, Result};
 use poolfs_service_protocol::TraceSpec;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// How a command ends that was not understood, as clap has it.
+const STATUS_USAGE: u8 = 2;
+
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return not_understood(&error),
+    };
     let json = arguments.json;
     let filter = tracing_subscriber::EnvFilter::try_from_env("POOLFS_LOG");
     tracing_subscriber::fmt()
         .with_env_filter(filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")))
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .log_internal_errors(false)
         .init();
@@ -58,6 +66,20 @@ fn main() -> ExitCode {
             ExitCode::from(failure.status)
         }
     }
+}
+
+/// A command line that is wrong, or asks for help. What follows `--` is another program's, and says nothing about how to complain.
+fn not_understood(error: &clap::Error) -> ExitCode {
+    let json = std::env::args_os().take_while(|argument| argument != "--").any(|argument| argument == "--json");
+    if !error.use_stderr() || !json {
+        error.exit();
+    }
+    let text = error.to_string();
+    let mut parts = text.split("\n\n").map(str::trim);
+    let cause = parts.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let failure = Failure::usage("command line", cause, parts.collect::<Vec<_>>().join("\n"));
+    text::complain(&failure.json().to_string());
+    ExitCode::from(STATUS_USAGE)
 }
 
 fn dispatch(arguments: Arguments) -> Result<u8> {
@@ -76,7 +98,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Commit { pool, place, image } => trees::commit(context, &pool, &place, &image)?,
         Command::Flatten { pool, place } => trees::flatten(context, &pool, &place)?,
         Command::Fsck { upper, lower, repair } => {
-            let lowers = lower.as_deref().map(mount::split_lowers).unwrap_or_default();
+            let lowers: Vec<_> = lower.iter().flat_map(|list| mount::split_lowers(list)).collect();
             return fsck::fsck(context, &upper, &lowers, repair);
         }
         Command::Exec(arguments) => {

@@ -24,23 +24,39 @@ pub struct Wanted {
     pub container: Option<String>,
     /// The ids of the host that stand for stored owners, when they are not the same.
     pub ids: Option<IdMap>,
+    /// Whether set-id bits and capabilities of files have effect.
+    pub suid: bool,
+    /// Whether device files of it can be opened.
+    pub devices: bool,
+}
+
+impl Wanted {
+    /// A mount for everybody, as a user wants it who says nothing else.
+    pub fn new(mount_point: PathBuf, stack: StackSpec) -> Wanted {
+        Wanted { mount_point, stack, owner: None, container: None, ids: None, suid: false, devices: false }
+    }
 }
 
 /// The command `mount`.
 pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
-    let stack = match (arguments.dir, arguments.upper, arguments.lower) {
-        (Some(directory), None, None) if arguments.shared => StackSpec::SharedDirectory { directory },
-        (Some(directory), None, None) => StackSpec::Directory { directory },
-        (None, Some(upper), Some(lower)) => {
+    let stack = match (arguments.dir, arguments.upper, !arguments.lower.is_empty()) {
+        (Some(directory), None, false) if arguments.shared => StackSpec::SharedDirectory { directory },
+        (Some(directory), None, false) => StackSpec::Directory { directory },
+        (None, Some(upper), true) => {
             let storage = Storage { format: arguments.upper_format, size_bytes: arguments.upper_size };
-            StackSpec::Union { upper, lowers: split_lowers(&lower), storage }
+            let lowers = arguments.lower.iter().flat_map(|list| split_lowers(list)).collect();
+            StackSpec::Union { upper, lowers, storage }
         }
         _ => {
-            return Err(Failure::new("mount", "neither a directory nor a union", "give --dir, or --upper and --lower"));
+            return Err(Failure::usage(
+                "mount",
+                "neither a directory nor a union",
+                "give --dir, or --upper and --lower",
+            ));
         }
     };
     let mut pool = pool::lock(context, &arguments.pool)?;
-    let wanted = Wanted { mount_point: arguments.mount_point, stack, owner: None, container: None, ids: None };
+    let wanted = Wanted { suid: arguments.suid, devices: arguments.dev, ..Wanted::new(arguments.mount_point, stack) };
     mount_instance(context, &mut pool, wanted).map(|_| ())
 }
 
@@ -51,7 +67,7 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     if let Some(container) = &instance.container {
         let remedy = format!("end the container with `poolfs stop {container}`");
         let cause = format!("it is the root of the container {container}");
-        return Err(Failure::new(mount_point.display().to_string(), cause, remedy));
+        return Err(Failure::in_use(mount_point.display().to_string(), cause, remedy));
     }
     let instance = instance.spec.instance.clone();
     if pool.record.service_alive(&*context.host) == Some(true) {
@@ -87,13 +103,23 @@ pub fn instance_at<'p>(context: &Context, pool: &'p PoolRecord, mount_point: &Pa
     pool.instances.iter().rev().find(fits).ok_or_else(|| {
         let name = &pool.name;
         let remedy = format!("`poolfs pool inspect {name}` lists what is mounted");
-        Failure::new(mount_point.display().to_string(), format!("pool {name} has no mount there"), remedy)
+        Failure::not_found(mount_point.display().to_string(), format!("pool {name} has no mount there"), remedy)
     })
 }
 
-/// `DIR[:DIR...]`, topmost first.
+/// `DIR[:DIR...]`, topmost first. As for overlayfs, a backslash takes from the next character what it means here: `\:` is a colon in a name.
 pub fn split_lowers(text: &str) -> Vec<PathBuf> {
-    text.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect()
+    let (mut parts, mut part) = (Vec::new(), String::new());
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            ':' => parts.push(std::mem::take(&mut part)),
+            '\\' => part.extend(characters.next()),
+            _ => part.push(character),
+        }
+    }
+    parts.push(part);
+    parts.into_iter().filter(|part| !part.is_empty()).map(PathBuf::from).collect()
 }
 
 /// Mount an instance in a pool, whose service is started when it does not run. On failure nothing stays of it.
@@ -107,7 +133,8 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
         instance: next_instance(context, pool)?,
         mount_point,
         stack,
-        devices: wanted.container.is_some(),
+        devices: wanted.devices,
+        suid: wanted.suid,
         is_root: wanted.container.is_some(),
         ids: wanted.ids,
     };
@@ -185,7 +212,7 @@ fn detach_dead(context: &Context, pool: &Locked<PoolRecord>, place: &Path) -> Re
         let looked_at = place.clone();
         if waiting::within(context, &place, move || std::fs::metadata(looked_at).is_ok())? {
             let remedy = format!("unmount it first with `poolfs umount {} {}`", pool.record.name, place.display());
-            return Err(Failure::new(place.display().to_string(), format!("{instance} is mounted there"), remedy));
+            return Err(Failure::in_use(place.display().to_string(), format!("{instance} is mounted there"), remedy));
         }
         context.host.detach(&place)?;
     }
@@ -225,12 +252,12 @@ fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {
             let lowers = lowers.iter().map(|lower| directory(context, lower)).collect::<Result<Vec<_>>>()?;
             if lowers.is_empty() || lowers.len() > LOWERS_MAX {
                 let cause = format!("{} lower branches", lowers.len());
-                return Err(Failure::new("union", cause, format!("give one to {LOWERS_MAX}")));
+                return Err(Failure::usage("union", cause, format!("give one to {LOWERS_MAX}")));
             }
             for lower in &lowers {
                 if lower.starts_with(&upper) || upper.starts_with(lower) {
                     let cause = format!("it overlaps the branch {}", lower.display());
-                    return Err(Failure::new(
+                    return Err(Failure::usage(
                         upper.display().to_string(),
                         cause,
                         "use directories apart from each other",
@@ -251,7 +278,7 @@ fn directory(context: &Context, path: &Path) -> Result<PathBuf> {
         return Err(Failure::file(path, "it is not a directory"));
     }
     if resolved.to_str().is_none() {
-        return Err(Failure::new(resolved.display().to_string(), "its path is no UTF-8", "rename what is not"));
+        return Err(Failure::usage(resolved.display().to_string(), "its path is no UTF-8", "rename what is not"));
     }
     Ok(resolved)
 }
@@ -307,5 +334,6 @@ mod tests {
     fn lists_of_branches_are_split() {
         assert_eq!(split_lowers("/a:/b"), [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert!(split_lowers("::").is_empty());
+        assert_eq!(split_lowers(r"/a\:b:/c\\d\e"), [PathBuf::from("/a:b"), PathBuf::from(r"/c\de")]);
     }
 }

@@ -39,24 +39,24 @@ pub fn create(context: &Context, new: NewPool) -> Result<()> {
     let thing = format!("pool {}", new.name);
     let online = CpuSet::online(&*context.host)?;
     let cpus = match &new.cpus {
-        Some(text) => CpuSet::parse(text).map_err(|error| Failure::new(&thing, error, "write --cpus as in 0-1,3"))?,
+        Some(text) => CpuSet::parse(text).map_err(|error| Failure::usage(&thing, error, "write --cpus as in 0-1,3"))?,
         None => online.clone(),
     };
     let missing = cpus.missing_from(&online);
     if !missing.is_empty() {
-        return Err(Failure::new(thing, format!("CPUs {missing:?} are not online"), format!("online are {online}")));
+        return Err(Failure::usage(thing, format!("CPUs {missing:?} are not online"), format!("online are {online}")));
     }
     let memory_min = memory_bytes_min(new.cache_bytes);
     if new.memory_bytes < memory_min {
         let cause = format!("a cache of {} needs {} of memory at least", size(new.cache_bytes), size(memory_min));
-        return Err(Failure::new(thing, cause, "give it more --memory or less --cache"));
+        return Err(Failure::usage(thing, cause, "give it more --memory or less --cache"));
     }
     let others: Vec<PoolRecord> = context.pools()?.peek_all()?;
     // Where the kernel does not say, nothing is known to be too much.
     if let Some(total) = host_memory_bytes(&*context.host) {
         if new.memory_bytes > total {
             let cause = format!("{} of memory are more than the host's {}", size(new.memory_bytes), size(total));
-            return Err(Failure::new(thing, cause, "give it less --memory"));
+            return Err(Failure::usage(thing, cause, "give it less --memory"));
         }
         let all = others.iter().fold(new.memory_bytes, |all, pool| all.saturating_add(pool.memory_bytes));
         if all > total && new.owner.is_none() {
@@ -139,13 +139,17 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     let containers: Vec<ContainerRecord> = context.containers()?.peek_all()?;
     if let Some(container) = containers.iter().find(|container| container.pool == name) {
         let remedy = format!("end and remove it with `poolfs stop {0}` and `poolfs rm {0}`", container.name);
-        return Err(Failure::new(format!("pool {name}"), format!("it has the container {}", container.name), remedy));
+        return Err(Failure::in_use(
+            format!("pool {name}"),
+            format!("it has the container {}", container.name),
+            remedy,
+        ));
     }
     let alive = pool.record.service_alive(&*context.host) == Some(true);
     if let Some(instance) = pool.record.instances.first().filter(|_| alive) {
         let place = instance.spec.mount_point.display();
         let remedy = format!("unmount it with `poolfs umount {name} {place}`");
-        return Err(Failure::new(format!("pool {name}"), format!("it is mounted at {place}"), remedy));
+        return Err(Failure::in_use(format!("pool {name}"), format!("it is mounted at {place}"), remedy));
     }
     let groups = ControlGroups::detect(&*context.host)?;
     if force {
@@ -281,7 +285,7 @@ mod tests {
         pool.record.service = ProcessRecord::of(&*context.host, 42);
         let stack = StackSpec::Directory { directory: "/data".into() };
         let (instance, mount_point) = ("web-1".to_owned(), "/mnt/a".into());
-        let spec = MountSpec { instance, mount_point, stack, devices: false, is_root: false, ids: None };
+        let spec = MountSpec { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None };
         pool.record.instances.push(InstanceRecord { spec, owner: None, container: None });
         pool.save().expect("saved");
     }

@@ -181,7 +181,7 @@ pub fn ensure(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     let name = pool.record.name.clone();
     let socket = control_socket(context, &name);
     if connect_within(&socket, waiting::limit()).map_or_else(|error| error.kind() == ErrorKind::WouldBlock, |_| true) {
-        return Err(Failure::new(
+        return Err(Failure::in_use(
             format!("service of pool {name}"),
             format!("another one listens at {}", socket.display()),
             "a pool of this name runs from another state directory: choose another name or --run-dir",

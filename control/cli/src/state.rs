@@ -8,7 +8,7 @@
 //! rename; what a command that was killed left half made or half removed has a name of its own, and the next command that
 //! makes something takes it away.
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use crate::waiting;
 use poolfs_host::{LinuxHost, remove_tree};
 use rustix::fs::{CWD, FallocateFlags, FlockOperation, RenameFlags};
@@ -89,7 +89,8 @@ impl Collection {
                 format!("{} {name}", self.kind),
                 "the name is taken",
                 format!("choose another name, or remove the old {}", self.kind),
-            )),
+            )
+            .with_code(Code::Exists)),
             Err(errno) => Err(Failure::file(&path, errno)),
         }
     }
@@ -198,7 +199,7 @@ impl Collection {
             "pool" => "`poolfs pool ls` lists the pools, `poolfs pool create` makes one".to_owned(),
             _ => "`poolfs ps` lists the containers".to_owned(),
         };
-        Failure::new(format!("{kind} {name}"), format!("there is no such {kind}"), remedy)
+        Failure::not_found(format!("{kind} {name}"), format!("there is no such {kind}"), remedy)
     }
 }
 
@@ -236,7 +237,7 @@ pub fn make_private(path: &Path) -> Result<()> {
 
 /// The failure that a name is not allowed.
 pub fn bad_name(kind: &str, name: &str) -> Failure {
-    Failure::new(
+    Failure::usage(
         format!("{kind} name {name:?}"),
         "it is not allowed",
         "use up to 48 letters, digits, '.', '_' and '-', beginning with a letter or digit",
@@ -256,7 +257,7 @@ fn read_document<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     }
     serde_json::from_str(&text).map(Some).map_err(|error| {
         let remedy = "it was changed by hand or by another version of poolfs: restore it, or remove its directory";
-        Failure::new(path.display().to_string(), error, remedy)
+        Failure::new(path.display().to_string(), error, remedy).with_code(Code::Damaged)
     })
 }
 

@@ -159,11 +159,11 @@ fn instance_lines(instance: &InstanceStatus) -> String {
     if !instance.sessions_refused.is_empty() {
         let causes = instance.sessions_refused.iter().map(|(cause, count)| format!("{cause} {count}"));
         let causes = causes.collect::<Vec<_>>().join(", ");
-        let _ = writeln!(text, "    sessions refused, left to the kernel: {causes}");
+        let _ = writeln!(text, "    sessions refused, left to FUSE: {causes}");
     }
     let ReadCounts { direct, library, kernel } = instance.reads;
     if direct > 0 || library > 0 || kernel > 0 {
-        let _ = writeln!(text, "    reads: {direct} without a request, {library} by request, {kernel} by the kernel");
+        let _ = writeln!(text, "    reads: {direct} without a request, {library} by request, {kernel} by FUSE");
     }
     match instance.programs {
         Some(ProgramStatus { opens: 0, .. }) => {}
@@ -197,7 +197,7 @@ fn instance_lines(instance: &InstanceStatus) -> String {
     for (path, kinds) in &instance.operations {
         let path = match path {
             OperationPath::Library => "library",
-            OperationPath::Fuse => "kernel",
+            OperationPath::Fuse => "FUSE",
         };
         for (kind, counted) in kinds.iter().filter(|(_, counted)| counted.count > 0) {
             let (count, errors) = (counted.count.to_string(), counted.errors.to_string());
@@ -269,7 +269,7 @@ mod tests {
             "usr/a: its bitmap is missing",
             "2.0 us",
             "library",
-            "77 without a request, 12 by request, 5 by the kernel",
+            "77 without a request, 12 by request, 5 by FUSE",
             "6 times: somebody has the file open for writing",
             "13 opens of programs; 2 mapped from the cache, 8.0 MiB",
         ] {

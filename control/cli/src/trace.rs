@@ -55,7 +55,7 @@ fn show(context: &Context, span: &Span) -> Result<()> {
 fn path_name(path: OperationPath) -> &'static str {
     match path {
         OperationPath::Library => "library",
-        OperationPath::Fuse => "kernel",
+        OperationPath::Fuse => "FUSE",
     }
 }
 
@@ -126,7 +126,7 @@ mod tests {
         let text = "01:02:03.045Z web-1 sync library by postgres 42: done, 14.0 ms: queue 4.0 us, cache 1.0 ms, local 13.0 ms\n";
         assert_eq!(line(&span), text);
         let unknown = Span { queue_ns: None, program: None, path: OperationPath::Fuse, ..span };
-        assert!(line(&unknown).contains("sync kernel by process 42: done, 14.0 ms: queue -,"), "{}", line(&unknown));
+        assert!(line(&unknown).contains("sync FUSE by process 42: done, 14.0 ms: queue -,"), "{}", line(&unknown));
     }
 
     #[test]

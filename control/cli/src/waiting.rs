@@ -5,7 +5,7 @@
 //! they meet.
 
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use crate::record::PoolRecord;
 use crate::signals;
 use crate::text::complain;
@@ -73,7 +73,7 @@ fn tell_once(told: &mut bool, what: impl FnOnce() -> String) {
 }
 
 fn interrupted(thing: impl Into<String>) -> Failure {
-    Failure::new(thing, "it was waited for until this command was asked to end", "")
+    Failure::new(thing, "it was waited for until this command was asked to end", "").with_code(Code::Interrupted)
 }
 
 /// Connect with a service; `WouldBlock` when it does not accept anybody for so long.
@@ -106,6 +106,7 @@ pub fn silent(context: &Context, pool: &str, error: impl std::fmt::Display) -> F
     let remedy = format!("`poolfs status {pool}` says how it is; a mount starts a new service");
     let path = crate::service::control_socket(context, pool);
     Failure::new(format!("service of pool {pool}"), format!("no answer from {}: {error}", path.display()), remedy)
+        .with_code(Code::NoAnswer)
 }
 
 /// The failure that a service is there and does not answer.
@@ -115,7 +116,8 @@ fn stands_still(context: &Context, pool: &str) -> Failure {
     let cause = format!("it does not answer within {seconds} s");
     let record = context.pools().and_then(|pools| pools.peek::<PoolRecord>(pool));
     let Some(process) = record.ok().flatten().and_then(|record| record.service) else {
-        return Failure::new(format!("service of pool {pool}"), cause, "try again, with a longer --timeout");
+        return Failure::new(format!("service of pool {pool}"), cause, "try again, with a longer --timeout")
+            .with_code(Code::NoAnswer);
     };
     let pid = process.pid;
     let afterwards = "the next mount starts another one, and what was written to unions before is not lost";
@@ -125,7 +127,7 @@ fn stands_still(context: &Context, pool: &str) -> Failure {
     } else {
         (cause, format!("try again, with a longer --timeout; `kill -KILL {pid}` ends it: {afterwards}"))
     };
-    Failure::new(format!("service of pool {pool} (process {pid})"), cause, remedy)
+    Failure::new(format!("service of pool {pool} (process {pid})"), cause, remedy).with_code(Code::NoAnswer)
 }
 
 /// Whether a process was stopped, by a signal or by a debugger.

@@ -119,7 +119,7 @@ fn show(context: &Context, interval: &Interval) -> Result<()> {
     );
     let mut rows = table(&["instance", "operation", "path", "per second", "errors", "p50 so far", "p99 so far"]);
     for rate in &interval.rates {
-        let path = if rate.path == OperationPath::Library { "library" } else { "kernel" };
+        let path = if rate.path == OperationPath::Library { "library" } else { "FUSE" };
         let (per_second, errors) = (format!("{:.1}", rate.per_second), format!("{:.1}", rate.errors_per_second));
         let (p50, p99) = (duration(rate.p50_ns), duration(rate.p99_ns));
         rows.add_row([rate.instance.as_str(), &rate.operation, path, &per_second, &errors, &p50, &p99]);

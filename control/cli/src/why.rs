@@ -43,7 +43,11 @@ struct DescriptorAnswer {
 /// Print which way each descriptor of a process takes, or one.
 pub fn why(context: &Context, pid: u32, fd: Option<u32>) -> Result<()> {
     let facts = ProcessFacts::read(Path::new("/proc"), pid).map_err(|error| {
-        Failure::new(format!("process {pid}"), error, "check the number, and that poolfs runs as root on the host")
+        Failure::not_found(
+            format!("process {pid}"),
+            error,
+            "check the number, and that poolfs runs as root on the host",
+        )
     })?;
     let clients = clients(context, pid)?;
     let descriptors = facts
@@ -63,7 +67,7 @@ pub fn why(context: &Context, pid: u32, fd: Option<u32>) -> Result<()> {
         .collect::<Vec<_>>();
     if let (Some(fd), true) = (fd, descriptors.is_empty()) {
         let remedy = format!("`poolfs why {pid}` lists those it has");
-        return Err(Failure::new(format!("descriptor {fd} of process {pid}"), "it is not open", remedy));
+        return Err(Failure::not_found(format!("descriptor {fd} of process {pid}"), "it is not open", remedy));
     }
     let paths = process_verdict(&facts, &clients);
     let answer = Answer { pid, program: facts.program, paths, descriptors };
@@ -84,9 +88,9 @@ fn readable(answer: &Answer) -> String {
     let mut rows = table(&["fd", "goes by", "because", "reads", "file"]);
     for descriptor in descriptors {
         let Verdict { way, because } = &descriptor.verdict;
-        let counted = descriptor.reads.map(|reads| {
-            format!("{} direct, {} by request, {} by the kernel", reads.direct, reads.library, reads.kernel)
-        });
+        let counted = descriptor
+            .reads
+            .map(|reads| format!("{} direct, {} by request, {} by FUSE", reads.direct, reads.library, reads.kernel));
         let passthrough = descriptor.passthrough.then(|| "passthrough".to_owned());
         let reads: Vec<String> = counted.into_iter().chain(passthrough).collect();
         let reads = if reads.is_empty() { "-".to_owned() } else { reads.join(", ") };
@@ -100,7 +104,7 @@ fn readable(answer: &Answer) -> String {
         rows.to_string().lines().for_each(|line| text += &format!("{}\n", line.trim_end()));
     }
     if descriptors.iter().any(|descriptor| descriptor.verdict.way == Way::Library) {
-        text += "program start and mappings always go by the kernel\n";
+        text += "program start and mappings always go by FUSE\n";
     }
     text
 }

@@ -69,7 +69,8 @@ impl Staged<'_> {
         let archive = self.archive();
         let file = File::open(&archive).map_err(|error| ImageError::io("open", &archive, error))?;
         let blob = LayerBlob { name: self.name.clone(), file, blob_digest: None, blob_bytes: None, expected: None };
-        let (layer, is_new) = self.store.layers().add(blob, limits, progress)?;
+        let added = self.store.layers().add(blob, limits, progress);
+        let (layer, is_new) = added.map_err(|error| crate::store::given_up(error, progress))?;
         let digest = layer.digest.clone();
         let Base { mut layers, config } = base;
         layers.push(layer);

@@ -61,6 +61,9 @@ pub enum ImageError {
         /// The digest it should have.
         expected: String,
     },
+    /// Whoever asked for it does not want it any more.
+    #[error("it was interrupted; nothing of it was kept")]
+    Interrupted,
     /// The disk would be filled.
     #[error(
         "only {left_bytes} bytes are left on the disk of {}: an import leaves {kept_bytes} bytes to others",

@@ -83,7 +83,8 @@ impl ImageStore {
         }
         self.sweep()?;
         let mut added = Vec::new();
-        let imported = self.import_layers(&parsed, limits, progress, &mut added);
+        let imported =
+            self.import_layers(&parsed, limits, progress, &mut added).map_err(|error| given_up(error, progress));
         let result = imported.and_then(|(layers, config)| self.record(name, source, layers, config));
         if result.is_err() {
             for digest in &added {
@@ -273,4 +274,9 @@ fn unpack_plain(path: &Path, to: &Path, limits: &Limits) -> Result<()> {
     let reader = crate::decompress::Decompressor::new(open(path)?);
     let reader = reader.map_err(|source| ImageError::io("read", path, source))?;
     unpack::unpack(reader, to, limits).map(|_| ())
+}
+
+/// What failed; but who had it given up has broken it off, and reading that ends there fails as a cut archive does.
+pub(crate) fn given_up(error: ImageError, progress: &mut dyn Progress) -> ImageError {
+    if progress.is_cancelled() { ImageError::Interrupted } else { error }
 }

@@ -426,3 +426,42 @@ fn imports_at_once_do_not_disturb_each_other() {
     });
     assert_eq!(place.leftovers().len(), 5, "one layer, four images: {:?}", place.leftovers());
 }
+
+/// Gives up when it has been told of a part.
+#[derive(Default)]
+struct Impatient {
+    told: bool,
+}
+
+impl crate::Progress for Impatient {
+    fn begin(&mut self, _what: &str, _bytes: u64) {}
+
+    fn advance(&mut self, _bytes: u64) {
+        self.told = true;
+    }
+
+    fn end(&mut self) {}
+
+    fn is_cancelled(&mut self) -> bool {
+        self.told
+    }
+}
+
+#[test]
+fn an_import_that_is_given_up_is_no_broken_archive() {
+    let place = Place::new();
+    let plain = archive(|builder| file(builder, "f", &[7; 100_000]));
+    let compressed = zstd::encode_all(&plain[..], 1).expect("compressed");
+    let tree = place.directory.path().join("tree");
+    std::fs::create_dir(&tree).expect("made");
+    std::fs::write(tree.join("f"), "content").expect("written");
+    let archives = [("plain", plain), ("compressed", compressed)];
+    let mut sources: Vec<String> =
+        archives.iter().map(|(name, bytes)| format!("tar:{}", place.file(name, bytes).display())).collect();
+    sources.push(format!("dir:{}", tree.display()));
+    for source in sources {
+        let error = place.store.import("app", &source, &Limits::default(), &mut Impatient::default());
+        assert!(matches!(error, Err(ImageError::Interrupted)), "{source}: {error:?}");
+        assert!(place.leftovers().is_empty(), "{:?}", place.leftovers());
+    }
+}

@@ -111,8 +111,11 @@ pub struct MountSpec {
     pub mount_point: PathBuf,
     /// The layers.
     pub stack: StackSpec,
-    /// Whether the kernel may be asked for set-user-id programs and device files (containers: yes).
+    /// Whether device files of it can be opened (containers: yes).
     pub devices: bool,
+    /// Whether set-id bits and capabilities of its programs have effect (containers: yes).
+    #[serde(default)]
+    pub suid: bool,
     /// The root of the applications that will use the instance: the mount point itself for a container, `/` otherwise.
     /// Absolute symbolic links are followed from there.
     pub is_root: bool,
@@ -292,6 +295,7 @@ mod tests {
                 storage: Storage { format: UpperFormat::BcowSpace, size_bytes: Some(1 << 30) },
             },
             devices: true,
+            suid: true,
             is_root: true,
             ids: Some(IdMap::parse_proc("0 100000 65536\n70000 5 1").expect("a map")),
         });

@@ -157,6 +157,7 @@ pub struct ReadCounts {
     /// By request.
     pub library: u64,
     /// By the kernel's requests; what it had in its pages is not among them.
+    #[serde(rename = "fuse")]
     pub kernel: u64,
 }
 

@@ -77,8 +77,15 @@ impl Fixture {
 
     fn over(layer: Arc<dyn Libservice>) -> Self {
         let stack = StackSpec::Directory { directory: "/".into() };
-        let spec =
-            MountSpec { instance: "x".into(), mount_point: "/".into(), stack, devices: true, is_root: true, ids: None };
+        let spec = MountSpec {
+            instance: "x".into(),
+            mount_point: "/".into(),
+            stack,
+            devices: true,
+            suid: true,
+            is_root: true,
+            ids: None,
+        };
         let instance = Instance::new(spec, Stack::of(layer));
         let kernel = Kernel::default();
         instance.attach_kernel(Arc::new(kernel.clone()));

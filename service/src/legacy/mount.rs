@@ -6,6 +6,7 @@ use super::session::{OnEnd, Session};
 use crate::instance::Instance;
 use crate::notify::KernelCache;
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
+use poolfs_service_protocol::MountSpec;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -126,8 +127,7 @@ impl LegacyMount {
         let path = spec.mount_point.clone();
         let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| MountError::Device(error.into()))?;
-        mount(&device, &path, &spec.instance, spec.devices)
-            .map_err(|cause| MountError::Mount { path: path.clone(), cause })?;
+        mount(&device, &path, spec).map_err(|cause| MountError::Mount { path: path.clone(), cause })?;
         let guard = MountGuard { path: path.clone(), mounted: true };
         let failed = |cause| MountError::Session { path: path.clone(), cause };
 
@@ -221,14 +221,13 @@ fn is_in_table(instance: &str) -> io::Result<bool> {
     Ok(line_of(&std::fs::read_to_string("/proc/self/mountinfo")?, instance).is_some())
 }
 
-fn mount(device: &OwnedFd, path: &Path, instance: &str, devices: bool) -> io::Result<()> {
+fn mount(device: &OwnedFd, path: &Path, spec: &MountSpec) -> io::Result<()> {
     let options =
         format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions", device.as_raw_fd());
     let options = CString::new(options)?;
     let mut flags = MountFlags::NOATIME;
-    if !devices {
-        flags |= MountFlags::NODEV | MountFlags::NOSUID;
-    }
-    let source = format!("{MOUNT_SOURCE_PREFIX}{instance}");
+    flags.set(MountFlags::NODEV, !spec.devices);
+    flags.set(MountFlags::NOSUID, !spec.suid);
+    let source = format!("{MOUNT_SOURCE_PREFIX}{}", spec.instance);
     Ok(rustix::mount::mount(source, path, MOUNT_TYPE, flags, options.as_c_str())?)
 }

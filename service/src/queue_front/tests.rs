@@ -28,6 +28,7 @@ fn instance() -> Arc<Instance> {
         mount_point: "/tmp".into(),
         stack: StackSpec::Directory { directory: "/nowhere".into() },
         devices: true,
+        suid: true,
         is_root: false,
         ids: None,
     };

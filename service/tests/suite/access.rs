@@ -409,5 +409,8 @@ pub fn instance_over(directory: &Path, ids: Option<IdMap>) -> Arc<Instance> {
     let layers = StackBuilder::new(64 << 20, None).expect("a cache").build(&stack).expect("a directory");
     let layers = layers.with_ids(ids.as_ref());
     let mount_point = directory.to_owned();
-    Instance::new(MountSpec { instance: "x".into(), mount_point, stack, devices: true, is_root: true, ids }, layers)
+    Instance::new(
+        MountSpec { instance: "x".into(), mount_point, stack, devices: true, suid: true, is_root: true, ids },
+        layers,
+    )
 }

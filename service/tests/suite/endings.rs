@@ -91,6 +91,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
             mount_point: folder.join("absent"),
             stack: StackSpec::Directory { directory },
             devices: true,
+            suid: true,
             is_root: false,
             ids: None,
         };
@@ -118,6 +119,7 @@ impl Failing {
             mount_point: self.mount_point.clone(),
             stack: StackSpec::Directory { directory: self.directory.clone() },
             devices: true,
+            suid: true,
             is_root: false,
             ids: None,
         };

@@ -40,7 +40,10 @@ fn union_over(builder: &StackBuilder, upper: &Path) -> Arc<Instance> {
     let stack = StackSpec::union(upper, vec![lower]);
     let layers = builder.build(&stack).expect("usable");
     let (instance, mount_point) = ("foreign".into(), upper.to_owned());
-    Instance::new(MountSpec { instance, mount_point, stack, devices: true, is_root: true, ids: None }, layers)
+    Instance::new(
+        MountSpec { instance, mount_point, stack, devices: true, suid: true, is_root: true, ids: None },
+        layers,
+    )
 }
 
 fn write(union: &Instance, text: &str, content: &[u8]) {

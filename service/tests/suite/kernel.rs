@@ -46,6 +46,7 @@ impl Mounted {
             mount_point: at.clone(),
             stack,
             devices: true,
+            suid: true,
             is_root: false,
             ids: None,
         };

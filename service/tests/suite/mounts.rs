@@ -376,13 +376,18 @@ fn the_socket_is_for_root_only_and_one_service_at_a_time() {
 }
 
 #[test]
-fn without_devices_the_mount_has_none() {
-    isolated("mounts::without_devices_the_mount_has_none", |folder| {
+fn devices_and_set_id_programs_are_allowed_each_by_itself() {
+    isolated("mounts::devices_and_set_id_programs_are_allowed_each_by_itself", |folder| {
         let service = Running::start(folder);
-        let directory = make(&folder.join("d"));
-        let spec = MountSpec { devices: false, ..service.spec("one", StackSpec::Directory { directory }) };
-        assert_eq!(service.order(&Order::Mount(spec)), Answer::Done);
-        assert!(mounts(folder)[0].contains("nosuid,nodev"), "{:?}", mounts(folder));
+        for (name, devices, suid) in [("one", false, false), ("two", true, false), ("three", false, true)] {
+            let directory = make(&folder.join(name));
+            let spec = MountSpec { devices, suid, ..service.spec(name, StackSpec::Directory { directory }) };
+            assert_eq!(service.order(&Order::Mount(spec)), Answer::Done);
+            let at = format!("mnt-{name} ");
+            let mounts = mounts(folder);
+            let line = mounts.iter().find(|line| line.contains(&at)).expect("mounted");
+            assert_eq!((line.contains("nodev"), line.contains("nosuid")), (!devices, !suid), "{line}");
+        }
         let opened = OpenOptions::new().custom_flags(0).read(true).open(folder.join("mnt-one/missing"));
         assert_eq!(opened.expect_err("missing").raw_os_error(), Some(2));
     });

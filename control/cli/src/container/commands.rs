@@ -39,7 +39,7 @@ pub fn list(context: &Context) -> Result<()> {
     let mut table = table(&["name", "pool", "image", "status", "path", "age", "command"]);
     for record in &records {
         let command: String = record.command.join(" ").chars().take(COMMAND_WIDTH).collect();
-        let path = if record.legacy { "kernel" } else { "library" };
+        let path = if record.legacy { "FUSE" } else { "library" };
         let age = age(now.saturating_sub(record.created_seconds));
         table.add_row([&record.name, &record.pool, &record.image, &status(record), path, &age, &command]);
     }
@@ -80,7 +80,7 @@ pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
     let running = record.instance.clone().filter(|_| record.state != ContainerState::Created);
     let Some(instance) = running else {
         let remedy = "wait a moment and try again";
-        return Err(Failure::new(format!("container {name}"), "it is only just being started", remedy));
+        return Err(Failure::in_use(format!("container {name}"), "it is only just being started", remedy));
     };
     let signal = stop_signal(context, name);
     let asked = runtime.kill(&instance, &signal);
@@ -115,7 +115,7 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     let Some(locked) = containers.try_lock::<ContainerRecord>(name)? else { return Ok(()) };
     if locked.record.state != ContainerState::Ended {
         let remedy = format!("end it first with `poolfs stop {name}`");
-        return Err(Failure::new(format!("container {name}"), "it is running", remedy));
+        return Err(Failure::in_use(format!("container {name}"), "it is running", remedy));
     }
     // A command that asked what is in it, and was killed, may have left its root mounted.
     if context.pools()?.peek::<PoolRecord>(&locked.record.pool)?.is_some() {

@@ -25,7 +25,7 @@ pub const START_NAME: &str = "start.json";
 pub fn run(context: &Context, arguments: &RunArguments) -> Result<u8> {
     if arguments.tty && !arguments.detach && !std::io::stdin().is_terminal() {
         let remedy = "leave -t out, or run it on a terminal";
-        return Err(Failure::new("run -t", "the standard input is no terminal", remedy));
+        return Err(Failure::usage("run -t", "the standard input is no terminal", remedy));
     }
     let mut signals = Signals::catch()?;
     let (name, start) = create(context, arguments)?;
@@ -108,7 +108,7 @@ fn command(image: &ImageRecord, asked_for: &[String]) -> Result<Vec<String>> {
     let command: Vec<String> = image.config.entrypoint.iter().chain(arguments).cloned().collect();
     if command.is_empty() {
         let remedy = "give one after --";
-        return Err(Failure::new(format!("image {}", image.name), "it has no default command", remedy));
+        return Err(Failure::usage(format!("image {}", image.name), "it has no default command", remedy));
     }
     Ok(command)
 }
@@ -119,7 +119,7 @@ fn user_namespace(ranges: &[IdRange]) -> Result<Option<IdMap>> {
         return Ok(None);
     }
     let failed = |cause: &dyn std::fmt::Display| {
-        Failure::new(
+        Failure::usage(
             "run --userns",
             cause,
             "give ranges apart from each other that begin with the id 0, such as 0:100000:65536",
@@ -138,7 +138,7 @@ fn checked_env(asked_for: &[String]) -> Result<Vec<String>> {
     for variable in asked_for {
         match variable.split_once('=') {
             Some(("", _)) => {
-                return Err(Failure::new(format!("--env {variable}"), "it has no name", "write it as NAME=VALUE"));
+                return Err(Failure::usage(format!("--env {variable}"), "it has no name", "write it as NAME=VALUE"));
             }
             Some(_) => env.push(variable.clone()),
             None => env.extend(std::env::var(variable).ok().map(|value| format!("{variable}={value}"))),

@@ -24,7 +24,7 @@ pub fn with_ended_root<T>(
         let container = containers.lock::<ContainerRecord>(name)?;
         // Should this process be killed, the next command on the pool unmounts it.
         let owner = ProcessRecord::of(&*context.host, std::process::id());
-        let wanted = Wanted { owner, container: None, ..root_of(context, &container)? };
+        let wanted = Wanted { owner, container: None, suid: false, devices: false, ..root_of(context, &container)? };
         // It went when the container had ended, and goes again.
         let root = wanted.mount_point.clone();
         std::fs::create_dir_all(&root).map_err(|error| Failure::file(&root, error))?;

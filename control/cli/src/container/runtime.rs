@@ -38,10 +38,9 @@ struct LogLine {
 impl Runtime {
     /// Find one in the search path.
     pub fn find(context: &Context) -> Result<Runtime> {
-        let program = RUNTIMES
-            .iter()
-            .find_map(|name| find_program(name))
-            .ok_or_else(|| Failure::new("OCI runtime", "neither runc nor crun is installed", "apt-get install runc"))?;
+        let program = RUNTIMES.iter().find_map(|name| find_program(name)).ok_or_else(|| {
+            Failure::host("OCI runtime", "neither runc nor crun is installed", "apt-get install runc")
+        })?;
         Ok(Runtime { program, root: context.run.join("runtime") })
     }
 

@@ -93,6 +93,8 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
         owner: None,
         container: Some(container.record.name.clone()),
         ids: container.record.userns.clone(),
+        suid: true,
+        devices: true,
     })
 }
 
@@ -129,7 +131,7 @@ fn run_mounted(
     if signals.end_was_asked() {
         return Err(Failure::new(format!("container {name}"), "it was asked to end before it began", ""));
     }
-    let mut child = command.spawn().map_err(|error| Failure::new("OCI runtime", error, "apt-get install runc"))?;
+    let mut child = command.spawn().map_err(|error| Failure::host("OCI runtime", error, "apt-get install runc"))?;
     // The command holds the container's ends of pipes and terminals.
     drop(command);
     if let Err(failure) = await_start(context, &record.pool, &places.bundle, signals, &mut child) {

@@ -34,7 +34,7 @@ impl User {
         match [self.uid, self.gid].iter().chain(&self.groups).find(|&&id| map.host(id).is_none()) {
             Some(id) => {
                 let cause = format!("its user namespace does not have the id {id}");
-                Err(Failure::new(format!("user {}", self.uid), cause, "give a --userns range that contains it"))
+                Err(Failure::usage(format!("user {}", self.uid), cause, "give a --userns range that contains it"))
             }
             None => Ok(()),
         }
@@ -51,7 +51,7 @@ pub fn look_up(context: &Context, root: &Path, wanted: &str) -> Result<User> {
     let (passwd, group) = waiting::within(context, root, read)??;
     resolve(wanted, &passwd, &group).ok_or_else(|| {
         let remedy = "make an image whose user is in its /etc/passwd, or is a number";
-        Failure::new(format!("user {wanted:?}"), "the image does not have it", remedy)
+        Failure::usage(format!("user {wanted:?}"), "the image does not have it", remedy)
     })
 }
 

@@ -75,7 +75,7 @@ fn worker(
     command.arg("--state").arg(&context.state).arg("--run-dir").arg(&context.run);
     command.args(["run", pool, image, "--name", name, "-i"]);
     if legacy {
-        command.arg("--legacy");
+        command.arg("--fuse");
     }
     command.args(["--", "/bin/sh", "-c", SCRIPT]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);

@@ -38,7 +38,7 @@ pub fn demo(context: &Context, arguments: &DemoArguments) -> Result<u8> {
     clean_up(&own, &layout)?;
     let legacy = arguments.legacy || own.preload_library().is_err();
     if legacy && !arguments.legacy {
-        print("the preload library is not beside poolfs: everything goes through the kernel\n")?;
+        print("the preload library is not beside poolfs: everything goes by FUSE\n")?;
     }
     let result =
         prepare(&own, &arguments.root_image, &layout).and_then(|image| show(&own, &image, legacy, &mut signals));
@@ -68,7 +68,7 @@ fn show(context: &Context, image: &ImageRecord, legacy: bool, signals: &mut Sign
     let new =
         NewPool { name: pool.clone(), cpus: None, memory_bytes: POOL_MEMORY, cache_bytes: POOL_CACHE, owner: None };
     pool::create(context, new)?;
-    let how = if legacy { " --legacy" } else { "" };
+    let how = if legacy { " --fuse" } else { "" };
     for name in CONTAINERS {
         say(&format!("poolfs run {pool} {IMAGE} --name {name}{how} -i -- /bin/sh -c '...'"))?;
     }

@@ -126,7 +126,7 @@ impl Report {
     fn describe_operations(&self, text: &mut String) {
         let _ =
             writeln!(text, "\nWhich way operations took{}", if self.legacy { " (without the library)" } else { "" });
-        for (path, title) in [(OperationPath::Library, "user level"), (OperationPath::Fuse, "kernel")] {
+        for (path, title) in [(OperationPath::Library, "user level"), (OperationPath::Fuse, "FUSE")] {
             let mut kinds: BTreeMap<&str, KindStatus> = BTreeMap::new();
             for part in &self.parts {
                 let counted = part.instance.iter().filter_map(|instance| instance.operations.get(&path)).flatten();

@@ -48,7 +48,7 @@ fn obstacle(facts: &ProcessFacts) -> Option<&'static str> {
         Loaded::Secure => Some("the program got rights by its file (set-user-id or capabilities)"),
         Loaded::Foreign => Some("a program of another architecture than the library"),
         Loaded::NotAsked => {
-            Some("it was started without the library (not by poolfs exec or run, --legacy, or a cleared environment)")
+            Some("it was started without the library (not by poolfs exec or run, --fuse, or a cleared environment)")
         }
         Loaded::Refused => Some("LD_PRELOAD names the library, but the loader could not load it"),
     }
