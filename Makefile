@@ -16,6 +16,10 @@ run: build $(WORK)/root.tar ## the main job: two containers of a Debian image on
 $(WORK)/root.tar: | packages
 	packaging/make-root-image.sh $@
 
+# The kernel of the virtual machine in which control groups are of version 2 only.
+$(WORK)/guest/vmlinuz: | packages
+	packaging/make-guest-kernel.sh $(WORK)/guest
+
 build: packages preload init ## everything, in release mode
 	$(CARGO) build --release --bins
 	install -m 755 target/preload/libpoolfs_preload.so target/preload/libpoolfs.so target/preload/poolfs-init target/release/
@@ -36,14 +40,14 @@ tools: packages
 	@test -x $(TOOLS)/bin/pjdfstest || $(CARGO) install --quiet --locked --root $(TOOLS) --version 0.2.2 pjdfstest
 	@test -x $(TOOLS)/bin/fsx || $(CARGO) install --quiet --locked --root $(TOOLS) --version 0.3.2 fsx
 
-test: build tools $(WORK)/root.tar ## all tests: unit, models, conformance, programs over real mounts (at most 60 minutes)
+test: build tools $(WORK)/root.tar $(WORK)/guest/vmlinuz ## all tests: unit, models, conformance, programs over real mounts (at most 60 minutes)
 	$(CARGO) xtask tidy
 	$(CARGO) xtask test
 
 suites: build tools $(WORK)/root.tar ## the long program lists, on the disk and on poolfs (about an hour; ONLY="NAME ..." for some); writes docs/suites.md
 	$(CARGO) run --quiet -p poolfs-tests --bin poolfs-suites -- $(if $(ONLY),--only $(ONLY))
 
-soak: build tools ## what takes hours; writes docs/soak.md (one stage: cargo xtask soak --only NAME)
+soak: build tools $(WORK)/root.tar $(WORK)/guest/vmlinuz ## what takes hours; writes docs/soak.md (one stage: cargo xtask soak --only NAME)
 	$(CARGO) xtask soak
 
 bench: build ## paired measurements (about half an hour; ONLY="NAME ..." for some); writes the tables of docs/benchmarks.md

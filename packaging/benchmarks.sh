@@ -51,7 +51,7 @@ about() {
         ;;
     starts)
         echo "programs in a root directory that is a union over one image (ext4: a plain copy of it), started before in the same"
-        echo "mounts; each by chroot and exec from one process, the same for all. Containers: \`poolfs run --rm\` (FUSE: \`--legacy\`), and the union"
+        echo "mounts; each by chroot and exec from one process, the same for all. Containers: \`poolfs run --rm\` (FUSE: \`--fuse\`), and the union"
         echo "mounted, \`runc run\` with the same specification, and unmounted."
         ;;
     containers)

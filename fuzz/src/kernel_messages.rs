@@ -138,6 +138,7 @@ pub fn kernel_messages(mut bytes: &[u8]) {
         mount_point: "/".into(),
         stack: StackSpec::Directory { directory: "/".into() },
         devices: true,
+        suid: true,
         is_root: true,
         ids: None,
     };

@@ -66,6 +66,7 @@ impl World {
             mount_point: "/".into(),
             stack: StackSpec::Directory { directory: "/".into() },
             devices: true,
+            suid: true,
             is_root: true,
             ids: None,
         };

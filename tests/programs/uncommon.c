@@ -72,7 +72,7 @@ int main(int count, char **arguments)
     if (system("/sbin/mkswap swap > /dev/null 2>&1"))
         return 1;
     say("swapon", swapon("swap", 0));
-    made("small", 1);
+    close(made("small", 1));
     handles("small");
     return 0;
 }

@@ -19,11 +19,9 @@ pub fn small_root(root: &Path, programs: &[&Path]) {
     fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nwww:x:33:33::/:/bin/sh\n").expect("a file");
     let tools: Vec<PathBuf> = TOOLS.iter().map(|name| Path::new("/bin").join(name)).collect();
     for program in tools.iter().map(PathBuf::as_path).chain(programs.iter().copied()) {
-        fs::copy(program, root.join("bin").join(program.file_name().expect("a name"))).expect("a program");
+        put(program, &root.join("bin").join(program.file_name().expect("a name")));
         for library in libraries(program) {
-            let to = root.join(library.strip_prefix("/").expect("absolute"));
-            fs::create_dir_all(to.parent().expect("a folder")).expect("a folder");
-            fs::copy(&library, to).expect("a library");
+            put(&library, &root.join(library.strip_prefix("/").expect("absolute")));
         }
     }
 }
@@ -40,8 +38,16 @@ pub fn import_small(pool: &Pool, folder: &Path, name: &str, programs: &[&Path], 
     fs::remove_dir_all(&root).expect("removed");
 }
 
+/// Copies a file into a root, if nothing is there: a link of the root would lead to this machine's own files.
+pub(crate) fn put(file: &Path, to: &Path) {
+    if to.symlink_metadata().is_err() {
+        fs::create_dir_all(to.parent().expect("a folder")).expect("a folder");
+        fs::copy(file, to).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
+}
+
 /// The libraries of a program, its interpreter included; none of a static one.
-fn libraries(program: &Path) -> Vec<PathBuf> {
+pub(crate) fn libraries(program: &Path) -> Vec<PathBuf> {
     let listed = run(Command::new("ldd").arg(program)).out;
     let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
     listed.lines().filter_map(path).collect()

@@ -6,6 +6,7 @@
 
 mod command;
 pub mod differential;
+mod guest;
 mod image;
 mod isolation;
 mod pool;
@@ -14,9 +15,10 @@ mod steps;
 mod tree;
 
 pub use command::{Outcome, run, run_within, shell};
+pub use guest::{group_file, group_of, in_guest};
 pub use image::{import_small, small_root};
 pub use isolation::{PRIVATE_RUN, in_namespaces, isolated, isolated_for, remove_sockets, run_in_namespaces};
-pub use pool::{Mounted, Pool, Way};
+pub use pool::{Mounted, Pool, Way, name_of};
 pub use steps::{Stepper, compile, hash};
 pub use tree::{checksum, populate};
 

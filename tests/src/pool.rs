@@ -45,7 +45,16 @@ impl Pool {
     /// When the command fails.
     #[must_use]
     pub fn with_memory(folder: &Path, memory: &str, cache: &str) -> Self {
-        Self::made(folder, name_of(folder), memory, cache)
+        Self::made(folder, name_of(folder), "0-1", memory, cache)
+    }
+
+    /// The same, on these CPUs.
+    ///
+    /// # Panics
+    /// When the command fails.
+    #[must_use]
+    pub fn on_cpus(folder: &Path, cpus: &str, memory: &str, cache: &str) -> Self {
+        Self::made(folder, name_of(folder), cpus, memory, cache)
     }
 
     /// The same, of another name: its test's with something added, by which its control groups are found.
@@ -54,13 +63,13 @@ impl Pool {
     /// When the command fails.
     #[must_use]
     pub fn named(folder: &Path, name: &str, cache: &str) -> Self {
-        Self::made(folder, name.to_owned(), "2G", cache)
+        Self::made(folder, name.to_owned(), "0-1", "2G", cache)
     }
 
-    fn made(folder: &Path, name: String, memory: &str, cache: &str) -> Self {
+    fn made(folder: &Path, name: String, cpus: &str, memory: &str, cache: &str) -> Self {
         let pool = Self { name, folder: folder.to_path_buf() };
         let _ = pool
-            .poolfs(&["pool", "create", &pool.name, "--cpus", "0-1", "--memory", memory, "--cache", cache])
+            .poolfs(&["pool", "create", &pool.name, "--cpus", cpus, "--memory", memory, "--cache", cache])
             .expect("pool create");
         pool
     }
@@ -123,7 +132,7 @@ impl Pool {
         let mut command = self.command();
         command.args(["exec", &self.name]);
         if way == Way::Legacy {
-            command.arg("--legacy");
+            command.arg("--fuse");
         }
         run(command.args(["--", "sh", "-euc", script]))
     }

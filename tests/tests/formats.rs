@@ -1,7 +1,7 @@
 //! Upper branches that store sketches compactly, over real mounts: what is in a file does not depend on how it is stored, a reader that
 //! knows only docs/formats.md finds it, and a file takes what was written.
 
-use poolfs_tests::{Pool, Way, isolated, run, run_within, workspace};
+use poolfs_tests::{Pool, Way, isolated, name_of, run, run_within, workspace};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -134,7 +134,7 @@ fn what_was_synced_survives_the_service_in_every_format() {
             let upper = folder.join(format!("upper-{format}"));
             fs::create_dir(&upper).expect("a folder");
             let at = folder.join("mnt");
-            let pool = Pool::named(folder, &format!("p-{format}"), "64M");
+            let pool = Pool::named(folder, &format!("{}-{format}", name_of(folder)), "64M");
             let mount = pool.mount_stored(&at, &upper, &lower, format);
             let write = |text: &str, sync: &str| {
                 let command = format!(

@@ -1,6 +1,6 @@
 //! Upper branches are checked and repaired: after a service was killed, and with damage that nobody may guess away.
 
-use poolfs_tests::{Pool, Way, checksum, isolated, run, shell};
+use poolfs_tests::{Pool, Way, checksum, isolated, name_of, run, shell};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -51,7 +51,7 @@ fn what_a_killed_service_has_left_is_repaired() {
         for format in FORMATS {
             let (upper, at) = (folder.join(format!("upper-{format}")), folder.join("mnt"));
             fs::create_dir(&upper).expect("a folder");
-            let pool = Pool::named(folder, &format!("p-{format}"), "16M");
+            let pool = Pool::named(folder, &format!("{}-{format}", name_of(folder)), "16M");
             let check = |more: &[&str]| {
                 let mut arguments = vec!["fsck", text(&upper), "--lower", text(&lower), "--json"];
                 arguments.extend_from_slice(more);

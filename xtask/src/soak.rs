@@ -90,6 +90,12 @@ const STAGES: &[Stage] = &[
         command: &["cargo", "test", "-p", "poolfs-tests", "--test", "power", "--", "--nocapture"],
         environment: &[LONG],
     },
+    // In a virtual machine, by interpretation.
+    Stage {
+        name: "control groups of version 2",
+        command: &["cargo", "test", "-p", "poolfs-tests", "--test", "groups", "--", "--nocapture", "--include-ignored"],
+        environment: &[],
+    },
     Stage { name: "clients that stand still", command: &service!("standstill::"), environment: &[LONG] },
 ];
 

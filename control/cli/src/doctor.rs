@@ -281,7 +281,7 @@ fn programs(context: &Context) -> Vec<Finding> {
             "preload library",
             preload,
             preload_found,
-            "only --legacy works: every operation goes through the kernel",
+            "only --fuse works: every operation goes by FUSE",
             "make build",
         ),
     ]

@@ -160,7 +160,7 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
         let named: Vec<String> = running.iter().map(ToString::to_string).collect();
         let cause = format!("in it run processes of `poolfs exec`: {}", named.join(", "));
         let remedy = format!("end them, or have them killed with `poolfs pool rm --force {name}`");
-        return Err(Failure::new(format!("pool {name}"), cause, remedy));
+        return Err(Failure::in_use(format!("pool {name}"), cause, remedy));
     }
     service::end(context, &mut pool)?;
     pool.remove()

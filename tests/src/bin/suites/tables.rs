@@ -93,7 +93,7 @@ fn write_row(name: &str, row: &str) {
     let disk = ask("findmnt -n -o FSTYPE -T /tmp");
     let mut page = format!(
         "# Long program lists\n\nWritten by `make suites` (one of them: `make suites ONLY=NAME`). Each list runs in a fresh directory on the machine's disk ({disk}), on a union of\n\
-         poolfs by FUSE (`poolfs exec --legacy`) and by the library (`poolfs exec`), and prints a summary without times and random names. \"same\": exit code and every line of the\n\
+         poolfs by FUSE (`poolfs exec --fuse`) and by the library (`poolfs exec`), and prints a summary without times and random names. \"same\": exit code and every line of the\n\
          summary are those of the disk, and the library was at work exactly where it should be. The lists are `tests/suites/NAME.sh`.\n\n\
          Machine: {machine}. The pool has 2 GiB of memory, 256 MiB of them cache.\n\n\
          | suite | what it does | version | disk | FUSE | library | requests by the library |\n|---|---|---|---|---|---|---|\n"
