@@ -157,7 +157,8 @@ fcntl.flock(lock, fcntl.LOCK_EX); print(flush=True); time.sleep(600)";
         assert!(outcome.err.contains(&format!("kill -CONT {}", other.id())), "{outcome:?}");
         // One that only takes its time is waited for.
         kill_process(number(other.id()), Signal::CONT).expect("ours");
-        let mut waiting = command(&pool, folder, &mount).stderr(Stdio::piped()).spawn().expect("poolfs starts");
+        let mount = "mount POOL @mnt --dir @data --timeout 5";
+        let mut waiting = command(&pool, folder, mount).stderr(Stdio::piped()).spawn().expect("poolfs starts");
         let mut errors = BufReader::new(waiting.stderr.take().expect("piped"));
         line.clear();
         errors.read_line(&mut line).expect("it says for whom it waits");

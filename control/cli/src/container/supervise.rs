@@ -9,7 +9,7 @@ use crate::failure::{Failure, Result};
 use crate::mount::{self, is_recorded, mount_instance, unmount_instance};
 use crate::pool;
 use crate::record::{PoolRecord, ProcessRecord};
-use crate::signals::{Signals, status_code};
+use crate::signals::{self, Signals, status_code};
 use crate::state::Locked;
 use crate::text::complain;
 use crate::waiting;
@@ -134,7 +134,7 @@ fn run_mounted(
     let mut child = command.spawn().map_err(|error| Failure::host("OCI runtime", error, "apt-get install runc"))?;
     // The command holds the container's ends of pipes and terminals.
     drop(command);
-    if let Err(failure) = await_start(context, &record.pool, &places.bundle, signals, &mut child) {
+    if let Err(failure) = await_start(context, &record.pool, &places.bundle, &mut child) {
         // What it has made so far goes with the rest.
         waiting::end_child(&mut child);
         return Err(failure.of(format!("container {name}")));
@@ -160,10 +160,12 @@ fn run_mounted(
 }
 
 /// Wait until the first process runs, or the runtime has ended.
-fn await_start(context: &Context, pool: &str, bundle: &Path, signals: &mut Signals, child: &mut Child) -> Result<()> {
+fn await_start(context: &Context, pool: &str, bundle: &Path, child: &mut Child) -> Result<()> {
+    signals::forget_end();
     let mut heard = Instant::now();
     while !Runtime::has_started(bundle) && child.try_wait().is_ok_and(|status| status.is_none()) {
-        if signals.end_was_asked() {
+        // Looked at in this order: a signal to what runs already is passed on later.
+        if signals::end_came() && !Runtime::has_started(bundle) {
             return Err(Failure::new("start", "it was asked to end before it began", ""));
         }
         if heard.elapsed() >= waiting::limit() / 2 {
