@@ -150,7 +150,8 @@ ssize_t poolfs_listxattr(const char *path, char *names, size_t size);
 // `removexattr`
 int poolfs_removexattr(const char *path, const char *name);
 
-// To be called before making a process (`fork`, `vfork`, `posix_spawn`, `system`, `popen`), or sending a descriptor to one.
+// To be called before making a process (`fork`, `vfork`, `posix_spawn`, `system`, `popen`), executing a program, or sending a descriptor
+// to a process.
 void poolfs_before_fork(void);
 
 // To be called before the process changes its user, groups or capabilities (`setuid`, `setgroups`, `capset` and the like).

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -117,6 +117,10 @@ pub const ADOPT: u32 = (3 << 30) | (64 << 16) | ((b'P' as u32) << 8) | 1;
 /// the mount.
 pub const SYNC_ALL: u32 = ((b'P' as u32) << 8) | 2;
 
+/// Number of the ioctl that takes back what [`Adopt::unshared`] said of a description: `_IO('P', 3)`. Sent on a descriptor of the mount;
+/// whoever sends it has the kernel ask for the size afterwards.
+pub const SHARE: u32 = ((b'P' as u32) << 8) | 3;
+
 /// What the adoption ioctl carries, in and out. The service matches the calling thread to its process's session.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -137,8 +141,11 @@ pub struct Adopt {
     pub mode: u32,
     /// Out: whether the kernel tells the service of every descriptor of this description that is closed, before that is done.
     pub announces_closing: u32,
+    /// In: not 0 if the process vouches that nobody else has the description and that it is not mapped; and that it says so before
+    /// that changes ([`SHARE`], [`Operation::Share`]). Then the kernel need not know the size.
+    pub unshared: u32,
     /// Zero.
-    pub reserved: [u8; 28],
+    pub reserved: [u8; 24],
 }
 
 impl Adopt {
@@ -153,7 +160,8 @@ impl Adopt {
             open_flags: 0,
             mode: 0,
             announces_closing: 0,
-            reserved: [0; 28],
+            unshared: 0,
+            reserved: [0; 24],
         }
     }
 }
@@ -221,11 +229,14 @@ pub enum Operation {
     /// `handle`: all of the file, to map it instead of the descriptor; `value` = the number of the [`Grant`] that is sent over the
     /// socket. Privately only: what is mapped stays as it is when the file is changed.
     Lend = 27,
+    /// Others are about to get what descriptions the process has: the kernel knows the sizes of all that the session has adopted when
+    /// it is answered, and from then on.
+    Share = 28,
 }
 
 impl Operation {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Operation; 27] = [
+    pub const ALL: [Operation; 28] = [
         Self::Echo,
         Self::Read,
         Self::Write,
@@ -253,6 +264,7 @@ impl Operation {
         Self::SyncAll,
         Self::Segment,
         Self::Lend,
+        Self::Share,
     ];
 
     /// The operation with this number, if there is one.

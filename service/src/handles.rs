@@ -1,6 +1,7 @@
 //! Open files and directories of an instance, of both paths. The key is the FUSE front's file handle.
 
 use crate::nodes::NodeTable;
+use crate::nodes::content::Counted;
 use crate::nodes::listings::{ListingUse, Opening};
 use crate::nodes::texts::TextUse;
 use hashbrown::HashMap;
@@ -22,11 +23,19 @@ struct Adoption {
     by_sessions: bool,
     given_up: bool,
     closed: bool,
+    /// The one session that adopted it vouches that its process alone has the description, and has not mapped it.
+    unshared: bool,
+    /// Nobody can vouch for that any more.
+    shared: bool,
 }
 
 impl Adoption {
     fn counts_for_sessions(&self) -> bool {
         self.by_sessions && !self.given_up
+    }
+
+    fn is_unshared(&self) -> bool {
+        self.counts_for_sessions() && self.unshared && !self.shared
     }
 }
 
@@ -161,6 +170,7 @@ impl OpenFile {
     pub fn set_adopted(&self, adopted: bool) -> bool {
         self.change_adoption(|state| {
             state.by_sessions = adopted && !state.closed;
+            state.unshared &= state.by_sessions;
             state.counts_for_sessions()
         })
     }
@@ -171,6 +181,28 @@ impl OpenFile {
         self.change_adoption(|state| state.given_up = true);
     }
 
+    /// The session that adopted the file vouches that its process alone has the description, and has not mapped it, until it says
+    /// that it is shared.
+    pub fn vouch_unshared(&self) {
+        self.change_adoption(|state| state.unshared = true);
+    }
+
+    /// Others than the process that adopted the file may have the description, or it may be mapped: from here on it counts as one by
+    /// which somebody goes by the size that the kernel knows. Whether it did not until now.
+    pub fn share(&self) -> bool {
+        self.change_adoption(|state| {
+            let was_unshared = state.is_unshared();
+            state.shared = true;
+            was_unshared
+        })
+    }
+
+    /// Whether a session vouches that nobody else has the description.
+    #[must_use]
+    pub fn is_unshared(&self) -> bool {
+        self.adoption().is_unshared()
+    }
+
     /// The kernel has closed the file for good.
     pub(crate) fn close(&self) {
         // Before the node may be forgotten.
@@ -179,7 +211,7 @@ impl OpenFile {
         if !std::mem::replace(&mut state.closed, true) {
             let append = self.flags.contains(OpenFlags::APPEND);
             self.nodes.close_listing(self.node, &mut self.listing());
-            self.nodes.closed(self.node, self.counts_as_writer(), append, state.counts_for_sessions());
+            self.nodes.closed(self.node, append, self.counted(&state));
         }
     }
 
@@ -189,16 +221,18 @@ impl OpenFile {
 
     fn change_adoption<T>(&self, change: impl FnOnce(&mut Adoption) -> T) -> T {
         let mut state = self.adoption();
-        let before = state.counts_for_sessions();
+        let before = self.counted(&state);
         let outcome = change(&mut state);
-        if before != state.counts_for_sessions() && !state.closed {
-            self.nodes.change_adoption(self.node, self.counts_as_writer(), !before);
+        let after = self.counted(&state);
+        if before != after && !state.closed {
+            self.nodes.recount(self.node, before, after);
         }
         outcome
     }
 
-    fn counts_as_writer(&self) -> bool {
-        self.flags.writable() && !self.directory
+    fn counted(&self, state: &Adoption) -> Counted {
+        let may_write = self.flags.writable() && !self.directory;
+        Counted { writer: may_write && !state.counts_for_sessions(), by_size: !state.is_unshared() }
     }
 
     /// The layers' handle.
@@ -392,6 +426,26 @@ mod tests {
         assert!(table.nodes.may_map(file.node()) && !file.is_adopted() && !file.set_adopted(true));
         file.close();
         assert!(!table.nodes.may_map(file.node()) && !file.set_adopted(true));
+    }
+
+    #[test]
+    fn a_description_that_was_shared_once_stays_shared() {
+        let (layer, table) = table();
+        let file = create(&layer, &table, OpenFlags::READ_WRITE);
+        let goes_by_size = || {
+            let view = table.nodes.changed(file.node());
+            view.inspect(|_| table.nodes.told(file.node())).is_some_and(|view| view.goes_by_size)
+        };
+        file.vouch_unshared();
+        assert!(goes_by_size(), "nobody has adopted it");
+        assert!(file.set_adopted(true) && !goes_by_size());
+        assert!(!file.set_adopted(false) && goes_by_size());
+        assert!(file.set_adopted(true) && goes_by_size(), "a new session has to vouch for it");
+        file.vouch_unshared();
+        assert!(file.is_unshared() && !goes_by_size());
+        assert!(file.share() && !file.share());
+        file.vouch_unshared();
+        assert!(goes_by_size());
     }
 
     #[test]

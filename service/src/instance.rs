@@ -5,6 +5,7 @@ use crate::handles::{HandleTable, OpenFile};
 use crate::jobs::Jobs;
 use crate::leases::{LeaseTable, SegmentLease};
 use crate::nodes::NodeTable;
+use crate::nodes::content::UntoldSize;
 use crate::nodes::notices::Changing;
 use crate::nodes::pruning::Pruner;
 use crate::notify::{DirectoryJob, Job, KernelCache, NameChange, NameJob, Notifications};
@@ -362,15 +363,7 @@ impl Instance {
         let node = changing.node;
         let _kernel = enter(Layer::Kernel);
         if let Some(change) = view.size_since.filter(|_| may_wait) {
-            match self.end_of(node) {
-                Ok(end) => {
-                    if end.is_some() {
-                        notifications.tell(Job { number: view.number, pages: false, grown_to: end });
-                    }
-                    self.nodes.size_told(node, change);
-                }
-                Err(error) => warn!(instance = self.name(), %error, "the kernel could not be told a size"),
-            }
+            self.tell_end(notifications, node, UntoldSize { number: view.number, change });
         }
         notifications.drop_attributes(view.number);
         self.nodes.attributes_told(node);
@@ -385,6 +378,50 @@ impl Instance {
                 Ok(attributes)
             }
             _ => Err(Failure::Errno(Errno::EIO)),
+        }
+    }
+
+    /// Somebody may go by the size that the kernel knows of an open file from here on: it knows it when this returns. Not for handlers of
+    /// FUSE requests.
+    pub(crate) fn tell_size(&self, node: NodeId) {
+        if let (Some(untold), Some(notifications)) = (self.nodes.untold_size(node), self.notifications.get()) {
+            let _kernel = enter(Layer::Kernel);
+            self.tell_end(notifications, node, untold);
+        }
+    }
+
+    fn tell_end(&self, notifications: &Notifications, node: NodeId, untold: UntoldSize) {
+        match self.end_of(node) {
+            Ok(end) => {
+                if end.is_some() {
+                    notifications.tell(Job { number: untold.number, pages: false, grown_to: end });
+                }
+                self.nodes.size_told(node, untold.change);
+            }
+            Err(error) => warn!(instance = self.name(), %error, "the kernel could not be told a size"),
+        }
+    }
+
+    /// As [`Instance::tell_size`], for who cannot wait.
+    pub(crate) fn tell_size_later(&self, node: NodeId) {
+        if let Some(untold) = self.nodes.untold_size(node) {
+            self.tell_later(node, untold.number, false);
+        }
+    }
+
+    /// The kernel has put what it appended into its pages at the end that it knew, which was not the end: it drops them, and gets to
+    /// know the size. Without waiting.
+    pub(crate) fn appended_elsewhere(&self, node: NodeId) {
+        if let Some(number) = self.nodes.open_number(node) {
+            self.tell_later(node, number, true);
+        }
+    }
+
+    fn tell_later(&self, node: NodeId, number: u64, pages: bool) {
+        let Some(notifications) = self.notifications.get() else { return };
+        let told = self.end_of(node).map(|end| notifications.tell_later(Job { number, pages, grown_to: end }));
+        if !told.is_ok_and(|told| told) {
+            warn!(instance = self.name(), "the kernel could not be told a size");
         }
     }
 

@@ -45,9 +45,10 @@ mod walk;
 
 pub use handles::{HANDLES_MAX, HandleTable, OpenFile};
 pub use instance::{Adopter, Instance};
+pub use nodes::content::KernelView;
 pub use nodes::held::{NAMES_HELD_MAX, NameView, Rest};
 pub use nodes::texts::TextCounts;
-pub use nodes::{KernelView, NodeTable, Privileges, ROOT_NUMBER};
+pub use nodes::{NodeTable, Privileges, ROOT_NUMBER};
 pub use notify::{DirectoryJob, Job, KernelCache, NameChange, NameJob, Notifications};
 pub use request::{Context, Failure, Kind, Reply, Request, WriteMode};
 pub use statistics::Statistics;

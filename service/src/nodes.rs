@@ -6,11 +6,13 @@
 //!
 //! Two flags decide how the two paths meet on one file. `may_cache`: FUSE has read or written it, so the kernel may hold
 //! pages. `may_map`: it is open for writing by somebody who is not known to work by requests, or pages of a mapping
-//! have been written back, so that the kernel may hold changes nobody has told the service of.
+//! have been written back, so that the kernel may hold changes nobody has told the service of. Who goes by the size that the
+//! kernel knows is in [`content`].
 //!
 //! What the kernel may keep of attributes and names without asking is noted in [`held`], of listings in [`listings`], what clients may
 //! show of attributes without asking in [`notices`], which programs the kernel maps by itself in [`texts`].
 
+pub mod content;
 pub mod held;
 pub mod listings;
 pub mod notices;
@@ -18,6 +20,7 @@ pub mod pruning;
 pub mod texts;
 
 use crate::leases::SegmentLease;
+use content::Counted;
 use hashbrown::HashMap;
 use held::Held;
 use listings::Listing;
@@ -47,8 +50,8 @@ struct NodeState {
     open_files: u32,
     /// Files open for writing by FUSE that no session adopted.
     writers: u32,
-    /// Files open by FUSE that no session adopted.
-    unadopted: u32,
+    /// Open files of which somebody may go by the size the kernel knows: all that are not proved unshared.
+    by_size: u32,
     /// Files open to append.
     appenders: u32,
     /// Bytes the kernel has read or written since its pages were last dropped, at most up to the highest of them.
@@ -105,19 +108,6 @@ impl NodeState {
     fn is_idle(&self) -> bool {
         self.kernel_references == 0 && self.open_files == 0 && self.number != ROOT_NUMBER
     }
-}
-
-/// What a change by the user-level path has to tell the kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KernelView {
-    /// FUSE's number of the node.
-    pub number: u64,
-    /// It may hold pages of the file.
-    pub may_cache: bool,
-    /// Somebody has the file open who goes by the size the kernel knows: to append, or to map it without asking for it.
-    pub goes_by_size: bool,
-    /// Which change this is.
-    pub change: u64,
 }
 
 /// The nodes the kernel knows.
@@ -301,7 +291,7 @@ impl NodeTable {
         let mut states = self.states(node);
         let state = states.entry(node).or_insert_with(|| self.new_state());
         state.open_files += 1;
-        state.unadopted += 1;
+        state.by_size += 1;
         state.writers += u32::from(writable);
         state.appenders += u32::from(append);
         if writable {
@@ -309,13 +299,13 @@ impl NodeTable {
         }
     }
 
-    /// A file of the node was closed for good.
-    pub fn closed(&self, node: NodeId, writable: bool, append: bool, adopted: bool) {
+    /// A file of the node was closed for good, that counted so.
+    pub fn closed(&self, node: NodeId, append: bool, counted: Counted) {
         let mut states = self.states(node);
         if let Some(state) = states.get_mut(&node) {
             state.open_files = state.open_files.saturating_sub(1);
-            state.unadopted = state.unadopted.saturating_sub(u32::from(!adopted));
-            state.writers = state.writers.saturating_sub(u32::from(writable && !adopted));
+            state.by_size = state.by_size.saturating_sub(u32::from(counted.by_size));
+            state.writers = state.writers.saturating_sub(u32::from(counted.writer));
             state.appenders = state.appenders.saturating_sub(u32::from(append));
             state.mapped &= state.open_files > 0;
             if state.open_files == 0 {
@@ -327,14 +317,12 @@ impl NodeTable {
         drop(gone);
     }
 
-    /// An open file was adopted by a session, or let go.
-    pub(crate) fn change_adoption(&self, node: NodeId, writable: bool, adopted: bool) {
+    /// An open file counts differently from here on: a session has adopted it or let it go, or it has come to be shared.
+    pub(crate) fn recount(&self, node: NodeId, before: Counted, after: Counted) {
         if let Some(state) = self.states(node).get_mut(&node) {
-            let by = if adopted { -1 } else { 1 };
-            state.unadopted = state.unadopted.saturating_add_signed(by);
-            if writable {
-                state.writers = state.writers.saturating_add_signed(by);
-            }
+            let change = |before: bool, after: bool| i32::from(after) - i32::from(before);
+            state.by_size = state.by_size.saturating_add_signed(change(before.by_size, after.by_size));
+            state.writers = state.writers.saturating_add_signed(change(before.writer, after.writer));
             if state.writers > 0 {
                 state.revoke();
             }
@@ -407,41 +395,6 @@ impl NodeTable {
         }
     }
 
-    /// The content was changed by the user-level path: answers what the kernel must be told, and takes the node as not cached
-    /// from here on (a READ that comes now sees the new content and sets the flag again). As long as another change's
-    /// notification is on its way, the kernel may still hold what that one is about. A view is followed by
-    /// [`NodeTable::told`].
-    pub fn changed(&self, node: NodeId) -> Option<KernelView> {
-        let mut states = self.states(node);
-        let state = states.get_mut(&node)?;
-        let view = KernelView {
-            number: state.number,
-            may_cache: std::mem::take(&mut state.may_cache) || state.telling_pages > 0,
-            goes_by_size: state.appenders > 0 || state.unadopted > 0,
-            change: state.changes + 1,
-        };
-        state.changes += 1;
-        state.highest_byte = 0;
-        self.cached_bytes.fetch_sub(std::mem::take(&mut state.cached_bytes), Ordering::Relaxed);
-        let tells = view.number != 0 && (view.may_cache || view.goes_by_size);
-        state.telling_pages += u32::from(tells);
-        tells.then_some(view)
-    }
-
-    /// The kernel knows the size that the file had after this change, or a later one.
-    pub fn size_told(&self, node: NodeId, change: u64) {
-        if let Some(state) = self.states(node).get_mut(&node) {
-            state.size_told = state.size_told.max(change);
-        }
-    }
-
-    /// The kernel knows of a change of content.
-    pub fn told(&self, node: NodeId) {
-        if let Some(state) = self.states(node).get_mut(&node) {
-            state.telling_pages = state.telling_pages.saturating_sub(1);
-        }
-    }
-
     /// What is known of the node's set-id bits and capabilities.
     pub fn privileges(&self, node: NodeId) -> Privileges {
         let states = self.states(node);
@@ -510,43 +463,6 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_told_once_and_only_when_it_may_hold_pages() {
-        let table = NodeTable::default();
-        table.enter(NodeId(7), 70);
-        table.opened(NodeId(7), false, false);
-        assert_eq!(
-            table.changed(NodeId(7)),
-            Some(KernelView { number: 70, may_cache: false, goes_by_size: true, change: 1 })
-        );
-        table.told(NodeId(7));
-        table.change_adoption(NodeId(7), false, true);
-        assert_eq!(table.changed(NodeId(7)), None);
-        table.touched(NodeId(7), 0, 4096, false);
-        assert_eq!(table.cached_bytes(), 4096);
-        let view = |change| Some(KernelView { number: 70, may_cache: true, goes_by_size: false, change });
-        assert_eq!(table.changed(NodeId(7)), view(3));
-        assert_eq!(table.changed(NodeId(7)), view(4), "the first is still on its way");
-        table.told(NodeId(7));
-        table.told(NodeId(7));
-        assert_eq!(table.changed(NodeId(7)), None);
-        assert_eq!(table.cached_bytes(), 0);
-    }
-
-    #[test]
-    fn unadopted_writers_and_mappings_keep_the_user_level_path_off() {
-        let table = NodeTable::default();
-        table.enter(NodeId(7), 70);
-        table.opened(NodeId(7), true, false);
-        assert!(table.may_map(NodeId(7)));
-        table.change_adoption(NodeId(7), true, true);
-        assert!(!table.may_map(NodeId(7)));
-        table.touched(NodeId(7), 0, 4096, true);
-        assert!(table.may_map(NodeId(7)));
-        table.closed(NodeId(7), true, false, true);
-        assert!(!table.may_map(NodeId(7)));
-    }
-
-    #[test]
     fn what_was_seen_before_a_change_of_privileges_is_not_noted_after_it() {
         let table = NodeTable::default();
         let node = NodeId(7);
@@ -592,7 +508,7 @@ mod tests {
         table.opened(NodeId(7), false, false);
         table.forget(70, 1);
         assert_eq!(table.node(70), Some(NodeId(7)));
-        table.closed(NodeId(7), false, false, false);
+        table.closed(NodeId(7), false, Counted { writer: false, by_size: true });
         assert_eq!(table.node(70), None);
         assert!(table.forget_all().is_empty());
     }

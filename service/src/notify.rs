@@ -238,6 +238,12 @@ impl Notifications {
         let _ = self.content.ask(job).recv();
     }
 
+    /// Has the kernel told without waiting; whether that will be done.
+    #[must_use]
+    pub fn tell_later(&self, job: Job) -> bool {
+        self.content.queue().is_some_and(|queue| queue.try_send(Message::Tell(job, None)).is_ok())
+    }
+
     /// Tells the kernel of names and listings and comes back when it has understood; whether it has, within the time. Not for
     /// handlers of FUSE requests.
     #[must_use]

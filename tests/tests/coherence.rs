@@ -212,3 +212,26 @@ fn nobody_finds_an_end_before_one_he_knows_of() {
         drop(mount);
     });
 }
+
+#[test]
+fn who_has_a_description_and_no_library_goes_by_the_size_that_is() {
+    isolated("who_has_a_description_and_no_library_goes_by_the_size_that_is", |folder| {
+        let (directory, at) = (folder.join("dir"), folder.join("mnt"));
+        fs::create_dir(&directory).expect("a folder");
+        let pool = Pool::create(folder, "64M");
+        let mount = pool.mount_directory(&at, &directory);
+        let program = compile(folder, "inherited", false);
+        let pages = |count: u8| (1..=count).flat_map(|number| [number; 4096]).collect::<Vec<u8>>();
+        for (how, count) in [("fork", 10), ("vfork", 10), ("spawn", 10), ("send", 10), ("exec", 4)] {
+            let before = pool.operations(Way::Library);
+            let script = format!("{} {}/{how} {how}", program.display(), at.display());
+            assert_eq!(pool.shell(Way::Library, &script).expect("the program").trim(), "right", "{how}");
+            assert!(pool.operations(Way::Library) > before, "{how}: nothing went by the library");
+            assert!(fs::read(at.join(how)).expect("read") == pages(count), "{how}: the mount shows something else");
+        }
+        drop(mount);
+        for (how, count) in [("fork", 10), ("vfork", 10), ("spawn", 10), ("send", 10), ("exec", 4)] {
+            assert!(fs::read(directory.join(how)).expect("read") == pages(count), "{how}: the disk has something else");
+        }
+    });
+}

@@ -5,7 +5,8 @@ use linux_raw_sys::general as sys;
 use poolfs_client::rights::{self, Change};
 use poolfs_client::{raw, trace};
 
-/// To be called before making a process (`fork`, `vfork`, `posix_spawn`, `system`, `popen`), or sending a descriptor to one.
+/// To be called before making a process (`fork`, `vfork`, `posix_spawn`, `system`, `popen`), executing a program, or sending a descriptor
+/// to a process.
 #[unsafe(no_mangle)]
 pub extern "C" fn poolfs_before_fork() {
     rights::before(Change::SharingMemory);

@@ -24,7 +24,13 @@ const REFUSED: u64 = 5;
 /// The description was made by an `open` of this process that we saw.
 const OWN: u64 = 8;
 const USES_SHIFT: u32 = 4;
-const USES_MASK: u64 = 0xff;
+const USES_MASK: u64 = 0x3f;
+/// Something was mapped by the number, which goes by the size that the kernel knows.
+const MAPPED: u64 = 1 << 10;
+/// Another number stands for the same description, or did.
+const DUPLICATED: u64 = 1 << 11;
+/// What is known of a description, whatever the rest says.
+const FLAGS: u64 = OWN | MAPPED | DUPLICATED;
 const VERSION: u64 = 1 << 12;
 
 /// A file that an adopted descriptor stands for.
@@ -229,35 +235,56 @@ impl Descriptors {
         }
     }
 
+    /// The numbers of descriptions that this process has opened.
+    pub fn unshared(&self) -> impl Iterator<Item = i32> + '_ {
+        let is_own = |entry: &Entry| {
+            let word = entry.word.load(Ordering::Relaxed);
+            word & OWN != 0 && word & KIND != NOT_OURS
+        };
+        self.0.iter().enumerate().filter(move |(_, entry)| is_own(entry)).map(|(number, _)| number as i32)
+    }
+
+    /// Notes that something is about to be mapped by a number.
+    pub fn mapped(&self, descriptor: i32) {
+        if let Some(entry) = self.entry(descriptor) {
+            entry.word.fetch_or(MAPPED, Ordering::SeqCst);
+        }
+    }
+
     /// Notes that `to` now stands for the same description as `from`.
     pub fn duplicated(&self, from: i32, to: i32) {
         self.clear(to);
         let Some(entry) = self.entry(from) else { return };
-        if entry.word.load(Ordering::Acquire) & OWN != 0 {
+        let flags = entry.word.fetch_or(DUPLICATED, Ordering::AcqRel) & FLAGS;
+        if flags & OWN != 0 {
             self.opened(to, entry.forks.load(Ordering::Relaxed));
+            if let Some(other) = self.entry(to) {
+                other.word.fetch_or(flags | DUPLICATED, Ordering::AcqRel);
+            }
         }
     }
 
     /// Notes what a number turned out to be, unless something happened to it since it was looked at.
     pub fn note(&self, descriptor: i32, seen: &Seen, known: Known) {
         let Some(entry) = self.entry(descriptor) else { return };
-        let own = seen.word & OWN;
-        let busy = next_version(seen.word) | own | BUSY;
+        let flags = seen.word & FLAGS;
+        let busy = next_version(seen.word) | flags | BUSY;
         if entry.word.compare_exchange(seen.word, busy, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;
         }
         let kind = match known {
             Known::Unknown => UNKNOWN,
             Known::NotOurs => NOT_OURS,
-            Known::Candidate(uses) => CANDIDATE | (u64::from(uses) & USES_MASK) << USES_SHIFT,
+            Known::Candidate(uses) => CANDIDATE | u64::from(uses).min(USES_MASK) << USES_SHIFT,
             Known::Refused => REFUSED,
             Known::Adopted(_) => ADOPTED,
         };
-        let done = next_version(busy) | own | kind;
+        let done = next_version(busy) | kind;
         if let Known::Adopted(adopted) = known {
             entry.store(&adopted, done);
         }
-        entry.word.compare_exchange(busy, done, Ordering::Release, Ordering::Relaxed).ok();
+        let end = |now: u64| (now & !FLAGS == busy & !FLAGS).then_some(done | now & FLAGS);
+        entry.word.fetch_update(Ordering::Release, Ordering::Relaxed, end).ok();
     }
 }
 
@@ -265,6 +292,16 @@ impl Seen {
     /// Whether the kernel's offset of the description is this process's alone: it opened it and has not shared it since.
     pub fn is_own(&self, forks: u32) -> bool {
         self.word & OWN != 0 && self.forks == forks
+    }
+
+    /// Whether nobody but this process has the description, and nothing was mapped by it.
+    pub fn is_unshared(&self, forks: u32) -> bool {
+        self.is_own(forks) && self.word & MAPPED == 0
+    }
+
+    /// Whether other numbers may stand for the same description.
+    pub fn is_duplicated(&self) -> bool {
+        self.word & DUPLICATED != 0
     }
 }
 
@@ -433,6 +470,26 @@ mod tests {
         assert!(table.look(5).expect("an entry").is_own(0));
         table.clear(5);
         assert!(!table.look(5).expect("an entry").is_own(0));
+    }
+
+    #[test]
+    fn what_is_mapped_is_shared_and_its_duplicates_say_that_they_are_some() {
+        let table = table();
+        let look = |number| table.look(number).expect("an entry");
+        table.opened(5, 0);
+        assert!(look(5).is_unshared(0) && !look(5).is_unshared(1) && !look(5).is_duplicated());
+        table.duplicated(5, 6);
+        assert!([5, 6].iter().all(|&number| look(number).is_duplicated() && look(number).is_unshared(0)));
+        let seen = look(5);
+        table.mapped(5);
+        table.note(5, &seen, Known::Adopted(FILE));
+        assert_eq!(look(5).known, Known::Unknown, "noted by who did not know of the mapping");
+        table.note(5, &look(5), Known::Adopted(FILE));
+        assert!(look(5).is_own(0) && !look(5).is_unshared(0));
+        table.duplicated(5, 7);
+        assert!(look(7).is_own(0) && !look(7).is_unshared(0));
+        table.opened(5, 0);
+        assert!(look(5).is_unshared(0) && !look(5).is_duplicated());
     }
 
     #[test]

@@ -274,7 +274,7 @@ fn classify<'a>(
         state.descriptors.note(descriptor, seen, Known::NotOurs);
         return Err(Refusal::Foreign);
     }
-    match adopt(descriptor, &session, found, flags) {
+    match adopt(call, descriptor, &session, seen, found, flags) {
         Some((handle, announces_closing)) => {
             let adopted = Adopted {
                 handle,
@@ -296,13 +296,30 @@ fn classify<'a>(
     }
 }
 
-/// Asks the service for a handle on the description behind a number, and whether it hears of its closings.
-fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32) -> Option<(u64, bool)> {
+/// Asks the service for a handle on the description behind a number, and whether it hears of its closings. The process vouches that it
+/// shares the description with nobody where it can.
+fn adopt(
+    call: Call,
+    descriptor: i32,
+    session: &Session<'_>,
+    seen: &Seen,
+    found: &sys::statx,
+    flags: u32,
+) -> Option<(u64, bool)> {
     if flags & sys::O_PATH != 0 {
         return None;
     }
-    let mut message = Adopt::asking(session.connection().session());
+    let is_regular = u32::from(found.stx_mode) & sys::S_IFMT == sys::S_IFREG;
+    let mut is_unshared = is_regular && seen.is_unshared(process::forks());
+    if is_unshared {
+        process::note_vouched();
+        is_unshared = seen.is_unshared(process::forks());
+    }
+    let mut message = Adopt { unshared: is_unshared.into(), ..Adopt::asking(session.connection().session()) };
     raw::adopt(descriptor, &mut message).ok()?;
+    if is_unshared {
+        take_back_unless_unshared(call, descriptor);
+    }
     let Adopt { handle, inode, open_flags, announces_closing, .. } = message;
     if handle == 0 {
         return None;
@@ -313,6 +330,16 @@ fn adopt(descriptor: i32, session: &Session<'_>, found: &sys::statx, flags: u32)
     // A description whose flags were changed is not adopted, and the service must not take it for one that is.
     raw::adopt(descriptor, &mut message).ok();
     None
+}
+
+/// After the process has vouched for a description: whoever came to share it, or to map it, before the service knew that, could not
+/// take it back.
+fn take_back_unless_unshared(call: Call, descriptor: i32) {
+    let is_unshared = |seen: Seen| seen.is_unshared(process::forks());
+    if !call.state.descriptors.look(descriptor).is_some_and(is_unshared) {
+        raw::share(descriptor).ok();
+        raw::statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC).ok();
+    }
 }
 
 /// The instance's mount that an open file lies on, adopted or not.
@@ -330,6 +357,40 @@ pub fn refresh_size(call: Call, descriptor: i32) {
         // A failure is the kernel's to report in the call itself.
         raw::statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC).ok();
     }
+}
+
+/// Before the kernel maps what a number stands for: the mapping goes by the size that the kernel knows, from here on.
+pub fn map_by_kernel(call: Call, descriptor: i32) {
+    let descriptors = &call.state.descriptors;
+    let seen = descriptors.look(descriptor);
+    descriptors.mapped(descriptor);
+    // One that nobody has vouched for, and that has no other number by which somebody may, needs no more than the note.
+    let is_noted = seen.is_some_and(|seen| {
+        let is_adopted = matches!(seen.known, Known::Adopted(_));
+        !seen.is_unshared(process::forks()) || !(is_adopted || seen.is_duplicated())
+    });
+    if !is_noted && mount_behind(call, descriptor).is_some() {
+        raw::share(descriptor).ok();
+    }
+    refresh_size(call, descriptor);
+}
+
+/// Before other processes get this one's descriptions: the kernel knows the sizes of those that the process has vouched for when this
+/// returns, and from then on.
+pub fn share_all() {
+    // Whoever makes a session from here on vouches for nothing that was open before.
+    let (Some(vouched), Some(call)) = (process::vouched(), Call::begin()) else { return };
+    let told = call.state.sessions.share_all(call);
+    if !told {
+        // By each number, then; what has none is closed.
+        for descriptor in call.state.descriptors.unshared() {
+            if mount_behind(call, descriptor).is_some() {
+                raw::share(descriptor).ok();
+                refresh_size(call, descriptor);
+            }
+        }
+    }
+    process::note_shared(vouched);
 }
 
 /// Gives an adopted descriptor that may be written back to the kernel, before it is mapped shared.

@@ -31,7 +31,7 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Says that descriptions may be shared with another process from now on.
 pub fn note_fork() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
+    FORKS.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Whether another process may be running in this one's memory, as a child of `vfork` does: whoever uses what is there then
@@ -50,7 +50,27 @@ pub fn shares_memory() -> bool {
 
 /// How often descriptions have been shared.
 pub fn forks() -> u32 {
-    FORKS.load(Ordering::Relaxed)
+    FORKS.load(Ordering::SeqCst)
+}
+
+/// Adoptions for which this process vouched that it shares the description with nobody, and of how many of them the service knows by now
+/// that this may be over.
+static VOUCHED: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
+
+/// Says that the process is about to vouch for a description. Before it looks for the last time whether it may.
+pub fn note_vouched() {
+    VOUCHED[0].fetch_add(1, Ordering::SeqCst);
+}
+
+/// How often it has vouched, unless the service knows that all that may be over. After [`note_fork`].
+pub fn vouched() -> Option<u32> {
+    let vouched = VOUCHED[0].load(Ordering::SeqCst);
+    (vouched != VOUCHED[1].load(Ordering::SeqCst)).then_some(vouched)
+}
+
+/// Says that the service knows that what was vouched for so often may be over.
+pub fn note_shared(vouched: u32) {
+    VOUCHED[1].fetch_max(vouched, Ordering::SeqCst);
 }
 
 /// The lowest number that a descriptor of the library's own ever had here, or in a process this one was forked from.

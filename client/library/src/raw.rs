@@ -307,6 +307,16 @@ pub fn sync_all(descriptor: i32) -> Result<(), i32> {
     .map(|_| ())
 }
 
+/// Tells the service that others may have the description behind `descriptor`, or that it is about to be mapped.
+///
+/// # Errors
+/// The negative result.
+pub fn share(descriptor: i32) -> Result<(), i32> {
+    // SAFETY: the number says that nothing goes in or out.
+    check(unsafe { system_call(sys::__NR_ioctl, [descriptor as usize, poolfs_ipc::wire::SHARE as usize, 0, 0, 0, 0]) })
+        .map(|_| ())
+}
+
 /// Sleeps for so long, less than a second, or until a signal comes.
 pub fn sleep(nanoseconds: u32) {
     let time = sys::timespec { tv_sec: 0, tv_nsec: nanoseconds.into() };

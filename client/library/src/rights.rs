@@ -3,7 +3,7 @@
 use crate::calls;
 use crate::memory::UserMemory;
 use crate::state::{state, switch_off};
-use crate::{pages, process};
+use crate::{files, pages, process};
 use linux_raw_sys::general as sys;
 use linux_raw_sys::prctl;
 
@@ -22,6 +22,8 @@ pub enum Change {
     Sharing,
     /// The same, and runs in this one's memory.
     SharingMemory,
+    /// Another program, which the library may not be in, gets this one's descriptions.
+    Program,
 }
 
 /// To be called after a change of [`Change::Identity`]: another thread may have made a session meanwhile, with the rights
@@ -39,19 +41,34 @@ pub fn carries_control(message: UserMemory) -> bool {
 /// To be called before the change.
 pub fn before(change: Change) {
     match change {
-        Change::Identity => end_sessions(),
+        Change::Identity => {
+            files::share_all();
+            end_sessions();
+        }
         Change::View => {
+            files::share_all();
             if is_own_process() {
                 switch_off();
             }
             end_sessions();
         }
-        Change::Sharing => process::note_fork(),
+        Change::Sharing => sharing(),
         Change::SharingMemory => {
+            sharing();
             process::note_shared_memory();
-            process::note_fork();
+        }
+        // Nothing for the child of a `vfork`, before which its parent has said it.
+        Change::Program => {
+            if process::vouched().is_some() && is_own_process() {
+                sharing();
+            }
         }
     }
+}
+
+fn sharing() {
+    process::note_fork();
+    files::share_all();
 }
 
 /// A child of `vfork` changes itself alone, and what is in this memory is its parent's.
@@ -95,6 +112,10 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) -> Option<isize> {
         sys::__NR_prctl if is_filter(arguments[0]) => before(Change::View),
         sys::__NR_copy_file_range => calls::refresh_size(arguments[0] as i32),
         sys::__NR_sendfile => calls::refresh_size(arguments[1] as i32),
+        sys::__NR_splice => calls::refresh_size(arguments[0] as i32),
+        sys::__NR_pwritev2 => calls::refresh_size(arguments[0] as i32),
+        sys::__NR_ioctl => calls::before_device_control(arguments[0] as i32, arguments[1]),
+        sys::__NR_execve | sys::__NR_execveat => before(Change::Program),
         sys::__NR_fcntl => calls::before_control(arguments[0] as i32, arguments[1] as i32, arguments[2]),
         sys::__NR_fork => before(Change::Sharing),
         sys::__NR_vfork | sys::__NR_clone | sys::__NR_clone3 => before(Change::SharingMemory),

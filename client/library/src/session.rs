@@ -5,6 +5,8 @@
 //! memory under its hands. A slot without a session is anybody's: however many instances come and go, there is room for the
 //! next one.
 
+mod sharing;
+
 use crate::descriptors::{Adopted, Found, Witness};
 use crate::instance_name::InstanceName;
 use crate::memory::UserMemory;

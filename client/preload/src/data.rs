@@ -1,6 +1,7 @@
 //! The content of open files.
 
 use crate::macros::{intercept, memory, structure, vectors};
+use crate::next::announce_and_go_on;
 use core::ffi::{c_int, c_uint, c_void};
 use poolfs_client::{calls, weak_symbol};
 
@@ -41,6 +42,18 @@ intercept! {
     copy_file_range(from: c_int, at: *mut c_void, to: c_int, to_at: *mut c_void, count: usize, flags: c_uint) -> isize =
         calls::copy_file_range((from, structure::<i64>(at)), (to, structure::<i64>(to_at)), count, flags);
 }
+
+fn splicing(from: usize, _: usize, _: usize) {
+    calls::refresh_size(from as c_int);
+}
+
+fn controlling(descriptor: usize, request: usize, _: usize) {
+    calls::before_device_control(descriptor as c_int, request);
+}
+
+announce_and_go_on! { splicing: splice c"splice" }
+
+announce_and_go_on! { controlling: ioctl c"ioctl" }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sync() {

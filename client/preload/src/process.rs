@@ -38,6 +38,10 @@ fn sending(_: usize, message: usize, _: usize) {
     }
 }
 
+fn executing(_: usize, _: usize, _: usize) {
+    rights::before(Change::Program);
+}
+
 fn view(_: usize, _: usize, _: usize) {
     rights::before(Change::View);
 }
@@ -51,6 +55,11 @@ fn process_control(option: usize, _: usize, _: usize) {
 announce_and_go_on! { sharing:
     posix_spawn c"posix_spawn", posix_spawnp c"posix_spawnp", system c"system", popen c"popen",
     forkpty c"forkpty", daemon c"daemon", wordexp c"wordexp", sendmmsg c"sendmmsg",
+}
+
+announce_and_go_on! { executing:
+    execve c"execve", execv c"execv", execvp c"execvp", execvpe c"execvpe", execl c"execl", execlp c"execlp", execle c"execle",
+    execveat c"execveat", fexecve c"fexecve",
 }
 
 /// Functions that make a copy of the process.

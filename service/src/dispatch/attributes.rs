@@ -58,7 +58,9 @@ impl Instance {
         let mut _changing = None;
         if changes.size.is_some() {
             if context.is_library() {
-                if self.nodes.may_map(node) {
+                // The kernel can be told that a file has grown, and not that it has shrunk: it does that itself where it has the file open.
+                let shrinks = changes.size.is_some_and(|size| size < before.size);
+                if self.nodes.may_map(node) || (shrinks && self.nodes.is_open(node)) {
                     return Err(Stop::UseKernel);
                 }
                 _changing = Some(self.nodes.begin_own_change(node).ok_or(Stop::UseKernel)?);

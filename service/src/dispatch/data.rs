@@ -133,6 +133,8 @@ impl Instance {
             let end = written.offset + written.count as u64;
             let last = data.get(written.count - 1).copied().unwrap_or(0);
             self.content_changed(file.node(), Some((end, last)));
+        } else if append && written.offset != offset {
+            self.appended_elsewhere(file.node());
         }
         self.sync_if_asked(context, file, mode.durability)?;
         Ok(Reply::Written(written))

@@ -131,6 +131,7 @@ fn a_change_by_the_library_is_told_before_it_is_answered_and_only_when_the_kerne
     let fixture = Fixture::new();
     let file = fixture.create("a", OpenFlags::READ_WRITE);
     assert!(file.set_adopted(true));
+    file.vouch_unshared();
     let number = fixture.instance.layer().getattr(&poolfs_libservice::types::Caller::ROOT, file.node()).unwrap().inode;
     fixture.write(&fixture.library(), &file, 0, b"one").expect("written");
     assert!(fixture.kernel.told().is_empty(), "the kernel has read nothing yet");
@@ -141,9 +142,13 @@ fn a_change_by_the_library_is_told_before_it_is_answered_and_only_when_the_kerne
     assert!(fixture.kernel.told().is_empty(), "it holds nothing any more");
 
     fixture.read(&Fixture::fuse(), &file).expect("read");
-    let truncate = SetAttributes { size: Some(1), ..SetAttributes::default() };
-    let change = Request::Change { node: file.node(), changes: truncate, file: Some(&file) };
-    fixture.instance.dispatch(&fixture.library(), change).expect("truncated");
+    let truncate = |size| {
+        let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+        let change = Request::Change { node: file.node(), changes, file: Some(&file) };
+        fixture.instance.dispatch(&fixture.library(), change)
+    };
+    assert_eq!(truncate(1).err(), Some(Failure::UseKernel), "nobody else can have it know a smaller size");
+    truncate(5).expect("grown");
     assert_eq!(fixture.kernel.told().len(), 1);
 
     fixture.write(&Fixture::fuse(), &file, 0, b"by FUSE").expect("written");
@@ -152,6 +157,51 @@ fn a_change_by_the_library_is_told_before_it_is_answered_and_only_when_the_kerne
     let punch = Request::Allocate { file: &file, mode, offset: 0, length: 2 };
     fixture.instance.dispatch(&fixture.library(), punch).expect("punched");
     assert_eq!(fixture.kernel.told().len(), 1);
+}
+
+#[test]
+fn growth_is_stored_as_long_as_somebody_may_go_by_the_size() {
+    let fixture = Fixture::new();
+    let file = fixture.create("a", OpenFlags::READ_WRITE);
+    let grow = |offset| {
+        fixture.write(&fixture.library(), &file, offset, b"abc").expect("written");
+        fixture.kernel.told().iter().any(|told| told.starts_with("store"))
+    };
+    assert!(file.set_adopted(true));
+    assert!(grow(0), "nobody vouches for it");
+    file.vouch_unshared();
+    assert!(!grow(3));
+    assert!(file.share());
+    fixture.instance.tell_size(file.node());
+    let told = fixture.kernel.told();
+    assert!(told[0].starts_with("store") && told[0].ends_with("5 [99]"), "{told:?}");
+    fixture.instance.tell_size(file.node());
+    assert!(fixture.kernel.told().is_empty(), "it knows");
+    assert!(!grow(0), "nothing has grown");
+    assert!(grow(6));
+}
+
+#[test]
+fn what_was_appended_behind_another_end_than_the_kernel_knew_is_dropped_there() {
+    let fixture = Fixture::new();
+    let file = fixture.create("a", OpenFlags::READ_WRITE);
+    assert!(file.set_adopted(true));
+    file.vouch_unshared();
+    fixture.write(&fixture.library(), &file, 0, b"abc").expect("written");
+    let appends = WriteMode { append: true, ..WriteMode::default() };
+    let write = |offset| {
+        let request = Request::Write { file: &file, offset, data: b"d", mode: appends };
+        fixture.instance.dispatch(&Fixture::fuse(), request).expect("written");
+    };
+    write(3);
+    write(1);
+    let give_up = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let mut told = Vec::new();
+    while told.len() < 3 {
+        assert!(std::time::Instant::now() < give_up, "{told:?}");
+        told.extend(fixture.kernel.told());
+    }
+    assert!(told[0].starts_with("drop") && told[1].starts_with("store") && told[1].ends_with("4 [100]"), "{told:?}");
 }
 
 #[test]

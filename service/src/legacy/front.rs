@@ -9,7 +9,7 @@ use crate::instance::Instance;
 use crate::nodes::listings::Opening;
 use crate::nodes::texts::Asking;
 use crate::request::{Context, Reply, Request};
-use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC, SYNC_ALL};
+use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC, SHARE, SYNC_ALL};
 use poolfs_libservice::Entry;
 use poolfs_libservice::types::{Attributes, Errno, Name, NodeId, OpenFlags, SetAttributes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -316,6 +316,11 @@ impl Front {
             }
             Op::Control { command: SYNC_ALL, .. } => {
                 self.ask(context, Request::SyncAll)?;
+                return answer.put(&abi::IoctlOut::default());
+            }
+            Op::Control { command: SHARE, .. } => {
+                // Whoever asks for this has the kernel ask for the size.
+                let _ = file.share();
                 return answer.put(&abi::IoctlOut::default());
             }
             Op::Control { command: ADOPT, input, room } => {

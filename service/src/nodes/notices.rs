@@ -108,6 +108,7 @@ mod tests {
     use super::*;
     use crate::leases::LeaseTable;
     use crate::leases::tests::{notice, table};
+    use crate::nodes::content::Counted;
     use poolfs_libservice::types::Timestamp;
 
     const NODE: NodeId = NodeId(7);
@@ -156,7 +157,7 @@ mod tests {
         }
 
         fn forget(&self) {
-            self.table.closed(NODE, false, false, false);
+            self.table.closed(NODE, false, Counted { writer: false, by_size: true });
             let _ = self.table.forget(70, 1);
         }
 
@@ -221,7 +222,7 @@ mod tests {
         assert!(scene.table.begin_noting(NODE).is_none(), "its lease was revoked");
         scene.table.note(early, &attributes(1, 0));
         assert_eq!(scene.size(), None);
-        scene.table.closed(NODE, true, false, false);
+        scene.table.closed(NODE, false, Counted { writer: true, by_size: true });
         assert_eq!(scene.size(), None);
         scene.note(2);
         let early = scene.table.begin_noting(NODE).expect("a lease");

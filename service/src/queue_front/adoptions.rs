@@ -1,6 +1,7 @@
 //! Which sessions have handles on which files.
 
 use crate::handles::OpenFile;
+use crate::instance::Instance;
 use crate::queue_front::session::SessionState;
 use hashbrown::HashMap;
 use poolfs_ipc::service::Session;
@@ -16,7 +17,11 @@ pub const HANDLES_OF_SESSIONS_MAX: usize = 1 << 18;
 /// No session may end while the table is locked, because its end locks the table: hence weak references, which are never
 /// made strong under the lock.
 #[derive(Default)]
-pub struct Adoptions(Mutex<Table>);
+pub struct Adoptions {
+    table: Mutex<Table>,
+    /// Whose files they are; nobody's in tests.
+    instance: Weak<Instance>,
+}
 
 #[derive(Default)]
 struct Table {
@@ -41,12 +46,23 @@ impl Table {
 }
 
 impl Adoptions {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Those of an instance.
+    pub(super) fn of(instance: Weak<Instance>) -> Self {
+        Self { table: Mutex::default(), instance }
     }
 
-    /// Gives `session` a handle on `file`, unless it or all sessions have too many, or the file was given up.
-    pub(super) fn adopt(&self, session: &Arc<Session<SessionState>>, file: &Arc<OpenFile>) -> Option<u64> {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives `session` a handle on `file`, unless it or all sessions have too many, or the file was given up. Its client vouches that the
+    /// description is `unshared`, or not.
+    pub(super) fn adopt(
+        &self,
+        session: &Arc<Session<SessionState>>,
+        file: &Arc<OpenFile>,
+        unshared: bool,
+    ) -> Option<u64> {
         let mut table = self.table();
         let adopted = table.tidy(file.key());
         if !file.set_adopted(true) {
@@ -61,11 +77,29 @@ impl Adoptions {
             }
             return None;
         };
+        let sessions = table.files.entry(file.key()).or_default();
         if !known {
-            table.files.entry(file.key()).or_default().push(Arc::downgrade(session));
-            table.handles += 1;
+            sessions.push(Arc::downgrade(session));
+        }
+        let mut ends_unshared = false;
+        if unshared && sessions.len() == 1 {
+            file.vouch_unshared();
+        } else {
+            ends_unshared = file.share();
+        }
+        table.handles += usize::from(!known);
+        drop(table);
+        if ends_unshared {
+            self.tell_size(file);
         }
         Some(handle)
+    }
+
+    /// From here on somebody may go by the size of `file` that the kernel knows.
+    fn tell_size(&self, file: &OpenFile) {
+        if let Some(instance) = self.instance.upgrade() {
+            instance.tell_size_later(file.node());
+        }
     }
 
     /// The kernel has closed `file`, or it was given up: all handles on it end.
@@ -86,14 +120,20 @@ impl Adoptions {
         let mut table = self.table();
         // Kept until the table is unlocked: the last user of a file closes it in the layers.
         let mut ended = Vec::new();
+        let mut untold = Vec::new();
         for file in files {
+            let was_unshared = file.is_unshared();
             let was_adopted = table.files.contains_key(&file.key());
             if was_adopted && !table.tidy(file.key()) {
                 file.set_adopted(false);
             }
+            if was_unshared {
+                untold.push(Arc::clone(&file));
+            }
             ended.push(file);
         }
         drop(table);
+        untold.iter().for_each(|file| self.tell_size(file));
         drop(ended);
     }
 }

@@ -59,7 +59,7 @@ impl QueueFront {
         let front = Arc::new(Self {
             instance: Arc::downgrade(instance),
             endpoint,
-            adoptions: Arc::default(),
+            adoptions: Arc::new(Adoptions::of(Arc::downgrade(instance))),
             serving: AtomicUsize::new(0),
             reception: Mutex::default(),
         });
@@ -215,7 +215,7 @@ impl Adopter for QueueFront {
         }
         let caller = poolfs_libservice::types::Caller::ROOT;
         let attributes = instance.layer().getattr(&caller, file.node()).map_err(|error| error.errno())?;
-        let Some(handle) = self.adoptions.adopt(&session, file) else { return Ok(refused) };
+        let Some(handle) = self.adoptions.adopt(&session, file, asked.unshared != 0) else { return Ok(refused) };
         Ok(Adopt {
             handle,
             inode: attributes.inode,

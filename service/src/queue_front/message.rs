@@ -107,6 +107,7 @@ fn carries(operation: Operation) -> Carries {
         | Operation::SyncAll
         | Operation::Segment
         | Operation::Lend
+        | Operation::Share
         | Operation::Allocate
         | Operation::Seek
         | Operation::CopyRange => Carries::Nothing,
@@ -117,7 +118,7 @@ fn carries(operation: Operation) -> Carries {
 /// What an operation counts as, but for those that are none of the filesystem.
 pub fn kind(operation: Operation) -> Option<Kind> {
     Some(match operation {
-        Operation::Echo | Operation::Segment | Operation::Lend => return None,
+        Operation::Echo | Operation::Segment | Operation::Lend | Operation::Share => return None,
         Operation::Read => Kind::Read,
         Operation::Write => Kind::Write,
         Operation::Stat => Kind::Stat,
@@ -224,7 +225,7 @@ mod tests {
     fn malformed_requests_are_refused() {
         let refused = |change: fn(&mut Request)| checked(change).expect_err("malformed");
         assert_eq!(refused(|request| request.operation = 0), Errno::EINVAL);
-        assert_eq!(refused(|request| request.operation = 28), Errno::EINVAL);
+        assert_eq!(refused(|request| request.operation = 29), Errno::EINVAL);
         assert_eq!(refused(|request| request.flags = 8), Errno::EINVAL);
         assert_eq!(refused(|request| request.path_length = 4096), Errno::ENAMETOOLONG);
         assert_eq!(refused(|request| request.second_length = u32::MAX), Errno::ENAMETOOLONG);

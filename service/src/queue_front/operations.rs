@@ -78,6 +78,7 @@ impl<'a> Call<'a> {
             Operation::SyncAll => return self.sync_all(),
             Operation::Segment => return self.segment(),
             Operation::Lend => return self.lend(),
+            Operation::Share => return self.share(),
             Operation::Allocate => return self.allocate(),
             Operation::Seek => return self.seek(),
             Operation::CopyRange => return self.copy_range(),
@@ -222,6 +223,15 @@ impl<'a> Call<'a> {
         let file = self.file(self.message.request.handle)?;
         let lent = self.instance.lend(&file).map_err(|error| error.errno())?;
         Ok(Reply { value: self.area.lend(lent.as_fd())?, ..Reply::default() })
+    }
+
+    pub(super) fn share(&self) -> Answer {
+        for file in self.session.files() {
+            if file.share() {
+                self.instance.tell_size(file.node());
+            }
+        }
+        done()
     }
 
     pub(super) fn allocate(&self) -> Answer {

@@ -4,9 +4,10 @@ use crate::bare::eventually;
 use crate::harness::{Running, isolated};
 use crate::queue::{connect, handle, write};
 use poolfs_ipc::Connection;
-use poolfs_ipc::wire::{Operation, Request, Status};
+use poolfs_ipc::wire::{ADOPT, Adopt, Operation, Request, SHARE, Status};
 use std::fs::{self, File, OpenOptions};
-use std::os::fd::AsRawFd;
+use std::io::{IoSlice, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -59,10 +60,13 @@ impl Drop for Mapping {
     }
 }
 
-fn truncate(connection: &Connection, handle: u64, size: u64) {
+fn resize(connection: &Connection, handle: u64, size: u64) -> u32 {
     let request = Request { operation: Operation::Truncate as u32, handle, offset: size, ..Request::default() };
-    let reply = connection.call(&request, &[], &mut []).expect("a reply");
-    assert_eq!(reply.status, Status::Done as u32, "{reply:?}");
+    connection.call(&request, &[], &mut []).expect("a reply").status
+}
+
+fn truncate(connection: &Connection, handle: u64, size: u64) {
+    assert_eq!(resize(connection, handle, size), Status::Done as u32);
 }
 
 fn open_both(service: &Running, at: &Path, connection: &Connection, size: usize) -> (File, File, u64) {
@@ -111,12 +115,14 @@ fn a_file_that_was_open_before_it_shrank_shows_nothing_old() {
         let (at, _) = service.mount_directory("one");
         let connection = connect(folder, "one");
         for touched in [false, true] {
-            let (reader, _writer, adopted) = open_both(&service, &at, &connection, 4 * PAGE);
+            let (reader, writer, adopted) = open_both(&service, &at, &connection, 4 * PAGE);
             let before = Mapping::new(&reader, 8 * PAGE);
             if touched {
                 assert!((0..4).all(|page| before.byte(page * PAGE) == 1));
             }
-            truncate(&connection, adopted, 100);
+            // The kernel can be told that a file has grown, and not that it has shrunk.
+            assert_eq!(resize(&connection, adopted, 100), Status::UseKernel as u32);
+            writer.set_len(100).expect("truncated");
             let after = Mapping::new(&reader, 8 * PAGE);
             for mapping in [&before, &after] {
                 assert_eq!((mapping.byte(99), mapping.byte(100), mapping.byte(PAGE - 1)), (1, 0, 0));
@@ -131,5 +137,122 @@ fn a_file_that_was_open_before_it_shrank_shows_nothing_old() {
             assert_eq!((before.byte(100), before.byte(2 * PAGE), after.byte(4 * PAGE - 1)), (0, 0, 0));
             fs::remove_file(at.join("f")).expect("remove");
         }
+    });
+}
+
+/// What is left to be read from the descriptor's offset on, as the kernel knows it without asking.
+fn left(file: &File) -> u64 {
+    rustix::io::ioctl_fionread(file).expect("a regular file")
+}
+
+/// Sends what is from `offset` on into a pipe by `sendfile` and by `splice`; how much came by each, up to a page.
+fn sent(file: &File, offset: u64) -> [usize; 2] {
+    let into_pipe = |send: &dyn Fn(&std::io::PipeWriter) -> usize| {
+        let (mut reader, writer) = std::io::pipe().expect("a pipe");
+        let count = send(&writer);
+        drop(writer);
+        let mut bytes = Vec::new();
+        assert_eq!(reader.read_to_end(&mut bytes).expect("read"), count);
+        count
+    };
+    let by_sendfile =
+        |pipe: &std::io::PipeWriter| rustix::fs::sendfile(pipe, file, Some(&mut { offset }), PAGE).expect("sendfile");
+    let by_splice = |pipe: &std::io::PipeWriter| {
+        let (mut at, out) = (offset as i64, std::ptr::null_mut());
+        // SAFETY: both descriptors are open, and the offset is valid for the call.
+        let count = unsafe { libc::splice(file.as_raw_fd(), &raw mut at, pipe.as_raw_fd(), out, PAGE, 0) };
+        usize::try_from(count).expect("splice")
+    };
+    [into_pipe(&by_sendfile), into_pipe(&by_splice)]
+}
+
+fn set_append(file: &impl AsFd, appends: bool) {
+    let mut flags = rustix::fs::fcntl_getfl(file).expect("flags");
+    flags.set(rustix::fs::OFlags::APPEND, appends);
+    rustix::fs::fcntl_setfl(file, flags).expect("flags");
+}
+
+/// Writes as who has not been told the size: behind the end that the kernel knows.
+fn append_once(file: &File, bytes: &[u8]) {
+    let flags = rustix::io::ReadWriteFlags::APPEND;
+    assert_eq!(rustix::io::pwritev2(file, &[IoSlice::new(bytes)], 0, flags).expect("written"), bytes.len());
+}
+
+/// Adopts a file that this process vouches to share with nobody.
+fn adopt_unshared(file: &File, connection: &Connection) -> u64 {
+    let mut message = Adopt { unshared: 1, ..Adopt::asking(connection.session()) };
+    // SAFETY: the ioctl reads and writes exactly the 64 bytes of the message.
+    assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), u64::from(ADOPT), &raw mut message) }, 0);
+    assert_ne!(message.handle, 0);
+    message.handle
+}
+
+#[test]
+fn the_kernel_knows_the_size_of_what_is_about_to_be_shared() {
+    isolated("sizes::the_kernel_knows_the_size_of_what_is_about_to_be_shared", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        let page = [1; PAGE];
+        let size = |pages: usize| (pages * PAGE) as u64;
+        let grow = |handle, pages| assert_eq!(write(&connection, handle, size(pages), &page).length, size(1));
+        let create = |name: &str| {
+            let file = File::create_new(at.join(name)).expect("created");
+            let handle = adopt_unshared(&file, &connection);
+            // At the first change the kernel has attributes to be dropped, and is told the size with that.
+            grow(handle, 0);
+            grow(handle, 1);
+            assert!(left(&file) < size(2), "nobody needs to know");
+            (file, handle)
+        };
+        let (files, all): (Vec<_>, Vec<_>) = ["a", "b", "c"].map(create).into_iter().unzip();
+        let share = Request { operation: Operation::Share as u32, ..Request::default() };
+        assert_eq!(connection.call(&share, &[], &mut []).expect("a reply").status, Status::Done as u32);
+        assert!(files.iter().all(|file| left(file) == size(2)));
+        all.iter().for_each(|&handle| grow(handle, 2));
+        assert!(files.iter().all(|file| left(file) == size(3)));
+        // One alone, which is shared from then on.
+        let (file, handle) = create("d");
+        // SAFETY: the ioctl reads and writes nothing.
+        assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), u64::from(SHARE)) }, 0);
+        grow(handle, 2);
+        assert_eq!(left(&file), size(3));
+        // What is left by its session.
+        let (file, _) = create("e");
+        drop(connection);
+        eventually("the session's files are shared", || left(&file) == size(2));
+    });
+}
+
+#[test]
+fn who_has_an_adopted_description_without_a_session_goes_by_the_size_it_has() {
+    isolated("sizes::who_has_an_adopted_description_without_a_session_goes_by_the_size_it_has", |folder| {
+        let service = Running::start(folder);
+        let (at, directory) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        let open = || OpenOptions::new().read(true).write(true).create(true).truncate(true).open(at.join("f"));
+        let mut file = open().expect("open");
+        let adopted = handle(&file, &connection);
+        let page = |value: u8| vec![value; PAGE];
+        let end = |pages: usize| (pages * PAGE) as u64;
+        assert_eq!(write(&connection, adopted, 0, &page(1)).length, end(1));
+        assert_eq!((left(&file), sent(&file, 0)), (end(1), [PAGE; 2]));
+        let mapping = Mapping::new(&file, 8 * PAGE);
+        assert_eq!(mapping.byte(PAGE - 1), 1);
+        // Grown behind the back of who has mapped it.
+        assert_eq!(write(&connection, adopted, end(1), &page(2)).length, end(1));
+        assert_eq!((mapping.byte(PAGE), left(&file), sent(&file, end(1))), (2, end(2), [PAGE; 2]));
+        assert_eq!(write(&connection, adopted, end(2), &page(3)).length, end(1));
+        append_once(&file, &page(4));
+        assert_eq!(write(&connection, adopted, end(4), &page(5)).length, end(1));
+        set_append(&file, true);
+        file.write_all(&page(6)).expect("written");
+        let expected: Vec<u8> = (1..=6).flat_map(page).collect();
+        let mut bytes = vec![0; 8 * PAGE];
+        assert_eq!(file.read_at(&mut bytes, 0).expect("read"), 6 * PAGE);
+        assert!(bytes[..6 * PAGE] == expected, "the kernel shows something else");
+        assert!((0..6).all(|number| usize::from(mapping.byte(number * PAGE)) == number + 1));
+        file.sync_all().expect("sync");
+        assert!(fs::read(directory.join("f")).expect("read") == expected, "the disk has something else");
     });
 }

@@ -429,7 +429,7 @@ static void executed(void)
     int f = fresh("execute", 0);
     dup2(f, 77);
     fflush(stdout);
-    for (int how = 0; how < 6; how++) {
+    for (int how = 0; how < 9; how++) {
         pid_t child = fork();
         if (child == 0) {
             switch (how) {
@@ -439,6 +439,9 @@ static void executed(void)
             case 3: execl(self, self, option, base, (char *)NULL); break;
             case 4: execveat(AT_FDCWD, self, arguments, environ, 0); break;
             case 5: fexecve(open(self, O_RDONLY | O_CLOEXEC), arguments, environ); break;
+            case 6: execvpe(self, arguments, environ); break;
+            case 7: execlp(self, self, option, base, (char *)NULL); break;
+            case 8: execle(self, self, option, base, (char *)NULL, environ); break;
             }
             _exit(99);
         }

@@ -1,6 +1,6 @@
 //! Reading and writing at given offsets, and what else concerns the content of an open file.
 
-use super::{by_file, kernel, kernel_cancellable, on_descriptor, request, sort_error};
+use super::{by_file, kernel, kernel_cancellable, on_descriptor, refresh_size, request, sort_error};
 use crate::files::{DirectFile, OpenFile, Purpose, direct_file, open_file, open_file_for};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish, refused_at};
@@ -17,6 +17,9 @@ pub const TRANSFER_MAX: usize = 0x7fff_f000;
 
 /// A file's segment is asked for at this read or look at attributes by request: mapping it costs as much as a few of them.
 const SEGMENT_AT_LOOK: u32 = 8;
+
+/// This write goes to the end of the file, as the kernel knows it.
+const RWF_APPEND: u32 = 16;
 
 /// `pread`
 pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
@@ -254,7 +257,12 @@ pub fn pwritev(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<
             Ok(count)
         })
     };
-    finish(served(), || kernel_vectors((sys::__NR_pwritev, sys::__NR_pwritev2), descriptor, vectors, offset, flags))
+    finish(served(), || {
+        if flags.is_some_and(|flags| flags as u32 & RWF_APPEND != 0) {
+            refresh_size(descriptor);
+        }
+        kernel_vectors((sys::__NR_pwritev, sys::__NR_pwritev2), descriptor, vectors, offset, flags)
+    })
 }
 
 pub(super) fn kernel_vectors(

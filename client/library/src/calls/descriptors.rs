@@ -1,6 +1,6 @@
 //! Opening, closing and duplicating descriptors, mapping what they stand for, and what becomes of mappings. The kernel does it; the table follows.
 
-use super::{kernel, kernel_cancellable};
+use super::{kernel, kernel_cancellable, refresh_size};
 use crate::files::{self, ADOPT_AT_BYTES, Purpose, open_file_for};
 use crate::memory::{UserMemory, UserPath};
 use crate::state::{Call, State, state};
@@ -16,21 +16,24 @@ const CLOSE_RANGE_CLOEXEC: u32 = 4;
 /// `openat`
 pub fn openat(descriptor: i32, path: UserPath, flags: i32, mode: u32) -> isize {
     let arguments = [descriptor as usize, path.address(), flags as usize, mode as usize, 0, 0];
-    opened(kernel_cancellable(sys::__NR_openat, arguments))
+    opened(|| kernel_cancellable(sys::__NR_openat, arguments))
 }
 
 /// `openat2`
 pub fn openat2(descriptor: i32, path: UserPath, how: UserMemory) -> isize {
     let arguments = [descriptor as usize, path.address(), how.address(), how.length(), 0, 0];
-    opened(kernel_cancellable(sys::__NR_openat2, arguments))
+    opened(|| kernel_cancellable(sys::__NR_openat2, arguments))
 }
 
-fn opened(result: isize) -> isize {
+fn opened(open: impl FnOnce() -> isize) -> isize {
+    // Whoever forks from here on may give the description to a child.
+    let forks = process::forks();
+    let result = open();
     if let (Ok(descriptor), Some(state)) = (i32::try_from(result), state())
         && descriptor >= 0
     {
         if state.is_own_process() {
-            state.descriptors.opened(descriptor, process::forks());
+            state.descriptors.opened(descriptor, forks);
         } else {
             state.descriptors.clear(descriptor);
         }
@@ -138,6 +141,14 @@ pub fn before_control(descriptor: i32, command: i32, argument: usize) {
     }
 }
 
+/// To be called before `ioctl`: `FIONREAD` is answered by the kernel from the size it knows.
+pub fn before_device_control(descriptor: i32, request: usize) {
+    const FIONREAD: u32 = 0x541b;
+    if request as u32 == FIONREAD {
+        refresh_size(descriptor);
+    }
+}
+
 /// `fcntl` with one of the commands that duplicate a descriptor
 pub fn duplicate_above(descriptor: i32, command: i32, lowest: usize) -> isize {
     duplicated(descriptor, kernel(sys::__NR_fcntl, [descriptor as usize, command as usize, lowest, 0, 0, 0]))
@@ -173,7 +184,7 @@ pub fn mmap(place: UserMemory, protection: i32, flags: i32, descriptor: i32, off
         } else if let Some(mapped) = map_lent(call, descriptor, place, (protection, flags), offset) {
             return mapped;
         }
-        files::refresh_size(call, descriptor);
+        files::map_by_kernel(call, descriptor);
     }
     kernel(sys::__NR_mmap, mapping_arguments(place, (protection, flags), descriptor, offset))
 }

@@ -1,0 +1,24 @@
+//! What other processes come to have: said before they have it.
+
+use super::{LIVE, Sessions};
+use crate::state::Call;
+use poolfs_ipc::wire::{Operation, Request};
+
+impl Sessions {
+    /// Has the services tell the kernel the sizes of all that was adopted, before others get it; whether all of them do.
+    #[cold]
+    pub fn share_all(&self, call: Call) -> bool {
+        let mut all = true;
+        for (index, slot) in self.slots.iter().enumerate() {
+            let Some(session) = slot.enter(index, call) else {
+                // One that has ended has its files shared by the service.
+                all &= slot.kind() != LIVE;
+                continue;
+            };
+            let request = Request { operation: Operation::Share as u32, ..Request::default() };
+            let told = session.borrow().and_then(|mut borrowed| session.execute(&mut borrowed, &request));
+            all &= told.is_ok();
+        }
+        all
+    }
+}
