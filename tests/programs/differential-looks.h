@@ -291,6 +291,7 @@ const struct operation operations[] = {
     {"sendfile", 4, do_sendfile}, {"fsync", 1, do_fsync}, {"fdatasync", 1, do_fdatasync}, {"setfl", 2, do_setfl},
     {"lock", 5, do_lock}, {"getlock", 5, do_getlock}, {"flock", 2, do_flock}, {"map", 4, do_map},
     {"map-read", 3, do_map_read}, {"map-write", 5, do_map_write}, {"unmap", 1, do_unmap}, {"give", 2, do_give},
+    {"left", 1, do_left}, {"splice", 3, do_splice}, {"append", 3, do_append}, {"heir", 0, do_heir}, {"bare", 4, do_bare},
     {"take", 1, do_take}, {"stat", 2, do_stat}, {"statx", 2, do_statx}, {"fstat", 1, do_fstat},
     {"readlink", 1, do_readlink}, {"getcwd", 0, do_getcwd}, {"realpath", 1, do_realpath}, {"list", 1, do_list},
     {"listxattr", 2, do_listxattr}, {"flistxattr", 1, do_flistxattr}, {"look", 0, do_look}, {"files", 0, do_files},

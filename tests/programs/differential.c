@@ -143,6 +143,7 @@ static void begin(const char *new_root)
     if (root_descriptor >= 0)
         close(root_descriptor);
     empty_mailbox();
+    bury();
     umask(022);
     snprintf(root, sizeof root, "%s", new_root);
     root_descriptor = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -243,4 +244,5 @@ int main(int count, char **words)
 
 #include "differential-names.h"
 #include "differential-files.h"
+#include "differential-heir.h"
 #include "differential-looks.h"

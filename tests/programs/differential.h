@@ -45,3 +45,4 @@ void unmap(int slot);
 void catch_bus_errors(void);
 void open_mailbox(const char *path, int process);
 void empty_mailbox(void);
+void bury(void);

@@ -210,7 +210,7 @@ fn on_file(dice: &mut Dice, processes: u64) -> String {
     let at = slot(dice);
     let lock = |dice: &mut Dice| format!("{} {}", dice.of(&["p", "p", "o"]), dice.of(&["r", "w", "u"]));
     let range = |dice: &mut Dice| format!("{} {}", dice.below(4) * 100, dice.of(&[0, 100, 200, 50]));
-    match dice.below(110) {
+    match dice.below(124) {
         0..=29 => open(dice),
         30..=33 => format!("close {at}"),
         34 => format!("dup {at} {}", dice.below(4)),
@@ -249,7 +249,25 @@ fn on_file(dice: &mut Dice, processes: u64) -> String {
         }
         103 => format!("unmap {at}"),
         104..=105 => format!("give {at} {}", dice.below(processes)),
-        _ => format!("take {at}"),
+        106..=109 => format!("take {at}"),
+        110 => format!("left {at}"),
+        111 => format!("splice {at} {} {}", offset(dice), length(dice)),
+        112..=113 => format!("append {at} {} {}", length(dice), dice.below(1_000)),
+        114..=115 => "heir".to_owned(),
+        _ => by_heir(dice, at),
+    }
+}
+
+/// What a child without the library does with the descriptions of its parent.
+fn by_heir(dice: &mut Dice, at: u64) -> String {
+    match dice.below(7) {
+        0 => format!("bare left {at} - -"),
+        1 => format!("bare sendfile {at} {} {}", offset(dice), length(dice)),
+        2 => format!("bare splice {at} {} {}", offset(dice), length(dice)),
+        3 => format!("bare tail {at} {} -", offset(dice).max(0)),
+        4 => format!("bare append {at} {} {}", length(dice), dice.below(1_000)),
+        5 => format!("bare write-at-end {at} {} {}", length(dice), dice.below(1_000)),
+        _ => format!("bare pread {at} {} {}", offset(dice), length(dice)),
     }
 }
 
