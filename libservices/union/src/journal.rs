@@ -13,9 +13,7 @@
 //! appended therefore makes all others void.
 //!
 //! **Generations.** When a file is full, or some time has passed, the next begins. The sketches with records in the last are brought to
-//! disk, and the file is removed. Whoever finds both generations full ends the last one before it goes on. What others append meanwhile fits into as
-//! much room again: completions of blocks in transit are limited to half of it ([`Journal::transit_blocks_max`]), and first writes are not
-//! deferred then.
+//! disk, and the file is removed.
 
 use crate::first_write::{ENCODED_MAX, FirstWrite};
 use crate::format::{VERSION, array, check, crc_with_hole};
@@ -271,26 +269,10 @@ impl Journal {
             return Ok(true);
         }
         let records = FirstWriteHead::records(first);
-        let has_room = {
-            let generations = lock(&self.generations);
-            let end = match (&generations.last, &generations.current) {
-                (Some(_), Some(current)) => current.end,
-                _ => 0,
-            };
-            end + (records.len() as u64) < self.bytes_max
-        };
-        if !has_room {
+        if records.len() as u64 >= self.bytes_max {
             return Ok(false);
         }
         self.put(node, &records).map(|()| true)
-    }
-
-    /// Most blocks in transit for which a journal of so many bytes a generation surely has room when all of them are completed.
-    pub fn transit_blocks_max(bytes_max: u64) -> usize {
-        if bytes_max == 0 {
-            return usize::MAX;
-        }
-        usize::try_from(bytes_max / RECORD_BYTES as u64 / 2).unwrap_or(usize::MAX)
     }
 
     fn put(&self, node: NodeId, records: &[u8]) -> Result<()> {
@@ -321,7 +303,7 @@ impl Journal {
             generations.made = number;
             let file = make(&self.upper, self.top.node(), number)?;
             let end = RECORD_BYTES as u64;
-            // Whoever appends when it is full ends the one before; until then others append some more.
+            // Whoever appends waits soon for the one before to be removed; until then a little more is appended.
             self.upper.hold(ROOT, file.id(), 0..self.bytes_max * 2, true)?;
             generations.current = Some(Generation { number, file, end, nodes: HashSet::new() });
             let current = generations.current.as_ref().map(|current| &current.file);
