@@ -4,6 +4,7 @@ use crate::nodes::NodeTable;
 use crate::nodes::content::Counted;
 use crate::nodes::listings::{ListingUse, Opening};
 use crate::nodes::texts::TextUse;
+use crate::shares::{InstanceShares, OpenFileRoom};
 use hashbrown::HashMap;
 use poolfs_libservice::types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Result};
@@ -62,6 +63,7 @@ pub struct OpenFile {
     text_use: Mutex<Option<TextUse>>,
     layer: Arc<dyn Libservice>,
     nodes: Arc<NodeTable>,
+    _room: Option<OpenFileRoom>,
 }
 
 impl fmt::Debug for OpenFile {
@@ -285,6 +287,7 @@ pub struct HandleTable {
     count: AtomicUsize,
     layer: Arc<dyn Libservice>,
     nodes: Arc<NodeTable>,
+    shares: OnceLock<Arc<InstanceShares>>,
 }
 
 impl HandleTable {
@@ -295,7 +298,13 @@ impl HandleTable {
             count: AtomicUsize::new(0),
             layer,
             nodes,
+            shares: OnceLock::new(),
         }
+    }
+
+    /// From now on open files are those of an instance that shares the pool with others; once.
+    pub(crate) fn set_shares(&self, shares: &Arc<InstanceShares>) {
+        let _ = self.shares.set(Arc::clone(shares));
     }
 
     fn shard(&self, key: u64) -> &RwLock<HashMap<u64, Arc<OpenFile>>> {
@@ -304,11 +313,16 @@ impl HandleTable {
 
     /// Reserves room for one more file, before the layers open it.
     pub(crate) fn reserve(&self) -> std::result::Result<Reservation<'_>, Errno> {
-        if self.count.fetch_add(1, Ordering::Relaxed) >= HANDLES_MAX {
-            self.count.fetch_sub(1, Ordering::Relaxed);
+        let is_full = self.count.fetch_add(1, Ordering::Relaxed) >= HANDLES_MAX;
+        // Dropped, it counts one less.
+        let mut reservation = Reservation { table: self, room: None, used: false };
+        if is_full {
             return Err(Errno::ENFILE);
         }
-        Ok(Reservation { table: self, used: false })
+        if let Some(shares) = self.shares.get() {
+            reservation.room = Some(shares.open_file().ok_or(Errno::ENFILE)?);
+        }
+        Ok(reservation)
     }
 
     /// The open file with this key.
@@ -353,6 +367,7 @@ impl HandleTable {
 /// Room for one file in the table, given back unless it is used.
 pub(crate) struct Reservation<'a> {
     table: &'a HandleTable,
+    room: Option<OpenFileRoom>,
     used: bool,
 }
 
@@ -377,6 +392,7 @@ impl Reservation<'_> {
             text_use: Mutex::default(),
             layer: Arc::clone(&self.table.layer),
             nodes: Arc::clone(&self.table.nodes),
+            _room: self.room.take(),
         });
         let mut shard = self.table.shard(key).write().unwrap_or_else(PoisonError::into_inner);
         shard.insert(key, Arc::clone(&file));

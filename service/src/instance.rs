@@ -10,6 +10,7 @@ use crate::nodes::notices::Changing;
 use crate::nodes::pruning::Pruner;
 use crate::notify::{DirectoryJob, Job, KernelCache, NameChange, NameJob, Notifications};
 use crate::request::{Context, Failure, Kind, Reply, Request};
+use crate::shares::InstanceShares;
 use crate::spans::{Asked, Measured, Tracer, enter};
 use crate::stack::Stack;
 use crate::statistics::Statistics;
@@ -86,6 +87,7 @@ pub struct Instance {
     notifications: OnceLock<Notifications>,
     adopter: OnceLock<Arc<dyn Adopter>>,
     leases: OnceLock<Arc<LeaseTable>>,
+    shares: OnceLock<Arc<InstanceShares>>,
     pruner: OnceLock<Arc<Pruner>>,
     tracer: OnceLock<Arc<Tracer>>,
     transport: OnceLock<Transport>,
@@ -121,6 +123,7 @@ impl Instance {
             notifications: OnceLock::new(),
             adopter: OnceLock::new(),
             leases: OnceLock::new(),
+            shares: OnceLock::new(),
             pruner: OnceLock::new(),
             tracer: OnceLock::new(),
             transport: OnceLock::new(),
@@ -187,6 +190,19 @@ impl Instance {
     #[must_use]
     pub fn leases(&self) -> Option<&Arc<LeaseTable>> {
         self.leases.get()
+    }
+
+    /// Gives the instance its shares of what the instances of a service have together; once per instance, after its leases, before it is
+    /// mounted.
+    pub fn set_shares(&self, shares: &Arc<InstanceShares>) {
+        self.handles.set_shares(shares);
+        self.leases.get().into_iter().for_each(|leases| leases.set_share(shares.leases()));
+        let _ = self.shares.set(Arc::clone(shares));
+    }
+
+    /// Its shares, if it has others beside it.
+    pub(crate) fn shares(&self) -> Option<&Arc<InstanceShares>> {
+        self.shares.get()
     }
 
     /// The segment of an open file, and the lease under which it is the file's content.

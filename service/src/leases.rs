@@ -4,8 +4,8 @@
 //! content comes to be elsewhere (the union says so), or may be changed by the kernel alone ([`crate::nodes`]).
 
 use poolfs_ipc::segment::{FileNotice, Leases, Life, Noted};
-use poolfs_libservice::Lease;
 use poolfs_libservice::types::Errno;
+use poolfs_libservice::{Lease, Share, Taken};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +36,8 @@ pub struct LeaseTable {
     file: Arc<OwnedFd>,
     make_notice: MakeNotice,
     free: Mutex<Vec<u32>>,
+    /// In what all instances together have.
+    share: OnceLock<Arc<Share>>,
 }
 
 impl LeaseTable {
@@ -43,7 +45,12 @@ impl LeaseTable {
     #[must_use]
     pub fn new(words: Leases, file: OwnedFd, make_notice: MakeNotice) -> Arc<Self> {
         let free = Mutex::new((0..words.count() as u32).rev().collect());
-        Arc::new(Self { words, file: Arc::new(file), make_notice, free })
+        Arc::new(Self { words, file: Arc::new(file), make_notice, free, share: OnceLock::new() })
+    }
+
+    /// From now on its leases are counted with those of other instances; once.
+    pub(crate) fn set_share(&self, share: &Arc<Share>) {
+        let _ = self.share.set(Arc::clone(share));
     }
 
     /// How many it has, and what clients are given to read them.
@@ -69,10 +76,14 @@ impl LeaseTable {
     /// A new lease, if there is one.
     #[must_use]
     pub fn lease(self: &Arc<Self>) -> Option<Arc<SegmentLease>> {
+        let room = match self.share.get() {
+            Some(share) => Some(share.take(1)?),
+            None => None,
+        };
         let number = self.free().pop()?;
         let epoch = self.words.look(number as usize)?.epoch;
         let (notice, revoked) = (OnceLock::new(), AtomicBool::new(false));
-        Some(Arc::new(SegmentLease { table: Arc::clone(self), number, epoch, notice, revoked }))
+        Some(Arc::new(SegmentLease { table: Arc::clone(self), number, epoch, notice, revoked, _room: room }))
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {
@@ -88,6 +99,7 @@ pub struct SegmentLease {
     /// Made for the first who is given the lease.
     notice: OnceLock<Box<dyn NoticePage>>,
     revoked: AtomicBool,
+    _room: Option<Taken>,
 }
 
 impl SegmentLease {
@@ -192,6 +204,19 @@ pub(crate) mod tests {
     /// What clients see of a lease's notice.
     pub(crate) fn notice(lease: &SegmentLease) -> FileNotice {
         FileNotice::new(lease.notice_reader().expect("a descriptor"), false).expect("a notice")
+    }
+
+    #[test]
+    fn files_read_without_requests_are_divided() {
+        let shares = poolfs_libservice::Shares::new(8);
+        let tables = [table(8).0, table(8).0];
+        tables.iter().for_each(|table| table.set_share(&shares.join()));
+        let all = |table: &Arc<LeaseTable>| std::iter::from_fn(|| table.lease()).collect::<Vec<_>>();
+        let (first, second) = (all(&tables[0]), all(&tables[1]));
+        assert_eq!((first.len(), second.len()), (6, 2));
+        drop(first);
+        assert_eq!(all(&tables[1]).len(), 4);
+        assert_eq!(tables[0].used(), 0, "what is not given takes no place");
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub mod process;
 pub mod queue_front;
 mod request;
 pub mod service;
+pub mod shares;
 pub mod spans;
 pub mod stack;
 mod statistics;

@@ -5,6 +5,7 @@ use crate::instance::Instance;
 use crate::legacy::{LegacyMount, MountError, detach_dead};
 use crate::nodes::pruning::Pruner;
 use crate::queue_front::{QueueFront, ServiceThreads};
+use crate::shares::PoolShares;
 use crate::spans::Tracer;
 use crate::stack::kept::sweep;
 use crate::stack::{Stack, StackBuilder, StackError};
@@ -123,6 +124,7 @@ pub struct Service {
     builder: StackBuilder,
     threads: Arc<ServiceThreads>,
     pruner: Arc<Pruner>,
+    shares: PoolShares,
     tracer: Arc<Tracer>,
     started: Instant,
     /// Held while an instance is made or ended, so that only one is at a time.
@@ -162,7 +164,8 @@ impl Service {
         let nodes_max = (config.cache_bytes / CACHE_BYTES_PER_NODE).clamp(*NODES_MAX.start(), *NODES_MAX.end());
         let pruner = Arc::new(Pruner::start(nodes_max).map_err(no_sessions)?);
         let started = Instant::now();
-        Ok(Self { config, builder, threads, pruner, tracer, started, changes, instances, lingering, ends })
+        let shares = PoolShares::new(config.cache_bytes, builder.memory());
+        Ok(Self { config, builder, threads, pruner, shares, tracer, started, changes, instances, lingering, ends })
     }
 
     /// From here on, and as long as the service is there, instances end by themselves whose mounts are taken away by others.
@@ -254,6 +257,7 @@ impl Service {
         instance.set_pruner(&self.pruner);
         instance.set_tracer(&self.tracer);
         self.builder.leases().into_iter().for_each(|leases| instance.set_leases(leases));
+        instance.set_shares(&self.shares.join());
         self.announce(&instance);
         let sockets = instance.spec().socket_directory(&self.config.socket_directory);
         let private = instance.spec().is_root;

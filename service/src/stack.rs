@@ -9,6 +9,7 @@ mod claim;
 pub mod kept;
 
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
+use crate::shares::PoolMemory;
 use crate::spans::Timed;
 use claim::{Claim, ClaimKind};
 use kept::{StateRoot, UpperRoot};
@@ -18,7 +19,7 @@ use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::types::IdMap;
 use poolfs_libservice::{Layered, Libservice};
-use poolfs_local::{Local, LocalOptions};
+use poolfs_local::{Descriptors, Local, LocalOptions};
 use poolfs_quota::{Accepted, Account, Limited, Measured};
 use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat};
 use poolfs_union::{LAYER_ID_MAX, Lower, SharedMemory, Union, UnionConfig};
@@ -236,11 +237,24 @@ impl Stack {
 /// Builds stacks, and holds what they share.
 pub struct StackBuilder {
     pool: Arc<CachePool>,
+    descriptors: Arc<Descriptors>,
     /// Where services before this one may have left what they had accepted.
     states: Option<StateRoot>,
     branches: Mutex<BTreeMap<PathBuf, Weak<Branch>>>,
     /// by their branches, topmost first
     frozen: Mutex<BTreeMap<Vec<PathBuf>, Weak<Union>>>,
+}
+
+struct CacheMemory(Arc<CachePool>);
+
+impl PoolMemory for CacheMemory {
+    fn charge(&self, bytes: u64) {
+        self.0.charge(bytes);
+    }
+
+    fn discharge(&self, bytes: u64) {
+        self.0.discharge(bytes);
+    }
 }
 
 /// Bytes of a generation of a union's journal: a part of the cache, one in so many, within these bounds.
@@ -261,7 +275,8 @@ impl StackBuilder {
         let failed = |error: CacheError| StackError::Cache { bytes: cache_bytes, cause: with_causes(&error) };
         let config = CacheConfig { kept_at, ..CacheConfig::with_limit(cache_bytes) };
         let pool = CachePool::new(config).map_err(failed)?;
-        Ok(Self { pool, states: None, branches: Mutex::default(), frozen: Mutex::default() })
+        let descriptors = Descriptors::of_process();
+        Ok(Self { pool, descriptors, states: None, branches: Mutex::default(), frozen: Mutex::default() })
     }
 
     /// The same, and what services have left below a directory (`/run/poolfs`) is brought to disk before their upper branches are used.
@@ -271,6 +286,12 @@ impl StackBuilder {
     pub fn with_states_of(self, run: &Path) -> Result<Self, StackError> {
         let failed = |error: std::io::Error| StackError::Branch { path: run.to_owned(), cause: error.to_string() };
         Ok(Self { states: StateRoot::open(run).map_err(failed)?, ..self })
+    }
+
+    /// The memory of the pool, of which the cache has what others do not use.
+    #[must_use]
+    pub fn memory(&self) -> Arc<dyn PoolMemory> {
+        Arc::new(CacheMemory(Arc::clone(&self.pool)))
     }
 
     /// The process is about to end.
@@ -413,7 +434,8 @@ impl StackBuilder {
             };
             taken.map_err(failed)?.into_iter().for_each(|taken| drop(claim.set(taken)));
         }
-        let options = LocalOptions { read_only: role == Role::Lower, ..LocalOptions::default() };
+        let descriptors = Arc::clone(&self.descriptors);
+        let options = LocalOptions { read_only: role == Role::Lower, descriptors };
         let local = Local::open(&path, options).map_err(|error| failed(with_causes(&error)))?;
         let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
         let account = storage.size_bytes.map(Account::new);

@@ -6,9 +6,19 @@
 
 use crate::area::DATA_BYTES;
 use crate::memory::PAGE;
+use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 const _: () = assert!(DATA_BYTES / PAGE <= u32::BITS as usize);
+
+/// What may be paid for, by whoever shares it.
+pub trait SessionMemory: fmt::Debug + Send + Sync {
+    /// Takes `pages`, if so many are to be had.
+    fn take(&self, pages: usize) -> bool;
+
+    /// Gives `pages` back.
+    fn give(&self, pages: usize);
+}
 
 /// Pages that may still be paid for, by all sessions together.
 #[derive(Debug)]
@@ -20,14 +30,14 @@ impl MemoryBudget {
     pub const fn new(bytes: usize) -> Self {
         Self(AtomicUsize::new(bytes / PAGE))
     }
+}
 
-    /// Takes `pages`, if so many are left.
-    pub(super) fn take(&self, pages: usize) -> bool {
+impl SessionMemory for MemoryBudget {
+    fn take(&self, pages: usize) -> bool {
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(pages)).is_ok()
     }
 
-    /// Gives `pages` back.
-    pub(super) fn give(&self, pages: usize) {
+    fn give(&self, pages: usize) {
         self.0.fetch_add(pages, Ordering::Relaxed);
     }
 }
@@ -38,7 +48,7 @@ pub(super) struct Paid(AtomicU32);
 
 impl Paid {
     /// Pays for the pages of `length` bytes at `offset`, which lie within the data area; whether the budget allows it.
-    pub(super) fn pay(&self, budget: &MemoryBudget, offset: usize, length: usize) -> bool {
+    pub(super) fn pay(&self, budget: &dyn SessionMemory, offset: usize, length: usize) -> bool {
         if length == 0 {
             return true;
         }

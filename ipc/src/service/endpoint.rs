@@ -4,7 +4,7 @@ use crate::area::{self, DATA_BYTES};
 use crate::futex;
 use crate::memory::{Mapping, create_sealed};
 use crate::queue::{Doorbell, DoorbellQueue, RelaxedQueue};
-use crate::service::budget::MemoryBudget;
+use crate::service::budget::{MemoryBudget, SessionMemory};
 use crate::service::groups::CoreGroups;
 use crate::service::peer::PeerFacts;
 use crate::service::session::{Acquired, Session};
@@ -31,7 +31,7 @@ pub struct EndpointConfig {
     /// Most sessions of one user at a time.
     pub sessions_per_user_max: usize,
     /// What the service may pay for the sessions' memory; may be shared with other endpoints.
-    pub memory: Arc<MemoryBudget>,
+    pub memory: Arc<dyn SessionMemory>,
     /// The leases of the instance's segments: how many, and a read-only descriptor of their file. Without one no segments are given.
     pub leases: Option<(u32, Arc<OwnedFd>)>,
 }

@@ -10,7 +10,7 @@ mod peer;
 mod reception;
 mod session;
 
-pub use budget::MemoryBudget;
+pub use budget::{MemoryBudget, SessionMemory};
 pub use endpoint::{Admission, Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
 pub use groups::CoreGroups;
 pub use peer::PeerFacts;

@@ -4,7 +4,7 @@ use crate::area::{BufferArea, COUNTS_LENGTH, DirectReads, OutOfBounds};
 use crate::futex;
 use crate::handshake::send_grant;
 use crate::memory::{Mapping, PAGE};
-use crate::service::budget::{MemoryBudget, Paid};
+use crate::service::budget::{Paid, SessionMemory};
 use crate::service::peer::PeerFacts;
 use crate::state::{Acquisition, Sequence, withdraw};
 use crate::wire::{Grant, Reply, Request, Status};
@@ -23,7 +23,7 @@ pub struct Session<C> {
     data_bytes: usize,
     records: Box<[Acquisition]>,
     paid: Box<[Paid]>,
-    budget: Arc<MemoryBudget>,
+    budget: Arc<dyn SessionMemory>,
     ended: AtomicBool,
     /// When it was last looked what rights the client has.
     looked_at_ms: AtomicU64,
@@ -68,7 +68,7 @@ impl<C> Session<C> {
         buffers: Mapping,
         count: usize,
         data_bytes: usize,
-        budget: &Arc<MemoryBudget>,
+        budget: &Arc<dyn SessionMemory>,
     ) -> Result<Self, Errno> {
         if !budget.take(count + COUNTS_LENGTH / PAGE) {
             return Err(Errno::ENOMEM);
@@ -190,7 +190,7 @@ impl<C> Session<C> {
         if offset.checked_add(length).is_none_or(|end| end > self.data_bytes) {
             return Err(DataError::OutOfBounds);
         }
-        if self.paid[index].pay(&self.budget, offset, length) { Ok(()) } else { Err(DataError::OverBudget) }
+        if self.paid[index].pay(&*self.budget, offset, length) { Ok(()) } else { Err(DataError::OverBudget) }
     }
 }
 

@@ -167,7 +167,7 @@ fn what_the_service_pays_for_sessions_is_bounded_and_given_back() {
     let budget = Arc::new(MemoryBudget::new((2 * (buffers + 1) + 3 * DATA_BYTES / PAGE) * PAGE));
     let service = EchoService::start(&directory.path().join("i.sock"), 1, |config| {
         config.buffers = buffers;
-        config.memory = Arc::clone(&budget);
+        config.memory = budget.clone();
     });
     let [first, second] = [(); 2].map(|()| bare_session(service.socket()));
     for buffer in [0, 1, 1, 1] {

@@ -74,6 +74,7 @@ mod mutations;
 mod pass_through;
 pub mod random_operations;
 mod recorder;
+mod shares;
 pub mod walk;
 
 pub use changed::{Changed, Unseen};
@@ -84,6 +85,7 @@ pub use layered::{ChangesHeld, Difference, Flattened, Layered, Relation, Visit};
 pub use memory::Memory;
 pub use poolfs_types as types;
 pub use recorder::Recorder;
+pub use shares::{Share, Shares, Taken};
 
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,

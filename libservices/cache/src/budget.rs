@@ -16,6 +16,8 @@ const SHARDS: usize = 8;
 const SMALL_PART: usize = 10;
 /// Entries of a shard that are never worth a sweep.
 const SWEEP_AT_MIN: usize = 256;
+/// How much is charged before content makes room for it.
+const EVICTION_BYTES: u64 = 256 << 10;
 /// How often room is looked for before a reservation fails.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -142,6 +144,15 @@ impl Budget {
             self.used.fetch_add(grown - taken, Ordering::Relaxed);
         } else {
             self.used.fetch_sub(before - after, Ordering::Relaxed);
+        }
+    }
+
+    /// Something that is no content uses `bytes` from now on. Content makes room for it, if it can leave.
+    pub(crate) fn charge(&self, bytes: u64) {
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        // Not each time: what cannot leave now is looked at in vain.
+        if used > self.limit && used / EVICTION_BYTES != (used - bytes) / EVICTION_BYTES {
+            self.evict(used - self.limit);
         }
     }
 

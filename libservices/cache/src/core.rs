@@ -9,7 +9,7 @@ use crate::node::Node;
 use crate::pool::Pool;
 use crate::sync::{lock, read, write};
 use hashbrown::HashMap;
-use poolfs_libservice::{Entry, Libservice, Result};
+use poolfs_libservice::{Entry, Libservice, Result, Share, Shares};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, Timestamp};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -31,7 +31,8 @@ pub(crate) struct Core {
     idle: Mutex<VecDeque<NodeId>>,
     removals: AtomicU64,
     used: AtomicU64,
-    dirty: AtomicU64,
+    /// Dirty bytes, beside those of other layers.
+    pub(crate) dirty: Arc<Share>,
     held: AtomicU64,
     /// Files without a name that somebody holds.
     pub(crate) leaving: Leaving,
@@ -42,6 +43,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(pool: Arc<Pool>, below: Arc<dyn Libservice>, recorder: Option<Recorder>) -> Arc<Self> {
         let names = Names::new(pool.config.names_max);
+        let dirty = if below.read_only() { Shares::new(0).join() } else { pool.dirty_shares.join() };
         let core = Arc::new(Self {
             below,
             pool,
@@ -51,7 +53,7 @@ impl Core {
             idle: Mutex::default(),
             removals: AtomicU64::new(0),
             used: AtomicU64::new(0),
-            dirty: AtomicU64::new(0),
+            dirty,
             held: AtomicU64::new(0),
             leaving: Leaving::default(),
             room: AtomicI64::new(0),
@@ -71,7 +73,7 @@ impl Core {
     }
 
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.dirty.load(Ordering::Relaxed)
+        self.dirty.used()
     }
 
     /// Dirty bytes that are not on hold.
@@ -83,11 +85,13 @@ impl Core {
         let (old, new) = (before.charge(), after.charge());
         // Wrapping arithmetic: a difference is added, whatever its sign.
         self.used.fetch_add(new.wrapping_sub(old), Ordering::Relaxed);
-        let dirtied = after.dirty.wrapping_sub(before.dirty).wrapping_mul(BLOCK);
-        self.dirty.fetch_add(dirtied, Ordering::Relaxed);
         self.held.fetch_add(after.held.wrapping_sub(before.held).wrapping_mul(BLOCK), Ordering::Relaxed);
         if after.dirty > before.dirty {
+            let dirtied = (after.dirty - before.dirty) * BLOCK;
+            self.dirty.force(dirtied);
             self.room.fetch_sub(dirtied as i64, Ordering::Relaxed);
+        } else if after.dirty < before.dirty {
+            self.dirty.subtract((before.dirty - after.dirty) * BLOCK);
         }
     }
 

@@ -14,6 +14,7 @@ use crate::segments::{SegmentStore, SharedNotice};
 use crate::sync::{lock, try_lock};
 use crossbeam_utils::CachePadded;
 use poolfs_ipc::segment::{Leases, leases_length};
+use poolfs_libservice::Shares;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -58,6 +59,8 @@ struct Signal {
 pub(crate) struct Pool {
     pub(crate) config: CacheConfig,
     pub(crate) budget: Budget,
+    /// Of what may be dirty each layer that can be written has its share.
+    pub(crate) dirty_shares: Arc<Shares>,
     pub(crate) segments: Arc<SegmentStore>,
     /// What is dirty, where the death of the process does not take it.
     pub(crate) ledger: Option<Arc<Ledger>>,
@@ -226,8 +229,10 @@ impl CachePool {
             Some(_) => Some(Ledger::new(&segments, config.limit_bytes).map_err(CacheError::Ledger)?),
             None => None,
         };
+        let budget = Budget::new(config.limit_bytes, config.dirty_percent);
         let pool = Arc::new(Pool {
-            budget: Budget::new(config.limit_bytes, config.dirty_percent),
+            dirty_shares: Shares::reclaimable(budget.dirty_max()),
+            budget,
             segments,
             ledger,
             texts: Arc::new(SegmentStore::new(TEXT_DESCRIPTORS_MAX.min(config.descriptors_max), None)?),
@@ -304,6 +309,16 @@ impl CachePool {
         if self.pool.ledger.as_ref().is_some_and(|ledger| ledger.is_empty()) {
             self.pool.segments.detach();
         }
+    }
+
+    /// Something else uses `bytes` of the cache's memory, until they are [given back](CachePool::discharge).
+    pub fn charge(&self, bytes: u64) {
+        self.pool.budget.charge(bytes);
+    }
+
+    /// Gives back what was charged.
+    pub fn discharge(&self, bytes: u64) {
+        self.pool.budget.settle_used(bytes, 0, None);
     }
 
     /// What the cache holds and did.

@@ -146,18 +146,20 @@ impl Node {
             pool.hurry();
         }
         let mut patience = Patience::default();
-        while pool.budget.dirty() + bytes > dirty_max {
+        // As long as all layers together have half of it, none has more than it may.
+        let may_dirty = || pool.budget.dirty() + bytes <= dirty_max / 2 || self.core.dirty.may_take(bytes);
+        while !may_dirty() {
             match self.write_back_some(THROTTLE_BYTES) {
                 Progress::Made => {}
                 progress if patience.wait(&progress) => {}
                 _ => break,
             }
         }
-        pool.budget.dirty() + bytes <= dirty_max
+        may_dirty()
     }
 
-    /// Writes back up to `bytes` of this file or, if it has nothing to write, of the oldest dirty one that can be
-    /// written.
+    /// Writes back up to `bytes` of this file or, if it has nothing to write, of the oldest dirty one of the layer that can be
+    /// written; only if there is none, of another layer.
     fn write_back_some(&self, bytes: u64) -> Progress {
         let mut progress = match self.write_back(bytes) {
             Some(Ok(written)) if written > 0 => return Progress::Made,
@@ -165,7 +167,11 @@ impl Node {
             // There will be room long before all of it is below.
             None => Progress::Elsewhere,
         };
-        for node in self.core.pool.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self)) {
+        let pool = &self.core.pool;
+        let is_near = |node: &Node| std::ptr::eq(&*node.core, &*self.core);
+        let near = pool.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self) && is_near(node));
+        let far = pool.dirty_files(OTHERS_MAX, |node| !is_near(node));
+        for node in near.into_iter().chain(far) {
             match node.write_back_other(bytes) {
                 Some(Ok(written)) if written > 0 => return Progress::Made,
                 Some(_) => node.requeue_dirty(),

@@ -100,7 +100,7 @@ impl Local {
         let descriptor = self.nodes.descriptor(&node)?;
         match (changes.size, open) {
             (None, _) => {}
-            (Some(size), Some(open)) => open.truncate(size)?,
+            (Some(size), Some(open)) => self.truncate(open, size)?,
             (Some(size), None) => {
                 let fault = |raw| backend("truncating a file", raw);
                 let reopen = || self.backing.reopen(&descriptor, OFlags::WRONLY);

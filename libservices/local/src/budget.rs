@@ -1,4 +1,4 @@
-//! Bounded counts of what must not grow without end: kept descriptors, open files, bounce buffers.
+//! A bounded count: of bounce buffers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
 //! Open files: reading, writing, allocating, seeking, making durable.
 
-use crate::budget::Permit;
+use crate::descriptors::{Descriptors, Slot};
 use crate::error::backend;
 use crate::layer::{Handle, Local};
 use crate::nodes::{Node, lock};
@@ -9,7 +9,7 @@ use crate::transfer::{DIRECT_SIZE_MIN, Direct};
 use poolfs_libservice::{Durability, Error, Result, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{AccessMode, AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SeekTo};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno as Raw;
 use std::ops::Range;
@@ -26,11 +26,22 @@ const COPY_BUFFER_BYTES: u64 = 128 << 10;
 pub(crate) struct OpenFile {
     pub(crate) node: Arc<Node>,
     flags: OpenFlags,
-    file: OwnedFd,
-    direct: OnceLock<Option<Direct>>,
+    opened: Arc<Slot<Opened>>,
     /// Held while the description's position matters: it tells where an append went.
     position: Mutex<()>,
-    _permit: Permit,
+}
+
+/// Its descriptors. A file that was closed meanwhile is opened again by its node.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    file: OwnedFd,
+    direct: OnceLock<Option<Direct>>,
+}
+
+impl Opened {
+    fn new(file: OwnedFd) -> Self {
+        Self { file, direct: OnceLock::new() }
+    }
 }
 
 /// The `O_*` bits that a descriptor of the backing file gets: access mode and synchrony. `O_APPEND` is not among them: appends
@@ -46,8 +57,10 @@ pub(crate) fn backing_flags(flags: OpenFlags) -> OFlags {
 }
 
 impl OpenFile {
-    pub(crate) fn new(node: Arc<Node>, flags: OpenFlags, file: OwnedFd, permit: Permit) -> Self {
-        Self { node, flags, file, direct: OnceLock::new(), position: Mutex::new(()), _permit: permit }
+    pub(crate) fn new(node: Arc<Node>, flags: OpenFlags, file: OwnedFd, descriptors: &Descriptors) -> Self {
+        let opened = Slot::new();
+        opened.put(descriptors, Arc::new(Opened::new(file)));
+        Self { node, flags, opened, position: Mutex::new(()) }
     }
 
     fn readable(&self) -> Result<&Self> {
@@ -56,10 +69,6 @@ impl OpenFile {
 
     pub(crate) fn writable(&self) -> Result<&Self> {
         if self.flags.writable() { Ok(self) } else { fail(Errno::EBADF) }
-    }
-
-    pub(crate) fn truncate(&self, size: u64) -> Result<()> {
-        rustix::fs::ftruncate(&self.file, size).map_err(|raw| backend("truncating a file", raw))
     }
 }
 
@@ -75,7 +84,6 @@ impl Local {
         if flags.writable() {
             self.changeable()?;
         }
-        let permit = self.open_permit()?;
         let descriptor = self.nodes.descriptor(&node)?;
         let truncate = flags.contains(OpenFlags::TRUNCATE) && flags.writable();
         let how = backing_flags(flags) | if truncate { OFlags::TRUNC } else { OFlags::empty() };
@@ -83,48 +91,68 @@ impl Local {
             .nodes
             .with_room(|| self.backing.reopen(&descriptor, how))
             .map_err(|raw| backend("opening a file", raw))?;
-        self.add_handle(Handle::File(OpenFile::new(node, flags, file, permit)))
+        self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)))
     }
 
-    /// The direct description of `open`, made when first needed.
-    fn direct<'a>(&self, open: &'a OpenFile) -> Option<&'a Direct> {
+    /// The descriptors of an open file, which stay open as long as they are used.
+    fn opened(&self, open: &OpenFile) -> Result<Arc<Opened>> {
+        open.opened.get(&self.nodes.descriptors, || {
+            let descriptor = self.nodes.descriptor(&open.node)?;
+            let reopen = || self.backing.reopen(&descriptor, backing_flags(open.flags));
+            self.nodes.with_room(reopen).map(Opened::new).map_err(|raw| backend("opening a file again", raw))
+        })
+    }
+
+    pub(crate) fn truncate(&self, open: &OpenFile, size: u64) -> Result<()> {
+        rustix::fs::ftruncate(&self.opened(open)?.file, size).map_err(|raw| backend("truncating a file", raw))
+    }
+
+    /// The direct description of an open file, made when first needed.
+    fn direct<'a>(&self, opened: &'a Opened, flags: OpenFlags) -> Option<&'a Direct> {
         if !self.backing.has_device() {
             return None;
         }
         let make = || {
-            let flags = backing_flags(open.flags) | OFlags::DIRECT;
-            Direct::new(self.backing.reopen(&open.file, flags).ok()?)
+            let flags = backing_flags(flags) | OFlags::DIRECT;
+            Direct::new(self.backing.reopen(&opened.file, flags).ok()?)
         };
-        open.direct.get_or_init(make).as_ref()
+        opened.direct.get_or_init(make).as_ref()
     }
 
     /// The part of `range` that moves by direct I/O, if the file is large enough, and the description to move it by.
-    fn direct_part<'a>(&self, open: &'a OpenFile, range: &Range<u64>, grows: bool) -> Option<(&'a Direct, Range<u64>)> {
+    fn direct_part<'a>(
+        &self,
+        opened: &'a Opened,
+        flags: OpenFlags,
+        range: &Range<u64>,
+        grows: bool,
+    ) -> Option<(&'a Direct, Range<u64>)> {
         if range.end - range.start < 4096 {
             return None;
         }
-        let size = || rustix::fs::fstat(&open.file).map_or(0, |stat| stat.st_size as u64);
+        let size = || rustix::fs::fstat(&opened.file).map_or(0, |stat| stat.st_size as u64);
         if !(grows && range.end >= DIRECT_SIZE_MIN) && size() < DIRECT_SIZE_MIN {
             return None;
         }
-        let direct = self.direct(open)?;
+        let direct = self.direct(opened, flags)?;
         let body = direct.body(range);
         (!body.is_empty()).then_some((direct, body))
     }
 
     pub(crate) fn read_file(&self, open: &OpenFile, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        open.readable()?;
+        let opened = self.opened(open.readable()?)?;
+        let file = opened.file.as_fd();
         let room = FILE_SIZE_MAX.saturating_sub(offset).min(buffer.len() as u64) as usize;
         let buffer = &mut buffer[..room];
         let fault = |raw| backend("reading a file", raw);
         let range = offset..offset + room as u64;
-        let Some((direct, body)) = self.direct_part(open, &range, false) else {
-            return self.buffered.read(open.file.as_fd(), offset, buffer).map_err(fault);
+        let Some((direct, body)) = self.direct_part(&opened, open.flags, &range, false) else {
+            return self.buffered.read(file, offset, buffer).map_err(fault);
         };
         let head = (body.start - offset) as usize;
         let (first, rest) = buffer.split_at_mut(head);
         let (middle, last) = rest.split_at_mut((body.end - body.start) as usize);
-        let mut done = self.buffered.read(open.file.as_fd(), offset, first).map_err(fault)?;
+        let mut done = self.buffered.read(file, offset, first).map_err(fault)?;
         if done < head {
             return Ok(done);
         }
@@ -132,7 +160,7 @@ impl Local {
         // failure of the disk. What is one fails again through the cache.
         let got = match direct.read(&self.bounce, body.start, middle) {
             Some(Ok(got)) => Ok(got),
-            Some(Err(_)) | None => self.buffered.read(open.file.as_fd(), body.start, middle),
+            Some(Err(_)) | None => self.buffered.read(file, body.start, middle),
         };
         match got {
             Ok(got) => done += got,
@@ -143,14 +171,15 @@ impl Local {
             return Ok(done);
         }
         // The bytes before were read: a failure of the rest is the next read's to report.
-        Ok(done + self.buffered.read(open.file.as_fd(), body.end, last).unwrap_or(0))
+        Ok(done + self.buffered.read(file, body.end, last).unwrap_or(0))
     }
 
     pub(crate) fn write_file(&self, open: &OpenFile, offset: u64, data: &[u8]) -> Result<Written> {
-        open.writable()?;
+        let opened = self.opened(open.writable()?)?;
+        let file = opened.file.as_fd();
         let fault = |raw| backend("writing a file", raw);
         if open.flags.contains(OpenFlags::APPEND) {
-            return self.append(open, data);
+            return self.append(open, file, data);
         }
         let room = FILE_SIZE_MAX.saturating_sub(offset).min(data.len() as u64) as usize;
         if room == 0 && !data.is_empty() {
@@ -158,13 +187,13 @@ impl Local {
         }
         let data = &data[..room];
         let range = offset..offset.saturating_add(room as u64);
-        let Some((direct, body)) = self.direct_part(open, &range, true) else {
-            let count = self.buffered.write(open.file.as_fd(), offset, data).map_err(fault)?;
+        let Some((direct, body)) = self.direct_part(&opened, open.flags, &range, true) else {
+            let count = self.buffered.write(file, offset, data).map_err(fault)?;
             return Ok(Written { count, offset });
         };
         let (first, rest) = data.split_at((body.start - offset) as usize);
         let (middle, last) = rest.split_at((body.end - body.start) as usize);
-        let buffered = |at, part: &[u8]| self.buffered.write(open.file.as_fd(), at, part);
+        let buffered = |at, part: &[u8]| self.buffered.write(file, at, part);
         let mut count = 0;
         for (at, part, is_body) in [(offset, first, false), (body.start, middle, true), (body.end, last, false)] {
             let put = if is_body {
@@ -185,15 +214,15 @@ impl Local {
     }
 
     /// One append. The kernel finds the end and writes there in one step; the description's position tells where that was.
-    fn append(&self, open: &OpenFile, data: &[u8]) -> Result<Written> {
+    fn append(&self, open: &OpenFile, file: BorrowedFd<'_>, data: &[u8]) -> Result<Written> {
         let fault = |raw| backend("appending to a file", raw);
         let _position = lock(&open.position);
         if data.is_empty() {
-            let size = rustix::fs::fstat(&open.file).map_err(fault)?.st_size as u64;
+            let size = rustix::fs::fstat(file).map_err(fault)?.st_size as u64;
             return Ok(Written { count: 0, offset: size });
         }
-        let count = self.buffered.append(open.file.as_fd(), data).map_err(fault)?;
-        let end = rustix::fs::tell(&open.file).map_err(fault)?;
+        let count = self.buffered.append(file, data).map_err(fault)?;
+        let end = rustix::fs::tell(file).map_err(fault)?;
         Ok(Written { count, offset: end.saturating_sub(count as u64) })
     }
 
@@ -211,10 +240,11 @@ impl Local {
         if offset.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX) {
             return fail(Errno::EFBIG);
         }
+        let opened = self.opened(open)?;
         let flags = FallocateFlags::from_bits_retain(mode.bits());
         let fault = |raw| backend("allocating space", raw);
         loop {
-            match rustix::fs::fallocate(&open.file, flags, offset, length) {
+            match rustix::fs::fallocate(&opened.file, flags, offset, length) {
                 Err(Raw::INTR) => {}
                 Err(raw) => return Err(fault(raw)),
                 Ok(()) => break,
@@ -223,7 +253,7 @@ impl Local {
         if punch && self.backing.skips_times() {
             let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
             let last_modification = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-            rustix::fs::futimens(&open.file, &Timestamps { last_access, last_modification }).map_err(fault)?;
+            rustix::fs::futimens(&opened.file, &Timestamps { last_access, last_modification }).map_err(fault)?;
         }
         Ok(())
     }
@@ -236,8 +266,9 @@ impl Local {
             SeekTo::Data => SeekFrom::Data(offset),
             SeekTo::Hole => SeekFrom::Hole(offset),
         };
+        let opened = self.opened(open)?;
         let _position = lock(&open.position);
-        rustix::fs::seek(&open.file, from).map_err(|raw| backend("looking for data", raw))
+        rustix::fs::seek(&opened.file, from).map_err(|raw| backend("looking for data", raw))
     }
 
     pub(crate) fn sync_descriptor(fd: &OwnedFd, durability: Durability) -> Result<()> {
@@ -252,7 +283,7 @@ impl Local {
         if self.is_discarded() {
             return Ok(());
         }
-        Self::sync_descriptor(&open.file, durability)
+        Self::sync_descriptor(&self.opened(open)?.file, durability)
     }
 
     /// Has the kernel begin to write a file. Writing allocates its blocks, and a filesystem with ordered data then commits no later change
@@ -290,11 +321,12 @@ impl Local {
         if target.flags.contains(OpenFlags::APPEND) {
             return self.copy_through(source, from, target, to, length, 0);
         }
+        let (reading, writing) = (self.opened(source)?, self.opened(target)?);
         let mut done = 0;
         while done < length {
             let (mut at, mut into) = (from + done, to + done);
             let want = (length - done).min(COPY_BYTES_MAX) as usize;
-            match rustix::fs::copy_file_range(&source.file, Some(&mut at), &target.file, Some(&mut into), want) {
+            match rustix::fs::copy_file_range(&reading.file, Some(&mut at), &writing.file, Some(&mut into), want) {
                 Ok(0) => break,
                 Ok(copied) => done += copied as u64,
                 Err(Raw::INTR) => {}

@@ -2,7 +2,7 @@
 
 use crate::backing::{Backing, device_of, stat};
 use crate::bounce::Bounce;
-use crate::budget::{Budget, Permit};
+use crate::descriptors::Descriptors;
 use crate::error::{OpenError, backend};
 use crate::files::OpenFile;
 use crate::listing::OpenDirectory;
@@ -16,7 +16,6 @@ use poolfs_types::{
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
 use rustix::fs::AtFlags;
-use rustix::process::{Resource, getrlimit};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,29 +24,18 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// Shards of the table of handles; a power of two.
 const SHARDS: usize = 16;
 
-/// How a directory is served. The defaults share the process's descriptor limit out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a directory is served.
+#[derive(Clone, Debug)]
 pub struct LocalOptions {
     /// Refuse every change with `EROFS`.
     pub read_only: bool,
-    /// Most descriptors remembered of nodes that could be opened again by their handle.
-    pub remembered_descriptors: usize,
-    /// Most descriptors kept of nodes that could not: removed ones, and all on filesystems without handles.
-    pub kept_descriptors: usize,
-    /// Most files and directories open at a time.
-    pub open_files: usize,
+    /// Where its descriptors are counted, with those of other directories of the process. By default it has them alone.
+    pub descriptors: Arc<Descriptors>,
 }
 
 impl Default for LocalOptions {
     fn default() -> Self {
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20).min(1 << 20) as usize;
-        Self {
-            read_only: false,
-            remembered_descriptors: (limit / 16).clamp(16, 1024),
-            kept_descriptors: limit / 4,
-            // An open file that moves bytes directly takes two.
-            open_files: limit / 3,
-        }
+        Self { read_only: false, descriptors: Descriptors::of_process() }
     }
 }
 
@@ -59,7 +47,6 @@ pub struct Local {
     pub(crate) bounce: Bounce,
     handles: Vec<RwLock<HashMap<u64, Arc<Handle>>>>,
     next_handle: AtomicU64,
-    open: Arc<Budget>,
     read_only: bool,
     discarded: AtomicBool,
 }
@@ -105,7 +92,7 @@ impl Local {
         let root = Arc::new(backing.root().try_clone_to_owned().map_err(failed)?);
         let seen = stat(&root).map_err(|raw| failed(raw.into()))?;
         let identity = backing.identity(&root, &seen).map_err(|raw| failed(raw.into()))?;
-        let nodes = Nodes::new(mount, options.remembered_descriptors, options.kept_descriptors.max(1));
+        let nodes = Nodes::new(mount, options.descriptors);
         let full = |error: Error| failed(std::io::Error::from_raw_os_error(error.errno().raw()));
         let node =
             nodes.acquire(identity, FileType::Directory, device_of(&seen), || Ok(Arc::clone(&root))).map_err(full)?;
@@ -119,7 +106,6 @@ impl Local {
             bounce: Bounce::new(),
             handles: (0..SHARDS).map(|_| RwLock::default()).collect(),
             next_handle: AtomicU64::new(1),
-            open: Budget::new(options.open_files),
             read_only: options.read_only,
             discarded: AtomicBool::new(false),
         }))
@@ -138,12 +124,6 @@ impl Local {
     /// because a name that exists is `EEXIST` even there.
     pub(crate) fn changeable(&self) -> Result<()> {
         if self.read_only { Err(read_only()) } else { Ok(()) }
-    }
-
-    pub(crate) fn open_permit(&self) -> Result<Permit> {
-        self.open.take().ok_or_else(|| {
-            Error::new(Errno::ENFILE, "local directory: too many open files; raise the layer's limit of open files")
-        })
     }
 
     fn handles(&self, id: HandleId) -> &RwLock<HashMap<u64, Arc<Handle>>> {
@@ -287,7 +267,7 @@ impl Libservice for Local {
     fn fsync(&self, _caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
         match &*self.handle(handle)? {
             Handle::File(open) => self.sync_file(open, durability),
-            Handle::Directory(open) => Self::sync_descriptor(&open.directory, durability),
+            Handle::Directory(open) => Self::sync_descriptor(&self.opened_directory(open)?.directory, durability),
         }
     }
 

@@ -18,7 +18,9 @@
 //!
 //! A node is an inode, named by the filesystem's file handle; see `nodes`. Filesystems without lasting handles (FUSE,
 //! most network filesystems, overlayfs) keep a descriptor per node, and answer `ENFILE` beyond a limit. A file that somebody
-//! else removes behind the layer's back, while nobody has it open here, is `ESTALE` afterwards.
+//! else removes behind the layer's back, while no descriptor of it is open here, is `ESTALE` afterwards.
+//!
+//! How many files are open does not matter: descriptors that can be had again are closed when there are too many, see `descriptors`.
 //!
 //! # Bytes
 //!
@@ -36,6 +38,7 @@ mod attributes;
 mod backing;
 mod bounce;
 mod budget;
+mod descriptors;
 mod directories;
 mod error;
 mod files;
@@ -50,5 +53,6 @@ mod sys;
 mod transfer;
 mod xattrs;
 
+pub use descriptors::Descriptors;
 pub use error::OpenError;
 pub use layer::{Local, LocalOptions};

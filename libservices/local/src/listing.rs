@@ -1,7 +1,7 @@
 //! Open directories: listing them in pieces that can be taken up again anywhere.
 
 use crate::backing::{open_name, stat};
-use crate::budget::Permit;
+use crate::descriptors::Slot;
 use crate::error::backend;
 use crate::layer::{Handle, Local};
 use crate::nodes::{Node, lock};
@@ -11,6 +11,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 use std::ops::{ControlFlow, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The largest cookie that is shown: FUSE carries them as signed numbers, and layers above add entries of their own.
@@ -53,8 +54,6 @@ impl Chunk {
 
 #[derive(Debug, Default)]
 struct Progress {
-    /// Where the description stands.
-    position: u64,
     /// What the last call fetched and did not deliver wholly.
     rest: Option<Chunk>,
 }
@@ -63,14 +62,22 @@ struct Progress {
 #[derive(Debug)]
 pub(crate) struct OpenDirectory {
     pub(crate) node: Arc<Node>,
-    pub(crate) directory: OwnedFd,
+    opened: Arc<Slot<OpenedDirectory>>,
     progress: Mutex<Progress>,
-    _permit: Permit,
+}
+
+/// Its descriptor.
+#[derive(Debug)]
+pub(crate) struct OpenedDirectory {
+    pub(crate) directory: OwnedFd,
+    /// Where the description stands, as far as is known to whoever has the progress locked.
+    position: AtomicU64,
 }
 
 impl OpenDirectory {
     /// The chunk that goes on after `cookie`, or `None` at the end. A listing from the start sees what is there now.
-    fn chunk(&self, cookie: u64) -> rustix::io::Result<Option<Chunk>> {
+    fn chunk(&self, opened: &OpenedDirectory, cookie: u64) -> rustix::io::Result<Option<Chunk>> {
+        let OpenedDirectory { directory, position } = opened;
         let mut progress = lock(&self.progress);
         if let Some(rest) = progress.rest.take()
             && cookie != 0
@@ -78,11 +85,11 @@ impl OpenDirectory {
         {
             return Ok(Some(rest));
         }
-        if cookie == 0 || cookie != progress.position {
-            progress.position = rustix::fs::seek(&self.directory, SeekFrom::Start(cookie))?;
+        if cookie == 0 || cookie != position.load(Ordering::Relaxed) {
+            position.store(rustix::fs::seek(directory, SeekFrom::Start(cookie))?, Ordering::Relaxed);
         }
         let mut space = Vec::with_capacity(CHUNK_BYTES);
-        let mut raw = RawDir::new(&self.directory, space.spare_capacity_mut());
+        let mut raw = RawDir::new(directory, space.spare_capacity_mut());
         let mut chunk = Chunk { start: cookie, end: cookie, names: Vec::new(), entries: Vec::new() };
         let mut any = false;
         while let Some(entry) = raw.next() {
@@ -98,7 +105,7 @@ impl OpenDirectory {
             if name != b"." && name != b".." {
                 let start = chunk.names.len();
                 chunk.names.extend_from_slice(name);
-                let file_type = file_type(entry.file_type()).unwrap_or_else(|| self.look(name));
+                let file_type = file_type(entry.file_type()).unwrap_or_else(|| look(directory, name));
                 let (inode, cookie) = (entry.ino(), chunk.end);
                 chunk.entries.push(Listed { name: start..chunk.names.len(), inode, file_type, cookie });
             }
@@ -106,15 +113,15 @@ impl OpenDirectory {
                 break;
             }
         }
-        progress.position = chunk.end;
+        position.store(chunk.end, Ordering::Relaxed);
         Ok(any.then_some(chunk))
     }
+}
 
-    /// The type of an entry whose filesystem does not list types; a name that has just gone counts as a file.
-    fn look(&self, name: &[u8]) -> FileType {
-        let found = open_name(&self.directory, name, OFlags::PATH, Mode::empty()).and_then(stat);
-        found.ok().and_then(|stat| FileType::from_mode(u32::from(stat.stx_mode))).unwrap_or(FileType::Regular)
-    }
+/// The type of an entry whose filesystem does not list types; a name that has just gone counts as a file.
+fn look(directory: &OwnedFd, name: &[u8]) -> FileType {
+    let found = open_name(directory, name, OFlags::PATH, Mode::empty()).and_then(stat);
+    found.ok().and_then(|stat| FileType::from_mode(u32::from(stat.stx_mode))).unwrap_or(FileType::Regular)
 }
 
 /// The cookie shown for a filesystem's, whose values are far smaller but for the very last.
@@ -134,15 +141,23 @@ fn file_type(raw: rustix::fs::FileType) -> Option<FileType> {
 impl Local {
     pub(crate) fn open_directory(&self, id: NodeId) -> Result<HandleId> {
         let node = self.directory(id)?;
-        let permit = self.open_permit()?;
         let descriptor = self.entered(&node)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let directory = self
-            .nodes
-            .with_room(|| self.backing.reopen(&descriptor, flags))
-            .map_err(|raw| backend("opening a directory", raw))?;
-        let progress = Mutex::default();
-        self.add_handle(Handle::Directory(OpenDirectory { node, directory, progress, _permit: permit }))
+        let open = OpenDirectory { node, opened: Slot::new(), progress: Mutex::default() };
+        open.opened.put(&self.nodes.descriptors, Arc::new(self.open_listing(&descriptor)?));
+        self.add_handle(Handle::Directory(open))
+    }
+
+    fn open_listing(&self, descriptor: &OwnedFd) -> Result<OpenedDirectory> {
+        let reopen = || self.backing.reopen(descriptor, OFlags::RDONLY | OFlags::DIRECTORY);
+        let directory = self.nodes.with_room(reopen).map_err(|raw| backend("opening a directory", raw))?;
+        Ok(OpenedDirectory { directory, position: AtomicU64::new(0) })
+    }
+
+    /// The descriptor of an open directory, which stays open as long as it is used.
+    pub(crate) fn opened_directory(&self, open: &OpenDirectory) -> Result<Arc<OpenedDirectory>> {
+        open.opened.get(&self.nodes.descriptors, || {
+            self.nodes.descriptor(&open.node).and_then(|path| self.open_listing(&path))
+        })
     }
 
     pub(crate) fn list(
@@ -151,9 +166,10 @@ impl Local {
         cookie: u64,
         visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
+        let opened = self.opened_directory(open)?;
         let mut cookie = raw_cookie(cookie);
         // The callback runs without the lock: it may list again, and it may take its time.
-        while let Some(chunk) = open.chunk(cookie).map_err(|raw| backend("listing a directory", raw))? {
+        while let Some(chunk) = open.chunk(&opened, cookie).map_err(|raw| backend("listing a directory", raw))? {
             let next = chunk.index_after(cookie).unwrap_or(0);
             for entry in &chunk.entries[next..] {
                 let Ok(name) = Name::new(&chunk.names[entry.name.clone()]) else { continue };

@@ -2,14 +2,13 @@
 
 use crate::attributes::decode_device;
 use crate::backing::{open_name, stat};
-use crate::budget::Permit;
 use crate::directories::type_of;
 use crate::error::backend;
 use crate::files::{OpenFile, backing_flags};
 use crate::layer::{Handle, Local};
 use crate::nodes::{Identity, Node};
 use crate::ownership::with_umask;
-use poolfs_libservice::{Entry, Error, Result, fail};
+use poolfs_libservice::{Entry, Error, Result, Taken, fail};
 use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
@@ -21,11 +20,12 @@ use std::sync::{Arc, PoisonError, RwLockReadGuard};
 const TARGET_BYTES_MAX: usize = 4095;
 
 /// What a removal may take the last name from.
-pub(crate) struct Removal {
+pub(crate) struct Removal<'a> {
+    announced: RwLockReadGuard<'a, ()>,
     found: Arc<OwnedFd>,
     identity: Identity,
     is_directory: bool,
-    permit: Option<Permit>,
+    permit: Option<Taken>,
 }
 
 pub(crate) fn shared(node: &Node) -> RwLockReadGuard<'_, ()> {
@@ -50,7 +50,6 @@ impl Local {
         flags: OpenFlags,
     ) -> Result<(Entry, HandleId)> {
         let parent = self.directory(parent)?;
-        let permit = self.open_permit()?;
         let _names = parent.names.write().unwrap_or_else(PoisonError::into_inner);
         let directory = self.entered(&parent)?;
         let how = backing_flags(flags) | OFlags::CREATE | OFlags::EXCL;
@@ -58,7 +57,7 @@ impl Local {
         let file = self.nodes.with_room(make).map_err(|raw| backend("creating a file", raw))?;
         let inode = stat(&file).map(|stat| stat.stx_ino).ok();
         let opened = self.settled(&file, caller, permissions).and_then(|entry| {
-            let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, permit)));
+            let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)));
             let handle = self.nodes.get(entry.node).and_then(open);
             handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
         });
@@ -77,14 +76,13 @@ impl Local {
         if !flags.writable() {
             return fail(Errno::EINVAL);
         }
-        let permit = self.open_permit()?;
         let directory = self.entered(&parent)?;
         let exclusive = if flags.contains(OpenFlags::EXCLUSIVE) { OFlags::EXCL } else { OFlags::empty() };
         let how = backing_flags(flags) | OFlags::TMPFILE | exclusive;
         let make = || with_umask(caller.umask, || open_name(&directory, b".", how, mode(permissions)));
         let file = self.nodes.with_room(make).map_err(|raw| backend("creating a file without a name", raw))?;
         let entry = self.settled(&file, caller, permissions)?;
-        let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, permit)));
+        let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)));
         let handle = self.nodes.get(entry.node).and_then(open);
         handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
     }
@@ -196,7 +194,7 @@ impl Local {
     }
 
     /// Takes hold of what `name` is, before the name goes.
-    pub(crate) fn removal(&self, directory: &OwnedFd, name: Name<'_>) -> Result<Option<Removal>> {
+    pub(crate) fn removal(&self, directory: &OwnedFd, name: Name<'_>) -> Result<Option<Removal<'_>>> {
         let fault = |raw| backend("removing a name", raw);
         let open = || open_name(directory, name.as_bytes(), OFlags::PATH, Mode::empty());
         let found = match self.nodes.with_room(open) {
@@ -212,17 +210,19 @@ impl Local {
             Err(error) if held => return Err(error),
             permit => permit.ok(),
         };
-        Ok(Some(Removal { found, identity, is_directory: type_of(&seen) == FileType::Directory, permit }))
+        let is_directory = type_of(&seen) == FileType::Directory;
+        Ok(Some(Removal { announced: self.nodes.begin_removal(), found, identity, is_directory, permit }))
     }
 
     /// Keeps a descriptor of what lost its last name while somebody holds it.
-    pub(crate) fn removed(&self, removal: Option<Removal>) {
-        let Some(Removal { found, identity, is_directory, permit: Some(permit) }) = removal else { return };
+    pub(crate) fn removed(&self, removal: Option<Removal<'_>>) {
+        let Some(Removal { announced, found, identity, is_directory, permit: Some(permit) }) = removal else { return };
         // Directories have one name; not every filesystem counts it.
         let gone = is_directory || stat(&found).is_ok_and(|now| now.stx_nlink == 0);
         if gone && let Some(node) = self.nodes.held(&identity) {
             self.nodes.keep(&node, &found, permit);
         }
+        drop(announced);
     }
 }
 

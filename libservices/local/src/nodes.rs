@@ -1,21 +1,21 @@
 //! The table of nodes: which number stands for which inode, and how its descriptor is found again.
 //!
 //! Where the filesystem has file handles, a node is a handle, and an `O_PATH` descriptor of it is opened when needed
-//! and kept in a bounded cache; so a tree may have more nodes than the process may have descriptors. A node that has lost
+//! and may be closed again (`descriptors`); so a tree may have more nodes than the process may have descriptors. A node that has lost
 //! its last name keeps a descriptor of its own, because its handle may no longer open. Where the filesystem has no
 //! handles every node keeps one. Kept descriptors are bounded.
 
-use crate::budget::{Budget, Permit};
+pub(crate) use crate::descriptors::lock;
+use crate::descriptors::{Descriptors, Slot as DescriptorSlot};
 use crate::error::backend;
 use crate::sys::{self, FileHandle};
 use hashbrown::HashMap;
-use poolfs_libservice::{Error, Result};
+use poolfs_libservice::{Error, Result, Share, Taken};
 use poolfs_types::{Errno, FileType, NodeId};
-use quick_cache::sync::Cache;
 use rustix::fd::OwnedFd;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 /// Shards of each table; a power of two.
 const SHARDS: usize = 64;
@@ -39,13 +39,15 @@ pub(crate) struct Node {
     /// Of a directory: held for writing while a new entry gets its owner, so that nobody sees it without.
     pub(crate) names: RwLock<()>,
     identity: Identity,
+    /// An `O_PATH` descriptor of it.
+    path: Arc<DescriptorSlot<OwnedFd>>,
     kept: OnceLock<Kept>,
 }
 
 #[derive(Debug)]
 struct Kept {
     descriptor: Arc<OwnedFd>,
-    _permit: Permit,
+    _permit: Taken,
 }
 
 #[derive(Debug)]
@@ -62,14 +64,12 @@ pub(crate) struct Nodes {
     by_identity: Vec<Mutex<HashMap<Identity, Slot>>>,
     hasher: RandomState,
     next: AtomicU64,
-    recent: Cache<u64, Arc<OwnedFd>>,
-    budget: Arc<Budget>,
+    pub(crate) descriptors: Arc<Descriptors>,
+    kept: Arc<Share>,
+    /// Held by whoever removes a name, until a descriptor is kept of what has lost its last.
+    removing: RwLock<()>,
     /// An open directory of the mount, which handles are resolved against.
     mount: OwnedFd,
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Node {
@@ -80,14 +80,15 @@ impl Node {
 }
 
 impl Nodes {
-    pub(crate) fn new(mount: OwnedFd, recent: usize, kept: usize) -> Self {
+    pub(crate) fn new(mount: OwnedFd, descriptors: Arc<Descriptors>) -> Self {
         Self {
             by_id: (0..SHARDS).map(|_| RwLock::default()).collect(),
             by_identity: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
             next: AtomicU64::new(NodeId::ROOT.0),
-            recent: Cache::new(recent),
-            budget: Budget::new(kept),
+            kept: descriptors.share(),
+            descriptors,
+            removing: RwLock::default(),
             mount,
         }
     }
@@ -101,12 +102,12 @@ impl Nodes {
     }
 
     /// Room for one more kept descriptor.
-    pub(crate) fn permit(&self) -> Result<Permit> {
-        self.budget.take().ok_or_else(|| {
+    pub(crate) fn permit(&self) -> Result<Taken> {
+        self.kept.take(1).ok_or_else(|| {
             Error::new(
                 Errno::ENFILE,
                 "local directory: too many files need a descriptor of their own (removed but in use, or on a filesystem \
-                 without file handles); raise the limit of kept descriptors",
+                 without file handles); raise the service's limit of open files",
             )
         })
     }
@@ -132,7 +133,9 @@ impl Nodes {
             kept.get_or_init(|| Kept { descriptor, _permit: permit });
         }
         let id = NodeId(self.next.fetch_add(1, Ordering::Relaxed));
-        let node = Arc::new(Node { id, file_type, device, names: RwLock::default(), identity: identity.clone(), kept });
+        let (path, own_identity) = (DescriptorSlot::new(), identity.clone());
+        let names = RwLock::default();
+        let node = Arc::new(Node { id, file_type, device, names, identity: own_identity, path, kept });
         self.ids(id).write().unwrap_or_else(PoisonError::into_inner).insert(id.0, Arc::clone(&node));
         slots.insert(identity, Slot { node: Arc::clone(&node), references: 1, handles: 0 });
         Ok(node)
@@ -177,7 +180,7 @@ impl Nodes {
         if slot.references == 0 && slot.handles == 0 && node.id != NodeId::ROOT {
             slots.remove(&node.identity);
             self.ids(node.id).write().unwrap_or_else(PoisonError::into_inner).remove(&node.id.0);
-            self.recent.remove(&node.id.0);
+            drop(node.path.take());
         }
         true
     }
@@ -187,36 +190,46 @@ impl Nodes {
         if let Some(kept) = node.kept.get() {
             return Ok(Arc::clone(&kept.descriptor));
         }
-        if let Some(descriptor) = self.recent.get(&node.id.0) {
-            return Ok(descriptor);
+        let found = node.path.get(&self.descriptors, || {
+            let Identity::Handle(handle) = &node.identity else {
+                return Err(Error::new(Errno::EIO, "local directory: a node lost its kept descriptor"));
+            };
+            let open = || sys::open_handle(&self.mount, handle, libc::O_PATH | libc::O_NOFOLLOW);
+            self.with_room(open).map_err(|raw| backend("finding a file again", raw))
+        });
+        match found {
+            Err(error) if error == Errno::ESTALE => {
+                // Its last name may just have been removed. Then whoever did that is about to keep a descriptor of it.
+                drop(self.removing.write().unwrap_or_else(PoisonError::into_inner));
+                node.kept.get().map_or(Err(error), |kept| Ok(Arc::clone(&kept.descriptor)))
+            }
+            found => found,
         }
-        let Identity::Handle(handle) = &node.identity else {
-            return Err(Error::new(Errno::EIO, "local directory: a node lost its kept descriptor"));
-        };
-        let open = || sys::open_handle(&self.mount, handle, libc::O_PATH | libc::O_NOFOLLOW);
-        let descriptor = Arc::new(self.with_room(open).map_err(|raw| backend("finding a file again", raw))?);
-        self.remember(node, &descriptor);
-        Ok(descriptor)
+    }
+
+    /// Announces that a name is about to be removed, until what this answers is dropped.
+    pub(crate) fn begin_removal(&self) -> RwLockReadGuard<'_, ()> {
+        self.removing.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps `descriptor` for a while, since the node was just found by it.
     pub(crate) fn remember(&self, node: &Node, descriptor: &Arc<OwnedFd>) {
         if !node.is_kept() {
-            self.recent.insert(node.id.0, Arc::clone(descriptor));
+            node.path.put(&self.descriptors, Arc::clone(descriptor));
         }
     }
 
     /// Keeps `descriptor` for as long as the node lives, because its last name is gone.
-    pub(crate) fn keep(&self, node: &Node, descriptor: &Arc<OwnedFd>, permit: Permit) {
+    pub(crate) fn keep(&self, node: &Node, descriptor: &Arc<OwnedFd>, permit: Taken) {
         node.kept.get_or_init(|| Kept { descriptor: Arc::clone(descriptor), _permit: permit });
-        self.recent.remove(&node.id.0);
+        drop(node.path.take());
     }
 
-    /// Runs a call that needs a new descriptor; when the table is full, once more after closing the remembered ones.
+    /// Runs a call that needs a new descriptor; when the table is full, once more after closing those that can be had again.
     pub(crate) fn with_room<T>(&self, call: impl Fn() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
         match call() {
             Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
-                self.recent.clear();
+                self.descriptors.close_all();
                 call()
             }
             result => result,

@@ -204,9 +204,13 @@ fn ask_once(known: &Known, mounts: &Mutex<Vec<Mount>>, target: u64) -> u64 {
         let able = mounts.iter().filter(|mount| !mount.refuses);
         able.filter_map(|mount| Some((mount.nodes.upgrade()?, mount.kernel.upgrade()?))).collect()
     };
+    // A mount keeps half of an equal share, whatever others have.
+    let reserved = target / (2 * all.len().max(1) as u64);
+    let beyond = |nodes: &NodeTable| nodes.len().saturating_sub(reserved);
+    let all_beyond: u64 = all.iter().map(|(nodes, _)| beyond(nodes)).sum();
     let mut asked = 0;
     for (nodes, kernel) in &all {
-        let part = nodes.len().saturating_mul(surplus).div_ceil(count.max(1));
+        let part = beyond(nodes).saturating_mul(surplus).div_ceil(all_beyond.max(1));
         let numbers = if part == 0 { Vec::new() } else { nodes.longest_unused(part) };
         asked += numbers.len() as u64;
         if let Err(error) = numbers.chunks(BATCH).try_for_each(|batch| kernel.prune(batch)) {
@@ -361,6 +365,18 @@ pub(super) mod tests {
         let (third, _kernel) = mounted(&pruner, 2, true);
         enter(&third, 2..12_000);
         eventually("too many after the end of other mounts", || third.len() <= NODES_MAX);
+    }
+
+    #[test]
+    fn an_instance_within_its_part_keeps_what_it_knows() {
+        let pruner = Pruner::start(NODES_MAX).expect("a thread");
+        let [(first, _kernel), (second, _other)] = [mounted(&pruner, 2, true), mounted(&pruner, 2, true)];
+        enter(&first, 2..152);
+        for start in 0..20 {
+            enter(&second, 10_000 + start * 1000..10_000 + (start + 1) * 1000);
+            eventually("too many", || first.len() + second.len() <= NODES_MAX + NODES_MAX / 4);
+        }
+        assert_eq!(first.len(), 150);
     }
 
     fn nodes_of_one_in_use(nodes: &NodeTable) {

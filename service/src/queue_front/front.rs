@@ -9,9 +9,11 @@ use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
 use crate::request::Context;
+use crate::shares::InstanceShares;
 use crate::spans::Measured;
 use poolfs_ipc::service::{Acquired, Admission, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Session, Stop};
 use poolfs_ipc::wire::{Adopt, Operation, Reply, SOCKET_SUFFIX, Status};
+use poolfs_libservice::Share;
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::OperationPath;
 use std::collections::BTreeMap;
@@ -34,6 +36,8 @@ pub struct QueueFront {
     endpoint: Arc<Endpoint<SessionState>>,
     adoptions: Arc<Adoptions>,
     serving: AtomicUsize,
+    /// By group: its part of the threads.
+    threads: Vec<Arc<Share>>,
     reception: Mutex<Option<(Stop, JoinHandle<()>)>>,
 }
 
@@ -47,9 +51,10 @@ impl QueueFront {
     ///
     /// # Errors
     /// When memory, socket or thread cannot be had; nothing is left behind then.
-    pub fn start(instance: &Arc<Instance>, directory: &Path, threads: &ServiceThreads) -> io::Result<Arc<Self>> {
+    pub fn start(instance: &Arc<Instance>, directory: &Path, threads: &Arc<ServiceThreads>) -> io::Result<Arc<Self>> {
         let reach = Reach::to(&instance.spec().mount_point)?;
-        let memory = Arc::clone(threads.session_memory());
+        let shares = instance.shares().cloned();
+        let memory = shares.as_ref().map_or_else(|| threads.session_memory(), |shares| shares.session_memory());
         let leases = instance.leases().map(|leases| leases.shared());
         let config = EndpointConfig { memory, leases, ..EndpointConfig::new(threads.groups().clone()) };
         let endpoint = Endpoint::new(config).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
@@ -61,6 +66,7 @@ impl QueueFront {
             endpoint,
             adoptions: Arc::new(Adoptions::of(Arc::downgrade(instance))),
             serving: AtomicUsize::new(0),
+            threads: threads.join(),
             reception: Mutex::default(),
         });
         threads.add(Arc::clone(&front))?;
@@ -74,7 +80,7 @@ impl QueueFront {
             let _life = leases.as_ref().map(|leases| {
                 leases.live().inspect_err(|error| warn!(%error, "clients will not read the cache by themselves"))
             });
-            if let Err(error) = reception.run(|facts| admit(facts, &reach, &adoptions)) {
+            if let Err(error) = reception.run(|facts| admit(facts, &reach, &adoptions, shares.as_deref())) {
                 error!(instance = name, %error, "no more sessions are let in");
             }
         });
@@ -120,6 +126,11 @@ impl QueueFront {
         &self.endpoint
     }
 
+    /// Whether one more of the group's threads may serve its requests.
+    pub(super) fn may_be_served(&self, group: usize) -> bool {
+        self.threads.get(group).is_none_or(|share| share.may_take(1))
+    }
+
     /// Takes a request from the queue of `group`; it counts as under way until [`QueueFront::answer`] has ended.
     pub(super) fn take(&self, group: usize) -> Option<Acquired<SessionState>> {
         self.serving.fetch_add(1, Ordering::AcqRel);
@@ -138,6 +149,7 @@ impl QueueFront {
         group: usize,
         scratch: &mut [u8],
     ) -> Option<Search<SessionState>> {
+        let _thread = Thread::of(&self.threads, group);
         let mut searching = None;
         if let Some(instance) = self.instance.upgrade() {
             let session = Arc::clone(acquired.session());
@@ -162,6 +174,23 @@ impl QueueFront {
     }
 }
 
+/// A thread of a group that serves a request.
+struct Thread<'a>(Option<&'a Share>);
+
+impl<'a> Thread<'a> {
+    fn of(shares: &'a [Arc<Share>], group: usize) -> Self {
+        let share = shares.get(group).map(|share| &**share);
+        share.into_iter().for_each(|share| share.force(1));
+        Self(share)
+    }
+}
+
+impl Drop for Thread<'_> {
+    fn drop(&mut self) {
+        self.0.into_iter().for_each(|share| share.subtract(1));
+    }
+}
+
 /// How a request ended, in words.
 fn outcome(reply: &Reply) -> &'static str {
     match Status::from_number(reply.status) {
@@ -173,8 +202,14 @@ fn outcome(reply: &Reply) -> &'static str {
 }
 
 /// What a new client is told, and what is kept with its session.
-fn admit(facts: &PeerFacts, reach: &Reach, adoptions: &Arc<Adoptions>) -> Result<Admission<SessionState>, Errno> {
-    let content = SessionState::new(facts, adoptions);
+fn admit(
+    facts: &PeerFacts,
+    reach: &Reach,
+    adoptions: &Arc<Adoptions>,
+    shares: Option<&InstanceShares>,
+) -> Result<Admission<SessionState>, Errno> {
+    let room = shares.map(|shares| shares.session().ok_or(Errno::EUSERS)).transpose()?;
+    let content = SessionState::new(facts, adoptions, room);
     if !reach.is_open_to(facts.process, content.credentials()) {
         return Err(Errno::EACCES);
     }

@@ -5,6 +5,7 @@ use crate::handles::OpenFile;
 use crate::queue_front::adoptions::Adoptions;
 use hashbrown::HashMap;
 use poolfs_ipc::service::PeerFacts;
+use poolfs_libservice::Taken;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Most files one session can have adopted; the rest goes through the kernel.
@@ -16,12 +17,13 @@ pub struct SessionState {
     real: Credentials,
     handles: RwLock<HashMap<u64, Arc<OpenFile>>>,
     adoptions: Arc<Adoptions>,
+    _room: Option<Taken>,
 }
 
 impl SessionState {
-    /// The state of a new session.
+    /// The state of a new session, for which there is `room`.
     #[must_use]
-    pub(super) fn new(facts: &PeerFacts, adoptions: &Arc<Adoptions>) -> Self {
+    pub(super) fn new(facts: &PeerFacts, adoptions: &Arc<Adoptions>, room: Option<Taken>) -> Self {
         let effective = Credentials {
             uid: facts.uid,
             gid: facts.gid,
@@ -30,7 +32,8 @@ impl SessionState {
             user_namespace: facts.user_namespace.clone(),
         };
         let real = real_credentials(&effective, facts);
-        Self { effective, real, handles: RwLock::default(), adoptions: Arc::clone(adoptions) }
+        let adoptions = Arc::clone(adoptions);
+        Self { effective, real, handles: RwLock::default(), adoptions, _room: room }
     }
 
     /// A session with the same credentials for all purposes.
@@ -41,6 +44,7 @@ impl SessionState {
             effective: credentials,
             handles: RwLock::default(),
             adoptions: Arc::default(),
+            _room: None,
         }
     }
 
@@ -121,9 +125,9 @@ mod tests {
 
     #[test]
     fn access_is_asked_by_the_real_ids() {
-        let root = SessionState::new(&facts(0), &Arc::default());
+        let root = SessionState::new(&facts(0), &Arc::default(), None);
         assert_eq!((root.credentials().capabilities, root.real_credentials().capabilities), (6, 15));
-        let user = SessionState::new(&facts(1000), &Arc::default());
+        let user = SessionState::new(&facts(1000), &Arc::default(), None);
         let real = user.real_credentials();
         assert_eq!((real.uid, real.gid, real.capabilities), (1000, 7, 0));
         assert_eq!((user.credentials().uid, &user.credentials().groups), (0, &real.groups));

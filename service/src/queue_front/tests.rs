@@ -509,3 +509,34 @@ fn threads_that_a_rush_called_for_are_there_for_the_next() {
     }
     assert!(served.threads.started() < started + CALLERS, "a rush starts its threads again");
 }
+
+#[test]
+fn requests_of_one_instance_that_block_leave_threads_for_another() {
+    const CALLERS: usize = 16;
+    let served = served();
+    let directory = tempfile::tempdir().expect("directory");
+    let other = instance();
+    let front = QueueFront::start(&other, directory.path(), &served.threads).expect("front");
+    let connection = connect(&directory);
+    let names: Vec<_> = (0..CALLERS).map(|caller| format!("f{caller}")).collect();
+    for name in &names {
+        done(&served.by_path(Operation::MakeNode, name, |request| request.mode = 0o100_644));
+    }
+    std::thread::scope(|scope| {
+        // Nothing is removed from the directory, so each request keeps a thread.
+        let blocking = served.instance.lock_removals(NodeId::ROOT, NodeId::ROOT);
+        for name in &names {
+            scope.spawn(|| done(&served.by_path(Operation::Unlink, name, |_| {})));
+        }
+        let start = Instant::now();
+        while served.threads.count() <= CALLERS / 4 * 3 {
+            assert!(start.elapsed() < Duration::from_secs(60), "{} threads", served.threads.count());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        for _ in 0..100 {
+            done(&connection.call(&request(Operation::Echo, "", ""), &[], &mut []).expect("served"));
+        }
+        drop(blocking);
+    });
+    front.close(&served.threads);
+}

@@ -1,7 +1,8 @@
 //! The pool's service threads: pinned to their core group, as many as are needed up to a bound.
 //!
 //! A thread that takes a request looks whether another one of its group is still waiting; if none is, it starts one. So a
-//! request that blocks in a layer never keeps the next one waiting. Threads that a rush has called for stay for a while: the
+//! request that blocks in a layer never keeps the next one waiting. Of the threads of a group each instance has a share: where the requests
+//! of one block, those of others still find threads. Threads that a rush has called for stay for a while: the
 //! next rush finds them, and a thread that has ended is charged to the pool's memory until the kernel gets round to it. A
 //! pool that is idle for long has two threads per group.
 
@@ -10,7 +11,8 @@ use crate::queue_front::front::QueueFront;
 use crate::queue_front::session::SessionState;
 use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::futex;
-use poolfs_ipc::service::{CoreGroups, Endpoint, MemoryBudget, Search, wait_for_doorbells};
+use poolfs_ipc::service::{CoreGroups, Endpoint, MemoryBudget, Search, SessionMemory, wait_for_doorbells};
+use poolfs_libservice::{Share, Shares};
 use rustix::thread::CpuSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
-/// Most service threads of one core group.
+/// Most service threads of one core group that serve the requests of one instance.
 pub const SERVICE_THREADS_PER_GROUP_MAX: usize = 16;
 
 /// Threads of a group that stay though there is nothing to do.
@@ -34,12 +36,20 @@ const LINGER: Duration = Duration::from_secs(60);
 /// Memory of sessions that a service pays for, of all its instances together.
 const SESSION_MEMORY_BYTES_MAX: usize = 128 << 20;
 
-#[derive(Default)]
 struct Group {
     threads: AtomicUsize,
     /// Threads started so far.
     started: AtomicUsize,
     waiting: AtomicUsize,
+    /// Of the instances: requests in service.
+    shares: Arc<Shares>,
+}
+
+impl Group {
+    fn new() -> Self {
+        let shares = Shares::reclaimable(SERVICE_THREADS_PER_GROUP_MAX as u64);
+        Self { threads: AtomicUsize::new(0), started: AtomicUsize::new(0), waiting: AtomicUsize::new(0), shares }
+    }
 }
 
 type Fronts = Vec<Arc<QueueFront>>;
@@ -56,6 +66,12 @@ pub struct ServiceThreads {
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
+/// Most threads of a group with so many instances: each of those beside the first finds its part of the shares, also when the first had all before.
+fn threads_max(instances: usize) -> usize {
+    let half = SERVICE_THREADS_PER_GROUP_MAX / 2;
+    SERVICE_THREADS_PER_GROUP_MAX + if instances > 1 { half.max(instances) } else { 0 }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -68,7 +84,7 @@ impl ServiceThreads {
     pub fn start(cpus: &[u32]) -> io::Result<Arc<Self>> {
         let groups = CoreGroups::of_cpus(cpus);
         let threads = Arc::new(Self {
-            state: (0..groups.count()).map(|_| Group::default()).collect(),
+            state: (0..groups.count()).map(|_| Group::new()).collect(),
             groups,
             session_memory: Arc::new(MemoryBudget::new(SESSION_MEMORY_BYTES_MAX)),
             fronts: Mutex::default(),
@@ -93,8 +109,14 @@ impl ServiceThreads {
         &self.groups
     }
 
-    pub(super) fn session_memory(&self) -> &Arc<MemoryBudget> {
-        &self.session_memory
+    /// What is paid for sessions of instances that have no share of their own.
+    pub(super) fn session_memory(&self) -> Arc<dyn SessionMemory> {
+        self.session_memory.clone()
+    }
+
+    /// The shares of one more instance in the threads of each group.
+    pub(super) fn join(&self) -> Vec<Arc<Share>> {
+        self.state.iter().map(|group| group.shares.join()).collect()
     }
 
     /// Threads now, of all groups.
@@ -113,7 +135,7 @@ impl ServiceThreads {
     ///
     /// # Errors
     /// When a thread can sleep on no more queues.
-    pub(super) fn add(&self, front: Arc<QueueFront>) -> io::Result<()> {
+    pub(super) fn add(self: &Arc<Self>, front: Arc<QueueFront>) -> io::Result<()> {
         let mut fronts = lock(&self.fronts);
         if fronts.len() + 1 >= futex::WORDS_MAX {
             let most = futex::WORDS_MAX - 1;
@@ -123,6 +145,14 @@ impl ServiceThreads {
         Arc::make_mut(&mut fronts).push(front);
         drop(fronts);
         self.tell(&before);
+        // All may be busy with the requests of others.
+        for group in 0..self.groups.count() {
+            if self.state[group].waiting.load(Ordering::Acquire) == 0
+                && let Err(error) = self.add_thread(group)
+            {
+                warn!(group, %error, "no service thread for one more instance");
+            }
+        }
         Ok(())
     }
 
@@ -161,7 +191,7 @@ impl ServiceThreads {
     fn add_thread(self: &Arc<Self>, group: usize) -> io::Result<()> {
         let state = &self.state[group];
         let number = state.threads.fetch_add(1, Ordering::AcqRel);
-        if number >= SERVICE_THREADS_PER_GROUP_MAX || self.ending.load(Ordering::Acquire) {
+        if number >= threads_max(lock(&self.fronts).len()) || self.ending.load(Ordering::Acquire) {
             state.threads.fetch_sub(1, Ordering::AcqRel);
             return Ok(());
         }
@@ -220,9 +250,19 @@ impl ServiceThreads {
             if idle >= LINGER && self.is_surplus(group) {
                 break;
             }
+            // Whose requests have all threads they may have is heeded by those threads.
+            let is_full = |front: &Arc<QueueFront>| !front.may_be_served(group);
+            let heeded: Vec<_>;
+            let heeded = if fronts.iter().any(is_full) {
+                let others = fronts.iter().filter(|front| !is_full(front));
+                heeded = others.map(|front| Arc::clone(front.endpoint())).collect();
+                &heeded
+            } else {
+                &endpoints
+            };
             self.changes.asleep(seen, || {
                 let change = self.changes.word();
-                wait_for_doorbells(&endpoints, group, change, seen, SLEEP_MAX, searching.take());
+                wait_for_doorbells(heeded, group, change, seen, SLEEP_MAX, searching.take());
             });
         }
         drop(searching);
@@ -253,6 +293,9 @@ impl ServiceThreads {
     ) -> bool {
         for step in 0..fronts.len() {
             let index = (*first + step) % fronts.len();
+            if !fronts[index].may_be_served(group) {
+                continue;
+            }
             let Some(acquired) = fronts[index].take(group) else { continue };
             *first = index + 1;
             *searching = None;

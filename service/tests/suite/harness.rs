@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 const INSIDE: &str = "POOLFS_SERVICE_TEST_INSIDE";
+const PROGRAM: &str = env!("CARGO_BIN_EXE_poolfs-service");
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// Runs `body` with a folder of its own, in new mount and process namespaces. `name` is the calling test's full name.
@@ -47,12 +48,23 @@ impl Running {
         Self::start_saying(folder, cache_bytes, Stdio::inherit())
     }
 
+    /// With so many descriptors.
+    pub fn start_limited(folder: &Path, descriptors: u64) -> Self {
+        let mut program = Command::new("prlimit");
+        program.arg(format!("--nofile={descriptors}:{descriptors}")).arg(PROGRAM);
+        Self::start_by(folder, 64 << 20, Stdio::inherit(), program)
+    }
+
     /// What it says goes into a file.
     pub fn start_logging(folder: &Path, log: &Path) -> Self {
         Self::start_saying(folder, 64 << 20, File::create(log).expect("a file").into())
     }
 
     fn start_saying(folder: &Path, cache_bytes: u64, errors: Stdio) -> Self {
+        Self::start_by(folder, cache_bytes, errors, Command::new(PROGRAM))
+    }
+
+    fn start_by(folder: &Path, cache_bytes: u64, errors: Stdio, program: Command) -> Self {
         let config = ServiceConfig {
             pool: "pool".into(),
             entrances: Vec::new(),
@@ -61,7 +73,7 @@ impl Running {
             control_socket: folder.join("run/control.sock"),
             socket_directory: folder.join("run"),
         };
-        let child = spawn(&serde_json::to_string(&config).expect("serializable"), errors);
+        let child = spawn_by(program, &serde_json::to_string(&config).expect("serializable"), errors);
         let running = Self { child, config, folder: folder.to_owned() };
         let deadline = Instant::now() + WAIT_MAX;
         while UnixStream::connect(&running.config.control_socket).is_err() {
@@ -148,12 +160,12 @@ impl Drop for Running {
 
 /// Starts the service with this text as configuration.
 pub fn spawn(config: &str, errors: Stdio) -> Child {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_poolfs-service"))
-        .stdin(Stdio::piped())
-        .stderr(errors)
-        .env("POOLFS_LOG", "warn")
-        .spawn()
-        .expect("the service starts");
+    spawn_by(Command::new(PROGRAM), config, errors)
+}
+
+fn spawn_by(mut program: Command, config: &str, errors: Stdio) -> Child {
+    let mut child =
+        program.stdin(Stdio::piped()).stderr(errors).env("POOLFS_LOG", "warn").spawn().expect("the service starts");
     child.stdin.take().expect("a pipe").write_all(config.as_bytes()).expect("read by the service");
     child
 }

@@ -18,6 +18,7 @@ mod over_rings;
 mod programs;
 mod pruning;
 mod queue;
+mod shares;
 mod sizes;
 mod standstill;
 mod stolen;

@@ -1,6 +1,7 @@
 //! What the cache spares the layer below, and the bounds it keeps.
 
 use crate::support::{ROOT, Stack, name, patient, pattern};
+use poolfs_cache::CacheConfig;
 use poolfs_libservice::Libservice;
 use poolfs_types::{NodeId, OpenFlags, SetAttributes};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -228,4 +229,63 @@ fn appends_of_many_threads_lose_nothing() {
         counts[record[0] as usize] += 1;
     }
     assert_eq!(counts, [0, 200, 200, 200, 200]);
+}
+
+#[test]
+fn a_layer_that_is_not_written_back_leaves_others_their_share() {
+    const LIMIT: u64 = 64 << 20;
+    const PIECE: u64 = 64 << 10;
+    let hostile = Stack::new(CacheConfig { flush_threads: 1, ..patient(LIMIT) });
+    let other = hostile.beside();
+    hostile.below.writes_allowed.store(0, Ordering::SeqCst);
+    let (_, filling) = hostile.create("f");
+    let (_, handle) = other.create("g");
+    let written = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for at in 0..LIMIT / PIECE {
+                hostile.write(filling, at * PIECE, &pattern(1, at * PIECE, PIECE as usize));
+                written.fetch_add(PIECE, Ordering::SeqCst);
+            }
+        });
+        let start = Instant::now();
+        // Three quarters of what may be dirty, which is half of the cache.
+        while written.load(Ordering::SeqCst) < LIMIT / 8 * 3 - PIECE {
+            assert!(start.elapsed() < Duration::from_secs(60), "{written:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for at in 0..LIMIT / 8 / PIECE - 1 {
+            other.write(handle, at * PIECE, &pattern(2, at * PIECE, PIECE as usize));
+        }
+        assert_eq!(other.below.writes.load(Ordering::SeqCst), 0, "it was made to write back");
+        assert!(other.cache.dirty_bytes() == LIMIT / 8 - PIECE && written.load(Ordering::SeqCst) < LIMIT / 2);
+        // What it has beyond its own it writes back itself.
+        for at in LIMIT / 8 / PIECE - 1..LIMIT / 4 / PIECE {
+            other.write(handle, at * PIECE, &pattern(2, at * PIECE, PIECE as usize));
+        }
+        assert!(other.below.writes.load(Ordering::SeqCst) > 0);
+        hostile.below.writes_allowed.store(u64::MAX, Ordering::SeqCst);
+    });
+    assert!(other.read(handle, LIMIT / 8, 100) == pattern(2, LIMIT / 8, 100));
+}
+
+#[test]
+fn content_makes_room_for_what_else_uses_the_memory() {
+    const LIMIT: u64 = 4 << 20;
+    const CHARGE: u64 = 5632;
+    let stack = Stack::new(patient(LIMIT));
+    let (_, handle) = stack.create("f");
+    for at in (0..LIMIT / 4 * 3).step_by(64 << 10) {
+        stack.write(handle, at, &pattern(3, at, 64 << 10));
+    }
+    stack.cache.sync().unwrap();
+    let before = stack.pool.statistics().used_bytes;
+    assert!(before > LIMIT / 2);
+    let charges = LIMIT / 2 / CHARGE;
+    (0..charges).for_each(|_| stack.pool.charge(CHARGE));
+    // A little is charged before anything leaves.
+    assert!(stack.pool.statistics().used_bytes <= LIMIT + (256 << 10), "{:?}", stack.pool.statistics());
+    assert!(stack.read(handle, 1 << 20, 100) == pattern(3, 1 << 20, 100));
+    (0..charges).for_each(|_| stack.pool.discharge(CHARGE));
+    assert!(stack.pool.statistics().used_bytes < before);
 }

@@ -32,6 +32,13 @@ impl Stack {
         Self { pool, below, cache }
     }
 
+    /// A second layer of the same pool.
+    pub fn beside(&self) -> Self {
+        let below = Fault::over(Memory::new());
+        let cache = Cache::new(&self.pool, Arc::clone(&below) as Arc<dyn Libservice>);
+        Self { pool: Arc::clone(&self.pool), below, cache }
+    }
+
     pub fn new(config: CacheConfig) -> Self {
         Self::over(config, Memory::new())
     }

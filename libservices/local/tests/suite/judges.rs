@@ -4,7 +4,7 @@ use crate::support::{Filesystem, in_namespace, open};
 use poolfs_libservice::Libservice;
 use poolfs_libservice::conformance::{self, Capability};
 use poolfs_libservice::random_operations::Comparison;
-use poolfs_local::{Local, LocalOptions};
+use poolfs_local::{Descriptors, Local, LocalOptions};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ fn compare(kind: &str, lacking: &[Capability]) {
         let directory = filesystem.path().join("served");
         std::fs::create_dir(&directory).expect("a directory");
         let fresh = || -> Arc<dyn Libservice> {
-            let options = LocalOptions { remembered_descriptors: 4, ..LocalOptions::default() };
+            let options = LocalOptions { descriptors: Descriptors::new(4, 1 << 12), ..LocalOptions::default() };
             Local::open(&directory, options).expect("the directory opens")
         };
         let comparison = Comparison::new(seed, OPERATIONS).lacking(lacking).remounting(900, |_| fresh());

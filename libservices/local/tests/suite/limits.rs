@@ -2,9 +2,10 @@
 
 use crate::support::{Filesystem, ROOT, create, in_namespace, name, open, read, write};
 use poolfs_libservice::Libservice;
-use poolfs_local::{Local, LocalOptions};
+use poolfs_local::{Descriptors, Local, LocalOptions};
 use poolfs_types::{AllocateMode, Errno, FileType, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime, XattrFlags};
 use rustix::process::{Resource, Rlimit, setrlimit};
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 
 /// Lowers the descriptor limit of this process, which the namespace runner has to itself.
@@ -51,7 +52,8 @@ fn a_tree_larger_than_the_descriptor_table() {
 fn removed_files_in_use_are_bounded() {
     in_namespace("limits::removed_files_in_use_are_bounded", || {
         let filesystem = Filesystem::new("ext4", 64);
-        let options = LocalOptions { kept_descriptors: 11, ..LocalOptions::default() };
+        // One for the root, and a fourth part for a second directory.
+        let options = LocalOptions { descriptors: Descriptors::new(4, 16), ..LocalOptions::default() };
         let layer = Local::open(&filesystem.path(), options).expect("open");
         let mut held = Vec::new();
         let mut refused = None;
@@ -64,15 +66,15 @@ fn removed_files_in_use_are_bounded() {
             }
         }
         let (at, error) = refused.expect("a bound");
-        assert_eq!((at, error.errno()), (10, Errno::ENFILE));
+        assert_eq!((at, error.errno()), (11, Errno::ENFILE));
         assert!(error.message().is_some());
-        for &node in &held[..10] {
+        for &node in &held[..11] {
             assert_eq!(layer.getattr(&ROOT, node).expect("removed, but held").links, 0);
         }
         // What was refused is still there, and goes when there is room again.
-        assert_eq!(layer.getattr(&ROOT, held[10]).expect("getattr").links, 1);
+        assert_eq!(layer.getattr(&ROOT, held[11]).expect("getattr").links, 1);
         held.iter().for_each(|&node| layer.forget(node, 1));
-        for at in 10..20 {
+        for at in 11..20 {
             layer.unlink(&ROOT, NodeId::ROOT, name(&at.to_string())).expect("unlink");
         }
     });
@@ -82,37 +84,90 @@ fn removed_files_in_use_are_bounded() {
 fn without_handles_nodes_are_bounded() {
     in_namespace("limits::without_handles_nodes_are_bounded", || {
         let filesystem = Filesystem::new("overlay", 64);
-        let options = LocalOptions { kept_descriptors: 101, ..LocalOptions::default() };
-        let layer = Local::open(&filesystem.path(), options).expect("open");
-        for at in 0..101 {
-            let made = layer.mknod(&ROOT, NodeId::ROOT, name(&at.to_string()), FileType::Regular, 0o600, 0);
-            match made {
-                Ok(_) => assert!(at < 100),
+        let descriptors = Descriptors::new(4, 100);
+        let options = LocalOptions { descriptors, ..LocalOptions::default() };
+        let make = |layer: &Local, at: usize| {
+            layer.mknod(&ROOT, NodeId::ROOT, name(&at.to_string()), FileType::Regular, 0o600, 0)
+        };
+        let layer = Local::open(&filesystem.path(), options.clone()).expect("open");
+        for at in 0..75 {
+            match make(&layer, at) {
+                Ok(_) => assert!(at < 74),
                 Err(error) => {
-                    assert_eq!((at, error.errno()), (100, Errno::ENFILE));
-                    let left = layer.lookup(&ROOT, NodeId::ROOT, name("100"));
+                    assert_eq!((at, error.errno()), (74, Errno::ENFILE));
+                    let left = layer.lookup(&ROOT, NodeId::ROOT, name("74"));
                     assert!(left.is_err_and(|error| error == Errno::ENOENT), "a failed create left its name");
                 }
             }
         }
+        // Half of an equal share is another directory's.
+        let other = Filesystem::new("overlay", 64);
+        let other = Local::open(&other.path(), options).expect("open");
+        assert_eq!((0..100).take_while(|&at| make(&other, at).is_ok()).count(), 24);
     });
 }
 
+/// Descriptors of this process.
+fn descriptors_now() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("proc").count()
+}
+
 #[test]
-fn open_files_are_bounded() {
-    in_namespace("limits::open_files_are_bounded", || {
-        let filesystem = Filesystem::new("tmpfs", 16);
-        let layer =
-            Local::open(&filesystem.path(), LocalOptions { open_files: 3, ..LocalOptions::default() }).expect("open");
-        let (node, first) = create(&layer, NodeId::ROOT, "file");
-        let _second = layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect("second");
-        let _third = layer.opendir(&ROOT, NodeId::ROOT).expect("third");
-        assert_eq!(layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect_err("a bound").errno(), Errno::ENFILE);
-        let made = layer.create(&ROOT, NodeId::ROOT, name("other"), 0o600, OpenFlags::READ_WRITE);
-        assert_eq!(made.expect_err("a bound").errno(), Errno::ENFILE);
-        layer.release(first);
-        layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect("room again");
-        assert!(layer.lookup(&ROOT, NodeId::ROOT, name("other")).is_err());
+fn however_many_files_are_open_they_take_few_descriptors() {
+    in_namespace("limits::however_many_files_are_open_they_take_few_descriptors", || {
+        const FILES: usize = 600;
+        for kind in ["tmpfs", "ext4", "xfs", "btrfs"] {
+            let filesystem = Filesystem::new(kind, 320);
+            let descriptors = Descriptors::new(16, 1 << 12);
+            let options = LocalOptions { descriptors, ..LocalOptions::default() };
+            let layer = Local::open(&filesystem.path(), options).expect("open");
+            let before = descriptors_now();
+            let content = |at: usize| (0..70_000).map(|byte| (byte * 7 + at) as u8).collect::<Vec<_>>();
+            let files: Vec<_> = (0..FILES)
+                .map(|at| {
+                    let (node, handle) = create(&layer, NodeId::ROOT, &at.to_string());
+                    write(&layer, handle, 0, &content(at));
+                    (node, handle)
+                })
+                .collect();
+            let made = layer.mkdir(&ROOT, NodeId::ROOT, name("d"), 0o755).expect("mkdir").node;
+            create(&layer, made, "inside");
+            let listings: Vec<_> = (0..50).map(|_| layer.opendir(&ROOT, made).expect("opendir")).collect();
+            assert!(descriptors_now() - before < 16 * 2 + 8, "{kind}: {}", descriptors_now());
+            for (at, &(node, handle)) in files.iter().enumerate() {
+                // A file is found again under another name, and without any.
+                match at % 3 {
+                    0 => layer.unlink(&ROOT, NodeId::ROOT, name(&at.to_string())).expect("unlink"),
+                    1 => {
+                        let (old, new) = (at.to_string(), format!("new-{at}"));
+                        layer
+                            .rename(&ROOT, NodeId::ROOT, name(&old), made, name(&new), RenameFlags::empty())
+                            .expect("rename");
+                        create(&layer, NodeId::ROOT, &old);
+                    }
+                    _ => {}
+                }
+                layer.forget(node, 1);
+                write(&layer, handle, 69_000, b"written again");
+            }
+            for (at, &(_, handle)) in files.iter().enumerate().rev() {
+                let mut want = content(at);
+                want[69_000..69_013].copy_from_slice(b"written again");
+                assert!(read(&layer, handle, 0, 100_000) == want, "{kind}: {at}");
+            }
+            for &listing in &listings {
+                let mut seen = 0;
+                layer
+                    .readdir(&ROOT, listing, 0, &mut |_| {
+                        seen += 1;
+                        ControlFlow::Continue(())
+                    })
+                    .expect("readdir");
+                assert_eq!(seen, FILES / 3 + 1, "{kind}");
+                layer.release(listing);
+            }
+            files.iter().for_each(|&(_, handle)| layer.release(handle));
+        }
     });
 }
 

@@ -2,7 +2,7 @@
 
 use crate::support::{Filesystem, ROOT, in_namespace, name};
 use poolfs_libservice::Libservice;
-use poolfs_local::{Local, LocalOptions};
+use poolfs_local::{Descriptors, Local, LocalOptions};
 use poolfs_types::{Errno, FileType, NodeId, OpenFlags, RenameFlags};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ impl Drop for Done<'_> {
 
 /// A layer that remembers next to no descriptor, so that every use of a node has to find its inode again.
 fn forgetful(filesystem: &Filesystem) -> std::sync::Arc<Local> {
-    let options = LocalOptions { remembered_descriptors: 1, ..LocalOptions::default() };
+    let options = LocalOptions { descriptors: Descriptors::new(1, 1 << 12), ..LocalOptions::default() };
     Local::open(&filesystem.path(), options).expect("open")
 }
 

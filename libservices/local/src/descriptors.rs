@@ -1,0 +1,212 @@
+//! Which descriptors stay open.
+//!
+//! A descriptor that can be had again is kept in a [`Slot`], and closed when too many others were opened since somebody last used it. So however many files are
+//! open, and whoever opened them, they never take more than a part of the process's table; who uses one that was closed opens it again by
+//! its node. A call that is under way keeps what it uses.
+//!
+//! Descriptors that cannot be had again (see `nodes`) are kept for good. Of those each directory has a [`Share`].
+
+use poolfs_libservice::{Share, Shares};
+use rustix::process::{Resource, getrlimit};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// One part in so many of the process's table is for what can be opened again. A file that moves bytes directly takes two.
+const REOPENABLE_PART: usize = 8;
+const REOPENABLE_MIN: usize = 16;
+const REOPENABLE_MAX: usize = 8192;
+
+/// One part in so many is for what cannot.
+const KEPT_PART: usize = 4;
+
+/// Slots passed over for one that was used since it was last looked at.
+const PASSED_OVER_MAX: usize = 64;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The descriptors of all directories that share it; usually one of a process.
+pub struct Descriptors {
+    reopenable_max: usize,
+    /// Slots that were opened, the oldest first.
+    opened: Mutex<VecDeque<Weak<dyn Closable>>>,
+    kept: Arc<Shares>,
+}
+
+impl fmt::Debug for Descriptors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Descriptors").field("reopenable_max", &self.reopenable_max).finish_non_exhaustive()
+    }
+}
+
+impl Descriptors {
+    /// With so many slots open at a time, and so many descriptors that are kept for good.
+    #[must_use]
+    pub fn new(reopenable_max: usize, kept_max: usize) -> Arc<Self> {
+        let kept = Shares::new(kept_max as u64);
+        Arc::new(Self { reopenable_max: reopenable_max.max(1), opened: Mutex::default(), kept })
+    }
+
+    /// With parts of what the process may have.
+    #[must_use]
+    pub fn of_process() -> Arc<Self> {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20).min(1 << 20) as usize;
+        Self::new((limit / REOPENABLE_PART).clamp(REOPENABLE_MIN, REOPENABLE_MAX), limit / KEPT_PART)
+    }
+
+    /// The share of one more directory in those that are kept.
+    pub(crate) fn share(&self) -> Arc<Share> {
+        self.kept.join()
+    }
+
+    /// Notes that a slot was opened, and closes others if there are too many.
+    fn note(&self, slot: Weak<dyn Closable>) {
+        let mut surplus = Vec::new();
+        let mut opened = lock(&self.opened);
+        opened.push_back(slot);
+        let mut passed_over = 0;
+        while opened.len() > self.reopenable_max {
+            let Some(oldest) = opened.pop_front() else { break };
+            let Some(slot) = oldest.upgrade() else { continue };
+            if passed_over < PASSED_OVER_MAX && slot.is_hot() {
+                passed_over += 1;
+                opened.push_back(oldest);
+            } else {
+                surplus.push(slot);
+            }
+        }
+        drop(opened);
+        surplus.iter().for_each(|slot| slot.close());
+    }
+
+    /// Closes all that can be opened again.
+    pub(crate) fn close_all(&self) {
+        let opened = std::mem::take(&mut *lock(&self.opened));
+        opened.iter().filter_map(Weak::upgrade).for_each(|slot| slot.close());
+    }
+}
+
+/// Something that is open and can be opened again.
+trait Closable: Send + Sync {
+    /// Whether it was used since this was last asked.
+    fn is_hot(&self) -> bool;
+
+    /// Closes it, as soon as nobody uses it.
+    fn close(&self);
+}
+
+/// The place of something that can be opened again.
+#[derive(Debug)]
+pub(crate) struct Slot<T> {
+    open: Mutex<Option<Arc<T>>>,
+    is_hot: AtomicBool,
+}
+
+impl<T: Send + Sync + 'static> Slot<T> {
+    /// An empty one.
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { open: Mutex::new(None), is_hot: AtomicBool::new(false) })
+    }
+
+    /// What is open, or is opened by `open` now.
+    pub(crate) fn get<E>(
+        self: &Arc<Self>,
+        descriptors: &Descriptors,
+        open: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        if let Some(open) = &*lock(&self.open) {
+            self.is_hot.store(true, Ordering::Relaxed);
+            return Ok(Arc::clone(open));
+        }
+        Ok(self.put(descriptors, Arc::new(open()?)))
+    }
+
+    /// Puts something open in, unless another one was faster; what then is there.
+    pub(crate) fn put(self: &Arc<Self>, descriptors: &Descriptors, opened: Arc<T>) -> Arc<T> {
+        {
+            let mut open = lock(&self.open);
+            if let Some(open) = &*open {
+                return Arc::clone(open);
+            }
+            *open = Some(Arc::clone(&opened));
+        }
+        let slot: Arc<dyn Closable> = self.clone();
+        descriptors.note(Arc::downgrade(&slot));
+        opened
+    }
+}
+
+impl<T> Slot<T> {
+    /// Takes out what is open.
+    pub(crate) fn take(&self) -> Option<Arc<T>> {
+        lock(&self.open).take()
+    }
+}
+
+impl<T: Send + Sync> Closable for Slot<T> {
+    fn is_hot(&self) -> bool {
+        self.is_hot.swap(false, Ordering::Relaxed)
+    }
+
+    fn close(&self) {
+        drop(self.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    fn opened(slot: &Arc<Slot<u32>>, descriptors: &Descriptors) -> bool {
+        let mut opened = false;
+        let got: Result<_, Infallible> = slot.get(descriptors, || {
+            opened = true;
+            Ok(7)
+        });
+        assert_eq!(got.map(|open| *open), Ok(7));
+        opened
+    }
+
+    #[test]
+    fn what_was_not_used_for_longest_is_closed_first() {
+        let descriptors = Descriptors::new(3, 0);
+        let slots: [_; 5] = std::array::from_fn(|_| Slot::new());
+        let is_open = |at: usize| lock(&slots[at].open).is_some();
+        (0..3).for_each(|at| assert!(opened(&slots[at], &descriptors)));
+        assert!(!opened(&slots[0], &descriptors), "it is open");
+        assert!(opened(&slots[3], &descriptors));
+        assert!(is_open(0) && !is_open(1) && is_open(2) && is_open(3));
+        assert!(opened(&slots[4], &descriptors) && opened(&slots[1], &descriptors));
+        assert_eq!((0..5).filter(|&at| is_open(at)).count(), 3);
+        descriptors.close_all();
+        assert!(!(0..5).any(is_open));
+    }
+
+    #[test]
+    fn a_use_outlives_the_closing_and_what_is_gone_takes_no_place() {
+        let descriptors = Descriptors::new(1, 0);
+        let slot = Slot::new();
+        let used: Result<_, Infallible> = slot.get(&descriptors, || Ok(vec![1]));
+        for _ in 0..10 {
+            assert!(opened(&Slot::new(), &descriptors));
+        }
+        assert!(slot.take().is_none());
+        assert_eq!(used.map(|used| used[0]), Ok(1));
+        assert_eq!(lock(&descriptors.opened).len(), 1);
+    }
+
+    #[test]
+    fn however_much_is_used_there_are_never_too_many() {
+        let descriptors = Descriptors::new(100, 0);
+        let slots: Vec<_> = (0..300).map(|_| Slot::new()).collect();
+        for slot in &slots {
+            opened(slot, &descriptors);
+            slots.iter().for_each(|slot| slot.is_hot.store(true, Ordering::Relaxed));
+            assert!(slots.iter().filter(|slot| lock(&slot.open).is_some()).count() <= 100);
+        }
+    }
+}

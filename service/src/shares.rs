@@ -1,0 +1,181 @@
+//! What the instances of a service share, and how much of it each of them may take: whoever takes all it can leaves every other at least
+//! half of an equal share ([`Shares`]).
+
+use poolfs_ipc::service::SessionMemory;
+use poolfs_libservice::{Share, Shares, Taken};
+use rustix::process::{Resource, getrlimit};
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// What an open file takes of the service's memory, in all layers together.
+pub const OPEN_FILE_BYTES: u64 = 5632;
+
+/// Open files of all instances: one part in so many of the cache's memory, within bounds.
+const OPEN_FILES_PART: u64 = 4;
+const OPEN_FILES: RangeInclusive<u64> = 4096..=1 << 18;
+
+/// Sessions of all instances: each holds some descriptors, and together they take at most a half of those that the process may have.
+const SESSIONS_PART: u64 = 8;
+const SESSIONS: RangeInclusive<u64> = 128..=8192;
+
+/// Memory of sessions that a service pays for, of all its instances together, in pages.
+const SESSION_PAGES: u64 = (128 << 20) / 4096;
+
+/// Files that clients of all instances read without requests: as many as the cache has views.
+const LEASES: u64 = 1024;
+
+/// The memory of a pool.
+pub trait PoolMemory: Send + Sync {
+    /// So much is used from now on, which the cache does without.
+    fn charge(&self, bytes: u64);
+
+    /// It is used no more.
+    fn discharge(&self, bytes: u64);
+}
+
+/// What the instances of a service share.
+pub struct PoolShares {
+    open_files: Arc<Shares>,
+    sessions: Arc<Shares>,
+    session_pages: Arc<Shares>,
+    leases: Arc<Shares>,
+    memory: Arc<dyn PoolMemory>,
+}
+
+impl PoolShares {
+    /// For a service with so large a cache.
+    #[must_use]
+    pub fn new(cache_bytes: u64, memory: Arc<dyn PoolMemory>) -> Self {
+        let part = |of: u64, bounds: RangeInclusive<u64>| of.clamp(*bounds.start(), *bounds.end());
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        Self {
+            open_files: Shares::new(part(cache_bytes / OPEN_FILES_PART / OPEN_FILE_BYTES, OPEN_FILES)),
+            sessions: Shares::new(part(descriptors / SESSIONS_PART, SESSIONS)),
+            session_pages: Shares::new(SESSION_PAGES),
+            leases: Shares::new(LEASES),
+            memory,
+        }
+    }
+
+    /// The shares of one more instance.
+    #[must_use]
+    pub fn join(&self) -> Arc<InstanceShares> {
+        Arc::new(InstanceShares {
+            open_files: self.open_files.join(),
+            sessions: self.sessions.join(),
+            session_pages: SessionPages(self.session_pages.join()),
+            leases: self.leases.join(),
+            memory: Arc::clone(&self.memory),
+        })
+    }
+}
+
+/// What one instance has of it.
+pub struct InstanceShares {
+    open_files: Arc<Share>,
+    sessions: Arc<Share>,
+    session_pages: SessionPages,
+    leases: Arc<Share>,
+    memory: Arc<dyn PoolMemory>,
+}
+
+impl InstanceShares {
+    /// Room for an open file, which the pool's memory is charged with.
+    pub(crate) fn open_file(&self) -> Option<OpenFileRoom> {
+        let taken = self.open_files.take(1)?;
+        self.memory.charge(OPEN_FILE_BYTES);
+        Some(OpenFileRoom { _taken: taken, memory: Arc::clone(&self.memory) })
+    }
+
+    /// Room for a session.
+    pub(crate) fn session(&self) -> Option<Taken> {
+        self.sessions.take(1)
+    }
+
+    /// Its share of the leases under which clients read without requests.
+    pub(crate) fn leases(&self) -> &Arc<Share> {
+        &self.leases
+    }
+
+    /// What the service may pay for the memory of its sessions.
+    pub(crate) fn session_memory(&self) -> Arc<dyn SessionMemory> {
+        Arc::new(SessionPages(Arc::clone(&self.session_pages.0)))
+    }
+}
+
+/// Room for an open file, given back when dropped.
+pub(crate) struct OpenFileRoom {
+    _taken: Taken,
+    memory: Arc<dyn PoolMemory>,
+}
+
+impl Drop for OpenFileRoom {
+    fn drop(&mut self) {
+        self.memory.discharge(OPEN_FILE_BYTES);
+    }
+}
+
+struct SessionPages(Arc<Share>);
+
+impl fmt::Debug for SessionPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SessionPages").field(&self.0.used()).finish()
+    }
+}
+
+impl SessionMemory for SessionPages {
+    fn take(&self, pages: usize) -> bool {
+        self.0.add(pages as u64)
+    }
+
+    fn give(&self, pages: usize) {
+        self.0.subtract(pages as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[derive(Default)]
+    struct Memory(AtomicU64);
+
+    impl PoolMemory for Memory {
+        fn charge(&self, bytes: u64) {
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+        }
+
+        fn discharge(&self, bytes: u64) {
+            self.0.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn open_files_are_charged_and_divided() {
+        let memory = Arc::new(Memory::default());
+        let shares = PoolShares::new(64 << 20, Arc::clone(&memory) as Arc<dyn PoolMemory>);
+        let [one, other] = [shares.join(), shares.join()];
+        let all = |instance: &InstanceShares| std::iter::from_fn(|| instance.open_file()).collect::<Vec<_>>();
+        let (first, second) = (all(&one), all(&other));
+        assert_eq!((first.len(), second.len()), (3072, 1024));
+        assert_eq!(memory.0.load(Ordering::Relaxed), 4096 * OPEN_FILE_BYTES);
+        drop((first, second));
+        assert_eq!(memory.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn sessions_and_their_memory_are_divided() {
+        let shares = PoolShares::new(64 << 20, Arc::new(Memory::default()));
+        let [one, other] = [shares.join(), shares.join()];
+        let sessions = std::iter::from_fn(|| one.session()).collect::<Vec<_>>();
+        assert!(!sessions.is_empty() && other.session().is_some());
+        let (hostile, victim) = (one.session_memory(), other.session_memory());
+        while hostile.take(16) {}
+        let pages = SESSION_PAGES as usize;
+        assert!(victim.take(pages / 4) && !victim.take(pages / 4));
+        victim.give(pages / 4);
+        assert!(victim.take(pages / 4));
+    }
+}
