@@ -228,7 +228,11 @@ mod tests {
         let shares = Shares::new(500);
         let users = [shares.join(), shares.join()];
         let taken: usize = std::thread::scope(|scope| {
-            let all: Vec<_> = (0..4).map(|at| scope.spawn(|| take_all(&users[at % 2]))).collect();
+            let taking = |at: usize| {
+                let user = &users[at % 2];
+                scope.spawn(move || take_all(user))
+            };
+            let all: Vec<_> = (0..4).map(taking).collect();
             let kept: Vec<_> = all.into_iter().map(|thread| thread.join().expect("no panic")).collect();
             kept.iter().map(Vec::len).sum()
         });
