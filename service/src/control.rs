@@ -3,6 +3,7 @@
 mod trace;
 mod trees;
 
+use crate::outside::{Deed, outside};
 use crate::service::Service;
 use poolfs_service_protocol::{Answer, Command};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -56,7 +57,8 @@ impl ControlSocket {
 
     /// Takes the socket's file away: nobody new finds the service.
     pub fn remove(&self) {
-        let _ = std::fs::remove_file(&self.path);
+        let path = self.path.clone();
+        let _ = outside(Deed::Mount, move || std::fs::remove_file(path));
     }
 
     /// Serves connections, each on a thread of its own, until the process ends. [`Command::Shutdown`] is passed to `shutdown`

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+pub mod confinement;
 pub mod control;
 mod dispatch;
 mod ends;
@@ -33,6 +34,7 @@ pub mod legacy;
 mod mounted;
 mod nodes;
 mod notify;
+mod outside;
 mod passthrough;
 pub mod process;
 pub mod queue_front;

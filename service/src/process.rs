@@ -1,5 +1,6 @@
 //! What the process itself needs: its configuration, the pool's CPUs, descriptors, signals.
 
+use crate::confinement;
 use crate::control::{self, ControlSocket};
 use crate::service::{Service, ServiceError};
 use anyhow::{Context, bail, ensure};
@@ -74,6 +75,7 @@ pub fn run(config: ServiceConfig) -> anyhow::Result<()> {
     }
     let socket = ControlSocket::bind(&config.control_socket)
         .with_context(|| format!("listening at {}", config.control_socket.display()))?;
+    confinement::enter(Some(&config.socket_directory))?;
     let service = Arc::new(Service::new(config)?);
     service.watch_mounts().context("watching mounts")?;
     info!(pool = service.config().pool, "serving");

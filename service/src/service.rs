@@ -4,6 +4,7 @@ use crate::ends::Ends;
 use crate::instance::Instance;
 use crate::legacy::{LegacyMount, MountError, detach_dead};
 use crate::nodes::pruning::Pruner;
+use crate::outside::{Deed, outside};
 use crate::queue_front::{QueueFront, ServiceThreads};
 use crate::shares::PoolShares;
 use crate::spans::Tracer;
@@ -147,7 +148,8 @@ impl Service {
     /// When the pool's cache or its service threads cannot be made.
     pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
         let kept_at = config.kept_directory();
-        match sweep(&kept_at) {
+        let place = kept_at.clone();
+        match outside(Deed::Memory, move || sweep(&place)).flatten() {
             Ok(kept) => kept.iter().for_each(|(upper, files)| {
                 warn!(upper = %upper.display(), files, "files that a service had accepted before it died wait for the next mount");
             }),
@@ -247,7 +249,9 @@ impl Service {
         self.check(&spec)?;
         let mount_point = &spec.mount_point;
         detach_dead(mount_point).map_err(|cause| path_error("mount point", mount_point, cause.to_string()))?;
-        check_directory("mount point", mount_point)?;
+        let place = mount_point.clone();
+        let checked = outside(Deed::Mount, move || check_directory("mount point", &place));
+        checked.map_err(|error| path_error("mount point", mount_point, error.to_string()))??;
         let stack = self.builder.build(&spec.stack)?.with_ids(spec.ids.as_ref());
         self.mount_stack(spec, stack)
     }
@@ -296,8 +300,10 @@ impl Service {
         if instances.len() >= INSTANCES_MAX {
             return Err(ServiceError::TooMany);
         }
-        let own: Vec<&Path> = instances.values().map(|own| own.instance.spec().mount_point.as_path()).collect();
-        check_branches(&spec.stack, &own)
+        let own: Vec<PathBuf> = instances.values().map(|own| own.instance.spec().mount_point.clone()).collect();
+        let stack = spec.stack.clone();
+        let checked = outside(Deed::Branch, move || check_branches(&stack, &own));
+        checked.map_err(|error| path_error("mount point", &spec.mount_point, error.to_string()))?
     }
 
     /// Flushes and unmounts an instance. One that does not exist (any more) is fine.
@@ -517,7 +523,7 @@ fn check_directory(what: &'static str, path: &Path) -> Result<(), ServiceError> 
 }
 
 /// Whether the branches can be used together, and none is served by this very service (it would wait for itself).
-fn check_branches(stack: &StackSpec, own_mounts: &[&Path]) -> Result<(), ServiceError> {
+fn check_branches(stack: &StackSpec, own_mounts: &[PathBuf]) -> Result<(), ServiceError> {
     let branches: Vec<(&'static str, &Path)> = match stack {
         StackSpec::Directory { directory } | StackSpec::SharedDirectory { directory } => vec![("directory", directory)],
         StackSpec::Union { upper, lowers, .. } => {

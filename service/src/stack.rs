@@ -9,12 +9,13 @@ mod claim;
 pub mod kept;
 
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
+use crate::outside::{Deed, outside};
 use crate::shares::PoolMemory;
 use crate::spans::Timed;
 use claim::{Claim, ClaimKind};
 use kept::{StateRoot, UpperRoot};
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
-use poolfs_cache::{Cache, CacheConfig, CacheError, CachePool, SharedNotice};
+use poolfs_cache::{Cache, CacheConfig, CacheError, CacheMemory, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::types::IdMap;
@@ -274,7 +275,10 @@ impl StackBuilder {
     pub fn new(cache_bytes: u64, kept_at: Option<PathBuf>) -> Result<Self, StackError> {
         let failed = |error: CacheError| StackError::Cache { bytes: cache_bytes, cause: with_causes(&error) };
         let config = CacheConfig { kept_at, ..CacheConfig::with_limit(cache_bytes) };
-        let pool = CachePool::new(config).map_err(failed)?;
+        let memory = config.clone();
+        let mounted = outside(Deed::Memory, move || CacheMemory::mount(&memory));
+        let memory = mounted.unwrap_or_else(|error| Err(CacheError::Mount(error))).map_err(failed)?;
+        let pool = CachePool::with_memory(config, memory).map_err(failed)?;
         let descriptors = Descriptors::of_process();
         Ok(Self { pool, descriptors, states: None, branches: Mutex::default(), frozen: Mutex::default() })
     }
@@ -285,7 +289,10 @@ impl StackBuilder {
     /// When others may change that directory.
     pub fn with_states_of(self, run: &Path) -> Result<Self, StackError> {
         let failed = |error: std::io::Error| StackError::Branch { path: run.to_owned(), cause: error.to_string() };
-        Ok(Self { states: StateRoot::open(run).map_err(failed)?, ..self })
+        // Looked up there, what is mounted in it later is found, too.
+        let place = run.to_owned();
+        let states = outside(Deed::Memory, move || StateRoot::open(&place)).flatten();
+        Ok(Self { states: states.map_err(failed)?, ..self })
     }
 
     /// The memory of the pool, of which the cache has what others do not use.
@@ -296,7 +303,10 @@ impl StackBuilder {
 
     /// The process is about to end.
     pub fn end(&self) {
-        self.pool.end_kept();
+        let pool = Arc::clone(&self.pool);
+        if let Err(error) = outside(Deed::Memory, move || pool.end_kept()) {
+            warn!(%error, "the cache's memory stays mounted");
+        }
     }
 
     /// Leases for an instance whose clients read the cache by themselves; nothing where the kernel lacks what that needs.
@@ -411,7 +421,9 @@ impl StackBuilder {
         claim_as: Option<ClaimKind>,
     ) -> Result<Arc<Branch>, StackError> {
         let failed = |cause: String| StackError::Branch { path: path.to_owned(), cause };
-        let path = path.canonicalize().map_err(|error| failed(error.to_string()))?;
+        let given = path.to_owned();
+        let found = outside(Deed::Branch, move || given.canonicalize()).flatten();
+        let path = found.map_err(|error| failed(error.to_string()))?;
         let mut branches = self.branches();
         branches.retain(|_, branch| branch.strong_count() > 0);
         for branch in branches.values().filter_map(Weak::upgrade) {
@@ -436,7 +448,7 @@ impl StackBuilder {
         }
         let descriptors = Arc::clone(&self.descriptors);
         let options = LocalOptions { read_only: role == Role::Lower, descriptors };
-        let local = Local::open(&path, options).map_err(|error| failed(with_causes(&error)))?;
+        let local = local(&path, options).map_err(failed)?;
         let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
         let account = storage.size_bytes.map(Account::new);
         let below = match &account {
@@ -500,6 +512,13 @@ impl StackBuilder {
             pinned_bytes: statistics.pinned_bytes,
         }
     }
+}
+
+/// The directory as a layer. All later use of it is by descriptors.
+fn local(path: &Path, options: LocalOptions) -> Result<Arc<Local>, String> {
+    let path = path.to_owned();
+    let opened = outside(Deed::Branch, move || Local::open(&path, options));
+    opened.map_err(|error| error.to_string())?.map_err(|error| with_causes(&error))
 }
 
 /// What stores files of a branch compactly: where that is wanted for new ones, or there are some. After a crash of an upper branch all of

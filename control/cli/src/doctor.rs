@@ -78,6 +78,7 @@ fn examine(context: &Context) -> Vec<Finding> {
     let kernel = kernel_version(host);
     let mut findings = vec![user(), kernel_finding(kernel)];
     findings.extend(capabilities(host));
+    findings.push(confinement(host));
     findings.push(fuse_device());
     findings.extend(fuse_features(host, kernel));
     findings.push(control_groups(host));
@@ -156,10 +157,30 @@ fn capabilities(host: &dyn Host) -> Vec<Finding> {
             "CAP_SYS_RESOURCE",
             fine_or(has(CAP_SYS_RESOURCE), Verdict::Less),
             found(CAP_SYS_RESOURCE),
-            "limits below cannot be raised, and the service cannot be exempted from the host's out-of-memory killer",
+            "limits below cannot be raised",
             "none is needed for ordinary use",
         ),
     ]
+}
+
+/// The service confines itself, or does not run.
+fn confinement(host: &dyn Host) -> Finding {
+    let actions = host.read_text(Path::new("/proc/sys/kernel/seccomp/actions_avail")).unwrap_or_default();
+    let lacking =
+        ["kill_process", "errno"].iter().filter(|action| !actions.split_whitespace().any(|one| one == **action));
+    let lacking: Vec<&str> = lacking.copied().collect();
+    let found = if lacking.is_empty() {
+        "services run with few capabilities and system calls, and no new privileges".to_owned()
+    } else {
+        format!("seccomp without {}", lacking.join(", "))
+    };
+    judged(
+        "confinement",
+        fine_or(lacking.is_empty(), Verdict::Broken),
+        found,
+        "no service runs: one that cannot give up what it does not need ends at its start",
+        "a kernel with CONFIG_SECCOMP_FILTER",
+    )
 }
 
 fn fuse_device() -> Finding {
@@ -363,6 +384,9 @@ mod tests {
         let forbidden = &fuse_features(&host, Some((6, 18)))[1];
         assert!(forbidden.verdict == Verdict::Less && forbidden.found.contains("forbidden"), "{forbidden:?}");
         assert_eq!(control_groups(&RecordingHost::new()).verdict, Verdict::Broken);
+        assert_eq!(confinement(&RecordingHost::new()).verdict, Verdict::Broken);
+        host.set_file("/proc/sys/kernel/seccomp/actions_avail", "kill_process kill_thread trap errno log allow\n");
+        assert_eq!(confinement(&host).verdict, Verdict::Fine);
         assert_eq!(user_namespaces(&host).verdict, Verdict::Less);
         host.set_file("/proc/sys/user/max_user_namespaces", "0\n");
         assert_eq!(user_namespaces(&host).verdict, Verdict::Less);

@@ -94,7 +94,9 @@ pub(super) fn peer_process(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// The process's number as long as it lives: from the kernel's text about the pidfd.
 fn process_number(process: BorrowedFd<'_>) -> Result<u32, Errno> {
-    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd())).map_err(|_| Errno::ESRCH)?;
+    // Not by way of `self`: a process may be confined to a /proc in which no link is followed.
+    let path = format!("/proc/{}/fdinfo/{}", std::process::id(), process.as_raw_fd());
+    let text = fs::read_to_string(path).map_err(|_| Errno::ESRCH)?;
     let number: i64 = field(&text, "Pid").and_then(|value| value.parse().ok()).ok_or(Errno::ESRCH)?;
     u32::try_from(number).ok().filter(|&number| number > 0).ok_or(Errno::ESRCH)
 }
@@ -140,8 +142,8 @@ impl PeerFacts {
         let number = process_number(process)?;
         let read = |file: &str| fs::read_to_string(format!("/proc/{number}/{file}")).map_err(|_| Errno::ESRCH);
         let status = StatusFile::parse(&read("status")?).ok_or(Errno::EPROTO)?;
-        let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user")).map_err(|_| Errno::ESRCH);
-        let user_namespace = if namespace(&number.to_string())? == namespace("self")? {
+        let namespace = |process: u32| fs::read_link(format!("/proc/{process}/ns/user")).map_err(|_| Errno::ESRCH);
+        let user_namespace = if namespace(number)? == namespace(std::process::id())? {
             None
         } else {
             let map = |file: &str| IdMap::parse_proc(&read(file)?).ok_or(Errno::EPROTO);

@@ -10,6 +10,7 @@ use crate::state::{Acquisition, Sequence, withdraw};
 use crate::wire::{Grant, Reply, Request, Status};
 use poolfs_types::Errno;
 use rustix::time::{ClockId, clock_gettime};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -157,7 +158,8 @@ impl<C> Session<C> {
         }
         // SAFETY: signal 0 sends nothing; the kernel only says whether the thread belongs to the process.
         let result = unsafe { libc::syscall(libc::SYS_tgkill, self.facts.process, thread, 0) };
-        result == 0
+        // That it may not be sent a signal is said of a thread that is there: the service needs no right to send any.
+        result == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
     }
 
     fn area(&self, index: usize) -> BufferArea<'_> {

@@ -74,7 +74,7 @@ mod write_back;
 pub use cache::Cache;
 pub use config::{CacheConfig, CacheError, CacheStatistics, LIMIT_BYTES_MIN};
 pub use ledger::BranchKey;
-pub use pool::CachePool;
+pub use pool::{CacheMemory, CachePool};
 pub use remains::{Remains, Salvaged};
 pub use segments::SharedNotice;
 pub use state_directory::{StateDirectory, open_private};

@@ -211,6 +211,25 @@ impl Pool {
     }
 }
 
+/// Where a cache is going to be: mounts that are made where the threads of the cache may have none to see.
+pub struct CacheMemory {
+    segments: Arc<SegmentStore>,
+    texts: Arc<SegmentStore>,
+}
+
+impl CacheMemory {
+    /// Mounts it, with what outlives the process in a new directory of [`CacheConfig::kept_at`].
+    ///
+    /// # Errors
+    /// See [`CacheError`]; nothing is left behind.
+    pub fn mount(config: &CacheConfig) -> Result<Self, CacheError> {
+        config.check()?;
+        let segments = Arc::new(SegmentStore::new(config.descriptors_max, config.kept_at.as_deref())?);
+        let texts = Arc::new(SegmentStore::new(TEXT_DESCRIPTORS_MAX.min(config.descriptors_max), None)?);
+        Ok(Self { segments, texts })
+    }
+}
+
 /// The cache memory of one service, shared by all its [`Cache`](crate::Cache) layers. The threads end with it.
 pub struct CachePool {
     pub(crate) pool: Arc<Pool>,
@@ -223,8 +242,17 @@ impl CachePool {
     /// # Errors
     /// See [`CacheError`]; nothing is left behind.
     pub fn new(config: CacheConfig) -> Result<Arc<Self>, CacheError> {
+        let memory = CacheMemory::mount(&config)?;
+        Self::with_memory(config, memory)
+    }
+
+    /// The same with memory that was mounted before, with the same configuration.
+    ///
+    /// # Errors
+    /// See [`CacheError`].
+    pub fn with_memory(config: CacheConfig, memory: CacheMemory) -> Result<Arc<Self>, CacheError> {
         config.check()?;
-        let segments = Arc::new(SegmentStore::new(config.descriptors_max, config.kept_at.as_deref())?);
+        let CacheMemory { segments, texts } = memory;
         let ledger = match &config.kept_at {
             Some(_) => Some(Ledger::new(&segments, config.limit_bytes).map_err(CacheError::Ledger)?),
             None => None,
@@ -235,7 +263,7 @@ impl CachePool {
             budget,
             segments,
             ledger,
-            texts: Arc::new(SegmentStore::new(TEXT_DESCRIPTORS_MAX.min(config.descriptors_max), None)?),
+            texts,
             pins: Pins::new(config.limit_bytes),
             loans: Loans::default(),
             buffers: BufferStore::default(),

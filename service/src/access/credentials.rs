@@ -87,7 +87,7 @@ impl Credentials {
             return None;
         }
         let mut credentials = Self::parse_status(&fs::read_to_string(format!("/proc/{thread}/status")).ok()?)?;
-        let own = fs::read_link("/proc/self/ns/user").ok()?;
+        let own = fs::read_link(format!("/proc/{}/ns/user", std::process::id())).ok()?;
         if fs::read_link(format!("/proc/{thread}/ns/user")).ok()? != own {
             let map = |file: &str| IdMap::parse_proc(&fs::read_to_string(format!("/proc/{thread}/{file}")).ok()?);
             credentials.user_namespace = Some((map("uid_map")?, map("gid_map")?));

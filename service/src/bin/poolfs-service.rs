@@ -26,7 +26,9 @@ fn main() -> ExitCode {
             poolfs_service::stack::check::run(std::io::stdin(), &mut std::io::stdout().lock())
         }
         (Some(job), Some(place)) if job == "sweep" => {
-            poolfs_service::stack::kept::sweep_and_tell(Path::new(&place), &mut std::io::stdout().lock())
+            let sweep =
+                |()| poolfs_service::stack::kept::sweep_and_tell(Path::new(&place), &mut std::io::stdout().lock());
+            poolfs_service::confinement::enter_on_host().and_then(sweep)
         }
         (Some(other), _) => {
             Err(anyhow::anyhow!("there is no job \"{}\"; they are check, and sweep PLACE", other.display()))

@@ -3,6 +3,7 @@
 use super::{answer, has_hung_up};
 use crate::instance::Instance;
 use crate::layer_archive;
+use crate::outside::{Deed, outside};
 use crate::service::Service;
 use poolfs_libservice::types::{Attributes, FileType, NodeId};
 use poolfs_libservice::{Difference, Layered, Relation};
@@ -148,7 +149,9 @@ fn type_name(attributes: &Attributes) -> &'static str {
 /// Writes the archive of a layer.
 pub(super) fn commit(stream: &UnixStream, service: &Service, instance: &str, archive: &Path) -> io::Result<()> {
     on_union(stream, service, instance, |union, goes_on| {
-        let file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(archive) {
+        let place = archive.to_owned();
+        let open = move || OpenOptions::new().write(true).create_new(true).mode(0o600).open(place);
+        let file = match outside(Deed::Archive, open).flatten() {
             Ok(file) => file,
             Err(error) => return failed(stream, format!("{} cannot be made: {error}", archive.display())),
         };

@@ -5,6 +5,7 @@ use super::handshake;
 use super::session::{OnEnd, Session};
 use crate::instance::Instance;
 use crate::notify::KernelCache;
+use crate::outside::{Deed, outside};
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
 use poolfs_service_protocol::MountSpec;
 use rustix::fs::{Mode, OFlags};
@@ -21,6 +22,9 @@ use tracing::{debug, warn};
 
 /// Dead mounts stacked on one directory that are taken away before giving up.
 const DEAD_MOUNTS_MAX: usize = 64;
+
+/// The mount table of the calling thread: others may have another.
+const OWN_TABLE: &str = "/proc/thread-self/mountinfo";
 
 /// Threads that serve the kernel: some wait for disks while others answer from the cache.
 const THREADS_PER_CPU: usize = 2;
@@ -87,8 +91,14 @@ impl MountGuard {
         if !std::mem::take(&mut self.mounted) {
             return Ok(());
         }
-        Ok(rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+        Ok(unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
     }
+}
+
+/// umount(2), where the mount is.
+fn unmount(path: &Path, flags: UnmountFlags) -> Result<(), Errno> {
+    let path = path.to_owned();
+    outside(Deed::Mount, move || rustix::mount::unmount(&path, flags)).unwrap_or(Err(Errno::NOMEM))
 }
 
 impl Drop for MountGuard {
@@ -104,6 +114,11 @@ impl Drop for MountGuard {
 /// # Errors
 /// When the kernel refuses.
 pub fn detach_dead(path: &Path) -> io::Result<usize> {
+    let path = path.to_owned();
+    outside(Deed::Mount, move || detach_dead_here(&path))?
+}
+
+fn detach_dead_here(path: &Path) -> io::Result<usize> {
     for detached in 0..DEAD_MOUNTS_MAX {
         // The kernel answers a stat from what it keeps, also when nobody is left to ask. Space it always asks for.
         match rustix::fs::statfs(path) {
@@ -125,11 +140,16 @@ impl LegacyMount {
     pub fn start(instance: &Arc<Instance>, cpus: &[u32], on_end: OnEnd) -> Result<Self, MountError> {
         let spec = instance.spec();
         let path = spec.mount_point.clone();
-        let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|error| MountError::Device(error.into()))?;
-        mount(&device, &path, spec).map_err(|cause| MountError::Mount { path: path.clone(), cause })?;
-        let guard = MountGuard { path: path.clone(), mounted: true };
+        let (place, wanted) = (path.clone(), spec.clone());
         let failed = |cause| MountError::Session { path: path.clone(), cause };
+        let device = outside(Deed::Mount, move || {
+            let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+                .map_err(|error| MountError::Device(error.into()))?;
+            mount(&device, &place, &wanted).map_err(|cause| MountError::Mount { path: place, cause })?;
+            Ok(device)
+        });
+        let device = device.map_err(failed)??;
+        let guard = MountGuard { path: path.clone(), mounted: true };
 
         let (device, entries) = handshake::connect(device, cpus).map_err(failed)?;
         let device = Arc::new(device);
@@ -137,7 +157,8 @@ impl LegacyMount {
         instance.attach_kernel(kernel);
         let threads = (cpus.len() * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
         let ended = Session::start(instance, Arc::clone(&device), threads, entries, cpus, on_end).map_err(failed)?;
-        if let Err(error) = raise_read_ahead(instance.name()) {
+        let name = instance.name().to_owned();
+        if let Err(error) = outside(Deed::Mount, move || raise_read_ahead(&name)).flatten() {
             debug!(instance = instance.name(), %error, "the kernel's read-ahead stays at its default");
         }
         Ok(Self { guard, device, instance: spec.instance.clone(), ended })
@@ -164,7 +185,7 @@ impl LegacyMount {
             return self.clear_away();
         }
         let path = self.guard.path.clone();
-        match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
+        match unmount(&path, UnmountFlags::NOFOLLOW) {
             // EINVAL: somebody has unmounted it already.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {
                 self.guard.mounted = false;
@@ -204,7 +225,7 @@ impl LegacyMount {
 /// Lets the kernel read ahead as much as one request can carry: a round trip costs the same for 4 KiB and for 1 MiB. The
 /// mount is found in the table, because asking the file system itself would be a request.
 fn raise_read_ahead(instance: &str) -> io::Result<()> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let table = std::fs::read_to_string(OWN_TABLE)?;
     let device = line_of(&table, instance).and_then(|line| line.split(' ').nth(2));
     let device = device.ok_or(io::ErrorKind::NotFound)?;
     let kibibytes = (TRANSFER_BYTES_MAX >> 10).to_string();
@@ -218,7 +239,8 @@ fn line_of<'t>(table: &'t str, instance: &str) -> Option<&'t str> {
 }
 
 fn is_in_table(instance: &str) -> io::Result<bool> {
-    Ok(line_of(&std::fs::read_to_string("/proc/self/mountinfo")?, instance).is_some())
+    let instance = instance.to_owned();
+    outside(Deed::Mount, move || Ok(line_of(&std::fs::read_to_string(OWN_TABLE)?, &instance).is_some())).flatten()
 }
 
 fn mount(device: &OwnedFd, path: &Path, spec: &MountSpec) -> io::Result<()> {

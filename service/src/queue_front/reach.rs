@@ -5,6 +5,7 @@
 //! they have the mount as their root.
 
 use crate::access::{Acl, Credentials, EXECUTE, may_access};
+use crate::outside::{Deed, outside};
 use poolfs_libservice::types::{Attributes, Errno, FileType, Timestamp};
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 use std::fs::{self, Metadata};
@@ -18,6 +19,7 @@ const ACCESS_LIST: &str = "system.posix_acl_access";
 const LIST_BYTES_MAX: usize = 64 << 10;
 
 /// The way to a mount.
+#[derive(Clone)]
 pub(super) struct Reach {
     mount_point: PathBuf,
     /// The directories that lead there, without links on the way.
@@ -30,13 +32,17 @@ impl Reach {
     /// # Errors
     /// When there is no such directory.
     pub(super) fn to(mount_point: &Path) -> io::Result<Self> {
-        let above = mount_point.parent().unwrap_or(mount_point).canonicalize()?;
+        let above = mount_point.parent().unwrap_or(mount_point).to_owned();
+        let above = outside(Deed::Reach, move || above.canonicalize())??;
         Ok(Self { mount_point: mount_point.to_owned(), passed: above.ancestors().map(Path::to_owned).collect() })
     }
 
     /// Whether a process with these credentials reaches the mount.
     pub(super) fn is_open_to(&self, process: u32, credentials: &Credentials) -> bool {
-        self.is_root_of(process) || self.passed.iter().all(|directory| may_search(directory, credentials))
+        let (way, credentials) = (self.clone(), credentials.clone());
+        let is_open =
+            move || way.is_root_of(process) || way.passed.iter().all(|directory| may_search(directory, &credentials));
+        outside(Deed::Reach, is_open).unwrap_or(false)
     }
 
     /// Device number (major, minor) of what is mounted there.
@@ -44,7 +50,9 @@ impl Reach {
     /// # Errors
     /// When the mount point is gone.
     pub(super) fn device(&self) -> Result<[u32; 2], Errno> {
-        let found = known(&self.mount_point).map_err(|error| Errno::from_raw(error.raw_os_error()))?;
+        let place = self.mount_point.clone();
+        let found = outside(Deed::Reach, move || known(&place)).map_err(|_| Errno::ENOMEM)?;
+        let found = found.map_err(|error| Errno::from_raw(error.raw_os_error()))?;
         Ok([found.stx_dev_major, found.stx_dev_minor])
     }
 

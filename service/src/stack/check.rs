@@ -3,9 +3,11 @@
 use super::claim::{Claim, ClaimKind};
 use super::kept::{self, StateRoot, UpperRoot};
 use super::{Role, StackBuilder, StackError, with_causes};
+use crate::confinement;
+use crate::outside::{Deed, outside};
 use poolfs_bcow::{Bcow, BcowConfig};
 use poolfs_libservice::{Finding, Libservice, Outcome, Tally};
-use poolfs_local::{Local, LocalOptions};
+use poolfs_local::LocalOptions;
 use poolfs_service_protocol::{
     CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX, LOWERS_MAX, Storage,
 };
@@ -34,6 +36,7 @@ pub fn run(input: impl Read, output: &mut dyn Write) -> anyhow::Result<()> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     rustix::process::setrlimit(Resource::Nofile, raised)?;
+    confinement::enter(None)?;
     let mut written = Ok(());
     let mut write = |line: &CheckLine| -> std::io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
@@ -66,7 +69,8 @@ pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<C
     let kind = if spec.repair { ClaimKind::Alone } else { ClaimKind::Shared };
     let claim = Claim::take(&spec.upper, kind, Duration::ZERO).map_err(failed)?;
     let upper = UpperRoot { directory: claim.directory(), path: &spec.upper };
-    let states = StateRoot::open(&spec.socket_directory);
+    let place = spec.socket_directory.clone();
+    let states = outside(Deed::Memory, move || StateRoot::open(&place)).flatten();
     let states = states.map_err(|error| failed(format!("{}: {error}", spec.socket_directory.display())))?;
     let waiting = states.map(|states| kept::waiting(upper, &states)).transpose().map_err(failed)?.flatten();
     if let Some((files, directory)) = waiting {
@@ -78,7 +82,7 @@ pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<C
         return Err(failed(cause));
     }
     let options = LocalOptions { read_only: !spec.repair, ..LocalOptions::default() };
-    let local: Arc<dyn Libservice> = Local::open(&spec.upper, options).map_err(|error| failed(with_causes(&error)))?;
+    let local: Arc<dyn Libservice> = super::local(&spec.upper, options).map_err(failed)?;
     let builder = StackBuilder::new(CACHE_BYTES, None)?;
     let branch = |lower| builder.branch(lower, Role::Lower, &Storage::default(), None);
     let branches: Vec<_> = spec.lowers.iter().map(|lower| branch(lower)).collect::<Result<_, _>>()?;

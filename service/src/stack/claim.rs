@@ -1,5 +1,6 @@
 //! Claims on directories that are written, or were upper branches: one writes them, or many share them, whatever processes these are.
 
+use crate::outside::{Deed, outside};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,8 +32,7 @@ impl Claim {
 
     /// Claims a directory, if need be after so long; the cause when it cannot be had.
     pub fn take(directory: &Path, kind: ClaimKind, wait: Duration) -> Result<Self, String> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let file = open(directory, flags, Mode::empty()).map_err(|errno| errno.to_string())?;
+        let file = opened(directory)?;
         let operation = match kind {
             ClaimKind::Alone => FlockOperation::NonBlockingLockExclusive,
             ClaimKind::Shared => FlockOperation::NonBlockingLockShared,
@@ -60,8 +60,7 @@ impl Claim {
 
     /// The same where the filesystem may not have locks: without one then.
     pub fn take_if_there_are_locks(directory: &Path, kind: ClaimKind, wait: Duration) -> Result<Option<Self>, String> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let file = open(directory, flags, Mode::empty()).map_err(|errno| errno.to_string())?;
+        let file = opened(directory)?;
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) | Err(Errno::WOULDBLOCK) => {}
             Err(error) => {
@@ -72,6 +71,13 @@ impl Claim {
         drop(file);
         Self::take(directory, kind, wait).map(Some)
     }
+}
+
+fn opened(directory: &Path) -> Result<OwnedFd, String> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let place = directory.to_owned();
+    let opened = outside(Deed::Branch, move || open(&place, flags, Mode::empty()));
+    opened.map_err(|error| error.to_string())?.map_err(|errno| errno.to_string())
 }
 
 #[cfg(test)]

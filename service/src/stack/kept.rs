@@ -10,6 +10,7 @@ mod states;
 pub use states::StateRoot;
 
 use super::claim::ENDING;
+use crate::outside::{Deed, outside};
 use identity::{BranchIdentity, Kinship, born};
 use poolfs_cache::{BranchKey, Remains, Salvaged, StateDirectory};
 use poolfs_libservice::Libservice;
@@ -160,7 +161,8 @@ pub(super) fn salvage(
     let born = |path: &[u8]| upper.born(path);
     let Salvaged { files, bytes, nameless } =
         remains.bring_below(&key, below, &born).map_err(|error| failed(&super::with_causes(&error)))?;
-    let ended = remains.forget(&key).and_then(|()| remains.end());
+    // What is mounted is seen where it is.
+    let ended = outside(Deed::Memory, move || remains.forget(&key).and_then(|()| remains.end())).flatten();
     if let Err(error) = ended {
         warn!(%directory, %error, "what was brought to disk could not be given up in memory");
     }

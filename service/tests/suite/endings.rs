@@ -32,12 +32,11 @@ fn a_mount_that_fails_half_way_leaves_the_branch_free_and_nothing_dirty() {
         let service = Running::start(folder);
         let (upper, lower) = (make(&folder.join("upper")), make(&folder.join("lower")));
         let union = || StackSpec::union(upper.clone(), vec![lower.clone()]);
-        // The stack is built when the place of the sessions turns out to be gone.
-        let (run, aside) = (folder.join("run"), folder.join("aside"));
-        fs::rename(&run, &aside).expect("rename");
-        let mut stream = UnixStream::connect(aside.join("control.sock")).expect("listening");
-        let answer = order(&mut stream, &Order::Mount(service.spec("one", union())));
-        fs::rename(&aside, &run).expect("rename");
+        // The stack is built when something turns out to be in the way of the socket.
+        let in_the_way = folder.join("run/one.sock");
+        fs::create_dir(&in_the_way).expect("made");
+        let answer = service.order(&Order::Mount(service.spec("one", union())));
+        fs::remove_dir(&in_the_way).expect("removed");
         assert!(matches!(answer, Answer::Failed { ref message } if message.contains("no sessions")), "{answer:?}");
         assert!(mounts(folder).is_empty());
         assert_eq!(service.status().cache.dirty_bytes, 0);

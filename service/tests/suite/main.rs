@@ -6,6 +6,7 @@ mod access;
 mod bare;
 mod caches;
 mod coherence;
+mod confinement;
 mod endings;
 mod foreign;
 mod harness;

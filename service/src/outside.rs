@@ -1,0 +1,73 @@
+//! The host, for the few deeds that need it: mounting the pool's filesystems where they are to be seen, and what leads there.
+//!
+//! A confined service has a mount namespace of its own with an empty root (`confinement/root.rs`), in which every path that its layers, fronts
+//! and parsers come to use leads nowhere. One thread was started before, and stays where the host's files are: it starts a thread for
+//! every deed that is passed to [`outside`], so that none waits for another. What these deeds are is said where it is called, and
+//! [`Deed`] lists them: none takes a path that was read from a branch or came from a client.
+//!
+//! A process that is not confined, as those of most tests, does them itself.
+
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+use std::{io, thread};
+use tracing::{debug, error};
+
+/// What is done outside, and whose paths it is done with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deed {
+    /// Opens a branch: the control side's path.
+    Branch,
+    /// Mounts an instance, or unmounts it: the control side's path.
+    Mount,
+    /// Looks at the directories that lead to a mount, and at which mount a client has as its root: the same, and `/proc`.
+    Reach,
+    /// Mounts and unmounts the memory that outlives the service: below the configured directory of sockets.
+    Memory,
+    /// Makes the archive of a layer: the control side's path.
+    Archive,
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+static OUTSIDE: OnceLock<Sender<Work>> = OnceLock::new();
+
+/// Has everything that is passed to [`outside`] from now on done by threads that begin where the calling thread is now.
+///
+/// # Errors
+/// When there is no thread to be had, or `begin` fails, which is the first that it does.
+pub(crate) fn stay(begin: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> anyhow::Result<()> {
+    let (sender, works) = channel::<Work>();
+    let (begun, answer) = channel();
+    thread::Builder::new().name("outside".into()).spawn(move || {
+        let has_begun = begin();
+        let is_ready = has_begun.is_ok();
+        if begun.send(has_begun).is_err() || !is_ready {
+            return;
+        }
+        for work in works {
+            // Without a thread the answer's sender is dropped, which says that it was not done.
+            if let Err(error) = thread::Builder::new().name("outside".into()).spawn(work) {
+                error!(%error, "no thread for a deed on the host");
+            }
+        }
+    })?;
+    answer.recv()??;
+    OUTSIDE.set(sender).map_err(|_| anyhow::anyhow!("it was left before"))
+}
+
+/// Does `work` where the host's files are, and waits for it.
+///
+/// # Errors
+/// When no thread can be had for it, or it panicked.
+pub(crate) fn outside<T: Send + 'static>(deed: Deed, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    let Some(outside) = OUTSIDE.get() else { return Ok(work()) };
+    debug!(?deed, "on the host");
+    let (done, answer) = channel();
+    let told = outside.send(Box::new(move || {
+        let _ = done.send(work());
+    }));
+    let lost =
+        || io::Error::other("no thread of the service could do that on the host; is it out of memory or of threads?");
+    told.map_err(|_| lost())?;
+    answer.recv().map_err(|_| lost())
+}

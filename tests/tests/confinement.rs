@@ -1,0 +1,72 @@
+//! A service that runs has given up what it does not need, in every thread of it.
+
+use poolfs_tests::{Pool, Way, isolated, populate};
+use std::fs;
+use std::path::Path;
+
+/// The capabilities of docs/threat-model.md: chown, dac_override, dac_read_search, fowner, fsetid, setuid, sys_ptrace, sys_admin, mknod, setfcap.
+const CAPABILITIES: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 7 | 1 << 19 | 1 << 21 | 1 << 27 | 1 << 31;
+
+fn field<'s>(status: &'s str, name: &str) -> &'s str {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name} in {status}")).trim()
+}
+
+fn set(status: &str, name: &str) -> u64 {
+    u64::from_str_radix(field(status, name), 16).expect("a set of capabilities")
+}
+
+#[test]
+fn every_thread_of_a_service_is_confined() {
+    isolated("every_thread_of_a_service_is_confined", |folder| {
+        for name in ["upper", "lower"] {
+            fs::create_dir(folder.join(name)).expect("a folder");
+        }
+        populate(&folder.join("lower"));
+        let pool = Pool::create(folder, "64M");
+        let _mounted = pool.mount_union(&folder.join("mnt"), &folder.join("upper"), &[&folder.join("lower")]);
+        let at = folder.join("mnt").display().to_string();
+        for way in [Way::Library, Way::Legacy] {
+            let _ = pool
+                .shell(way, &format!("cd {at}; cat etc/passwd > copy; mv copy moved; ls -l > /dev/null"))
+                .expect("served");
+        }
+        let threads = fs::read_dir(format!("/proc/{}/task", pool.service_pid())).expect("alive");
+        let mut count = 0;
+        for thread in threads {
+            let thread = thread.expect("listed").path();
+            let Ok(status) = fs::read_to_string(thread.join("status")) else { continue };
+            confined(&status);
+            if field(&status, "Name") != "outside" {
+                sees_nothing(&thread);
+                count += 1;
+            }
+        }
+        assert!(count > 4, "{count} threads");
+    });
+}
+
+/// A thread has a root of its own in which no path of the host leads anywhere.
+fn sees_nothing(thread: &Path) {
+    let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).expect("a namespace");
+    assert_ne!(namespace(thread), namespace(Path::new("/proc/self")), "{}", thread.display());
+    let root = thread.join("root");
+    let mut there: Vec<_> =
+        fs::read_dir(&root).expect("listed").map(|entry| entry.expect("read").file_name()).collect();
+    there.sort();
+    assert_eq!(there, ["proc", "run", "sys"]);
+    for path in ["etc/passwd", "proc/1/root/etc/passwd", "work", "dev/null"] {
+        assert!(fs::symlink_metadata(root.join(path)).is_err(), "{path}");
+    }
+}
+
+fn confined(status: &str) {
+    assert_eq!(field(status, "NoNewPrivs"), "1", "{status}");
+    assert_eq!(field(status, "Seccomp"), "2", "{status}");
+    for name in ["CapEff", "CapPrm", "CapBnd"] {
+        assert_eq!(set(status, name), CAPABILITIES, "{name} of {status}");
+    }
+    for name in ["CapInh", "CapAmb"] {
+        assert_eq!(set(status, name), 0, "{name} of {status}");
+    }
+}
