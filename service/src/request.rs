@@ -512,6 +512,12 @@ impl Request<'_> {
         }
     }
 
+    /// Whether it stores what earlier requests have brought.
+    #[must_use]
+    pub fn makes_durable(&self) -> bool {
+        matches!(self, Request::Sync { .. } | Request::SyncAll | Request::Flush { .. })
+    }
+
     /// Which kind of request this is.
     #[must_use]
     pub fn kind(&self) -> Kind {

@@ -298,7 +298,7 @@ impl StackBuilder {
     /// The memory of the pool, of which the cache has what others do not use.
     #[must_use]
     pub fn memory(&self) -> Arc<dyn PoolMemory> {
-        Arc::new(CacheMemory(Arc::clone(&self.pool)))
+        Arc::new(EvictableMemory(Arc::clone(&self.pool)))
     }
 
     /// The process is about to end.

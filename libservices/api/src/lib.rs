@@ -75,6 +75,7 @@ mod pass_through;
 pub mod random_operations;
 mod recorder;
 mod shares;
+mod spending;
 pub mod walk;
 
 pub use changed::{Changed, Unseen};
@@ -86,6 +87,7 @@ pub use memory::Memory;
 pub use poolfs_types as types;
 pub use recorder::Recorder;
 pub use shares::{Share, Shares, Taken};
+pub use spending::Spending;
 
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,

@@ -6,7 +6,7 @@ use crate::file::File;
 use crate::format::{Level, Record, Root};
 use crate::nodes::{Content, Node, lock};
 use crate::table::Sector;
-use poolfs_libservice::{Durability, Result};
+use poolfs_libservice::{Durability, Result, Spending};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -119,6 +119,8 @@ impl Bcow {
 
     /// Brings places of a file to disk, and the data that they name. Whoever comes second waits for the first.
     pub(crate) fn flush(&self, node: &Arc<Node>) -> Result<()> {
+        // What the places are of was accepted, whoever's request has them written.
+        let _spending = Spending::of_service();
         let _flushing = lock(&node.flushing);
         loop {
             let snapshot = {

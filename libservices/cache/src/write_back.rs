@@ -5,7 +5,7 @@ use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk};
 use crate::node::{Node, State};
 use crate::read::cache_failure;
 use crate::sync::{lock, read, try_lock};
-use poolfs_libservice::{Error, NameChange, Result, fail};
+use poolfs_libservice::{Error, NameChange, Result, Spending, fail};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime, Timestamp};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
@@ -63,6 +63,8 @@ impl Node {
     }
 
     fn write_back_locked(&self, flush: &MutexGuard<'_, ()>, blocks: Range<u64>, bytes_max: u64) -> Result<u64> {
+        // Whoever's request has it written: it was accepted.
+        let _spending = Spending::of_service();
         let stamp = self.settled_stamp();
         let result = self.write_back_data(flush, blocks, bytes_max).and_then(|bytes| {
             self.push_times(flush, stamp)?;

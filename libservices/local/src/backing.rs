@@ -2,7 +2,8 @@
 
 use crate::error::OpenError;
 use crate::nodes::Identity;
-use crate::sys;
+use crate::sys::{self, FilesystemUser};
+use poolfs_libservice::Spending;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::io::{Errno, Result};
@@ -19,6 +20,9 @@ const RESOLVE_TRIES_MAX: u32 = 16;
 // Filesystems whose handles find an inode again as long as it has a name (f_type of statfs). Others may forget it (FUSE) or
 // cannot tell.
 const FILESYSTEMS_WITH_HANDLES: [u64; 5] = [0xEF53, 0x5846_5342, BTRFS, TMPFS, 0xF2F5_2010];
+
+/// Filesystems that keep blocks for root: the family of ext4, f2fs.
+const FILESYSTEMS_WITH_RESERVES: [u64; 2] = [0xEF53, 0xF2F5_2010];
 
 /// f_type of btrfs, which does not count the punching of a hole into a hole as a change.
 const BTRFS: u64 = 0x9123_683E;
@@ -74,6 +78,13 @@ impl Backing {
     /// Whether the times of a punched file have to be set by hand.
     pub(crate) fn skips_times(&self) -> bool {
         self.kind == BTRFS
+    }
+
+    /// Runs a call that may take room of the disk. Where some of that is kept for root, it gets no more than whoever this is done for.
+    pub(crate) fn spend<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let user = Spending::user().filter(|_| FILESYSTEMS_WITH_RESERVES.contains(&self.kind));
+        let _user = user.and_then(FilesystemUser::new);
+        call()
     }
 
     /// What names the inode behind `fd`.

@@ -188,7 +188,7 @@ impl Local {
         let data = &data[..room];
         let range = offset..offset.saturating_add(room as u64);
         let Some((direct, body)) = self.direct_part(&opened, open.flags, &range, true) else {
-            let count = self.buffered.write(file, offset, data).map_err(fault)?;
+            let count = self.backing.spend(|| self.buffered.write(file, offset, data)).map_err(fault)?;
             return Ok(Written { count, offset });
         };
         let (first, rest) = data.split_at((body.start - offset) as usize);
@@ -196,12 +196,14 @@ impl Local {
         let buffered = |at, part: &[u8]| self.buffered.write(file, at, part);
         let mut count = 0;
         for (at, part, is_body) in [(offset, first, false), (body.start, middle, true), (body.end, last, false)] {
-            let put = if is_body {
-                direct.write(&self.bounce, at, part).unwrap_or_else(|| buffered(at, part))
-            } else {
-                buffered(at, part)
+            let put = || {
+                if is_body {
+                    direct.write(&self.bounce, at, part).unwrap_or_else(|| buffered(at, part))
+                } else {
+                    buffered(at, part)
+                }
             };
-            match put {
+            match self.backing.spend(put) {
                 Ok(put) => count += put,
                 Err(_) if count > 0 => break,
                 Err(raw) => return Err(fault(raw)),
@@ -221,7 +223,7 @@ impl Local {
             let size = rustix::fs::fstat(file).map_err(fault)?.st_size as u64;
             return Ok(Written { count: 0, offset: size });
         }
-        let count = self.buffered.append(file, data).map_err(fault)?;
+        let count = self.backing.spend(|| self.buffered.append(file, data)).map_err(fault)?;
         let end = rustix::fs::tell(file).map_err(fault)?;
         Ok(Written { count, offset: end.saturating_sub(count as u64) })
     }
@@ -244,7 +246,7 @@ impl Local {
         let flags = FallocateFlags::from_bits_retain(mode.bits());
         let fault = |raw| backend("allocating space", raw);
         loop {
-            match rustix::fs::fallocate(&opened.file, flags, offset, length) {
+            match self.backing.spend(|| rustix::fs::fallocate(&opened.file, flags, offset, length)) {
                 Err(Raw::INTR) => {}
                 Err(raw) => return Err(fault(raw)),
                 Ok(()) => break,
@@ -326,7 +328,9 @@ impl Local {
         while done < length {
             let (mut at, mut into) = (from + done, to + done);
             let want = (length - done).min(COPY_BYTES_MAX) as usize;
-            match rustix::fs::copy_file_range(&reading.file, Some(&mut at), &writing.file, Some(&mut into), want) {
+            let copy =
+                || rustix::fs::copy_file_range(&reading.file, Some(&mut at), &writing.file, Some(&mut into), want);
+            match self.backing.spend(copy) {
                 Ok(0) => break,
                 Ok(copied) => done += copied as u64,
                 Err(Raw::INTR) => {}

@@ -53,8 +53,9 @@ impl Local {
         let _names = parent.names.write().unwrap_or_else(PoisonError::into_inner);
         let directory = self.entered(&parent)?;
         let how = backing_flags(flags) | OFlags::CREATE | OFlags::EXCL;
-        let make = || with_umask(caller.umask, || open_name(&directory, name.as_bytes(), how, mode(permissions)));
-        let file = self.nodes.with_room(make).map_err(|raw| backend("creating a file", raw))?;
+        let create = || with_umask(caller.umask, || open_name(&directory, name.as_bytes(), how, mode(permissions)));
+        let file =
+            self.nodes.with_room(|| self.backing.spend(create)).map_err(|raw| backend("creating a file", raw))?;
         let inode = stat(&file).map(|stat| stat.stx_ino).ok();
         let opened = self.settled(&file, caller, permissions).and_then(|entry| {
             let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)));
@@ -79,8 +80,11 @@ impl Local {
         let directory = self.entered(&parent)?;
         let exclusive = if flags.contains(OpenFlags::EXCLUSIVE) { OFlags::EXCL } else { OFlags::empty() };
         let how = backing_flags(flags) | OFlags::TMPFILE | exclusive;
-        let make = || with_umask(caller.umask, || open_name(&directory, b".", how, mode(permissions)));
-        let file = self.nodes.with_room(make).map_err(|raw| backend("creating a file without a name", raw))?;
+        let create = || with_umask(caller.umask, || open_name(&directory, b".", how, mode(permissions)));
+        let file = self
+            .nodes
+            .with_room(|| self.backing.spend(create))
+            .map_err(|raw| backend("creating a file without a name", raw))?;
         let entry = self.settled(&file, caller, permissions)?;
         let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)));
         let handle = self.nodes.get(entry.node).and_then(open);
@@ -109,7 +113,7 @@ impl Local {
         let fault = |raw| backend("making a new name", raw);
         let _names = parent.names.write().unwrap_or_else(PoisonError::into_inner);
         let directory = self.entered(&parent)?;
-        with_umask(caller.umask, || make(&directory)).map_err(fault)?;
+        self.backing.spend(|| with_umask(caller.umask, || make(&directory))).map_err(fault)?;
         let made = self.nodes.with_room(|| open_name(&directory, name.as_bytes(), OFlags::PATH, Mode::empty()));
         let made = made.map_err(fault).inspect_err(|_| undo(&directory, name, None, remove))?;
         let inode = stat(&made).map(|stat| stat.stx_ino).ok();
@@ -177,8 +181,8 @@ impl Local {
         let descriptor = self.nodes.descriptor(&node)?;
         let number = DecInt::from_fd(descriptor.as_fd());
         let (from, name) = (number.as_c_str(), name.as_bytes());
-        rustix::fs::linkat(self.backing.proc(), from, &directory, name, AtFlags::SYMLINK_FOLLOW)
-            .map_err(|raw| backend("making a link", raw))?;
+        let link = || rustix::fs::linkat(self.backing.proc(), from, &directory, name, AtFlags::SYMLINK_FOLLOW);
+        self.backing.spend(link).map_err(|raw| backend("making a link", raw))?;
         self.entry(descriptor)
     }
 

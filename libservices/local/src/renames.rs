@@ -62,7 +62,8 @@ impl Local {
         let moving = [(&source, name), (&target, new_name)]
             .map(|(at, name)| (exchange && from.id != to.id).then(|| Moving::of(at, name)).flatten());
         let how = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
-        match rustix::fs::renameat_with(&source, name.as_bytes(), &target, new_name.as_bytes(), how) {
+        let rename = || rustix::fs::renameat_with(&source, name.as_bytes(), &target, new_name.as_bytes(), how);
+        match self.backing.spend(rename) {
             // POSIX leaves the choice of number, and xfs makes the other one.
             Err(Raw::EXIST) if !flags.contains(RenameFlags::NO_REPLACE) => return fail(Errno::ENOTEMPTY),
             result => result.map_err(|raw| backend("renaming", raw))?,

@@ -3,7 +3,9 @@
 
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::io::{Errno, Result};
-use std::ffi::{CStr, c_long, c_void};
+use rustix::thread::{CapabilitiesSecureBits, capabilities_secure_bits, set_capabilities_secure_bits};
+use std::ffi::{CStr, c_int, c_long, c_void};
+use std::marker::PhantomData;
 
 /// Longest file handle the kernel makes (MAX_HANDLE_SZ).
 const HANDLE_BYTES_MAX: usize = 128;
@@ -133,6 +135,43 @@ pub(crate) fn begin_write_back(file: impl AsFd) -> Result<()> {
     // SAFETY: the call takes numbers only.
     let result = unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
     checked(c_long::from(result)).map(drop)
+}
+
+/// As long as it is there, filesystems take the calling thread for another user's, with the capabilities that it has.
+pub(crate) struct FilesystemUser {
+    before: c_int,
+    /// It belongs to its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl FilesystemUser {
+    /// Becomes `user`; nothing where that would take capabilities away.
+    pub(crate) fn new(user: u32) -> Option<Self> {
+        thread_local! {
+            static KEEPS_CAPABILITIES: bool = keeps_capabilities();
+        }
+        if !KEEPS_CAPABILITIES.with(|keeps| *keeps) {
+            return None;
+        }
+        // SAFETY: it changes which user the calling thread is for filesystems, and touches no memory. The C library does not have
+        // other threads follow.
+        let before = unsafe { libc::setfsuid(user) };
+        Some(Self { before, _thread: PhantomData })
+    }
+}
+
+impl Drop for FilesystemUser {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::setfsuid(self.before.cast_unsigned()) };
+    }
+}
+
+/// Whether the calling thread keeps its capabilities when it becomes another user; sees to that, if it may.
+fn keeps_capabilities() -> bool {
+    let wanted = CapabilitiesSecureBits::NO_SETUID_FIXUP;
+    let Ok(bits) = capabilities_secure_bits() else { return false };
+    bits.contains(wanted) || set_capabilities_secure_bits(bits | wanted).is_ok()
 }
 
 /// `getxattrat`: the size of the value, which is in `value` if it fits.

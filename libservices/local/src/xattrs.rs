@@ -86,15 +86,14 @@ impl Local {
         self.changeable()?;
         let descriptor = self.nodes.descriptor(&node)?;
         let number = DecInt::from_fd(descriptor.as_fd());
-        let result = sys::setxattrat(self.backing.proc(), number.as_c_str(), &name, value, flags.bits());
-        let result = match result {
+        let set = || match sys::setxattrat(self.backing.proc(), number.as_c_str(), &name, value, flags.bits()) {
             Err(Raw::NOSYS) => {
                 let flags = rustix::fs::XattrFlags::from_bits_retain(flags.bits());
                 rustix::fs::setxattr(path(&descriptor), name.as_c_str(), value, flags)
             }
             result => result,
         };
-        result.map_err(|raw| backend("setting an extended attribute", raw))
+        self.backing.spend(set).map_err(|raw| backend("setting an extended attribute", raw))
     }
 
     pub(crate) fn xattr_names(&self, id: NodeId) -> Result<Vec<Vec<u8>>> {

@@ -16,7 +16,7 @@ use crate::format::{ORIGIN_PATH_MAX, Origin};
 use crate::links::has_several_names;
 use crate::node::{Content, Node, OpenFile, State, lock};
 use crate::sketch::{BLOCK, SKETCH_SIZE_MAX};
-use poolfs_libservice::{Held, Result, Written, fail};
+use poolfs_libservice::{Held, Result, Spending, Written, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SetAttributes, SetTime};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -233,6 +233,7 @@ impl Union {
     pub(crate) fn complete_deferred(&self, node: &Arc<Node>) -> Result<()> {
         let waits = node.read().first_write.is_some();
         if waits {
+            let _spending = Spending::of_service();
             let _names = self.names_mut();
             self.copy_up(node, Bytes::Sketch)?;
         }

@@ -10,7 +10,7 @@ use crate::journal::{Change, Journal};
 use crate::node::{Content, Node, State, lock};
 use crate::sketch::{BLOCK, Sketch};
 use crate::statistics::Counters;
-use poolfs_libservice::{Branch, Error, Opened, Result};
+use poolfs_libservice::{Branch, Error, Opened, Result, Spending};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -224,6 +224,8 @@ impl Copies {
         pieces: &mut Pieces,
         known: Option<Range<u64>>,
     ) -> Result<()> {
+        // Whoever needs the blocks: their writes were accepted.
+        let _spending = Spending::of_service();
         let Pieces { below, written } = pieces;
         while let Some(run) = sketch.transit.run(blocks.clone()) {
             let (_, files) = sketch.parts()?;

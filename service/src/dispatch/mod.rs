@@ -11,8 +11,8 @@ use crate::access::{self, Acl};
 use crate::instance::Instance;
 use crate::request::{Context, Failure, Reply, Request};
 use crate::spans::{enter, note};
-use poolfs_libservice::Error;
 use poolfs_libservice::types::{Attributes, Errno, NodeId};
+use poolfs_libservice::{Error, Spending};
 use poolfs_service_protocol::Layer;
 use std::time::Instant;
 use tracing::warn;
@@ -59,6 +59,7 @@ impl Instance {
         let _access = enter(Layer::Access);
         let started = Instant::now();
         let changing = self.change_attributes(context, request.changes());
+        let _spending = (!request.makes_durable()).then(|| Spending::of_user(context.caller.uid));
         let served = self.serve(context, request);
         // Also what has failed may have changed something.
         drop(changing);
