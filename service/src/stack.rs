@@ -514,6 +514,11 @@ impl StackBuilder {
     }
 }
 
+/// Whether links of `/proc` must be followed for what layers do: on kernels before Linux 6.13.
+pub(crate) fn needs_links_of_proc() -> bool {
+    poolfs_local::needs_links_of_proc()
+}
+
 /// The directory as a layer. All later use of it is by descriptors.
 fn local(path: &Path, options: LocalOptions) -> Result<Arc<Local>, String> {
     let path = path.to_owned();

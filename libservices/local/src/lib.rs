@@ -56,3 +56,4 @@ mod xattrs;
 pub use descriptors::Descriptors;
 pub use error::OpenError;
 pub use layer::{Local, LocalOptions};
+pub use xattrs::needs_links_of_proc;

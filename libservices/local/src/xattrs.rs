@@ -51,6 +51,12 @@ fn path(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", DecInt::from_fd(fd).as_str())
 }
 
+/// Whether the kernel is so old that extended attributes are reached by links of `/proc`, which must be followed then.
+#[must_use]
+pub fn needs_links_of_proc() -> bool {
+    matches!(sys::listxattrat(rustix::fs::CWD, c".", &mut []), Err(Raw::NOSYS))
+}
+
 impl Backing {
     fn xattr(&self, fd: &OwnedFd, name: &CString) -> rustix::io::Result<Vec<u8>> {
         let number = DecInt::from_fd(fd);

@@ -1,5 +1,6 @@
 //! A mount namespace of its own, with a root in which there is next to nothing.
 
+use crate::stack::needs_links_of_proc;
 use rustix::fs::{CWD, Mode};
 use rustix::io::Errno;
 use rustix::mount::{
@@ -27,7 +28,9 @@ const HARMLESS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(M
 /// The directory of sockets; processes, where no link leads to what they see; which CPUs there are.
 fn shown(sockets: Option<&Path>) -> Vec<Shown> {
     let seen = HARMLESS | NO_LINKS | MountFlags::RDONLY;
-    let looked_at = ["/proc", "/sys/devices/system/cpu"].map(|path| Shown { path: path.into(), flags: seen });
+    let links = if needs_links_of_proc() { NO_LINKS } else { MountFlags::empty() };
+    let looked_at = [("/proc", seen - links), ("/sys/devices/system/cpu", seen)];
+    let looked_at = looked_at.map(|(path, flags)| Shown { path: path.into(), flags });
     let sockets = sockets.map(|path| Shown { path: path.to_owned(), flags: HARMLESS | NO_LINKS });
     looked_at.into_iter().chain(sockets).collect()
 }
