@@ -246,9 +246,9 @@ pub struct StackBuilder {
     frozen: Mutex<BTreeMap<Vec<PathBuf>, Weak<Union>>>,
 }
 
-struct CacheMemory(Arc<CachePool>);
+struct EvictableMemory(Arc<CachePool>);
 
-impl PoolMemory for CacheMemory {
+impl PoolMemory for EvictableMemory {
     fn charge(&self, bytes: u64) {
         self.0.charge(bytes);
     }
