@@ -5,13 +5,11 @@
 use crate::area::{self, BUFFERS_MAX, BufferArea, DirectReads, OutOfBounds, QUEUES_MAX};
 use crate::borrowed::Borrowed;
 use crate::futex;
-use crate::handshake::{
-    DESCRIPTORS_MAX, GRANT_DESCRIPTORS_MAX, Granted, receive_grant, receive_welcome, send_hello, wait_readable,
-};
+use crate::handshake::{DESCRIPTORS_MAX, Granted, receive_grant, receive_welcome, send_hello, wait_readable};
 use crate::hold::{Frame, Hold, thread_token};
 use crate::memory::{ForkMarker, Mapping, errno};
 use crate::queue::RelaxedQueue;
-use crate::segment::{FileNotice, Leases, SegmentView, SketchFiles};
+use crate::segment::{FileNotice, Leases, SegmentView};
 use crate::spin::Spinner;
 use crate::state::CallerState;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
@@ -218,10 +216,9 @@ impl Connection {
     /// # Errors
     /// `EAGAIN` when it is not there (another thread has received it), else those of receiving and mapping.
     pub fn receive_segment(&self, number: u64) -> Result<(Grant, SegmentView, FileNotice), Errno> {
-        let (grant, mut files) = self.receive(number)?;
-        let notice = files.get_mut(grant.descriptors() - 1).and_then(Option::take).ok_or(Errno::EPROTO)?;
+        let (grant, [Some(map), Some(data), Some(notice)]) = self.receive(number)? else { return Err(Errno::EPROTO) };
         let notice = FileNotice::new(notice, false)?;
-        Ok((grant, view_of(&grant, files)?, notice))
+        Ok((grant, SegmentView::new(map, data, grant.capacity)?, notice))
     }
 
     /// Receives the whole file that was granted with this number, as [`Connection::receive_segment`].
@@ -400,16 +397,4 @@ fn shared_by_cpus(welcome: &Welcome) -> u64 {
         seen |= bit;
     }
     twice
-}
-
-/// Maps what came with a grant.
-fn view_of(grant: &Grant, files: [Option<OwnedFd>; GRANT_DESCRIPTORS_MAX]) -> Result<SegmentView, Errno> {
-    match files {
-        [Some(map), Some(data), None, None, None, None] => SegmentView::new(map, data, grant.capacity),
-        [Some(own_map), Some(own_data), Some(moved), Some(map), Some(data), None] => {
-            let base = SketchFiles { moved, blocks: grant.sketch_blocks, map, data, capacity: grant.base_capacity };
-            SegmentView::of_sketch(own_map, own_data, grant.capacity, base)
-        }
-        _ => Err(Errno::EPROTO),
-    }
 }

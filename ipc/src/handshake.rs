@@ -19,7 +19,7 @@ use zerocopy::{FromZeros, IntoBytes};
 pub const DESCRIPTORS_MAX: usize = 2 + QUEUES_MAX;
 
 /// Most descriptors of a grant.
-pub const GRANT_DESCRIPTORS_MAX: usize = 6;
+pub const GRANT_DESCRIPTORS_MAX: usize = 3;
 
 impl Hello {
     /// The greeting of this version.

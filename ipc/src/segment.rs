@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! map:    0x000 magic 'PFSM', layout version   0x008 capacity in blocks   0x040 state   0x080 size   0x1000 words, one a block
-//! word:   [1:0] place: 0 ABSENT 1 RESIDENT 2 BASE (in the file below) 3 ZERO    [2] BUSY (ask)    [3] 0    [31:4] generation
+//! word:   [1:0] place: 0 ABSENT 1 RESIDENT 3 ZERO    [2] BUSY (ask)    [3] 0    [31:4] generation
 //! leases: 0x000 life: a robust mutex that the service holds   0x040 words, one a lease: [31:0] its epoch [63:32] closings
 //! notice: 0x000 sequence   0x008 what it says: the file's attributes, and until when they count
 //! ```
@@ -11,10 +11,6 @@
 //! Every word here has one side that writes it: the service. A word's generation advances at every change of its place. A
 //! reader looks at the words, copies, and looks again: when none has changed, what it copied was there all the time. Who takes
 //! bytes away first says so in the words ([`retract`]), and then takes them.
-//!
-//! A file of which some blocks stand in the file below it (a sketch) has two segments with their maps, and a third map that says of
-//! each block in which: RESIDENT in its own, BASE in the other. A reader looks at this word too, before and after the copy: a block
-//! that moves meanwhile is read again.
 //!
 //! A *lease* says whether the segment still is the file's content for one instance: it is revoked before the file's content
 //! moves elsewhere (copy-up), or may be changed by the kernel alone (a shared mapping). All leases end with the service: the
@@ -41,8 +37,6 @@ pub enum Place {
     Absent = 0,
     /// in the segment
     Resident = 1,
-    /// in the segment of the file below
-    Base = 2,
     /// nowhere: they are zeros
     Zero = 3,
 }
@@ -63,19 +57,14 @@ impl Look {
     pub fn is(self, place: Place) -> bool {
         self.0 & PLACE == place as u32
     }
-
-    /// Whether the block is in the file below.
-    #[must_use]
-    pub fn is_base(self) -> bool {
-        self.is(Place::Base)
-    }
 }
 
 /// The reader's first step: what can be copied, if anything can.
 #[must_use]
 pub fn look(word: &AtomicU32) -> Option<Look> {
     let now = word.load(Ordering::Acquire);
-    (now & PLACE != Place::Absent as u32 && now & BUSY == 0).then_some(Look(now))
+    let is_there = [Place::Resident, Place::Zero].map(|place| place as u32).contains(&(now & PLACE));
+    (is_there && now & BUSY == 0).then_some(Look(now))
 }
 
 /// The reader's last step, after [`copied`]: whether what it copied was the block.
@@ -119,7 +108,7 @@ pub use glance::{ContentGlance, LeaseGlance, NoticeGlance};
 #[cfg(not(loom))]
 pub use mapped::{
     BLOCK, CAPACITY_MAX, FileNotice, LEASES_MAX, LeaseWord, Leases, NOTICE_LENGTH, Noted, Read, SegmentMap,
-    SegmentRanges, SegmentView, SketchFiles, capacity_for, leases_length, map_length,
+    SegmentRanges, SegmentView, capacity_for, leases_length, map_length,
 };
 #[cfg(all(feature = "std", not(loom)))]
 pub use mounted::{Life, collapse, is_used_by_others, read_only_clone};

@@ -61,8 +61,7 @@ pub struct Welcome {
     pub leases: u32,
 }
 
-/// A file's segment, sent over the session's socket with the descriptors of its map and of the segment itself; of a sketch, then
-/// with those of the map of moved blocks, and of the map and segment of the file below; at last with that of its lease's notice. The
+/// A file's segment, sent over the session's socket with the descriptors of its map, of the segment itself and of its lease's notice. The
 /// reply to [`Operation::Segment`] tells its number. Or a whole file to be mapped, with its descriptor and nothing else
 /// ([`Operation::Lend`]).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -80,17 +79,13 @@ pub struct Grant {
     pub lease: u32,
     /// Its epoch, as long as it is not revoked.
     pub epoch: u32,
-    /// Of a sketch: blocks of the map of moved blocks; else 0, and there are three descriptors.
-    pub sketch_blocks: u64,
-    /// Of a sketch: blocks of the map of the file below.
-    pub base_capacity: u64,
 }
 
 impl Grant {
     /// What the service gives under a lease, before it is sent.
     #[must_use]
     pub fn new(capacity: u64, lease: u32, epoch: u32) -> Self {
-        Self { magic: MAGIC, version: VERSION, number: 0, capacity, lease, epoch, sketch_blocks: 0, base_capacity: 0 }
+        Self { magic: MAGIC, version: VERSION, number: 0, capacity, lease, epoch }
     }
 
     /// A whole file.
@@ -102,11 +97,7 @@ impl Grant {
     /// How many descriptors come with it.
     #[must_use]
     pub fn descriptors(&self) -> usize {
-        match (self.capacity, self.sketch_blocks) {
-            (0, _) => 1,
-            (_, 0) => 3,
-            _ => 6,
-        }
+        if self.capacity == 0 { 1 } else { 3 }
     }
 }
 

@@ -23,7 +23,7 @@ use poolfs_libservice::{Layered, Libservice};
 use poolfs_local::{Descriptors, Local, LocalOptions};
 use poolfs_quota::{Accepted, Account, Limited, Measured};
 use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat};
-use poolfs_union::{LAYER_ID_MAX, Lower, SharedMemory, Union, UnionConfig};
+use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -342,7 +342,6 @@ impl StackBuilder {
                     branches.push(self.branch(lower, Role::Lower, &Storage::default(), None)?);
                 }
                 let config = UnionConfig {
-                    shared_memory: Some(self.shared_memory()),
                     unlimited_upper: Some(branches[0].cache_layer()),
                     journal_bytes: if branches[0].is_kept { self.journal_bytes() } else { 0 },
                     ..UnionConfig::new(branches[0].layer(), self.lowers(&branches[1..])?)
@@ -358,12 +357,6 @@ impl StackBuilder {
     /// How long a generation of the journal of a union may become.
     fn journal_bytes(&self) -> u64 {
         (self.pool.statistics().limit_bytes / JOURNAL_SHARE).clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX)
-    }
-
-    /// Where layers put what clients are shown, as long as the cache is there.
-    fn shared_memory(&self) -> SharedMemory {
-        let pool = Arc::downgrade(&self.pool);
-        Arc::new(move |length| pool.upgrade().map_or(Ok(None), |pool| pool.shared_memory(length)))
     }
 
     /// The layers of lower branches, topmost first. One that was an upper branch makes a union with those below it, which all stacks share.
@@ -394,10 +387,7 @@ impl StackBuilder {
             let union = match frozen.get(&paths).and_then(Weak::upgrade) {
                 Some(union) => union,
                 None => {
-                    let config = UnionConfig {
-                        shared_memory: Some(self.shared_memory()),
-                        ..UnionConfig::new(layer, std::mem::take(&mut lowers))
-                    };
+                    let config = UnionConfig::new(layer, std::mem::take(&mut lowers));
                     let union = Union::open_frozen(config).map_err(|error| failed(with_causes(&error)))?;
                     frozen.insert(paths, Arc::downgrade(&union));
                     union

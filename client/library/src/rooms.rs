@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn what_is_shown_is_read_until_it_is_hidden_and_nothing_is_unmapped() {
         let (small, large) = (content_of(1024, 3), content_of(4096, 5));
-        let ranges = |content: &Content| content.view.single().expect("one file");
+        let ranges = |content: &Content| content.view.ranges();
         assert_eq!(first_byte(1, 1), None, "there is no room");
         assert!(show(SESSION, 1, &ranges(&small)));
         assert_eq!((first_byte(1, 1024), first_byte(1, 1025), first_byte(2, 1024)), (Some(3), None, None));

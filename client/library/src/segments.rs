@@ -14,7 +14,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use poolfs_ipc::area::COUNTED_MAX;
 use poolfs_ipc::hold::{Frame, Hold};
-use poolfs_ipc::segment::{FileNotice, Noted, SegmentView};
+use poolfs_ipc::segment::{FileNotice, Noted, SegmentRanges, SegmentView};
 use poolfs_ipc::wire::{Grant, WireAttributes, owners};
 
 /// Segments one session has at a time: a handle has its place by its number.
@@ -275,7 +275,10 @@ impl Segments {
         let filled = self.places.iter().filter(|place| place.state.load(Ordering::SeqCst) != EMPTY);
         // SAFETY: written before the place was filled; the caller uses the session, or all its threads are stopped.
         let memory = filled.map(|place| unsafe { (*place.memory.get()).assume_init_ref() });
-        memory.flat_map(|memory| memory.view.ranges().chain([memory.notice.range()]))
+        memory.flat_map(|memory| {
+            let SegmentRanges { map, data, .. } = memory.view.ranges();
+            [map, data, memory.notice.range()]
+        })
     }
 }
 
@@ -330,7 +333,7 @@ impl Filling<'_> {
         self.place.device.store(u64::from(device.0) << 32 | u64::from(device.1), Ordering::Relaxed);
         area.into_iter().for_each(|area| area.show_notice(place_of(handle), notice.range()));
         // Without an area nobody reads at a glance.
-        let ranges = area.and_then(|_| view.single());
+        let ranges = area.map(|_| view.ranges());
         let capacity =
             ranges.filter(|ranges| rooms::show(session, place_of(handle), ranges)).map_or(0, |ranges| ranges.capacity);
         self.place.capacity.store(capacity, Ordering::Relaxed);

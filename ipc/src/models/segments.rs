@@ -140,53 +140,6 @@ fn loom_segment_what_was_cut_off_does_not_come_back_when_the_file_grows_again() 
     });
 }
 
-/// A block of a sketch, which stands in the file below until it moves, and the word that says where it is.
-#[derive(Default)]
-struct SketchBlock {
-    moved: AtomicU32,
-    own: Block,
-    base: Block,
-}
-
-impl SketchBlock {
-    /// A write makes the block the sketch's own.
-    fn move_up(&self, content: u32) {
-        self.own.fill(content);
-        segment::publish(&self.moved, Place::Resident);
-    }
-
-    /// A client reads; nothing: it asks.
-    fn read(&self) -> Option<[u32; 2]> {
-        let before = segment::look(&self.moved)?;
-        let file = if before.is_base() { &self.base } else { &self.own };
-        let bytes = file.read()?;
-        segment::is_unchanged(&self.moved, before).then_some(bytes)
-    }
-}
-
-#[test]
-fn loom_segment_a_block_that_moves_up_is_old_or_new_whatever_becomes_of_the_one_below() {
-    check(3, || {
-        let (sketch, told) = (Arc::new(SketchBlock::default()), Arc::new(AtomicU32::new(0)));
-        sketch.base.fill(7);
-        segment::publish(&sketch.moved, Place::Base);
-        let (others, answered) = (Arc::clone(&sketch), Arc::clone(&told));
-        let service = thread::spawn(move || {
-            others.move_up(8);
-            answered.store(1, Ordering::Release);
-            // Nobody needs it there any more; the memory is another file's next.
-            others.base.evict();
-            others.base.fill(9);
-        });
-        let is_answered = told.load(Ordering::Acquire) == 1;
-        if let Some(bytes) = sketch.read() {
-            assert!(bytes == [8, 8] || (bytes == [7, 7] && !is_answered), "{bytes:?}");
-        }
-        service.join().expect("service");
-        assert_eq!(sketch.read(), Some([8, 8]));
-    });
-}
-
 #[test]
 fn loom_closings_a_number_is_not_taken_for_what_it_was_before_it_was_closed() {
     const FILE: u32 = 1;

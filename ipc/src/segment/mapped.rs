@@ -318,8 +318,7 @@ impl File {
 
     fn look(&self, block: u64) -> Option<Look> {
         let is_mapped = block < self.capacity.min(self.data.length() as u64 / BLOCK);
-        let seen = is_mapped.then(|| look(block_word(&self.map, block))).flatten();
-        seen.filter(|seen| !seen.is_base())
+        is_mapped.then(|| look(block_word(&self.map, block))).flatten()
     }
 }
 
@@ -337,35 +336,9 @@ fn read_map(file: impl AsFd, capacity: u64) -> Result<Mapping, Errno> {
     if told == (MAGIC, LAYOUT, capacity) { Ok(map) } else { Err(Errno::EPROTO) }
 }
 
-/// What a client of a sketch is given beside the sketch's own segment and map.
-#[derive(Clone, Copy, Debug)]
-pub struct SketchFiles<F> {
-    /// The map that says of each block in which of the two it is.
-    pub moved: F,
-    /// Blocks of that map; all further ones are in the sketch's own segment.
-    pub blocks: u64,
-    /// The map of the file below.
-    pub map: F,
-    /// Its segment.
-    pub data: F,
-    /// Blocks of its map.
-    pub capacity: u64,
-}
-
-/// The file below a sketch.
+/// A segment with its map, as a client reads it.
 #[derive(Debug)]
-struct Base {
-    moved: Mapping,
-    blocks: u64,
-    file: File,
-}
-
-/// A segment with its map, as a client reads it; of a sketch, with those of the file below.
-#[derive(Debug)]
-pub struct SegmentView {
-    own: File,
-    base: Option<Base>,
-}
+pub struct SegmentView(File);
 
 /// Where a segment and its map are mapped: addresses and lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -378,60 +351,33 @@ pub struct SegmentRanges {
     pub capacity: u64,
 }
 
-/// What the words of a block said before it was copied: that of the sketch, if it has one, and that of the file it is in.
-#[derive(Clone, Copy, Default)]
-struct Looks {
-    moved: Look,
-    place: Look,
-}
-
 impl SegmentView {
     /// Maps what the service gave.
     ///
     /// # Errors
     /// `EPROTO` for files that are no map and segment of `capacity` blocks; those of `mmap(2)`.
     pub fn new(map: impl AsFd, data: impl AsFd, capacity: u64) -> Result<Self, Errno> {
-        Ok(Self { own: File::new(map, data, capacity)?, base: None })
+        Ok(Self(File::new(map, data, capacity)?))
     }
 
-    /// As [`Self::new`], of a sketch.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
-    pub fn of_sketch<F: AsFd>(map: F, data: F, capacity: u64, files: SketchFiles<F>) -> Result<Self, Errno> {
-        let moved = read_map(files.moved, files.blocks)?;
-        let file = File::new(files.map, files.data, files.capacity)?;
-        let base = Base { moved, blocks: files.blocks, file };
-        Ok(Self { base: Some(base), ..Self::new(map, data, capacity)? })
-    }
-
-    /// The memory.
-    pub fn ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let base = self.base.iter().flat_map(|base| [&base.moved, &base.file.map, &base.file.data]);
-        let all = [&self.own.map, &self.own.data].into_iter().chain(base);
-        all.map(|mapping| (mapping.base().as_ptr().addr(), mapping.length()))
-    }
-
-    /// Where its map and its bytes are, and how many blocks that is, unless some blocks may be in a file below.
+    /// Where its map and its bytes are, and how many blocks that is.
     #[must_use]
-    pub fn single(&self) -> Option<SegmentRanges> {
+    pub fn ranges(&self) -> SegmentRanges {
         let range = |mapping: &Mapping| (mapping.base().as_ptr().addr(), mapping.length());
-        let File { map, data, capacity } = &self.own;
-        let ranges = || SegmentRanges { map: range(map), data: range(data), capacity: *capacity };
-        self.base.is_none().then(ranges)
+        let File { map, data, capacity } = &self.0;
+        SegmentRanges { map: range(map), data: range(data), capacity: *capacity }
     }
 
     /// Whether the service still keeps it.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        let is_live = |map: &Mapping| state(map).load(Ordering::Acquire) == LIVE;
-        is_live(&self.own.map) && self.base.as_ref().is_none_or(|base| is_live(&base.moved) && is_live(&base.file.map))
+        state(&self.0.map).load(Ordering::Acquire) == LIVE
     }
 
     /// Whether it is of no use for reads at `offset` any more.
     #[must_use]
     pub fn is_over(&self, offset: u64) -> bool {
-        !self.is_live() || (offset >= self.own.capacity * BLOCK && self.own.capacity < CAPACITY_MAX)
+        !self.is_live() || (offset >= self.0.capacity * BLOCK && self.0.capacity < CAPACITY_MAX)
     }
 
     /// Copies up to `length` bytes from `offset` on, as far as they are there, while `is_leased` says that this is the
@@ -444,9 +390,9 @@ impl SegmentView {
         if !self.is_live() || !is_leased() {
             return NOTHING;
         }
-        let file_end = size(&self.own.map).load(Ordering::Acquire);
+        let file_end = size(&self.0.map).load(Ordering::Acquire);
         let wanted_end = offset.saturating_add(length as u64).min(file_end);
-        let end = wanted_end.min(self.own.capacity * BLOCK);
+        let end = wanted_end.min(self.0.capacity * BLOCK);
         let mut at = offset;
         while at < end {
             let piece_end = ((at / BLOCK + PIECE_BLOCKS) * BLOCK).min(end);
@@ -464,43 +410,18 @@ impl SegmentView {
         Read { count: at.saturating_sub(offset) as usize, is_whole: at >= wanted_end }
     }
 
-    /// The file of a block whose words said this.
-    fn file(&self, looks: Looks) -> &File {
-        match &self.base {
-            Some(base) if looks.moved.is_base() => &base.file,
-            _ => &self.own,
-        }
-    }
-
-    /// What the words of a block say, if it can be copied.
-    fn look(&self, block: u64) -> Option<Looks> {
-        let moved = match &self.base {
-            Some(base) if block < base.blocks => look(block_word(&base.moved, block))?,
-            _ => Look::default(),
-        };
-        let looks = Looks { moved, ..Looks::default() };
-        Some(Looks { place: self.file(looks).look(block)?, ..looks })
-    }
-
-    fn is_unchanged(&self, block: u64, before: Looks) -> bool {
-        let is_there = match &self.base {
-            Some(base) if block < base.blocks => is_unchanged(block_word(&base.moved, block), before.moved),
-            _ => true,
-        };
-        is_there && is_unchanged(block_word(&self.file(before).map, block), before.place)
-    }
-
     /// Copies bytes within the map's blocks, as far as they were there all the time; returns where that ends.
     ///
     /// # Safety
     /// `target` must be writable for that many bytes and lie outside the segment.
     unsafe fn copy_piece(&self, bytes: Range<u64>, target: *mut u8) -> u64 {
         let first = bytes.start / BLOCK;
-        let mut looks = [Looks::default(); PIECE_BLOCKS as usize];
+        let File { map, data, .. } = &self.0;
+        let mut looks = [Look::default(); PIECE_BLOCKS as usize];
         for _ in 0..ATTEMPTS_MAX {
             let mut end = first;
             for (seen, block) in looks.iter_mut().zip(first..bytes.end.div_ceil(BLOCK)) {
-                let Some(now) = self.look(block) else { break };
+                let Some(now) = self.0.look(block) else { break };
                 *seen = now;
                 end = block + 1;
             }
@@ -508,28 +429,24 @@ impl SegmentView {
             let mut from = bytes.start;
             while from < stop {
                 let block = from / BLOCK;
-                let source = |block: u64| {
-                    let looks = looks[(block - first) as usize];
-                    (looks.place.is_zero(), looks.moved.is_base())
-                };
-                let alike = (block..end).take_while(|&other| source(other) == source(block)).count() as u64;
+                let is_zero = |block: u64| looks[(block - first) as usize].is_zero();
+                let alike = (block..end).take_while(|&other| is_zero(other) == is_zero(block)).count() as u64;
                 let to = ((block + alike) * BLOCK).min(stop);
                 let count = (to - from) as usize;
                 // SAFETY: the caller vouches for `target`; a block that was looked at is one of the file's map, and the segment is
                 // mapped as long as that. What the service changes meanwhile is found out below.
                 unsafe {
                     let place = target.add((from - bytes.start) as usize);
-                    if source(block).0 {
+                    if is_zero(block) {
                         place.write_bytes(0, count);
                     } else {
-                        let data = &self.file(looks[(block - first) as usize]).data;
                         copy(data.base().as_ptr().add(from as usize), place, count);
                     }
                 }
                 from = to;
             }
             copied();
-            if looks.iter().zip(first..end).all(|(seen, block)| self.is_unchanged(block, *seen)) {
+            if looks.iter().zip(first..end).all(|(seen, block)| is_unchanged(block_word(map, block), *seen)) {
                 return stop;
             }
         }

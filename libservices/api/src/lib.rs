@@ -485,23 +485,6 @@ pub struct Segment {
     pub data: OwnedFd,
     /// Blocks of the map.
     pub capacity: u64,
-    /// Of a file of which some blocks stand in another: that one.
-    pub base: Option<Base>,
-}
-
-/// The file below, in which a file's blocks stand that have not moved; read-only descriptors too.
-#[derive(Debug)]
-pub struct Base {
-    /// The map that says which blocks have moved.
-    pub moved: OwnedFd,
-    /// Blocks of that map: all further ones have moved.
-    pub blocks: u64,
-    /// The map of the file below.
-    pub map: OwnedFd,
-    /// Its bytes, at their offsets.
-    pub data: OwnedFd,
-    /// Blocks of its map.
-    pub capacity: u64,
 }
 
 /// All bytes of a program.

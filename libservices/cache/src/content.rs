@@ -67,7 +67,7 @@ impl Content {
     }
 
     /// Moves to a segment, which is empty when nothing is cached.
-    pub(crate) fn promote(&mut self, store: &Arc<SegmentStore>) -> io::Result<&Segment> {
+    pub(crate) fn promote(&mut self, store: &Arc<SegmentStore>) -> io::Result<&mut Segment> {
         if !matches!(self, Content::Segment(_)) {
             let segment = store.create()?;
             if let Content::Heap(bytes) = self {
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn content_with_a_gap_takes_no_more_memory_than_its_blocks() {
-        let store = Arc::new(SegmentStore::new(4, None).unwrap());
+        let store = Arc::new(SegmentStore::new(4, 4, None).unwrap());
         let mut late = Content::default();
         late.write(&store, 32 << 10, 28 << 10, &[1; 4096]).unwrap();
         assert!(matches!(late, Content::Segment(_)), "28 KiB on the heap for a block that is charged with 4");
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn content_moves_to_a_segment_when_it_grows() {
-        let store = Arc::new(SegmentStore::new(4, None).unwrap());
+        let store = Arc::new(SegmentStore::new(4, 4, None).unwrap());
         let mut content = Content::default();
         content.write(&store, 8192, 100, b"abc").unwrap();
         assert!(matches!(content, Content::Heap(ref bytes) if bytes.len() == 103));

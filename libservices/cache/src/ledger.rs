@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn entries_are_found_again_until_they_are_given_up() {
-        let store = SegmentStore::new(4, None).unwrap();
+        let store = SegmentStore::new(4, 4, None).unwrap();
         let ledger = Ledger::new(&store, 1 << 20).unwrap();
         let recorder = Recorder { ledger: Arc::clone(&ledger), key: [7; 16] };
         let modified = Timestamp { seconds: -5, nanoseconds: 17 };
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_all_that_a_cache_can_hold_and_no_more() {
-        let store = SegmentStore::new(4, None).unwrap();
+        let store = SegmentStore::new(4, 4, None).unwrap();
         let ledger = Ledger::new(&store, 1 << 20).unwrap();
         let mut free = lock(&ledger.free);
         assert_eq!(std::iter::from_fn(|| free.chunks.take()).count(), 257);

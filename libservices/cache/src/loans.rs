@@ -22,6 +22,7 @@ impl Loans {
         let Some(mut loans) = try_lock(&self.0) else { return };
         let over: Vec<_> = loans.extract_if(.., |_, pin| !pin.is_used()).collect();
         drop(loans);
+        over.iter().for_each(|(_, pin)| pin.let_go());
         drop(over);
     }
 

@@ -12,12 +12,12 @@ use crate::pins::Pins;
 use crate::read_ahead::ReadAheadQueue;
 use crate::segments::{SegmentStore, SharedNotice};
 use crate::sync::{lock, try_lock};
+use crate::view::VIEWS_MAX;
 use crossbeam_utils::CachePadded;
 use poolfs_ipc::segment::{Leases, leases_length};
 use poolfs_libservice::Shares;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -37,6 +37,10 @@ const HURRIED_MAX: usize = 64;
 
 /// Most segments of programs open at once, between uses: they are hardly ever read or written here.
 const TEXT_DESCRIPTORS_MAX: usize = 64;
+/// Most segments kept open because clients may have them: those that have a view, and as many whose view is over.
+const HOLDS_MAX: usize = 2 * VIEWS_MAX;
+/// Most files lent to processes.
+const LENT_MAX: usize = 1024;
 
 #[derive(Default)]
 struct Counter {
@@ -224,8 +228,10 @@ impl CacheMemory {
     /// See [`CacheError`]; nothing is left behind.
     pub fn mount(config: &CacheConfig) -> Result<Self, CacheError> {
         config.check()?;
-        let segments = Arc::new(SegmentStore::new(config.descriptors_max, config.kept_at.as_deref())?);
-        let texts = Arc::new(SegmentStore::new(TEXT_DESCRIPTORS_MAX.min(config.descriptors_max), None)?);
+        let segments = SegmentStore::new(config.descriptors_max, HOLDS_MAX, config.kept_at.as_deref())?;
+        let segments = Arc::new(segments);
+        let texts = SegmentStore::new(TEXT_DESCRIPTORS_MAX.min(config.descriptors_max), LENT_MAX, None)?;
+        let texts = Arc::new(texts);
         Ok(Self { segments, texts })
     }
 }
@@ -296,22 +302,13 @@ impl CachePool {
         Ok(())
     }
 
-    /// A file of `length` zeros that clients can be shown, and a descriptor of it that nobody can write by. Nothing when this kernel
-    /// cannot show it to them read-only.
-    ///
-    /// # Errors
-    /// Those of making a file.
-    pub fn shared_memory(&self, length: u64) -> io::Result<Option<(File, OwnedFd)>> {
-        self.pool.segments.anonymous(length)
-    }
-
     /// Room for `count` leases of segments, and what clients are given of it. Nothing when this kernel cannot show it to them
     /// read-only.
     ///
     /// # Errors
     /// Those of making a file and mapping it.
     pub fn leases(&self, count: usize) -> io::Result<Option<(Leases, OwnedFd)>> {
-        let Some((file, reader)) = self.shared_memory(leases_length(count) as u64)? else {
+        let Some((file, reader)) = self.pool.segments.anonymous(leases_length(count) as u64)? else {
             return Ok(None);
         };
         let leases = Leases::new(&file, count, true).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;

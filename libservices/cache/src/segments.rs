@@ -4,6 +4,10 @@
 //! kernel frees it. With one it is mounted there, in a directory of its own, and only the orderly end of the process unmounts it: what
 //! was dirty when a process dies is found there ([`Remains`](crate::Remains)). Files are opened on demand and only a bounded number stays open, because the limit of descriptors is far below
 //! the number of files worth caching.
+//!
+//! A file that clients may have is different: who has a descriptor of it could take a lease (`F_SETLEASE`), and the next open here would
+//! wait for tens of seconds, with whatever lock is held. The kernel gives no lease of a file that somebody has open for writing, so this process keeps
+//! such a file open as long as anybody else has it ([`Segment::hold`]), and never has to open it again.
 
 use crate::config::CacheError;
 use crate::state_directory::{StateDirectory, check_private};
@@ -16,7 +20,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Most directories of one place, each what a process has left or uses.
@@ -31,6 +35,9 @@ pub(crate) struct SegmentStore {
     /// The same for clients: what they open through it they cannot change, whoever they are. Not on every kernel.
     shared: Option<OwnedFd>,
     open: Recent<u64, Arc<File>>,
+    /// Files that are kept open, and most of them.
+    holds: AtomicUsize,
+    holds_max: usize,
     next: AtomicU64,
     /// Whether the kernel tells who has its files open.
     tells_use: OnceLock<bool>,
@@ -38,7 +45,7 @@ pub(crate) struct SegmentStore {
 
 impl SegmentStore {
     /// Mounts the private tmpfs; in a new directory of `place`, if there is one.
-    pub(crate) fn new(descriptors_max: usize, place: Option<&Path>) -> Result<Self, CacheError> {
+    pub(crate) fn new(descriptors_max: usize, holds_max: usize, place: Option<&Path>) -> Result<Self, CacheError> {
         let root = mount_private().map_err(|errno| CacheError::Mount(errno.into()))?;
         let mounted = place.map(|place| attach(&root, place)).transpose().map_err(CacheError::Mount)?;
         let shared = read_only_clone(&root).inspect_err(
@@ -50,6 +57,8 @@ impl SegmentStore {
             is_detached: AtomicBool::new(false),
             shared: shared.ok(),
             open: Recent::new(descriptors_max.max(1)),
+            holds: AtomicUsize::new(0),
+            holds_max,
             next: AtomicU64::new(1),
             tells_use: OnceLock::new(),
         })
@@ -90,7 +99,8 @@ impl SegmentStore {
     pub(crate) fn create(self: &Arc<Self>) -> io::Result<Segment> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.open.insert(id, Arc::new(self.named(&Self::name(id))?));
-        Ok(Segment { id, store: Arc::clone(self), is_shared: AtomicBool::new(false), has_the_files_length: false })
+        let is_shared = AtomicBool::new(false);
+        Ok(Segment { id, store: Arc::clone(self), is_shared, has_the_files_length: false, held: None })
     }
 
     /// Makes a segment that is as long as its file, for good.
@@ -129,8 +139,9 @@ impl SegmentStore {
         if let Some(file) = self.open.get(&id) {
             return Ok(file);
         }
-        let file = rustix::fs::openat(&self.root, Self::name(id), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        let file = Arc::new(File::from(file));
+        // No open waits for somebody else's lease.
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = Arc::new(File::from(rustix::fs::openat(&self.root, Self::name(id), flags, Mode::empty())?));
         self.open.insert(id, Arc::clone(&file));
         Ok(file)
     }
@@ -191,6 +202,20 @@ pub(crate) struct Segment {
     is_shared: AtomicBool,
     /// Who maps it finds the file's end where it is.
     has_the_files_length: bool,
+    /// Keeps it open, by the only description there is that can write.
+    held: Option<Hold>,
+}
+
+/// A file that is kept open; counted.
+struct Hold {
+    file: Arc<File>,
+    store: Arc<SegmentStore>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.store.holds.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Segment {
@@ -200,7 +225,7 @@ impl Segment {
     }
 
     pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        let file = self.store.file(self.id)?;
+        let file = self.file()?;
         let mut done = 0;
         while done < buffer.len() {
             match file.read_at(&mut buffer[done..], offset + done as u64) {
@@ -215,7 +240,7 @@ impl Segment {
     }
 
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.store.file(self.id)?.write_all_at(data, offset)
+        self.file()?.write_all_at(data, offset)
     }
 
     /// Makes it `length` bytes long, most of them holes, and fit to be mapped by clients: it is never made shorter. One that has its
@@ -233,13 +258,50 @@ impl Segment {
         self.is_shared.store(false, Ordering::Relaxed);
     }
 
-    /// A descriptor for clients.
-    pub(crate) fn reader(&self) -> io::Result<OwnedFd> {
-        let shared = self.store.shared.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        Ok(rustix::fs::openat(shared, SegmentStore::name(self.id), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    /// Keeps it open from here on: to be called before a client has a descriptor of it, unless it is mapped for writing as long as clients
+    /// may be given any.
+    ///
+    /// # Errors
+    /// `Unsupported` when as many are kept open as may be; those of opening it.
+    pub(crate) fn hold(&mut self) -> io::Result<()> {
+        if self.held.is_none() {
+            let room = |count: usize| (count < self.store.holds_max).then_some(count + 1);
+            let taken = self.store.holds.fetch_update(Ordering::AcqRel, Ordering::Acquire, room);
+            taken.map_err(|_| io::ErrorKind::Unsupported)?;
+            let store = Arc::clone(&self.store);
+            match self.store.file(self.id) {
+                Ok(file) => self.held = Some(Hold { file, store }),
+                Err(error) => {
+                    store.holds.fetch_sub(1, Ordering::AcqRel);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// Whether anybody else has it open or mapped.
+    /// Need not be kept open any more, if nobody else has it. Nobody may be about to get a descriptor of it.
+    pub(crate) fn let_go(&mut self) {
+        if self.held.is_some() && self.is_used().is_ok_and(|used| !used) {
+            self.held = None;
+        }
+    }
+
+    fn file(&self) -> io::Result<Arc<File>> {
+        self.held.as_ref().map_or_else(|| self.store.file(self.id), |held| Ok(Arc::clone(&held.file)))
+    }
+
+    /// A descriptor that nobody can write by.
+    pub(crate) fn reader(&self) -> io::Result<OwnedFd> {
+        let shared = self.store.shared.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let reader = rustix::fs::openat(shared, SegmentStore::name(self.id), flags, Mode::empty())?;
+        // What was right for the open is none of the client's flags.
+        rustix::fs::fcntl_setfl(&reader, OFlags::empty())?;
+        Ok(reader)
+    }
+
+    /// Whether anybody else has it open or mapped. Not while a descriptor of it is opened: that would fail.
     pub(crate) fn is_used(&self) -> io::Result<bool> {
         self.with_file(|file| is_used_by_others(file))
     }
@@ -251,11 +313,11 @@ impl Segment {
 
     /// Uses the file itself.
     pub(crate) fn with_file<R>(&self, use_it: impl FnOnce(&File) -> io::Result<R>) -> io::Result<R> {
-        use_it(&*self.store.file(self.id)?)
+        use_it(&*self.file()?)
     }
 
     pub(crate) fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
-        let file = self.store.file(self.id)?;
+        let file = self.file()?;
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&*file, mode, offset, length)?)
     }
@@ -279,8 +341,9 @@ impl Drop for Segment {
 
 /// A notice in a file of the tmpfs.
 pub struct SharedNotice {
-    notice: FileNotice,
+    /// Before the mapping, which keeps it open.
     file: Segment,
+    notice: FileNotice,
 }
 
 impl SharedNotice {
@@ -289,7 +352,7 @@ impl SharedNotice {
         file.share(NOTICE_LENGTH as u64)?;
         let notice = file
             .with_file(|file| FileNotice::new(file, true).map_err(|errno| io::Error::from_raw_os_error(errno.raw())))?;
-        Ok(Self { notice, file })
+        Ok(Self { file, notice })
     }
 
     /// The notice.
@@ -313,7 +376,7 @@ mod tests {
 
     #[test]
     fn segments_outlive_their_descriptor_and_punched_ranges_read_as_zeros() {
-        let store = Arc::new(SegmentStore::new(2, None).unwrap());
+        let store = Arc::new(SegmentStore::new(2, 4, None).unwrap());
         let segments: Vec<_> = (0..40).map(|_| store.create().unwrap()).collect();
         for (n, segment) in segments.iter().enumerate() {
             segment.write(4096, &[n as u8 + 1; 8192]).unwrap();

@@ -217,7 +217,7 @@ mod tests {
         let open = |name: &str| StateDirectory::open(&around, OsStr::new(name), &place.path().join(name));
         let kind = |name: &str| open(name).expect_err("refused").kind();
         let kept = place.path().join("kept");
-        let store = SegmentStore::new(4, Some(&kept)).expect("mounted");
+        let store = SegmentStore::new(4, 4, Some(&kept)).expect("mounted");
         for (name, mode) in [("plain", 0o700), ("open", 0o711)] {
             std::fs::create_dir(place.path().join(name)).expect("made");
             let mode = std::fs::Permissions::from_mode(mode);
@@ -240,7 +240,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a directory");
         let outside = place.path().join("outside");
         std::fs::write(&outside, "secret").expect("written");
-        let store = SegmentStore::new(4, Some(&place.path().join("kept"))).expect("mounted");
+        let store = SegmentStore::new(4, 4, Some(&place.path().join("kept"))).expect("mounted");
         let at = place.path().join("kept/1");
         let parent = File::open(place.path().join("kept")).expect("opened");
         let directory = StateDirectory::open(&parent, OsStr::new("1"), &at).expect("mounted");

@@ -12,9 +12,10 @@ use crate::node::{Node, State};
 use crate::pins::{Permit, Refusal};
 use crate::read::cache_failure;
 use crate::segments::Segment;
-use crate::sync::{lock, read};
+use crate::sync::{lock, read, write};
 use poolfs_libservice::{Result, Text, fail};
 use poolfs_types::{Errno, FileType};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
@@ -53,9 +54,17 @@ impl Pin {
 
     /// Whether anybody has what is pinned open or mapped.
     pub(crate) fn is_used(&self) -> bool {
-        match &read(&self.node.state).content {
+        // Nobody is given it meanwhile.
+        match &write(&self.node.state).content {
             Content::Segment(segment) => segment.is_used().unwrap_or(true),
             _ => false,
+        }
+    }
+
+    /// No process has it any more.
+    pub(crate) fn let_go(&self) {
+        if let Content::Segment(segment) = &mut write(&self.node.state).content {
+            segment.let_go();
         }
     }
 }
@@ -83,7 +92,7 @@ impl Node {
         if attributes.file_type != FileType::Regular || !self.is_program()? {
             return fail(Errno::EOPNOTSUPP);
         }
-        let (file, pin) = self.whole(attributes.size)?;
+        let (file, pin) = self.whole(attributes.size, |_| Ok(()))?;
         Ok(Text { file, bytes: pin.permit.bytes(), pin })
     }
 
@@ -99,13 +108,17 @@ impl Node {
         if attributes.file_type != FileType::Regular || !is_worth_it || !pool.texts.tells_use() {
             return fail(Errno::EOPNOTSUPP);
         }
-        let (file, pin) = self.whole(attributes.size)?;
+        let (file, pin) = self.whole(attributes.size, Segment::hold)?;
         pool.loans.note(pin);
         Ok(file)
     }
 
-    /// All of the file, and what keeps it.
-    fn whole(self: &Arc<Self>, size: u64) -> Result<(OwnedFd, Arc<Pin>)> {
+    /// All of the file, and what keeps it; `prepare` comes before there is a descriptor.
+    fn whole(
+        self: &Arc<Self>,
+        size: u64,
+        prepare: impl FnOnce(&mut Segment) -> io::Result<()>,
+    ) -> Result<(OwnedFd, Arc<Pin>)> {
         // One fills it, the others have it from him. There are no writers in such a layer.
         let _one_at_a_time = lock(&self.writer);
         let known = read(&self.state).program.pin.upgrade();
@@ -113,8 +126,9 @@ impl Node {
             Some(pin) => pin,
             None => self.pin(size)?,
         };
-        let state = read(&self.state);
-        let Content::Segment(segment) = &state.content else { return fail(Errno::ESTALE) };
+        let mut state = write(&self.state);
+        let Content::Segment(segment) = &mut state.content else { return fail(Errno::ESTALE) };
+        prepare(segment).map_err(|_| Errno::EOPNOTSUPP)?;
         let file = segment.reader().map_err(|error| cache_failure(&error))?;
         Ok((file, pin))
     }

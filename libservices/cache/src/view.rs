@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Most files of a pool that clients read by themselves at a time.
-const VIEWS_MAX: usize = 1024;
+pub(crate) const VIEWS_MAX: usize = 1024;
 
 /// Bytes that readers' faults may have brought back before they are looked for.
 const STRAY_BYTES_MAX: u64 = 64 << 10;
@@ -166,6 +166,7 @@ impl Node {
                 // Before there is a segment, which goes with the view when nothing is cached.
                 state.end_view();
                 let segment = state.content.promote(&pool.segments)?;
+                segment.hold()?;
                 segment.share(view.map.capacity() * BLOCK)?;
                 view.publish(state, 0..blocks_for(state.attributes.size));
                 state.blocks.note_changes(true);
@@ -173,7 +174,10 @@ impl Node {
                 state.view = Some(Box::new(view));
                 Ok(())
             })
-            .map_err(|error: io::Error| cache_failure(&error))?;
+            .map_err(|error: io::Error| match error.kind() {
+                io::ErrorKind::Unsupported => Errno::EOPNOTSUPP.into(),
+                _ => cache_failure(&error),
+            })?;
             pool.viewed(self);
         }
         let state = read(&self.state);
@@ -182,13 +186,17 @@ impl Node {
         };
         let files = view.file.reader().and_then(|map| Ok((map, segment.reader()?)));
         let (map, data) = files.map_err(|error| cache_failure(&error))?;
-        Ok(Shared { map, data, capacity: view.map.capacity(), base: None })
+        Ok(Shared { map, data, capacity: view.map.capacity() })
     }
 
-    /// Looks for memory that readers brought back, unless the file is busy.
+    /// Looks for memory that readers brought back, and whether there still are any after the view's end, unless the file is busy.
     pub(crate) fn sweep_segment(&self) {
         if let Some(mut state) = try_write(&self.state) {
             state.sweep();
+            let State { view, content, .. } = &mut *state;
+            if let (None, Content::Segment(segment)) = (view, content) {
+                segment.let_go();
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use poolfs_types::{
 use std::sync::Arc;
 
 /// Attributes that the kernel removes again and again without a word.
-pub(crate) const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 impl Union {
     /// The object that has the attributes of a node: the upper one, else the topmost lower one.
@@ -127,8 +127,6 @@ impl Union {
         if let Content::Sketch(sketch) = &mut state.content
             && size < sketch.record.limit
         {
-            // Who reads by themselves asks again, for what is left of it.
-            sketch.shown = None;
             let before = sketch.record;
             let store = |record: &SketchRecord| marks::set(&*self.upper, held.node(), marks::SKETCH, &record.encode());
             let record = SketchRecord { limit: size, size, ..before.next_epoch() };

@@ -1,19 +1,15 @@
 //! Reading and writing: runs of blocks from the upper and the lower file, and the move of a block at its first change.
 
 use crate::Union;
-use crate::attributes::ACCESS_LISTS;
 use crate::copyup::Bytes;
 use crate::node::{Content, Node, OpenFile, State, lock};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
 use crate::transit::Copies;
-use poolfs_libservice::{Durability, Error, Held, Lease, Libservice, Opened, Result, Segment, Text, Written, fail};
+use poolfs_libservice::{Durability, Error, Held, Lease, Opened, Result, Segment, Text, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
-use poolfs_types::{Attributes, Caller, Errno, NodeId, OpenFlags, SetAttributes};
+use poolfs_types::{Caller, Errno, OpenFlags, SetAttributes};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-/// Who may read a file, in its mode.
-const READABLE: u32 = 0o444;
 
 /// The part of an open file's flags that its upper file is opened with.
 fn upper_flags(flags: OpenFlags) -> OpenFlags {
@@ -24,15 +20,6 @@ fn upper_flags(flags: OpenFlags) -> OpenFlags {
         | OpenFlags::FILE_SYNC
         | OpenFlags::NO_ATIME;
     flags & keep
-}
-
-/// Whether an access list says more of who may read a file than its mode.
-fn has_list(layer: &dyn Libservice, node: NodeId) -> Result<bool> {
-    match layer.getxattr(&Caller::ROOT, node, ACCESS_LISTS[0]) {
-        Ok(_) => Ok(true),
-        Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 /// Reads `buffer.len()` bytes at `offset` as the sketch has them below `size`; what no file has is zero.
@@ -124,13 +111,11 @@ impl Union {
         }
     }
 
-    /// The segments of the files that the content is in.
+    /// The segment of the file that the content is in, if it is in one. The lower file of a sketch holds more than the sketch shows: what
+    /// is hidden by now, perhaps from those who may read the sketch at all times. A sketch is read by requests.
     pub(crate) fn segment_of(&self, file: &OpenFile, lease: &Arc<dyn Lease>) -> Result<Segment> {
         let node = &file.node;
         self.complete_deferred(node)?;
-        if matches!(node.read().content, Content::Sketch(_)) {
-            return self.sketch_segment(node, lease);
-        }
         let state = node.read();
         if state.first_write.is_some() {
             return fail(Errno::EOPNOTSUPP);
@@ -172,28 +157,6 @@ impl Union {
             (None, Content::Plain) if state.first_write.is_none() => self.lower_handle(file, &state),
             _ => fail(Errno::EOPNOTSUPP),
         }
-    }
-
-    /// As [`Self::segment_of`], of a sketch. Whoever maps the lower file sees all of it, also what the sketch hides: it is given
-    /// only to those who could have read it there.
-    fn sketch_segment(&self, node: &Arc<Node>, lease: &Arc<dyn Lease>) -> Result<Segment> {
-        let Some(shared_memory) = &self.shared_memory else { return fail(Errno::EOPNOTSUPP) };
-        let mut state = node.write();
-        self.load_locked(node, &mut state)?;
-        let State { upper: Some(held), content: Content::Sketch(sketch), .. } = &mut *state else {
-            return fail(Errno::EOPNOTSUPP);
-        };
-        let (map, _) = sketch.parts()?;
-        let upper = self.upper.getattr(&Caller::ROOT, held.node())?;
-        let lower = self.lowers[map.lower.layer].layer.getattr(&Caller::ROOT, map.lower.held.node())?;
-        let readable = |attributes: &Attributes| attributes.mode() & READABLE;
-        let lower_layer = &*self.lowers[map.lower.layer].layer;
-        let has_list = has_list(&*self.upper, held.node())? || has_list(lower_layer, map.lower.held.node())?;
-        let is_same_owner = (upper.uid, upper.gid) == (lower.uid, lower.gid);
-        if has_list || !is_same_owner || readable(&upper) & !readable(&lower) != 0 {
-            return fail(Errno::EOPNOTSUPP);
-        }
-        sketch.show(shared_memory, lease)
     }
 
     /// Makes sure that `node` has an upper object.

@@ -370,7 +370,6 @@ impl Union {
             && (removed || !sketch.is_dirty())
         {
             sketch.files = None;
-            sketch.shown = None;
         }
         drop(state);
         // Its room is wanted back when the last who holds it lets it go, not when the list is written.

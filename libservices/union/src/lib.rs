@@ -49,14 +49,12 @@ mod node;
 mod rename;
 mod replay;
 mod resolve;
-mod shown;
 mod sketch;
 mod statistics;
 mod temporary;
 mod transit;
 mod work;
 
-pub use shown::SharedMemory;
 pub use statistics::{Damage, Statistics};
 
 use branch::LowerNode;
@@ -114,8 +112,6 @@ pub struct UnionConfig {
     pub journal_bytes: u64,
     /// Most bytes that the listings of open directories may hold together; only those of several branches hold any.
     pub listings_bytes_max: u64,
-    /// Where what clients are shown of sketches stands; nothing: they read sketches by requests.
-    pub shared_memory: Option<SharedMemory>,
 }
 
 impl UnionConfig {
@@ -132,7 +128,6 @@ impl UnionConfig {
             deferred_copy_ups_max: 1024,
             journal_bytes: 0,
             listings_bytes_max: 64 << 20,
-            shared_memory: None,
         }
     }
 }
@@ -156,7 +151,6 @@ pub struct Union {
     journal: Arc<Journal>,
     copies: Arc<transit::Copies>,
     deferred: Arc<Deferred>,
-    shared_memory: Option<SharedMemory>,
     /// zero: never
     flush_interval: Duration,
     background: background::Background,
@@ -202,7 +196,7 @@ impl Union {
     fn assemble(config: UnionConfig, work: work::Work) -> Result<Arc<Self>> {
         let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, .. } = config;
         let deferred = Arc::new(Deferred::new(config.deferred_copy_ups_max));
-        let UnionConfig { transit_blocks_max, journal_bytes, listings_bytes_max, shared_memory, .. } = config;
+        let UnionConfig { transit_blocks_max, journal_bytes, listings_bytes_max, .. } = config;
         let nodes = Nodes::new(root(&upper, &lowers)?);
         let calls = Arc::new(durable::Calls::default());
         let statistics = Arc::new(statistics::Counters::default());
@@ -225,7 +219,6 @@ impl Union {
             journal,
             copies,
             deferred,
-            shared_memory,
             flush_interval,
             background: background::Background::default(),
         }))

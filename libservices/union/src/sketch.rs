@@ -9,9 +9,8 @@ use crate::format::{Cause, Origin, SketchRecord};
 use crate::journal::Change;
 use crate::marks;
 use crate::node::{Content, Node, State};
-use crate::shown::{SharedMemory, Shown};
 use crate::transit::{Permit, Transit};
-use poolfs_libservice::{Base, Branch, Error, Held, Lease, Opened, Result, Segment, fail};
+use poolfs_libservice::{Branch, Error, Held, Opened, Result};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes, SetTime};
 use std::ops::{ControlFlow, Range};
@@ -39,8 +38,6 @@ pub(crate) struct Sketch {
     pub ahead: Ahead,
     /// what the journal has not been told of
     pub unrecorded: Vec<Change>,
-    /// the same for clients that read by themselves, while the files are open
-    pub shown: Option<Shown>,
 }
 
 /// The map of moved blocks, in memory.
@@ -75,7 +72,6 @@ impl Sketch {
             transit: Transit::default(),
             ahead: Ahead::default(),
             unrecorded: Vec::new(),
-            shown: None,
         }
     }
 
@@ -136,42 +132,13 @@ impl Sketch {
             self.ahead.note(&(blocks.start..end));
             self.unrecorded.push(Change::Moved(blocks.start..end));
         }
-        if let Some(shown) = &self.shown {
-            shown.moved(blocks.start..end);
-        }
         fresh
     }
 
     /// Notes that a part of a block has been written, and the rest not been copied, which the journal has to be told of.
     pub fn set_in_transit(&mut self, block: u64, new: Range<usize>, permit: Permit) {
-        if let Some(shown) = &self.shown {
-            shown.hide(block);
-        }
         self.unrecorded.push(Change::InTransit(block, new.clone()));
         self.transit.insert(block, new, permit);
-    }
-
-    /// What clients read by themselves, under `lease`, of a sketch that is ready.
-    pub fn show(&mut self, shared_memory: &SharedMemory, lease: &Arc<dyn Lease>) -> Result<Segment> {
-        let (map, files) = self.parts()?;
-        let own = files.upper.branch().segment(files.upper.id(), lease)?;
-        let base = files.lower.branch().segment(files.lower.id(), lease)?;
-        if base.base.is_some() {
-            // A file of which blocks stand in two others: of those a client can read by itself one.
-            return fail(Errno::EOPNOTSUPP);
-        }
-        if self.shown.is_none() {
-            // In the block in which a truncation ended there are bytes below that are not the file's.
-            let limit = self.record.limit;
-            let end = if limit == self.origin.size { self.lower_blocks() } else { limit / BLOCK };
-            let is_base = |block| block < end && !self.transit.any(block..block + 1);
-            let shown = Shown::new(shared_memory, self.lower_blocks(), is_base, |block| map.bitmap.moved(block))?;
-            self.shown = Some(shown);
-        }
-        let Some(shown) = &self.shown else { return fail(Errno::EOPNOTSUPP) };
-        let (moved, blocks) = (shown.reader()?, shown.blocks());
-        let base = Base { moved, blocks, map: base.map, data: base.data, capacity: base.capacity };
-        Ok(Segment { base: Some(base), ..own })
     }
 }
 

@@ -59,15 +59,7 @@ impl<C> DataArea for Acquired<C> {
     }
 
     fn grant(&self, grant: Grant, segment: &Segment, notice: BorrowedFd<'_>) -> Result<u64, Errno> {
-        let [map, data] = [segment.map.as_fd(), segment.data.as_fd()];
-        match &segment.base {
-            None => self.session().grant(grant, &[map, data, notice]),
-            Some(base) => {
-                let grant = Grant { sketch_blocks: base.blocks, base_capacity: base.capacity, ..grant };
-                let [moved, base_map, base_data] = [&base.moved, &base.map, &base.data].map(AsFd::as_fd);
-                self.session().grant(grant, &[map, data, moved, base_map, base_data, notice])
-            }
-        }
+        self.session().grant(grant, &[segment.map.as_fd(), segment.data.as_fd(), notice])
     }
 
     fn lend(&self, file: BorrowedFd<'_>) -> Result<u64, Errno> {

@@ -5,6 +5,7 @@ mod content_first;
 mod contract;
 mod durability;
 mod fault;
+mod leases;
 mod leaving;
 mod races;
 mod remains;

@@ -16,7 +16,7 @@ mod listings;
 mod meetings;
 mod overlay;
 mod script;
-mod shown;
+mod segments;
 mod stack;
 mod support;
 mod threads;
