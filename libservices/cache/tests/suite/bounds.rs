@@ -251,20 +251,25 @@ fn a_layer_that_is_not_written_back_leaves_others_their_share() {
         let start = Instant::now();
         // Three quarters of what may be dirty, which is half of the cache.
         while written.load(Ordering::SeqCst) < LIMIT / 8 * 3 - PIECE {
-            assert!(start.elapsed() < Duration::from_secs(60), "{written:?}");
+            if start.elapsed() > Duration::from_secs(60) {
+                hostile.below.writes_allowed.store(u64::MAX, Ordering::SeqCst);
+                panic!("{written:?}");
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
         for at in 0..LIMIT / 8 / PIECE - 1 {
             other.write(handle, at * PIECE, &pattern(2, at * PIECE, PIECE as usize));
         }
-        assert_eq!(other.below.writes.load(Ordering::SeqCst), 0, "it was made to write back");
-        assert!(other.cache.dirty_bytes() == LIMIT / 8 - PIECE && written.load(Ordering::SeqCst) < LIMIT / 2);
-        // What it has beyond its own it writes back itself.
+        let taken = written.load(Ordering::SeqCst);
+        // What is beyond its own, whoever waits for room writes back: it, or the other.
         for at in LIMIT / 8 / PIECE - 1..LIMIT / 4 / PIECE {
             other.write(handle, at * PIECE, &pattern(2, at * PIECE, PIECE as usize));
         }
-        assert!(other.below.writes.load(Ordering::SeqCst) > 0);
+        let writes = other.below.writes.load(Ordering::SeqCst);
+        // Before anything is compared: a failure would wait for the writer for good.
         hostile.below.writes_allowed.store(u64::MAX, Ordering::SeqCst);
+        assert!(taken < LIMIT / 2, "{taken}");
+        assert!(writes > 0);
     });
     assert!(other.read(handle, LIMIT / 8, 100) == pattern(2, LIMIT / 8, 100));
 }
