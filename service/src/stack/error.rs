@@ -1,0 +1,67 @@
+//! Why a stack cannot be built, and what branches are for.
+
+use std::path::PathBuf;
+
+/// Why a stack cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum StackError {
+    /// A branch cannot be used.
+    #[error("the directory {path} cannot be opened: {cause}")]
+    Branch {
+        /// the directory
+        path: PathBuf,
+        /// what is wrong
+        cause: String,
+    },
+    /// The cache of the pool cannot be made.
+    #[error("the cache of {bytes} bytes cannot be made: {cause}")]
+    Cache {
+        /// how large it should be
+        bytes: u64,
+        /// what is wrong
+        cause: String,
+    },
+    /// The branches do not make a union.
+    #[error("the union over {upper} cannot be opened: {cause}")]
+    Union {
+        /// its upper branch
+        upper: PathBuf,
+        /// what is wrong
+        cause: String,
+    },
+    /// Two uses of a branch exclude each other.
+    #[error(
+        "{path} cannot be {wanted} while {other} is {used}; unmount the instance that uses it, or name another directory"
+    )]
+    Conflict {
+        /// the directory
+        path: PathBuf,
+        /// what it should become
+        wanted: Role,
+        /// the directory in use: the same, one above or one below
+        other: PathBuf,
+        /// what it is
+        used: Role,
+    },
+}
+
+/// What a branch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// mounted by itself
+    Directory,
+    /// the writable branch of a union
+    Upper,
+    /// a read-only branch of unions
+    Lower,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Role::Directory => "a mounted directory",
+            Role::Upper => "the upper branch of a union",
+            Role::Lower => "a lower branch of a union",
+        })
+    }
+}
