@@ -31,6 +31,7 @@ mod jobs;
 mod layer_archive;
 pub mod leases;
 pub mod legacy;
+mod mount_table;
 mod mounted;
 mod nodes;
 mod notify;

@@ -4,68 +4,19 @@
 //! where nobody has looked. So who is about to answer another number looks first. Namespaces that no process is in are not seen.
 
 use crate::instance::Instance;
+use crate::mount_table::{Mount, MountTable};
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
-use poolfs_libservice::types::{Caller, Name, NodeId};
-use rustix::io::Errno;
-use std::collections::{BTreeSet, HashMap};
+use poolfs_libservice::types::{Caller, Errno, Name, NodeId};
+use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStringExt;
 use std::{fs, io};
 use tracing::warn;
 
-/// A line of a mount table, as far as it matters.
-struct Line<'a> {
-    id: &'a [u8],
-    parent: &'a [u8],
-    /// Which part of its filesystem is shown.
-    root: Vec<u8>,
-    place: Vec<u8>,
-    is_own: bool,
-}
-
-/// Spaces and the like are written as three octal digits.
-fn unescaped(field: &[u8]) -> Vec<u8> {
-    let mut text = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&first, after)) = rest.split_first() {
-        let code = after.get(..3).filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
-        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                text.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                text.push(first);
-                rest = after;
-            }
-        }
-    }
-    text
-}
-
-fn parse<'a>(line: &'a [u8], source: &[u8]) -> Option<Line<'a>> {
-    let mut fields = line.split(|&byte| byte == b' ');
-    let (id, parent) = (fields.next()?, fields.next()?);
-    let (root, place) = (unescaped(fields.nth(1)?), unescaped(fields.next()?));
-    let mut filesystem = fields.skip_while(|&field| field != b"-").skip(1);
-    let is_own = filesystem.next()? == MOUNT_TYPE.as_bytes() && unescaped(filesystem.next()?) == source;
-    Some(Line { id, parent, root, place, is_own })
-}
-
-/// What of `place` is below `directory`, with a slash before it.
-fn below<'a>(place: &'a [u8], directory: &[u8]) -> Option<&'a [u8]> {
-    if directory == b"/" { Some(place) } else { place.strip_prefix(directory).filter(|rest| rest.starts_with(b"/")) }
-}
-
 /// Adds the paths, from the root of the mount of `source` on, on which this table has something mounted.
 fn find(table: &[u8], source: &[u8], paths: &mut BTreeSet<Vec<u8>>) {
-    let lines: Vec<Line<'_>> = table.split(|&byte| byte == b'\n').filter_map(|line| parse(line, source)).collect();
-    let own: HashMap<&[u8], &Line<'_>> = lines.iter().filter(|line| line.is_own).map(|line| (line.id, line)).collect();
-    for line in &lines {
-        let Some(under) = own.get(line.parent) else { continue };
-        let Some(rest) = below(&line.place, &under.place) else { continue };
-        let root: &[u8] = if under.root == b"/" { b"" } else { &under.root };
-        paths.insert([root, rest].concat());
-    }
+    let table = MountTable::parse(table);
+    let is_own = |mount: &Mount<'_>| mount.file_system == MOUNT_TYPE.as_bytes() && mount.source == source;
+    paths.extend(table.mounted_on(is_own));
 }
 
 /// The paths on which something is mounted where any process could see it.
@@ -91,8 +42,11 @@ fn paths(instance: &str) -> io::Result<BTreeSet<Vec<u8>>> {
 /// The mount table of a process; one that has ended meanwhile shows nothing any more. What cannot be read for want of descriptors or
 /// memory may show anything.
 fn unless_ended(table: io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
-    let lacks =
-        |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM));
+    let lacks = |error: &io::Error| {
+        error
+            .raw_os_error()
+            .is_some_and(|number| [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM].contains(&Errno::from_raw(number)))
+    };
     table.or_else(|error| if lacks(&error) { Err(error) } else { Ok(Vec::new()) })
 }
 
@@ -124,15 +78,23 @@ impl Instance {
     /// What has this path from the root on.
     fn node_at(&self, path: &[u8]) -> Option<NodeId> {
         let mut held = Vec::new();
-        let mut node = Some(NodeId::ROOT);
-        for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-            let found = node.zip(Name::new(name).ok());
-            let found = found.and_then(|(node, name)| self.layer().lookup(&Caller::ROOT, node, name).ok());
-            node = found.map(|entry| entry.node);
-            held.extend(node);
-        }
+        let node = self.hold_path(path, &mut held).ok();
         held.into_iter().for_each(|node| self.layer().forget(node, 1));
         node
+    }
+
+    /// What has this path from the root on. Each node on the way goes to `held`, which the caller gives back.
+    ///
+    /// # Errors
+    /// Those of the layers.
+    pub(crate) fn hold_path(&self, path: &[u8], held: &mut Vec<NodeId>) -> Result<NodeId, Errno> {
+        let mut node = NodeId::ROOT;
+        for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            let entry = self.layer().lookup(&Caller::ROOT, node, Name::new(name)?).map_err(|error| error.errno())?;
+            node = entry.node;
+            held.push(node);
+        }
+        Ok(node)
     }
 }
 
@@ -172,12 +134,12 @@ nonsense
 
     #[test]
     fn who_has_ended_shows_nothing_and_what_cannot_be_read_may_show_anything() {
-        let failed = |errno: Errno| unless_ended(Err(errno.into()));
-        for errno in [Errno::NOENT, Errno::SRCH, Errno::INVAL] {
+        let failed = |errno: Errno| unless_ended(Err(io::Error::from_raw_os_error(errno.raw())));
+        for errno in [Errno::ENOENT, Errno::ESRCH, Errno::EINVAL] {
             assert_eq!(failed(errno).expect("it has ended"), b"");
         }
-        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
-            assert_eq!(Errno::from_io_error(&failed(errno).expect_err("unknown")), Some(errno));
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
+            assert_eq!(failed(errno).expect_err("unknown").raw_os_error(), Some(errno.raw()));
         }
         assert_eq!(unless_ended(Ok(b"line".to_vec())).expect("read"), b"line");
     }

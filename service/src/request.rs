@@ -9,6 +9,7 @@
 
 use crate::access::Credentials;
 use crate::handles::OpenFile;
+use crate::queue_front::MountPoints;
 use poolfs_libservice::types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, Name, NodeId, OpenFlags, RenameFlags,
     SeekTo, SetAttributes, XattrFlags,
@@ -31,6 +32,8 @@ pub struct Context<'a> {
     /// Who asks, when nobody has checked permissions yet (the queue front). `None`: the kernel has checked already
     /// (FUSE with `default_permissions`), or the service itself asks.
     pub credentials: Option<&'a Credentials>,
+    /// Names on which the caller has something mounted: they are left to the kernel, with what is behind them.
+    pub mounted: Option<&'a MountPoints>,
 }
 
 impl<'a> Context<'a> {
@@ -38,14 +41,20 @@ impl<'a> Context<'a> {
     #[must_use]
     pub fn library(credentials: &'a Credentials, umask: u32) -> Self {
         let caller = Caller { uid: credentials.uid, gid: credentials.gid, umask: umask & 0o777 };
-        Self { path: OperationPath::Library, caller, thread: 0, credentials: Some(credentials) }
+        Self { path: OperationPath::Library, caller, thread: 0, credentials: Some(credentials), mounted: None }
     }
 
     /// A request of the kernel, which has checked permissions.
     #[must_use]
     pub fn fuse(uid: u32, gid: u32, umask: u32, thread: u32) -> Self {
         let caller = Caller { uid, gid, umask: umask & 0o777 };
-        Self { path: OperationPath::Fuse, caller, thread, credentials: None }
+        Self { path: OperationPath::Fuse, caller, thread, credentials: None, mounted: None }
+    }
+
+    /// Whether the caller has something mounted on a name of a directory.
+    #[must_use]
+    pub fn has_mounted_on(&self, directory: NodeId, name: &[u8]) -> bool {
+        self.mounted.is_some_and(|points| points.has(directory, name))
     }
 
     /// Whether the request came over shared memory.

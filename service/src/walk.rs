@@ -94,7 +94,8 @@ impl Instance {
     /// slash follows it.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`; the kernel for what leaves the instance; links.
+    /// `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`; the kernel for what leaves the instance, or passes something that the caller has
+    /// mounted in it; links.
     pub fn walk<'i>(
         &'i self,
         context: &Context<'_>,
@@ -120,7 +121,7 @@ impl Instance {
     /// Finds the directory that holds the last name of `path`, and that name.
     ///
     /// # Errors
-    /// As [`Instance::walk`]; the kernel also for paths that end in `.`, `..` or at the starting point.
+    /// As [`Instance::walk`]; the kernel also for paths that end in `.`, `..`, at the starting point or where something is mounted.
     pub fn walk_to_parent<'i, 'p>(
         &'i self,
         context: &Context<'_>,
@@ -151,6 +152,9 @@ impl Instance {
             errno => Failure::Errno(errno),
         });
         let name = name.map_err(Astray::Failure)?;
+        if context.has_mounted_on(here, last.name) {
+            return Err(Astray::Failure(Failure::UseKernel));
+        }
         Ok(Place { parent: walk.into_last(), name, must_be_directory: trimmed.len() < path.len() })
     }
 }
@@ -236,6 +240,9 @@ impl<'i, 'c> Walk<'i, 'c> {
         self.instance.check_object(self.context, here, &directory, EXECUTE).map_err(|stop| self.failed(stop))?;
         if step.name == b".." {
             return self.step_up();
+        }
+        if self.context.has_mounted_on(here, step.name) {
+            return Err(Astray::Failure(Failure::UseKernel));
         }
         let name = Name::new(step.name)?;
         let layer = self.instance.layer();

@@ -7,7 +7,8 @@ use crate::queue::{Doorbell, DoorbellQueue, RelaxedQueue};
 use crate::service::budget::{MemoryBudget, SessionMemory};
 use crate::service::groups::CoreGroups;
 use crate::service::peer::PeerFacts;
-use crate::service::session::{Acquired, Session};
+use crate::service::session::{Acquired, Recheck, Session};
+use crate::service::tasks::Tasks;
 use crate::wire::{MAGIC, VERSION, Welcome};
 use poolfs_types::Errno;
 use rustix::event::{EventfdFlags, eventfd};
@@ -187,6 +188,8 @@ pub struct Admission<C> {
     pub content: C,
     /// Device number (major, minor) of the instance's mounts.
     pub device: [u32; 2],
+    /// Whether what was found out for this still holds.
+    pub recheck: Option<Recheck>,
 }
 
 /// A place in the table of sessions.
@@ -261,6 +264,7 @@ impl<C> Endpoint<C> {
     pub(super) fn admit(
         &self,
         facts: PeerFacts,
+        tasks: Tasks,
         admission: impl FnOnce(&PeerFacts) -> Result<Admission<C>, Errno>,
     ) -> Result<(Arc<Session<C>>, Welcome, OwnedFd), Errno> {
         let of_user = self.sessions().iter().filter(|session| session.facts().uid == facts.uid).count();
@@ -274,9 +278,10 @@ impl<C> Endpoint<C> {
         let length = area::buffers_length(self.config.buffers, DATA_BYTES);
         let file = create_sealed(c"poolfs-buffers", length)?;
         let mapping = Mapping::of_sealed(&file, length, true)?;
-        let Admission { content, device } = admission(&facts)?;
+        let Admission { content, device, recheck } = admission(&facts)?;
         let (buffers, memory) = (self.config.buffers, &self.config.memory);
-        let session = Arc::new(Session::new(number, facts, content, mapping, buffers, DATA_BYTES, memory)?);
+        let session =
+            Arc::new(Session::new(number, (facts, tasks), (content, recheck), mapping, buffers, DATA_BYTES, memory)?);
         *self.places[place].write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
         let welcome = Welcome {
             magic: MAGIC,

@@ -9,10 +9,11 @@ mod groups;
 mod peer;
 mod reception;
 mod session;
+mod tasks;
 
 pub use budget::{MemoryBudget, SessionMemory};
 pub use endpoint::{Admission, Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
 pub use groups::CoreGroups;
 pub use peer::PeerFacts;
 pub use reception::{Reception, Stop};
-pub use session::{Acquired, DataError, Session};
+pub use session::{Acquired, DataError, Recheck, Session};

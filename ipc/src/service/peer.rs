@@ -92,6 +92,11 @@ pub(super) fn peer_process(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(number[0]) })
 }
 
+/// Whether the process still is the one with this number.
+pub(super) fn is_alive(process: BorrowedFd<'_>, number: u32) -> bool {
+    process_number(process) == Ok(number)
+}
+
 /// The process's number as long as it lives: from the kernel's text about the pidfd.
 fn process_number(process: BorrowedFd<'_>) -> Result<u32, Errno> {
     // Not by way of `self`: a process may be confined to a /proc in which no link is followed.
@@ -105,9 +110,14 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
+/// Whether what was read in `/proc` failed because the process or thread has ended.
+pub(super) fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
 /// What `/proc/PID/status` says: ids (real, effective, saved, filesystem), groups, capabilities.
 #[derive(Debug, PartialEq, Eq)]
-struct StatusFile {
+pub(super) struct StatusFile {
     uids: [u32; 4],
     gids: [u32; 4],
     groups: Vec<u32>,
@@ -116,7 +126,7 @@ struct StatusFile {
 }
 
 impl StatusFile {
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let numbers = |name: &str| -> Option<Vec<u32>> {
             field(text, name)?.split_ascii_whitespace().map(|number| number.parse().ok()).collect()
         };
@@ -167,14 +177,9 @@ impl PeerFacts {
         if facts.agree_with(&status) { Ok(facts) } else { Err(Errno::EPERM) }
     }
 
-    /// Whether the process still has the rights it had, as far as can be found out. Ids and groups are its first thread's.
-    pub(super) fn still_hold(&self) -> bool {
-        match fs::read_to_string(format!("/proc/{}/status", self.process)) {
-            Ok(text) => {
-                StatusFile::parse(&text).is_some_and(|status| self.agree_with(&status) && self.fit_into(&status))
-            }
-            Err(error) => error.kind() != io::ErrorKind::NotFound && error.raw_os_error() != Some(libc::ESRCH),
-        }
+    /// Whether who has this status has the rights that the process had.
+    pub(super) fn are_those_of(&self, status: &StatusFile) -> bool {
+        self.agree_with(status) && self.fit_into(status)
     }
 
     /// Whether the rights are none but those of the status.

@@ -4,6 +4,7 @@ use crate::handshake::send_welcome;
 use crate::service::endpoint::{Admission, Endpoint};
 use crate::service::peer::{self, PeerFacts};
 use crate::service::session::Session;
+use crate::service::tasks::Tasks;
 use crate::wire::Hello;
 use poolfs_types::Errno;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -223,7 +224,13 @@ impl<C> Reception<C> {
         if !facts.sent(sender) {
             return Err(Errno::EPERM);
         }
-        let (session, welcome, buffers) = self.endpoint.admit(facts, admit)?;
+        let tasks = Tasks::of(&facts)?;
+        let (session, welcome, buffers) = self.endpoint.admit(facts, tasks, admit)?;
+        // As long as it is, all that was read about the number was about the process.
+        if !peer::is_alive(guest.process.as_fd(), session.facts().process) {
+            self.endpoint.dismiss(&session);
+            return Err(Errno::ESRCH);
+        }
         let mut files = vec![buffers.as_fd()];
         files.extend(self.endpoint.shared_files());
         session.set_socket(&guest.socket);

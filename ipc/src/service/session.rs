@@ -6,6 +6,7 @@ use crate::handshake::send_grant;
 use crate::memory::{Mapping, PAGE};
 use crate::service::budget::{Paid, SessionMemory};
 use crate::service::peer::PeerFacts;
+use crate::service::tasks::Tasks;
 use crate::state::{Acquisition, Sequence, withdraw};
 use crate::wire::{Grant, Reply, Request, Status};
 use poolfs_types::Errno;
@@ -19,6 +20,8 @@ use std::sync::{Arc, OnceLock, Weak};
 pub struct Session<C> {
     number: u32,
     facts: PeerFacts,
+    tasks: Tasks,
+    recheck: Option<Recheck>,
     content: C,
     buffers: Mapping,
     data_bytes: usize,
@@ -32,6 +35,9 @@ pub struct Session<C> {
     socket: OnceLock<Weak<OwnedFd>>,
     grants: AtomicU64,
 }
+
+/// Whether what the service has found out about a client besides still holds. Asked as often as what rights it has.
+pub type Recheck = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// A client that changes its rights behind its library's back has at most so long what it had before.
 const RIGHTS_MS_MAX: u64 = 1000;
@@ -64,8 +70,8 @@ impl<C> Session<C> {
     /// `ENOMEM` when the budget does not allow it.
     pub(super) fn new(
         number: u32,
-        facts: PeerFacts,
-        content: C,
+        (facts, tasks): (PeerFacts, Tasks),
+        (content, recheck): (C, Option<Recheck>),
         buffers: Mapping,
         count: usize,
         data_bytes: usize,
@@ -79,6 +85,8 @@ impl<C> Session<C> {
         Ok(Self {
             number,
             facts,
+            tasks,
+            recheck,
             content,
             buffers,
             data_bytes,
@@ -144,7 +152,7 @@ impl<C> Session<C> {
         }
         // Of several threads one looks; none goes on with the old answer for longer than that takes.
         let mine = self.looked_at_ms.compare_exchange(looked_at, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        !mine || self.facts.still_hold()
+        !mine || (self.tasks.still_hold(&self.facts) && self.recheck.as_ref().is_none_or(|recheck| recheck()))
     }
 
     pub(super) fn end(&self) {

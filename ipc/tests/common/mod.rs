@@ -48,7 +48,7 @@ impl EchoService {
         let stop = reception.stop();
         let ending = Arc::new((AtomicBool::new(false), AtomicU32::new(0)));
         let mut handles = vec![std::thread::spawn(move || {
-            reception.run(|_| Ok(Admission { content: (), device: DEVICE })).expect("reception")
+            reception.run(|_| Ok(Admission { content: (), device: DEVICE, recheck: None })).expect("reception")
         })];
         for group in 0..endpoint.groups().count() {
             for _ in 0..threads {

@@ -8,6 +8,7 @@ use crate::queue_front::reach::Reach;
 use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
+use crate::queue_front::view::View;
 use crate::request::Context;
 use crate::shares::InstanceShares;
 use crate::spans::Measured;
@@ -70,7 +71,7 @@ impl QueueFront {
             reception: Mutex::default(),
         });
         threads.add(Arc::clone(&front))?;
-        let adoptions = Arc::clone(&front.adoptions);
+        let (adoptions, of) = (Arc::clone(&front.adoptions), Arc::downgrade(instance));
         let stop = reception.stop();
         let name = instance.name().to_owned();
         let leases = instance.leases().cloned();
@@ -80,7 +81,8 @@ impl QueueFront {
             let _life = leases.as_ref().map(|leases| {
                 leases.live().inspect_err(|error| warn!(%error, "clients will not read the cache by themselves"))
             });
-            if let Err(error) = reception.run(|facts| admit(facts, &reach, &adoptions, shares.as_deref())) {
+            let admitted = |facts: &PeerFacts| admit(facts, &reach, &adoptions, &of, shares.as_deref());
+            if let Err(error) = reception.run(admitted) {
                 error!(instance = name, %error, "no more sessions are let in");
             }
         });
@@ -206,14 +208,17 @@ fn admit(
     facts: &PeerFacts,
     reach: &Reach,
     adoptions: &Arc<Adoptions>,
+    instance: &Weak<Instance>,
     shares: Option<&InstanceShares>,
 ) -> Result<Admission<SessionState>, Errno> {
     let room = shares.map(|shares| shares.session().ok_or(Errno::EUSERS)).transpose()?;
-    let content = SessionState::new(facts, adoptions, room);
+    let (device, instance) = (reach.device()?, instance.upgrade().ok_or(Errno::ENOTCONN)?);
+    let view = Arc::new(View::of(facts.process, device, &instance)?);
+    let content = SessionState::new(facts, adoptions, Some(Arc::clone(&view)), room);
     if !reach.is_open_to(facts.process, content.credentials()) {
         return Err(Errno::EACCES);
     }
-    Ok(Admission { content, device: reach.device()? })
+    Ok(Admission { content, device, recheck: Some(Box::new(move || view.is_current())) })
 }
 
 /// The reception closes descriptors, which may wait on kernels that let clients send some: it is waited for, for a while.

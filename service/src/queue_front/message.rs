@@ -169,6 +169,42 @@ impl Message {
         Ok(Self { operation, flags, request: *request, path, second, third })
     }
 
+    /// Whether it asks for a change, or whether one would be allowed: what a mount that is read-only refuses.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        const WRITE: u32 = 2;
+        match self.operation {
+            Operation::Access => self.request.mode & WRITE != 0,
+            Operation::Echo
+            | Operation::Read
+            | Operation::Stat
+            | Operation::Sync
+            | Operation::SyncAll
+            | Operation::Segment
+            | Operation::Lend
+            | Operation::Share
+            | Operation::Seek
+            | Operation::ReadLink
+            | Operation::GetXattr
+            | Operation::ListXattr
+            | Operation::Statfs => false,
+            Operation::Write
+            | Operation::Truncate
+            | Operation::Allocate
+            | Operation::CopyRange
+            | Operation::MakeDirectory
+            | Operation::Unlink
+            | Operation::Rename
+            | Operation::Link
+            | Operation::SymbolicLink
+            | Operation::MakeNode
+            | Operation::ChangeMode
+            | Operation::SetTimes
+            | Operation::SetXattr
+            | Operation::RemoveXattr => true,
+        }
+    }
+
     /// Bytes of the data area the request brings: the strings, or what is to be written.
     #[must_use]
     pub fn input_bytes(&self) -> usize {

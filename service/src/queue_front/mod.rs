@@ -22,6 +22,7 @@ mod reach;
 mod serve;
 mod session;
 mod threads;
+mod view;
 
 pub use adoptions::HANDLES_OF_SESSIONS_MAX;
 pub use front::QueueFront;
@@ -29,6 +30,7 @@ pub use message::{DataArea, Message};
 pub use serve::serve;
 pub use session::{HANDLES_PER_SESSION_MAX, SessionState};
 pub use threads::{SERVICE_THREADS_PER_GROUP_MAX, ServiceThreads};
+pub use view::MountPoints;
 
 #[cfg(test)]
 mod tests;

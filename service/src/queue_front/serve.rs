@@ -104,11 +104,15 @@ fn attempt(
     if message.operation == Operation::Echo {
         return Ok(Reply { value: request.offset, ..Reply::default() });
     }
+    // The kernel knows by which mount a file was opened, and what it says of one that cannot be written.
+    if session.is_read_only() && message.changes() {
+        return Err(Refused::KERNEL);
+    }
     let input = &mut scratch[..message.input_bytes()];
     area.get(0, input)?;
     let by_real_ids = message.operation == Operation::Access && message.flags.contains(RequestFlags::REAL_IDS);
     let credentials = if by_real_ids { session.real_credentials() } else { session.credentials() };
-    let context = Context::library(credentials, request.umask);
+    let context = Context { mounted: session.mount_points(), ..Context::library(credentials, request.umask) };
     let call = Call { instance, session, message: &message, area, context };
     call.serve(scratch)
 }

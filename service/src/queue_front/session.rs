@@ -3,6 +3,7 @@
 use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::queue_front::adoptions::Adoptions;
+use crate::queue_front::view::{MountPoints, View};
 use hashbrown::HashMap;
 use poolfs_ipc::service::PeerFacts;
 use poolfs_libservice::Taken;
@@ -17,13 +18,20 @@ pub struct SessionState {
     real: Credentials,
     handles: RwLock<HashMap<u64, Arc<OpenFile>>>,
     adoptions: Arc<Adoptions>,
+    /// What the client sees of the instance by the kernel; nothing where that is not to be looked at.
+    view: Option<Arc<View>>,
     _room: Option<Taken>,
 }
 
 impl SessionState {
     /// The state of a new session, for which there is `room`.
     #[must_use]
-    pub(super) fn new(facts: &PeerFacts, adoptions: &Arc<Adoptions>, room: Option<Taken>) -> Self {
+    pub(super) fn new(
+        facts: &PeerFacts,
+        adoptions: &Arc<Adoptions>,
+        view: Option<Arc<View>>,
+        room: Option<Taken>,
+    ) -> Self {
         let effective = Credentials {
             uid: facts.uid,
             gid: facts.gid,
@@ -33,7 +41,7 @@ impl SessionState {
         };
         let real = real_credentials(&effective, facts);
         let adoptions = Arc::clone(adoptions);
-        Self { effective, real, handles: RwLock::default(), adoptions, _room: room }
+        Self { effective, real, handles: RwLock::default(), adoptions, view, _room: room }
     }
 
     /// A session with the same credentials for all purposes.
@@ -44,8 +52,21 @@ impl SessionState {
             effective: credentials,
             handles: RwLock::default(),
             adoptions: Arc::default(),
+            view: None,
             _room: None,
         }
+    }
+
+    /// Whether it may change nothing by request: the client has the instance mounted read-only.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.view.as_ref().is_some_and(|view| view.is_read_only())
+    }
+
+    /// The names on which the client has something mounted.
+    #[must_use]
+    pub fn mount_points(&self) -> Option<&MountPoints> {
+        self.view.as_ref().map(|view| view.mount_points())
     }
 
     /// Who asks.
@@ -125,9 +146,9 @@ mod tests {
 
     #[test]
     fn access_is_asked_by_the_real_ids() {
-        let root = SessionState::new(&facts(0), &Arc::default(), None);
+        let root = SessionState::new(&facts(0), &Arc::default(), None, None);
         assert_eq!((root.credentials().capabilities, root.real_credentials().capabilities), (6, 15));
-        let user = SessionState::new(&facts(1000), &Arc::default(), None);
+        let user = SessionState::new(&facts(1000), &Arc::default(), None, None);
         let real = user.real_credentials();
         assert_eq!((real.uid, real.gid, real.capabilities), (1000, 7, 0));
         assert_eq!((user.credentials().uid, &user.credentials().groups), (0, &real.groups));

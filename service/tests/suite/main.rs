@@ -28,3 +28,4 @@ mod taken_away;
 mod times;
 mod traces;
 mod trap;
+mod views;

@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::{Child, Command};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 const NAME: &str = "stolen::a_session_is_no_use_to_anybody_else";
@@ -26,7 +27,17 @@ const THIEF: &str = "POOLFS_STOLEN_THIEF";
 const SOCKET: &str = "POOLFS_STOLEN_SOCKET";
 
 /// How they become somebody else ...
-const CHANGES: [&str; 5] = ["user", "user-keeping-capabilities", "group", "groups", "capabilities"];
+const CHANGES: [&str; 6] = ["user", "user-keeping-capabilities", "group", "groups", "capabilities", "users-namespace"];
+/// ... how one of their threads does, which has a number of others beside it ...
+const THREADS: [(&str, usize); 6] = [
+    ("thread-user", 0),
+    ("thread-group", 0),
+    ("thread-capabilities", 0),
+    ("thread-mounts", 0),
+    ("thread-root", 0),
+    // More than one look covers.
+    ("thread-user-among-many", 300),
+];
 /// ... and how somebody else gets the session.
 const HEIRS: [&str; 3] = ["child-of-changed", "child-of-dead", "greeting-child"];
 
@@ -38,7 +49,7 @@ const TARGET: &str = "what-only-the-owner-may-see";
 const END_MAX: Duration = Duration::from_secs(20);
 
 /// By the kernel's numbers, of which the library knows nothing here.
-fn system_call(number: libc::c_long, arguments: [usize; 3]) {
+pub fn system_call(number: libc::c_long, arguments: [usize; 3]) {
     // SAFETY: ids, lists and structures that outlive the call, as the callers pass them.
     let result = unsafe { libc::syscall(number, arguments[0], arguments[1], arguments[2]) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
@@ -65,6 +76,8 @@ fn become_another(kind: &str) {
         "group" => system_call(libc::SYS_setresgid, [1000; 3]),
         "groups" => system_call(libc::SYS_setgroups, [1, [1000u32].as_ptr() as usize, 0]),
         "capabilities" => set_capabilities(0, 0),
+        // With all capabilities there, and none here.
+        "users-namespace" => system_call(libc::SYS_unshare, [libc::CLONE_NEWUSER as usize, 0, 0]),
         other => panic!("no such change: {other}"),
     }
 }
@@ -122,7 +135,7 @@ fn mapped_again(bare: Bare) -> Bare {
 }
 
 /// Runs `work`, which must not fail, in a forked child. Its one thread is its first, by which the service knows a process.
-fn forked(work: impl FnOnce()) -> libc::pid_t {
+pub fn forked(work: impl FnOnce()) -> libc::pid_t {
     // SAFETY: the other thread of this process waits for the one that forks, and holds no lock.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -153,7 +166,7 @@ fn inherit_from_dead(socket: &Path) {
     ended_well(-1);
 }
 
-fn ended_well(child: libc::pid_t) {
+pub fn ended_well(child: libc::pid_t) {
     let mut status = 0;
     // SAFETY: `status` is valid for the call, and the child is ours.
     assert!(unsafe { libc::waitpid(child, &raw mut status, 0) } > 0, "no child");
@@ -181,12 +194,44 @@ fn play(kind: &str, socket: &Path) {
             system_call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, 1, 0]);
             ended_well(in_child(|| is_over_in_time(&mapped_again(bare))));
         }
+        thread if thread.starts_with("thread-") => {
+            let others = THREADS.iter().find(|(name, _)| *name == thread).map_or(0, |(_, others)| *others);
+            change_thread(thread, others, &bare);
+        }
         change => {
             become_another(change);
             is_over_in_time(&bare);
             eventually("the service hangs up", || has_hung_up(&bare));
         }
     }
+}
+
+/// One thread becomes another, or sees something else, and the first stays who it was.
+fn change_thread(kind: &str, others: usize, bare: &Bare) {
+    let (leave, left) = (Barrier::new(others + 2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        (0..others).for_each(|_| {
+            let waits = std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, || leave.wait());
+            waits.expect("a thread");
+        });
+        scope.spawn(|| {
+            match kind.trim_start_matches("thread-").trim_end_matches("-among-many") {
+                "mounts" => system_call(libc::SYS_unshare, [libc::CLONE_NEWNS as usize, 0, 0]),
+                "root" => {
+                    system_call(libc::SYS_unshare, [libc::CLONE_FS as usize, 0, 0]);
+                    system_call(libc::SYS_chroot, [c"/proc".as_ptr() as usize, 0, 0]);
+                }
+                change => become_another(change),
+            }
+            left.wait();
+            leave.wait();
+        });
+        left.wait();
+        let over = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| is_over_in_time(bare)));
+        // Whatever comes of it, the others may go.
+        leave.wait();
+        assert!(over.is_ok(), "{kind}");
+    });
 }
 
 fn has_hung_up(bare: &Bare) -> bool {
@@ -219,7 +264,8 @@ fn a_session_is_no_use_to_anybody_else() {
             command.args(["--exact", NAME, "--nocapture", "--test-threads", "1"]).env(THIEF, kind);
             (kind, command.env(SOCKET, folder.join("run/one.sock")).spawn().expect("a thief"))
         };
-        let thieves: Vec<_> = CHANGES.iter().chain(&HEIRS).map(start).collect();
+        let threads = THREADS.iter().map(|(kind, _)| kind);
+        let thieves: Vec<_> = CHANGES.iter().chain(threads).chain(&HEIRS).map(start).collect();
         for (kind, mut thief) in thieves {
             assert!(thief.wait().expect("ours").success(), "\"{kind}\" still had its session");
         }

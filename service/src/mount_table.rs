@@ -1,0 +1,169 @@
+//! Mount tables, as `/proc/PID/mountinfo` has them: what is mounted where in a process's mount namespace, as far as the process can
+//! reach it from its root.
+
+use std::collections::HashMap;
+
+/// A mount, as far as it matters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mount<'a> {
+    id: &'a [u8],
+    parent: &'a [u8],
+    /// Device number of what is shown, `MAJOR:MINOR`.
+    pub(crate) device: &'a [u8],
+    /// Which part of its filesystem is shown.
+    pub(crate) root: Vec<u8>,
+    /// Where, from the process's root on.
+    pub(crate) place: Vec<u8>,
+    /// Nothing can be changed by this mount.
+    pub(crate) is_read_only: bool,
+    /// The filesystem's type.
+    pub(crate) file_system: &'a [u8],
+    /// What it says it was made from.
+    pub(crate) source: Vec<u8>,
+}
+
+/// Spaces and the like are written as three octal digits.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, after)) = rest.split_first() {
+        let code = after.get(..3).filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                text.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                text.push(first);
+                rest = after;
+            }
+        }
+    }
+    text
+}
+
+fn parse(line: &[u8]) -> Option<Mount<'_>> {
+    let is_read_only = |options: &[u8]| options.split(|&byte| byte == b',').any(|option| option == b"ro");
+    let mut fields = line.split(|&byte| byte == b' ');
+    let (id, parent, device) = (fields.next()?, fields.next()?, fields.next()?);
+    let (root, place, options) = (unescaped(fields.next()?), unescaped(fields.next()?), fields.next()?);
+    let mut filesystem = fields.skip_while(|&field| field != b"-").skip(1);
+    let (file_system, source) = (filesystem.next()?, unescaped(filesystem.next()?));
+    let is_read_only = is_read_only(options) || filesystem.next().is_some_and(is_read_only);
+    Some(Mount { id, parent, device, root, place, is_read_only, file_system, source })
+}
+
+/// What of `place` is below `directory`, with a slash before it.
+fn below<'a>(place: &'a [u8], directory: &[u8]) -> Option<&'a [u8]> {
+    if directory == b"/" { Some(place) } else { place.strip_prefix(directory).filter(|rest| rest.starts_with(b"/")) }
+}
+
+/// The mounts of a table.
+pub(crate) struct MountTable<'a> {
+    mounts: Vec<Mount<'a>>,
+    by_id: HashMap<&'a [u8], usize>,
+    /// Those on each of them.
+    children: HashMap<&'a [u8], Vec<usize>>,
+}
+
+impl<'a> MountTable<'a> {
+    /// Of the kernel's text. Lines that are none are left out.
+    pub(crate) fn parse(text: &'a [u8]) -> Self {
+        let mounts: Vec<Mount<'a>> = text.split(|&byte| byte == b'\n').filter_map(parse).collect();
+        let by_id = mounts.iter().enumerate().map(|(at, mount)| (mount.id, at)).collect();
+        let mut children: HashMap<&[u8], Vec<usize>> = HashMap::new();
+        for (at, mount) in mounts.iter().enumerate() {
+            children.entry(mount.parent).or_default().push(at);
+        }
+        Self { mounts, by_id, children }
+    }
+
+    /// All of them.
+    pub(crate) fn mounts(&self) -> &[Mount<'a>] {
+        &self.mounts
+    }
+
+    fn on(&self, mount: &Mount<'a>) -> impl Iterator<Item = &Mount<'a>> {
+        self.children.get(mount.id).into_iter().flatten().map(|&at| &self.mounts[at]).filter(|on| on.id != on.parent)
+    }
+
+    /// Whether a path leads to the mount, and nothing that is mounted over it or over one of the directories that lead there hides
+    /// it.
+    pub(crate) fn is_reachable(&self, mount: &Mount<'a>) -> bool {
+        if self.on(mount).any(|other| other.place == mount.place) {
+            return false;
+        }
+        let mut here = mount;
+        // No way is longer than the table.
+        for _ in 0..self.mounts.len() {
+            let above = self.by_id.get(here.parent).map(|&at| &self.mounts[at]).filter(|above| above.id != here.id);
+            let Some(above) = above else { return true };
+            let hides = |other: &Mount<'_>| {
+                other.id != here.id && (other.place == here.place || below(&here.place, &other.place).is_some())
+            };
+            if self.on(above).any(hides) {
+                return false;
+            }
+            here = above;
+        }
+        false
+    }
+
+    /// The paths on which something is mounted in the mounts that are `own`, from their filesystem's root on.
+    pub(crate) fn mounted_on(&self, own: impl Fn(&Mount<'a>) -> bool) -> impl Iterator<Item = Vec<u8>> {
+        self.mounts.iter().filter(move |mount| own(mount)).flat_map(|under| {
+            let root: &[u8] = if under.root == b"/" { b"" } else { &under.root };
+            self.on(under).filter_map(move |on| Some([root, below(&on.place, &under.place)?].concat()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reachable(text: &str) -> Vec<String> {
+        let table = MountTable::parse(text.as_bytes());
+        let all = table.mounts().iter().filter(|mount| mount.source == b"x" && table.is_reachable(mount));
+        all.map(|mount| String::from_utf8(mount.place.clone()).expect("as given")).collect()
+    }
+
+    #[test]
+    fn fields_are_found_behind_any_number_of_others() {
+        let text =
+            "31 30 0:60 /a\\040b /srv rw,noatime shared:1 master:2 - tmpfs what\\134 ro,size=1\nnonsense\n1 2 3\n";
+        let table = MountTable::parse(text.as_bytes());
+        let [mount] = table.mounts() else { panic!("{:?}", table.mounts()) };
+        let expected = Mount {
+            id: b"31",
+            parent: b"30",
+            device: b"0:60",
+            root: b"/a b".into(),
+            place: b"/srv".into(),
+            is_read_only: true,
+            file_system: b"tmpfs",
+            source: b"what\\".into(),
+        };
+        assert_eq!(*mount, expected);
+        assert!(!parse(b"1 2 3:4 / / rw,rox - t s rw").expect("a line").is_read_only);
+        assert!(parse(b"1 2 3:4 / / nodev,ro - t s rw").expect("a line").is_read_only);
+    }
+
+    #[test]
+    fn what_is_covered_is_not_reached() {
+        const ROOT: &str = "1 0 8:1 / / rw - ext4 disk rw\n2 1 0:9 / /srv/x rw - t x rw\n";
+        assert_eq!(reachable(ROOT), ["/srv/x"]);
+        assert_eq!(reachable(&format!("{ROOT}3 2 0:8 / /srv/x/below rw - t other rw\n")), ["/srv/x"]);
+        assert_eq!(reachable(&format!("{ROOT}3 2 0:8 / /srv/x rw - t other rw\n")), [""; 0], "its root");
+        assert_eq!(reachable(&format!("{ROOT}3 1 0:8 / /srv rw - t other rw\n")), [""; 0], "a directory above it");
+        assert_eq!(reachable(&format!("{ROOT}3 1 0:8 / /srv/xy rw - t other rw\n")), ["/srv/x"]);
+        assert_eq!(reachable(&format!("{ROOT}3 1 0:8 / / rw - t other rw\n")), [""; 0], "everything");
+        assert_eq!(reachable(&format!("{ROOT}3 2 0:9 / /srv/x rw - t x rw\n")), ["/srv/x"], "by itself");
+    }
+
+    #[test]
+    fn a_table_that_goes_in_circles_ends() {
+        assert_eq!(reachable("1 1 0:9 / / rw - t x rw\n"), ["/"]);
+        assert_eq!(reachable("1 2 0:9 / /a rw - t x rw\n2 1 0:9 / /b rw - t y rw\n"), [""; 0]);
+    }
+}
