@@ -110,7 +110,12 @@ const STAGES: &[Stage] = &[
         ],
         environment: &[],
     },
-    Stage { name: "end to end, over real mounts", command: &["cargo", "test", "-p", "poolfs-tests"], environment: &[] },
+    // Up to the last one: it takes long enough to get here that all failures are worth knowing.
+    Stage {
+        name: "end to end, over real mounts",
+        command: &["cargo", "test", "-p", "poolfs-tests", "--no-fail-fast"],
+        environment: &[],
+    },
 ];
 
 /// Runs the stages whose names contain `only`, and fails when they leave something on the machine.

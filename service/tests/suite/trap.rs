@@ -65,7 +65,10 @@ impl Trap {
         if name.as_bytes().starts_with(b"fail") {
             return fail(Errno::EIO);
         }
-        assert!(!name.as_bytes().starts_with(b"panic"), "as asked by the name");
+        if name.as_bytes().starts_with(b"panic") {
+            // As a panic, but for a message: those in a test's output are of what went wrong.
+            std::panic::resume_unwind(Box::new("as asked by the name"));
+        }
         if name.as_bytes().starts_with(b"wait") {
             self.wait();
         }
