@@ -18,6 +18,9 @@ const SMALL_PART: usize = 10;
 const SWEEP_AT_MIN: usize = 256;
 /// How much is charged before content makes room for it.
 const EVICTION_BYTES: u64 = 256 << 10;
+/// Content makes room for what else is charged until that has one part in this many of the limit, however much it is: without room for
+/// content every write would go through the cache.
+const CHARGED_PART: u64 = 4;
 /// How often room is looked for before a reservation fails.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -57,6 +60,8 @@ pub(crate) struct Budget {
     limit: u64,
     dirty_max: u64,
     used: CachePadded<AtomicU64>,
+    /// What is charged that is no content. Of that, [`Budget::counted`] is a part of `used`.
+    charged: AtomicU64,
     dirty: CachePadded<AtomicU64>,
     evictions: AtomicU64,
     shards: [Mutex<Queues>; SHARDS],
@@ -90,6 +95,7 @@ impl Budget {
             limit,
             dirty_max: limit / 100 * u64::from(dirty_percent),
             used: CachePadded::default(),
+            charged: AtomicU64::new(0),
             dirty: CachePadded::default(),
             evictions: AtomicU64::new(0),
             shards: Default::default(),
@@ -147,13 +153,27 @@ impl Budget {
         }
     }
 
-    /// Something that is no content uses `bytes` from now on. Content makes room for it, if it can leave.
+    /// Something that is no content uses `bytes` from now on. Content makes room for it, if it can leave, up to a part of the limit.
     pub(crate) fn charge(&self, bytes: u64) {
-        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let before = self.charged.fetch_add(bytes, Ordering::Relaxed);
+        let taken = self.counted(before + bytes) - self.counted(before);
+        let used = self.used.fetch_add(taken, Ordering::Relaxed) + taken;
         // Not each time: what cannot leave now is looked at in vain.
-        if used > self.limit && used / EVICTION_BYTES != (used - bytes) / EVICTION_BYTES {
+        if used > self.limit && used / EVICTION_BYTES != (used - taken) / EVICTION_BYTES {
             self.evict(used - self.limit);
         }
+    }
+
+    /// Gives back what was charged.
+    pub(crate) fn discharge(&self, bytes: u64) {
+        let before = self.charged.fetch_sub(bytes, Ordering::Relaxed);
+        let given = self.counted(before) - self.counted(before - bytes);
+        self.used.fetch_sub(given, Ordering::Relaxed);
+    }
+
+    /// How much of what is charged content does without.
+    fn counted(&self, charged: u64) -> u64 {
+        charged.min(self.limit / CHARGED_PART)
     }
 
     pub(crate) fn settle_dirty(&self, before: u64, after: u64) {

@@ -336,14 +336,15 @@ impl CachePool {
         }
     }
 
-    /// Something else uses `bytes` of the cache's memory, until they are [given back](CachePool::discharge).
+    /// Something else uses `bytes` of the cache's memory, until they are [given back](CachePool::discharge). Content keeps three quarters of
+    /// the memory, however much is charged.
     pub fn charge(&self, bytes: u64) {
         self.pool.budget.charge(bytes);
     }
 
     /// Gives back what was charged.
     pub fn discharge(&self, bytes: u64) {
-        self.pool.budget.settle_used(bytes, 0, None);
+        self.pool.budget.discharge(bytes);
     }
 
     /// What the cache holds and did.

@@ -276,16 +276,16 @@ fn a_layer_that_is_not_written_back_leaves_others_their_share() {
 
 #[test]
 fn content_makes_room_for_what_else_uses_the_memory() {
-    const LIMIT: u64 = 4 << 20;
+    const LIMIT: u64 = 8 << 20;
     const CHARGE: u64 = 5632;
     let stack = Stack::new(patient(LIMIT));
     let (_, handle) = stack.create("f");
-    for at in (0..LIMIT / 4 * 3).step_by(64 << 10) {
+    for at in (0..LIMIT / 8 * 7).step_by(64 << 10) {
         stack.write(handle, at, &pattern(3, at, 64 << 10));
     }
     stack.cache.sync().unwrap();
     let before = stack.pool.statistics().used_bytes;
-    assert!(before > LIMIT / 2);
+    assert!(before > LIMIT / 4 * 3);
     let charges = LIMIT / 2 / CHARGE;
     (0..charges).for_each(|_| stack.pool.charge(CHARGE));
     // A little is charged before anything leaves.
@@ -293,4 +293,23 @@ fn content_makes_room_for_what_else_uses_the_memory() {
     assert!(stack.read(handle, 1 << 20, 100) == pattern(3, 1 << 20, 100));
     (0..charges).for_each(|_| stack.pool.discharge(CHARGE));
     assert!(stack.pool.statistics().used_bytes < before);
+}
+
+#[test]
+fn content_has_room_however_much_else_is_charged() {
+    const LIMIT: u64 = 256 << 10;
+    const PIECE: u64 = 4096;
+    let stack = Stack::new(patient(LIMIT));
+    let (_, handle) = stack.create("f");
+    stack.pool.charge(4 * LIMIT);
+    // Three quarters may be content; half of all may be dirty.
+    for at in (0..LIMIT / 4).step_by(PIECE as usize) {
+        stack.write(handle, at, &pattern(4, at, PIECE as usize));
+    }
+    assert_eq!(stack.cache.dirty_bytes(), LIMIT / 4, "it was written through");
+    stack.pool.charge(LIMIT);
+    stack.pool.discharge(5 * LIMIT);
+    stack.cache.sync().unwrap();
+    stack.cache.drop_clean();
+    assert_eq!(stack.pool.statistics().used_bytes, stack.cache.used_bytes());
 }
