@@ -13,7 +13,10 @@
 //! appended therefore makes all others void.
 //!
 //! **Generations.** When a file is full, or some time has passed, the next begins. The sketches with records in the last are brought to
-//! disk, and the file is removed.
+//! disk, and the file is removed. Whoever finds both generations full ends the last one before it goes on; a file may become twice as long until
+//! then. That has room for what has begun and is recorded again when it ends: blocks in transit ([`Journal::transit_blocks_max`]) and first
+//! writes, whose completion takes a fraction of their own record. While both are full, nothing of that kind begins
+//! ([`Journal::has_room`]): each write adds one record, and its writer sees then that they are full.
 
 use crate::first_write::{ENCODED_MAX, FirstWrite};
 use crate::format::{VERSION, array, check, crc_with_hole};
@@ -211,6 +214,17 @@ struct Generations {
     has_begun: bool,
 }
 
+impl Generations {
+    /// Bytes of the generation that is appended to, if none can begin after it.
+    fn filled(&self) -> u64 {
+        match (&self.last, &self.current) {
+            (Some(_), Some(current)) => current.end,
+            // What does not fit into the current one begins the next.
+            _ => RECORD_BYTES as u64,
+        }
+    }
+}
+
 /// How full a journal is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
@@ -257,7 +271,7 @@ impl Journal {
             return Ok(());
         }
         let records: Vec<u8> = changes.iter().flat_map(|change| change.encode(&sketch.record.id)).flatten().collect();
-        self.put(node, &records)
+        self.put(&mut lock(&self.generations), node, &records)
     }
 
     /// Records the first write of a file that is copied up later. Says whether it may be: not if the journal has no room for it.
@@ -269,17 +283,31 @@ impl Journal {
             return Ok(true);
         }
         let records = FirstWriteHead::records(first);
-        if records.len() as u64 >= self.bytes_max {
+        let mut generations = lock(&self.generations);
+        if generations.filled() + records.len() as u64 > self.bytes_max {
             return Ok(false);
         }
-        self.put(node, &records).map(|()| true)
+        self.put(&mut generations, node, &records).map(|()| true)
     }
 
-    fn put(&self, node: NodeId, records: &[u8]) -> Result<()> {
-        let mut generations = lock(&self.generations);
-        let Err(error) = self.append(&mut generations, node, records) else { return Ok(()) };
+    /// Whether more may be begun that has to be recorded again when it ends.
+    pub fn has_room(&self) -> bool {
+        self.bytes_max == 0 || lock(&self.generations).filled() < self.bytes_max
+    }
+
+    /// Most blocks in transit for whose completion a journal of so many bytes a generation has room when it is full: a quarter of it, because
+    /// others need room as well.
+    pub fn transit_blocks_max(bytes_max: u64) -> usize {
+        if bytes_max == 0 {
+            return usize::MAX;
+        }
+        usize::try_from(bytes_max / RECORD_BYTES as u64 / 4).unwrap_or(usize::MAX)
+    }
+
+    fn put(&self, generations: &mut Generations, node: NodeId, records: &[u8]) -> Result<()> {
+        let Err(error) = self.append(generations, node, records) else { return Ok(()) };
         tracing::warn!(%error, "what is written now does not outlive the service: it could not be recorded");
-        let Generations { current, last, .. } = &mut *generations;
+        let Generations { current, last, .. } = generations;
         for generation in [current, last] {
             if let Some(void) = generation {
                 remove(&self.upper, self.top.node(), void.number)
@@ -303,7 +331,7 @@ impl Journal {
             generations.made = number;
             let file = make(&self.upper, self.top.node(), number)?;
             let end = RECORD_BYTES as u64;
-            // Whoever appends waits soon for the one before to be removed; until then a little more is appended.
+            // Whoever appends when it is full ends the one before; until then others append some more.
             self.upper.hold(ROOT, file.id(), 0..self.bytes_max * 2, true)?;
             generations.current = Some(Generation { number, file, end, nodes: HashSet::new() });
             let current = generations.current.as_ref().map(|current| &current.file);

@@ -102,8 +102,8 @@ pub struct UnionConfig {
     pub flush_interval: Duration,
     /// Most sketches whose bitmap may wait for that; beyond it, a writer brings the oldest one to disk itself.
     pub dirty_sketches_max: usize,
-    /// Most blocks that may be in transit: written in part, the rest not copied from below yet. Zero: every such write
-    /// copies at once.
+    /// Most blocks that may be in transit: written in part, the rest not copied from below yet. Fewer where the journal is short. Zero: every such
+    /// write copies at once.
     pub transit_blocks_max: usize,
     /// Most files that may have been written for the first time without having been copied up yet. Zero: every first write copies up at once.
     pub deferred_copy_ups_max: usize,
@@ -201,6 +201,7 @@ impl Union {
         let calls = Arc::new(durable::Calls::default());
         let statistics = Arc::new(statistics::Counters::default());
         let journal = Arc::new(Journal::new(&work.upper, journal_bytes)?);
+        let transit_blocks_max = transit_blocks_max.min(Journal::transit_blocks_max(journal_bytes));
         let copies = Arc::new(transit::Copies::new(&upper, &statistics, transit_blocks_max, &journal));
         Ok(Arc::new_cyclic(|own| Union {
             own: own.clone(),

@@ -107,8 +107,11 @@ impl Copies {
         Copies { upper, statistics, queue, wake, blocks, blocks_max, journal }
     }
 
-    /// Room for one more block in transit.
+    /// Room for one more block in transit, here and in the journal.
     pub fn permit(&self) -> Option<Permit> {
+        if !self.journal.has_room() {
+            return None;
+        }
         let room = |blocks: usize| (blocks < self.blocks_max).then_some(blocks + 1);
         self.blocks.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).ok()?;
         Some(Permit(self.blocks.clone()))

@@ -1,14 +1,15 @@
 //! The service dies, and with it all that a union has in memory; whatever it had stored above its upper branch stays. The next
 //! union shows what the last one did.
 
-use crate::hooked::Hooked;
+use crate::hooked::{Call, Hooked};
 use crate::support::*;
 use poolfs_libservice::random_operations::{Comparison, populate};
 use poolfs_libservice::types::{AllocateMode, Errno, OpenFlags, RenameFlags, SetAttributes};
 use poolfs_libservice::{Libservice, Memory, Recorder, fail};
 use poolfs_union::check::Check;
 use poolfs_union::{Lower, Union, UnionConfig};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
@@ -183,25 +184,86 @@ fn each_change_of_a_sketch_is_there_after_a_death() {
     }
 }
 
+/// Bytes of the files of the journal. The union's threads may remove one between listing and looking.
+fn journal_sizes(mortal: &Mortal) -> Vec<u64> {
+    let size = |name: String| {
+        let found = node(&*mortal.upper, &format!(".poolfs/{name}")).ok()?;
+        mortal.upper.getattr(ROOT, found).ok().map(|attributes| attributes.size)
+    };
+    mortal.journals().into_iter().filter_map(size).collect()
+}
+
+/// The odd blocks of a file of 500, from the last one on.
+fn odd_blocks() -> impl Iterator<Item = u64> {
+    (0..500).rev().step_by(2)
+}
+
+/// Bytes 3 to 5 of these blocks were written.
+fn expect_written(union: &Arc<Union>, blocks: &[u64]) {
+    let content = get(&**union, "f").unwrap();
+    for (block, bytes) in (0..).zip(content.chunks(BLOCK)) {
+        let expected = if blocks.contains(&block) { b"\x07\x07\x07new" } else { &[7; 6] };
+        assert_eq!(&bytes[..6], expected, "block {block}");
+    }
+}
+
 #[test]
 fn the_journal_begins_anew_when_it_is_full() {
     let lower = Memory::new();
     put(&*lower, "f", &vec![7; 500 * BLOCK]);
     let mortal = Mortal::new(vec![lower], 4000);
     let union = mortal.open();
-    for block in (0..500u64).rev().step_by(2) {
+    for block in odd_blocks() {
         write_at(&*union, "f", block * BLOCK as u64 + 3, b"new");
-        assert!(mortal.journals().len() <= 2);
-        for journal in mortal.journals() {
-            let size = stat(&*mortal.upper, &format!(".poolfs/{journal}")).size;
-            assert!(size <= 4000 + 2 * 40, "{journal} has {size} bytes");
-        }
+        let sizes = journal_sizes(&mortal);
+        assert!(sizes.len() <= 2 && sizes.iter().all(|&size| size <= 2 * mortal.journal_bytes), "{sizes:?}");
     }
     let union = mortal.die_and_open(union);
-    let content = get(&*union, "f").unwrap();
-    for (block, bytes) in content.chunks(BLOCK).enumerate() {
-        assert_eq!(&bytes[..6], if block % 2 == 1 { b"\x07\x07\x07new" } else { &[7; 6] }, "block {block}");
+    expect_written(&union, &odd_blocks().collect::<Vec<_>>());
+}
+
+/// The thread that copies gets nothing done, so that the writer who finds the journal full has all to complete; and the service dies when the
+/// writer has recorded that, and not yet anything else.
+#[test]
+fn a_full_journal_has_room_for_all_that_is_in_transit() {
+    let lower = Memory::new();
+    put(&*lower, "f", &vec![7; 500 * BLOCK]);
+    let mortal = Mortal::new(vec![lower.clone()], 4000);
+    let slow = Hooked::over(lower);
+    let (writer, standstill) = (std::thread::current().id(), Arc::new(Mutex::new(())));
+    let stands_still = standstill.lock().unwrap();
+    let wait = standstill.clone();
+    slow.hook(move |call| {
+        if call == Call::Read && std::thread::current().id() != writer {
+            drop(wait.lock());
+        }
+        Ok(())
+    });
+    mortal.upper.hook(|_| Ok(()));
+    let lowers = vec![Lower { layer_id: "layer-0".into(), layer: slow, is_union: false }];
+    let config = UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(mortal.upper.clone(), lowers) };
+    let union = Union::open(UnionConfig { journal_bytes: 4000, ..config }).expect("the union opens");
+    let dead = Arc::new(AtomicBool::new(false));
+    let mut written = Vec::new();
+    for block in odd_blocks() {
+        write_at(&*union, "f", block * BLOCK as u64 + 3, b"new");
+        written.push(block);
+        if written.len() == 10 {
+            // There is an upper file now, and no sync any more before the journal is full.
+            let died = dead.clone();
+            mortal.upper.hook(move |call| {
+                let dead = died.fetch_or(call == Call::SyncFile, Ordering::SeqCst) || call == Call::SyncFile;
+                if dead && call.changes() { fail(Errno::EIO) } else { Ok(()) }
+            });
+        }
+        if dead.load(Ordering::SeqCst) {
+            break;
+        }
     }
+    assert!(written.len() > 100 && written.len() < 250, "{} writes filled no journal", written.len());
+    drop(stands_still);
+    let union = mortal.die_and_open(union);
+    expect_written(&union, &written);
 }
 
 #[test]
