@@ -98,6 +98,10 @@ impl Union {
         let index_links = self.put_into_place(node, &held, &lower, &attributes, temporary, place.as_ref())?;
         self.nodes.bind_upper(node, held.node());
         let left = self.upper.getattr(ROOT, held.node());
+        if what.first.is_some() {
+            // Before others see that it waits no more: whoever syncs finds it there, and it stays the node of the file until it is on disk.
+            self.queue(node);
+        }
         {
             let mut state = node.write();
             if let Ok(left) = left {
@@ -112,11 +116,10 @@ impl Union {
             state.origin = true;
             state.index_links = index_links;
         }
-        if what.first.is_some() {
-            if let Content::Sketch(sketch) = &node.read().content {
-                self.have_transit_ended(node, sketch);
-            }
-            self.queue(node);
+        if what.first.is_some()
+            && let Content::Sketch(sketch) = &node.read().content
+        {
+            self.have_transit_ended(node, sketch);
         }
         Ok(held)
     }

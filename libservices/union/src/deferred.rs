@@ -237,7 +237,12 @@ impl Union {
             let _names = self.names_mut();
             self.copy_up(node, Bytes::Sketch)?;
         }
-        if self.deferred.remove(node) {
+        let removed = {
+            // A first write that is noted from here on stays among those that wait.
+            let state = node.read();
+            state.first_write.is_none() && self.deferred.remove(node)
+        };
+        if removed {
             self.nodes.unpin(node);
         }
         Ok(())

@@ -181,6 +181,32 @@ fn a_change_moves_the_time_of_what_it_changes_and_of_nothing_else() {
     }
 }
 
+/// Several threads sync, and meet at a file that nobody refers to any more.
+#[test]
+fn a_file_is_copied_up_by_one_and_awaited_by_others_who_sync() {
+    const FILES: usize = 8;
+    for round in 0..200 {
+        let branches = Branches::empty(1);
+        let paths: Vec<_> = (0..FILES).map(|number| number.to_string()).collect();
+        paths.iter().for_each(|path| put(&*branches.lowers[0], path, &[1; 2 * BLOCK]));
+        let union = branches.open();
+        paths.iter().for_each(|path| write(&*union, path, 5));
+        let before = changed(&*union);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| union.sync().expect("synced"));
+            }
+        });
+        union.sync().expect("synced");
+        assert_eq!(moved(&before, &changed(&*union)), [""; 0], "round {round}");
+        for path in &paths {
+            let mut bytes = [0; 5];
+            on_file(&*union, path, |handle| assert_eq!(union.read(ROOT, handle, 4, &mut bytes).expect("read"), 5));
+            assert_eq!(&bytes, b"\x01new\x01", "{path}, round {round}");
+        }
+    }
+}
+
 #[test]
 fn who_has_it_open_sees_when_a_lower_object_went() {
     let branches = Branches::empty(1);
