@@ -76,6 +76,12 @@ impl Core {
         self.dirty.used()
     }
 
+    /// Whether the layer has more dirty bytes than are its own whatever others have. If all layers together have more than half of what may
+    /// be dirty, one of them has. To write back for a layer that has not makes no room for others.
+    pub(crate) fn is_beyond_its_part(&self) -> bool {
+        self.dirty.used() > self.dirty.reserved()
+    }
+
     /// Dirty bytes that are not on hold.
     pub(crate) fn pending_bytes(&self) -> u64 {
         self.dirty_bytes().saturating_sub(self.held.load(Ordering::Relaxed))

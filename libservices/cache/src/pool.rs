@@ -178,10 +178,13 @@ impl Pool {
         let now = Instant::now();
         let dirty = lock(&self.dirty);
         let mut hurried = 0;
-        let due = dirty.values().take_while(|file| {
-            hurried += 1;
-            now.duration_since(file.since) >= self.config.expire || (hurry && hurried <= HURRIED_MAX)
-        });
+        let is_old = |file: &DirtyFile| now.duration_since(file.since) >= self.config.expire;
+        let mut is_due = |file: &DirtyFile| {
+            let is_hurried = hurried < HURRIED_MAX && file.node.core.is_beyond_its_part();
+            hurried += usize::from(is_hurried);
+            is_hurried || is_old(file)
+        };
+        let due = dirty.values().take_while(|file| hurry || is_old(file)).filter(|file| is_due(file));
         due.map(|file| Arc::clone(&file.node)).collect()
     }
 

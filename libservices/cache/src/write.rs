@@ -1,6 +1,7 @@
 //! Writing: into the cache while there is room for it here and below, else through it.
 
 use crate::blocks::{BLOCK, CHUNK_COST, Chunk, block_of, blocks_for, by_chunk};
+use crate::core::Core;
 use crate::node::{Node, State};
 use crate::read::cache_failure;
 use crate::sync::{lock, read};
@@ -149,7 +150,7 @@ impl Node {
         // As long as all layers together have half of it, none has more than it may.
         let may_dirty = || pool.budget.dirty() + bytes <= dirty_max / 2 || self.core.dirty.may_take(bytes);
         while !may_dirty() {
-            match self.write_back_some(THROTTLE_BYTES) {
+            match self.write_back_some(THROTTLE_BYTES, Core::is_beyond_its_part) {
                 Progress::Made => {}
                 progress if patience.wait(&progress) => {}
                 _ => break,
@@ -159,8 +160,8 @@ impl Node {
     }
 
     /// Writes back up to `bytes` of this file or, if it has nothing to write, of the oldest dirty one of the layer that can be
-    /// written; only if there is none, of another layer.
-    fn write_back_some(&self, bytes: u64) -> Progress {
+    /// written; only if there is none, of another layer of which that helps.
+    fn write_back_some(&self, bytes: u64, helps: impl Fn(&Core) -> bool) -> Progress {
         let mut progress = match self.write_back(bytes) {
             Some(Ok(written)) if written > 0 => return Progress::Made,
             Some(_) => Progress::Impossible,
@@ -170,7 +171,7 @@ impl Node {
         let pool = &self.core.pool;
         let is_near = |node: &Node| std::ptr::eq(&*node.core, &*self.core);
         let near = pool.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self) && is_near(node));
-        let far = pool.dirty_files(OTHERS_MAX, |node| !is_near(node));
+        let far = pool.dirty_files(OTHERS_MAX, |node| !is_near(node) && helps(&node.core));
         for node in near.into_iter().chain(far) {
             match node.write_back_other(bytes) {
                 Some(Ok(written)) if written > 0 => return Progress::Made,
@@ -192,7 +193,7 @@ impl Node {
             if let Some(reservation) = pool.budget.reserve(bytes) {
                 break reservation;
             }
-            match self.write_back_some(bytes) {
+            match self.write_back_some(bytes, |_| true) {
                 Progress::Made => {}
                 // What readers have set aside, or hold locked while they copy, is free again in a moment.
                 progress if patience.wait(&progress) => {}

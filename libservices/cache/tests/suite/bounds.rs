@@ -260,16 +260,18 @@ fn a_layer_that_is_not_written_back_leaves_others_their_share() {
         for at in 0..LIMIT / 8 / PIECE - 1 {
             other.write(handle, at * PIECE, &pattern(2, at * PIECE, PIECE as usize));
         }
-        let taken = written.load(Ordering::SeqCst);
+        let written_back = other.below.writes.load(Ordering::SeqCst);
+        let (dirty, taken) = (other.cache.dirty_bytes(), written.load(Ordering::SeqCst));
         // What is beyond its own, whoever waits for room writes back: it, or the other.
         for at in LIMIT / 8 / PIECE - 1..LIMIT / 4 / PIECE {
             other.write(handle, at * PIECE, &pattern(2, at * PIECE, PIECE as usize));
         }
-        let writes = other.below.writes.load(Ordering::SeqCst);
+        let written_back_beyond = other.below.writes.load(Ordering::SeqCst);
         // Before anything is compared: a failure would wait for the writer for good.
         hostile.below.writes_allowed.store(u64::MAX, Ordering::SeqCst);
-        assert!(taken < LIMIT / 2, "{taken}");
-        assert!(writes > 0);
+        assert_eq!(written_back, 0, "what is its own was written back to make room for the other");
+        assert!(dirty == LIMIT / 8 - PIECE && taken < LIMIT / 2, "{dirty} and {taken} bytes");
+        assert!(written_back_beyond > 0);
     });
     assert!(other.read(handle, LIMIT / 8, 100) == pattern(2, LIMIT / 8, 100));
 }
