@@ -10,7 +10,7 @@
 mod calls;
 mod root;
 
-use crate::outside;
+use crate::{outside, stack};
 use anyhow::Context;
 use rustix::io::Errno;
 use rustix::process::DumpableBehavior;
@@ -49,6 +49,7 @@ pub fn kept() -> CapabilitySet {
 /// When the kernel cannot do it: nothing unconfined is to serve anybody.
 pub fn enter(sockets: Option<&Path>) -> anyhow::Result<()> {
     give_up_rights()?;
+    stack::keep_own_descriptors().map_err(anyhow::Error::msg)?;
     outside::stay(|| refuse_calls(Paths::OfHost)).context("leaving a thread where the host's files are")?;
     root::leave(sockets).context("leaving the host's files behind")?;
     refuse_calls(Paths::Own)

@@ -5,10 +5,10 @@ mod trees;
 
 use crate::outside::{Deed, outside};
 use crate::service::Service;
-use poolfs_service_protocol::{Answer, Command};
+use poolfs_service_protocol::{Answer, Command, Receiver};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,14 +105,18 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
     }
     stream.set_read_timeout(Some(SILENCE_MAX))?;
     stream.set_write_timeout(Some(DEAFNESS_MAX))?;
-    let mut input = BufReader::new(stream.try_clone()?);
+    let mut input = Receiver::new(stream.try_clone()?);
     loop {
-        let mut line = Vec::new();
-        let read = input.by_ref().take(COMMAND_BYTES_MAX).read_until(b'\n', &mut line)?;
-        if read == 0 {
+        let (line, descriptors) = match input.line(COMMAND_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return answer(&stream, &Answer::Failed { message: error.to_string() });
+            }
+            read => read?,
+        };
+        if line.is_empty() {
             return Ok(());
         }
-        if read as u64 == COMMAND_BYTES_MAX && !line.ends_with(b"\n") {
+        if line.len() as u64 == COMMAND_BYTES_MAX && !line.ends_with(b"\n") {
             let message = format!("a command is longer than {COMMAND_BYTES_MAX} bytes");
             return answer(&stream, &Answer::Failed { message });
         }
@@ -121,6 +125,10 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
             return Ok(());
         }
         match serde_json::from_slice(&line) {
+            Ok(command) if !descriptors.is_empty() && !matches!(command, Command::Mount(_)) => {
+                let message = "descriptors came with a command that takes none".to_owned();
+                answer(&stream, &Answer::Failed { message })?;
+            }
             Ok(Command::Shutdown) => {
                 // A second one finds the channel full: the first is being carried out, and the process ends.
                 let _ = shutdown.try_send(Some(stream.try_clone()?));
@@ -129,7 +137,7 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
             Ok(Command::Differences { instance, parts }) => trees::differences(&stream, service, &instance, parts)?,
             Ok(Command::Commit { instance, archive }) => trees::commit(&stream, service, &instance, &archive)?,
             Ok(Command::Flatten { instance }) => trees::flatten(&stream, service, &instance)?,
-            Ok(command) => answer(&stream, &service.command(command))?,
+            Ok(command) => answer(&stream, &service.command(command, descriptors))?,
             Err(error) => answer(&stream, &Answer::Failed { message: format!("not a command: {error}") })?,
         }
     }

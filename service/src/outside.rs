@@ -3,7 +3,8 @@
 //! A confined service has a mount namespace of its own with an empty root (`confinement/root.rs`), in which every path that its layers, fronts
 //! and parsers come to use leads nowhere. One thread was started before, and stays where the host's files are: it starts a thread for
 //! every deed that is passed to [`outside`], so that none waits for another. What these deeds are is said where it is called, and
-//! [`Deed`] lists them: none takes a path that was read from a branch or came from a client.
+//! [`Deed`] lists them: none takes a path that was read from a branch or came from a client. Branches are not among them: they come as
+//! descriptors (`stack/given.rs`).
 //!
 //! A process that is not confined, as those of most tests, does them itself.
 
@@ -15,15 +16,13 @@ use tracing::{debug, error};
 /// What is done outside, and whose paths it is done with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deed {
-    /// Opens a branch: the control side's path.
-    Branch,
     /// Mounts an instance, or unmounts it: the control side's path.
     Mount,
     /// Looks at the directories that lead to a mount, and at which mount a client has as its root: the same, and `/proc`.
     Reach,
     /// Mounts and unmounts the memory that outlives the service: below the configured directory of sockets.
     Memory,
-    /// Makes the archive of a layer: the control side's path.
+    /// Makes the file for the archive of a layer, which must not be there before: the control side's path.
     Archive,
 }
 

@@ -9,7 +9,7 @@ use crate::queue_front::{QueueFront, ServiceThreads};
 use crate::shares::PoolShares;
 use crate::spans::Tracer;
 use crate::stack::kept::sweep;
-use crate::stack::{Stack, StackBuilder, StackError};
+use crate::stack::{Given, Stack, StackBuilder, StackError};
 use poolfs_libservice::Error;
 use poolfs_service_protocol::{
     Answer, Command, Ending, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
@@ -17,6 +17,7 @@ use poolfs_service_protocol::{
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -210,12 +211,12 @@ impl Service {
         lock(&self.instances).get(name).map(|mounted| Arc::clone(&mounted.instance))
     }
 
-    /// Carries a command out; [`Command::Shutdown`] is for whoever owns the process, those that are answered while they are carried out for whoever
-    /// owns the connection.
+    /// Carries a command out, with the descriptors that came with it; [`Command::Shutdown`] is for whoever owns the process, those that are answered
+    /// while they are carried out for whoever owns the connection.
     #[must_use]
-    pub fn command(&self, command: Command) -> Answer {
+    pub fn command(&self, command: Command, descriptors: Vec<OwnedFd>) -> Answer {
         let done = match command {
-            Command::Mount(spec) => self.mount(spec),
+            Command::Mount(spec) => self.mount(spec, descriptors),
             Command::Unmount { instance, ending } => self.unmount(&instance, ending),
             Command::Ping => Ok(()),
             Command::Instances => return Answer::Instances { instances: self.settled() },
@@ -239,20 +240,22 @@ impl Service {
         }
     }
 
-    /// Mounts an instance.
+    /// Mounts an instance of these private mounts, which the control side has made: those of its branches, in their order.
     ///
     /// # Errors
     /// Nothing has changed then.
-    pub fn mount(&self, spec: MountSpec) -> Result<(), ServiceError> {
+    pub fn mount(&self, spec: MountSpec, descriptors: Vec<OwnedFd>) -> Result<(), ServiceError> {
+        check_stack(&spec.stack)?;
+        let given = Given::from_control(&spec.stack, descriptors)?;
         let _one_at_a_time = lock(&self.changes);
         self.end_unmounted();
-        self.check(&spec)?;
+        self.check(&spec, &given)?;
         let mount_point = &spec.mount_point;
         detach_dead(mount_point).map_err(|cause| path_error("mount point", mount_point, cause.to_string()))?;
         let place = mount_point.clone();
         let checked = outside(Deed::Mount, move || check_directory("mount point", &place));
         checked.map_err(|error| path_error("mount point", mount_point, error.to_string()))??;
-        let stack = self.builder.build(&spec.stack)?.with_ids(spec.ids.as_ref());
+        let stack = self.builder.build_of(&spec.stack, given)?.with_ids(spec.ids.as_ref());
         self.mount_stack(spec, stack)
     }
 
@@ -288,7 +291,7 @@ impl Service {
         }
     }
 
-    fn check(&self, spec: &MountSpec) -> Result<(), ServiceError> {
+    fn check(&self, spec: &MountSpec, given: &[Given]) -> Result<(), ServiceError> {
         if !is_valid_name(&spec.instance) {
             return Err(ServiceError::Name(spec.instance.clone()));
         }
@@ -300,10 +303,8 @@ impl Service {
         if instances.len() >= INSTANCES_MAX {
             return Err(ServiceError::TooMany);
         }
-        let own: Vec<PathBuf> = instances.values().map(|own| own.instance.spec().mount_point.clone()).collect();
-        let stack = spec.stack.clone();
-        let checked = outside(Deed::Branch, move || check_branches(&stack, &own));
-        checked.map_err(|error| path_error("mount point", &spec.mount_point, error.to_string()))?
+        let own: Vec<&Path> = instances.values().map(|own| own.instance.spec().mount_point.as_path()).collect();
+        check_branches(&spec.stack, given, &own)
     }
 
     /// Flushes and unmounts an instance. One that does not exist (any more) is fine.
@@ -522,31 +523,37 @@ fn check_directory(what: &'static str, path: &Path) -> Result<(), ServiceError> 
     }
 }
 
+/// The names of the branches of a stack, and what they are for.
+fn named(stack: &StackSpec) -> Vec<(&'static str, &Path)> {
+    let upper = if matches!(stack, StackSpec::Union { .. }) { "upper" } else { "directory" };
+    let names = std::iter::once(upper).chain(std::iter::repeat("lower"));
+    names.zip(stack.branches()).map(|(what, branch)| (what, branch.directory)).collect()
+}
+
+fn check_stack(stack: &StackSpec) -> Result<(), ServiceError> {
+    if let StackSpec::Union { upper, lowers, .. } = stack
+        && (lowers.is_empty() || lowers.len() > LOWERS_MAX)
+    {
+        let cause = format!("a union of {} lower branches; give 1 to {LOWERS_MAX}", lowers.len());
+        return Err(path_error("upper", upper, cause));
+    }
+    named(stack).into_iter().try_for_each(|(what, path)| check_path(what, path))
+}
+
 /// Whether the branches can be used together, and none is served by this very service (it would wait for itself).
-fn check_branches(stack: &StackSpec, own_mounts: &[PathBuf]) -> Result<(), ServiceError> {
-    let branches: Vec<(&'static str, &Path)> = match stack {
-        StackSpec::Directory { directory } | StackSpec::SharedDirectory { directory } => vec![("directory", directory)],
-        StackSpec::Union { upper, lowers, .. } => {
-            if lowers.is_empty() || lowers.len() > LOWERS_MAX {
-                let cause = format!("a union of {} lower branches; give 1 to {LOWERS_MAX}", lowers.len());
-                return Err(path_error("upper", upper, cause));
-            }
-            let lowers = lowers.iter().map(|lower| ("lower", lower.as_path()));
-            std::iter::once(("upper", upper.as_path())).chain(lowers).collect()
-        }
-    };
-    let mut seen: Vec<PathBuf> = Vec::new();
-    for (what, path) in branches {
-        check_path(what, path)?;
-        check_directory(what, path)?;
-        let real = path.canonicalize().map_err(|error| path_error(what, path, error.to_string()))?;
-        if own_mounts.iter().any(|mount| real.starts_with(mount)) {
+fn check_branches(stack: &StackSpec, given: &[Given], own_mounts: &[&Path]) -> Result<(), ServiceError> {
+    let mut seen = Vec::new();
+    for ((what, path), given) in named(stack).into_iter().zip(given) {
+        if own_mounts.iter().any(|mount| path.starts_with(mount)) {
             return Err(path_error(what, path, "it is served by this pool itself; name the directory behind it"));
         }
-        if seen.iter().any(|other| real.starts_with(other) || other.starts_with(&real)) {
+        let identity = given.identity;
+        let overlaps =
+            |&(other, same): &(&Path, _)| path.starts_with(other) || other.starts_with(path) || same == identity;
+        if seen.iter().any(overlaps) {
             return Err(path_error(what, path, "it contains, or lies in, another branch; keep them apart"));
         }
-        seen.push(real);
+        seen.push((path, identity));
     }
     Ok(())
 }

@@ -7,6 +7,7 @@
 pub mod check;
 mod claim;
 mod error;
+mod given;
 pub mod kept;
 
 pub use error::{Role, StackError};
@@ -16,6 +17,8 @@ use crate::outside::{Deed, outside};
 use crate::shares::PoolMemory;
 use crate::spans::Timed;
 use claim::{Claim, ClaimKind};
+pub(crate) use given::Given;
+use given::Identity;
 use kept::{StateRoot, UpperRoot};
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CacheMemory, CachePool, SharedNotice};
@@ -23,7 +26,7 @@ use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::types::IdMap;
 use poolfs_libservice::{Layered, Libservice};
-use poolfs_local::{Descriptors, Local, LocalOptions};
+use poolfs_local::{Descriptors, Local, LocalOptions, PrivateMount};
 use poolfs_quota::{Accepted, Account, Limited, Measured};
 use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat};
 use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
@@ -36,6 +39,8 @@ use tracing::{error, warn};
 /// One directory tree with its cache, shared by the instances that use it.
 struct Branch {
     path: PathBuf,
+    mount: Arc<PrivateMount>,
+    identity: Identity,
     role: Role,
     local: Arc<Local>,
     bcow: Option<Arc<Bcow>>,
@@ -48,7 +53,14 @@ struct Branch {
     claim: OnceLock<Claim>,
 }
 
+/// What makes two uses of a directory uses of one branch. By another path it has another name in what unions note of their lower branches.
+type Key = (Identity, PathBuf);
+
 impl Branch {
+    fn key(&self) -> Key {
+        (self.identity, self.path.clone())
+    }
+
     /// Without its limit.
     fn cache_layer(&self) -> Arc<dyn Libservice> {
         Timed::over(Layer::Cache, Arc::clone(&self.cache) as Arc<dyn Libservice>)
@@ -180,9 +192,9 @@ pub struct StackBuilder {
     descriptors: Arc<Descriptors>,
     /// Where services before this one may have left what they had accepted.
     states: Option<StateRoot>,
-    branches: Mutex<BTreeMap<PathBuf, Weak<Branch>>>,
+    branches: Mutex<BTreeMap<Key, Weak<Branch>>>,
     /// by their branches, topmost first
-    frozen: Mutex<BTreeMap<Vec<PathBuf>, Weak<Union>>>,
+    frozen: Mutex<BTreeMap<Vec<Key>, Weak<Union>>>,
 }
 
 struct EvictableMemory(Arc<CachePool>);
@@ -263,22 +275,31 @@ impl StackBuilder {
         Box::new(move || Ok(Box::new(pool.notice()?)))
     }
 
-    /// Builds what `spec` says.
+    /// Builds what `spec` says, of the directories at its paths.
     ///
     /// # Errors
     /// When a branch cannot be used; nothing is left behind then.
     pub fn build(&self, spec: &StackSpec) -> Result<Stack, StackError> {
+        self.build_of(spec, Given::open_all(spec)?)
+    }
+
+    /// Builds what `spec` says, of these directories.
+    pub(crate) fn build_of(&self, spec: &StackSpec, given: Vec<Given>) -> Result<Stack, StackError> {
+        let mut given = given.into_iter();
+        let first = given
+            .next()
+            .ok_or_else(|| StackError::Branch { path: PathBuf::new(), cause: "no directory was given".to_owned() })?;
         match spec {
-            StackSpec::Directory { directory } | StackSpec::SharedDirectory { directory } => {
+            StackSpec::Directory { .. } | StackSpec::SharedDirectory { .. } => {
                 let is_shared = matches!(spec, StackSpec::SharedDirectory { .. });
                 let kind = if is_shared { ClaimKind::Shared } else { ClaimKind::Alone };
-                let branch = self.branch(directory, Role::Directory, &Storage::default(), Some(kind))?;
+                let branch = self.branch(&first, Role::Directory, &Storage::default(), Some(kind))?;
                 Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch] })
             }
-            StackSpec::Union { upper, lowers, storage } => {
-                let mut branches = vec![self.branch(upper, Role::Upper, storage, Some(ClaimKind::Alone))?];
-                for lower in lowers {
-                    branches.push(self.branch(lower, Role::Lower, &Storage::default(), None)?);
+            StackSpec::Union { storage, .. } => {
+                let mut branches = vec![self.branch(&first, Role::Upper, storage, Some(ClaimKind::Alone))?];
+                for lower in given {
+                    branches.push(self.branch(&lower, Role::Lower, &Storage::default(), None)?);
                 }
                 let config = UnionConfig {
                     unlimited_upper: Some(branches[0].cache_layer()),
@@ -314,21 +335,22 @@ impl StackBuilder {
                 continue;
             }
             if branch.claim.get().is_none() {
-                let _ = branch.claim.set(Claim::take(&branch.path, ClaimKind::Shared, claim::ENDING).map_err(failed)?);
+                let _ =
+                    branch.claim.set(Claim::take(&*branch.mount, ClaimKind::Shared, claim::ENDING).map_err(failed)?);
             }
             depth += 1;
             if depth > FROZEN_MAX {
                 return Err(failed(format!("more than {FROZEN_MAX} branches that were uppers; `poolfs flatten` one")));
             }
-            let paths: Vec<PathBuf> = branches[at..].iter().map(|branch| branch.path.clone()).collect();
+            let keys: Vec<Key> = branches[at..].iter().map(|branch| branch.key()).collect();
             let mut frozen = self.frozen.lock().unwrap_or_else(PoisonError::into_inner);
             frozen.retain(|_, union| union.strong_count() > 0);
-            let union = match frozen.get(&paths).and_then(Weak::upgrade) {
+            let union = match frozen.get(&keys).and_then(Weak::upgrade) {
                 Some(union) => union,
                 None => {
                     let config = UnionConfig::new(layer, std::mem::take(&mut lowers));
                     let union = Union::open_frozen(config).map_err(|error| failed(with_causes(&error)))?;
-                    frozen.insert(paths, Arc::downgrade(&union));
+                    frozen.insert(keys, Arc::downgrade(&union));
                     union
                 }
             };
@@ -337,47 +359,47 @@ impl StackBuilder {
         Ok(lowers)
     }
 
-    fn branches(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Weak<Branch>>> {
+    fn branches(&self) -> MutexGuard<'_, BTreeMap<Key, Weak<Branch>>> {
         self.branches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The branch at `path`: the one in use, or a new one, claimed so.
+    /// The branch of a directory: the one in use, or a new one, claimed so.
     fn branch(
         &self,
-        path: &Path,
+        given: &Given,
         role: Role,
         storage: &Storage,
         claim_as: Option<ClaimKind>,
     ) -> Result<Arc<Branch>, StackError> {
-        let failed = |cause: String| StackError::Branch { path: path.to_owned(), cause };
-        let given = path.to_owned();
-        let found = outside(Deed::Branch, move || given.canonicalize()).flatten();
-        let path = found.map_err(|error| failed(error.to_string()))?;
+        let failed = |cause: String| StackError::Branch { path: given.path.clone(), cause };
+        let Given { path, mount, identity } = given.clone();
+        let key = (identity, path.clone());
         let mut branches = self.branches();
         branches.retain(|_, branch| branch.strong_count() > 0);
         for branch in branches.values().filter_map(Weak::upgrade) {
-            let same = branch.path == path && branch.role == role && role != Role::Upper;
+            let same = branch.key() == key && branch.role == role && role != Role::Upper;
             let readers = branch.role == Role::Lower && role == Role::Lower;
-            let related = branch.path.starts_with(&path) || path.starts_with(&branch.path);
+            let related =
+                branch.identity == identity || branch.path.starts_with(&path) || path.starts_with(&branch.path);
             if related && !same && !readers {
                 let (other, used) = (branch.path.clone(), branch.role);
                 return Err(StackError::Conflict { path, wanted: role, other, used });
             }
         }
-        if let Some(branch) = branches.get(&path).and_then(Weak::upgrade) {
+        if let Some(branch) = branches.get(&key).and_then(Weak::upgrade) {
             return Ok(branch);
         }
         let claim = OnceLock::new();
         if let Some(kind) = claim_as {
             let taken = match role {
-                Role::Directory => Claim::take_if_there_are_locks(&path, kind, claim::ENDING),
-                Role::Upper | Role::Lower => Claim::take(&path, kind, claim::ENDING).map(Some),
+                Role::Directory => Claim::take_if_there_are_locks(&*mount, &path, kind, claim::ENDING),
+                Role::Upper | Role::Lower => Claim::take(&*mount, kind, claim::ENDING).map(Some),
             };
             taken.map_err(failed)?.into_iter().for_each(|taken| drop(claim.set(taken)));
         }
         let descriptors = Arc::clone(&self.descriptors);
         let options = LocalOptions { read_only: role == Role::Lower, descriptors };
-        let local = local(&path, options).map_err(failed)?;
+        let local = local(given, options).map_err(failed)?;
         let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
         let account = storage.size_bytes.map(Account::new);
         let below = match &account {
@@ -393,8 +415,9 @@ impl StackBuilder {
             }
             None => (Cache::new(&self.pool, below), false),
         };
-        let branch = Arc::new(Branch { path: path.clone(), role, local, bcow, cache, account, is_kept, claim });
-        branches.insert(path, Arc::downgrade(&branch));
+        let branch = Branch { path, mount, identity, role, local, bcow, cache, account, is_kept, claim };
+        let branch = Arc::new(branch);
+        branches.insert(key, Arc::downgrade(&branch));
         Ok(branch)
     }
 
@@ -448,11 +471,14 @@ pub(crate) fn needs_links_of_proc() -> bool {
     poolfs_local::needs_links_of_proc()
 }
 
+/// Finds what layers need of `/proc` before the process loses sight of it.
+pub(crate) fn keep_own_descriptors() -> Result<(), String> {
+    poolfs_local::keep_own_descriptors().map_err(|error| with_causes(&error))
+}
+
 /// The directory as a layer. All later use of it is by descriptors.
-fn local(path: &Path, options: LocalOptions) -> Result<Arc<Local>, String> {
-    let path = path.to_owned();
-    let opened = outside(Deed::Branch, move || Local::open(&path, options));
-    opened.map_err(|error| error.to_string())?.map_err(|error| with_causes(&error))
+fn local(given: &Given, options: LocalOptions) -> Result<Arc<Local>, String> {
+    Local::over(Arc::clone(&given.mount), &given.path, options).map_err(|error| with_causes(&error))
 }
 
 /// What stores files of a branch compactly: where that is wanted for new ones, or there are some. After a crash of an upper branch all of
@@ -543,11 +569,19 @@ mod tests {
     fn a_branch_of_a_stack_that_is_never_finished_leaves_nothing_unwritten() {
         let folder = tempfile::tempdir().expect("a folder");
         let builder = StackBuilder::new(1 << 20, None).expect("a cache");
-        let branch =
-            builder.branch(folder.path(), Role::Upper, &Storage::default(), Some(ClaimKind::Alone)).expect("usable");
+        let branch = builder
+            .branch(
+                &Given::open(folder.path(), false).expect("there"),
+                Role::Upper,
+                &Storage::default(),
+                Some(ClaimKind::Alone),
+            )
+            .expect("usable");
         write(&*branch.layer(), b"by a union that failed to open");
         drop(branch);
         assert_eq!(std::fs::read(folder.path().join("f")).expect("there"), b"by a union that failed to open");
-        builder.branch(folder.path(), Role::Directory, &Storage::default(), None).expect("free again");
+        builder
+            .branch(&Given::open(folder.path(), false).expect("there"), Role::Directory, &Storage::default(), None)
+            .expect("free again");
     }
 }

@@ -2,6 +2,7 @@
 
 use poolfs_tests::{Pool, Way, isolated, populate};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// The capabilities of docs/threat-model.md: chown, dac_override, dac_read_search, fowner, fsetid, setuid, sys_ptrace, sys_admin, mknod, setfcap.
@@ -58,6 +59,38 @@ fn sees_nothing(thread: &Path) {
     for path in ["etc/passwd", "proc/1/root/etc/passwd", "work", "dev/null"] {
         assert!(fs::symlink_metadata(root.join(path)).is_err(), "{path}");
     }
+}
+
+/// From the branches of a service no way leads up to the host's files, by whatever descriptor.
+#[test]
+fn branches_lead_nowhere_else() {
+    isolated("branches_lead_nowhere_else", |folder| {
+        for name in ["upper", "lower", "directory"] {
+            fs::create_dir(folder.join(name)).expect("a folder");
+        }
+        populate(&folder.join("lower"));
+        let pool = Pool::create(folder, "64M");
+        let _union = pool.mount_union(&folder.join("union"), &folder.join("upper"), &[&folder.join("lower")]);
+        let _directory = pool.mount_directory(&folder.join("mnt"), &folder.join("directory"));
+        let at = folder.join("union").display().to_string();
+        let _ =
+            pool.shell(Way::Legacy, &format!("cd {at}; cat etc/passwd > copy; ls -lR > /dev/null")).expect("served");
+        let branches = folder.metadata().expect("there").dev();
+        let mut count = 0;
+        for descriptor in fs::read_dir(format!("/proc/{}/fd", pool.service_pid())).expect("alive") {
+            let descriptor = descriptor.expect("listed").path();
+            let Ok(status) = fs::metadata(&descriptor) else { continue };
+            if !status.is_dir() || status.dev() != branches {
+                continue;
+            }
+            let up = descriptor.join("../".repeat(40));
+            for path in ["proc/self", "usr/bin/env", "dev/null"] {
+                assert!(fs::symlink_metadata(up.join(path)).is_err(), "{path} from {:?}", fs::read_link(&descriptor));
+            }
+            count += 1;
+        }
+        assert!(count >= 3, "{count} directories");
+    });
 }
 
 fn confined(status: &str) {

@@ -1,10 +1,15 @@
 //! How the library finds instances and gets sessions with them, also where it is made difficult.
 
 use poolfs_tests::{Pool, Stepper, Way, compile, isolated, program, remove_sockets};
+use rustix::fs::CWD;
+use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags, mount_bind, mount_remount, open_tree, unmount};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -113,6 +118,19 @@ fn a_service_that_stood_still_at_the_beginning_is_used_afterwards() {
     });
 }
 
+/// A private mount of a directory, as branches are sent to services. It has been at `place` before.
+fn private_mount(place: &Path, directory: &Path) -> OwnedFd {
+    fs::create_dir_all(place).expect("a folder");
+    mount_bind(directory, place).expect("mounted");
+    const NO_LINKS: MountFlags = MountFlags::from_bits_retain(256);
+    let restricted = MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME | NO_LINKS;
+    mount_remount(place, restricted, c"").expect("restricted");
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let branch = open_tree(CWD, place, clone).expect("cloned");
+    unmount(place, UnmountFlags::empty()).expect("unmounted");
+    branch
+}
+
 /// A service that is nobody's pool.
 struct Impostor(Child);
 
@@ -128,7 +146,7 @@ impl Impostor {
         child.stdin.take().expect("a pipe").write_all(config.to_string().as_bytes()).expect("read");
         let service = Self(child);
         let start = Instant::now();
-        let mut stream = loop {
+        let stream = loop {
             match UnixStream::connect(&control) {
                 Ok(stream) => break stream,
                 Err(error) => assert!(start.elapsed() < Duration::from_secs(20), "no service: {error}"),
@@ -139,7 +157,13 @@ impl Impostor {
         let command = json!({
             "command": "mount", "instance": instance, "mount_point": at, "stack": stack, "devices": true, "is_root": false,
         });
-        writeln!(stream, "{command}").expect("sent");
+        let (line, branch) = (format!("{command}\n"), private_mount(&folder.join("impostor/branch"), directory));
+        let branches = [branch.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&branches)));
+        let sent = sendmsg(&stream, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::empty());
+        assert_eq!(sent, Ok(line.len()));
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).expect("an answer");
         assert!(answer.contains("done"), "{answer}");

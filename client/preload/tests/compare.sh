@@ -21,7 +21,7 @@ printf '{"pool":"compare","cpus":[0],"cache_bytes":67108864,"control_socket":"%s
     /run/poolfs/control.sock | "$service" 2>"$work/log" &
 server=$!
 python3 - "$work" <<'PYTHON'
-import json, socket, sys, time
+import ctypes, json, os, socket, struct, sys, time
 work = sys.argv[1]
 control = socket.socket(socket.AF_UNIX)
 for _ in range(100):
@@ -32,7 +32,13 @@ for _ in range(100):
         time.sleep(0.05)
 mount = {"command": "mount", "instance": "compare-1", "mount_point": work + "/mount", "devices": True, "is_root": False,
          "stack": {"kind": "directory", "directory": work + "/backing"}}
-control.sendall((json.dumps(mount) + "\n").encode())
+# A branch is sent as a private mount: open_tree(OPEN_TREE_CLONE | O_CLOEXEC), mount_setattr(nosuid, nodev, noatime, nosymfollow, private).
+call = ctypes.CDLL(None, use_errno=True).syscall
+branch = call(428, -100, (work + "/backing").encode(), 1 | os.O_CLOEXEC)
+attributes = struct.pack("QQQQ", 0x200016, 0x70, 1 << 18, 0)
+if branch < 0 or call(442, branch, b"", 0x1000, attributes, len(attributes)) != 0:
+    sys.exit("no private mount: " + os.strerror(ctypes.get_errno()))
+socket.send_fds(control, [(json.dumps(mount) + "\n").encode()], [branch])
 answer = json.loads(control.makefile().readline())
 sys.exit(None if answer["answer"] == "done" else str(answer))
 PYTHON

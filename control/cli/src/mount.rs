@@ -8,7 +8,11 @@ use crate::state::Locked;
 use crate::text::complain;
 use crate::{branches, pool, service, waiting};
 use poolfs_host::{MountEntry, mount_table, pool_mounts};
-use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage};
+use poolfs_local::PrivateMount;
+use poolfs_service_protocol::{
+    Branch, CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage,
+};
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 /// What is to be mounted, and for whom.
@@ -157,8 +161,20 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
 fn mount_recorded(context: &Context, pool: &str, spec: &MountSpec) -> Result<()> {
     // Nobody takes a directory of sockets away in which one is being made.
     let _run_directory = context.make_run_directory()?;
-    service::tell(context, pool, &Command::Mount(spec.clone()))?;
+    // The service has no way to the host's files: what it is to serve goes with the command.
+    let branches = spec.stack.branches();
+    let branches = branches.into_iter().map(|branch| private_mount(context, branch)).collect::<Result<Vec<_>>>()?;
+    service::tell_with(context, pool, &Command::Mount(spec.clone()), &branches)?;
     confirm_visible(context, spec)
+}
+
+fn private_mount(context: &Context, branch: Branch<'_>) -> Result<PrivateMount> {
+    let (path, read_only) = (branch.directory.to_owned(), branch.read_only);
+    let made = waiting::within(context, branch.directory, move || PrivateMount::of(&path, read_only))?;
+    made.map_err(|error| {
+        let cause = error.source().map_or_else(|| error.to_string(), |cause| format!("{error} ({cause})"));
+        Failure::file(branch.directory, cause)
+    })
 }
 
 /// Unmount an instance; the service ends with its last one. When it fails and the instance is still in the pool's record, it

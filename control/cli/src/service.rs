@@ -8,6 +8,7 @@ use crate::state::Locked;
 use crate::text::{complain, plain};
 use crate::waiting::{self, Patience, connect_within, silent};
 use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
+use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
     Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, kept_directory,
 };
@@ -45,11 +46,16 @@ fn log_path(pool: &Locked<PoolRecord>) -> PathBuf {
 
 /// Send one command and wait for its answer.
 fn ask(context: &Context, pool: &str, command: &Command) -> Result<Answer> {
+    ask_with(context, pool, command, &[])
+}
+
+/// The same with branches.
+fn ask_with(context: &Context, pool: &str, command: &Command, branches: &[PrivateMount]) -> Result<Answer> {
     let patience = match command {
         Command::Ping | Command::Status | Command::Client { .. } => Patience::Limited,
         _ => Patience::WhileAlive,
     };
-    let mut input = waiting::send(context, pool, command)?;
+    let mut input = waiting::send_with(context, pool, command, branches)?;
     let answer = waiting::answer_line(context, pool, &mut input, patience)?;
     serde_json::from_slice(&answer).map_err(|error| silent(context, pool, error))
 }
@@ -136,7 +142,12 @@ pub fn converse(
 
 /// Send one command that is either done or not.
 pub fn tell(context: &Context, pool: &str, command: &Command) -> Result<()> {
-    match ask(context, pool, command)? {
+    tell_with(context, pool, command, &[])
+}
+
+/// The same with branches.
+pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[PrivateMount]) -> Result<()> {
+    match ask_with(context, pool, command, branches)? {
         Answer::Done => Ok(()),
         Answer::Failed { message } => Err(Failure::new(
             format!("service of pool {pool}"),

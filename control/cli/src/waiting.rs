@@ -10,12 +10,14 @@ use crate::record::PoolRecord;
 use crate::signals;
 use crate::text::complain;
 use poolfs_host::mount_table;
+use poolfs_local::PrivateMount;
 use poolfs_service_protocol::Command;
 use rustix::fs::FlockOperation;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -86,13 +88,24 @@ pub fn connect_within(path: &Path, limit: Duration) -> std::io::Result<UnixStrea
 
 /// Send one command: where its answers come.
 pub fn send(context: &Context, pool: &str, command: &Command) -> Result<BufReader<UnixStream>> {
+    send_with(context, pool, command, &[])
+}
+
+/// The same, and branches with it.
+pub fn send_with(
+    context: &Context,
+    pool: &str,
+    command: &Command,
+    branches: &[PrivateMount],
+) -> Result<BufReader<UnixStream>> {
     let path = crate::service::control_socket(context, pool);
     let sent = || {
-        let mut stream = connect_within(&path, service_limit())?;
+        let stream = connect_within(&path, service_limit())?;
         stream.set_read_timeout(Some(PAUSE))?;
         let mut line = serde_json::to_string(command)?;
         line.push('\n');
-        stream.write_all(line.as_bytes())?;
+        let branches: Vec<_> = branches.iter().map(AsFd::as_fd).collect();
+        poolfs_service_protocol::send(&stream, line.as_bytes(), &branches)?;
         Ok(BufReader::new(stream))
     };
     sent().map_err(|error: std::io::Error| match error.kind() {
@@ -325,6 +338,7 @@ fn holders(table: &str, device: u64, inode: u64) -> Vec<u32> {
 mod tests {
     use super::*;
     use poolfs_host::LinuxHost;
+    use std::io::Write;
 
     #[test]
     fn holders_of_a_lock_are_found_by_the_file() {

@@ -1,15 +1,17 @@
 //! The directory that is served: its private mount, and the way from an `O_PATH` descriptor to an open file.
 
 use crate::error::OpenError;
+use crate::mount::PrivateMount;
 use crate::nodes::Identity;
 use crate::sys::{self, FilesystemUser};
 use poolfs_libservice::Spending;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::io::{Errno, Result};
-use rustix::mount::OpenTreeFlags;
+use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::path::DecInt;
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 /// Names are single components; these flags hold even if one were not.
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
@@ -33,7 +35,7 @@ const TMPFS: u64 = 0x0102_1994;
 /// The private mount of the served directory.
 pub(crate) struct Backing {
     /// Keeps the detached mount alive.
-    _tree: OwnedFd,
+    _mount: Arc<PrivateMount>,
     root: OwnedFd,
     proc: OwnedFd,
     handles: bool,
@@ -47,22 +49,16 @@ pub(crate) fn device_of(stat: &Statx) -> u64 {
 }
 
 impl Backing {
-    pub(crate) fn open(directory: &Path, read_only: bool) -> std::result::Result<Self, OpenError> {
+    pub(crate) fn of(mount: Arc<PrivateMount>, directory: &Path) -> std::result::Result<Self, OpenError> {
         let no_directory = |raw: Errno| OpenError::Directory { directory: directory.into(), source: raw.into() };
-        let no_mount = |raw: Errno| OpenError::PrivateMount { directory: directory.into(), source: raw.into() };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let given = rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(no_directory)?;
-        let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-        let tree = rustix::mount::open_tree(&given, c"", clone).map_err(no_mount)?;
-        sys::restrict_mount(&tree, read_only).map_err(no_mount)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::openat(&tree, c".", flags, Mode::empty()).map_err(no_directory)?;
-        let proc = open_proc().map_err(|raw| OpenError::Proc { source: raw.into() })?;
+        let root = rustix::fs::openat(&*mount, c".", flags, Mode::empty()).map_err(no_directory)?;
+        let proc = own_descriptors().map_err(|raw| OpenError::Proc { source: raw.into() })?;
         let kind = rustix::fs::fstatfs(&root).map_err(no_directory)?.f_type as u64;
         let handles = FILESYSTEMS_WITH_HANDLES.contains(&kind)
             && sys::file_handle(&root).and_then(|h| sys::open_handle(&root, &h, libc::O_PATH)).is_ok();
         let stat = stat(&root).map_err(no_directory)?;
-        Ok(Self { _tree: tree, root, proc, handles, kind, device: device_of(&stat) })
+        Ok(Self { _mount: mount, root, proc, handles, kind, device: device_of(&stat) })
     }
 
     /// The open directory that the tree hangs from.
@@ -109,6 +105,30 @@ impl Backing {
     /// `/proc/self/fd`, where calls that take a path find the file behind a descriptor by its number.
     pub(crate) fn proc(&self) -> BorrowedFd<'_> {
         self.proc.as_fd()
+    }
+}
+
+/// What [`keep_own_descriptors`] has found.
+static OWN_DESCRIPTORS: OnceLock<OwnedFd> = OnceLock::new();
+
+/// Finds `/proc/self/fd` for all later layers of this process, which may lose sight of `/proc`, or of where its links lead. It is a mount
+/// of its own: no way leads up from it.
+///
+/// # Errors
+/// When `/proc` is missing or something else is mounted there, or the host does not allow a private mount of it.
+pub fn keep_own_descriptors() -> std::result::Result<(), OpenError> {
+    let failed = |raw: Errno| OpenError::Proc { source: raw.into() };
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let own = open_proc().and_then(|found| open_tree(&found, c"", clone)).map_err(failed)?;
+    // Whoever was first has found the same.
+    let _ = OWN_DESCRIPTORS.set(own);
+    Ok(())
+}
+
+fn own_descriptors() -> Result<OwnedFd> {
+    match OWN_DESCRIPTORS.get() {
+        Some(kept) => rustix::io::fcntl_dupfd_cloexec(kept, 0),
+        None => open_proc(),
     }
 }
 

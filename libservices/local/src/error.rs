@@ -25,6 +25,15 @@ pub enum OpenError {
         /// what the kernel said
         source: std::io::Error,
     },
+    /// What another process has made of the directory is no private mount.
+    #[error(
+        "what was given for {directory} is no private mount of it, or may be written where it must not be; use the poolfs and the \
+         poolfs-service of one build"
+    )]
+    NotPrivate {
+        /// the directory
+        directory: PathBuf,
+    },
     /// `/proc` is missing or something else is mounted there.
     #[error("cannot use /proc/self/fd; mount a proc filesystem on /proc")]
     Proc {

@@ -6,6 +6,7 @@ use crate::descriptors::Descriptors;
 use crate::error::{OpenError, backend};
 use crate::files::OpenFile;
 use crate::listing::OpenDirectory;
+use crate::mount::PrivateMount;
 use crate::names::read_only;
 use crate::nodes::{Node, Nodes};
 use crate::transfer::Buffered;
@@ -86,7 +87,20 @@ impl Local {
     /// # Errors
     /// When it is no directory, or the host does not allow a private mount of it.
     pub fn open(directory: &Path, options: LocalOptions) -> std::result::Result<Arc<Self>, OpenError> {
-        let backing = Backing::open(directory, options.read_only)?;
+        let mount = PrivateMount::of(directory, options.read_only)?;
+        Self::over(Arc::new(mount), directory, options)
+    }
+
+    /// Serves a directory whose private mount there is; `directory` is what messages call it.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn over(
+        mount: Arc<PrivateMount>,
+        directory: &Path,
+        options: LocalOptions,
+    ) -> std::result::Result<Arc<Self>, OpenError> {
+        let backing = Backing::of(mount, directory)?;
         let failed = |source: std::io::Error| OpenError::Directory { directory: directory.into(), source };
         let mount = backing.root().try_clone_to_owned().map_err(failed)?;
         let root = Arc::new(backing.root().try_clone_to_owned().map_err(failed)?);

@@ -2,8 +2,8 @@
 //!
 //! # How the tree is held
 //!
-//! [`Local::open`] clones the mount of the directory, that directory alone, into a *private detached mount*. Everything
-//! afterwards is relative to it. So the kernel itself sees to the boundaries:
+//! [`PrivateMount::of`] clones the mount of the directory, that directory alone, into a *private detached mount*, which may be sent to
+//! another process. Everything afterwards is relative to it. So the kernel itself sees to the boundaries:
 //! - **Mount points below the directory are not entered**: the clone does not have them. What shows instead is the
 //!   directory they cover. Mounts made later do not appear either (the clone's propagation is private).
 //! - `..` cannot leave the clone, symbolic links are never followed in it (`MOUNT_ATTR_NOSYMFOLLOW`, and every name is
@@ -44,6 +44,7 @@ mod error;
 mod files;
 mod layer;
 mod listing;
+mod mount;
 mod names;
 mod nodes;
 mod ownership;
@@ -53,7 +54,9 @@ mod sys;
 mod transfer;
 mod xattrs;
 
+pub use backing::keep_own_descriptors;
 pub use descriptors::Descriptors;
 pub use error::OpenError;
 pub use layer::{Local, LocalOptions};
+pub use mount::PrivateMount;
 pub use xattrs::needs_links_of_proc;

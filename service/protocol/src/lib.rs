@@ -2,11 +2,13 @@
 //!
 //! The command line (and later the engine) starts a service as a process with a [`ServiceConfig`] as JSON on its
 //! standard input, and talks to it over the Unix socket named there (`SOCK_STREAM`, root only): one JSON [`Command`] a
-//! line, answered by one JSON [`Answer`] a line, [`Command::Trace`] by several. No byte of file data passes here.
+//! line, answered by one JSON [`Answer`] a line, [`Command::Trace`] by several. With
+//! [`Command::Mount`] go descriptors of its branches ([`send`]). No byte of file data passes here.
 //!
 //! The same program checks an upper branch that nobody uses, and ends ([`CheckSpec`]).
 
 mod check;
+mod descriptors;
 pub mod ids;
 mod status;
 mod trace;
@@ -14,6 +16,7 @@ mod trees;
 mod upper;
 
 pub use check::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX};
+pub use descriptors::{DESCRIPTORS_MAX, Receiver, send};
 pub use status::{
     AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, NotDirect, OperationPath,
     ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
@@ -93,7 +96,27 @@ pub enum StackSpec {
     },
 }
 
+/// A branch of a [`StackSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Branch<'a> {
+    /// Its directory.
+    pub directory: &'a Path,
+    /// Whether it is only read.
+    pub read_only: bool,
+}
+
 impl StackSpec {
+    /// Its branches, in the order in which their descriptors are sent: the one that is written first.
+    #[must_use]
+    pub fn branches(&self) -> Vec<Branch<'_>> {
+        let (written, lowers) = match self {
+            Self::Directory { directory } | Self::SharedDirectory { directory } => (directory, &[][..]),
+            Self::Union { upper, lowers, .. } => (upper, lowers.as_slice()),
+        };
+        let lowers = lowers.iter().map(|directory| Branch { directory, read_only: true });
+        std::iter::once(Branch { directory: written, read_only: false }).chain(lowers).collect()
+    }
+
     /// A union of these branches, whose upper one stores as usual.
     #[must_use]
     pub fn union(upper: impl Into<PathBuf>, lowers: Vec<PathBuf>) -> Self {
@@ -146,7 +169,8 @@ impl MountSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
-    /// Mount an instance.
+    /// Mount an instance. The directories of its branches come with the command in the order of [`StackSpec::branches`], each as the descriptor
+    /// of a private mount (`poolfs_local::PrivateMount`); paths say what they are called.
     Mount(MountSpec),
     /// Flush and unmount an instance. One that does not exist is fine.
     Unmount {

@@ -2,7 +2,7 @@
 
 use super::claim::{Claim, ClaimKind};
 use super::kept::{self, StateRoot, UpperRoot};
-use super::{Role, StackBuilder, StackError, with_causes};
+use super::{Given, Role, StackBuilder, StackError, with_causes};
 use crate::confinement;
 use crate::outside::{Deed, outside};
 use poolfs_bcow::{Bcow, BcowConfig};
@@ -36,6 +36,7 @@ pub fn run(input: impl Read, output: &mut dyn Write) -> anyhow::Result<()> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     rustix::process::setrlimit(Resource::Nofile, raised)?;
+    let branches = Opened::all(&spec);
     confinement::enter(None)?;
     let mut written = Ok(());
     let mut write = |line: &CheckLine| -> std::io::Result<()> {
@@ -44,11 +45,12 @@ pub fn run(input: impl Read, output: &mut dyn Write) -> anyhow::Result<()> {
         output.write_all(&text)
     };
     // A repair goes on to its end also when nobody reads of it.
-    let done = check(&spec, &mut |finding| {
+    let mut report = |finding| {
         if written.is_ok() {
             written = write(&CheckLine::Finding(finding));
         }
-    });
+    };
+    let done = branches.and_then(|branches| check_opened(&spec, &branches, &mut report));
     written?;
     write(&match done {
         Ok(summary) => CheckLine::Summary(summary),
@@ -62,12 +64,35 @@ pub fn run(input: impl Read, output: &mut dyn Write) -> anyhow::Result<()> {
 /// # Errors
 /// When a directory cannot be opened, or the branch cannot be checked to the end.
 pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<CheckSummary, StackError> {
-    let failed = |cause: String| StackError::Union { upper: spec.upper.clone(), cause };
-    if spec.lowers.len() > LOWERS_MAX {
-        return Err(failed(format!("a union has at most {LOWERS_MAX} lower branches")));
+    check_opened(spec, &Opened::all(spec)?, report)
+}
+
+/// The branches of a job, which are opened while the host's files are there.
+struct Opened {
+    upper: Given,
+    lowers: Vec<Given>,
+}
+
+impl Opened {
+    fn all(spec: &CheckSpec) -> Result<Self, StackError> {
+        if spec.lowers.len() > LOWERS_MAX {
+            let cause = format!("a union has at most {LOWERS_MAX} lower branches");
+            return Err(StackError::Union { upper: spec.upper.clone(), cause });
+        }
+        let upper = Given::open(&spec.upper, !spec.repair)?;
+        let lowers = spec.lowers.iter().map(|lower| Given::open(lower, true)).collect::<Result<_, _>>()?;
+        Ok(Self { upper, lowers })
     }
+}
+
+fn check_opened(
+    spec: &CheckSpec,
+    opened: &Opened,
+    report: &mut dyn FnMut(CheckFinding),
+) -> Result<CheckSummary, StackError> {
+    let failed = |cause: String| StackError::Union { upper: spec.upper.clone(), cause };
     let kind = if spec.repair { ClaimKind::Alone } else { ClaimKind::Shared };
-    let claim = Claim::take(&spec.upper, kind, Duration::ZERO).map_err(failed)?;
+    let claim = Claim::take(&*opened.upper.mount, kind, Duration::ZERO).map_err(failed)?;
     let upper = UpperRoot { directory: claim.directory(), path: &spec.upper };
     let place = spec.socket_directory.clone();
     let states = outside(Deed::Memory, move || StateRoot::open(&place)).flatten();
@@ -82,10 +107,10 @@ pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<C
         return Err(failed(cause));
     }
     let options = LocalOptions { read_only: !spec.repair, ..LocalOptions::default() };
-    let local: Arc<dyn Libservice> = super::local(&spec.upper, options).map_err(failed)?;
+    let local: Arc<dyn Libservice> = super::local(&opened.upper, options).map_err(failed)?;
     let builder = StackBuilder::new(CACHE_BYTES, None)?;
     let branch = |lower| builder.branch(lower, Role::Lower, &Storage::default(), None);
-    let branches: Vec<_> = spec.lowers.iter().map(|lower| branch(lower)).collect::<Result<_, _>>()?;
+    let branches: Vec<_> = opened.lowers.iter().map(branch).collect::<Result<_, _>>()?;
     let lowers = builder.lowers(&branches)?;
     let failed =
         |error: poolfs_libservice::Error| StackError::Union { upper: spec.upper.clone(), cause: with_causes(&error) };

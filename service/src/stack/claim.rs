@@ -1,7 +1,6 @@
 //! Claims on directories that are written, or were upper branches: one writes them, or many share them, whatever processes these are.
 
-use crate::outside::{Deed, outside};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -31,7 +30,7 @@ impl Claim {
     }
 
     /// Claims a directory, if need be after so long; the cause when it cannot be had.
-    pub fn take(directory: &Path, kind: ClaimKind, wait: Duration) -> Result<Self, String> {
+    pub fn take(directory: impl AsFd, kind: ClaimKind, wait: Duration) -> Result<Self, String> {
         let file = opened(directory)?;
         let operation = match kind {
             ClaimKind::Alone => FlockOperation::NonBlockingLockExclusive,
@@ -59,12 +58,17 @@ impl Claim {
     }
 
     /// The same where the filesystem may not have locks: without one then.
-    pub fn take_if_there_are_locks(directory: &Path, kind: ClaimKind, wait: Duration) -> Result<Option<Self>, String> {
-        let file = opened(directory)?;
+    pub fn take_if_there_are_locks(
+        directory: impl AsFd,
+        path: &Path,
+        kind: ClaimKind,
+        wait: Duration,
+    ) -> Result<Option<Self>, String> {
+        let file = opened(&directory)?;
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) | Err(Errno::WOULDBLOCK) => {}
             Err(error) => {
-                warn!(directory = %directory.display(), %error, "whether other services have it mounted cannot be found out");
+                warn!(directory = %path.display(), %error, "whether other services have it mounted cannot be found out");
                 return Ok(None);
             }
         }
@@ -73,11 +77,10 @@ impl Claim {
     }
 }
 
-fn opened(directory: &Path) -> Result<OwnedFd, String> {
+/// A lock belongs to an opening, and is given up with its last descriptor: this one is nobody else's.
+fn opened(directory: impl AsFd) -> Result<OwnedFd, String> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let place = directory.to_owned();
-    let opened = outside(Deed::Branch, move || open(&place, flags, Mode::empty()));
-    opened.map_err(|error| error.to_string())?.map_err(|errno| errno.to_string())
+    openat(directory, c".", flags, Mode::empty()).map_err(|errno| errno.to_string())
 }
 
 #[cfg(test)]
@@ -87,7 +90,8 @@ mod tests {
     #[test]
     fn one_writes_or_many_read() {
         let folder = tempfile::tempdir().expect("a folder");
-        let take = |kind| Claim::take(folder.path(), kind, ENDING);
+        let directory = std::fs::File::open(folder.path()).expect("a folder");
+        let take = |kind| Claim::take(&directory, kind, ENDING);
         let readers = [take(ClaimKind::Shared).expect("free"), take(ClaimKind::Shared).expect("for reading")];
         assert!(take(ClaimKind::Alone).is_err_and(|cause| cause.contains("unmount")));
         drop(readers);

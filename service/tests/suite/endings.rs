@@ -1,6 +1,6 @@
 //! What becomes of written data when an instance or the service ends.
 
-use crate::harness::{Running, isolated, make, mounts, spawn};
+use crate::harness::{Running, answer_of, give, isolated, make, mounts, spawn};
 use poolfs_service_protocol::{Answer, Command as Order, Ending, ServiceConfig, StackSpec};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -47,11 +47,8 @@ fn a_mount_that_fails_half_way_leaves_the_branch_free_and_nothing_dirty() {
 }
 
 fn order(stream: &mut UnixStream, order: &Order) -> Answer {
-    use std::io::{BufRead, BufReader, Write};
-    writeln!(stream, "{}", serde_json::to_string(order).expect("serializable")).expect("sent");
-    let mut text = String::new();
-    BufReader::new(stream).read_line(&mut text).expect("an answer");
-    serde_json::from_str(&text).expect("an answer")
+    give(stream, order);
+    answer_of(stream)
 }
 
 fn run(program: &str, arguments: &[&str], path: &Path) {

@@ -1,9 +1,11 @@
 //! A service under test: started, commanded, ended; nothing is left behind, also when a test fails.
 
 use crate::over_rings;
+use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{Answer, Command as Order, Ending, MountSpec, ServiceConfig, ServiceStatus, StackSpec};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -88,15 +90,24 @@ impl Running {
     }
 
     pub fn order(&self, order: &Order) -> Answer {
-        self.send(&serde_json::to_string(order).expect("serializable"))
+        let stream = UnixStream::connect(&self.config.control_socket).expect("the service listens");
+        give(&stream, order);
+        answer_of(&stream)
+    }
+
+    /// With other branches than those at its paths.
+    pub fn order_with(&self, order: &Order, branches: &[OwnedFd]) -> Answer {
+        self.send_with(&serde_json::to_string(order).expect("serializable"), branches)
     }
 
     pub fn send(&self, line: &str) -> Answer {
-        let mut stream = UnixStream::connect(&self.config.control_socket).expect("the service listens");
-        writeln!(stream, "{line}").expect("sent");
-        let mut text = String::new();
-        BufReader::new(stream).read_line(&mut text).expect("an answer");
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+        self.send_with(line, &[])
+    }
+
+    fn send_with(&self, line: &str, branches: &[OwnedFd]) -> Answer {
+        let stream = UnixStream::connect(&self.config.control_socket).expect("the service listens");
+        transmit(&stream, line, branches);
+        answer_of(&stream)
     }
 
     pub fn spec(&self, name: &str, stack: StackSpec) -> MountSpec {
@@ -155,6 +166,44 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Private mounts of the branches at their paths; of what is not there, none.
+pub fn private_mounts(stack: &StackSpec) -> Vec<OwnedFd> {
+    let mount = |branch: poolfs_service_protocol::Branch<'_>| {
+        let mount = PrivateMount::of(branch.directory, branch.read_only).ok()?;
+        Some(mount.as_fd().try_clone_to_owned().expect("a descriptor"))
+    };
+    stack.branches().into_iter().filter_map(mount).collect()
+}
+
+/// Sends an order, and with it the branches at its paths.
+pub fn give(stream: &UnixStream, order: &Order) {
+    let branches = match order {
+        Order::Mount(spec) => private_mounts(&spec.stack),
+        _ => Vec::new(),
+    };
+    transmit(stream, &serde_json::to_string(order).expect("serializable"), &branches);
+}
+
+fn transmit(stream: &UnixStream, line: &str, branches: &[OwnedFd]) {
+    let branches: Vec<_> = branches.iter().map(AsFd::as_fd).collect();
+    poolfs_service_protocol::send(stream, format!("{line}\n").as_bytes(), &branches).expect("sent");
+}
+
+/// The next answer on a connection.
+pub fn answer_of(stream: &UnixStream) -> Answer {
+    let mut text = String::new();
+    BufReader::new(stream).read_line(&mut text).expect("an answer");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// What a failure says.
+pub fn message(answer: Answer) -> String {
+    match answer {
+        Answer::Failed { message } => message,
+        other => panic!("it should have failed: {other:?}"),
     }
 }
 

@@ -4,6 +4,7 @@
 mod access;
 #[path = "../../../ipc/tests/session/bare.rs"]
 mod bare;
+mod branches;
 mod caches;
 mod coherence;
 mod confinement;

@@ -1,6 +1,6 @@
 //! Mounting, working, failing, ending.
 
-use crate::harness::{Running, isolated, make, mounts, spawn};
+use crate::harness::{Running, isolated, make, message, mounts, spawn};
 use crate::over_rings::is_over_rings;
 use poolfs_service_protocol::{Answer, Command as Order, MountSpec, OperationPath, StackSpec};
 use rustix::fs::{AtFlags, Mode, RenameFlags, SeekFrom, StatxFlags};
@@ -9,13 +9,6 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
-
-fn message(answer: Answer) -> String {
-    match answer {
-        Answer::Failed { message } => message,
-        other => panic!("it should have failed: {other:?}"),
-    }
-}
 
 /// What any filesystem can do, by the path `at`.
 fn basic_operations(at: &Path) {
@@ -240,7 +233,7 @@ fn what_cannot_be_mounted_is_refused_by_name_and_nothing_is_left() {
         };
         refused(MountSpec { instance: "../x".into(), ..spec("two", &directory) }, "is no name for an instance");
         refused(spec("one", &directory), "exists already");
-        refused(spec("two", &folder.join("missing")), "does not exist");
+        refused(spec("two", &folder.join("missing")), "descriptors of 0 directories for 1 branches");
         refused(spec("two", Path::new("relative")), "not absolute");
         refused(spec("two", &at.join("..").join("x")), "\"..\"");
         refused(spec("two", &at), "served by this pool itself");

@@ -1,6 +1,6 @@
 //! Mounts that others take away, by `umount(8)` and by cutting the connection: what is behind them ends in order, and is free again.
 
-use crate::harness::{Running, isolated, make, mounts};
+use crate::harness::{Running, give, isolated, make, mounts};
 use poolfs_service_protocol::{Answer, Command as Order, Ending, StackSpec};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -168,8 +168,8 @@ fn nothing_is_done_for_whoever_has_gone_before_its_turn() {
         // A service that stands still meanwhile.
         let pid = rustix::process::Pid::from_raw(i32::try_from(service.pid()).expect("a number")).expect("a number");
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("ours");
-        let mut stream = std::os::unix::net::UnixStream::connect(service.control_socket()).expect("it listens");
-        writeln!(stream, "{}", serde_json::to_string(&Order::Mount(spec)).expect("serializable")).expect("sent");
+        let stream = std::os::unix::net::UnixStream::connect(service.control_socket()).expect("it listens");
+        give(&stream, &Order::Mount(spec));
         drop(stream);
         rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("ours");
         assert_eq!(service.order(&Order::Ping), Answer::Done);

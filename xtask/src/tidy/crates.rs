@@ -40,7 +40,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-host", &[]),
     ("poolfs-image", &["poolfs-host"]),
     ("poolfs-init", &[]),
-    ("poolfs-cli", &["poolfs-host", "poolfs-image", "poolfs-service-protocol"]),
+    ("poolfs-cli", &["poolfs-host", "poolfs-image", "poolfs-local", "poolfs-service-protocol"]),
     ("poolfs-bench", &["poolfs-types", "poolfs-ipc", "poolfs-client", "poolfs-service-protocol"]),
     ("poolfs-tests", &[]),
     ("xtask", &[]),
