@@ -74,8 +74,8 @@ at_least() {
 }
 # Calls left by jumps cost sessions, and each time there is a next one: most calls go by request all the same.
 mostly() {
-    counts=$(sed -n "s/.* $1 library=\([0-9]*\) kernel=\([0-9]*\).*/\1 \2/p" "$work/trace")
-    [ "${counts% *}" -gt "${counts#* }" ] || { echo "in $1 by library and kernel: $counts"; failed=1; }
+    counts=$(sed -n "s/.* $1 library=\([0-9]*\) fuse=\([0-9]*\).*/\1 \2/p" "$work/trace")
+    [ "${counts% *}" -gt "${counts#* }" ] || { echo "in $1 by library and FUSE: $counts"; failed=1; }
 }
 mostly jumps
 at_least sharing 10000
