@@ -33,6 +33,8 @@ pub(crate) struct Core {
     used: AtomicU64,
     /// Dirty bytes, beside those of other layers.
     pub(crate) dirty: Arc<Share>,
+    /// Pages of the maps by which clients read its files, beside those of other layers.
+    pub(crate) map_pages: Arc<Share>,
     held: AtomicU64,
     /// Files without a name that somebody holds.
     pub(crate) leaving: Leaving,
@@ -44,6 +46,7 @@ impl Core {
     pub(crate) fn new(pool: Arc<Pool>, below: Arc<dyn Libservice>, recorder: Option<Recorder>) -> Arc<Self> {
         let names = Names::new(pool.config.names_max);
         let dirty = if below.read_only() { Shares::new(0).join() } else { pool.dirty_shares.join() };
+        let map_pages = pool.map_shares.join();
         let core = Arc::new(Self {
             below,
             pool,
@@ -54,6 +57,7 @@ impl Core {
             removals: AtomicU64::new(0),
             used: AtomicU64::new(0),
             dirty,
+            map_pages,
             held: AtomicU64::new(0),
             leaving: Leaving::default(),
             room: AtomicI64::new(0),

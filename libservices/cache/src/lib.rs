@@ -54,6 +54,7 @@ mod layer;
 mod leaving;
 mod ledger;
 mod loans;
+mod map_pages;
 mod moves;
 mod names;
 mod node;

@@ -7,6 +7,7 @@ use crate::config::{CacheConfig, CacheError, CacheStatistics};
 use crate::idle::IdleNodes;
 use crate::ledger::Ledger;
 use crate::loans::Loans;
+use crate::map_pages::pages_max;
 use crate::node::Node;
 use crate::pins::Pins;
 use crate::read_ahead::ReadAheadQueue;
@@ -65,6 +66,8 @@ pub(crate) struct Pool {
     pub(crate) budget: Budget,
     /// Of what may be dirty each layer that can be written has its share.
     pub(crate) dirty_shares: Arc<Shares>,
+    /// Of the pages of maps each layer has its share.
+    pub(crate) map_shares: Arc<Shares>,
     pub(crate) segments: Arc<SegmentStore>,
     /// What is dirty, where the death of the process does not take it.
     pub(crate) ledger: Option<Arc<Ledger>>,
@@ -269,6 +272,7 @@ impl CachePool {
         let budget = Budget::new(config.limit_bytes, config.dirty_percent);
         let pool = Arc::new(Pool {
             dirty_shares: Shares::reclaimable(budget.dirty_max()),
+            map_shares: Shares::new(pages_max(config.limit_bytes)),
             budget,
             segments,
             ledger,

@@ -3,10 +3,11 @@
 //! The map belongs to the state: it is written under the state's lock only. Whatever takes bytes away says so first
 //! ([`State::retract`]); everything else shows in the map when the change is booked ([`State::publish`]).
 
-use crate::blocks::{BLOCK, CHUNK_BLOCKS, blocks_for};
+use crate::blocks::{BLOCK, CHUNK_BLOCKS, blocks_for, by_chunk};
 use crate::content::Content;
+use crate::core::Core;
+use crate::map_pages::{MapPages, PAGE_BLOCKS, PAGE_CHUNKS};
 use crate::node::{Node, State};
-use crate::pool::Pool;
 use crate::read::cache_failure;
 use crate::segments::Segment;
 use crate::sync::{read, try_write, write};
@@ -49,30 +50,87 @@ pub(crate) struct View {
     file: Segment,
     /// Blocks whose words have to be written anew.
     retracted: Vec<Range<u64>>,
+    pages: MapPages,
     _permit: Permit,
 }
 
 impl View {
-    fn new(pool: &Pool, size: u64) -> Result<Self> {
+    fn new(core: &Core, size: u64) -> Result<Self> {
+        let pool = &core.pool;
         let permit = Permit::take(&pool.views).ok_or_else(|| Error::from(Errno::EOPNOTSUPP))?;
         let capacity = capacity_for(size);
+        let pages = MapPages::new(core);
         let file = pool.segments.create().map_err(|error| cache_failure(&error))?;
-        let map = file.with_file(|file| {
-            file.set_len(map_length(capacity) as u64)?;
-            SegmentMap::new(file, capacity).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))
+        let map = file.share(map_length(capacity) as u64).and_then(|()| {
+            let map = file.with_file(|file| Ok(SegmentMap::new(file, capacity)));
+            map?.map_err(|errno| io::Error::from_raw_os_error(errno.raw()))
         });
-        Ok(Self { map: map.map_err(|error| cache_failure(&error))?, file, retracted: Vec::new(), _permit: permit })
+        let map = map.map_err(|error| cache_failure(&error))?;
+        Ok(Self { map, file, retracted: Vec::new(), pages, _permit: permit })
     }
 
-    fn publish(&self, state: &State, blocks: Range<u64>) {
-        for block in blocks.start..blocks.end.min(self.map.capacity()) {
-            let bit = 1 << (block % CHUNK_BLOCKS);
-            let place = match state.blocks.chunk(block / CHUNK_BLOCKS) {
-                Some(chunk) if chunk.resident & bit != 0 => Place::Resident,
-                Some(chunk) if chunk.zero & bit != 0 => Place::Zero,
+    fn publish(&mut self, state: &State, blocks: Range<u64>) {
+        for (chunk, mask) in by_chunk(blocks.start..blocks.end.min(self.map.capacity())) {
+            self.publish_chunk(state, chunk, mask);
+        }
+    }
+
+    /// Shows all that is there, in a map in which nothing has been written.
+    fn publish_all(&mut self, state: &State) {
+        for chunk in state.blocks.indices() {
+            self.publish(state, chunk * CHUNK_BLOCKS..(chunk + 1) * CHUNK_BLOCKS);
+        }
+    }
+
+    /// A page in which no word has been written says that nothing is there. It is left so as long as that is true, and when there is no
+    /// room for it.
+    fn publish_chunk(&mut self, state: &State, chunk: u64, mask: u64) {
+        let page = chunk / PAGE_CHUNKS;
+        if self.pages.is_written(page) {
+            return self.write_words(state, chunk, mask);
+        }
+        let is_there = state.blocks.chunk(chunk).is_some_and(|chunk| (chunk.resident | chunk.zero) & mask != 0);
+        if is_there && self.pages.take(page) {
+            // What found no room before.
+            for chunk in page * PAGE_CHUNKS..(page + 1) * PAGE_CHUNKS {
+                self.write_words(state, chunk, u64::MAX);
+            }
+        }
+    }
+
+    fn write_words(&self, state: &State, chunk: u64, mask: u64) {
+        let (resident, zero) = state.blocks.chunk(chunk).map_or((0, 0), |chunk| (chunk.resident, chunk.zero));
+        for at in (0..CHUNK_BLOCKS).filter(|at| mask & (1 << at) != 0) {
+            let place = match 1 << at {
+                bit if resident & bit != 0 => Place::Resident,
+                bit if zero & bit != 0 => Place::Zero,
                 _ => Place::Absent,
             };
-            self.map.publish(block, place);
+            self.map.publish(chunk * CHUNK_BLOCKS + at, place);
+        }
+    }
+
+    fn retract(&mut self, blocks: Range<u64>) {
+        let pages = blocks.start / PAGE_BLOCKS..blocks.end.div_ceil(PAGE_BLOCKS);
+        // To read a word gives its page memory, too.
+        for page in pages.filter(|&page| self.pages.is_written(page)) {
+            let (start, end) = (page * PAGE_BLOCKS, (page + 1) * PAGE_BLOCKS);
+            self.map.retract(start.max(blocks.start)..end.min(blocks.end));
+        }
+        self.retracted.push(blocks);
+    }
+
+    /// Frees what readers' faults have brought back of pages in which no word has been written.
+    fn sweep_map(&self) {
+        let held = self.pages.bytes();
+        if !self.file.allocated().is_ok_and(|bytes| bytes > held + STRAY_BYTES_MAX) {
+            return;
+        }
+        for page in (0..self.map.capacity().div_ceil(PAGE_BLOCKS)).filter(|&page| !self.pages.is_written(page)) {
+            if let Err(error) = self.file.punch((page + 1) * BLOCK, BLOCK) {
+                tracing::warn!(%error, "what readers brought back of a map could not be freed");
+                return;
+            }
         }
     }
 }
@@ -86,8 +144,7 @@ impl State {
         if let Some(view) = &mut self.view {
             let blocks = blocks.start..blocks.end.min(view.map.capacity());
             if blocks.start < blocks.end {
-                view.map.retract(blocks.clone());
-                view.retracted.push(blocks);
+                view.retract(blocks);
             }
         }
     }
@@ -122,6 +179,9 @@ impl State {
 
     /// Frees what readers' faults have brought back of blocks that are not there. Nobody copies from those.
     fn sweep(&mut self) {
+        if let Some(view) = &self.view {
+            view.sweep_map();
+        }
         let (Some(view), Content::Segment(segment)) = (&self.view, &self.content) else { return };
         let held = self.blocks.counts().resident * BLOCK;
         if !segment.allocated().is_ok_and(|bytes| bytes > held + STRAY_BYTES_MAX) {
@@ -157,7 +217,7 @@ impl Node {
         };
         let is_new = !is_enough(&read(&self.state));
         if is_new {
-            let view = View::new(pool, attributes.size)?;
+            let mut view = View::new(&self.core, attributes.size)?;
             self.update(None, |state| {
                 // Another one may have come meanwhile.
                 if is_enough(state) {
@@ -168,7 +228,7 @@ impl Node {
                 let segment = state.content.promote(&pool.segments)?;
                 segment.hold()?;
                 segment.share(view.map.capacity() * BLOCK)?;
-                view.publish(state, 0..blocks_for(state.attributes.size));
+                view.publish_all(state);
                 state.blocks.note_changes(true);
                 state.huge.get_or_insert_default().reach(view.map.capacity());
                 state.view = Some(Box::new(view));

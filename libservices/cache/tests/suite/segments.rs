@@ -335,3 +335,64 @@ fn readers_see_blocks_or_zeros_while_others_cut_and_punch() {
     println!("soak: {direct} reads without a request of a file that others cut and punch");
     assert!(direct > 100, "hardly a read went without a request");
 }
+
+#[test]
+fn maps_of_sparse_files_are_charged_and_take_no_memory_for_what_is_not_there() {
+    let limit = 16 << 20;
+    let pool = CachePool::new(CacheConfig::with_limit(limit)).expect("a pool");
+    let cache = Cache::new(&pool, Memory::new());
+    let (mut opened, mut maps) = (Vec::new(), Vec::new());
+    for number in 0..40 {
+        let name = format!("file{number}");
+        let name = Name::new(name.as_bytes()).expect("a name");
+        let (entry, handle) = cache.create(ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).expect("created");
+        set_size(&cache, entry.node, 8 << 30);
+        opened.push((entry.node, handle));
+        maps.push(std::fs::File::from(cache.segment(handle, &lease()).expect("a segment").map));
+    }
+    let held = || maps.iter().map(|map| map.metadata().expect("attributes").blocks() * 512).sum::<u64>();
+    assert!(held() <= 40 * 8192, "{} bytes of maps in which nothing is", held());
+    // A block of each page of each map, which are 160 MiB.
+    let mut bytes = [1; 10];
+    for &(_, handle) in &opened {
+        for at in 0..1024 {
+            assert_eq!(cache.read(ROOT, handle, at << 22, &mut bytes).expect("read"), 10);
+        }
+    }
+    assert_eq!(bytes, [0; 10]);
+    assert!(held() > 40 * 8192, "some have found room");
+    assert!(held() <= 40 * 8192 + limit / 16, "{} bytes of maps", held());
+    let charged = pool.statistics().used_bytes;
+    assert!(charged >= held().min(limit / 4), "{charged} bytes are charged");
+    opened.iter().for_each(|&(node, _)| set_size(&cache, node, 1));
+    assert!(held() <= 40 * 8192 + limit / 16, "{} bytes of maps whose files were cut", held());
+    opened.iter().for_each(|&(_, handle)| cache.release(handle));
+    let released = Instant::now();
+    while held() > 0 {
+        assert!(released.elapsed() < Duration::from_secs(20), "{} bytes of maps that have ended", held());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_readers_bring_back_of_a_map_goes_again() {
+    use std::os::unix::fs::FileExt;
+    let (cache, handle, node) = cache(64 << 20);
+    set_size(&cache, node, 8 << 30);
+    let segment = cache.segment(handle, &lease()).expect("a segment");
+    let seen = SegmentView::new(&segment.map, &segment.data, segment.capacity).expect("a view");
+    for at in 0..1024 {
+        assert_eq!(read(&seen, at << 22, 1), (vec![], false), "a look at its word");
+    }
+    let map = std::fs::File::from(segment.map);
+    let begun = Instant::now();
+    while map.metadata().expect("attributes").blocks() * 512 > 128 << 10 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it stays");
+        std::thread::yield_now();
+    }
+    let mut byte = [0];
+    assert_eq!(cache.read(ROOT, handle, 1 << 30, &mut byte).expect("read"), 1);
+    assert_eq!(read(&seen, 1 << 30, 1), (vec![0], true), "its words still are those that the service writes");
+    map.read_exact_at(&mut byte, 0).expect("its head");
+    cache.release(handle);
+}
