@@ -68,7 +68,10 @@ impl File {
     /// Stores size and limit, with what else is stored already. While the places of now are on their way to the disk, the limit there has to
     /// stay as low as it is.
     fn store_size(&mut self, size: u64, limit: u64) -> Result<()> {
-        self.store(Record { size, limit: limit.min(self.stored.limit), ..self.stored.clone() })
+        self.store(Record { size, limit: limit.min(self.stored.limit), ..self.stored.clone() })?;
+        // Only a flush lifts a stored limit, and whoever opens the file before that finds nothing behind it.
+        self.is_dirty |= self.stored.limit != u64::MAX;
+        Ok(())
     }
 
     /// Has so many bytes be findable. A new root comes to disk with the next flush; until then the old one counts there.

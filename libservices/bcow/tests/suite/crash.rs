@@ -308,3 +308,31 @@ fn fdatasync_waits_for_a_size_that_only_an_attribute_tells() {
     write(&*bcow, handle, 0, &[2; 100]);
     assert!(!attributed.is_ahead.load(Ordering::Relaxed), "a write that waits for its data waits for the size too");
 }
+
+/// The file as it is shown of what is in `disk` by now, by a layer that comes after the death of the one that used it.
+fn after_death(disk: &Arc<Memory>, size: usize) -> Vec<u8> {
+    let next = layer(disk.clone(), Layout::Space, Files::All);
+    next.repair_all().expect("repaired");
+    let handle = open(&*next, "f");
+    read(&*next, handle, 0, size)
+}
+
+#[test]
+fn what_is_appended_in_the_unit_of_a_cut_is_found_after_a_sync_and_a_death() {
+    let disk = Memory::new();
+    let first = layer(disk.clone(), Layout::Space, Files::All);
+    let handle = create(&*first, "f");
+    write(&*first, handle, 0, &[b'A'; 20_000]);
+    sync(&*first, handle);
+    resize(&*first, "f", 7004);
+    // The first layer does nothing more before the test is over, and a layer that died does nothing either.
+    let second = layer(disk.clone(), Layout::Space, Files::All);
+    second.repair_all().expect("repaired");
+    resize(&*second, "f", 7014);
+    let handle = open(&*second, "f");
+    write(&*second, handle, 4096, &[b'B'; 7014 - 4096]);
+    second.sync().expect("synced");
+    let mut expected = vec![b'A'; 4096];
+    expected.resize(7014, b'B');
+    assert!(after_death(&disk, 8000) == expected, "what was appended is gone");
+}
