@@ -5,7 +5,7 @@ mod trees;
 
 use crate::outside::{Deed, outside};
 use crate::service::Service;
-use poolfs_service_protocol::{Answer, Command, Receiver};
+use poolfs_service_protocol::{Answer, Command, FailureCode, Receiver};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use std::io::{self, Write};
@@ -101,7 +101,7 @@ impl Drop for ControlSocket {
 fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<UnixStream>>) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(&stream)?;
     if !peer.uid.is_root() {
-        return answer(&stream, &Answer::Failed { message: "only root may command a service".into() });
+        return failed(&stream, FailureCode::Host, "only root may command a service");
     }
     stream.set_read_timeout(Some(SILENCE_MAX))?;
     stream.set_write_timeout(Some(DEAFNESS_MAX))?;
@@ -109,7 +109,7 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
     loop {
         let (line, descriptors) = match input.line(COMMAND_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return answer(&stream, &Answer::Failed { message: error.to_string() });
+                return failed(&stream, FailureCode::Usage, error.to_string());
             }
             read => read?,
         };
@@ -118,7 +118,7 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
         }
         if line.len() as u64 == COMMAND_BYTES_MAX && !line.ends_with(b"\n") {
             let message = format!("a command is longer than {COMMAND_BYTES_MAX} bytes");
-            return answer(&stream, &Answer::Failed { message });
+            return failed(&stream, FailureCode::Usage, message);
         }
         if has_closed(&stream)? {
             // Whoever asked has given up, and takes note of what there is instead.
@@ -138,7 +138,7 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
             Ok(Command::Commit { instance, archive }) => trees::commit(&stream, service, &instance, &archive)?,
             Ok(Command::Flatten { instance }) => trees::flatten(&stream, service, &instance)?,
             Ok(command) => answer(&stream, &service.command(command, descriptors))?,
-            Err(error) => answer(&stream, &Answer::Failed { message: format!("not a command: {error}") })?,
+            Err(error) => failed(&stream, FailureCode::Usage, format!("not a command: {error}"))?,
         }
     }
 }
@@ -154,6 +154,10 @@ fn has_closed(stream: &UnixStream) -> io::Result<bool> {
     let mut polled = [PollFd::new(stream, PollFlags::empty())];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     Ok(polled[0].revents().contains(PollFlags::HUP))
+}
+
+fn failed(stream: &UnixStream, code: FailureCode, message: impl Into<String>) -> io::Result<()> {
+    answer(stream, &Answer::Failed { code, message: message.into() })
 }
 
 /// Sends one answer.

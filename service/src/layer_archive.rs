@@ -1,8 +1,9 @@
 //! The layer that a union's differences make: a tar archive with names that hide others, as the OCI image specification has it (`layer.md`).
 
+use crate::service::code_of;
 use poolfs_libservice::types::{Attributes, Caller, FileType, NodeId, OpenFlags, Timestamp};
 use poolfs_libservice::{Difference, Layered, Libservice, Opened, Relation};
-use poolfs_service_protocol::Committed;
+use poolfs_service_protocol::{Committed, FailureCode};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -38,6 +39,18 @@ pub(crate) enum ArchiveError {
     Listing(poolfs_libservice::Error),
     #[error("it was ended")]
     Ended,
+}
+
+impl ArchiveError {
+    /// What kind of failure it is.
+    pub fn code(&self) -> FailureCode {
+        match self {
+            Self::Member { cause, .. } | Self::Listing(cause) => code_of(cause),
+            Self::Archive(error) if error.kind() == io::ErrorKind::StorageFull => FailureCode::NoSpace,
+            Self::Archive(_) | Self::Hides { .. } => FailureCode::File,
+            Self::Ended => FailureCode::Failed,
+        }
+    }
 }
 
 /// Writes the archive of what differs now: as long as this takes, whoever wants to change the union waits. `goes_on` is asked often, and ends it.

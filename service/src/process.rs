@@ -96,7 +96,7 @@ pub fn run(config: ServiceConfig) -> anyhow::Result<()> {
     let ended = service.shut_down();
     socket.remove();
     if let Some(stream) = asked_by {
-        let failed = |error: ServiceError| Answer::Failed { message: error.to_string() };
+        let failed = |error: ServiceError| error.answer();
         // Who asked may be gone: what was lost is in the log as well.
         let _ = control::answer(&stream, &ended.map_or_else(failed, |()| Answer::Done));
     }

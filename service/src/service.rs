@@ -11,8 +11,9 @@ use crate::spans::Tracer;
 use crate::stack::kept::sweep;
 use crate::stack::{Given, Stack, StackBuilder, StackError};
 use poolfs_libservice::Error;
+use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::{
-    Answer, Command, Ending, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
+    Answer, Command, Ending, FailureCode, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
 };
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -112,6 +113,33 @@ pub enum ServiceError {
         /// what is wrong
         cause: io::Error,
     },
+}
+
+/// What kind of failure it is that something of a branch cannot be read or written.
+pub(crate) fn code_of(error: &Error) -> FailureCode {
+    if matches!(error.errno(), Errno::ENOSPC | Errno::EDQUOT) { FailureCode::NoSpace } else { FailureCode::File }
+}
+
+impl ServiceError {
+    /// What kind of failure it is.
+    fn code(&self) -> FailureCode {
+        match self {
+            Self::Name(_) => FailureCode::Usage,
+            Self::Exists(_) => FailureCode::Exists,
+            Self::TooMany => FailureCode::Failed,
+            Self::Path { .. } => FailureCode::File,
+            Self::Stack(error) => error.code(),
+            Self::Mount(MountError::Busy { .. }) => FailureCode::InUse,
+            Self::Mount(_) | Self::Sessions { .. } => FailureCode::Host,
+            Self::NotWritten { cause, .. } | Self::Lost { cause, .. } | Self::LostAtEnd { cause, .. } => code_of(cause),
+        }
+    }
+
+    /// The answer to whoever gave the command.
+    #[must_use]
+    pub fn answer(&self) -> Answer {
+        Answer::Failed { code: self.code(), message: self.to_string() }
+    }
 }
 
 struct Mounted {
@@ -235,7 +263,7 @@ impl Service {
             Ok(()) => Answer::Done,
             Err(error) => {
                 warn!(%error, "a command failed");
-                Answer::Failed { message: error.to_string() }
+                error.answer()
             }
         }
     }

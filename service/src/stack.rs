@@ -335,8 +335,8 @@ impl StackBuilder {
                 continue;
             }
             if branch.claim.get().is_none() {
-                let _ =
-                    branch.claim.set(Claim::take(&*branch.mount, ClaimKind::Shared, claim::ENDING).map_err(failed)?);
+                let claim = Claim::take(&*branch.mount, ClaimKind::Shared, claim::ENDING);
+                let _ = branch.claim.set(claim.map_err(|error| error.of(&branch.path))?);
             }
             depth += 1;
             if depth > FROZEN_MAX {
@@ -395,7 +395,7 @@ impl StackBuilder {
                 Role::Directory => Claim::take_if_there_are_locks(&*mount, &path, kind, claim::ENDING),
                 Role::Upper | Role::Lower => Claim::take(&*mount, kind, claim::ENDING).map(Some),
             };
-            taken.map_err(failed)?.into_iter().for_each(|taken| drop(claim.set(taken)));
+            taken.map_err(|error| error.of(&path))?.into_iter().for_each(|taken| drop(claim.set(taken)));
         }
         let descriptors = Arc::clone(&self.descriptors);
         let options = LocalOptions { read_only: role == Role::Lower, descriptors };

@@ -139,3 +139,43 @@ fn an_image_in_use_is_removed_only_by_force() {
         let _ = pool.poolfs(&["image", "rm", "small"]).expect("image rm");
     });
 }
+
+#[test]
+fn failures_have_the_codes_and_the_exit_statuses_of_the_documents() {
+    isolated("failures_have_the_codes_and_the_exit_statuses_of_the_documents", |folder| {
+        let pool = Pool::create(folder, "16M");
+        let fails = |arguments: &[&str], code: &str, status: i32| {
+            let outcome = pool.poolfs(&[&["--json"], arguments].concat());
+            let last = outcome.err.lines().last().unwrap_or_default();
+            let told: serde_json::Value = serde_json::from_str(last).unwrap_or_default();
+            assert_eq!(
+                (told["error"]["code"].as_str(), outcome.code),
+                (Some(code), status),
+                "{arguments:?}: {outcome:?}"
+            );
+        };
+        fails(&["pool", "create", "bad/name"], "usage", 2);
+        fails(&["pool", "create", "other", "--memory", "3"], "usage", 2);
+        fails(&["pool", "create", "other", "--cpus", "8000"], "usage", 2);
+        fails(&["exec", pool.name(), "--mount", "x=y", "--", "true"], "usage", 2);
+        fails(&["rm", "absent"], "not-found", 1);
+        fails(&["exec", pool.name(), "--", "/absent"], "not-found", 127);
+        import_small(&pool, folder, "small", &[], |_| {});
+        for more in [&["--rm"][..], &["--rm", "-d"]] {
+            let run = [&["run", pool.name(), "small"], more, &["--", "/absent"]].concat();
+            fails(&run, "not-found", 127);
+        }
+        let [at, upper, lower] = ["mnt", "upper", "lower"].map(|name| folder.join(name));
+        fs::create_dir_all(&upper).and_then(|()| fs::create_dir_all(&lower)).expect("folders");
+        fs::write(lower.join("f"), "f").expect("written");
+        let mounted = pool.mount(&at, &["--upper", text(&upper), "--lower", text(&lower)]);
+        let user = fs::File::open(at.join("f")).expect("there");
+        fails(&["umount", pool.name(), text(&at)], "in-use", 1);
+        drop(user);
+        let other = folder.join("other");
+        fs::create_dir(&other).expect("a folder");
+        fails(&["mount", pool.name(), text(&other), "--dir", text(&lower)], "in-use", 1);
+        fails(&["fsck", text(&upper)], "in-use", 8);
+        drop(mounted);
+    });
+}

@@ -96,7 +96,7 @@ pub fn refuse_conflicts(context: &Context, own: &PoolRecord, stack: &StackSpec) 
                 }
                 _ => "unmount that first, or use another directory",
             };
-            return Err(Failure::new(path.display().to_string(), cause, remedy));
+            return Err(Failure::in_use(path.display().to_string(), cause, remedy));
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use crate::arguments::{EnterArguments, ExecArguments};
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use crate::mount::{Wanted, mount_instance, split_lowers, unmount_instance};
 use crate::outlived::{self, group_name};
 use crate::pool::{self, NewPool};
@@ -95,15 +95,16 @@ fn run_in_pool(
 ) -> Result<u8> {
     let mut command = Command::new(context.program());
     command.arg("--state").arg(&context.state).arg("--run-dir").arg(&context.run);
+    if context.json {
+        command.arg("--json");
+    }
     command.args(["__enter", "--pool", pool, "--group", &group_name(&own.identity())]);
     if !arguments.legacy {
         command.arg("--preload").arg(context.preload_library()?);
     }
     command.arg("--").args(&arguments.command);
     if signals.end_was_asked() {
-        return Err(
-            Failure::new("exec", "it was asked to end before the command began", "").with_status(STATUS_NOT_STARTED)
-        );
+        return Err(Failure::interrupted("exec", "it was asked to end before the command began"));
     }
     let mut child = command.spawn().map_err(|error| Failure::file(&context.program(), error))?;
     signals.wait(&*context.host, &mut child, |_| Ok(())).map(status_code)
@@ -162,8 +163,16 @@ pub fn enter(context: &Context, arguments: &EnterArguments) -> Result<u8> {
         command.env("LD_PRELOAD", preloaded(library, std::env::var_os("LD_PRELOAD")));
     }
     let error = command.exec();
-    let status = if error.kind() == std::io::ErrorKind::NotFound { STATUS_NOT_FOUND } else { STATUS_NOT_STARTED };
-    Err(Failure::new(program, error, "check the command's name and that it is executable").with_status(status))
+    Err(not_executed(program, &error))
+}
+
+fn not_executed(program: &str, error: &std::io::Error) -> Failure {
+    let (code, status) = match error.kind() {
+        std::io::ErrorKind::NotFound => (Code::NotFound, STATUS_NOT_FOUND),
+        _ => (Code::File, STATUS_NOT_STARTED),
+    };
+    let remedy = "check the command's name and that it is executable";
+    Failure::new(program, error, remedy).with_code(code).with_status(status)
 }
 
 /// The library first, so that whatever else is preloaded calls it.

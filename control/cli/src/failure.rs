@@ -3,6 +3,7 @@
 use crate::text::plain;
 use poolfs_host::HostError;
 use poolfs_image::ImageError;
+use poolfs_service_protocol::FailureCode;
 use std::fmt::{Display, Formatter};
 use std::path::Path;
 
@@ -34,6 +35,30 @@ pub enum Code {
 }
 
 impl Code {
+    /// All of them.
+    const ALL: [Code; 11] = [
+        Code::Failed,
+        Code::Usage,
+        Code::NotFound,
+        Code::Exists,
+        Code::InUse,
+        Code::NoAnswer,
+        Code::Host,
+        Code::File,
+        Code::Damaged,
+        Code::NoSpace,
+        Code::Interrupted,
+    ];
+
+    /// The exit status of a command that fails so, unless it has statuses of its own (docs/observability.md).
+    fn status(self) -> u8 {
+        match self {
+            Code::Usage => 2,
+            Code::Interrupted => 130,
+            _ => 1,
+        }
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
@@ -52,6 +77,21 @@ impl Code {
     }
 }
 
+impl From<FailureCode> for Code {
+    fn from(code: FailureCode) -> Code {
+        match code {
+            FailureCode::Failed => Code::Failed,
+            FailureCode::Usage => Code::Usage,
+            FailureCode::NotFound => Code::NotFound,
+            FailureCode::Exists => Code::Exists,
+            FailureCode::InUse => Code::InUse,
+            FailureCode::Host => Code::Host,
+            FailureCode::File => Code::File,
+            FailureCode::NoSpace => Code::NoSpace,
+        }
+    }
+}
+
 /// A command failed.
 #[derive(Debug)]
 pub struct Failure {
@@ -59,8 +99,8 @@ pub struct Failure {
     thing: String,
     cause: String,
     remedy: String,
-    /// The exit status of the whole command.
-    pub status: u8,
+    /// The exit status, of commands that have statuses of their own.
+    status: Option<u8>,
 }
 
 /// The result of a command or of a part of it.
@@ -69,7 +109,13 @@ pub type Result<T> = std::result::Result<T, Failure>;
 impl Failure {
     /// What failed, why, and what can be done about it.
     pub fn new(thing: impl Into<String>, cause: impl Display, remedy: impl Into<String>) -> Failure {
-        Failure { code: Code::Failed, thing: thing.into(), cause: cause.to_string(), remedy: remedy.into(), status: 1 }
+        Failure {
+            code: Code::Failed,
+            thing: thing.into(),
+            cause: cause.to_string(),
+            remedy: remedy.into(),
+            status: None,
+        }
     }
 
     /// The command line, or a value in it, is wrong.
@@ -90,6 +136,11 @@ impl Failure {
     /// The host lacks something.
     pub fn host(thing: impl Into<String>, cause: impl Display, remedy: impl Into<String>) -> Failure {
         Failure::new(thing, cause, remedy).with_code(Code::Host)
+    }
+
+    /// A signal ended it.
+    pub fn interrupted(thing: impl Into<String>, cause: impl Display) -> Failure {
+        Failure::new(thing, cause, "").with_code(Code::Interrupted)
     }
 
     /// The same failure of another kind.
@@ -127,15 +178,32 @@ impl Failure {
         serde_json::json!({"error": {"code": self.code.name(), "thing": self.thing, "cause": self.cause, "remedy": remedy}})
     }
 
+    /// What [`Failure::json`] made; nothing when it is something else.
+    pub fn of_json(object: &serde_json::Value) -> Option<Failure> {
+        let told = |key: &str| object["error"][key].as_str();
+        let code = Code::ALL.into_iter().find(|code| told("code") == Some(code.name()))?;
+        Some(Failure::new(told("thing")?, told("cause")?, told("remedy").unwrap_or_default()).with_code(code))
+    }
+
     /// The thing and the cause, for a failure that has been dealt with.
     pub fn summary(&self) -> String {
         format!("{}: {}", self.thing, self.cause)
     }
 
-    /// The same failure with another exit status.
+    /// The same failure of a command that has exit statuses of its own.
     pub fn with_status(mut self, status: u8) -> Failure {
-        self.status = status;
+        self.status = Some(status);
         self
+    }
+
+    /// The exit status of the whole command.
+    pub fn status(&self) -> u8 {
+        self.status.unwrap_or_else(|| self.code.status())
+    }
+
+    /// What kind of failure it is.
+    pub fn code(&self) -> Code {
+        self.code
     }
 }
 
@@ -181,9 +249,7 @@ impl From<ImageError> for Failure {
             ImageError::Io { .. } => {
                 (Code::File, "check the path, the rights (root is needed) and the room on the disk")
             }
-            ImageError::Interrupted => {
-                return Failure::new("image", error, "").with_code(Code::Interrupted).with_status(130);
-            }
+            ImageError::Interrupted => (Code::Interrupted, ""),
         };
         Failure::new("image", error, remedy).with_code(code)
     }
@@ -206,9 +272,32 @@ mod tests {
     #[test]
     fn every_code_is_documented() {
         let document = include_str!("../../../docs/observability.md");
-        use Code::{Damaged, Exists, Failed, File, Host, InUse, Interrupted, NoAnswer, NoSpace, NotFound, Usage};
-        for code in [Failed, Usage, NotFound, Exists, InUse, NoAnswer, Host, File, Damaged, NoSpace, Interrupted] {
+        for code in Code::ALL {
             assert!(document.contains(&format!("| `{}` |", code.name())), "{code:?}");
+        }
+        // The last of them.
+        assert_eq!(Code::ALL.len(), Code::Interrupted as usize + 1);
+        assert!(Code::ALL.iter().enumerate().all(|(at, code)| *code as usize == at));
+    }
+
+    #[test]
+    fn the_code_decides_the_exit_status() {
+        let status = |code| Failure::new("a", "b", "c").with_code(code).status();
+        assert_eq!(Failure::new("a", "b", "c").status(), 1);
+        assert_eq!(Failure::usage("a", "b", "c").status(), 2);
+        assert_eq!((status(Code::Interrupted), status(Code::InUse), status(Code::NoAnswer)), (130, 1, 1));
+        assert_eq!(Failure::from(ImageError::Interrupted).status(), 130);
+        assert_eq!(Failure::usage("a", "b", "c").with_status(127).of("d").status(), 127);
+    }
+
+    #[test]
+    fn what_a_service_answers_has_the_same_codes() {
+        for code in Code::ALL {
+            let name = code.name();
+            let told: FailureCode = serde_json::from_value(name.into()).expect("another is none of the others");
+            let expected =
+                if matches!(code, Code::NoAnswer | Code::Damaged | Code::Interrupted) { Code::Failed } else { code };
+            assert_eq!(Code::from(told), expected, "{name}");
         }
     }
 }

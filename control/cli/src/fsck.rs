@@ -45,10 +45,10 @@ fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> R
         match serde_json::from_slice(&line).map_err(|error| failed(&error))? {
             CheckLine::Finding(finding) => show(context, &finding)?,
             CheckLine::Summary(done) => summary = Some(done),
-            CheckLine::Failed { message } => {
+            CheckLine::Failed { code, message } => {
                 let remedy =
                     "a branch that is mounted cannot be checked; the others as root, with room on the disk for repairs";
-                return Err(Failure::new(upper.display().to_string(), message, remedy));
+                return Err(Failure::new(upper.display().to_string(), message, remedy).with_code(code.into()));
             }
         }
     }

@@ -42,18 +42,19 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How a command ends that was not understood, as clap has it.
-const STATUS_USAGE: u8 = 2;
-
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return not_understood(&error),
     };
-    let json = arguments.json;
+    if arguments.json {
+        text::complain_as_json();
+    }
+    // What programs read has no log lines in it, unless somebody wants them there.
+    let usual = if arguments.json { "off" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("POOLFS_LOG");
     tracing_subscriber::fmt()
-        .with_env_filter(filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")))
+        .with_env_filter(filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(usual)))
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
@@ -62,8 +63,8 @@ fn main() -> ExitCode {
     match dispatch(arguments) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
-            text::complain(&if json { failure.json().to_string() } else { format!("poolfs: {failure}") });
-            ExitCode::from(failure.status)
+            text::complain_of(&failure);
+            ExitCode::from(failure.status())
         }
     }
 }
@@ -78,8 +79,9 @@ fn not_understood(error: &clap::Error) -> ExitCode {
     let mut parts = text.split("\n\n").map(str::trim);
     let cause = parts.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
     let failure = Failure::usage("command line", cause, parts.collect::<Vec<_>>().join("\n"));
-    text::complain(&failure.json().to_string());
-    ExitCode::from(STATUS_USAGE)
+    text::complain_as_json();
+    text::complain_of(&failure);
+    ExitCode::from(failure.status())
 }
 
 fn dispatch(arguments: Arguments) -> Result<u8> {

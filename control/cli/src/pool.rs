@@ -2,7 +2,7 @@
 
 use crate::container::ContainerRecord;
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use crate::mount::has_suspects;
 use crate::outlived;
 use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION, memory_bytes_min};
@@ -176,8 +176,14 @@ pub fn lock(context: &Context, name: &str) -> Result<Locked<PoolRecord>> {
 /// Bring the record to what is so: unmount what was mounted for commands that are dead, forget what is unmounted, and remove the groups
 /// of commands that nobody outlives.
 fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
-    let warn =
-        |failure: Failure| tracing::warn!(failure = failure.summary(), "what a command left could not be repaired");
+    let pool_name = pool.record.name.clone();
+    let warn = |failure: Failure| {
+        // That a service stands still is told by whoever needs it.
+        if failure.code() != Code::NoAnswer {
+            let cause = failure.summary();
+            complain(&format!("poolfs: what an earlier command left in pool {pool_name} stays for now: {cause}"));
+        }
+    };
     if let Ok(groups) = ControlGroups::detect(&*context.host) {
         outlived::reap(context, &groups, &pool.record.name);
     }
@@ -232,7 +238,7 @@ pub fn sweep(context: &Context) {
         Ok(())
     };
     if let Err(failure) = swept() {
-        tracing::warn!(%failure, "what a killed command left could not be removed");
+        complain(&format!("poolfs: what a killed command left stays for now: {}", failure.summary()));
     }
 }
 

@@ -57,14 +57,23 @@ fn ask_with(context: &Context, pool: &str, command: &Command, branches: &[Privat
     };
     let mut input = waiting::send_with(context, pool, command, branches)?;
     let answer = waiting::answer_line(context, pool, &mut input, patience)?;
-    serde_json::from_slice(&answer).map_err(|error| silent(context, pool, error))
+    understood(context, pool, &answer)
+}
+
+/// What an answer says: a failure, if that is what it is.
+fn understood(context: &Context, pool: &str, line: &[u8]) -> Result<Answer> {
+    match serde_json::from_slice(line).map_err(|error| silent(context, pool, error))? {
+        Answer::Failed { code, message } => {
+            Err(Failure::new(format!("service of pool {pool}"), message, "").with_code(code.into()))
+        }
+        answer => Ok(answer),
+    }
 }
 
 /// The instances that a service has, when none is being made or ended.
 pub fn instances(context: &Context, pool: &str) -> Result<Vec<String>> {
     match ask(context, pool, &Command::Instances)? {
         Answer::Instances { instances } => Ok(instances),
-        Answer::Failed { message } => Err(Failure::new(format!("service of pool {pool}"), message, "")),
         _ => Err(unexpected(pool)),
     }
 }
@@ -92,12 +101,9 @@ pub fn trace(
     let mut heard = Instant::now();
     loop {
         let span = match input.by_ref().take(SPAN_BYTES_MAX).read_until(b'\n', &mut line) {
-            Ok(_) => match serde_json::from_slice(&line).map_err(|error| silent(context, pool, error))? {
+            Ok(_) => match understood(context, pool, &line)? {
                 Answer::Span(span) => Some(*span),
                 Answer::Traced { requests, lost, summary } => return Ok(Some(Traced { requests, lost, summary })),
-                Answer::Failed { message } => {
-                    return Err(Failure::new(format!("service of pool {pool}"), message, ""));
-                }
                 _ => return Err(unexpected(pool)),
             },
             // What there is of a line stays for the next time.
@@ -129,13 +135,8 @@ pub fn converse(
     let mut input = waiting::send(context, pool, command)?;
     loop {
         let line = waiting::answer_line(context, pool, &mut input, Patience::WhileAlive)?;
-        match serde_json::from_slice(&line).map_err(|error| silent(context, pool, error))? {
-            Answer::Failed { message } => return Err(Failure::new(format!("service of pool {pool}"), message, "")),
-            answer => {
-                if !take(answer)? {
-                    return Ok(());
-                }
-            }
+        if !take(understood(context, pool, &line)?)? {
+            return Ok(());
         }
     }
 }
@@ -149,11 +150,6 @@ pub fn tell(context: &Context, pool: &str, command: &Command) -> Result<()> {
 pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[PrivateMount]) -> Result<()> {
     match ask_with(context, pool, command, branches)? {
         Answer::Done => Ok(()),
-        Answer::Failed { message } => Err(Failure::new(
-            format!("service of pool {pool}"),
-            message,
-            "nothing was changed; correct it and try again",
-        )),
         _ => Err(unexpected(pool)),
     }
 }
@@ -162,7 +158,6 @@ pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[P
 pub fn status(context: &Context, pool: &str) -> Result<ServiceStatus> {
     match ask(context, pool, &Command::Status)? {
         Answer::Status(status) => Ok(*status),
-        Answer::Failed { message } => Err(Failure::new(format!("service of pool {pool}"), message, "")),
         _ => Err(unexpected(pool)),
     }
 }
@@ -171,7 +166,6 @@ pub fn status(context: &Context, pool: &str) -> Result<ServiceStatus> {
 pub fn client(context: &Context, pool: &str, pid: u32) -> Result<Vec<ClientStatus>> {
     match ask(context, pool, &Command::Client { pid })? {
         Answer::Client { instances } => Ok(instances),
-        Answer::Failed { message } => Err(Failure::new(format!("service of pool {pool}"), message, "")),
         _ => Err(unexpected(pool)),
     }
 }
@@ -384,6 +378,7 @@ pub fn remove_groups(context: &Context, pool: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Code;
     use poolfs_host::RecordingHost;
     use poolfs_service_protocol::Ending;
     use std::io::BufReader;
@@ -411,12 +406,17 @@ mod tests {
         let context = Context::for_test(place.path(), RecordingHost::new());
         let failure = tell(&context, "web", &Command::Shutdown).expect_err("nobody listens");
         assert!(failure.to_string().contains("service of pool web"), "{failure}");
-        let answers =
-            &["{\"answer\":\"done\"}\n", "{\"answer\":\"failed\",\"message\":\"no such directory\"}\n", "", "{}\n"];
+        let answers = &[
+            "{\"answer\":\"done\"}\n",
+            "{\"answer\":\"failed\",\"code\":\"in-use\",\"message\":\"no such directory\"}\n",
+            "",
+            "{}\n",
+        ];
         let service = answering(&context, answers);
         tell(&context, "web", &Command::Unmount { instance: "web-1".into(), ending: Ending::Orderly }).expect("done");
         let failure = tell(&context, "web", &Command::Shutdown).expect_err("failed");
         assert!(failure.to_string().contains("no such directory"), "{failure}");
+        assert_eq!(failure.code(), Code::InUse);
         assert!(tell(&context, "web", &Command::Shutdown).is_err(), "it died before it answered");
         assert!(status(&context, "web").is_err(), "no answer of this protocol");
         let asked = service.join().expect("no panic");

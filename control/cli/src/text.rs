@@ -5,7 +5,16 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use serde::Serialize;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// Whether standard error is for programs.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// From here on every line on standard error is a JSON object.
+pub fn complain_as_json() {
+    IS_JSON.store(true, Ordering::Relaxed);
+}
 
 /// Understand a size: bytes, or with `K`, `M`, `G` or `T` (powers of 1024).
 pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
@@ -116,9 +125,20 @@ pub fn reader_is_gone() -> bool {
         && output[0].revents().intersects(rustix::event::PollFlags::ERR | rustix::event::PollFlags::HUP)
 }
 
-/// Write a line to standard error, whether anybody listens there or not.
+/// Write a line to standard error, whether anybody listens there or not; for programs as `{"note": LINE}`.
 pub fn complain(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", plain(line));
+    let line = if IS_JSON.load(Ordering::Relaxed) { note(line) } else { line.to_owned() };
+    let _ = writeln!(std::io::stderr(), "{}", plain(&line));
+}
+
+fn note(line: &str) -> String {
+    serde_json::json!({"note": line.trim_start_matches("poolfs: ")}).to_string()
+}
+
+/// Say on standard error why the command fails.
+pub fn complain_of(failure: &Failure) {
+    let text = if IS_JSON.load(Ordering::Relaxed) { failure.json().to_string() } else { format!("poolfs: {failure}") };
+    let _ = writeln!(std::io::stderr(), "{}", plain(&text));
 }
 
 /// Print a table, lines without trailing blanks.
@@ -166,6 +186,11 @@ mod tests {
         );
         assert_eq!((count(1, "layer"), count(0, "layer")), ("1 layer".into(), "0 layers".into()));
         assert_eq!((age(5), age(600), age(90_000)), ("5 s".into(), "10 min".into(), "25 h".into()));
+    }
+
+    #[test]
+    fn programs_get_notes_as_objects() {
+        assert_eq!(note("poolfs: a \"b\"\nc"), r#"{"note":"a \"b\"\nc"}"#);
     }
 
     #[test]

@@ -75,7 +75,7 @@ fn tell_once(told: &mut bool, what: impl FnOnce() -> String) {
 }
 
 fn interrupted(thing: impl Into<String>) -> Failure {
-    Failure::new(thing, "it was waited for until this command was asked to end", "").with_code(Code::Interrupted)
+    Failure::interrupted(thing, "it was waited for until this command was asked to end")
 }
 
 /// Connect with a service; `WouldBlock` when it does not accept anybody for so long.

@@ -1,6 +1,7 @@
 //! The check of an upper branch that no instance uses (`poolfs-service check`): one JSON [`CheckSpec`] on standard input, answered on
 //! standard output by one JSON [`CheckLine`] a line.
 
+use crate::FailureCode;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -36,6 +37,9 @@ pub enum CheckLine {
     Summary(CheckSummary),
     /// The branch could not be checked, or not to the end.
     Failed {
+        /// What kind of failure it is.
+        #[serde(default)]
+        code: FailureCode,
         /// The thing and the cause.
         message: String,
     },
@@ -102,7 +106,7 @@ mod tests {
         for line in [
             CheckLine::Finding(finding),
             CheckLine::Summary(CheckSummary { is_upper: true, objects: 3, ..CheckSummary::default() }),
-            CheckLine::Failed { message: "x".into() },
+            CheckLine::Failed { code: FailureCode::InUse, message: "x".into() },
         ] {
             let text = serde_json::to_string(&line).expect("text");
             assert_eq!(serde_json::from_str::<CheckLine>(&text).expect("its own output"), line);

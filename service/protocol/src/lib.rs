@@ -9,6 +9,7 @@
 
 mod check;
 mod descriptors;
+mod failure;
 pub mod ids;
 mod status;
 mod trace;
@@ -17,6 +18,7 @@ mod upper;
 
 pub use check::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX};
 pub use descriptors::{DESCRIPTORS_MAX, Receiver, send};
+pub use failure::FailureCode;
 pub use status::{
     AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, NotDirect, OperationPath,
     ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
@@ -247,6 +249,9 @@ pub enum Answer {
     Done,
     /// Not done. Nothing changed, unless the message says so.
     Failed {
+        /// What kind of failure it is.
+        #[serde(default)]
+        code: FailureCode,
         /// The thing, the cause and the remedy.
         message: String,
     },

@@ -1,8 +1,8 @@
 //! The command `trace`: requests told of while they are served.
 
-use super::{answer, has_hung_up};
+use super::{answer, failed, has_hung_up};
 use crate::service::Service;
-use poolfs_service_protocol::{Answer, OperationPath, Span, TraceSpec};
+use poolfs_service_protocol::{Answer, FailureCode, OperationPath, Span, TraceSpec};
 use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -14,8 +14,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Tells until the time is over or whoever asked hangs up.
 pub(super) fn tell(stream: &UnixStream, service: &Service, spec: TraceSpec) -> io::Result<()> {
     let Some(watch) = service.tracer().watch(spec) else {
-        let message = "too many traces at once; end one of them".to_owned();
-        return answer(stream, &Answer::Failed { message });
+        return failed(stream, FailureCode::InUse, "too many traces at once; end one of them");
     };
     service.want_stamps();
     let told = tell_until(stream, spec.seconds, |limit| watch.next(limit));

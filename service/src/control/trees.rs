@@ -1,13 +1,13 @@
 //! The commands on what a union differs in from its lower branches.
 
-use super::{answer, has_hung_up};
+use super::{answer, failed, has_hung_up};
 use crate::instance::Instance;
 use crate::layer_archive;
 use crate::outside::{Deed, outside};
-use crate::service::Service;
+use crate::service::{Service, code_of};
 use poolfs_libservice::types::{Attributes, FileType, NodeId};
 use poolfs_libservice::{Difference, Layered, Relation};
-use poolfs_service_protocol::{Answer, Difference as Told, DifferenceKind, Flattened};
+use poolfs_service_protocol::{Answer, Difference as Told, DifferenceKind, FailureCode, Flattened};
 use std::cell::{Cell, RefCell};
 use std::fs::OpenOptions;
 use std::io;
@@ -24,8 +24,9 @@ const PARTS: usize = 1000;
 /// How often it is looked whether whoever asked still listens.
 const LOOK: Duration = Duration::from_millis(100);
 
-fn failed(stream: &UnixStream, message: impl Into<String>) -> io::Result<()> {
-    answer(stream, &Answer::Failed { message: message.into() })
+/// What keeps a union from being read or written to the end.
+fn broken(stream: &UnixStream, error: &poolfs_libservice::Error) -> io::Result<()> {
+    failed(stream, code_of(error), error.to_string())
 }
 
 /// Has `work` done on the union of an instance, which is told by its second argument whether to go on: not when the instance is to end, or whoever
@@ -37,14 +38,14 @@ fn on_union(
     work: impl FnOnce(&Arc<dyn Layered>, &dyn Fn() -> bool) -> io::Result<()>,
 ) -> io::Result<()> {
     let Some(instance) = service.instance(instance) else {
-        return failed(stream, format!("there is no instance {instance}"));
+        return failed(stream, FailureCode::NotFound, format!("there is no instance {instance}"));
     };
     let instance: &Instance = &instance;
     let Some(union) = instance.stack.layered() else {
-        return failed(stream, format!("{} is no union", instance.name()));
+        return failed(stream, FailureCode::Usage, format!("{} is no union", instance.name()));
     };
     let Some(job) = instance.jobs().begin() else {
-        return failed(stream, format!("{} is being unmounted", instance.name()));
+        return failed(stream, FailureCode::InUse, format!("{} is being unmounted", instance.name()));
     };
     let (looked, gone) = (Cell::new(Instant::now()), Cell::new(false));
     let goes_on = || {
@@ -76,8 +77,8 @@ pub(super) fn differences(stream: &UnixStream, service: &Service, instance: &str
         unheard.into_inner()?;
         match listed {
             Ok(()) if goes_on() => answer(stream, &Answer::Done),
-            Ok(()) => failed(stream, "it was ended"),
-            Err(error) => failed(stream, error.to_string()),
+            Ok(()) => failed(stream, FailureCode::Failed, "it was ended"),
+            Err(error) => broken(stream, &error),
         }
     })
 }
@@ -153,11 +154,13 @@ pub(super) fn commit(stream: &UnixStream, service: &Service, instance: &str, arc
         let open = move || OpenOptions::new().write(true).create_new(true).mode(0o600).open(place);
         let file = match outside(Deed::Archive, open).flatten() {
             Ok(file) => file,
-            Err(error) => return failed(stream, format!("{} cannot be made: {error}", archive.display())),
+            Err(error) => {
+                return failed(stream, FailureCode::File, format!("{} cannot be made: {error}", archive.display()));
+            }
         };
         match layer_archive::write(union, file, goes_on) {
             Ok(done) => answer(stream, &Answer::Committed(done)),
-            Err(error) => failed(stream, error.to_string()),
+            Err(error) => failed(stream, error.code(), error.to_string()),
         }
     })
 }
@@ -165,13 +168,13 @@ pub(super) fn commit(stream: &UnixStream, service: &Service, instance: &str, arc
 /// Completes all sketches.
 pub(super) fn flatten(stream: &UnixStream, service: &Service, instance: &str) -> io::Result<()> {
     on_union(stream, service, instance, |union, goes_on| match union.flatten(goes_on) {
-        Ok(_) if !goes_on() => failed(stream, "it was ended; what was completed by then stays so"),
+        Ok(_) if !goes_on() => failed(stream, FailureCode::Failed, "it was ended; what was completed by then stays so"),
         Ok(done) => {
             let failure = |(path, cause): (Vec<u8>, String)| (format!("/{}", String::from_utf8_lossy(&path)), cause);
             let failures = done.failures.into_iter().map(failure).collect();
             let (files, bytes, failed) = (done.files, done.bytes, done.failed);
             answer(stream, &Answer::Flattened(Flattened { files, bytes, failed, failures }))
         }
-        Err(error) => failed(stream, error.to_string()),
+        Err(error) => broken(stream, &error),
     })
 }

@@ -54,7 +54,7 @@ pub fn run(input: impl Read, output: &mut dyn Write) -> anyhow::Result<()> {
     written?;
     write(&match done {
         Ok(summary) => CheckLine::Summary(summary),
-        Err(error) => CheckLine::Failed { message: with_causes(&error) },
+        Err(error) => CheckLine::Failed { code: error.code(), message: with_causes(&error) },
     })?;
     Ok(output.flush()?)
 }
@@ -92,7 +92,7 @@ fn check_opened(
 ) -> Result<CheckSummary, StackError> {
     let failed = |cause: String| StackError::Union { upper: spec.upper.clone(), cause };
     let kind = if spec.repair { ClaimKind::Alone } else { ClaimKind::Shared };
-    let claim = Claim::take(&*opened.upper.mount, kind, Duration::ZERO).map_err(failed)?;
+    let claim = Claim::take(&*opened.upper.mount, kind, Duration::ZERO).map_err(|error| error.of(&spec.upper))?;
     let upper = UpperRoot { directory: claim.directory(), path: &spec.upper };
     let place = spec.socket_directory.clone();
     let states = outside(Deed::Memory, move || StateRoot::open(&place)).flatten();

@@ -1,5 +1,6 @@
 //! Claims on directories that are written, or were upper branches: one writes them, or many share them, whatever processes these are.
 
+use super::StackError;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,6 +21,26 @@ pub(super) enum ClaimKind {
     Shared,
 }
 
+/// Why a directory cannot be claimed.
+#[derive(Debug)]
+pub(super) enum Unclaimed {
+    /// Somebody else has it.
+    Held(&'static str),
+    /// It cannot be opened or locked.
+    Unusable(String),
+}
+
+impl Unclaimed {
+    /// The failure, of this directory.
+    pub fn of(self, directory: &Path) -> StackError {
+        let path = directory.to_owned();
+        match self {
+            Self::Held(cause) => StackError::Held { path, cause },
+            Self::Unusable(cause) => StackError::Branch { path, cause },
+        }
+    }
+}
+
 /// As long as it is there, nobody has one that contradicts it. It ends with the process that has it at the latest.
 pub(super) struct Claim(OwnedFd);
 
@@ -30,7 +51,7 @@ impl Claim {
     }
 
     /// Claims a directory, if need be after so long; the cause when it cannot be had.
-    pub fn take(directory: impl AsFd, kind: ClaimKind, wait: Duration) -> Result<Self, String> {
+    pub fn take(directory: impl AsFd, kind: ClaimKind, wait: Duration) -> Result<Self, Unclaimed> {
         let file = opened(directory)?;
         let operation = match kind {
             ClaimKind::Alone => FlockOperation::NonBlockingLockExclusive,
@@ -50,9 +71,9 @@ impl Claim {
                             "another process has it mounted for itself, or uses it as the upper branch of a union; unmount that first"
                         }
                     };
-                    return Err(cause.to_owned());
+                    return Err(Unclaimed::Held(cause));
                 }
-                Err(errno) => return Err(format!("it cannot be locked: {errno}")),
+                Err(errno) => return Err(Unclaimed::Unusable(format!("it cannot be locked: {errno}"))),
             }
         }
     }
@@ -63,7 +84,7 @@ impl Claim {
         path: &Path,
         kind: ClaimKind,
         wait: Duration,
-    ) -> Result<Option<Self>, String> {
+    ) -> Result<Option<Self>, Unclaimed> {
         let file = opened(&directory)?;
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) | Err(Errno::WOULDBLOCK) => {}
@@ -78,9 +99,9 @@ impl Claim {
 }
 
 /// A lock belongs to an opening, and is given up with its last descriptor: this one is nobody else's.
-fn opened(directory: impl AsFd) -> Result<OwnedFd, String> {
+fn opened(directory: impl AsFd) -> Result<OwnedFd, Unclaimed> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat(directory, c".", flags, Mode::empty()).map_err(|errno| errno.to_string())
+    openat(directory, c".", flags, Mode::empty()).map_err(|errno| Unclaimed::Unusable(errno.to_string()))
 }
 
 #[cfg(test)]
@@ -93,7 +114,10 @@ mod tests {
         let directory = std::fs::File::open(folder.path()).expect("a folder");
         let take = |kind| Claim::take(&directory, kind, ENDING);
         let readers = [take(ClaimKind::Shared).expect("free"), take(ClaimKind::Shared).expect("for reading")];
-        assert!(take(ClaimKind::Alone).is_err_and(|cause| cause.contains("unmount")));
+        assert!(
+            take(ClaimKind::Alone)
+                .is_err_and(|cause| matches!(cause, Unclaimed::Held(cause) if cause.contains("unmount")))
+        );
         drop(readers);
         let writer = take(ClaimKind::Alone).expect("given up");
         std::thread::scope(|scope| {

@@ -1,5 +1,6 @@
 //! Why a stack cannot be built, and what branches are for.
 
+use poolfs_service_protocol::FailureCode;
 use std::path::PathBuf;
 
 /// Why a stack cannot be built.
@@ -29,6 +30,14 @@ pub enum StackError {
         /// what is wrong
         cause: String,
     },
+    /// Another process has the branch.
+    #[error("the directory {path} cannot be used: {cause}")]
+    Held {
+        /// the directory
+        path: PathBuf,
+        /// by whom, and what to do
+        cause: &'static str,
+    },
     /// Two uses of a branch exclude each other.
     #[error(
         "{path} cannot be {wanted} while {other} is {used}; unmount the instance that uses it, or name another directory"
@@ -43,6 +52,18 @@ pub enum StackError {
         /// what it is
         used: Role,
     },
+}
+
+impl StackError {
+    /// What kind of failure it is.
+    #[must_use]
+    pub fn code(&self) -> FailureCode {
+        match self {
+            Self::Branch { .. } | Self::Union { .. } => FailureCode::File,
+            Self::Cache { .. } => FailureCode::Host,
+            Self::Held { .. } | Self::Conflict { .. } => FailureCode::InUse,
+        }
+    }
 }
 
 /// What a branch is for.

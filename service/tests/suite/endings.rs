@@ -37,7 +37,7 @@ fn a_mount_that_fails_half_way_leaves_the_branch_free_and_nothing_dirty() {
         fs::create_dir(&in_the_way).expect("made");
         let answer = service.order(&Order::Mount(service.spec("one", union())));
         fs::remove_dir(&in_the_way).expect("removed");
-        assert!(matches!(answer, Answer::Failed { ref message } if message.contains("no sessions")), "{answer:?}");
+        assert!(matches!(answer, Answer::Failed { ref message, .. } if message.contains("no sessions")), "{answer:?}");
         assert!(mounts(folder).is_empty());
         assert_eq!(service.status().cache.dirty_bytes, 0);
         let at = service.mount("one", union());
@@ -94,7 +94,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
         // What fails is logged.
         for _ in 0..2 {
             let answer = order(&mut stream, &Order::Mount(spec.clone()));
-            assert!(matches!(&answer, Answer::Failed { message } if message.contains("absent")), "{answer:?}");
+            assert!(matches!(&answer, Answer::Failed { message, .. } if message.contains("absent")), "{answer:?}");
         }
         assert_eq!(order(&mut stream, &Order::Shutdown), Answer::Done);
         assert!(child.wait().expect("ours").success());
@@ -157,7 +157,7 @@ fn data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up() {
             let answer = service.unmount(ending);
             let place = service.mount_point.display().to_string();
             let told = |message: &str| message.contains(&place) && message.contains("the mount stays");
-            assert!(matches!(&answer, Answer::Failed { message } if told(message)), "{ending:?}: {answer:?}");
+            assert!(matches!(&answer, Answer::Failed { message, .. } if told(message)), "{ending:?}: {answer:?}");
             assert_eq!(fs::read(service.mount_point.join("kept")).expect("still mounted"), b"kept");
         }
         service.repair();
@@ -176,7 +176,7 @@ fn data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up() {
         service.mount();
         service.write_and_cut_off("ended");
         let answer = order(&mut service.stream, &Order::Shutdown);
-        assert!(matches!(&answer, Answer::Failed { message } if message.contains("is lost")), "{answer:?}");
+        assert!(matches!(&answer, Answer::Failed { message, .. } if message.contains("is lost")), "{answer:?}");
         assert!(child.wait().expect("ours").success());
         assert!(mounts(folder).is_empty());
         let said = fs::read_to_string(&log).expect("readable");
@@ -211,7 +211,7 @@ fn what_is_written_while_a_mount_goes_brings_it_back_when_it_cannot_be_kept() {
             drop(file);
             unmounting.join().expect("no panic")
         });
-        assert!(matches!(&answer, Answer::Failed { message } if message.contains("the mount stays")), "{answer:?}");
+        assert!(matches!(&answer, Answer::Failed { message, .. } if message.contains("the mount stays")), "{answer:?}");
         assert_eq!(fs::read(at.join("f")).expect("mounted again"), content);
         fs::remove_file(directory.join("ballast")).expect("removed");
         assert_eq!(service.unmount("one"), Answer::Done);
@@ -226,7 +226,7 @@ fn a_busy_mount_stays_unless_its_users_are_to_lose_it() {
         let (at, directory) = service.mount_directory("one");
         let mut file = File::create(at.join("f")).expect("created");
         let answer = service.unmount("one");
-        assert!(matches!(&answer, Answer::Failed { message } if message.contains("in use")), "{answer:?}");
+        assert!(matches!(&answer, Answer::Failed { message, .. } if message.contains("in use")), "{answer:?}");
         std::io::Write::write_all(&mut file, b"still here").expect("still mounted");
         let detached = Order::Unmount { instance: "one".into(), ending: Ending::Detached };
         assert_eq!(service.order(&detached), Answer::Done);

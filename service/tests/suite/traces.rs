@@ -84,7 +84,9 @@ fn a_trace_ends_with_its_time_or_with_who_asked_for_it() {
         let (at, _) = service.mount_directory("one");
         let mut all: Vec<_> = (0..8).map(|_| ask(&service, ALL)).collect();
         all.iter_mut().for_each(|trace| begun(&at, trace));
-        assert!(matches!(next(&mut ask(&service, ALL)), Answer::Failed { message } if message.contains("too many")));
+        assert!(
+            matches!(next(&mut ask(&service, ALL)), Answer::Failed { message, .. } if message.contains("too many"))
+        );
         drop(all);
         // Who has hung up is noticed, and makes room.
         let brief = TraceSpec { seconds: Some(1), summary: true, ..ALL };

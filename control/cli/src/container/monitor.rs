@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::record::ProcessRecord;
 use crate::signals::Signals;
+use crate::text::complain;
 use crate::waiting;
 use poolfs_host::{ProcessIdentity, ProcessSignal};
 use rustix::fs::{Mode, OFlags};
@@ -36,7 +37,7 @@ pub fn launch(context: &Context, name: &str, signals: &mut Signals) -> Result<()
         .arg(&context.state)
         .arg("--run-dir")
         .arg(&context.run)
-        .args(["--timeout", &waiting::limit().as_secs().to_string()])
+        .args(["--timeout", &waiting::limit().as_secs().to_string(), "--json"])
         .args(["__monitor", name])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -61,10 +62,23 @@ pub fn launch(context: &Context, name: &str, signals: &mut Signals) -> Result<()
     }
     let status = child.wait().map_err(failed)?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(125);
+    Err(told(name, &complaint).with_status(code))
+}
+
+/// The failure that a monitor told of, with what else it said.
+fn told(name: &str, complaint: &str) -> Failure {
     let thing = format!("container {name}");
-    let complaint = complaint.trim().trim_start_matches("poolfs: ");
-    let cause = complaint.strip_prefix(&format!("{thing}: ")).unwrap_or(complaint);
-    Err(Failure::new(thing, cause, "").with_status(code))
+    let mut others = Vec::new();
+    let mut failure = None;
+    for line in complaint.lines() {
+        let object: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+        match (Failure::of_json(&object), object["note"].as_str()) {
+            (Some(told), _) => failure = Some(told),
+            (None, Some(note)) => complain(&format!("poolfs: {note}")),
+            (None, None) => others.push(line),
+        }
+    }
+    failure.unwrap_or_else(|| Failure::new(thing, format!("its monitor ended: {}", others.join("\n")), ""))
 }
 
 /// Read all of it; whoever asks this process to end meanwhile asks the monitor.
@@ -199,6 +213,16 @@ fn append(log: &Path, bytes: &[u8]) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_monitor_tells_of_is_the_failure() {
+        let own = Failure::not_found("container c", "exec: \"x\"", "look for it").of("d");
+        let failure = told("c", &format!("{}\n", own.json()));
+        assert_eq!((failure.json(), failure.to_string()), (own.json(), own.to_string()));
+        let other = told("c", "Killed\n").json();
+        assert_eq!((&other["error"]["code"], &other["error"]["thing"]), (&"failed".into(), &"container c".into()));
+        assert!(other["error"]["cause"].as_str().is_some_and(|cause| cause.contains("Killed")), "{other}");
+    }
 
     #[test]
     fn a_full_disk_does_not_break_the_output() {

@@ -1,7 +1,7 @@
 //! The OCI runtime: runc, or crun.
 
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use poolfs_host::{mount_table, remove_tree};
 use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
 use serde::Deserialize;
@@ -78,14 +78,14 @@ impl Runtime {
             told.unwrap_or_else(|| format!("the OCI runtime ended before it began, and did not say why ({status})"));
         let is_of_program = cause.contains("exec: ") || cause.contains("executable file");
         let says = |part: &str| is_of_program && cause.to_lowercase().contains(part);
-        let (status, remedy) = if says("not found") || says("no such file") {
-            (STATUS_NOT_FOUND, "check the command's name: the image does not have it")
+        let (code, status, remedy) = if says("not found") || says("no such file") {
+            (Code::NotFound, STATUS_NOT_FOUND, "check the command's name: the image does not have it")
         } else if says("permission denied") {
-            (STATUS_NOT_EXECUTABLE, "make the command executable in the image")
+            (Code::File, STATUS_NOT_EXECUTABLE, "make the command executable in the image")
         } else {
-            (STATUS_RUNTIME, "`poolfs doctor` says what this host lacks")
+            (Code::Host, STATUS_RUNTIME, "`poolfs doctor` says what this host lacks")
         };
-        Some(Failure::new(format!("container {name}"), cause, remedy).with_status(status))
+        Some(Failure::new(format!("container {name}"), cause, remedy).with_code(code).with_status(status))
     }
 
     /// Send a signal to a container's first process.
@@ -170,11 +170,11 @@ mod tests {
         let bundle = tempfile::tempdir().expect("a directory");
         let log = |text: &str| std::fs::write(bundle.path().join(LOG_NAME), text).expect("written");
         let failure = || Runtime::start_failure(bundle.path(), "c", ExitStatus::default());
-        assert_eq!(failure().expect("a failure that says nothing").status, STATUS_RUNTIME);
+        assert_eq!(failure().expect("a failure that says nothing").status(), STATUS_RUNTIME);
         log("{\"level\":\"error\",\"msg\":\"exec: \\\"x\\\": executable file not found in $PATH\"}\nnoise\n");
-        assert_eq!(failure().expect("a failure").status, STATUS_NOT_FOUND);
+        assert_eq!(failure().expect("a failure").status(), STATUS_NOT_FOUND);
         log("{\"level\":\"error\",\"msg\":\"mkdir /sys/fs/cgroup/x: no such file or directory\"}\n");
-        assert_eq!(failure().expect("a failure").status, STATUS_RUNTIME);
+        assert_eq!(failure().expect("a failure").status(), STATUS_RUNTIME);
         std::fs::write(bundle.path().join(PID_NAME), "1").expect("written");
         assert!(failure().is_none(), "it started: the code is its own");
     }

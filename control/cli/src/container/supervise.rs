@@ -74,7 +74,7 @@ pub fn run(
 ) -> Result<u8> {
     let result =
         mount_root(context, name).and_then(|spec| run_mounted(context, name, start, &spec, signals, connect, started));
-    let code = result.as_ref().map_or_else(|failure| failure.status, |code| *code);
+    let code = result.as_ref().map_or_else(Failure::status, |code| *code);
     let cleaned = lock(context, name).and_then(|own| finish(context, own, Some(code), Ending::Detached));
     result.and_then(|code| cleaned.map(|()| code))
 }
@@ -129,7 +129,7 @@ fn run_mounted(
     let mut command = runtime.run(context, &places.bundle, &spec.instance, shown);
     connect(&mut command)?;
     if signals.end_was_asked() {
-        return Err(Failure::new(format!("container {name}"), "it was asked to end before it began", ""));
+        return Err(Failure::interrupted(format!("container {name}"), "it was asked to end before it began"));
     }
     let mut child = command.spawn().map_err(|error| Failure::host("OCI runtime", error, "apt-get install runc"))?;
     // The command holds the container's ends of pipes and terminals.
@@ -166,7 +166,7 @@ fn await_start(context: &Context, pool: &str, bundle: &Path, child: &mut Child) 
     while !Runtime::has_started(bundle) && child.try_wait().is_ok_and(|status| status.is_none()) {
         // Looked at in this order: a signal to what runs already is passed on later.
         if signals::end_came() && !Runtime::has_started(bundle) {
-            return Err(Failure::new("start", "it was asked to end before it began", ""));
+            return Err(Failure::interrupted("start", "it was asked to end before it began"));
         }
         if heard.elapsed() >= waiting::limit() / 2 {
             // It waits for its root.

@@ -119,7 +119,7 @@ fn listen(workers: &mut [Worker], receiver: &Receiver<Told>, interrupted: &mut d
     let end = Instant::now() + WORK_WAIT;
     while !workers.iter().all(|worker| worker.is_done) {
         if interrupted() {
-            return Err(Failure::new("demo", "it was interrupted", "").with_status(130));
+            return Err(Failure::interrupted("demo", "it was interrupted"));
         }
         if Instant::now() > end {
             let cause = format!("the containers are not done after {} s", WORK_WAIT.as_secs());

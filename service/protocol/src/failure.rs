@@ -1,0 +1,44 @@
+//! What kind of failure an answer tells of, for programs.
+
+use serde::{Deserialize, Serialize};
+
+/// What kind of failure it is. The command line shows it under the same name (docs/observability.md has the list).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureCode {
+    /// A value in the command is wrong.
+    Usage,
+    /// What is named does not exist.
+    NotFound,
+    /// The name is taken.
+    Exists,
+    /// What is named is mounted, or somebody uses it.
+    InUse,
+    /// The host lacks something, or refuses it.
+    Host,
+    /// A file or directory cannot be used.
+    File,
+    /// There is no room.
+    NoSpace,
+    /// None of the others, and of another build one that is not known here.
+    #[default]
+    #[serde(other)]
+    Failed,
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Answer, FailureCode};
+
+    #[test]
+    fn an_answer_says_what_kind_of_failure_it_is() {
+        let failed = |text: &str| serde_json::from_str::<Answer>(text).expect("an answer");
+        let answer = Answer::Failed { code: FailureCode::InUse, message: "m".into() };
+        let text = serde_json::to_string(&answer).expect("text");
+        assert_eq!(text, r#"{"answer":"failed","code":"in-use","message":"m"}"#);
+        assert_eq!(failed(&text), answer);
+        let unknown = Answer::Failed { code: FailureCode::Failed, message: "m".into() };
+        assert_eq!(failed(r#"{"answer":"failed","message":"m"}"#), unknown);
+        assert_eq!(failed(r#"{"answer":"failed","code":"of-tomorrow","message":"m"}"#), unknown);
+    }
+}
