@@ -1,6 +1,7 @@
 //! The stages of `make soak`: what takes hours. What each showed is written to `docs/soak.md`.
 
 use crate::leftovers::Run;
+use crate::stages::{Stage, chosen};
 use crate::tidy::workspace_root;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -16,12 +17,6 @@ const FIGURE: &str = "soak: ";
 const HEAD: &str = "# What the long runs have shown\n\n\
     Written by `make soak` (`cargo xtask soak`, one stage with `--only NAME`): each stage with the commit it last ran on.\n\n\
     | stage | commit | outcome | minutes | figures |\n|---|---|---|---|---|\n";
-
-struct Stage {
-    name: &'static str,
-    command: &'static [&'static str],
-    environment: &'static [(&'static str, &'static str)],
-}
 
 /// One test of a file of tests/tests, as a command.
 macro_rules! end_to_end {
@@ -101,10 +96,11 @@ const STAGES: &[Stage] = &[
 
 /// Runs the stages whose names contain `only`, and fails when they leave something on the machine.
 pub fn run(only: Option<&str>) -> Result<()> {
+    let stages = chosen(STAGES, only)?;
     let machine = Run::begin()?;
     let root = workspace_root();
     let mut failed = Vec::new();
-    for stage in STAGES.iter().filter(|stage| only.is_none_or(|part| stage.name.contains(part))) {
+    for stage in stages {
         println!("==> {}", stage.name);
         let begun = Instant::now();
         let (passed, figures) = run_stage(&root, stage)?;

@@ -8,10 +8,27 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 
-struct Stage {
-    name: &'static str,
-    command: &'static [&'static str],
-    environment: &'static [(&'static str, &'static str)],
+/// A command that has to succeed.
+pub struct Stage {
+    /// What is shown of it.
+    pub name: &'static str,
+    /// The program and its arguments.
+    pub command: &'static [&'static str],
+    /// What is set in its environment.
+    pub environment: &'static [(&'static str, &'static str)],
+}
+
+/// The stages whose names contain `only`, all without.
+///
+/// # Errors
+/// When there are none: then nothing would have been tested.
+pub fn chosen<'a>(stages: &'a [Stage], only: Option<&str>) -> Result<Vec<&'a Stage>> {
+    let chosen: Vec<&Stage> = stages.iter().filter(|stage| only.is_none_or(|part| stage.name.contains(part))).collect();
+    if let Some(only) = only.filter(|_| chosen.is_empty()) {
+        let names: Vec<&str> = stages.iter().map(|stage| stage.name).collect();
+        bail!("no stage has \"{only}\" in its name; there are:\n  {}", names.join("\n  "));
+    }
+    Ok(chosen)
 }
 
 const STAGES: &[Stage] = &[
@@ -120,12 +137,13 @@ const STAGES: &[Stage] = &[
 
 /// Runs the stages whose names contain `only`, and fails when they leave something on the machine.
 pub fn run(only: Option<&str>) -> Result<()> {
+    let stages = chosen(STAGES, only)?;
     let machine = Run::begin()?;
     let root = workspace_root();
     let start = Instant::now();
     let mut times = Vec::new();
     let mut failed = None;
-    for stage in STAGES.iter().filter(|stage| only.is_none_or(|part| stage.name.contains(part))) {
+    for stage in stages {
         println!("==> {}", stage.name);
         let begun = Instant::now();
         let passed = run_stage(&root, stage, LIMIT.saturating_sub(start.elapsed()))?;
@@ -174,5 +192,19 @@ fn run_stage(root: &std::path::Path, stage: &Stage, left: Duration) -> Result<bo
             );
         }
         std::thread::park_timeout(Duration::from_millis(100));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_no_stage_has_is_refused() {
+        let names = |only| chosen(STAGES, only).map(|stages| stages.len()).map_err(|error| error.to_string());
+        assert_eq!(names(None), Ok(STAGES.len()));
+        assert_eq!(names(Some("over real mounts")), Ok(1));
+        let refused = names(Some("nonsense")).expect_err("none");
+        assert!(refused.contains("nonsense") && refused.contains("end to end, over real mounts"), "{refused}");
     }
 }

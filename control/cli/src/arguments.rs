@@ -371,6 +371,7 @@ pub struct EnterArguments {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use std::path::Path;
 
     fn parse(line: &str) -> Result<Arguments, clap::Error> {
         Arguments::try_parse_from(line.split(' '))
@@ -429,26 +430,36 @@ mod tests {
         command.get_subcommands_mut().filter(|below| !below.is_hide_set()).for_each(|below| help(below, text));
     }
 
+    /// What is before the tests of each source file, by the file's name.
+    fn read_sources(directory: &Path, sources: &mut Vec<(String, String)>) {
+        for entry in std::fs::read_dir(directory).expect("listed") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                read_sources(&path, sources);
+            } else {
+                let text = std::fs::read_to_string(&path).expect("read");
+                let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+                sources.push((name, text.split("#[cfg(test)]\nmod tests").next().expect("a part").to_owned()));
+            }
+        }
+    }
+
     #[test]
     fn help_lists_what_messages_tell_to_use() {
         let mut text = String::new();
         help(&mut Arguments::command(), &mut text);
-        let sources = [
-            include_str!("context.rs"),
-            include_str!("execute.rs"),
-            include_str!("failure.rs"),
-            include_str!("mount.rs"),
-            include_str!("pool.rs"),
-            include_str!("service.rs"),
-            include_str!("trace.rs"),
-        ];
+        let mut sources = Vec::new();
+        read_sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut sources);
+        // What is understood is no message.
+        sources.retain(|(name, _)| name != "arguments.rs");
+        assert!(sources.len() > 30, "{}", sources.len());
         let mut found = 0;
-        for line in sources.iter().flat_map(|source| source.lines()) {
+        for (name, line) in sources.iter().flat_map(|(name, source)| source.lines().map(move |line| (name, line))) {
             // What is passed to other programs, and what the tests write, is no message.
             let is_message = line.contains('"') && !line.contains(".arg") && !line.contains("cargo build");
             for word in line.split(|c: char| !c.is_ascii_lowercase() && c != '-').filter(|_| is_message) {
                 if word.len() > 3 && word.starts_with("--") {
-                    assert!(text.contains(word), "{word} in: {line}");
+                    assert!(text.contains(word), "{word} in {name}: {line}");
                     found += 1;
                 }
             }

@@ -32,6 +32,10 @@ fn main() -> ExitCode {
         }
         [] => run_all(&suite::names()),
         ["--only", names @ ..] if !names.is_empty() => {
+            if let Some(unknown) = names.iter().find(|name| !suite::names().iter().any(|known| known == *name)) {
+                eprintln!("there is no suite {unknown}; there are: {}", suite::names().join(" "));
+                return ExitCode::from(2);
+            }
             run_all(&names.iter().map(ToString::to_string).collect::<Vec<_>>())
         }
         _ => {
