@@ -127,7 +127,7 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
         match serde_json::from_slice(&line) {
             Ok(command) if !descriptors.is_empty() && !matches!(command, Command::Mount(_)) => {
                 let message = "descriptors came with a command that takes none".to_owned();
-                answer(&stream, &Answer::Failed { message })?;
+                failed(&stream, FailureCode::Usage, message)?;
             }
             Ok(Command::Shutdown) => {
                 // A second one finds the channel full: the first is being carried out, and the process ends.

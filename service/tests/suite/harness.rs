@@ -202,7 +202,7 @@ pub fn answer_of(stream: &UnixStream) -> Answer {
 /// What a failure says.
 pub fn message(answer: Answer) -> String {
     match answer {
-        Answer::Failed { message } => message,
+        Answer::Failed { message, .. } => message,
         other => panic!("it should have failed: {other:?}"),
     }
 }
