@@ -36,8 +36,8 @@ fn a_service_out_of_descriptors_says_so_and_recovers() {
         let few = descriptors(service) + 4;
         let before = prlimit(Some(process), Resource::Nofile, Rlimit { current: Some(few), maximum: Some(20_000) })
             .expect("root may");
+        // With so few, those of files used longest ago are closed for others; who is refused nevertheless is told why.
         let mut held = Vec::new();
-        let mut refused = 0;
         for number in 1..200 {
             match in_time("an open", || File::open(at.join(format!("f{number}")))) {
                 Ok(file) => {
@@ -45,7 +45,6 @@ fn a_service_out_of_descriptors_says_so_and_recovers() {
                     if let Err(error) = file.read_exact_at(&mut byte, 99_999) {
                         let errno = error.raw_os_error();
                         assert!(matches!(errno, Some(libc::EMFILE | libc::ENFILE | libc::EIO)), "{error}");
-                        refused += 1;
                     } else {
                         assert_eq!(byte[0], number as u8);
                     }
@@ -54,7 +53,6 @@ fn a_service_out_of_descriptors_says_so_and_recovers() {
                 Err(error) => {
                     let errno = error.raw_os_error();
                     assert!(matches!(errno, Some(libc::EMFILE | libc::ENFILE)), "{error}");
-                    refused += 1;
                 }
             }
         }
@@ -72,7 +70,6 @@ fn a_service_out_of_descriptors_says_so_and_recovers() {
         early.read_to_end(&mut first).expect("it was open");
         assert!(first == vec![0; 100_000]);
         assert_eq!(pool.service_pid(), service, "{}", pool.service_log());
-        assert!(refused > 0, "there were enough descriptors all the time");
         drop((early, mount));
     });
 }
