@@ -351,7 +351,11 @@ static void do_unmap(char **w)
 static struct sockaddr_un mailbox_of(int process)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%.90s.%d", mailbox_path, process);
+    int length = snprintf(address.sun_path, sizeof address.sun_path, "%s.%d", mailbox_path, process);
+    if (length >= (int)sizeof address.sun_path) {
+        fprintf(stderr, "differential: the mailbox's name is too long for a socket: %s.%d\n", mailbox_path, process);
+        exit(2);
+    }
     return address;
 }
 

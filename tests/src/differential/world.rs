@@ -129,8 +129,9 @@ impl World {
             }
             self.is_mounted = true;
         }
-        let start = |pool, name| Side::start(pool, &self.worker, &self.folder.join(name));
-        self.running = Some((start(self.pool.as_ref(), "p"), start(None, "d")));
+        // In the test's own /run: a socket's name is short, and the test's folder is as long as the user's temporary directory.
+        let start = |pool, name| Side::start(pool, &self.worker, &Path::new("/run").join(name));
+        self.running = Some((start(self.pool.as_ref(), "mailbox-poolfs"), start(None, "mailbox-disk")));
     }
 
     /// Ends the processes, unmounts, and looks at the lower branch.
