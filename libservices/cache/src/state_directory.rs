@@ -230,9 +230,14 @@ mod tests {
         let root = open_private(&around, OsStr::new("kept"), &kept).expect("its own");
         let found = StateDirectory::open(&root, OsStr::new("1"), &kept.join("1")).expect("mounted");
         assert_eq!(found.branches().expect("listed"), [] as [BranchKey; 0]);
-        std::fs::set_permissions(kept.join("1"), std::fs::Permissions::from_mode(0o750)).expect("set");
+        let set =
+            |mode: u32| std::fs::set_permissions(kept.join("1"), std::fs::Permissions::from_mode(mode)).expect("set");
+        set(0o750);
         assert!(StateDirectory::open(&root, OsStr::new("1"), &kept.join("1")).is_err());
+        // Its end does not touch it otherwise.
+        set(0o700);
         drop(store);
+        assert!(!kept.exists(), "it is unmounted");
     }
 
     #[test]

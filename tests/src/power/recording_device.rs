@@ -94,31 +94,34 @@ impl RecordingDevice {
     }
 
     /// Ends it; all that was recorded.
+    ///
+    /// # Panics
+    /// When it is still used, or what served it ended with an error.
     #[must_use]
     pub fn end(mut self) -> Vec<Event> {
-        assert!(self.unmount(), "the device is still used");
+        self.unmount().expect("the device ends");
         std::mem::take(&mut lock(&self.recording).events)
     }
 
-    fn unmount(&mut self) -> bool {
-        let Some(serving) = self.serving.take() else { return true };
+    fn unmount(&mut self) -> io::Result<()> {
+        let Some(serving) = self.serving.take() else { return Ok(()) };
         let deadline = Instant::now() + RELEASE_WAIT;
-        while unmount(&self.at, UnmountFlags::empty()).is_err() {
+        while let Err(errno) = unmount(&self.at, UnmountFlags::empty()) {
             if Instant::now() > deadline {
                 // With the mount namespace it goes for good.
                 let _ = unmount(&self.at, UnmountFlags::DETACH);
-                return false;
+                return Err(io::Error::new(io::Error::from(errno).kind(), format!("still used: {errno}")));
             }
             std::thread::park_timeout(Duration::from_millis(5));
         }
-        serving.join().is_ok_and(|served| served.is_ok())
+        serving.join().map_err(|_| io::Error::other("the serving thread panicked"))?
     }
 }
 
 impl Drop for RecordingDevice {
     fn drop(&mut self) {
-        let unmounted = self.unmount();
-        assert!(unmounted || std::thread::panicking(), "the device is still used");
+        let ended = self.unmount();
+        assert!(ended.is_ok() || std::thread::panicking(), "the device ends: {ended:?}");
     }
 }
 
