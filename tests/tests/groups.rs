@@ -29,6 +29,11 @@ fn what_runs_in_a_pool_is_held_to_its_limits(pool: &Pool) {
     assert_eq!(pool.shell(Way::Legacy, "nproc").expect("nproc"), "1\n", "the machine has two CPUs, the pool one");
     let group = pool.shell(Way::Legacy, "cat /proc/self/cgroup").expect("cat");
     assert!(group.starts_with(&format!("0::/poolfs/{}/containers/exec-", pool.name())), "{group}");
+    // Whoever outlives the command stays in the pool.
+    let left = pool.shell(Way::Legacy, "setsid sleep 1000 > /dev/null 2>&1 & echo $!").expect("setsid");
+    let group = group_of(left.trim());
+    assert!(group.starts_with(&format!("/poolfs/{}/containers/", pool.name())), "{group}");
+    let _ = poolfs_tests::shell(&format!("kill {}", left.trim())).expect("kill");
     // `tail` keeps as much as it is asked for.
     let greedy = pool.shell(Way::Legacy, "head -c 500000000 /dev/zero | tail -c 500000000 > /dev/null");
     assert_eq!(greedy.code, 137, "{greedy:?}");
@@ -108,6 +113,7 @@ const FILES: &[(&str, &[&str])] = &[
     ("death", &[]),
     ("userns", &["containers_of_one_image_see_their_own_root_and_nobody_else_gets_in"]),
     ("commands", &[]),
+    ("outlived", &[]),
 ];
 
 /// Puts a Debian system into a machine's root, with these tests and the programs they compile.
