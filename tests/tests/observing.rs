@@ -1,6 +1,7 @@
 //! What poolfs tells of processes and of itself while it works: `why`, `status --watch`, `trace`, and the reports of the library.
 
 use poolfs_tests::{Pool, Stepper, Way, compile, isolated};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -169,6 +170,76 @@ fn watching_shows_what_was_done_in_between() {
             std::thread::park_timeout(Duration::from_millis(50));
         }
         drop(mount);
+    });
+}
+
+#[test]
+fn watching_says_when_a_service_stands_still_dies_or_comes_back() {
+    isolated("watching_says_when_a_service_stands_still_dies_or_comes_back", |folder| {
+        let directory = folder.join("dir");
+        fs::create_dir(&directory).expect("a folder");
+        let pool = Pool::create(folder, "16M");
+        let mount = pool.mount_directory(&folder.join("mnt"), &directory);
+        let watch = |name: &[&str]| {
+            let mut command = pool.command();
+            command.arg("status").args(name).args(["--watch", "1", "--timeout", "2", "--json"]);
+            let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("poolfs starts");
+            let errors = BufReader::new(child.stderr.take().expect("piped"));
+            (child, errors)
+        };
+        let (mut one, mut of_one) = watch(&[pool.name()]);
+        let (mut all, mut of_all) = watch(&[]);
+        let mut next = |which: &str| {
+            let mut both = [&mut of_one, &mut of_all].map(|errors| {
+                let mut line = String::new();
+                errors.read_line(&mut line).expect("readable");
+                serde_json::from_str::<Value>(&line).unwrap_or_else(|error| panic!("{which}: {error}: {line}"))
+            });
+            for told in &both {
+                assert_eq!((&told["pool"], &told["state"]), (&pool.name().into(), &which.into()), "{told}");
+            }
+            std::mem::take(&mut both[0])["note"].as_str().expect("text").to_owned()
+        };
+        let service = Pid::from_raw(pool.service_pid()).expect("a process");
+        let mut numbers = BufReader::new(one.stdout.take().expect("piped"));
+        numbers.read_line(&mut String::new()).expect("it has begun");
+        let mut numbers_of_all = BufReader::new(all.stdout.take().expect("piped"));
+        numbers_of_all.read_line(&mut String::new()).expect("it has begun");
+        let drain = |mut from: BufReader<std::process::ChildStdout>| {
+            std::thread::spawn(move || std::io::copy(&mut from, &mut std::io::sink()))
+        };
+        let readers = [drain(numbers), drain(numbers_of_all)];
+
+        kill_process(service, Signal::STOP).expect("ours");
+        assert!(next("silent").contains(&format!("process {service}")));
+        kill_process(service, Signal::CONT).expect("ours");
+        assert!(next("running").contains("answers again"));
+        pool.kill_service();
+        assert!(next("dead").contains("died"));
+        drop(mount);
+        next("not running");
+        let mount = pool.mount_directory(&folder.join("mnt"), &directory);
+        assert!(next("running").contains(&format!("process {}", pool.service_pid())));
+        drop(mount);
+        next("not running");
+        // One ends with its pool, as a failure; the other goes on.
+        let name = pool.name().to_owned();
+        let mut ended = String::new();
+        drop(pool);
+        of_one.read_line(&mut ended).expect("readable");
+        let ended: Value = serde_json::from_str(&ended).unwrap_or_else(|error| panic!("{error}: {ended}"));
+        assert_eq!(ended["error"]["code"], "not-found", "{ended}");
+        assert_eq!(one.wait().expect("ours").code(), Some(1));
+        let mut removed = String::new();
+        of_all.read_line(&mut removed).expect("readable");
+        let removed: Value = serde_json::from_str(&removed).unwrap_or_else(|error| panic!("{error}: {removed}"));
+        assert_eq!((&removed["pool"], &removed["state"]), (&name.into(), &"removed".into()));
+        assert_eq!(all.try_wait().expect("ours"), None, "it goes on");
+        all.kill().expect("ours");
+        all.wait().expect("ours");
+        for reader in readers {
+            let _ = reader.join().expect("no panic").expect("readable");
+        }
     });
 }
 

@@ -260,7 +260,12 @@ fn a_container_without_a_root_is_not_shown_as_running() {
         let status = || {
             let text = pool.poolfs(&["ps", "--json"]).expect("ps");
             let all: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-            all[0]["status"].as_str().unwrap_or_else(|| panic!("{text}")).to_owned()
+            let told = |key: &str| all[0][key].as_str().unwrap_or_else(|| panic!("{text}")).to_owned();
+            // The text shows the same, and programs have a word for it.
+            let (status, shown) = (told("status"), pool.poolfs(&["ps"]).expect("ps"));
+            assert!(shown.contains(&status), "{status} in {shown}");
+            assert!(status.starts_with(&told("state")), "{text}");
+            status
         };
         assert_eq!(status(), "running");
         pool.kill_service();

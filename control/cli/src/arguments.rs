@@ -19,8 +19,8 @@ pub struct Arguments {
     /// Print JSON instead of tables and messages
     #[arg(long, global = true)]
     pub json: bool,
-    /// How long a service that gives no sign of life is waited for
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = crate::waiting::LIMIT_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    /// How long a command waits, in all its steps together, for who gives no sign of life
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = crate::patience::LIMIT_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
     /// What to do
     #[command(subcommand)]
@@ -171,6 +171,9 @@ pub enum Command {
     Monitor {
         /// The container
         container: String,
+        /// What is left of the time that the command waits which started this
+        #[arg(long)]
+        left_ms: Option<u64>,
     },
 }
 

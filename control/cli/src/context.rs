@@ -1,6 +1,7 @@
 //! Where everything is: the state directory, the sockets, the programs that belong to this one.
 
 use crate::failure::{Failure, Result};
+use crate::patience::Patience;
 use crate::state::Collection;
 use crate::waiting;
 use poolfs_host::{Host, LinuxHost};
@@ -11,6 +12,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What the directory is called, beside the sockets, in which runtimes find roots of containers.
 pub const SHOWN_ROOTS: &str = "roots";
@@ -25,13 +27,15 @@ pub struct Context {
     pub run: PathBuf,
     /// Whether to print JSON.
     pub json: bool,
+    /// How long is waited for those who do not answer.
+    pub patience: Arc<Patience>,
     /// The directory this program was found in.
     program_directory: PathBuf,
 }
 
 impl Context {
     /// Of this process.
-    pub fn new(state: PathBuf, run: PathBuf, json: bool) -> Result<Context> {
+    pub fn new(state: PathBuf, run: PathBuf, json: bool, patience: Arc<Patience>) -> Result<Context> {
         let program = std::env::current_exe()
             .map_err(|error| Failure::new("poolfs", format!("where it lies is unknown: {error}"), "mount /proc"))?;
         let absolute = |path: PathBuf| std::path::absolute(&path).map_err(|error| Failure::file(&path, error));
@@ -40,6 +44,7 @@ impl Context {
             state: absolute(state)?,
             run: absolute(run)?,
             json,
+            patience,
             program_directory: program.parent().map(Path::to_path_buf).unwrap_or_default(),
         })
     }
@@ -47,32 +52,35 @@ impl Context {
     /// The same with another state directory.
     pub fn with_state(&self, state: PathBuf) -> Context {
         let program_directory = self.program_directory.clone();
-        Context { host: Box::new(LinuxHost), state, run: self.run.clone(), json: self.json, program_directory }
+        let (run, patience) = (self.run.clone(), Arc::clone(&self.patience));
+        Context { host: Box::new(LinuxHost), state, run, json: self.json, patience, program_directory }
     }
 
     /// Of a test, on a host that exists only in memory.
     #[cfg(test)]
     pub fn for_test(place: &Path, host: poolfs_host::RecordingHost) -> Context {
         let (state, run) = (place.join("state"), place.join("run"));
-        Context { host: Box::new(host), state, run, json: false, program_directory: place.to_path_buf() }
+        let patience = Patience::new(std::time::Duration::from_secs(crate::patience::LIMIT_SECONDS));
+        Context { host: Box::new(host), state, run, json: false, patience, program_directory: place.to_path_buf() }
     }
 
     /// The pools.
     pub fn pools(&self) -> Result<Collection> {
-        Collection::open(&self.state, "pool")
+        Ok(Collection::open(&self.state, "pool")?.with_patience(&self.patience))
     }
 
     /// The containers.
     pub fn containers(&self) -> Result<Collection> {
-        Collection::open(&self.state, "container")
+        Ok(Collection::open(&self.state, "container")?.with_patience(&self.patience))
     }
 
     /// The images.
     pub fn images(&self) -> Result<ImageStore> {
         crate::state::make_private(&self.state)?;
-        let wait = |path: &Path, file, operation| {
+        let patience = Arc::clone(&self.patience);
+        let wait = move |path: &Path, file, operation| {
             let failed = |failure: Failure| std::io::Error::other(failure.summary());
-            waiting::lock(&LinuxHost, path, file, operation).map_err(failed)
+            waiting::lock(&patience, &LinuxHost, path, file, operation).map_err(failed)
         };
         Ok(ImageStore::open(&self.state)?.locked_by(wait))
     }
@@ -121,7 +129,7 @@ impl Context {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 other => other.map_err(failed)?,
             };
-            let opened = waiting::lock(&*self.host, &self.run, opened, FlockOperation::LockShared)?;
+            let opened = waiting::lock(&self.patience, &*self.host, &self.run, opened, FlockOperation::LockShared)?;
             // Whoever removed it had the lock before: then it is another one now, or none.
             let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
             if opened.metadata().ok().map(identity) == std::fs::metadata(&self.run).ok().map(identity) {

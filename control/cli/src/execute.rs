@@ -107,7 +107,9 @@ fn run_in_pool(
         return Err(Failure::interrupted("exec", "it was asked to end before the command began"));
     }
     let mut child = command.spawn().map_err(|error| Failure::file(&context.program(), error))?;
-    signals.wait(&*context.host, &mut child, |_| Ok(())).map(status_code)
+    let ended = signals.wait(&*context.host, &mut child, |_| Ok(()));
+    context.patience.renew();
+    ended.map(status_code)
 }
 
 fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessRecord, throw_away: bool) -> Result<()> {

@@ -20,6 +20,7 @@ mod fsck;
 mod images;
 mod mount;
 mod outlived;
+mod patience;
 mod pool;
 mod record;
 mod service;
@@ -37,6 +38,7 @@ use arguments::{Arguments, Command, ImageCommand, PoolCommand};
 use clap::Parser;
 use context::Context;
 use failure::{Failure, Result};
+use patience::Patience;
 use poolfs_service_protocol::TraceSpec;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -85,8 +87,13 @@ fn not_understood(error: &clap::Error) -> ExitCode {
 }
 
 fn dispatch(arguments: Arguments) -> Result<u8> {
-    waiting::set_limit(Duration::from_secs(arguments.timeout), arguments.json);
-    let context = Context::new(arguments.state, arguments.run_dir, arguments.json)?;
+    let limit = Duration::from_secs(arguments.timeout);
+    let left = match &arguments.command {
+        Command::Monitor { left_ms: Some(left), .. } => Duration::from_millis(*left),
+        _ => limit,
+    };
+    let patience = Patience::with_left(limit, left);
+    let context = Context::new(arguments.state, arguments.run_dir, arguments.json, patience)?;
     let context = &context;
     match arguments.command {
         Command::Pool(command) => pool_command(context, command)?,
@@ -127,7 +134,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Why { pid, fd } => why::why(context, pid, fd)?,
         Command::Doctor => return doctor::doctor(context),
         Command::Demo(arguments) => return demo::demo(context, &arguments),
-        Command::Monitor { container } => return container::watch(context, &container),
+        Command::Monitor { container, .. } => return container::watch(context, &container),
         Command::Enter(arguments) => return execute::enter(context, &arguments),
         Command::Tied { parent, show, command } => return container::tie(context, parent, &show, &command),
     }

@@ -89,7 +89,7 @@ pub fn host_memory_bytes(host: &dyn Host) -> Option<u64> {
 pub fn list(context: &Context) -> Result<()> {
     let pools: Vec<PoolRecord> = context.pools()?.peek_all()?;
     if context.json {
-        return print_json(&pools);
+        return print_json(&pools.iter().map(|pool| json(context, pool)).collect::<Result<Vec<_>>>()?);
     }
     let mut table = table(&["name", "cpus", "memory", "cache", "service", "mounts"]);
     for pool in &pools {
@@ -98,6 +98,13 @@ pub fn list(context: &Context) -> Result<()> {
         table.add_row([&pool.name, &pool.cpus, &memory, &cache, service, &pool.instances.len().to_string()]);
     }
     print_table(&table)
+}
+
+/// What is recorded of a pool, and the state of its service that the table shows.
+fn json(context: &Context, pool: &PoolRecord) -> Result<serde_json::Value> {
+    let mut object = serde_json::to_value(pool).map_err(|error| Failure::new("output", error, ""))?;
+    object["state"] = service_state(context, pool).into();
+    Ok(object)
 }
 
 /// In a word, how a pool's service is.
@@ -114,7 +121,7 @@ pub fn inspect(context: &Context, name: &str) -> Result<()> {
     let pools = context.pools()?;
     let pool: PoolRecord = pools.peek(name)?.ok_or_else(|| pools.absent(name))?;
     if context.json {
-        return print_json(&pool);
+        return print_json(&json(context, &pool)?);
     }
     let mut text = format!(
         "pool      {}\ncpus      {}\nmemory    {}\ncache     {}\nservice   {}",
@@ -214,6 +221,7 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
 /// Bring the records of all pools to what is so, and remove throw-away pools whose commands were killed. What somebody else works on,
 /// and failures, are left for the next time.
 pub fn sweep(context: &Context) {
+    let _kept_back = context.patience.keep_most_back();
     let swept = || -> Result<()> {
         let pools = context.pools()?;
         let table = mount_table(&*context.host)?;

@@ -1,12 +1,13 @@
 //! Starts, asks and ends a pool's filesystem service.
 
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use crate::outlived;
+use crate::patience::Wait;
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::{complain, plain};
-use crate::waiting::{self, Patience, connect_within, silent};
+use crate::waiting::{self, Until, connect_within, silent};
 use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
@@ -51,12 +52,22 @@ fn ask(context: &Context, pool: &str, command: &Command) -> Result<Answer> {
 
 /// The same with branches.
 fn ask_with(context: &Context, pool: &str, command: &Command, branches: &[PrivateMount]) -> Result<Answer> {
-    let patience = match command {
-        Command::Ping | Command::Status | Command::Client { .. } => Patience::Limited,
-        _ => Patience::WhileAlive,
+    ask_within(context, pool, command, branches, &mut context.patience.begin())
+}
+
+fn ask_within(
+    context: &Context,
+    pool: &str,
+    command: &Command,
+    branches: &[PrivateMount],
+    wait: &mut Wait<'_>,
+) -> Result<Answer> {
+    let until = match command {
+        Command::Ping | Command::Status | Command::Client { .. } => Until::Answered,
+        _ => Until::Done,
     };
-    let mut input = waiting::send_with(context, pool, command, branches)?;
-    let answer = waiting::answer_line(context, pool, &mut input, patience)?;
+    let mut input = waiting::send(context, pool, command, branches, wait)?;
+    let answer = waiting::answer_line(context, pool, &mut input, until, wait)?;
     understood(context, pool, &answer)
 }
 
@@ -96,9 +107,9 @@ pub fn trace(
     spec: TraceSpec,
     mut tell: impl FnMut(Option<Span>) -> Result<bool>,
 ) -> Result<Option<Traced>> {
-    let mut input = waiting::send(context, pool, &Command::Trace(spec))?;
+    let mut wait = context.patience.begin();
+    let mut input = waiting::send(context, pool, &Command::Trace(spec), &[], &wait)?;
     let mut line = Vec::new();
-    let mut heard = Instant::now();
     loop {
         let span = match input.by_ref().take(SPAN_BYTES_MAX).read_until(b'\n', &mut line) {
             Ok(_) => match understood(context, pool, &line)? {
@@ -112,11 +123,11 @@ pub fn trace(
         };
         if span.is_some() {
             line.clear();
-            heard = Instant::now();
-        } else if heard.elapsed() >= waiting::limit() / 2 {
+            wait.heard();
+        } else if wait.is_half_over() {
             // Nothing may be happening there, or nobody be there who could tell.
-            waiting::ping(context, pool)?;
-            heard = Instant::now();
+            waiting::ping_within(context, pool, &wait)?;
+            wait.heard();
         }
         if !tell(span)? {
             return Ok(None);
@@ -132,9 +143,10 @@ pub fn converse(
     command: &Command,
     mut take: impl FnMut(Answer) -> Result<bool>,
 ) -> Result<()> {
-    let mut input = waiting::send(context, pool, command)?;
+    let mut wait = context.patience.begin();
+    let mut input = waiting::send(context, pool, command, &[], &wait)?;
     loop {
-        let line = waiting::answer_line(context, pool, &mut input, Patience::WhileAlive)?;
+        let line = waiting::answer_line(context, pool, &mut input, Until::Done, &mut wait)?;
         if !take(understood(context, pool, &line)?)? {
             return Ok(());
         }
@@ -156,7 +168,12 @@ pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[P
 
 /// What a service tells of itself.
 pub fn status(context: &Context, pool: &str) -> Result<ServiceStatus> {
-    match ask(context, pool, &Command::Status)? {
+    status_within(context, pool, &mut context.patience.begin())
+}
+
+/// The same as a part of a wait.
+pub fn status_within(context: &Context, pool: &str, wait: &mut Wait<'_>) -> Result<ServiceStatus> {
+    match ask_within(context, pool, &Command::Status, &[], wait)? {
         Answer::Status(status) => Ok(*status),
         _ => Err(unexpected(pool)),
     }
@@ -185,7 +202,8 @@ pub fn ensure(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     }
     let name = pool.record.name.clone();
     let socket = control_socket(context, &name);
-    if connect_within(&socket, waiting::limit()).map_or_else(|error| error.kind() == ErrorKind::WouldBlock, |_| true) {
+    let listens = connect_within(&socket, context.patience.begin().left());
+    if listens.map_or_else(|error| error.kind() == ErrorKind::WouldBlock, |_| true) {
         return Err(Failure::in_use(
             format!("service of pool {name}"),
             format!("another one listens at {}", socket.display()),
@@ -244,7 +262,11 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
     let _ = input.write_all(&text);
     drop(input);
     let end = Instant::now() + START_WAIT;
-    while waiting::ping(context, &name).is_err() {
+    while let Err(failure) = waiting::ping(context, &name) {
+        // It is there, and stands still.
+        if failure.code() == Code::NoAnswer && waiting::is_stopped(&*context.host, child.id()) {
+            return Err(failure);
+        }
         if let Ok(Some(status)) = child.try_wait() {
             return Err(Failure::new(
                 "start",
@@ -310,10 +332,13 @@ pub fn end(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
         let process = service.identity();
         if process.is_alive(&*context.host) {
             result = tell(context, &name, &Command::Shutdown);
+            let is_silent = result.as_ref().is_err_and(|failure| failure.code() == Code::NoAnswer);
             let orderly = result.is_ok() && context.host.wait_end(&process, END_WAIT)?;
             if !orderly {
                 context.host.signal(&process, ProcessSignal::Terminate)?;
-                if !context.host.wait_end(&process, END_WAIT)? {
+                // Who was waited for in vain before has had its time.
+                let wait = if is_silent { context.patience.begin().left() } else { END_WAIT };
+                if !context.host.wait_end(&process, wait)? {
                     context.host.signal(&process, ProcessSignal::Kill)?;
                     context.host.wait_end(&process, END_WAIT)?;
                 }
@@ -378,7 +403,6 @@ pub fn remove_groups(context: &Context, pool: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::Code;
     use poolfs_host::RecordingHost;
     use poolfs_service_protocol::Ending;
     use std::io::BufReader;

@@ -9,6 +9,7 @@
 //! makes something takes it away.
 
 use crate::failure::{Code, Failure, Result};
+use crate::patience::{LIMIT_SECONDS, Patience};
 use crate::waiting;
 use poolfs_host::{LinuxHost, remove_tree};
 use rustix::fs::{CWD, FallocateFlags, FlockOperation, RenameFlags};
@@ -18,6 +19,8 @@ use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Most bytes of one document.
 const DOCUMENT_BYTES_MAX: u64 = 16 << 20;
@@ -43,6 +46,7 @@ pub struct Collection {
     kind: &'static str,
     directory: PathBuf,
     document: String,
+    patience: Arc<Patience>,
 }
 
 /// A thing that nobody else changes while this lives.
@@ -63,7 +67,13 @@ impl Collection {
         let directory = state.join(format!("{kind}s"));
         make_private(&directory)?;
         keep_reserve(&directory.join(RESERVE_NAME));
-        Ok(Collection { kind, directory, document: format!("{kind}.json") })
+        let patience = Patience::new(Duration::from_secs(LIMIT_SECONDS));
+        Ok(Collection { kind, directory, document: format!("{kind}.json"), patience })
+    }
+
+    /// The same, whose locks are waited for by a command with this patience.
+    pub fn with_patience(self, patience: &Arc<Patience>) -> Collection {
+        Collection { patience: Arc::clone(patience), ..self }
     }
 
     /// The directory of a thing.
@@ -99,9 +109,13 @@ impl Collection {
     fn temporary(&self) -> Result<(tempfile::TempDir, File)> {
         let failed = |error| Failure::file(&self.directory, error);
         let in_use = File::open(&self.directory).map_err(failed)?;
-        let in_use = waiting::lock(&LinuxHost, &self.directory, in_use, FlockOperation::LockShared)?;
+        let in_use = self.wait_for(&self.directory, in_use, FlockOperation::LockShared)?;
         let place = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(&self.directory).map_err(failed)?;
         Ok((place, in_use))
+    }
+
+    fn wait_for(&self, path: &Path, file: File, operation: FlockOperation) -> Result<File> {
+        waiting::lock(&self.patience, &LinuxHost, path, file, operation)
     }
 
     /// Take away what killed commands left, unless another command makes or removes something right now.
@@ -154,7 +168,7 @@ impl Collection {
 
     /// The same; none when there is no such thing (any more).
     pub fn try_lock<T: DeserializeOwned>(&self, name: &str) -> Result<Option<Locked<T>>> {
-        self.lock_by(name, |path, lock| waiting::lock(&LinuxHost, path, lock, FlockOperation::LockExclusive).map(Some))
+        self.lock_by(name, |path, lock| self.wait_for(path, lock, FlockOperation::LockExclusive).map(Some))
     }
 
     /// The same without waiting; none also when somebody changes it now.

@@ -1,8 +1,9 @@
 //! The command `status`: what services tell of themselves.
 
 use crate::context::Context;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::outlived::{self, PoolProcess};
+use crate::patience::Wait;
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{duration, print, print_json, size, table};
@@ -68,24 +69,55 @@ fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -
         processes: outlived::processes(context, groups, &record.name),
         service: None,
     };
-    match record.service_alive(&*context.host) {
-        None => {}
-        Some(false) => {
-            status.state = "dead";
+    let found = Found::of(context, record, &mut context.patience.begin());
+    status.state = found.name();
+    match found {
+        Found::NotRunning => {}
+        Found::Dead => {
             status.dead_mounts = record.instances.iter().map(|instance| dead_mount(&record.name, instance)).collect();
         }
-        Some(true) => match service::status(context, &record.name) {
-            Ok(told) => {
-                status.state = "running";
-                status.service = Some(told);
-            }
-            Err(failure) => {
-                status.state = "silent";
-                status.cause = Some(failure.to_string());
-            }
-        },
+        Found::Running(told) => status.service = Some(*told),
+        Found::Silent(failure) => status.cause = Some(failure.to_string()),
     }
     status
+}
+
+/// How a pool's service was found.
+pub enum Found {
+    /// There is none.
+    NotRunning,
+    /// It has ended, and nobody has asked for that.
+    Dead,
+    /// It is alive, and does not answer.
+    Silent(Failure),
+    /// It answers.
+    Running(Box<ServiceStatus>),
+}
+
+impl Found {
+    /// Look at it.
+    pub fn of(context: &Context, record: &PoolRecord, wait: &mut Wait<'_>) -> Found {
+        match record.service_alive(&*context.host) {
+            None => Found::NotRunning,
+            Some(false) => Found::Dead,
+            Some(true) => match service::status_within(context, &record.name, wait) {
+                Ok(told) => Found::Running(Box::new(told)),
+                // It may have ended while it was asked.
+                Err(_) if record.service_alive(&*context.host) == Some(false) => Found::Dead,
+                Err(failure) => Found::Silent(failure),
+            },
+        }
+    }
+
+    /// As `--json` calls it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Found::NotRunning => "not running",
+            Found::Dead => "dead",
+            Found::Silent(_) => "silent",
+            Found::Running(_) => "running",
+        }
+    }
 }
 
 fn dead_mount(pool: &str, instance: &InstanceRecord) -> DeadMount {

@@ -131,6 +131,16 @@ pub fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", plain(&line));
 }
 
+/// The same of a pool whose service is in this state now; for programs as `{"note": LINE, "pool": POOL, "state": STATE}`.
+pub fn complain_of_state(pool: &str, state: &str, line: &str) {
+    let text = format!("poolfs: pool {pool}: {line}");
+    if !IS_JSON.load(Ordering::Relaxed) {
+        return complain(&text);
+    }
+    let object = serde_json::json!({"note": text.trim_start_matches("poolfs: "), "pool": pool, "state": state});
+    let _ = writeln!(std::io::stderr(), "{}", plain(&object.to_string()));
+}
+
 fn note(line: &str) -> String {
     serde_json::json!({"note": line.trim_start_matches("poolfs: ")}).to_string()
 }

@@ -1,4 +1,5 @@
-//! Waits of the command line. Each has a limit (`--timeout`), and when it is over it is said who did not answer, and what to do.
+//! Waits of the command line. All of a command together have a limit (`--timeout`, [`crate::patience`]), and when it is over it is said
+//! who did not answer, and what to do.
 //!
 //! What takes its time is not cut: a service that writes gigabytes back before it unmounts is waited for as long as it gives signs of
 //! life, which are answers to [`Command::Ping`] on another connection. Signals that ask this process to end also end the wait that
@@ -6,6 +7,7 @@
 
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
+use crate::patience::{Patience, Wait};
 use crate::record::PoolRecord;
 use crate::signals;
 use crate::text::complain;
@@ -22,14 +24,9 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Child;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// The limit unless another is asked for, seconds.
-pub const LIMIT_SECONDS: u64 = 10;
-/// The same for a service that did not answer this process before.
-const SILENT_LIMIT: Duration = Duration::from_millis(500);
 /// How often it is looked during a wait whether to go on with it.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Most characters of a command in a message.
@@ -37,39 +34,17 @@ const COMMAND_WIDTH: usize = 120;
 /// Most bytes of one answer.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-static LIMIT_MS: AtomicU64 = AtomicU64::new(LIMIT_SECONDS * 1000);
-/// Whether standard error is for programs.
-static IS_QUIET: AtomicBool = AtomicBool::new(false);
-/// Whether a service was waited for in vain.
-static WAS_SILENT: AtomicBool = AtomicBool::new(false);
-
-/// How long an answer is waited for.
+/// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
-    /// As long as the limit: nothing else has to be done for it.
-    Limited,
-    /// As long as the service gives signs of life.
-    WhileAlive,
-}
-
-/// For the whole process: the limit, and whether nothing is said meanwhile.
-pub fn set_limit(limit: Duration, is_quiet: bool) {
-    LIMIT_MS.store(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    IS_QUIET.store(is_quiet, Ordering::Relaxed);
-}
-
-/// The limit.
-pub fn limit() -> Duration {
-    Duration::from_millis(LIMIT_MS.load(Ordering::Relaxed))
-}
-
-/// The limit for a service: one that was waited for in vain is not waited for that long again.
-fn service_limit() -> Duration {
-    if WAS_SILENT.load(Ordering::Relaxed) { limit().min(SILENT_LIMIT) } else { limit() }
+pub enum Until {
+    /// The answer: nothing else has to be done for it.
+    Answered,
+    /// The answer, as long as the service gives signs of life.
+    Done,
 }
 
 fn tell_once(told: &mut bool, what: impl FnOnce() -> String) {
-    if !std::mem::replace(told, true) && !IS_QUIET.load(Ordering::Relaxed) {
+    if !std::mem::replace(told, true) {
         complain(&format!("poolfs: {}", what()));
     }
 }
@@ -86,21 +61,17 @@ pub fn connect_within(path: &Path, limit: Duration) -> std::io::Result<UnixStrea
     Ok(UnixStream::from(socket))
 }
 
-/// Send one command: where its answers come.
-pub fn send(context: &Context, pool: &str, command: &Command) -> Result<BufReader<UnixStream>> {
-    send_with(context, pool, command, &[])
-}
-
-/// The same, and branches with it.
-pub fn send_with(
+/// Send one command, with the branches that it needs: where its answers come.
+pub fn send(
     context: &Context,
     pool: &str,
     command: &Command,
     branches: &[PrivateMount],
+    wait: &Wait<'_>,
 ) -> Result<BufReader<UnixStream>> {
     let path = crate::service::control_socket(context, pool);
     let sent = || {
-        let stream = connect_within(&path, service_limit())?;
+        let stream = connect_within(&path, wait.left())?;
         stream.set_read_timeout(Some(PAUSE))?;
         let mut line = serde_json::to_string(command)?;
         line.push('\n');
@@ -124,9 +95,7 @@ pub fn silent(context: &Context, pool: &str, error: impl std::fmt::Display) -> F
 
 /// The failure that a service is there and does not answer.
 fn stands_still(context: &Context, pool: &str) -> Failure {
-    WAS_SILENT.store(true, Ordering::Relaxed);
-    let seconds = limit().as_secs_f64();
-    let cause = format!("it does not answer within {seconds} s");
+    let cause = format!("it does not answer within {}", within_text(context));
     let record = context.pools().and_then(|pools| pools.peek::<PoolRecord>(pool));
     let Some(process) = record.ok().flatten().and_then(|record| record.service) else {
         return Failure::new(format!("service of pool {pool}"), cause, "try again, with a longer --timeout")
@@ -134,7 +103,7 @@ fn stands_still(context: &Context, pool: &str) -> Failure {
     };
     let pid = process.pid;
     let afterwards = "the next mount starts another one, and what was written to unions before is not lost";
-    let (cause, remedy) = if is_stopped(context, pid) {
+    let (cause, remedy) = if is_stopped(&*context.host, pid) {
         let remedy = format!("`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it: {afterwards}");
         (format!("{cause}: it is stopped"), remedy)
     } else {
@@ -143,16 +112,33 @@ fn stands_still(context: &Context, pool: &str) -> Failure {
     Failure::new(format!("service of pool {pool} (process {pid})"), cause, remedy).with_code(Code::NoAnswer)
 }
 
+/// The limit, for a message.
+fn within_text(context: &Context) -> String {
+    format!("the {} s that a command waits", context.patience.limit().as_secs_f64())
+}
+
 /// Whether a process was stopped, by a signal or by a debugger.
-pub fn is_stopped(context: &Context, pid: u32) -> bool {
-    let stat = context.host.read_text(Path::new(&format!("/proc/{pid}/stat"))).unwrap_or_default();
+pub fn is_stopped(host: &dyn poolfs_host::Host, pid: u32) -> bool {
+    let stat = host.read_text(Path::new(&format!("/proc/{pid}/stat"))).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't']))
 }
 
 /// Find out whether a service answers, whatever it is busy with.
 pub fn ping(context: &Context, pool: &str) -> Result<()> {
-    let mut input = send(context, pool, &Command::Ping)?;
-    answer_line(context, pool, &mut input, Patience::Limited).map(drop)
+    ping_within(context, pool, &context.patience.begin())
+}
+
+/// The same as a part of a wait.
+pub fn ping_within(context: &Context, pool: &str, wait: &Wait<'_>) -> Result<()> {
+    let mut input = send(context, pool, &Command::Ping, &[], wait)?;
+    signals::forget_end();
+    let mut line = Vec::new();
+    while !read_answer(context, pool, &mut input, &mut line)? {
+        if wait.is_over() {
+            return Err(stands_still(context, pool));
+        }
+    }
+    if line.is_empty() { Err(silent(context, pool, "it has hung up")) } else { Ok(()) }
 }
 
 /// The next answer, with its line end; nothing when the service has closed the connection.
@@ -160,46 +146,40 @@ pub fn answer_line(
     context: &Context,
     pool: &str,
     input: &mut BufReader<UnixStream>,
-    patience: Patience,
-) -> Result<Vec<u8>> {
-    answer_line_within(context, pool, input, patience, service_limit())
-}
-
-fn answer_line_within(
-    context: &Context,
-    pool: &str,
-    input: &mut BufReader<UnixStream>,
-    patience: Patience,
-    limit: Duration,
+    until: Until,
+    wait: &mut Wait<'_>,
 ) -> Result<Vec<u8>> {
     let mut line = Vec::new();
     let mut is_told = false;
     signals::forget_end();
-    let mut heard = Instant::now();
-    loop {
-        // What there is of a line stays for the next time.
-        match input.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line) {
-            Ok(_) => {
-                WAS_SILENT.store(false, Ordering::Relaxed);
-                return Ok(line);
-            }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Err(error) => return Err(silent(context, pool, error)),
-        }
-        if signals::end_came() {
-            return Err(interrupted(format!("service of pool {pool}")));
-        }
-        let is_due = |part: u32| heard.elapsed() >= limit / part;
-        match patience {
-            Patience::Limited if is_due(1) => return Err(stands_still(context, pool)),
-            // It is asked early enough to be told within the limit.
-            Patience::WhileAlive if is_due(2) => {
-                ping(context, pool)?;
-                heard = Instant::now();
+    while !read_answer(context, pool, input, &mut line)? {
+        match until {
+            Until::Answered if wait.is_over() => return Err(stands_still(context, pool)),
+            Until::Done if wait.is_half_over() => {
+                ping_within(context, pool, wait)?;
+                wait.heard();
                 tell_once(&mut is_told, || format!("the service of pool {pool} is still at it, and alive"));
             }
             _ => {}
         }
+    }
+    if until == Until::Done {
+        // It was at work.
+        wait.heard();
+    }
+    Ok(line)
+}
+
+/// Wait a little for the rest of an answer; whether it is whole.
+fn read_answer(context: &Context, pool: &str, input: &mut BufReader<UnixStream>, line: &mut Vec<u8>) -> Result<bool> {
+    // What there is of a line stays for the next time.
+    match input.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', line) {
+        Ok(_) => Ok(true),
+        Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Err(silent(context, pool, error))
+        }
+        Err(_) if signals::end_came() => Err(interrupted(format!("service of pool {pool}"))),
+        Err(_) => Ok(false),
     }
 }
 
@@ -211,24 +191,26 @@ pub fn within<T: Send + 'static>(
     act: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
     let table = mount_table(&*context.host)?;
+    let wait = context.patience.begin();
     for entry in table.iter().filter(|entry| thing.starts_with(&entry.mount_point)) {
         let Some(instance) = entry.instance() else { continue };
         for pool in context.pools()?.peek_all::<PoolRecord>()? {
             let is_its = pool.instances.iter().any(|known| known.spec.instance == instance);
             if is_its && pool.service_alive(&*context.host) == Some(true) {
-                ping(context, &pool.name).map_err(|failure| failure.of(thing.display().to_string()))?;
+                ping_within(context, &pool.name, &wait).map_err(|failure| failure.of(thing.display().to_string()))?;
             }
         }
     }
     let (send, done) = sync_channel(1);
     // Should it never end, it ends with this process.
     std::thread::spawn(move || send.send(act()));
-    let begun = Instant::now();
     let goes_on = || {
-        let seconds = limit().as_secs_f64();
-        let cause = format!("its filesystem does not answer within {seconds} s");
+        if !wait.is_over() {
+            return Ok(());
+        }
+        let cause = format!("its filesystem does not answer within {}", within_text(context));
         let remedy = "`poolfs status` says which service does not answer";
-        if begun.elapsed() < limit() { Ok(()) } else { Err(Failure::new(thing.display().to_string(), cause, remedy)) }
+        Err(Failure::new(thing.display().to_string(), cause, remedy).with_code(Code::NoAnswer))
     };
     receive(&done, thing, goes_on)
 }
@@ -243,21 +225,23 @@ pub fn while_alive<T: Send + 'static>(
     ping(context, pool)?;
     let (send, done) = sync_channel(1);
     std::thread::spawn(move || send.send(act()));
-    let mut heard = Instant::now();
-    receive(&done, thing, || {
-        if heard.elapsed() >= service_limit() / 2 {
-            ping(context, pool)?;
-            heard = Instant::now();
+    let mut wait = context.patience.begin();
+    let done = receive(&done, thing, || {
+        if wait.is_half_over() {
+            ping_within(context, pool, &wait)?;
+            wait.heard();
         }
         Ok(())
-    })
+    })?;
+    wait.heard();
+    Ok(done)
 }
 
 /// Kill a child of this process. One that waits for a filesystem that does not answer ends when that does.
-pub fn end_child(child: &mut Child) {
+pub fn end_child(context: &Context, child: &mut Child) {
     let _ = child.kill();
-    let end = Instant::now() + limit();
-    while child.try_wait().is_ok_and(|status| status.is_none()) && Instant::now() < end {
+    let wait = context.patience.begin();
+    while child.try_wait().is_ok_and(|status| status.is_none()) && !wait.is_over() {
         std::thread::sleep(PAUSE);
     }
 }
@@ -281,7 +265,13 @@ fn receive<T>(messages: &Receiver<T>, thing: &Path, mut goes_on: impl FnMut() ->
 
 /// Take a lock (`flock`) on what is open there. Another command that has it is waited for as long as it is not stopped: it has a
 /// limit of its own.
-pub fn lock(context_host: &dyn poolfs_host::Host, path: &Path, file: File, operation: FlockOperation) -> Result<File> {
+pub fn lock(
+    patience: &Patience,
+    host: &dyn poolfs_host::Host,
+    path: &Path,
+    file: File,
+    operation: FlockOperation,
+) -> Result<File> {
     let at_once = match operation {
         FlockOperation::LockShared => FlockOperation::NonBlockingLockShared,
         _ => FlockOperation::NonBlockingLockExclusive,
@@ -295,32 +285,53 @@ pub fn lock(context_host: &dyn poolfs_host::Host, path: &Path, file: File, opera
     let (send, locked) = sync_channel(1);
     // Those who wait for it take turns. Nobody may be waiting any more: then it is given up again.
     std::thread::spawn(move || send.send(rustix::fs::flock(&file, operation).map(|()| file)));
-    let (begun, mut is_told) = (Instant::now(), false);
+    let (begun, mut wait, mut is_told) = (Instant::now(), patience.begin(), false);
     let goes_on = || {
-        if begun.elapsed() < limit() {
-            return Ok(());
+        let table = host.read_text(Path::new("/proc/locks")).unwrap_or_default();
+        let holders: Vec<Holder> =
+            holders(&table, identity.dev(), identity.ino()).into_iter().map(|pid| Holder::look_at(host, pid)).collect();
+        match holders.iter().find(|holder| holder.is_stopped) {
+            None if !holders.is_empty() => wait.heard(),
+            stopped if wait.is_over() => return Err(stopped_or_unseen(path, stopped)),
+            _ => {}
         }
-        let table = context_host.read_text(Path::new("/proc/locks")).unwrap_or_default();
-        let holders = holders(&table, identity.dev(), identity.ino());
-        if holders.is_empty() {
-            let cause = "somebody works on it who cannot be seen from here, perhaps in another process namespace";
-            return Err(Failure::new(path.display().to_string(), cause, "try again, with a longer --timeout"));
-        }
-        for pid in holders {
-            let read =
-                |what: &str| context_host.read_text(Path::new(&format!("/proc/{pid}/{what}"))).unwrap_or_default();
-            let words = read("cmdline").trim_end_matches('\0').replace(|c: char| c.is_control(), " ");
-            let command: String = words.chars().take(COMMAND_WIDTH).collect();
-            if read("stat").rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't'])) {
-                let cause = format!("process {pid} ({command}) works on it, and is stopped");
-                let remedy = format!("`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it");
-                return Err(Failure::new(path.display().to_string(), cause, remedy));
-            }
-            tell_once(&mut is_told, || format!("waiting for process {pid} ({command})"));
+        if let Some(holder) = holders.first().filter(|_| begun.elapsed() >= patience.limit() / 2) {
+            tell_once(&mut is_told, || format!("waiting for process {} ({})", holder.pid, holder.command));
         }
         Ok(())
     };
-    receive(&locked, path, goes_on)?.map_err(|errno| Failure::file(path, errno))
+    let locked = receive(&locked, path, goes_on)?;
+    locked.map_err(|errno| Failure::file(path, errno))
+}
+
+/// The failure that somebody does not give a lock back.
+fn stopped_or_unseen(path: &Path, stopped: Option<&Holder>) -> Failure {
+    let (cause, remedy) = match stopped {
+        Some(Holder { pid, command, .. }) => (
+            format!("process {pid} ({command}) works on it, and is stopped"),
+            format!("`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it"),
+        ),
+        None => (
+            "somebody works on it who cannot be seen from here, perhaps in another process namespace".to_owned(),
+            "try again, with a longer --timeout".to_owned(),
+        ),
+    };
+    Failure::in_use(path.display().to_string(), cause, remedy)
+}
+
+/// A process that has a lock.
+struct Holder {
+    pid: u32,
+    command: String,
+    is_stopped: bool,
+}
+
+impl Holder {
+    fn look_at(host: &dyn poolfs_host::Host, pid: u32) -> Holder {
+        let text = host.read_text(Path::new(&format!("/proc/{pid}/cmdline"))).unwrap_or_default();
+        let words = text.trim_end_matches('\0').replace(|c: char| c.is_control(), " ");
+        Holder { pid, command: words.chars().take(COMMAND_WIDTH).collect(), is_stopped: is_stopped(host, pid) }
+    }
 }
 
 /// The processes that have locks on a file, by the text of `/proc/locks`; not those that wait for one.
@@ -351,9 +362,9 @@ mod tests {
 
     #[test]
     fn whoever_is_alive_is_waited_for_and_nobody_else() {
-        const LIMIT: Duration = Duration::from_millis(20);
         let place = tempfile::tempdir().expect("a directory");
-        let context = Context::for_test(place.path(), poolfs_host::RecordingHost::new());
+        let mut context = Context::for_test(place.path(), poolfs_host::RecordingHost::new());
+        context.patience = Patience::new(Duration::from_millis(200));
         std::fs::create_dir_all(&context.run).expect("made");
         let path = crate::service::control_socket(&context, "web");
         let listener = std::os::unix::net::UnixListener::bind(path).expect("bound");
@@ -377,22 +388,65 @@ mod tests {
                     stream.write_all(b"{\"answer\":\"done\"}\n").expect("taken");
                 }
             });
-            let mut input = send(&context, "web", &Command::Shutdown).expect("sent");
-            let answer = answer_line_within(&context, "web", &mut input, Patience::WhileAlive, LIMIT);
+            let mut wait = context.patience.begin();
+            let mut input = send(&context, "web", &Command::Shutdown, &[], &wait).expect("sent");
+            let answer = answer_line(&context, "web", &mut input, Until::Done, &mut wait);
             assert_eq!(answer.expect("alive"), b"at last\n");
         });
         // Nobody accepts from here on.
-        let mut input = send(&context, "web", &Command::Status).expect("sent");
-        let failure = answer_line_within(&context, "web", &mut input, Patience::Limited, LIMIT).expect_err("silent");
+        let failure = crate::service::status(&context, "web").expect_err("silent");
         assert!(failure.to_string().contains("does not answer"), "{failure}");
-        WAS_SILENT.store(false, Ordering::Relaxed);
+        assert_eq!(failure.code(), Code::NoAnswer);
+    }
+
+    #[test]
+    fn all_steps_of_a_command_have_one_limit() {
+        const LIMIT: Duration = Duration::from_secs(4);
+        let place = tempfile::tempdir().expect("a directory");
+        let command = || {
+            let mut context = Context::for_test(place.path(), poolfs_host::RecordingHost::new());
+            context.patience = Patience::new(LIMIT);
+            context
+        };
+        let context = command();
+        std::fs::create_dir_all(&context.run).expect("made");
+        let path = crate::service::control_socket(&context, "web");
+        let listener = std::os::unix::net::UnixListener::bind(path).expect("bound");
+        let order = std::sync::Mutex::new(Vec::new());
+        let ended = |who: &'static str| order.lock().expect("no panic").push(who);
+        let (command, ended, order, listener) = (&command, &ended, &order, &listener);
+        std::thread::scope(|scope| {
+            // It answers once, late, and never again.
+            scope.spawn(move || {
+                let (stream, _) = listener.accept().expect("somebody asks");
+                std::thread::sleep(LIMIT * 3 / 4);
+                // Whoever begins now has all of its time.
+                scope.spawn(move || {
+                    ping(&command(), "web").expect_err("silent");
+                    ended("witness");
+                });
+                let _witness = listener.accept().expect("the witness asks");
+                (&stream).write_all(b"{\"answer\":\"done\"}\n").expect("taken");
+                let _command = listener.accept().expect("it asks once more");
+                while order.lock().expect("no panic").len() < 2 {
+                    std::thread::sleep(PAUSE);
+                }
+            });
+            ping(&context, "web").expect("late");
+            let failure = ping(&context, "web").expect_err("silent");
+            assert_eq!(failure.code(), Code::NoAnswer);
+            ended("command");
+        });
+        let order = order.lock().expect("no panic");
+        assert_eq!(*order, ["command", "witness"], "the second step had all of the time once more");
     }
 
     #[test]
     fn a_lock_goes_from_one_to_the_next() {
         let place = tempfile::tempdir().expect("a directory");
         let open = || File::open(place.path()).expect("opened");
-        let take = || lock(&LinuxHost, place.path(), open(), FlockOperation::LockExclusive).expect("locked");
+        let patience = Patience::new(Duration::from_secs(60));
+        let take = || lock(&patience, &LinuxHost, place.path(), open(), FlockOperation::LockExclusive).expect("locked");
         let first = take();
         std::thread::scope(|scope| {
             let second = scope.spawn(take);

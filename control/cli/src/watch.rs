@@ -3,12 +3,15 @@
 use crate::context::Context;
 use crate::failure::Result;
 use crate::record::PoolRecord;
-use crate::service;
-use crate::text::{duration, print, print_json, reader_is_gone, size, table};
+use crate::status::Found;
+use crate::text::{complain_of_state, duration, print, print_json, reader_is_gone, size, table};
 use poolfs_service_protocol::{InstanceStatus, KindStatus, OperationPath, ServiceStatus};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+/// What [`Found::name`] calls a service that does not answer.
+const SILENT: &str = "silent";
 
 /// Operations of one kind on one path so far: those served, and those that failed.
 type Counts = BTreeMap<(String, OperationPath, String), (u64, u64)>;
@@ -37,31 +40,101 @@ struct Interval {
     rates: Vec<Rate>,
 }
 
-/// Print what all pools did, or one, again and again until nobody listens or a signal ends it.
+/// What is remembered of a pool from one interval to the next.
+struct Before {
+    state: State,
+    counted: Option<(Instant, Counts)>,
+}
+
+/// How its service was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State {
+    name: &'static str,
+    /// Another process is another service.
+    pid: Option<u32>,
+}
+
+/// Print what all pools did, or one, again and again until nobody listens or a signal ends it. On standard error is said when a service
+/// comes, ends, or does not answer any more.
 pub fn watch(context: &Context, wanted: Option<&str>, seconds: u64) -> Result<()> {
-    let mut before: BTreeMap<String, (Instant, Counts)> = BTreeMap::new();
+    let mut before: BTreeMap<String, Before> = BTreeMap::new();
+    let interval = Duration::from_secs(seconds);
     loop {
+        let begun = Instant::now();
         let pools = context.pools()?;
         let records: Vec<PoolRecord> = match wanted {
             Some(name) => vec![pools.peek(name)?.ok_or_else(|| pools.absent(name))?],
             None => pools.peek_all()?,
         };
         let mut now = BTreeMap::new();
-        for record in records {
-            // A service that is not there or silent has no line; it is there again when it answers.
-            let Ok(status) = service::status(context, &record.name) else { continue };
-            let (at, counts) = (Instant::now(), counts(&status));
-            if let Some((since, earlier)) = before.get(&record.name) {
-                show(context, &interval(&status, earlier, at.duration_since(*since)))?;
-            }
-            now.insert(record.name, (at, counts));
+        for (record, found) in records.iter().zip(look(context, &records, &before, interval)) {
+            let earlier = before.remove(&record.name);
+            now.insert(record.name.clone(), tell(context, &record.name, earlier, found)?);
+        }
+        for (name, _) in before {
+            complain_of_state(&name, "removed", "it was removed");
         }
         before = now;
         if reader_is_gone() {
             return Ok(());
         }
-        std::thread::sleep(Duration::from_secs(seconds));
+        std::thread::sleep(interval.saturating_sub(begun.elapsed()));
     }
+}
+
+/// How the services of these pools are: asked at once, and those that were silent before only as long as an interval, so that the others
+/// have theirs.
+fn look(
+    context: &Context,
+    records: &[PoolRecord],
+    before: &BTreeMap<String, Before>,
+    interval: Duration,
+) -> Vec<(Found, Instant)> {
+    context.patience.renew();
+    std::thread::scope(|scope| {
+        let look_at = |record: &PoolRecord| {
+            let was_silent = before.get(&record.name).is_some_and(|before| before.state.name == SILENT);
+            let longest = if was_silent { interval } else { Duration::MAX };
+            let found = Found::of(context, record, &mut context.patience.begin_short(longest));
+            (found, Instant::now())
+        };
+        let asked: Vec<_> = records.iter().map(|record| scope.spawn(move || look_at(record))).collect();
+        asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
+    })
+}
+
+/// Print what a pool did since `before`, and how its service is if that is another state.
+fn tell(context: &Context, pool: &str, before: Option<Before>, (found, at): (Found, Instant)) -> Result<Before> {
+    let pid = if let Found::Running(status) = &found { Some(status.pid) } else { None };
+    let state = State { name: found.name(), pid };
+    let earlier = before.as_ref().map(|before| before.state);
+    if let Some(line) = change(earlier, state, &found) {
+        complain_of_state(pool, state.name, &line);
+    }
+    let Found::Running(status) = found else { return Ok(Before { state, counted: None }) };
+    let counted = before.filter(|before| before.state == state).and_then(|before| before.counted);
+    if let Some((since, earlier)) = counted {
+        show(context, &rates(&status, &earlier, at.duration_since(since)))?;
+    }
+    Ok(Before { state, counted: Some((at, counts(&status))) })
+}
+
+/// What is to be said of a service that was in another state before; at the first look only if it does not run.
+fn change(before: Option<State>, now: State, found: &Found) -> Option<String> {
+    if before == Some(now) {
+        return None;
+    }
+    let line = match (found, before) {
+        (Found::Running(_), None) => return None,
+        (Found::Running(status), Some(State { name: SILENT, .. })) => {
+            format!("its service (process {}) answers again", status.pid)
+        }
+        (Found::Running(status), Some(_)) => format!("its service runs (process {})", status.pid),
+        (Found::Silent(failure), _) => failure.summary(),
+        (Found::Dead, _) => "its service has died; the next mount starts another one".to_owned(),
+        (Found::NotRunning, _) => "its service does not run: nothing is mounted".to_owned(),
+    };
+    Some(line)
 }
 
 fn each(status: &ServiceStatus) -> impl Iterator<Item = (&InstanceStatus, OperationPath, &String, &KindStatus)> {
@@ -79,9 +152,9 @@ fn counts(status: &ServiceStatus) -> Counts {
         .collect()
 }
 
-fn interval(status: &ServiceStatus, earlier: &Counts, took: Duration) -> Interval {
+fn rates(status: &ServiceStatus, earlier: &Counts, took: Duration) -> Interval {
     let seconds = took.as_secs_f64().max(0.001);
-    let mut rates: Vec<Rate> = each(status)
+    let mut all: Vec<Rate> = each(status)
         .filter_map(|(instance, path, kind, counted)| {
             let (count, errors) =
                 earlier.get(&(instance.instance.clone(), path, kind.clone())).copied().unwrap_or_default();
@@ -97,14 +170,14 @@ fn interval(status: &ServiceStatus, earlier: &Counts, took: Duration) -> Interva
             })
         })
         .collect();
-    rates.sort_by(|a, b| b.per_second.total_cmp(&a.per_second));
+    all.sort_by(|a, b| b.per_second.total_cmp(&a.per_second));
     Interval {
         pool: status.pool.clone(),
         seconds,
         cache_used_bytes: status.cache.used_bytes,
         cache_dirty_bytes: status.cache.dirty_bytes,
         sessions: status.instances.iter().map(|instance| instance.sessions).sum(),
-        rates,
+        rates: all,
     }
 }
 
@@ -161,11 +234,37 @@ mod tests {
 
     #[test]
     fn what_happened_in_between_is_shown_as_a_rate() {
-        let shown = interval(&status(100), &counts(&status(40)), Duration::from_secs(2));
+        let shown = rates(&status(100), &counts(&status(40)), Duration::from_secs(2));
         assert_eq!(shown.rates.len(), 1, "what nobody asked has no line");
         let rate = &shown.rates[0];
         assert_eq!((rate.operation.as_str(), rate.per_second, rate.errors_per_second), ("read", 30.0, 3.0));
         // A service that was started anew counts from nothing.
-        assert!(interval(&status(10), &counts(&status(40)), Duration::from_secs(2)).rates.is_empty());
+        assert!(rates(&status(10), &counts(&status(40)), Duration::from_secs(2)).rates.is_empty());
+    }
+
+    #[test]
+    fn each_change_of_a_service_is_told_once() {
+        let silent =
+            || Found::Silent(crate::failure::Failure::new("service of pool web (process 1)", "it does not answer", ""));
+        let running = |pid| Found::Running(Box::new(ServiceStatus { pid, ..status(1) }));
+        let state = |found: &Found| State {
+            name: found.name(),
+            pid: if let Found::Running(status) = found { Some(status.pid) } else { None },
+        };
+        let said = |before: Option<&Found>, now: &Found| change(before.map(state), state(now), now);
+        assert_eq!(silent().name(), SILENT);
+        assert_eq!(said(None, &running(1)), None);
+        for (now, part) in [
+            (silent(), "(process 1): it does not answer"),
+            (Found::Dead, "has died"),
+            (Found::NotRunning, "does not run"),
+            (running(2), "runs (process 2)"),
+        ] {
+            let text = said(Some(&running(1)), &now).expect(part);
+            assert!(text.contains(part), "{text}");
+            assert_eq!(said(Some(&now), &now), None, "{part}");
+        }
+        assert!(said(None, &Found::Dead).is_some(), "also at the first look");
+        assert!(said(Some(&silent()), &running(1)).expect("told").contains("answers again"));
     }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// What a record begins with while it is written; no image has such a name.
@@ -17,7 +18,7 @@ const RECORD_PREFIX: &str = ".tmp-";
 const RECORD_BYTES_MAX: u64 = 16 << 20;
 
 /// The images of one state directory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ImageStore {
     images: PathBuf,
     layers: LayerStore,
@@ -25,7 +26,7 @@ pub struct ImageStore {
 }
 
 /// Takes a lock (`flock`) on an open file, exclusive or shared, and waits for it as whoever uses the store wants to.
-pub type TakeLock = fn(&Path, File, FlockOperation) -> std::io::Result<File>;
+pub type TakeLock = Arc<dyn Fn(&Path, File, FlockOperation) -> std::io::Result<File> + Send + Sync>;
 
 fn wait_for_lock(_path: &Path, file: File, operation: FlockOperation) -> std::io::Result<File> {
     rustix::fs::flock(&file, operation)?;
@@ -48,13 +49,16 @@ impl ImageStore {
     pub fn open(state: &Path) -> Result<ImageStore> {
         let images = state.join("images");
         std::fs::create_dir_all(&images).map_err(|source| ImageError::io("make", &images, source))?;
-        Ok(ImageStore { images, layers: LayerStore::open(state.join("layers"))?, take_lock: wait_for_lock })
+        Ok(ImageStore { images, layers: LayerStore::open(state.join("layers"))?, take_lock: Arc::new(wait_for_lock) })
     }
 
     /// The same store, whose lock is waited for in another way.
     #[must_use]
-    pub fn locked_by(self, take_lock: TakeLock) -> ImageStore {
-        ImageStore { take_lock, ..self }
+    pub fn locked_by(
+        self,
+        take_lock: impl Fn(&Path, File, FlockOperation) -> std::io::Result<File> + Send + Sync + 'static,
+    ) -> ImageStore {
+        ImageStore { take_lock: Arc::new(take_lock), ..self }
     }
 
     /// Take the store's lock: while it is shared, no image and no layer goes away.

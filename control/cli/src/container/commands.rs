@@ -1,7 +1,7 @@
 //! `ps`, `logs`, `stop` and `rm`.
 
 use crate::container::monitor::old_log;
-use crate::container::record::{ContainerRecord, ContainerState};
+use crate::container::record::{Condition, ContainerRecord, ContainerState};
 use crate::container::runtime::Runtime;
 use crate::container::supervise::{self, Places, Start};
 use crate::context::Context;
@@ -11,37 +11,52 @@ use crate::record::PoolRecord;
 use crate::text::{age, print_json, print_table, table};
 use crate::waiting;
 use poolfs_service_protocol::Ending;
-use serde::Serialize;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Most characters of a command in a table.
 const COMMAND_WIDTH: usize = 40;
+/// How often it is looked, while a container is cleaned up, whether whoever does that can.
+const CLEAN_UP_PAUSE: Duration = Duration::from_millis(500);
 
-/// A container as `ps --json` shows it.
-#[derive(Serialize)]
+/// A container as `ps` shows it.
 struct Listed<'a> {
-    #[serde(flatten)]
     record: &'a ContainerRecord,
+    condition: Condition,
     status: String,
+}
+
+impl Listed<'_> {
+    fn of<'a>(context: &Context, record: &'a ContainerRecord) -> Listed<'a> {
+        let condition = record.condition(context);
+        Listed { record, condition, status: record.described(condition) }
+    }
+
+    /// What is recorded, with the state that the table shows instead of the recorded one.
+    fn json(&self) -> Result<serde_json::Value> {
+        let failed = |error| Failure::new("output", error, "");
+        let mut object = serde_json::to_value(self.record).map_err(failed)?;
+        object["state"] = serde_json::to_value(self.condition).map_err(failed)?;
+        object["status"] = self.status.as_str().into();
+        Ok(object)
+    }
 }
 
 /// List the containers.
 pub fn list(context: &Context) -> Result<()> {
     let records: Vec<ContainerRecord> = context.containers()?.peek_all()?;
-    let status = |record: &ContainerRecord| record.described_state(context);
+    let listed: Vec<Listed<'_>> = records.iter().map(|record| Listed::of(context, record)).collect();
     if context.json {
-        let listed: Vec<_> = records.iter().map(|record| Listed { record, status: status(record) }).collect();
-        return print_json(&listed);
+        return print_json(&listed.iter().map(Listed::json).collect::<Result<Vec<_>>>()?);
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let mut table = table(&["name", "pool", "image", "status", "path", "age", "command"]);
-    for record in &records {
+    for Listed { record, status, .. } in &listed {
         let command: String = record.command.join(" ").chars().take(COMMAND_WIDTH).collect();
         let path = if record.legacy { "FUSE" } else { "library" };
         let age = age(now.saturating_sub(record.created_seconds));
-        table.add_row([&record.name, &record.pool, &record.image, &status(record), path, &age, &command]);
+        table.add_row([&record.name, &record.pool, &record.image, status, path, &age, &command]);
     }
     print_table(&table)
 }
@@ -94,9 +109,11 @@ pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
         }
     }
     // It is cleaned up by who watches over it, who may have much to write back.
-    while !has_ended(context, name, waiting::limit() / 2)? {
+    while !has_ended(context, name, CLEAN_UP_PAUSE)? {
         waiting::ping(context, &record.pool).map_err(|failure| failure.of(format!("container {name}")))?;
-        if let Some(monitor) = record.monitor.as_ref().filter(|monitor| waiting::is_stopped(context, monitor.pid)) {
+        if let Some(monitor) =
+            record.monitor.as_ref().filter(|monitor| waiting::is_stopped(&*context.host, monitor.pid))
+        {
             let pid = monitor.pid;
             let cause = format!("process {pid}, which watches over it, is stopped");
             let remedy =

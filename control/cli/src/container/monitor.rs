@@ -8,7 +8,6 @@ use crate::failure::{Failure, Result};
 use crate::record::ProcessRecord;
 use crate::signals::Signals;
 use crate::text::complain;
-use crate::waiting;
 use poolfs_host::{ProcessIdentity, ProcessSignal};
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::OpenptFlags;
@@ -37,8 +36,8 @@ pub fn launch(context: &Context, name: &str, signals: &mut Signals) -> Result<()
         .arg(&context.state)
         .arg("--run-dir")
         .arg(&context.run)
-        .args(["--timeout", &waiting::limit().as_secs().to_string(), "--json"])
-        .args(["__monitor", name])
+        .args(["--timeout", &context.patience.limit().as_secs().to_string(), "--json"])
+        .args(["__monitor", name, "--left-ms", &context.patience.left().as_millis().to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

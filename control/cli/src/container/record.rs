@@ -22,6 +22,24 @@ pub enum ContainerState {
     Ended,
 }
 
+/// How a container is, by its record and by what of it is alive; its name is what `ps --json` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Condition {
+    /// Its root is being mounted.
+    Starting,
+    /// It runs.
+    Running,
+    /// It runs, and its root answers with errors for good: the service that it was started with has ended.
+    Dead,
+    /// Nobody watches over it any more.
+    Lost,
+    /// See [`ContainerState::Unwritten`].
+    Unwritten,
+    /// It has ended.
+    Ended,
+}
+
 /// A container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,17 +90,28 @@ impl ContainerRecord {
         self.monitor.as_ref().is_some_and(|monitor| monitor.is_alive(&*context.host))
     }
 
-    /// In a few words, how it is.
-    pub fn described_state(&self, context: &Context) -> String {
-        match (self.state, self.exit_code) {
-            (ContainerState::Ended, Some(status)) => format!("ended ({status})"),
-            (ContainerState::Ended, None) => "ended".to_owned(),
-            (ContainerState::Unwritten, Some(status)) => format!("ended ({status}), not written"),
-            (ContainerState::Unwritten, None) => "ended, not written".to_owned(),
-            _ if !self.is_watched(context) => "lost".to_owned(),
-            (ContainerState::Created, _) => "starting".to_owned(),
-            (ContainerState::Running, _) if !self.has_root(context) => "dead (its service has ended)".to_owned(),
-            (ContainerState::Running, _) => "running".to_owned(),
+    /// How it is now.
+    pub fn condition(&self, context: &Context) -> Condition {
+        match self.state {
+            ContainerState::Ended => Condition::Ended,
+            ContainerState::Unwritten => Condition::Unwritten,
+            _ if !self.is_watched(context) => Condition::Lost,
+            ContainerState::Created => Condition::Starting,
+            ContainerState::Running if !self.has_root(context) => Condition::Dead,
+            ContainerState::Running => Condition::Running,
+        }
+    }
+
+    /// The same in a few words.
+    pub fn described(&self, condition: Condition) -> String {
+        let status = self.exit_code.map_or_else(String::new, |status| format!(" ({status})"));
+        match condition {
+            Condition::Ended => format!("ended{status}"),
+            Condition::Unwritten => format!("ended{status}, not written"),
+            Condition::Lost => "lost".to_owned(),
+            Condition::Starting => "starting".to_owned(),
+            Condition::Dead => "dead (its service has ended)".to_owned(),
+            Condition::Running => "running".to_owned(),
         }
     }
 

@@ -51,6 +51,9 @@ impl Runtime {
     /// place, the second, that they reach whoever they have become. Nobody else sees it there.
     pub fn run(&self, context: &Context, bundle: &Path, id: &str, shown: Option<(&Path, &Path)>) -> Command {
         let mut command = Command::new(context.program());
+        if context.json {
+            command.arg("--json");
+        }
         command.args(["__tied", "--parent", &std::process::id().to_string()]);
         if let Some((root, place)) = shown {
             command.arg("--show").args([root, place]);

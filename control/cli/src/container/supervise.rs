@@ -18,7 +18,7 @@ use poolfs_image::ImageConfig;
 use poolfs_service_protocol::{Ending, MountSpec, StackSpec};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The request to end, by signal, at which a container in the foreground is killed: its first process ignores them.
 const KILLING_REQUEST: u32 = 3;
@@ -136,7 +136,7 @@ fn run_mounted(
     drop(command);
     if let Err(failure) = await_start(context, &record.pool, &places.bundle, &mut child) {
         // What it has made so far goes with the rest.
-        waiting::end_child(&mut child);
+        waiting::end_child(context, &mut child);
         return Err(failure.of(format!("container {name}")));
     }
     if Runtime::has_started(&places.bundle) {
@@ -146,6 +146,8 @@ fn run_mounted(
         if container.record.remove_at_end { container.note() } else { container.save() }?;
         started();
     }
+    // It may run for hours.
+    context.patience.renew();
     let status = signals.wait(&*context.host, &mut child, |asked| {
         match asked {
             0 | 1 => {}
@@ -156,25 +158,27 @@ fn run_mounted(
         }
         Ok(())
     })?;
+    context.patience.renew();
     Runtime::start_failure(&places.bundle, name, status).map_or_else(|| Ok(status_code(status)), Err)
 }
 
 /// Wait until the first process runs, or the runtime has ended.
 fn await_start(context: &Context, pool: &str, bundle: &Path, child: &mut Child) -> Result<()> {
     signals::forget_end();
-    let mut heard = Instant::now();
+    let mut wait = context.patience.begin();
     while !Runtime::has_started(bundle) && child.try_wait().is_ok_and(|status| status.is_none()) {
         // Looked at in this order: a signal to what runs already is passed on later.
         if signals::end_came() && !Runtime::has_started(bundle) {
             return Err(Failure::interrupted("start", "it was asked to end before it began"));
         }
-        if heard.elapsed() >= waiting::limit() / 2 {
+        if wait.is_half_over() {
             // It waits for its root.
-            waiting::ping(context, pool)?;
-            heard = Instant::now();
+            waiting::ping_within(context, pool, &wait)?;
+            wait.heard();
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+    wait.heard();
     Ok(())
 }
 
