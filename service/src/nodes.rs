@@ -36,6 +36,9 @@ use texts::{Backing, TextState, Texts};
 /// FUSE's number of the root directory.
 pub const ROOT_NUMBER: u64 = 1;
 
+/// The user who may have what filesystems keep for root.
+const ROOT_USER: u32 = 0;
+
 const SHARDS: usize = 64;
 
 /// Numbers from here on are not inode numbers.
@@ -66,6 +69,8 @@ struct NodeState {
     size_told: u64,
     /// Pages of a shared mapping were written back; until the last file is closed.
     mapped: bool,
+    /// The last user other than root who has opened it to write, and may have mapped it; until the last file is closed.
+    user: Option<u32>,
     /// Pages of a mapping could not be written back: the kernel reports that to whoever closes the file next, and then does not
     /// tell of the closing.
     write_back_failed: bool,
@@ -299,6 +304,20 @@ impl NodeTable {
         }
     }
 
+    /// Whoever opened a file of the node to write may come to map it: the kernel does not tell whose the pages are that it writes back.
+    pub(crate) fn opened_to_write_by(&self, node: NodeId, user: u32) {
+        if user != ROOT_USER
+            && let Some(state) = self.states(node).get_mut(&node)
+        {
+            state.user = Some(user);
+        }
+    }
+
+    /// For whom pages of mappings of the node are stored: root, where nobody else has opened it to write.
+    pub(crate) fn user_of_mappings(&self, node: NodeId) -> u32 {
+        self.states(node).get(&node).and_then(|state| state.user).unwrap_or(ROOT_USER)
+    }
+
     /// A file of the node was closed for good, that counted so.
     pub fn closed(&self, node: NodeId, append: bool, counted: Counted) {
         let mut states = self.states(node);
@@ -308,6 +327,7 @@ impl NodeTable {
             state.writers = state.writers.saturating_sub(u32::from(counted.writer));
             state.appenders = state.appenders.saturating_sub(u32::from(append));
             state.mapped &= state.open_files > 0;
+            state.user = state.user.filter(|_| state.open_files > 0);
             if state.open_files == 0 {
                 state.revoke();
             }
@@ -499,6 +519,29 @@ mod tests {
         assert!(is_considered());
         table.write_back_failed(NodeId(7));
         assert!(!is_considered());
+    }
+
+    #[test]
+    fn pages_of_mappings_are_those_of_whoever_may_have_mapped_the_file_and_is_not_root() {
+        let table = NodeTable::default();
+        let node = NodeId(7);
+        table.enter(node, 70);
+        let open = |user| {
+            table.opened(node, true, false);
+            table.opened_to_write_by(node, user);
+        };
+        let close = || table.closed(node, false, Counted { writer: true, by_size: true });
+        open(0);
+        assert_eq!(table.user_of_mappings(node), 0);
+        open(1000);
+        open(0);
+        assert_eq!(table.user_of_mappings(node), 1000);
+        close();
+        close();
+        assert_eq!(table.user_of_mappings(node), 1000, "root's may be the one that was closed");
+        close();
+        open(0);
+        assert_eq!(table.user_of_mappings(node), 0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::instance::Instance;
 use crate::request::{Context, Reply, WriteMode};
 use poolfs_libservice::types::limits::FILE_SIZE_MAX;
 use poolfs_libservice::types::{AllocateMode, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo};
-use poolfs_libservice::{Durability, Written};
+use poolfs_libservice::{Durability, Spending, Written};
 
 /// Most bytes one copy request moves, so that a service thread comes back within a moment.
 const COPY_BYTES_MAX: u64 = 64 << 20;
@@ -35,6 +35,7 @@ impl Instance {
         }
         let handle = self.layer().open(&context.caller, node, layer_flags(flags))?;
         let file = room.enter(node, handle, flags, false);
+        self.note_writer(context, &file);
         if !flags.writable() && self.is_read_at_length(node) {
             file.announce_closing();
         }
@@ -42,6 +43,13 @@ impl Instance {
             self.content_changed(node, None);
         }
         Ok(Reply::Opened { file, entry: None })
+    }
+
+    /// Before anybody has the open file.
+    pub(super) fn note_writer(&self, context: &Context<'_>, file: &OpenFile) {
+        if file.flags().writable() {
+            self.nodes.opened_to_write_by(file.node(), context.caller.uid);
+        }
     }
 
     /// Whether clients may come to read a file without requests, and its length makes up for a request at its closing, which
@@ -92,6 +100,8 @@ impl Instance {
         data: &[u8],
         mode: WriteMode,
     ) -> Served {
+        // Such a write comes without a user, and gets no more room than who may have mapped the file.
+        let _spending = mode.from_mapping.then(|| Spending::of_user(self.nodes.user_of_mappings(file.node())));
         let served = self.write_content(context, file, offset, data, mode);
         if mode.from_mapping && served.is_err() {
             self.nodes.write_back_failed(file.node());

@@ -112,7 +112,9 @@ impl Instance {
         let room = self.handles.reserve()?;
         let (entry, handle) = self.layer().create(&caller, parent, name, permissions, layer_flags(flags))?;
         self.name_appeared(context, parent, name);
-        Ok(Reply::Opened { file: room.enter(entry.node, handle, flags, false), entry: Some(entry) })
+        let file = room.enter(entry.node, handle, flags, false);
+        self.note_writer(context, &file);
+        Ok(Reply::Opened { file, entry: Some(entry) })
     }
 
     pub(super) fn create_nameless(
@@ -127,7 +129,9 @@ impl Instance {
         let room = self.handles.reserve()?;
         let layer_flags = layer_flags(flags) | flags & OpenFlags::EXCLUSIVE;
         let (entry, handle) = self.layer().tmpfile(&caller, parent, permissions, layer_flags)?;
-        Ok(Reply::Opened { file: room.enter(entry.node, handle, flags, false), entry: Some(entry) })
+        let file = room.enter(entry.node, handle, flags, false);
+        self.note_writer(context, &file);
+        Ok(Reply::Opened { file, entry: Some(entry) })
     }
 
     pub(super) fn make_node(
