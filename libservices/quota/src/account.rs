@@ -10,6 +10,8 @@ const SLACK_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Account {
     limit: u64,
+    /// whether names and attributes take memory of which the backend tells nothing
+    in_memory: bool,
     used: AtomicU64,
     /// room of calls that are under way
     promised: AtomicU64,
@@ -31,7 +33,18 @@ impl Account {
     /// An account of at most `limit` bytes, of which none is used.
     #[must_use]
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Account { limit, used: AtomicU64::new(0), promised: AtomicU64::new(0) })
+        Arc::new(Account { limit, in_memory: false, used: AtomicU64::new(0), promised: AtomicU64::new(0) })
+    }
+
+    /// The same of a branch whose filesystem keeps everything in memory: counted is also what names and attributes take there, of which such a
+    /// filesystem tells nothing.
+    #[must_use]
+    pub fn in_memory(limit: u64) -> Arc<Self> {
+        Arc::new(Account { limit, in_memory: true, used: AtomicU64::new(0), promised: AtomicU64::new(0) })
+    }
+
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 
     /// The limit, bytes.

@@ -67,7 +67,10 @@ impl Limited {
 
     fn full(&self) -> Error {
         let limit = self.account.limit();
-        Error::new(Errno::ENOSPC, format!("the upper branch has reached its limit of {limit} bytes (--upper-size)"))
+        Error::new(
+            Errno::ENOSPC,
+            format!("the branch has reached its limit of {limit} bytes (--upper-size, or that of a tmpfs)"),
+        )
     }
 
     /// Whether names and attributes may be added.

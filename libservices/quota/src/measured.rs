@@ -27,16 +27,17 @@ impl Measured {
     /// What the backend answers where something cannot be looked at.
     pub fn open(below: Branch, account: &Arc<Account>) -> Result<Arc<Self>> {
         let root = below.getattr(&Caller::ROOT, NodeId::ROOT)?;
-        let mut sum = taken(&root, 0);
+        let root = taken(account, &below, NodeId::ROOT, &root, 0);
+        let mut sum = root;
         let mut linked = HashSet::new();
         walk(&below, Held::new(&below, NodeId::ROOT), b"", &mut |_, visited| {
-            let (_, attributes) = visited?;
+            let (held, attributes) = visited?;
             let is_counted = !attributes.is_directory() && attributes.links > 1 && !linked.insert(attributes.inode);
-            sum += if is_counted { 0 } else { taken(attributes, 0) };
+            sum += if is_counted { 0 } else { taken(account, &below, held.node(), attributes, 0) };
             Ok(true)
         })?;
         account.settle(0, sum);
-        let nodes = Nodes::new(&root);
+        let nodes = Nodes::new(root);
         Ok(Arc::new(Measured { below, account: Arc::clone(account), nodes, removing: Mutex::new(()) }))
     }
 
@@ -51,13 +52,13 @@ impl Measured {
     }
 
     fn opened(&self, node: NodeId, handle: HandleId) {
-        self.nodes.hold(&self.below, node);
+        self.nodes.hold(&self.below, &self.account, node);
         self.nodes.opened(handle, node);
     }
 
     /// An object was made in `parent`.
     fn made(&self, parent: NodeId, entry: Entry) -> Entry {
-        self.nodes.hold_new(&self.account, entry.node, &entry.attributes);
+        self.nodes.hold_new(&self.below, &self.account, entry.node, &entry.attributes);
         self.measure(parent);
         entry
     }
@@ -74,6 +75,10 @@ impl Measured {
         let found = self.lookup(caller, parent, name).ok();
         let removed = remove();
         if let Some(entry) = found {
+            if self.account.is_in_memory() {
+                // Each of its names counts.
+                self.measure(entry.node);
+            }
             self.forget(entry.node, 1);
         }
         self.measure(parent);
@@ -87,7 +92,7 @@ impl Libservice for Measured {
 
     fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let entry = self.below.lookup(caller, parent, name)?;
-        self.nodes.hold(&self.below, entry.node);
+        self.nodes.hold(&self.below, &self.account, entry.node);
         Ok(entry)
     }
 
@@ -159,7 +164,10 @@ impl Libservice for Measured {
 
     fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let entry = self.below.link(caller, node, parent, name)?;
-        self.nodes.hold(&self.below, entry.node);
+        self.nodes.hold(&self.below, &self.account, entry.node);
+        if self.account.is_in_memory() {
+            self.measure(entry.node);
+        }
         self.measure(parent);
         Ok(entry)
     }

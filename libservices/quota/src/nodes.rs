@@ -35,29 +35,53 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// In memory, what each name of an object takes, with the object itself: an inode and an entry of a directory of Linux take less.
+const NAME_BYTES: u64 = 2048;
+/// The same of an extended attribute beside its name and its value.
+const ATTRIBUTE_BYTES: u64 = 128;
+
 /// What an object takes.
-pub(crate) fn taken(attributes: &Attributes, asked_for: u64) -> u64 {
+pub(crate) fn taken(account: &Account, below: &Branch, node: NodeId, attributes: &Attributes, asked_for: u64) -> u64 {
+    if !account.is_in_memory() {
+        return blocks_taken(attributes, asked_for);
+    }
+    // Such a filesystem holds nothing ready.
+    let blocks = attributes.blocks.saturating_mul(SECTOR_BYTES);
+    let names = if attributes.is_directory() { 1 } else { u64::from(attributes.links).max(1) };
+    // What has ended meanwhile has none.
+    let listed = below.listxattr(&Caller::ROOT, node).unwrap_or_default();
+    let beside: u64 = listed
+        .iter()
+        .map(|name| {
+            let value = below.getxattr(&Caller::ROOT, node, name).map_or(0, |value| value.len());
+            (name.len() + value) as u64 + ATTRIBUTE_BYTES
+        })
+        .sum();
+    blocks.saturating_add(names.saturating_mul(NAME_BYTES)).saturating_add(beside)
+}
+
+fn blocks_taken(attributes: &Attributes, asked_for: u64) -> u64 {
     let bytes = attributes.blocks.saturating_mul(SECTOR_BYTES);
     let needed = attributes.size.max(asked_for).checked_next_multiple_of(BLOCK_SIZE as u64).unwrap_or(u64::MAX);
     if attributes.is_directory() || bytes.saturating_sub(needed) < READY_BYTES { bytes } else { needed }
 }
 
 impl Counted {
-    fn measure(&mut self, account: &Account, attributes: &Attributes) {
-        let after = taken(attributes, self.asked_for);
+    fn measure(&mut self, account: &Account, below: &Branch, node: NodeId, attributes: &Attributes) {
+        let after = taken(account, below, node, attributes, self.asked_for);
         account.settle(self.bytes, after);
         self.bytes = after;
     }
 }
 
 impl Nodes {
-    /// A table in which the root is held for good.
-    pub fn new(root: &Attributes) -> Self {
+    /// A table in which the root, which takes so much, is held for good.
+    pub fn new(root: u64) -> Self {
         let nodes = Nodes {
             counted: (0..SHARDS).map(|_| Mutex::default()).collect(),
             handles: (0..SHARDS).map(|_| Mutex::default()).collect(),
         };
-        let counted = Counted { held: 1, bytes: taken(root, 0), asked_for: 0 };
+        let counted = Counted { held: 1, bytes: root, asked_for: 0 };
         lock(nodes.shard(NodeId::ROOT)).insert(NodeId::ROOT, counted);
         nodes
     }
@@ -71,7 +95,7 @@ impl Nodes {
     }
 
     /// The layers above have got a reference or a handle on `node`, which is in the account.
-    pub fn hold(&self, below: &Branch, node: NodeId) {
+    pub fn hold(&self, below: &Branch, account: &Account, node: NodeId) {
         let mut shard = lock(self.shard(node));
         let counted = shard.entry(node).or_default();
         counted.held += 1;
@@ -79,16 +103,16 @@ impl Nodes {
         if counted.held == 1
             && let Ok(attributes) = below.getattr(&Caller::ROOT, node)
         {
-            counted.bytes = taken(&attributes, 0);
+            counted.bytes = taken(account, below, node, &attributes, 0);
         }
     }
 
     /// The layers above have got a reference on an object that was made with these attributes.
-    pub fn hold_new(&self, account: &Account, node: NodeId, attributes: &Attributes) {
+    pub fn hold_new(&self, below: &Branch, account: &Account, node: NodeId, attributes: &Attributes) {
         let mut shard = lock(self.shard(node));
         let counted = shard.entry(node).or_default();
         counted.held += 1;
-        let bytes = taken(attributes, 0);
+        let bytes = taken(account, below, node, attributes, 0);
         account.settle(0, bytes);
         // Others may have found it by its name before: they took it for counted.
         if counted.held == 1 {
@@ -105,7 +129,7 @@ impl Nodes {
             return;
         }
         match below.getattr(&Caller::ROOT, node) {
-            Ok(attributes) if attributes.links > 0 => counted.measure(account, &attributes),
+            Ok(attributes) if attributes.links > 0 => counted.measure(account, below, node, &attributes),
             _ => account.settle(counted.bytes, 0),
         }
         shard.remove(&node);
@@ -117,7 +141,7 @@ impl Nodes {
         if let Some(counted) = shard.get_mut(&node)
             && let Ok(attributes) = below.getattr(&Caller::ROOT, node)
         {
-            counted.measure(account, &attributes);
+            counted.measure(account, below, node, &attributes);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::support::{BLOCK, ROOT, Stack, name, on_disk};
 use poolfs_bcow::Layout;
-use poolfs_libservice::types::{AllocateMode, Errno, FileType, NodeId, OpenFlags};
+use poolfs_libservice::types::{AllocateMode, Errno, FileType, NodeId, OpenFlags, XattrFlags};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -193,4 +193,57 @@ fn with_more_than_a_lower_limit_files_can_be_removed_and_written_again() {
     stack.top.unlink(ROOT, NodeId::ROOT, name("f")).expect("needs no room");
     assert_eq!(stack.fill(handle, 200, 10), 10);
     assert!(stack.account.used() <= LIMIT / 2);
+}
+
+#[test]
+fn in_memory_names_and_attributes_take_room() {
+    const LIMIT: u64 = 1 << 20;
+    /// What names may have more.
+    const MOST: u64 = LIMIT + LIMIT / 16;
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let used = |made: u64, stack: &Stack| {
+        let used = stack.account.used();
+        assert!(made > 10 && (LIMIT..=MOST + (64 << 10)).contains(&used), "{made} made, {used} bytes");
+        assert_eq!(Stack::in_memory(folder.path(), LIMIT).account.used(), used, "as it is counted anew");
+    };
+    let until_full = |attempt: &dyn Fn(u64) -> poolfs_libservice::Result<()>| {
+        let refused = |at: &u64| attempt(*at).is_err_and(|error| error.errno() == Errno::ENOSPC);
+        (0..100_000).find(refused).expect("refused")
+    };
+    let stack = Stack::in_memory(folder.path(), LIMIT);
+    let empty = stack.account.used();
+    let at = |number: u64| format!("n{number}");
+    let clear = |made: u64| {
+        (0..made).for_each(|number| stack.top.unlink(ROOT, NodeId::ROOT, name(&at(number))).expect("there"));
+    };
+    let made = until_full(&|number| {
+        let text = at(number);
+        let entry = stack.top.mknod(ROOT, NodeId::ROOT, name(&text), FileType::Regular, 0o644, 0)?;
+        stack.top.forget(entry.node, 1);
+        Ok(())
+    });
+    used(made, &stack);
+    clear(made);
+    assert_eq!(stack.account.used(), empty);
+    // More names of one file.
+    let (node, handle) = stack.create("first");
+    let made = until_full(&|number| {
+        let text = at(number);
+        let entry = stack.top.link(ROOT, node, NodeId::ROOT, name(&text))?;
+        stack.top.forget(entry.node, 1);
+        Ok(())
+    });
+    used(made, &stack);
+    clear(made);
+    // Attributes.
+    let value = vec![7; 8000];
+    let made = until_full(&|number| {
+        let attribute = format!("trusted.{number}");
+        stack.top.setxattr(ROOT, node, attribute.as_bytes(), &value, XattrFlags::empty())
+    });
+    used(made, &stack);
+    stack.top.release(handle);
+    stack.top.unlink(ROOT, NodeId::ROOT, name("first")).expect("there");
+    stack.top.forget(node, 1);
+    assert_eq!(stack.account.used(), empty);
 }

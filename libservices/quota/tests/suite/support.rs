@@ -61,7 +61,20 @@ impl Stack {
         limit: u64,
         between: impl FnOnce(Arc<dyn Libservice>) -> Arc<dyn Libservice>,
     ) -> Self {
-        let account = Account::new(limit);
+        Self::counted(backend, Account::new(limit), between)
+    }
+
+    /// Over a directory of a filesystem in memory.
+    pub fn in_memory(directory: &Path, limit: u64) -> Self {
+        let local = Local::open(directory, LocalOptions::default()).expect("a directory");
+        Self::counted(local, Account::in_memory(limit), |measured| measured)
+    }
+
+    fn counted(
+        backend: Arc<dyn Libservice>,
+        account: Arc<Account>,
+        between: impl FnOnce(Arc<dyn Libservice>) -> Arc<dyn Libservice>,
+    ) -> Self {
         let measured = Measured::open(backend, &account).expect("counted");
         let pool = CachePool::new(CacheConfig::with_limit(32 << 20)).expect("a cache");
         let cache = Cache::new(&pool, between(measured));
