@@ -290,10 +290,14 @@ impl StackBuilder {
             .next()
             .ok_or_else(|| StackError::Branch { path: PathBuf::new(), cause: "no directory was given".to_owned() })?;
         match spec {
-            StackSpec::Directory { .. } | StackSpec::SharedDirectory { .. } => {
-                let is_shared = matches!(spec, StackSpec::SharedDirectory { .. });
+            StackSpec::Directory { .. } | StackSpec::SharedDirectory { .. } | StackSpec::LimitedDirectory { .. } => {
+                let (is_shared, size_bytes) = match spec {
+                    StackSpec::LimitedDirectory { is_shared, size_bytes, .. } => (*is_shared, Some(*size_bytes)),
+                    _ => (matches!(spec, StackSpec::SharedDirectory { .. }), None),
+                };
                 let kind = if is_shared { ClaimKind::Shared } else { ClaimKind::Alone };
-                let branch = self.branch(&first, Role::Directory, &Storage::default(), Some(kind))?;
+                let storage = Storage { size_bytes, ..Storage::default() };
+                let branch = self.branch(&first, Role::Directory, &storage, Some(kind))?;
                 Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch] })
             }
             StackSpec::Union { storage, .. } => {
@@ -401,7 +405,8 @@ impl StackBuilder {
         let options = LocalOptions { read_only: role == Role::Lower, descriptors };
         let local = local(given, options).map_err(failed)?;
         let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
-        let account = storage.size_bytes.map(Account::new);
+        let in_memory = given.mount.in_memory().map_err(|error| failed(error.to_string()))?;
+        let account = storage.size_bytes.map(if in_memory.is_some() { Account::in_memory } else { Account::new });
         let below = match &account {
             Some(account) => Measured::open(below, account).map_err(|error| failed(with_causes(&error)))?,
             None => below,

@@ -126,6 +126,12 @@ impl Pool {
         Mounted { pool: self, at: at.to_path_buf() }
     }
 
+    /// What a command has mounted here, to be unmounted at its end.
+    #[must_use]
+    pub fn mounted(&self, at: &Path) -> Mounted<'_> {
+        Mounted { pool: self, at: at.to_path_buf() }
+    }
+
     /// Runs a shell script on the pool's cores, by the library or by the kernel.
     #[must_use]
     pub fn shell(&self, way: Way, script: &str) -> Outcome {

@@ -1,9 +1,10 @@
 //! What is refused, or told of, because it would do harm: one directory in two pools, a limit that is dropped, more memory than there is,
 //! the removal of an image in use.
 
-use poolfs_tests::{Mounted, Outcome, Pool, import_small, isolated};
+use poolfs_tests::{Mounted, Outcome, Pool, import_small, isolated, run, shell};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
@@ -68,6 +69,122 @@ fn a_directory_is_mounted_by_two_pools_only_when_both_say_so() {
         drop(mounted);
         assert_eq!(exec(&two, "").expect("exec"), "f");
         drop(three);
+    });
+}
+
+#[test]
+fn a_directory_is_known_by_what_it_is_and_not_by_what_it_is_called() {
+    isolated("a_directory_is_known_by_what_it_is_and_not_by_what_it_is_called", |folder| {
+        let one = Pool::create(folder, "16M");
+        let two = Pool::named(folder, &format!("{}-2", one.name()), "16M");
+        let place = |name: &str| folder.join(name);
+        for name in ["data/x/inside", "data/y", "other", "lower", "up", "alias", "alias-inside", "alias-data"] {
+            fs::create_dir_all(place(name)).expect("a folder");
+        }
+        for (from, to) in [("data/x", "alias"), ("data/x/inside", "alias-inside"), ("data", "alias-data")] {
+            let _ = run(Command::new("mount").arg("--bind").args([place(from), place(to)])).expect("mount --bind");
+        }
+        let refused = |pool: &Pool, stack: &[&str], part: &str| {
+            let outcome = try_mount(pool, &place("refused"), stack);
+            assert_ne!(outcome.code, 0, "{stack:?}: {outcome:?}");
+            assert!(outcome.err.contains(part), "{stack:?}: {part} in {outcome:?}");
+        };
+        let directory = |name: &str| ["--dir".to_owned(), text(&place(name)).to_owned()];
+        let union = |upper: &str, lower: &str| {
+            ["--upper", text(&place(upper)), "--lower", text(&place(lower))].map(str::to_owned)
+        };
+        let apart = |stack: &[String], part: &str, pools: &[&Pool]| {
+            let stack: Vec<&str> = stack.iter().map(String::as_str).collect();
+            pools.iter().for_each(|pool| refused(pool, &stack, part));
+        };
+        let by = format!("by pool {}", one.name());
+
+        // The same one, what it lies in, and what lies in it, by names that have nothing in common.
+        let mounted = one.mount_directory(&place("one"), &place("data/x"));
+        apart(&directory("alias"), "it is what is mounted", &[&two]);
+        apart(&union("up", "alias"), &by, &[&two]);
+        apart(&union("alias", "lower"), &by, &[&two]);
+        apart(&directory("alias-inside"), "contains, or lies in", &[&one, &two]);
+        apart(&union("alias-inside", "lower"), &by, &[&one, &two]);
+        apart(&directory("alias-data"), "contains, or lies in", &[&one, &two]);
+        apart(&union("up", "alias-data"), &by, &[&one, &two]);
+        drop(mounted);
+        // The other way round: the alias is there first.
+        for (alias, same, inside, above) in
+            [("alias", "data/x", "data/x/inside", "data"), ("alias-data/x", "data/x", "data/x/inside", "data")]
+        {
+            let mounted = one.mount_directory(&place("one"), &place(alias));
+            apart(&directory(same), "it is what is mounted", &[&two]);
+            apart(&directory(inside), "contains, or lies in", &[&one, &two]);
+            apart(&directory(above), "contains, or lies in", &[&one, &two]);
+            apart(&union("up", same), &by, &[&two]);
+            apart(&union(inside, "lower"), &by, &[&one, &two]);
+            drop(mounted);
+        }
+        let mounted = one.mount_union(&place("one"), &place("alias-inside"), &[&place("lower")]);
+        apart(&directory("data/x"), "contains, or lies in", &[&one, &two]);
+        apart(&union("data/x", "lower"), &by, &[&two]);
+        apart(&union("data/x/inside", "lower"), "it is the upper branch", &[&one, &two]);
+        let checked = one.poolfs(&["fsck", text(&place("data/x")), "--repair"]);
+        assert!(checked.code == 8 && checked.err.contains("contains, or lies in"), "{checked:?}");
+        drop(mounted);
+        // Branches of one union.
+        apart(&union("alias", "data/x"), "overlaps", &[&one]);
+        apart(&union("alias-inside", "data/x"), "overlaps", &[&one]);
+        apart(&union("up", &format!("data:{}", text(&place("alias-inside")))), "overlaps", &[&one]);
+
+        // What is allowed by one name is by every name.
+        let mounted = one.mount_union(&place("one"), &place("up"), &[&place("data/x")]);
+        drop(two.mount_union(&place("two"), &place("lower"), &[&place("alias")]));
+        drop(two.mount(&place("two"), &["--dir", text(&place("alias")), "--shared"]));
+        drop(mounted);
+        // What stands beside it is another one.
+        let mounted = one.mount_directory(&place("one"), &place("alias"));
+        drop(two.mount_directory(&place("two"), &place("alias-data/y")));
+
+        // Moved, it is the same one, and what is at its place now is not.
+        fs::rename(place("data/x"), place("other/moved")).expect("moved");
+        fs::create_dir_all(place("data/x")).expect("a folder");
+        drop(two.mount_directory(&place("two"), &place("data/x")));
+        apart(&directory("other/moved"), "it is what is mounted", &[&two]);
+        apart(&directory("other"), "contains, or lies in", &[&one, &two]);
+        apart(&directory("other/moved/inside"), "contains, or lies in", &[&one, &two]);
+        drop(mounted);
+        drop(two.mount_directory(&place("two"), &place("other")));
+    });
+}
+
+#[test]
+fn what_lies_in_a_directory_is_known_behind_other_mounts_and_in_subvolumes() {
+    isolated("what_lies_in_a_directory_is_known_behind_other_mounts_and_in_subvolumes", |folder| {
+        let one = Pool::create(folder, "16M");
+        let two = Pool::named(folder, &format!("{}-2", one.name()), "16M");
+        // A subvolume in a directory, mounted by itself; its parent covered by a mount; and the top mounted nowhere but below that.
+        let _ = shell(&format!(
+            "set -eu; cd {}; truncate -s 256M img; mkfs.btrfs -q img; mkdir top sub beside; mount -o loop img top
+             mkdir top/data; btrfs -q subvolume create top/data/sub >&2; mkdir top/data/sub/inside
+             mount --bind top beside; mount -o subvol=data/sub \"$(findmnt -no SOURCE top)\" sub; mount -t tmpfs cover top/data",
+            folder.display()
+        ))
+        .expect("a disk");
+        let place = |name: &str| folder.join(name);
+        let refused = |stack: &[&str]| {
+            let outcome = try_mount(&two, &place("refused"), stack);
+            assert!(outcome.code != 0 && outcome.err.contains("contains, or lies in"), "{stack:?}: {outcome:?}");
+        };
+        let mounted = one.mount_directory(&place("one"), &place("sub"));
+        refused(&["--dir", text(&place("beside/data"))]);
+        refused(&["--dir", text(&place("top"))]);
+        refused(&["--dir", text(&place("sub/inside"))]);
+        refused(&["--dir", text(&place("beside/data/sub/inside"))]);
+        // What covers it is another filesystem.
+        drop(two.mount_directory(&place("two"), &place("top/data")));
+        drop(mounted);
+        let mounted = one.mount_directory(&place("one"), &place("beside/data"));
+        refused(&["--dir", text(&place("sub"))]);
+        refused(&["--dir", text(&place("sub/inside"))]);
+        drop(mounted);
+        let _ = shell(&format!("cd {}; umount top/data sub beside top", folder.display())).expect("umount");
     });
 }
 

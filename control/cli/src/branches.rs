@@ -3,10 +3,11 @@
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::record::PoolRecord;
+use crate::places::{self, Found, Relation, Whereabouts};
+use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{complain, size};
-use poolfs_service_protocol::StackSpec;
+use poolfs_service_protocol::{Branch, StackSpec};
 use rustix::fs::XattrFlags;
 use std::path::Path;
 
@@ -52,6 +53,9 @@ fn uses(stack: &StackSpec) -> Vec<Used<'_>> {
     match stack {
         StackSpec::Directory { directory } => vec![(Use::Alone, directory)],
         StackSpec::SharedDirectory { directory } => vec![(Use::Shared, directory)],
+        StackSpec::LimitedDirectory { directory, is_shared, .. } => {
+            vec![(if *is_shared { Use::Shared } else { Use::Alone }, directory)]
+        }
         StackSpec::Union { upper, lowers, .. } => {
             let lowers = lowers.iter().map(|lower| (Use::Lower, lower.as_path()));
             std::iter::once((Use::Upper, upper.as_path())).chain(lowers).collect()
@@ -62,35 +66,92 @@ fn uses(stack: &StackSpec) -> Vec<Used<'_>> {
 /// A directory, and what it is for.
 type Used<'a> = (Use, &'a Path);
 
-/// The first two directories of two mounts in pools of their own that exclude each other.
-fn conflict<'a>(wanted: &'a StackSpec, used: &'a StackSpec) -> Option<(Used<'a>, Used<'a>)> {
-    let all = uses(used);
-    let pairs = uses(wanted).into_iter().flat_map(|wanted| all.iter().map(move |used| (wanted, *used)));
-    pairs.into_iter().find(|((wanted, path), (used, other))| {
-        !wanted.goes_with(*used) && (path.starts_with(other) || other.starts_with(path))
-    })
+/// Two directories of two mounts that exclude each other.
+struct Conflict<'a> {
+    wanted: Used<'a>,
+    used: Use,
+    relation: Relation,
 }
 
-/// Refuse what another mount excludes. Within a pool the service decides, but for two unions over one upper branch.
-pub fn refuse_conflicts(context: &Context, own: &PoolRecord, stack: &StackSpec) -> Result<()> {
+/// How a wanted directory lies to one in use. One that was mounted by a release that noted nothing of it is known by its path only.
+fn relation(wanted: (&Path, &Found), used: (&Path, Option<&Whereabouts>)) -> Option<Relation> {
+    let ((path, found), (other, noted)) = (wanted, used);
+    match noted {
+        Some(noted) => found.relation(noted),
+        None if path == other => Some(Relation::Same),
+        None => (path.starts_with(other) || other.starts_with(path)).then_some(Relation::Nested),
+    }
+}
+
+/// The first two directories of two mounts that exclude each other. Within a pool the service keeps equal ones apart, but for two unions over one upper
+/// branch; it has one cache, so lower branches may lie in each other, and nothing else.
+fn conflict<'a>(
+    (stack, found): (&'a StackSpec, &[Found]),
+    used: &InstanceRecord,
+    is_own_pool: bool,
+) -> Option<Conflict<'a>> {
+    let excludes = |wanted: Use, used: Use, relation| match (is_own_pool, relation) {
+        (false, _) => !wanted.goes_with(used),
+        (true, Relation::Same) => (wanted, used) == (Use::Upper, Use::Upper),
+        (true, Relation::Nested) => (wanted, used) != (Use::Lower, Use::Lower),
+    };
+    for (wanted, found) in uses(stack).into_iter().zip(found) {
+        for (at, (other, path)) in uses(&used.spec.stack).into_iter().enumerate() {
+            let relation = relation((wanted.1, found), (path, used.places.get(at)));
+            if let Some(relation) = relation.filter(|&relation| excludes(wanted.0, other, relation)) {
+                return Some(Conflict { wanted, used: other, relation });
+            }
+        }
+    }
+    None
+}
+
+/// Refuse directories of one mount that are or contain one another, or that the pool itself serves.
+pub fn refuse_overlaps(own: &PoolRecord, stack: &StackSpec, found: &[Found]) -> Result<()> {
+    let paths: Vec<&Path> = uses(stack).into_iter().map(|(_, path)| path).collect();
+    for (at, (path, one)) in paths.iter().zip(found).enumerate() {
+        if own.instances.iter().any(|instance| Some(&instance.spec.instance) == one.served_by.as_ref()) {
+            let cause = "it is served by this pool itself";
+            return Err(Failure::usage(path.display().to_string(), cause, "name the directory behind it"));
+        }
+        for (other, noted) in paths.iter().zip(found).skip(at + 1) {
+            if one.relation(&noted.whereabouts).is_some() {
+                let cause = format!("it overlaps the branch {}", other.display());
+                let remedy = "use directories apart from each other";
+                return Err(Failure::usage(path.display().to_string(), cause, remedy));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuse what another mount excludes. The one that is to be made is in the record already: so of two that are made at once at least one sees the other.
+pub fn refuse_conflicts(
+    context: &Context,
+    own: &PoolRecord,
+    instance: &str,
+    stack: &StackSpec,
+    found: &[Found],
+) -> Result<()> {
     let others: Vec<PoolRecord> = context.pools()?.peek_all()?;
     let pools = others.iter().filter(|pool| pool.name != own.name).chain([own]);
     for pool in pools.filter(|pool| pool.service_alive(&*context.host) == Some(true)) {
-        for instance in &pool.instances {
-            let Some(((wanted, path), (used, other))) = conflict(stack, &instance.spec.stack) else { continue };
-            let is_between_uppers = wanted == Use::Upper && used == Use::Upper;
-            if (pool.name == own.name && !is_between_uppers) || !is_served(context, pool, &instance.spec.instance)? {
+        for used in pool.instances.iter().filter(|used| used.spec.instance != instance) {
+            let is_own = pool.name == own.name;
+            let Some(conflict) = conflict((stack, found), used, is_own) else { continue };
+            if !is_served(context, pool, &used.spec.instance)? && (is_own || !is_being_changed(context, pool)?) {
                 continue;
             }
-            let (name, place) = (&pool.name, instance.spec.mount_point.display());
-            let is_same = if path == other { "it is" } else { "it contains, or lies in," };
+            let (name, place) = (&pool.name, used.spec.mount_point.display());
+            let Conflict { wanted: (wanted, path), used, relation } = conflict;
+            let is_same = if relation == Relation::Same { "it is" } else { "it contains, or lies in," };
             let cause = format!("{is_same} {} at {place} by pool {name}", used.described());
             let remedy = match (wanted, used) {
                 (Use::Upper, Use::Upper) => "unmount that first, or use another --upper",
-                (Use::Alone, Use::Lower) | (Use::Lower, Use::Alone) => {
+                (Use::Alone, Use::Lower) | (Use::Lower, Use::Alone) if !is_own => {
                     "unmount that first, or mount the directory with --shared if nobody writes there"
                 }
-                (Use::Alone | Use::Shared, Use::Alone | Use::Shared) => {
+                (Use::Alone | Use::Shared, Use::Alone | Use::Shared) if !is_own => {
                     "mount both in one pool, or both with --shared: then what one writes, the other may not see for long, or \
                      overwrite"
                 }
@@ -102,6 +163,31 @@ pub fn refuse_conflicts(context: &Context, own: &PoolRecord, stack: &StackSpec) 
     Ok(())
 }
 
+/// Refuse to check an upper branch that lies in what is written now, or contains it. Whether it is that itself, the check finds by a lock.
+pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
+    let (found, _) = places::find(context, vec![Branch { directory: upper, read_only: true }])?;
+    let pools: Vec<PoolRecord> = context.pools()?.peek_all()?;
+    for pool in pools.iter().filter(|pool| pool.service_alive(&*context.host) == Some(true)) {
+        for used in &pool.instances {
+            let mut written = uses(&used.spec.stack).into_iter().zip(&used.places);
+            let is_in_use = |((used, _), noted): ((Use, &Path), &Whereabouts)| {
+                used != Use::Lower && found.iter().any(|found| found.relation(noted) == Some(Relation::Nested))
+            };
+            if written.any(is_in_use) && is_served(context, pool, &used.spec.instance)? {
+                let (name, place) = (&pool.name, used.spec.mount_point.display());
+                let cause = format!("it contains, or lies in, what is written by way of {place} by pool {name}");
+                return Err(Failure::in_use(upper.display().to_string(), cause, "unmount that first"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether another command works on a pool now: an instance in its record may be about to be mounted.
+fn is_being_changed(context: &Context, pool: &PoolRecord) -> Result<bool> {
+    Ok(context.pools()?.lock_now::<PoolRecord>(&pool.name)?.is_none())
+}
+
 /// Whether the service of a pool has an instance, as it says itself: a command that was killed may not have taken note of an unmount,
 /// nor does `umount(8)`.
 fn is_served(context: &Context, pool: &PoolRecord, instance: &str) -> Result<bool> {
@@ -109,13 +195,14 @@ fn is_served(context: &Context, pool: &PoolRecord, instance: &str) -> Result<boo
 }
 
 /// After a mount: note the limit of its upper branch there, and say so if it had one that is not kept.
-pub fn note_limit(stack: &StackSpec) {
-    let StackSpec::Union { upper, storage, .. } = stack else { return };
-    let before = noted_limit(upper);
+pub fn note_limit(stack: &StackSpec, found: &[Found]) {
+    let (StackSpec::Union { upper, storage, .. }, Some(found)) = (stack, found.first()) else { return };
+    let place = found.place().path_of_descriptor();
+    let before = noted_limit(&place);
     // Where there are no attributes, nothing can be told later.
     let _ = match storage.size_bytes {
-        Some(bytes) => rustix::fs::setxattr(upper, LIMIT_ATTRIBUTE, bytes.to_string().as_bytes(), XattrFlags::empty()),
-        None if before.is_some() => rustix::fs::removexattr(upper, LIMIT_ATTRIBUTE),
+        Some(bytes) => rustix::fs::setxattr(&place, LIMIT_ATTRIBUTE, bytes.to_string().as_bytes(), XattrFlags::empty()),
+        None if before.is_some() => rustix::fs::removexattr(&place, LIMIT_ATTRIBUTE),
         None => Ok(()),
     };
     if let (Some(bytes), None) = (before, storage.size_bytes) {
@@ -136,33 +223,68 @@ fn noted_limit(upper: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use poolfs_host::LinuxHost;
+    use poolfs_service_protocol::MountSpec;
 
     #[test]
     fn what_would_overwrite_each_other_is_found() {
-        let alone = |path: &str| StackSpec::Directory { directory: path.into() };
-        let shared = |path: &str| StackSpec::SharedDirectory { directory: path.into() };
-        let union = |upper: &str, lower: &str| StackSpec::union(upper, vec![lower.into()]);
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path().canonicalize().expect("a path");
+        let mut context = Context::for_test(&root, poolfs_host::RecordingHost::new());
+        context.host = Box::new(LinuxHost);
+        for name in ["a/b", "ab", "l/x", "u/v", "m", "v"] {
+            std::fs::create_dir_all(root.join(name)).expect("folders");
+        }
+        let alone = |path: &str| StackSpec::Directory { directory: root.join(path) };
+        let shared = |path: &str| StackSpec::SharedDirectory { directory: root.join(path) };
+        let union = |upper: &str, lower: &str| StackSpec::union(root.join(upper), vec![root.join(lower)]);
+        let exclude = |wanted: &StackSpec, used: &StackSpec, is_own_pool, is_noted: bool| {
+            let find = |stack: &StackSpec| places::find(&context, stack.branches()).expect("there").0;
+            let (found, others) = (find(wanted), find(used));
+            let places = others.into_iter().map(|found| found.whereabouts).filter(|_| is_noted).collect();
+            let (instance, mount_point, stack) = ("x-1".to_owned(), "/mnt".into(), used.clone());
+            let spec =
+                MountSpec { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None };
+            let used = InstanceRecord { spec, owner: None, container: None, places };
+            conflict((wanted, &found), &used, is_own_pool).is_some()
+        };
         for (one, other) in [
-            (alone("/a"), alone("/a")),
-            (alone("/a"), alone("/a/b")),
-            (alone("/a"), shared("/a")),
-            (alone("/u"), union("/u", "/l")),
-            (alone("/l/x"), union("/u", "/l")),
-            (shared("/u"), union("/u", "/l")),
-            (union("/u", "/l"), union("/u", "/m")),
-            (union("/u", "/l"), union("/u/v", "/m")),
+            (alone("a"), alone("a")),
+            (alone("a"), alone("a/b")),
+            (alone("a"), shared("a")),
+            (alone("u"), union("u", "l")),
+            (alone("l/x"), union("u", "l")),
+            (shared("u"), union("u", "l")),
+            (union("u", "l"), union("u", "m")),
+            (union("u", "l"), union("u/v", "m")),
         ] {
-            assert!(conflict(&one, &other).is_some(), "{one:?} {other:?}");
-            assert!(conflict(&other, &one).is_some(), "{other:?} {one:?}");
+            for is_noted in [true, false] {
+                assert!(exclude(&one, &other, false, is_noted), "{one:?} {other:?}");
+                assert!(exclude(&other, &one, false, is_noted), "{other:?} {one:?}");
+            }
         }
         for (one, other) in [
-            (alone("/a"), alone("/ab")),
-            (shared("/a"), shared("/a")),
-            (shared("/l"), union("/u", "/l")),
-            (union("/u", "/l"), union("/v", "/l")),
+            (alone("a"), alone("ab")),
+            (shared("a"), shared("a")),
+            (shared("l"), union("u", "l")),
+            (union("u", "l"), union("v", "l")),
+            (union("u", "l"), union("m", "u")),
         ] {
-            assert!(conflict(&one, &other).is_none(), "{one:?} {other:?}");
-            assert!(conflict(&other, &one).is_none(), "{other:?} {one:?}");
+            for is_noted in [true, false] {
+                assert!(!exclude(&one, &other, false, is_noted), "{one:?} {other:?}");
+                assert!(!exclude(&other, &one, false, is_noted), "{other:?} {one:?}");
+            }
+        }
+        // In one pool.
+        for (one, other, is_conflict) in [
+            (alone("a"), alone("a"), false),
+            (alone("a"), alone("a/b"), true),
+            (union("u", "l"), union("v", "l/x"), false),
+            (union("u/v", "l"), union("v", "u"), true),
+            (union("u", "l"), union("u", "m"), true),
+        ] {
+            assert_eq!(exclude(&one, &other, true, true), is_conflict, "{one:?} {other:?}");
+            assert_eq!(exclude(&other, &one, true, true), is_conflict, "{other:?} {one:?}");
         }
     }
 }

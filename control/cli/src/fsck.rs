@@ -1,5 +1,6 @@
 //! Checks an upper branch that is mounted nowhere. The service's program does it, in a process of its own.
 
+use crate::branches;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::text::{count, plain, print};
@@ -22,7 +23,9 @@ pub fn fsck(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -
 fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> Result<u8> {
     let absolute = |path: &Path| path.canonicalize().map_err(|error| Failure::file(path, error));
     let lowers = lowers.iter().map(|lower| absolute(lower)).collect::<Result<_>>()?;
-    let spec = CheckSpec { upper: absolute(upper)?, lowers, repair, socket_directory: context.run.clone() };
+    let found = absolute(upper)?;
+    branches::refuse_check(context, &found)?;
+    let spec = CheckSpec { upper: found, lowers, repair, socket_directory: context.run.clone() };
     let failed = |cause: &dyn std::fmt::Display| Failure::new(upper.display().to_string(), cause, "");
     let mut child = Command::new(context.service_program()?)
         .arg("check")

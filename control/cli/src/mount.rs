@@ -6,13 +6,10 @@ use crate::failure::{Failure, Result};
 use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::complain;
-use crate::{branches, pool, service, waiting};
+use crate::{branches, memory, places, pool, service, waiting};
 use poolfs_host::{MountEntry, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
-use poolfs_service_protocol::{
-    Branch, CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage,
-};
-use std::error::Error;
+use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage};
 use std::path::{Path, PathBuf};
 
 /// What is to be mounted, and for whom.
@@ -129,7 +126,10 @@ pub fn split_lowers(text: &str) -> Vec<PathBuf> {
 /// Mount an instance in a pool, whose service is started when it does not run. On failure nothing stays of it.
 pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Result<MountSpec> {
     let stack = checked_stack(context, wanted.stack)?;
-    branches::refuse_conflicts(context, &pool.record, &stack)?;
+    // From here on it is these directories, whatever comes to their paths.
+    let (found, mounts) = places::find(context, stack.branches())?;
+    branches::refuse_overlaps(&pool.record, &stack, &found)?;
+    let stack = memory::limited(&pool.record, stack, found.first().zip(mounts.first()))?;
     detach_dead(context, pool, &wanted.mount_point)?;
     let mount_point = directory(context, &wanted.mount_point)?;
     service::ensure(context, pool)?;
@@ -143,38 +143,35 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
         ids: wanted.ids,
     };
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
-    let record = InstanceRecord { spec: spec.clone(), owner: wanted.owner, container: wanted.container };
+    let places = found.iter().map(|found| found.whereabouts.clone()).collect();
+    let record = InstanceRecord { spec: spec.clone(), owner: wanted.owner, container: wanted.container, places };
     pool.record.instances.push(record);
-    match pool.note().and_then(|()| mount_recorded(context, &pool.record.name, &spec)) {
+    let failed = |failure: Failure| failure.of(spec.mount_point.display().to_string());
+    let mounted = pool
+        .note()
+        .map_err(failed)
+        .and_then(|()| branches::refuse_conflicts(context, &pool.record, &spec.instance, &spec.stack, &found))
+        .and_then(|()| memory::set_aside(context, pool, &spec.stack, found.first().zip(mounts.first())))
+        .and_then(|()| mount_recorded(context, &pool.record.name, &spec, &mounts).map_err(failed));
+    match mounted {
         Ok(()) => {
-            branches::note_limit(&spec.stack);
+            branches::note_limit(&spec.stack, &found);
             Ok(spec)
         }
         Err(failure) => {
             // The first failure is the one to report.
             let _ = unmount_instance(context, pool, &spec.instance, Ending::Forced);
-            Err(failure.of(spec.mount_point.display().to_string()))
+            Err(failure)
         }
     }
 }
 
-fn mount_recorded(context: &Context, pool: &str, spec: &MountSpec) -> Result<()> {
+fn mount_recorded(context: &Context, pool: &str, spec: &MountSpec, branches: &[PrivateMount]) -> Result<()> {
     // Nobody takes a directory of sockets away in which one is being made.
     let _run_directory = context.make_run_directory()?;
     // The service has no way to the host's files: what it is to serve goes with the command.
-    let branches = spec.stack.branches();
-    let branches = branches.into_iter().map(|branch| private_mount(context, branch)).collect::<Result<Vec<_>>>()?;
-    service::tell_with(context, pool, &Command::Mount(spec.clone()), &branches)?;
+    service::tell_with(context, pool, &Command::Mount(spec.clone()), branches)?;
     confirm_visible(context, spec)
-}
-
-fn private_mount(context: &Context, branch: Branch<'_>) -> Result<PrivateMount> {
-    let (path, read_only) = (branch.directory.to_owned(), branch.read_only);
-    let made = waiting::within(context, branch.directory, move || PrivateMount::of(&path, read_only))?;
-    made.map_err(|error| {
-        let cause = error.source().map_or_else(|| error.to_string(), |cause| format!("{error} ({cause})"));
-        Failure::file(branch.directory, cause)
-    })
 }
 
 /// Unmount an instance; the service ends with its last one. When it fails and the instance is still in the pool's record, it
@@ -260,6 +257,8 @@ fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<()> {
 fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {
     match stack {
         StackSpec::Directory { directory: path } => Ok(StackSpec::Directory { directory: directory(context, &path)? }),
+        // Only what follows makes these.
+        limited @ StackSpec::LimitedDirectory { .. } => Ok(limited),
         StackSpec::SharedDirectory { directory: path } => {
             Ok(StackSpec::SharedDirectory { directory: directory(context, &path)? })
         }

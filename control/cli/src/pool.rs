@@ -74,6 +74,7 @@ pub fn create(context: &Context, new: NewPool) -> Result<()> {
         service: None,
         next_instance: 1,
         instances: Vec::new(),
+        in_memory: Vec::new(),
     };
     context.pools()?.create(&record.name, &record, |_| Ok(()))
 }
@@ -300,7 +301,7 @@ mod tests {
         let stack = StackSpec::Directory { directory: "/data".into() };
         let (instance, mount_point) = ("web-1".to_owned(), "/mnt/a".into());
         let spec = MountSpec { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None };
-        pool.record.instances.push(InstanceRecord { spec, owner: None, container: None });
+        pool.record.instances.push(InstanceRecord { spec, owner: None, container: None, places: Vec::new() });
         pool.save().expect("saved");
     }
 

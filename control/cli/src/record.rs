@@ -1,6 +1,8 @@
 //! What is kept of a pool.
 
+use crate::places::Whereabouts;
 use poolfs_host::{CpuSet, Host, PoolLimits, ProcessIdentity};
+use poolfs_local::DirectoryId;
 use poolfs_service_protocol::MountSpec;
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +53,9 @@ pub struct InstanceRecord {
     pub owner: Option<ProcessRecord>,
     /// The container whose root it is.
     pub container: Option<String>,
+    /// Where its directories lie, in the order of [`StackSpec::branches`](poolfs_service_protocol::StackSpec::branches).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<Whereabouts>,
 }
 
 /// A pool.
@@ -75,6 +80,19 @@ pub struct PoolRecord {
     pub next_instance: u64,
     /// What is mounted.
     pub instances: Vec<InstanceRecord>,
+    /// Directories in memory (tmpfs) to which its service has written since it has its control group: they count there until that goes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub in_memory: Vec<MemoryRecord>,
+}
+
+/// A directory in memory, and how much of the pool's memory it may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryRecord {
+    /// Device and inode.
+    pub directory: DirectoryId,
+    /// The most that it may take.
+    pub bytes: u64,
 }
 
 impl PoolRecord {
@@ -83,8 +101,13 @@ impl PoolRecord {
         Ok(PoolLimits {
             cpus: CpuSet::parse(&self.cpus)?,
             memory_bytes: self.memory_bytes,
-            service_bytes: service_bytes(self.cache_bytes),
+            service_bytes: service_bytes(self.cache_bytes).saturating_add(self.in_memory_bytes()),
         })
+    }
+
+    /// The part of its memory that is set aside for directories in memory.
+    pub fn in_memory_bytes(&self) -> u64 {
+        self.in_memory.iter().fold(0, |sum, record| sum.saturating_add(record.bytes))
     }
 
     /// Whether its service is alive; none when it has none.

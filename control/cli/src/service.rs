@@ -2,12 +2,12 @@
 
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
-use crate::outlived;
 use crate::patience::Wait;
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::{complain, plain};
 use crate::waiting::{self, Until, connect_within, silent};
+use crate::{memory, outlived};
 use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
@@ -352,6 +352,7 @@ pub fn end(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     }
     sweep(context, &name);
     remove_groups(context, &name)?;
+    memory::forget(context, pool)?;
     context.remove_run_directory();
     result
 }

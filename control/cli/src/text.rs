@@ -32,7 +32,7 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
 }
 
 /// Least limit of an upper branch: what it holds by itself has to fit.
-const UPPER_SIZE_MIN: u64 = 1 << 20;
+pub const UPPER_SIZE_MIN: u64 = 1 << 20;
 
 /// Understand the limit of an upper branch, a size.
 pub fn parse_upper_size(text: &str) -> std::result::Result<u64, String> {

@@ -34,7 +34,7 @@ fn with_union<T>(
     let found = instance_at(context, &record, Path::new(place))?;
     match &found.spec.stack {
         StackSpec::Union { .. } => act(&found.spec),
-        StackSpec::Directory { .. } | StackSpec::SharedDirectory { .. } => {
+        StackSpec::Directory { .. } | StackSpec::SharedDirectory { .. } | StackSpec::LimitedDirectory { .. } => {
             let remedy =
                 "what is mounted with --upper and --lower, and the roots of containers, have branches that differ";
             Err(Failure::new(place, "it is one directory, and no union", remedy))

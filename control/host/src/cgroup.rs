@@ -163,14 +163,34 @@ impl ControlGroups {
     /// Bytes of memory a pool's groups use now, with the page cache charged to them; none when there are no groups.
     #[must_use]
     pub fn memory_used(&self, host: &dyn Host, pool: &str) -> Option<u64> {
+        self.used_by(host, &Path::new(PARENT).join(pool))
+    }
+
+    /// The same of its containers and commands together, without cached files, which the kernel drops where memory is needed.
+    #[must_use]
+    pub fn containers_memory_kept(&self, host: &dyn Host, pool: &str) -> Option<u64> {
+        let group = Path::new(PARENT).join(pool).join("containers");
+        let used = self.used_by(host, &group)?;
+        let (mount, prefix) = match &self.layout {
+            GroupLayout::V1(hierarchies) => (Self::memory_of(hierarchies)?, "total_"),
+            GroupLayout::V2(mount) => (mount, ""),
+        };
+        let told = host.read_text(&mount.join(&group).join("memory.stat")).ok()?;
+        let is_cached = |name: &str| matches!(name.strip_prefix(prefix), Some("active_file" | "inactive_file"));
+        let cached = told.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| is_cached(name));
+        Some(used.saturating_sub(cached.filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok()).sum()))
+    }
+
+    fn memory_of(hierarchies: &[Hierarchy]) -> Option<&PathBuf> {
+        Some(&hierarchies.iter().find(|h| h.controllers.iter().any(|c| c == "memory"))?.mount)
+    }
+
+    fn used_by(&self, host: &dyn Host, group: &Path) -> Option<u64> {
         let (mount, file) = match &self.layout {
-            GroupLayout::V1(hierarchies) => (
-                &hierarchies.iter().find(|h| h.controllers.iter().any(|c| c == "memory"))?.mount,
-                "memory.usage_in_bytes",
-            ),
+            GroupLayout::V1(hierarchies) => (Self::memory_of(hierarchies)?, "memory.usage_in_bytes"),
             GroupLayout::V2(mount) => (mount, "memory.current"),
         };
-        host.read_text(&mount.join(PARENT).join(pool).join(file)).ok()?.trim().parse().ok()
+        host.read_text(&mount.join(group).join(file)).ok()?.trim().parse().ok()
     }
 
     /// Remove a container's group and what it made below, from every hierarchy.
@@ -394,6 +414,10 @@ mod tests {
         assert_eq!(content(&host, &format!("{memory}/service/cgroup.procs")), "42");
         let entrances = groups.entrances("web", Leaf::Service).expect("version 1 has them");
         assert!(entrances.contains(&PathBuf::from(format!("{memory}/service/tasks"))), "{entrances:?}");
+        host.set_file(format!("{memory}/containers/memory.usage_in_bytes"), "1000\n");
+        let told = "active_file 1\ninactive_file 2\ntotal_active_file 100\ntotal_inactive_file 200\n";
+        host.set_file(format!("{memory}/containers/memory.stat"), told);
+        assert_eq!(groups.containers_memory_kept(&host, "web"), Some(700));
         groups.make_container(&host, "web", "c1", Some(1 << 20)).expect("made");
         // An OCI runtime makes the container's group in the other hierarchies too, also while other pools come and go.
         groups.make_pool(&host, "other", &limits()).expect("made");
@@ -436,6 +460,9 @@ mod tests {
             at("write /sys/fs/cgroup/cgroup.subtree_control +memory")
                 < at(&format!("write /sys/fs/cgroup/poolfs/web/memory.max {}", 2u64 << 30))
         );
+        host.set_file("/sys/fs/cgroup/poolfs/web/containers/memory.current", "1000\n");
+        host.set_file("/sys/fs/cgroup/poolfs/web/containers/memory.stat", "active_file 100\ninactive_file 200\n");
+        assert_eq!(groups.containers_memory_kept(&host, "web"), Some(700));
         groups.remove_container(&host, "web", "c1").expect("removed");
         groups.remove_pool(&host, "web").expect("removed");
         assert_eq!(host.directories_below("/sys/fs/cgroup").len(), 1);

@@ -12,6 +12,8 @@ const SOURCE_PREFIX: &str = "poolfs:";
 /// One line of `/proc/self/mountinfo`, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
+    /// The filesystem's device, as the kernel writes it: equal where it is the same filesystem.
+    pub device: String,
     /// Where it is mounted.
     pub mount_point: PathBuf,
     /// The directory of the filesystem that is mounted there.
@@ -58,10 +60,11 @@ pub fn parse_mount_table_with_ids(text: &str) -> Vec<(u64, MountEntry)> {
 
 fn parse_line(line: &str) -> Option<MountEntry> {
     let (front, back) = line.split_once(" - ")?;
-    let mut front = front.split(' ').skip(3);
-    let (root, mount_point) = (front.next()?, front.next()?);
+    let mut front = front.split(' ').skip(2);
+    let (device, root, mount_point) = (front.next()?, front.next()?, front.next()?);
     let mut back = back.split(' ');
     Some(MountEntry {
+        device: device.to_owned(),
         mount_point: unescape_path(mount_point),
         root: unescape_path(root),
         kind: back.next()?.to_owned(),
@@ -108,6 +111,7 @@ mod tests {
         assert_eq!(table.len(), 3);
         assert_eq!(table[0].instance(), None);
         assert_eq!(table[1].mount_point, Path::new("/mnt/a b"));
+        assert_eq!((table[2].device.as_str(), table[2].root.as_path()), ("0:40", Path::new("/sub")));
         let found = pool_mounts(&table, "web-1");
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].mount_point, Path::new("/mnt/c"));

@@ -30,7 +30,7 @@ const FILESYSTEMS_WITH_RESERVES: [u64; 2] = [0xEF53, 0xF2F5_2010];
 const BTRFS: u64 = 0x9123_683E;
 
 /// f_type of tmpfs, where `O_DIRECT` opens but gains nothing.
-const TMPFS: u64 = 0x0102_1994;
+pub(crate) const TMPFS: u64 = 0x0102_1994;
 
 /// The private mount of the served directory.
 pub(crate) struct Backing {

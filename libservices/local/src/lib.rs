@@ -48,6 +48,7 @@ mod mount;
 mod names;
 mod nodes;
 mod ownership;
+mod place;
 mod renames;
 #[allow(unsafe_code)]
 mod sys;
@@ -58,5 +59,6 @@ pub use backing::keep_own_descriptors;
 pub use descriptors::Descriptors;
 pub use error::OpenError;
 pub use layer::{Local, LocalOptions};
-pub use mount::PrivateMount;
+pub use mount::{InMemory, PrivateMount};
+pub use place::{DirectoryId, LastingName, Place};
 pub use xattrs::needs_links_of_proc;

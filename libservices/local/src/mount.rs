@@ -1,13 +1,18 @@
 //! The private mount of a directory: what a layer stands on, wherever it was made.
 
-use crate::backing::stat;
+use crate::backing::{TMPFS, stat};
 use crate::error::OpenError;
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags, StatxAttributes, StatxFlags, fstatvfs, openat, statx};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, StatVfsMountFlags, StatxAttributes, StatxFlags, fstatfs, fstatvfs, openat, statx,
+};
 use rustix::io::{Errno, Result};
 use rustix::mount::{OpenTreeFlags, open_tree};
 use std::path::Path;
+
+/// f_type of ramfs.
+const RAMFS: u64 = 0x8584_58F6;
 
 /// `ST_NOSYMFOLLOW` of `statfs`.
 const NO_SYMLINKS: StatVfsMountFlags = StatVfsMountFlags::from_bits_retain(0x2000);
@@ -15,6 +20,33 @@ const NO_SYMLINKS: StatVfsMountFlags = StatVfsMountFlags::from_bits_retain(0x200
 /// What every private mount is.
 const RESTRICTED: StatVfsMountFlags =
     StatVfsMountFlags::NOSUID.union(StatVfsMountFlags::NODEV).union(StatVfsMountFlags::NOATIME).union(NO_SYMLINKS);
+
+/// A filesystem that keeps everything in memory, which counts for whoever writes there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InMemory {
+    /// One that may have a size of its own, bytes.
+    Tmpfs {
+        /// None: it has none.
+        size_bytes: Option<u64>,
+    },
+    /// One without any limit.
+    Ramfs,
+}
+
+impl InMemory {
+    /// Whether that of an open directory is one.
+    fn of(directory: &OwnedFd) -> Result<Option<Self>> {
+        let found = fstatfs(directory)?;
+        Ok(match found.f_type as u64 {
+            TMPFS => {
+                let size_bytes = found.f_blocks.saturating_mul(found.f_bsize as u64);
+                Some(Self::Tmpfs { size_bytes: (size_bytes > 0).then_some(size_bytes) })
+            }
+            RAMFS => Some(Self::Ramfs),
+            _ => None,
+        })
+    }
+}
 
 /// A directory as a mount of its own: nothing outside of it is reached from here, and no set-id bits, devices or symbolic links have effect.
 ///
@@ -29,11 +61,16 @@ impl PrivateMount {
     /// When it is no directory, or the host does not allow a private mount of it.
     pub fn of(directory: &Path, read_only: bool) -> std::result::Result<Self, OpenError> {
         let no_directory = |raw: Errno| OpenError::Directory { directory: directory.into(), source: raw.into() };
-        let no_mount = |raw: Errno| OpenError::PrivateMount { directory: directory.into(), source: raw.into() };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let given = openat(CWD, directory, flags, Mode::empty()).map_err(no_directory)?;
+        Self::of_open(&given, directory, read_only)
+    }
+
+    /// One of an open directory; `path` is what messages call it.
+    pub(crate) fn of_open(directory: &OwnedFd, path: &Path, read_only: bool) -> std::result::Result<Self, OpenError> {
+        let no_mount = |raw: Errno| OpenError::PrivateMount { directory: path.into(), source: raw.into() };
         let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-        let tree = open_tree(&given, c"", clone).map_err(no_mount)?;
+        let tree = open_tree(directory, c"", clone).map_err(no_mount)?;
         sys::restrict_mount(&tree, read_only).map_err(no_mount)?;
         Ok(Self(tree))
     }
@@ -49,6 +86,14 @@ impl PrivateMount {
         } else {
             Err(OpenError::NotPrivate { directory: directory.into() })
         }
+    }
+
+    /// Whether its filesystem keeps everything in memory.
+    ///
+    /// # Errors
+    /// Those of `fstatfs(2)`.
+    pub fn in_memory(&self) -> std::io::Result<Option<InMemory>> {
+        Ok(InMemory::of(&self.0)?)
     }
 
     /// Device and inode: which directory it is, whatever its path.

@@ -17,6 +17,17 @@ pub(crate) struct FileHandle {
     bytes: Box<[u8]>,
 }
 
+impl FileHandle {
+    pub(crate) fn into_parts(self) -> (i32, Vec<u8>) {
+        (self.kind, self.bytes.into_vec())
+    }
+
+    /// Nothing for one that is too long to be the kernel's.
+    pub(crate) fn of_parts((kind, bytes): &(i32, Vec<u8>)) -> Option<Self> {
+        (bytes.len() <= HANDLE_BYTES_MAX).then(|| FileHandle { kind: *kind, bytes: bytes.as_slice().into() })
+    }
+}
+
 /// `struct file_handle` with room for the longest one.
 #[repr(C)]
 struct RawHandle {

@@ -86,6 +86,15 @@ pub enum StackSpec {
         /// The directory.
         directory: PathBuf,
     },
+    /// One of these two with a limit: a directory of a filesystem that keeps everything in the pool's memory.
+    LimitedDirectory {
+        /// The directory.
+        directory: PathBuf,
+        /// Whether it is a [`Self::SharedDirectory`].
+        is_shared: bool,
+        /// The most that all may take, bytes.
+        size_bytes: u64,
+    },
     /// A union.
     Union {
         /// The writable branch.
@@ -112,7 +121,9 @@ impl StackSpec {
     #[must_use]
     pub fn branches(&self) -> Vec<Branch<'_>> {
         let (written, lowers) = match self {
-            Self::Directory { directory } | Self::SharedDirectory { directory } => (directory, &[][..]),
+            Self::Directory { directory }
+            | Self::SharedDirectory { directory }
+            | Self::LimitedDirectory { directory, .. } => (directory, &[][..]),
             Self::Union { upper, lowers, .. } => (upper, lowers.as_slice()),
         };
         let lowers = lowers.iter().map(|directory| Branch { directory, read_only: true });

@@ -1,0 +1,240 @@
+//! Where the directories lie that a mount is made of: which ones they are, and which ones they are in, whatever they are called.
+//!
+//! A directory has as many paths as somebody makes by bind mounts, and a path leads to another directory after a rename. So a directory is
+//! opened once, all that follows is done with that descriptor, and directories are compared by device and inode. What a directory is
+//! in, is looked up in its filesystem, by the mount that shows most of it: a bind mount shows nothing of what is above.
+
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::waiting;
+use poolfs_host::{MountEntry, parse_mount_table_with_ids};
+use poolfs_local::{DirectoryId, LastingName, OpenError, Place, PrivateMount};
+use poolfs_service_protocol::Branch;
+use serde::{Deserialize, Serialize};
+use std::error::Error;
+use std::io;
+use std::path::Path;
+
+/// What is noted of a directory, so that it is known by whatever path somebody comes to it. In records it is one line: `DEVICE:INODE` of each
+/// directory of the lineage, and `TYPE-BYTES` of the lasting name, bytes in hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Whereabouts {
+    /// The directory, and then those that it was in when it was mounted, as far up as its filesystem is mounted anywhere.
+    pub lineage: Vec<DirectoryId>,
+    /// What finds it after it was moved; none where its filesystem has no such names.
+    pub lasting_name: Option<LastingName>,
+}
+
+/// A record has something else where it should say where a directory lies.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} does not say where a directory lies")]
+pub struct NoWhereabouts(String);
+
+impl From<Whereabouts> for String {
+    fn from(whereabouts: Whereabouts) -> String {
+        let mut words: Vec<String> =
+            whereabouts.lineage.iter().map(|(device, inode)| format!("{device}:{inode}")).collect();
+        if let Some((kind, bytes)) = whereabouts.lasting_name {
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            words.push(format!("{kind}-{digits}"));
+        }
+        words.join(" ")
+    }
+}
+
+impl TryFrom<String> for Whereabouts {
+    type Error = NoWhereabouts;
+
+    fn try_from(text: String) -> std::result::Result<Self, NoWhereabouts> {
+        let directory = |word: &str| -> Option<DirectoryId> {
+            let (device, inode) = word.split_once(':')?;
+            Some((device.parse().ok()?, inode.parse().ok()?))
+        };
+        let name = |word: &str| -> Option<LastingName> {
+            let (kind, digits) = word.rsplit_once('-')?;
+            let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+            Some((kind.parse().ok()?, digits.as_bytes().chunks(2).map(byte).collect::<Option<_>>()?))
+        };
+        let mut words: Vec<&str> = text.split(' ').collect();
+        let lasting_name = words.last().and_then(|word| name(word));
+        if lasting_name.is_some() {
+            words.pop();
+        }
+        let lineage: Option<Vec<DirectoryId>> = words.into_iter().map(directory).collect();
+        match lineage.filter(|lineage| !lineage.is_empty()) {
+            Some(lineage) => Ok(Whereabouts { lineage, lasting_name }),
+            None => Err(NoWhereabouts(text)),
+        }
+    }
+}
+
+impl Whereabouts {
+    fn is(&self, id: DirectoryId) -> bool {
+        self.lineage.first() == Some(&id)
+    }
+}
+
+/// How two directories lie to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// They are one.
+    Same,
+    /// One is in the other.
+    Nested,
+}
+
+/// An open directory of a mount that is to be made.
+pub struct Found {
+    /// What is to be noted of it.
+    pub whereabouts: Whereabouts,
+    /// The instance on whose mount it lies.
+    pub served_by: Option<String>,
+    /// How its filesystem is mounted.
+    pub options: String,
+    id: DirectoryId,
+    given: Place,
+    /// The same directory by the mount that shows most of its filesystem.
+    view: Option<Place>,
+}
+
+impl Found {
+    /// The directory at a path.
+    fn open(path: &Path, table: &[(u64, MountEntry)]) -> std::result::Result<Found, OpenError> {
+        let failed = |source: io::Error| OpenError::Directory { directory: path.into(), source };
+        let given = Place::open(path)?;
+        let (id, mount) = (given.id().map_err(failed)?, given.mount_id().map_err(failed)?);
+        let own = table.iter().find(|(id, _)| *id == mount).map(|(_, entry)| entry);
+        let view = own.and_then(|own| widest_view(&given, id, own, table));
+        let lineage = view.as_ref().unwrap_or(&given).lineage().map_err(failed)?;
+        let whereabouts = Whereabouts { lineage, lasting_name: given.lasting_name() };
+        let served_by = own.and_then(MountEntry::instance).map(str::to_owned);
+        let options = own.map(|own| own.super_options.clone()).unwrap_or_default();
+        Ok(Found { whereabouts, served_by, options, id, given, view })
+    }
+
+    /// How it lies to another one, which may have been moved since it was noted.
+    pub fn relation(&self, other: &Whereabouts) -> Option<Relation> {
+        let is_in = |inner: &[DirectoryId], outer| inner.iter().skip(1).any(|above| Some(above) == outer);
+        if other.is(self.id) {
+            Some(Relation::Same)
+        } else if is_in(&self.whereabouts.lineage, other.lineage.first())
+            || is_in(self.lineage_now(other).as_ref().unwrap_or(&other.lineage), Some(&self.id))
+        {
+            Some(Relation::Nested)
+        } else {
+            None
+        }
+    }
+
+    /// What another directory of the same filesystem is in now; nothing where it is not found.
+    fn lineage_now(&self, other: &Whereabouts) -> Option<Vec<DirectoryId>> {
+        let found = self.view.as_ref().unwrap_or(&self.given).find(other.lasting_name.as_ref()?).ok()?;
+        // On another filesystem the name may stand for anything.
+        found.lineage().ok().filter(|lineage| lineage.first() == other.lineage.first())
+    }
+
+    /// Which directory it is.
+    pub fn id(&self) -> DirectoryId {
+        self.id
+    }
+
+    /// The directory itself, for calls that take a path.
+    pub fn place(&self) -> &Place {
+        &self.given
+    }
+}
+
+/// The directory on a copy of the mount that shows most of its filesystem; nothing when no mount leads to it.
+fn widest_view(given: &Place, id: DirectoryId, own: &MountEntry, table: &[(u64, MountEntry)]) -> Option<Place> {
+    let path = std::fs::read_link(given.path_of_descriptor()).ok()?;
+    let inside = own.root.join(path.strip_prefix(&own.mount_point).ok()?);
+    let shows_it = |entry: &MountEntry| entry.device == own.device && inside.starts_with(&entry.root);
+    let mut views: Vec<_> = table.iter().filter(|(_, entry)| shows_it(entry)).collect();
+    views.sort_by_key(|(_, entry)| entry.root.components().count());
+    views.into_iter().find_map(|(mount, entry)| {
+        let root = Place::open(&entry.mount_point).ok()?;
+        // Something else may be mounted over it.
+        let bare = root.mount_id().ok().filter(|found| found == mount).and_then(|_| root.bare().ok())?;
+        let place = bare.below(inside.strip_prefix(&entry.root).ok()?).ok()?;
+        place.id().is_ok_and(|found| found == id).then_some(place)
+    })
+}
+
+/// The directories of a mount: opened, with private mounts of them for its service.
+pub fn find(context: &Context, branches: Vec<Branch<'_>>) -> Result<(Vec<Found>, Vec<PrivateMount>)> {
+    let text = context.host.read_text(Path::new("/proc/self/mountinfo"))?;
+    let table = std::sync::Arc::new(parse_mount_table_with_ids(&text));
+    let find = |branch: Branch<'_>| {
+        let (path, read_only, table) = (branch.directory.to_owned(), branch.read_only, table.clone());
+        let found = waiting::within(context, branch.directory, move || {
+            let found = Found::open(&path, &table)?;
+            let mount = found.given.private_mount(&path, read_only)?;
+            Ok::<_, OpenError>((found, mount))
+        })?;
+        found.map_err(|error| {
+            let cause = error.source().map_or_else(|| error.to_string(), |cause| format!("{error} ({cause})"));
+            Failure::file(branch.directory, cause)
+        })
+    };
+    branches.into_iter().map(find).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &Path) -> Found {
+        let text = std::fs::read_to_string("/proc/self/mountinfo").expect("/proc");
+        Found::open(path, &parse_mount_table_with_ids(&text)).expect("a directory")
+    }
+
+    #[test]
+    fn what_is_noted_is_understood_again() {
+        for lasting_name in [None, Some((1, vec![0, 255])), Some((-1, Vec::new()))] {
+            let whereabouts = Whereabouts { lineage: vec![(1, u64::MAX), (2, 3)], lasting_name };
+            let text = serde_json::to_string(&whereabouts).expect("text");
+            assert_eq!(serde_json::from_str::<Whereabouts>(&text).expect(&text), whereabouts);
+        }
+        for wrong in ["", "1", "1:x", "1:2 x-ff", "1:2 1-zz", "1-00", "1:2  3:4"] {
+            assert!(Whereabouts::try_from(wrong.to_owned()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_mounted_is_what_was_compared() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [path, moved] = ["a", "moved"].map(|name| folder.path().join(name));
+        std::fs::create_dir(&path).expect("a folder");
+        let found = found(&path);
+        std::fs::rename(&path, moved).and_then(|()| std::fs::create_dir(&path)).expect("another one");
+        let mount = found.given.private_mount(&path, false).expect("a mount");
+        assert_eq!(mount.identity().expect("known"), found.id());
+    }
+
+    #[test]
+    fn directories_are_compared_as_they_lie_now() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().canonicalize().expect("a path").join(name);
+        for name in ["a/b/c", "other", "ab"] {
+            std::fs::create_dir_all(at(name)).expect("folders");
+        }
+        let noted = |name: &str| found(&at(name)).whereabouts;
+        let [a, b, c] = ["a", "a/b", "a/b/c"].map(noted);
+        assert_eq!(found(&at("a/b")).relation(&b), Some(Relation::Same));
+        assert_eq!(found(&at("a/b")).relation(&a), Some(Relation::Nested));
+        assert_eq!(found(&at("a/b")).relation(&c), Some(Relation::Nested));
+        assert_eq!(found(&at("ab")).relation(&a), None);
+        std::fs::rename(at("a/b"), at("other/b")).expect("moved");
+        std::fs::create_dir(at("a/b")).expect("another one");
+        assert_eq!(found(&at("a/b")).relation(&b), None);
+        assert_eq!(found(&at("other/b")).relation(&b), Some(Relation::Same));
+        if b.lasting_name.is_some() {
+            assert_eq!(found(&at("other")).relation(&c), Some(Relation::Nested));
+            assert_eq!(found(&at("a")).relation(&c), None);
+        }
+        // Nothing is known of where it is now.
+        let nameless = Whereabouts { lasting_name: None, ..c };
+        assert_eq!(found(&at("a")).relation(&nameless), Some(Relation::Nested));
+    }
+}
