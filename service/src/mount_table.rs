@@ -22,6 +22,13 @@ pub(crate) struct Mount<'a> {
     pub(crate) source: Vec<u8>,
 }
 
+impl Mount<'_> {
+    /// Its number, as `stx_mnt_id` has it.
+    pub(crate) fn number(&self) -> Option<u64> {
+        std::str::from_utf8(self.id).ok()?.parse().ok()
+    }
+}
+
 /// Spaces and the like are written as three octal digits.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(field.len());
@@ -109,11 +116,14 @@ impl<'a> MountTable<'a> {
         false
     }
 
-    /// The paths on which something is mounted in the mounts that are `own`, from their filesystem's root on.
-    pub(crate) fn mounted_on(&self, own: impl Fn(&Mount<'a>) -> bool) -> impl Iterator<Item = Vec<u8>> {
+    /// The paths on which something is mounted in the mounts that are `own`, from their filesystem's root on. Nothing for one that
+    /// is not below what it is mounted on: directories were renamed while the kernel wrote the table.
+    pub(crate) fn mounted_on(&self, own: impl Fn(&Mount<'a>) -> bool) -> impl Iterator<Item = Option<Vec<u8>>> {
         self.mounts.iter().filter(move |mount| own(mount)).flat_map(|under| {
             let root: &[u8] = if under.root == b"/" { b"" } else { &under.root };
-            self.on(under).filter_map(move |on| Some([root, below(&on.place, &under.place)?].concat()))
+            // One that covers all of a mount hides that one, and is on no name.
+            let on = self.on(under).filter(|on| on.place != under.place);
+            on.map(move |on| Some([root, below(&on.place, &under.place)?].concat()))
         })
     }
 }
@@ -147,6 +157,7 @@ mod tests {
         assert_eq!(*mount, expected);
         assert!(!parse(b"1 2 3:4 / / rw,rox - t s rw").expect("a line").is_read_only);
         assert!(parse(b"1 2 3:4 / / nodev,ro - t s rw").expect("a line").is_read_only);
+        assert_eq!(parse(b"17 2 3:4 / / rw - t s rw").expect("a line").number(), Some(17));
     }
 
     #[test]

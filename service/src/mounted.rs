@@ -16,7 +16,7 @@ use tracing::warn;
 fn find(table: &[u8], source: &[u8], paths: &mut BTreeSet<Vec<u8>>) {
     let table = MountTable::parse(table);
     let is_own = |mount: &Mount<'_>| mount.file_system == MOUNT_TYPE.as_bytes() && mount.source == source;
-    paths.extend(table.mounted_on(is_own));
+    paths.extend(table.mounted_on(is_own).flatten());
 }
 
 /// The paths on which something is mounted where any process could see it.
@@ -81,6 +81,17 @@ impl Instance {
         let node = self.hold_path(path, &mut held).ok();
         held.into_iter().for_each(|node| self.layer().forget(node, 1));
         node
+    }
+
+    /// What has this name in a directory at this moment; no reference is kept.
+    ///
+    /// # Errors
+    /// Those of the layers.
+    pub(crate) fn peek_name(&self, directory: NodeId, name: &[u8]) -> Result<NodeId, Errno> {
+        let found = self.layer().lookup(&Caller::ROOT, directory, Name::new(name)?);
+        let node = found.map_err(|error| error.errno())?.node;
+        self.layer().forget(node, 1);
+        Ok(node)
     }
 
     /// What has this path from the root on. Each node on the way goes to `held`, which the caller gives back.

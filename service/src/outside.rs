@@ -3,7 +3,7 @@
 //! A confined service has a mount namespace of its own with an empty root (`confinement/root.rs`), in which every path that its layers, fronts
 //! and parsers come to use leads nowhere. One thread was started before, and stays where the host's files are: it starts a thread for
 //! every deed that is passed to [`outside`], so that none waits for another. What these deeds are is said where it is called, and
-//! [`Deed`] lists them: none takes a path that was read from a branch or came from a client. Branches are not among them: they come as
+//! [`Deed`] lists them: none takes a path that was read from a branch, and none opens what a client names. Branches are not among them: they come as
 //! descriptors (`stack/given.rs`).
 //!
 //! A process that is not confined, as those of most tests, does them itself.
@@ -18,7 +18,9 @@ use tracing::{debug, error};
 pub(crate) enum Deed {
     /// Mounts an instance, or unmounts it: the control side's path.
     Mount,
-    /// Looks at the directories that lead to a mount, and at which mount a client has as its root: the same, and `/proc`.
+    /// Looks at what is mounted at the control side's path, and at the directories that lead a client to a mount, from its root on
+    /// (`queue_front/reach.rs`): nothing of them is opened, and no filesystem asked
+    /// that a client may have made.
     Reach,
     /// Mounts and unmounts the memory that outlives the service: below the configured directory of sockets.
     Memory,

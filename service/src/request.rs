@@ -57,6 +57,12 @@ impl<'a> Context<'a> {
         self.mounted.is_some_and(|points| points.has(directory, name))
     }
 
+    /// Whether the caller has something mounted on a node, whatever it is called by now.
+    #[must_use]
+    pub fn has_covered(&self, node: NodeId) -> bool {
+        self.mounted.is_some_and(|points| points.cover(node))
+    }
+
     /// Whether the request came over shared memory.
     #[must_use]
     pub fn is_library(&self) -> bool {

@@ -248,6 +248,9 @@ impl<'i, 'c> Walk<'i, 'c> {
         let layer = self.instance.layer();
         let entry = layer.lookup(&self.context.caller, here, name).map_err(|error| self.failed(Stop::Error(error)))?;
         let found = Held { instance: self.instance, node: entry.node, referenced: true };
+        if self.context.has_covered(entry.node) {
+            return Err(Astray::Failure(Failure::UseKernel));
+        }
         if follow && entry.attributes.file_type == FileType::Symlink {
             if self.is_strangers(&directory, &entry.attributes) {
                 return Err(Astray::Failure(Failure::UseKernel));

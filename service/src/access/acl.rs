@@ -66,6 +66,12 @@ impl Acl {
         entries.chunks_exact(ENTRY_BYTES).map(entry).collect::<Result<_, _>>().map(Self)
     }
 
+    /// A list that lets nobody do anything.
+    #[must_use]
+    pub fn for_nobody() -> Self {
+        Self(Vec::new())
+    }
+
     /// Whether the list lets somebody who is not the owner do `want`; `None` when it says nothing (a malformed list).
     #[must_use]
     pub fn allows(&self, credentials: &Credentials, object: &Attributes, want: u32) -> Option<bool> {

@@ -261,6 +261,9 @@ impl Instance {
         }
         self.check_search(context, parent)?;
         let victim = self.peek(context, parent, name)?.ok_or(Errno::ENOENT)?;
+        if context.has_covered(victim.node) {
+            return Err(Stop::UseKernel);
+        }
         leave_foreign(context, &victim.attributes)?;
         self.check_directory(context, parent).map(|_| ())
     }
@@ -322,6 +325,9 @@ impl Instance {
         let [source, target] = self.peek_both(context, [(parent, name), (new_parent, new_name)]);
         let (source, target) = (source?.ok_or(Errno::ENOENT)?, target?);
         for found in target.iter().chain([&source]) {
+            if context.has_covered(found.node) {
+                return Err(Stop::UseKernel);
+            }
             leave_foreign(context, &found.attributes)?;
         }
         if flags.contains(RenameFlags::EXCHANGE) && target.is_none() {

@@ -4,7 +4,7 @@ use crate::handles::OpenFile;
 use crate::instance::{Adopted, Adopter, Instance};
 use crate::queue_front::adoptions::Adoptions;
 use crate::queue_front::message::kind;
-use crate::queue_front::reach::Reach;
+use crate::queue_front::reach;
 use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
 use crate::queue_front::threads::ServiceThreads;
@@ -53,7 +53,6 @@ impl QueueFront {
     /// # Errors
     /// When memory, socket or thread cannot be had; nothing is left behind then.
     pub fn start(instance: &Arc<Instance>, directory: &Path, threads: &Arc<ServiceThreads>) -> io::Result<Arc<Self>> {
-        let reach = Reach::to(&instance.spec().mount_point)?;
         let shares = instance.shares().cloned();
         let memory = shares.as_ref().map_or_else(|| threads.session_memory(), |shares| shares.session_memory());
         let leases = instance.leases().map(|leases| leases.shared());
@@ -81,7 +80,7 @@ impl QueueFront {
             let _life = leases.as_ref().map(|leases| {
                 leases.live().inspect_err(|error| warn!(%error, "clients will not read the cache by themselves"))
             });
-            let admitted = |facts: &PeerFacts| admit(facts, &reach, &adoptions, &of, shares.as_deref());
+            let admitted = |facts: &PeerFacts| admit(facts, &adoptions, &of, shares.as_deref());
             if let Err(error) = reception.run(admitted) {
                 error!(instance = name, %error, "no more sessions are let in");
             }
@@ -206,18 +205,15 @@ fn outcome(reply: &Reply) -> &'static str {
 /// What a new client is told, and what is kept with its session.
 fn admit(
     facts: &PeerFacts,
-    reach: &Reach,
     adoptions: &Arc<Adoptions>,
     instance: &Weak<Instance>,
     shares: Option<&InstanceShares>,
 ) -> Result<Admission<SessionState>, Errno> {
     let room = shares.map(|shares| shares.session().ok_or(Errno::EUSERS)).transpose()?;
-    let (device, instance) = (reach.device()?, instance.upgrade().ok_or(Errno::ENOTCONN)?);
-    let view = Arc::new(View::of(facts.process, device, &instance)?);
+    let instance = instance.upgrade().ok_or(Errno::ENOTCONN)?;
+    let device = reach::device(&instance.spec().mount_point)?;
+    let view = Arc::new(View::of(facts, device, &instance)?);
     let content = SessionState::new(facts, adoptions, Some(Arc::clone(&view)), room);
-    if !reach.is_open_to(facts.process, content.credentials()) {
-        return Err(Errno::EACCES);
-    }
     Ok(Admission { content, device, recheck: Some(Box::new(move || view.is_current())) })
 }
 

@@ -205,6 +205,17 @@ impl Message {
         }
     }
 
+    /// Whether it names what it changes by a descriptor that may have been opened by any mount, and need not be one that can be
+    /// written: a file's own attributes, or names below a directory.
+    #[must_use]
+    pub fn goes_by_descriptor(&self) -> bool {
+        match self.operation {
+            Operation::Write | Operation::Allocate | Operation::CopyRange => false,
+            Operation::Truncate if !self.has_path() => false,
+            _ => !self.has_path() || self.request.directory != 0 || self.request.second_directory != 0,
+        }
+    }
+
     /// Bytes of the data area the request brings: the strings, or what is to be written.
     #[must_use]
     pub fn input_bytes(&self) -> usize {

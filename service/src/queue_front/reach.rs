@@ -1,16 +1,17 @@
-//! Who may have a session: whoever the kernel would let reach the mount.
+//! Which mounts a client reaches: those that the kernel would let it walk to.
 //!
-//! Sockets lie in a directory that every user of the host may search, but a mount may lie below one that others may not. The
-//! path to the mount is checked as the kernel would walk it for the client. A container's processes do not come that way:
-//! they have the mount as their root.
+//! That a mount stands in a client's table does not mean that the client gets there: it may lie below a directory that others may
+//! not search, or under something else. So the way to it is walked from the client's root on, and each directory on it asked whether
+//! the client may search it. What is passed is the client's own: it may have mounted filesystems there that never answer. So nothing is looked
+//! up that the kernel does not have in its cache, where all that leads to a mount stays; attributes are taken as the kernel has them; and
+//! access lists are read only where no process has to answer for it.
 
 use crate::access::{Acl, Credentials, EXECUTE, may_access};
 use crate::outside::{Deed, outside};
 use poolfs_libservice::types::{Attributes, Errno, FileType, Timestamp};
-use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
-use std::fs::{self, Metadata};
-use std::io;
-use std::os::unix::fs::MetadataExt;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, open, openat2, statx};
+use std::collections::HashSet;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 const ACCESS_LIST: &str = "system.posix_acl_access";
@@ -18,83 +19,122 @@ const ACCESS_LIST: &str = "system.posix_acl_access";
 /// Most bytes of a directory's access list.
 const LIST_BYTES_MAX: usize = 64 << 10;
 
-/// The way to a mount.
-#[derive(Clone)]
-pub(super) struct Reach {
-    mount_point: PathBuf,
-    /// The directories that lead there, without links on the way.
-    passed: Vec<PathBuf>,
+/// Most directories that are passed to find the first of a client's mounts that it reaches.
+const STEPS_MAX: usize = 1024;
+
+/// How often a step is tried that met a change of what the kernel has in its cache.
+const TRIES_MAX: usize = 64;
+
+/// A mount that a client may reach.
+pub(super) struct Candidate {
+    /// Its number, as `stx_mnt_id` has it.
+    pub(super) id: u64,
+    /// Its path from the client's root on.
+    pub(super) place: Vec<u8>,
 }
 
-impl Reach {
-    /// The way to `mount_point`, where nothing is mounted yet.
-    ///
-    /// # Errors
-    /// When there is no such directory.
-    pub(super) fn to(mount_point: &Path) -> io::Result<Self> {
-        let above = mount_point.parent().unwrap_or(mount_point).to_owned();
-        let above = outside(Deed::Reach, move || above.canonicalize())??;
-        Ok(Self { mount_point: mount_point.to_owned(), passed: above.ancestors().map(Path::to_owned).collect() })
-    }
+/// Who walks.
+#[derive(Clone)]
+pub(super) struct Walker {
+    /// Its root is where ways begin.
+    pub(super) process: u32,
+    /// Decide which directories it may search.
+    pub(super) credentials: Credentials,
+    /// The numbers of mounts in which access lists can be read without waiting for anybody.
+    pub(super) answering: HashSet<u64>,
+}
 
-    /// Whether a process with these credentials reaches the mount.
-    pub(super) fn is_open_to(&self, process: u32, credentials: &Credentials) -> bool {
-        let (way, credentials) = (self.clone(), credentials.clone());
-        let is_open =
-            move || way.is_root_of(process) || way.passed.iter().all(|directory| may_search(directory, &credentials));
-        outside(Deed::Reach, is_open).unwrap_or(false)
-    }
-
-    /// Device number (major, minor) of what is mounted there.
-    ///
-    /// # Errors
-    /// When the mount point is gone.
-    pub(super) fn device(&self) -> Result<[u32; 2], Errno> {
-        let place = self.mount_point.clone();
-        let found = outside(Deed::Reach, move || known(&place)).map_err(|_| Errno::ENOMEM)?;
-        let found = found.map_err(|error| Errno::from_raw(error.raw_os_error()))?;
-        Ok([found.stx_dev_major, found.stx_dev_minor])
-    }
-
-    fn is_root_of(&self, process: u32) -> bool {
-        let root = PathBuf::from(format!("/proc/{process}/root"));
-        let identity = |found: Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
-        match (known(&root), known(&self.mount_point)) {
-            (Ok(root), Ok(mount)) => identity(root) == identity(mount),
-            _ => false,
+impl Walker {
+    /// The first of the mounts that the client reaches.
+    pub(super) fn first_of(&self, candidates: Vec<Candidate>) -> Option<usize> {
+        if candidates.is_empty() {
+            return None;
         }
+        let walker = self.clone();
+        let first = move || {
+            let mut steps = STEPS_MAX;
+            candidates.iter().position(|candidate| walker.reaches(candidate, &mut steps).is_some_and(|reached| reached))
+        };
+        outside(Deed::Reach, first).ok().flatten()
     }
+
+    /// Nothing when the way cannot be looked at.
+    fn reaches(&self, candidate: &Candidate, steps: &mut usize) -> Option<bool> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut here = open(format!("/proc/{}/root", self.process), flags, Mode::empty()).ok()?;
+        let mut found = known(here.as_fd(), Path::new("")).ok()?;
+        for name in candidate.place.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            *steps = steps.checked_sub(1)?;
+            if !self.may_search(here.as_fd(), &found) {
+                return Some(false);
+            }
+            here = step(here.as_fd(), name)?;
+            found = known(here.as_fd(), Path::new("")).ok()?;
+        }
+        Some(found.stx_mnt_id == candidate.id)
+    }
+
+    fn may_search(&self, directory: BorrowedFd<'_>, found: &Statx) -> bool {
+        let list = || {
+            // A filesystem of a disk answers by itself.
+            if found.stx_dev_major != 0 || self.answering.contains(&found.stx_mnt_id) {
+                access_list(directory)
+            } else {
+                // It may let others in than the mode says, or not.
+                Ok(Some(Acl::for_nobody()))
+            }
+        };
+        may_access(&self.credentials, &attributes(found), EXECUTE, list).is_ok()
+    }
+}
+
+/// Device number (major, minor) of what is mounted at `mount_point`.
+///
+/// # Errors
+/// When the mount point is gone.
+pub(super) fn device(mount_point: &Path) -> Result<[u32; 2], Errno> {
+    let place = mount_point.to_owned();
+    let found = outside(Deed::Reach, move || known(CWD, &place)).map_err(|_| Errno::ENOMEM)?;
+    let found = found.map_err(|error| Errno::from_raw(error.raw_os_error()))?;
+    Ok([found.stx_dev_major, found.stx_dev_minor])
+}
+
+/// What a name in a directory leads to, if the kernel knows that without asking a filesystem.
+fn step(directory: BorrowedFd<'_>, name: &[u8]) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let tries = (0..TRIES_MAX).map(|_| openat2(directory, name, flags, Mode::empty(), resolve));
+    tries.into_iter().find(|tried| !matches!(tried, Err(rustix::io::Errno::AGAIN)))?.ok()
 }
 
 /// What the kernel knows of a file without asking its filesystem: that may be this service's own, or a client's that never
 /// answers.
-fn known(path: &Path) -> rustix::io::Result<Statx> {
-    statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, StatxFlags::INO)
+fn known(directory: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<Statx> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
+    let wanted =
+        StatxFlags::INO | StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::UID | StatxFlags::GID | StatxFlags::MNT_ID;
+    statx(directory, path, flags, wanted)
 }
 
-fn may_search(directory: &Path, credentials: &Credentials) -> bool {
-    let Ok(metadata) = fs::metadata(directory) else { return false };
-    may_access(credentials, &attributes(&metadata), EXECUTE, || access_list(directory)).is_ok()
-}
-
-fn access_list(directory: &Path) -> Result<Option<Acl>, Errno> {
+fn access_list(directory: BorrowedFd<'_>) -> Result<Option<Acl>, Errno> {
+    let path = PathBuf::from(format!("/proc/thread-self/fd/{}", directory.as_raw_fd()));
     let mut value = vec![0; LIST_BYTES_MAX];
-    match rustix::fs::getxattr(directory, ACCESS_LIST, &mut value) {
+    match rustix::fs::getxattr(path, ACCESS_LIST, &mut value) {
         Ok(length) => Acl::parse(&value[..length]).map(Some),
         Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Ok(None),
         Err(error) => Err(Errno::from_raw(error.raw_os_error())),
     }
 }
 
-fn attributes(directory: &Metadata) -> Attributes {
+fn attributes(directory: &Statx) -> Attributes {
     let never = Timestamp { seconds: 0, nanoseconds: 0 };
     Attributes {
-        inode: directory.ino(),
+        inode: directory.stx_ino,
         file_type: FileType::Directory,
-        permissions: directory.mode() & 0o7777,
+        permissions: u32::from(directory.stx_mode) & 0o7777,
         links: 1,
-        uid: directory.uid(),
-        gid: directory.gid(),
+        uid: directory.stx_uid,
+        gid: directory.stx_gid,
         device: 0,
         size: 0,
         blocks: 0,

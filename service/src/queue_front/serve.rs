@@ -105,7 +105,8 @@ fn attempt(
         return Ok(Reply { value: request.offset, ..Reply::default() });
     }
     // The kernel knows by which mount a file was opened, and what it says of one that cannot be written.
-    if session.is_read_only() && message.changes() {
+    let is_refused = session.is_read_only() || session.is_read_only_somewhere() && message.goes_by_descriptor();
+    if is_refused && message.changes() {
         return Err(Refused::KERNEL);
     }
     let input = &mut scratch[..message.input_bytes()];

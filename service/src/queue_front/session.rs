@@ -32,13 +32,7 @@ impl SessionState {
         view: Option<Arc<View>>,
         room: Option<Taken>,
     ) -> Self {
-        let effective = Credentials {
-            uid: facts.uid,
-            gid: facts.gid,
-            groups: facts.groups.clone(),
-            capabilities: facts.capabilities,
-            user_namespace: facts.user_namespace.clone(),
-        };
+        let effective = effective_credentials(facts);
         let real = real_credentials(&effective, facts);
         let adoptions = Arc::clone(adoptions);
         Self { effective, real, handles: RwLock::default(), adoptions, view, _room: room }
@@ -61,6 +55,12 @@ impl SessionState {
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.view.as_ref().is_some_and(|view| view.is_read_only())
+    }
+
+    /// Whether the client may have descriptors that were opened by a read-only mount, of a part of the instance or of all.
+    #[must_use]
+    pub fn is_read_only_somewhere(&self) -> bool {
+        self.view.as_ref().is_some_and(|view| view.is_read_only_somewhere())
     }
 
     /// The names on which the client has something mounted.
@@ -113,6 +113,17 @@ impl Drop for SessionState {
     fn drop(&mut self) {
         let handles = std::mem::take(self.handles.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.adoptions.let_go(handles.into_values());
+    }
+}
+
+/// As all other calls see the caller.
+pub(super) fn effective_credentials(facts: &PeerFacts) -> Credentials {
+    Credentials {
+        uid: facts.uid,
+        gid: facts.gid,
+        groups: facts.groups.clone(),
+        capabilities: facts.capabilities,
+        user_namespace: facts.user_namespace.clone(),
     }
 }
 

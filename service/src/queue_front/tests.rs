@@ -8,6 +8,7 @@ use super::{
 use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
+use crate::mount_table::{Mount, MountTable};
 use crate::request::{Context, Reply as Outcome, Request as Asked};
 use crate::stack::Stack;
 use poolfs_ipc::area::DATA_BYTES;
@@ -18,14 +19,28 @@ use poolfs_libservice::Memory;
 use poolfs_libservice::types::{Caller, Errno, IdMap, Name, NodeId, OpenFlags, SetAttributes};
 use poolfs_service_protocol::{MountSpec, StackSpec};
 use std::cell::RefCell;
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Where something is mounted that is shown as a whole and has no mounts in it: clients see the instance there.
+fn mounted() -> PathBuf {
+    let text = std::fs::read("/proc/self/mountinfo").expect("readable");
+    let table = MountTable::parse(&text);
+    let is_free = |mount: &&Mount<'_>| {
+        let is_whole = mount.root == b"/" && table.is_reachable(mount) && !mount.is_read_only;
+        is_whole && table.mounted_on(|other| other.device == mount.device).next().is_none()
+    };
+    let place = table.mounts().iter().find(is_free).expect("a mount, as of devpts").place.clone();
+    OsString::from_vec(place).into()
+}
 
 fn instance() -> Arc<Instance> {
     let spec = MountSpec {
         instance: "test-1".into(),
-        mount_point: "/tmp".into(),
+        mount_point: mounted(),
         stack: StackSpec::Directory { directory: "/nowhere".into() },
         devices: true,
         suid: true,

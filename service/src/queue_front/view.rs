@@ -1,23 +1,31 @@
 //! What a client's process sees of the instance by the kernel, and what it therefore may do by request.
 //!
 //! A mount namespace can show the instance read-only, in part, below other mounts, or not at all, and that binds its processes. Its
-//! mounts stand in `/proc/PID/mountinfo` of the client. Where the instance is not mounted as a whole in a place that a path leads to, there is no
-//! session; where all such mounts are read-only, the session changes nothing; and names on which something is mounted are left
-//! to the kernel, with all that is behind them.
+//! mounts stand in `/proc/PID/mountinfo` of the client. Where the instance is not mounted as a whole in a place that the client reaches
+//! ([`super::reach`]), there is no session; where all such mounts are read-only, the session changes nothing; where any mount of the instance is,
+//! changes by descriptors are left to the kernel, which knows by which mount each was opened; and names on which something is mounted are
+//! left to it too, with all that is behind them, whatever others rename them to.
 //!
 //! The kernel tells when mounts of a namespace have changed. Then the table is read again, with the session's next look at
-//! its client's rights; a session that was made for another view ends.
+//! its client's rights; a session that was made for another view ends. Not told are changes that are made elsewhere: of the filesystem, which
+//! all namespaces share, and of names of directories. Therefore the table is read again after a while in any case.
 
 use crate::instance::Instance;
-use crate::mount_table::MountTable;
+use crate::mount_table::{Mount, MountTable};
+use crate::queue_front::reach::{Candidate, Walker};
+use crate::queue_front::session::effective_credentials;
 use hashbrown::HashMap;
+use poolfs_ipc::service::PeerFacts;
 use poolfs_libservice::types::{Errno, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::fs::File;
+use std::hash::BuildHasher;
 use std::io::{self, Read, Seek};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 use tracing::debug;
 
 /// Most bytes of a mount table: some 6,000 mounts. Who has more uses the kernel.
@@ -26,34 +34,70 @@ const TABLE_BYTES_MAX: u64 = 1 << 20;
 /// Most names of an instance on which one namespace may have something mounted.
 const MOUNTED_MAX: usize = 4096;
 
+/// How long a table counts of which the kernel has told no change.
+const UNTOLD_MAX: Duration = Duration::from_secs(4);
+
+/// Filesystems that answer by themselves, whoever has mounted them: in a namespace of its own a user can mount those of a process, and
+/// unions that lead to such.
+const ANSWERING: [&[u8]; 12] = [
+    b"ext2",
+    b"ext3",
+    b"ext4",
+    b"xfs",
+    b"btrfs",
+    b"f2fs",
+    b"zfs",
+    b"tmpfs",
+    b"ramfs",
+    b"rootfs",
+    b"squashfs",
+    b"erofs",
+];
+
+/// Whether no process, of the client's or another service's, can let who reads an access list there wait.
+fn answers(mount: &Mount<'_>, is_of_host: bool) -> bool {
+    ANSWERING.contains(&mount.file_system) || is_of_host && !mount.file_system.starts_with(b"fuse")
+}
+
+/// Says which of the client's mounts it reaches first.
+type Reached<'r> = &'r dyn Fn(&MountTable<'_>, Vec<Candidate>) -> Option<usize>;
+
 /// What a mount table says of the instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     is_read_only: bool,
+    /// A mount of it is, of whichever part.
+    is_read_only_somewhere: bool,
     /// The paths on which something is mounted, from the instance's root on.
     mounted: BTreeSet<Vec<u8>>,
 }
 
 impl Seen {
-    /// Nothing when the instance is not there as a whole.
-    fn of(table: &[u8], device: [u32; 2]) -> Option<Self> {
+    /// Nothing when the instance is not there as a whole, or the table contradicts itself.
+    fn of(table: &[u8], device: [u32; 2], reached: Reached<'_>) -> Option<Self> {
         let device = format!("{}:{}", device[0], device[1]);
         let table = MountTable::parse(table);
-        let is_own = |device: &[u8], own: &str| device == own.as_bytes();
-        let own = table.mounts().iter().filter(|mount| is_own(mount.device, &device) && mount.root == b"/");
-        let mut whole = own.filter(|mount| table.is_reachable(mount)).peekable();
-        whole.peek()?;
-        let is_read_only = whole.all(|mount| mount.is_read_only);
-        let mounted: BTreeSet<_> =
-            table.mounted_on(|mount| is_own(mount.device, &device)).take(MOUNTED_MAX + 1).collect();
-        (mounted.len() <= MOUNTED_MAX).then_some(Self { is_read_only, mounted })
+        let is_own = |mount: &Mount<'_>| mount.device == device.as_bytes();
+        let own = || table.mounts().iter().filter(|mount| is_own(mount));
+        let mut whole: Vec<_> = own().filter(|mount| mount.root == b"/" && table.is_reachable(mount)).collect();
+        // One that can be written is enough.
+        whole.sort_by_key(|mount| mount.is_read_only);
+        let candidate = |mount: &&Mount<'_>| Some(Candidate { id: mount.number()?, place: mount.place.clone() });
+        let candidates = whole.iter().map(candidate).collect::<Option<_>>()?;
+        let is_read_only = whole.get(reached(&table, candidates)?)?.is_read_only;
+        let is_read_only_somewhere = own().any(|mount| mount.is_read_only);
+        let mounted: BTreeSet<_> = table.mounted_on(is_own).take(MOUNTED_MAX + 1).collect::<Option<_>>()?;
+        (mounted.len() <= MOUNTED_MAX).then_some(Self { is_read_only, is_read_only_somewhere, mounted })
     }
 }
 
-/// Names on which something is mounted. The directories they are in are held.
+/// Names on which something is mounted, and what has them. The directories they are in are held.
 pub struct MountPoints {
     instance: Weak<Instance>,
     names: HashMap<NodeId, HashSet<Box<[u8]>>>,
+    /// Whatever it is called later, the kernel moves the mounts along. As long as something is mounted on it, the kernel knows the node, so that
+    /// it needs no other reference.
+    covered: HashSet<NodeId>,
     held: Vec<NodeId>,
 }
 
@@ -65,27 +109,36 @@ impl fmt::Debug for MountPoints {
 
 impl MountPoints {
     fn of(instance: &Arc<Instance>, paths: &BTreeSet<Vec<u8>>) -> Result<Self, Errno> {
-        let mut points = Self { instance: Arc::downgrade(instance), names: HashMap::new(), held: Vec::new() };
+        let (names, covered) = (HashMap::new(), HashSet::new());
+        let mut points = Self { instance: Arc::downgrade(instance), names, covered, held: Vec::new() };
         for path in paths {
-            // One that covers all of a mount hides that one, and is on no name.
             let Some(at) = path.iter().rposition(|&byte| byte == b'/') else { continue };
-            let (directory, name) = (&path[..at], &path[at + 1..]);
-            match instance.hold_path(directory, &mut points.held) {
-                Ok(node) => {
-                    points.names.entry(node).or_default().insert(name.into());
-                }
-                // It was removed meanwhile, and with it what was mounted there.
-                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE) => {}
-                Err(errno) => return Err(errno),
-            }
+            points.add(instance, &path[..at], &path[at + 1..]).map_err(|errno| match errno {
+                // It has been renamed or removed since the table was read: the client is let in when it comes again.
+                Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE => Errno::EACCES,
+                errno => errno,
+            })?;
         }
         Ok(points)
+    }
+
+    fn add(&mut self, instance: &Arc<Instance>, directory: &[u8], name: &[u8]) -> Result<(), Errno> {
+        let directory = instance.hold_path(directory, &mut self.held)?;
+        self.covered.insert(instance.peek_name(directory, name)?);
+        self.names.entry(directory).or_default().insert(name.into());
+        Ok(())
     }
 
     /// Whether something is mounted on a name of a directory.
     #[must_use]
     pub fn has(&self, directory: NodeId, name: &[u8]) -> bool {
         !self.names.is_empty() && self.names.get(&directory).is_some_and(|names| names.contains(name))
+    }
+
+    /// Whether something is mounted on a node, by any of its names.
+    #[must_use]
+    pub fn cover(&self, node: NodeId) -> bool {
+        !self.covered.is_empty() && self.covered.contains(&node)
     }
 }
 
@@ -100,24 +153,38 @@ impl Drop for MountPoints {
 /// What a client sees of the instance.
 pub(super) struct View {
     device: [u32; 2],
+    client: Walker,
     seen: Seen,
     points: MountPoints,
     /// Of the namespace that the client was in when its session was made.
-    table: Mutex<File>,
+    table: Mutex<Table>,
+}
+
+/// A mount table that was read.
+struct Table {
+    file: File,
+    hashes: RandomState,
+    /// Of its text.
+    hash: u64,
+    read_at: Instant,
 }
 
 impl View {
     /// That of a process. `device` is the number of the instance's mounts.
     ///
     /// # Errors
-    /// `ESRCH` when it is gone, `EACCES` when the instance is not mounted as a whole where it could reach it, `E2BIG` when its mounts are too
+    /// `ESRCH` when it is gone, `EACCES` when the instance is not mounted as a whole where it reaches it, `E2BIG` when its mounts are too
     /// many to look at, and those of the layers.
-    pub(super) fn of(process: u32, device: [u32; 2], instance: &Arc<Instance>) -> Result<Self, Errno> {
-        let mut table = File::open(format!("/proc/{process}/mountinfo")).map_err(|_| Errno::ESRCH)?;
-        let text = read(&mut table)?;
-        let seen = Seen::of(&text, device).ok_or(Errno::EACCES)?;
+    pub(super) fn of(facts: &PeerFacts, device: [u32; 2], instance: &Arc<Instance>) -> Result<Self, Errno> {
+        let process = facts.process;
+        let client = Walker { process, credentials: effective_credentials(facts), answering: HashSet::new() };
+        let mut file = File::open(format!("/proc/{process}/mountinfo")).map_err(|_| Errno::ESRCH)?;
+        let (read_at, text, hashes) = (Instant::now(), read(&mut file)?, RandomState::new());
+        let hash = hashes.hash_one(&text);
+        let seen = seen_by(&client, &text, device).ok_or(Errno::EACCES)?;
         let points = MountPoints::of(instance, &seen.mounted)?;
-        Ok(Self { device, seen, points, table: Mutex::new(table) })
+        let table = Mutex::new(Table { file, hashes, hash, read_at });
+        Ok(Self { device, client, seen, points, table })
     }
 
     /// Whether it is allowed to change nothing.
@@ -125,27 +192,61 @@ impl View {
         self.seen.is_read_only
     }
 
+    /// Whether it may have descriptors by which nothing is to be changed.
+    pub(super) fn is_read_only_somewhere(&self) -> bool {
+        self.seen.is_read_only_somewhere
+    }
+
     /// The names that are left to the kernel.
     pub(super) fn mount_points(&self) -> &MountPoints {
         &self.points
     }
 
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the client still sees that.
     pub(super) fn is_current(&self) -> bool {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut polled = [PollFd::new(&*table, PollFlags::PRI)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // What was not told is asked again the next time.
-        if !poll(&mut polled, Some(&at_once)).is_ok_and(|changed| changed > 0) {
-            return true;
-        }
-        let is_same = table.rewind().map_err(errno_of).and_then(|()| read(&mut table));
-        let is_same = is_same.is_ok_and(|text| Seen::of(&text, self.device).as_ref() == Some(&self.seen));
-        if !is_same {
+        let Some(text) = self.table().changed() else { return true };
+        let is_same = text.is_ok_and(|text| seen_by(&self.client, &text, self.device).as_ref() == Some(&self.seen));
+        if is_same {
+            debug!("a client's mounts have changed, and what it sees of the instance has not");
+        } else {
             debug!("a client's mounts have changed: its session ends");
         }
         is_same
     }
+}
+
+impl Table {
+    /// The text of the table if it is another one than before.
+    fn changed(&mut self) -> Option<Result<Vec<u8>, Errno>> {
+        let mut polled = [PollFd::new(&self.file, PollFlags::PRI)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // What was not told is asked again the next time.
+        let is_told = poll(&mut polled, Some(&at_once)).is_ok_and(|changed| changed > 0);
+        let now = Instant::now();
+        if !is_told && now.duration_since(self.read_at) < UNTOLD_MAX {
+            return None;
+        }
+        let text = self.file.rewind().map_err(errno_of).and_then(|()| read(&mut self.file));
+        let Ok(text) = text else { return Some(text) };
+        self.read_at = now;
+        let hash = self.hashes.hash_one(&text);
+        (std::mem::replace(&mut self.hash, hash) != hash).then_some(Ok(text))
+    }
+}
+
+/// What a client sees by this table.
+fn seen_by(client: &Walker, table: &[u8], device: [u32; 2]) -> Option<Seen> {
+    // A namespace of mounts that a user has made is of a namespace of users, and so are its processes.
+    let is_of_host = client.credentials.user_namespace.is_none();
+    Seen::of(table, device, &|table, candidates| {
+        let answering = table.mounts().iter().filter(|mount| answers(mount, is_of_host));
+        let client = Walker { answering: answering.filter_map(Mount::number).collect(), ..client.clone() };
+        client.first_of(candidates)
+    })
 }
 
 fn errno_of(error: io::Error) -> Errno {
@@ -165,12 +266,19 @@ mod tests {
     const ROOT: &str = "1 0 8:1 / / rw - ext4 disk rw\n";
 
     fn seen(mounts: &str) -> Option<Seen> {
-        Seen::of(format!("{ROOT}{mounts}").as_bytes(), [0, 9])
+        seen_where(mounts, |_| true)
+    }
+
+    /// By who reaches only these places.
+    fn seen_where(mounts: &str, reaches: impl Fn(&[u8]) -> bool) -> Option<Seen> {
+        Seen::of(format!("{ROOT}{mounts}").as_bytes(), [0, 9], &|_, candidates| {
+            candidates.iter().position(|candidate| reaches(&candidate.place))
+        })
     }
 
     #[test]
     fn only_who_has_the_whole_instance_sees_it() {
-        let whole = Seen { is_read_only: false, mounted: BTreeSet::new() };
+        let whole = Seen { is_read_only: false, is_read_only_somewhere: false, mounted: BTreeSet::new() };
         assert_eq!(seen("2 1 0:9 / /a rw - fuse.poolfs poolfs:x rw\n"), Some(whole));
         assert_eq!(seen(""), None);
         assert_eq!(seen("2 1 0:8 / /a rw - fuse.poolfs poolfs:x rw\n"), None, "another that has its name");
@@ -185,6 +293,37 @@ mod tests {
         assert_eq!(read_only("2 1 0:9 / /a ro,nosuid - t s rw\n"), Some(true));
         assert_eq!(read_only(both), Some(false));
         assert_eq!(read_only(&format!("{both}4 3 0:7 / /b rw - tmpfs t rw\n")), Some(true), "it is covered");
+        let by = |places: &[&[u8]]| seen_where(both, |place| places.contains(&place)).map(|seen| seen.is_read_only);
+        assert_eq!(by(&[b"/a", b"/b"]), Some(false));
+        assert_eq!((by(&[b"/a"]), by(&[b"/b"]), by(&[])), (Some(true), Some(false), None));
+    }
+
+    #[test]
+    fn a_part_that_is_read_only_is_told_of() {
+        let whole = "2 1 0:9 / /a rw - t s rw\n";
+        let somewhere = |mounts: &str| seen(&format!("{whole}{mounts}")).map(|seen| seen.is_read_only_somewhere);
+        assert_eq!(somewhere("3 2 0:9 /etc /a/etc rw - t s rw\n"), Some(false));
+        assert_eq!(somewhere("3 2 0:9 /etc /a/etc ro - t s rw\n"), Some(true));
+        assert_eq!(somewhere("3 1 0:9 /etc /other ro - t s rw\n"), Some(true));
+        assert_eq!(somewhere("3 1 0:7 / /other ro - tmpfs t rw\n"), Some(false), "of something else");
+    }
+
+    #[test]
+    fn a_table_that_contradicts_itself_shows_nothing() {
+        assert_eq!(seen("2 1 0:9 / /a rw - t s rw\n3 2 0:7 / /b/etc rw - tmpfs t rw\n"), None);
+    }
+
+    #[test]
+    fn lists_are_read_where_no_process_has_to_answer() {
+        let answers_of = |line: &str| {
+            let text = line.as_bytes();
+            let table = MountTable::parse(text);
+            [false, true].map(|is_of_host| answers(&table.mounts()[0], is_of_host))
+        };
+        assert_eq!(answers_of("1 0 0:1 / / rw - ext4 disk rw"), [true, true]);
+        assert_eq!(answers_of("1 0 0:1 / / rw - overlay o rw,lowerdir=/x"), [false, true]);
+        assert_eq!(answers_of("1 0 0:1 / / rw - fuse s rw"), [false, false]);
+        assert_eq!(answers_of("1 0 0:1 / / rw - fuse.sshfs s rw,user_id=1000"), [false, false]);
     }
 
     #[test]

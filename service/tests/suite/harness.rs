@@ -15,6 +15,9 @@ const INSIDE: &str = "POOLFS_SERVICE_TEST_INSIDE";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_poolfs-service");
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
+/// What services say, by environment.
+const LOG_LEVEL: &str = "POOLFS_LOG";
+
 /// Runs `body` with a folder of its own, in new mount and process namespaces. `name` is the calling test's full name.
 pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
     if let Some(folder) = std::env::var_os(INSIDE) {
@@ -60,6 +63,13 @@ impl Running {
     /// What it says goes into a file.
     pub fn start_logging(folder: &Path, log: &Path) -> Self {
         Self::start_saying(folder, 64 << 20, File::create(log).expect("a file").into())
+    }
+
+    /// With what it says for its developers.
+    pub fn start_telling(folder: &Path, log: &Path) -> Self {
+        let mut program = Command::new(PROGRAM);
+        program.env(LOG_LEVEL, "debug");
+        Self::start_by(folder, 64 << 20, File::create(log).expect("a file").into(), program)
     }
 
     fn start_saying(folder: &Path, cache_bytes: u64, errors: Stdio) -> Self {
@@ -213,8 +223,10 @@ pub fn spawn(config: &str, errors: Stdio) -> Child {
 }
 
 fn spawn_by(mut program: Command, config: &str, errors: Stdio) -> Child {
-    let mut child =
-        program.stdin(Stdio::piped()).stderr(errors).env("POOLFS_LOG", "warn").spawn().expect("the service starts");
+    if !program.get_envs().any(|(name, _)| name == LOG_LEVEL) {
+        program.env(LOG_LEVEL, "warn");
+    }
+    let mut child = program.stdin(Stdio::piped()).stderr(errors).spawn().expect("the service starts");
     child.stdin.take().expect("a pipe").write_all(config.as_bytes()).expect("read by the service");
     child
 }
