@@ -4,6 +4,7 @@ use super::device::{Device, TRANSFER_BYTES_MAX};
 use super::handshake;
 use super::session::{OnEnd, Session};
 use crate::instance::Instance;
+use crate::mount_table::{Mount, MountTable};
 use crate::notify::KernelCache;
 use crate::outside::{Deed, outside};
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
@@ -225,22 +226,23 @@ impl LegacyMount {
 /// Lets the kernel read ahead as much as one request can carry: a round trip costs the same for 4 KiB and for 1 MiB. The
 /// mount is found in the table, because asking the file system itself would be a request.
 fn raise_read_ahead(instance: &str) -> io::Result<()> {
-    let table = std::fs::read_to_string(OWN_TABLE)?;
-    let device = line_of(&table, instance).and_then(|line| line.split(' ').nth(2));
-    let device = device.ok_or(io::ErrorKind::NotFound)?;
+    let device = device_of(instance)?.ok_or(io::ErrorKind::NotFound)?;
     let kibibytes = (TRANSFER_BYTES_MAX >> 10).to_string();
     std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kibibytes)
 }
 
-/// The line of the mount table that is an instance's.
-fn line_of<'t>(table: &'t str, instance: &str) -> Option<&'t str> {
-    let source = format!(" {MOUNT_TYPE} {MOUNT_SOURCE_PREFIX}{instance} ");
-    table.lines().rfind(|line| line.contains(&source))
+/// The device number, `MAJOR:MINOR`, of an instance that is in the table.
+fn device_of(instance: &str) -> io::Result<Option<String>> {
+    let table = std::fs::read(OWN_TABLE)?;
+    let source = format!("{MOUNT_SOURCE_PREFIX}{instance}");
+    let is_own = |mount: &&Mount<'_>| mount.file_system == MOUNT_TYPE.as_bytes() && mount.source == source.as_bytes();
+    let table = MountTable::parse(&table);
+    Ok(table.mounts().iter().rfind(is_own).map(|mount| String::from_utf8_lossy(mount.device).into_owned()))
 }
 
 fn is_in_table(instance: &str) -> io::Result<bool> {
     let instance = instance.to_owned();
-    outside(Deed::Mount, move || Ok(line_of(&std::fs::read_to_string(OWN_TABLE)?, &instance).is_some())).flatten()
+    outside(Deed::Mount, move || Ok(device_of(&instance)?.is_some())).flatten()
 }
 
 fn mount(device: &OwnedFd, path: &Path, spec: &MountSpec) -> io::Result<()> {
