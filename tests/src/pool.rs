@@ -187,8 +187,17 @@ impl Pool {
     /// # Panics
     /// When none runs.
     pub fn kill_service(&self) {
+        self.kill_service_after(|| {});
+    }
+
+    /// The same as soon as `moment` has come.
+    ///
+    /// # Panics
+    /// When none runs.
+    pub fn kill_service_after(&self, moment: impl FnOnce()) {
         let pid = Pid::from_raw(self.service_pid()).expect("a process");
         let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+        moment();
         kill_process(pid, Signal::KILL).expect("it is ours");
         assert_eq!(poll(&mut [PollFd::new(&process, PollFlags::IN)], None), Ok(1));
     }

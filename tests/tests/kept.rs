@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const FORMATS: [&str; 3] = ["sparse", "bcow-performance", "bcow-space"];
 
@@ -220,6 +220,84 @@ fn writers_lose_nothing_they_were_told_is_written_whenever_the_service_dies() {
                 assert!(is_there, "round {round}: at {at} {found:?} instead of {number}, told {told}");
             }
             let _ = mounted.unmount().expect("umount");
+        }
+    });
+}
+
+/// When a service dies, by what can be seen of its write-back.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// when the first piece of this file has reached the branch
+    Begun(&'static str),
+    /// when its cache says that hardly anything waits
+    Over,
+}
+
+/// Waits for it.
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn what_was_written_back_just_before_the_service_died_is_there() {
+    isolated("what_was_written_back_just_before_the_service_died_is_there", |folder| {
+        const FILES: [&str; 2] = ["usr/share/doc/big", "long"];
+        const MOMENTS: [Moment; 4] = [Moment::Begun("long"), Moment::Over, Moment::Begun(FILES[0]), Moment::Over];
+        const LITTLE: u64 = 128 << 10;
+        branches(folder);
+        let pool = Pool::create(folder, "64M");
+        let (upper, plain) = (folder.join("upper"), folder.join("plain"));
+        for format in &FORMATS[1..] {
+            let _ = run(Command::new("cp").arg("-a").arg(folder.join("lower")).arg(&plain)).expect("copied");
+            for (round, moment) in MOMENTS.into_iter().enumerate() {
+                // Over a lower file; into one that is new and made long at once, in few blocks and at its end.
+                let script = format!(
+                    "head -c 1200000 /dev/urandom > {random}
+                     for tree in {mounted} {plain}; do cd $tree
+                     dd if={random} of=usr/share/doc/big bs=4k seek=$(({round} * 250)) conv=notrunc status=none
+                     test -e long || truncate -s 300000 long
+                     dd if={random} of=long bs=1 count=7 seek=$(({round} * 50000 + 1)) conv=notrunc status=none
+                     dd if={random} bs=300001 count=3 iflag=fullblock status=none >> long; done",
+                    random = folder.join("random").display(),
+                    mounted = folder.join("mnt").display(),
+                    plain = plain.display(),
+                );
+                let mounted = mount(&pool, folder, format);
+                let size_of = |name: &str| fs::metadata(upper.join(name)).map_or(0, |file| file.len());
+                let before = FILES.map(size_of);
+                let way = if round < 2 { Way::Legacy } else { Way::Library };
+                let _ = pool.shell(way, &script).expect("changes");
+                pool.kill_service_after(|| match moment {
+                    Moment::Begun(name) => {
+                        let before = before[FILES.iter().position(|file| *file == name).expect("one of them")];
+                        wait_until("nothing is written back", || size_of(name) > before);
+                    }
+                    Moment::Over => wait_until("not all is written back", || {
+                        let dirty = pool.status()["service"]["cache"]["dirty_bytes"].as_u64().expect("a number");
+                        dirty < LITTLE && FILES.iter().zip(before).all(|(name, before)| size_of(name) > before)
+                    }),
+                });
+                drop(mounted.unmount());
+                let mounted = mount(&pool, folder, format);
+                for name in FILES {
+                    let [expected, found] =
+                        [&plain, mounted.path()].map(|tree: &Path| fs::read(tree.join(name)).expect("readable"));
+                    assert_eq!(found.len(), expected.len(), "{format}, {round}, {moment:?}: the size of {name}");
+                    let differs = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+                    assert_eq!(differs, None, "{format}, round {round}, {moment:?}: {name} differs from there on");
+                }
+                let _ = mounted.unmount().expect("umount");
+                let checked = pool.poolfs(&["fsck", upper.to_str().expect("UTF-8")]);
+                assert_eq!(checked.code, 0, "{format}, round {round}: {checked:?}");
+            }
+            for tree in [&plain, &upper] {
+                fs::remove_dir_all(tree).expect("removed");
+            }
+            fs::create_dir(&upper).expect("a folder");
         }
     });
 }

@@ -48,6 +48,10 @@
 //! reports a failed write-back once to every handle open at that time, by that handle's next `fsync` or `flush`.
 //! [`Libservice::sync`] does it for the whole layer.
 //!
+//! **What is deferred.** A layer may take content at once and store only later where it is ([`Libservice::defers`]). What it has not stored
+//! yet outlives neither a crash nor the process. A layer above that promises that what it accepted outlives the process keeps it until
+//! [`Libservice::store_deferred`] has returned Ok.
+//!
 //! **Content before names.** A layer that delays writes writes the content of a file to the layer below before it gives the file
 //! another name (`link`), has it take another's place (`rename` over a name, or `EXCHANGE`), or lets the close of a file pass that was
 //! truncated to nothing and written again. What was written before the call is meant. If that fails, the call fails with the error and
@@ -409,6 +413,21 @@ pub trait Libservice: Send + Sync {
         let synced = self.fsync(caller, handle, Durability::Data);
         self.release(handle);
         synced
+    }
+
+    /// Whether what `write`, `fallocate` and `copy_range` have done may be unknown to whoever opens what is stored after the death of this
+    /// process, until [`Libservice::store_deferred`] or a sync. What `setattr` and changes of names have done is known.
+    fn defers(&self) -> bool {
+        false
+    }
+
+    /// Stores what is deferred of a regular file, as far as it was done before the call. Without anything deferred it does nothing.
+    ///
+    /// # Errors
+    /// What storing it met; it is deferred still.
+    fn store_deferred(&self, node: NodeId) -> Result<()> {
+        let _ = node;
+        Ok(())
     }
 
     /// Holds the blocks of a byte range back from write-back, or lets them go. Layers that write at once ignore it.

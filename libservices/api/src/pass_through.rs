@@ -167,6 +167,16 @@ macro_rules! pass_through {
             self.$below.write_before_names(caller, node, change)
         }
     };
+    (@ $below:ident defers) => {
+        fn defers(&self) -> bool {
+            self.$below.defers()
+        }
+    };
+    (@ $below:ident store_deferred) => {
+        fn store_deferred(&self, node: $crate::types::NodeId) -> $crate::Result<()> {
+            self.$below.store_deferred(node)
+        }
+    };
     (@ $below:ident hold) => {
         fn hold(&self, caller: &$crate::types::Caller, handle: $crate::types::HandleId, range: ::std::ops::Range<u64>, held: bool) -> $crate::Result<()> {
             self.$below.hold(caller, handle, range, held)

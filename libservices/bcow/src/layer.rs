@@ -485,6 +485,18 @@ impl Libservice for Bcow {
         self.below.write_before_names(caller, node, change)
     }
 
+    /// Where the bytes are that were written; until then only this process knows.
+    fn defers(&self) -> bool {
+        true
+    }
+
+    fn store_deferred(&self, node: NodeId) -> Result<()> {
+        match self.nodes.known(node) {
+            Some(known) => self.flush(&known),
+            None => Ok(()),
+        }
+    }
+
     fn hold(&self, caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {
         match self.formatted(handle) {
             Some(_) => Ok(()),

@@ -10,7 +10,8 @@
 //! [`Layout::Space`]: units of one block, and as many tables as there are regions with data. A file that outgrows its table gets a root.
 //!
 //! **What is lasting state.** The file below, and a record in its attribute `trusted.poolfs.bcow`; docs/formats.md draws both. In memory are
-//! the record, the tables in use, and what of them is ahead of the disk; a crash loses only what no fsync has promised.
+//! the record, the tables in use, and what of them is ahead of the disk; a crash loses only what no fsync has promised. For the death of the
+//! process alone, the layer above keeps what was written until [`Libservice::store_deferred`] has stored its places.
 //!
 //! **Order.** A table or a record names a unit only when its data is on disk. A unit that is let go is used again only when nothing on disk
 //! names it. What was cut off stays cut off: the record says so before a byte of it goes, and its limit is lifted when the places on disk agree.

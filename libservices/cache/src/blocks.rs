@@ -32,6 +32,10 @@ pub(crate) struct Chunk {
     pub(crate) dirty: u64,
     /// on its way below; becomes dirty again if that fails
     pub(crate) writing: u64,
+    /// below, which has not stored yet where they are
+    pub(crate) deferred: u64,
+    /// those of them that it is storing; deferred again if that fails
+    pub(crate) storing: u64,
     /// not to be written back
     pub(crate) held: u64,
     /// written since it became cached: below had other bytes once
@@ -49,7 +53,12 @@ impl Chunk {
     }
 
     pub(crate) fn pinned(&self) -> u64 {
-        self.dirty | self.writing | (self.held & self.resident)
+        self.unsettled() | (self.held & self.resident)
+    }
+
+    /// Blocks that whoever comes after this process does not find below.
+    pub(crate) fn unsettled(&self) -> u64 {
+        self.dirty | self.writing | self.deferred | self.storing
     }
 
     /// Notes a read; a block read again makes the chunk worth keeping, one pass over it does not.
@@ -71,14 +80,17 @@ impl Chunk {
 
     /// Forgets the blocks of `mask`, but not who holds them.
     pub(crate) fn clear(&mut self, mask: u64) {
-        for word in [&mut self.resident, &mut self.zero, &mut self.dirty, &mut self.writing, &mut self.rewritten] {
+        for word in [&mut self.resident, &mut self.zero, &mut self.rewritten] {
+            *word &= !mask;
+        }
+        for word in [&mut self.dirty, &mut self.writing, &mut self.deferred, &mut self.storing] {
             *word &= !mask;
         }
         *self.touched.get_mut() &= !mask;
     }
 
     fn is_empty(&self) -> bool {
-        self.resident | self.zero | self.dirty | self.writing | self.held == 0
+        self.resident | self.zero | self.unsettled() | self.held == 0
     }
 }
 
@@ -87,6 +99,8 @@ impl Chunk {
 pub(crate) struct Counts {
     pub(crate) resident: u64,
     pub(crate) dirty: u64,
+    /// those that are not dirty, but not stored below either
+    pub(crate) deferred: u64,
     /// those of the dirty ones that are not to be written back
     pub(crate) held: u64,
     pub(crate) chunks: u64,
@@ -95,6 +109,11 @@ pub(crate) struct Counts {
 impl Counts {
     pub(crate) fn charge(self) -> u64 {
         self.resident * BLOCK + self.chunks * CHUNK_COST
+    }
+
+    /// Blocks that whoever comes after this process does not find below.
+    pub(crate) fn unsettled(self) -> u64 {
+        self.dirty + self.deferred
     }
 }
 
@@ -217,7 +236,8 @@ impl BlockMap {
         }
         let count = |chunk: &Chunk| {
             let dirty = chunk.dirty | chunk.writing;
-            [chunk.resident, dirty, dirty & chunk.held].map(|blocks| u64::from(blocks.count_ones()))
+            let deferred = chunk.unsettled() & !dirty;
+            [chunk.resident, dirty, dirty & chunk.held, deferred].map(|blocks| u64::from(blocks.count_ones()))
         };
         let before = count(chunk);
         let result = change(chunk);
@@ -225,6 +245,7 @@ impl BlockMap {
         self.counts.resident = self.counts.resident + after[0] - before[0];
         self.counts.dirty = self.counts.dirty + after[1] - before[1];
         self.counts.held = self.counts.held + after[2] - before[2];
+        self.counts.deferred = self.counts.deferred + after[3] - before[3];
         if chunk.is_empty() {
             self.chunks.remove(&index);
             self.counts.chunks -= 1;

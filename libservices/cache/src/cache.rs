@@ -72,13 +72,13 @@ impl Cache {
         self.core.used_bytes()
     }
 
-    /// Bytes of this layer's files that are not below yet.
+    /// Bytes of this layer's files that are not below yet, or not stored there where they can be found.
     #[must_use]
     pub fn dirty_bytes(&self) -> u64 {
-        self.core.dirty_bytes()
+        self.core.unsettled_bytes()
     }
 
-    /// Those of them that go below by themselves: not what is on hold.
+    /// Those of them that are not below, and go there by themselves: not what is on hold.
     #[must_use]
     pub fn pending_bytes(&self) -> u64 {
         self.core.pending_bytes()

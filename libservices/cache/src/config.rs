@@ -118,7 +118,7 @@ pub struct CacheStatistics {
     pub limit_bytes: u64,
     /// Bytes it holds or has set aside for what is being read.
     pub used_bytes: u64,
-    /// Bytes not yet written back.
+    /// Bytes not yet written back, or not stored yet where they can be found.
     pub dirty_bytes: u64,
     /// Block reads answered from the cache.
     pub hits: u64,

@@ -31,8 +31,12 @@ pub(crate) struct Core {
     idle: Mutex<VecDeque<NodeId>>,
     removals: AtomicU64,
     used: AtomicU64,
-    /// Dirty bytes, beside those of other layers.
+    /// Whether what is written back is kept until the layer below has stored where it is.
+    pub(crate) keeps_deferred: bool,
+    /// Dirty bytes, and those that are not stored below, beside those of other layers.
     pub(crate) dirty: Arc<Share>,
+    /// Bytes that are not dirty, but not stored below either.
+    deferred: AtomicU64,
     /// Pages of the maps by which clients read its files, beside those of other layers.
     pub(crate) map_pages: Arc<Share>,
     held: AtomicU64,
@@ -47,6 +51,7 @@ impl Core {
         let names = Names::new(pool.config.names_max);
         let dirty = if below.read_only() { Shares::new(0).join() } else { pool.dirty_shares.join() };
         let map_pages = pool.map_shares.join();
+        let keeps_deferred = recorder.is_some() && below.defers();
         let core = Arc::new(Self {
             below,
             pool,
@@ -56,7 +61,9 @@ impl Core {
             idle: Mutex::default(),
             removals: AtomicU64::new(0),
             used: AtomicU64::new(0),
+            keeps_deferred,
             dirty,
+            deferred: AtomicU64::new(0),
             map_pages,
             held: AtomicU64::new(0),
             leaving: Leaving::default(),
@@ -76,8 +83,19 @@ impl Core {
         self.used.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn dirty_bytes(&self) -> u64 {
+    /// Bytes that whoever comes after this process does not find below.
+    pub(crate) fn unsettled_bytes(&self) -> u64 {
         self.dirty.used()
+    }
+
+    /// Bytes that are not below.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.unsettled_bytes().saturating_sub(self.deferred.load(Ordering::Relaxed))
+    }
+
+    /// Whether so much is written back, and not stored, that to store it makes more room than to write back more.
+    pub(crate) fn is_mostly_deferred(&self) -> bool {
+        self.deferred.load(Ordering::Relaxed).saturating_mul(2) >= self.unsettled_bytes().max(1)
     }
 
     /// Whether the layer has more dirty bytes than are its own whatever others have. If all layers together have more than half of what may
@@ -96,12 +114,16 @@ impl Core {
         // Wrapping arithmetic: a difference is added, whatever its sign.
         self.used.fetch_add(new.wrapping_sub(old), Ordering::Relaxed);
         self.held.fetch_add(after.held.wrapping_sub(before.held).wrapping_mul(BLOCK), Ordering::Relaxed);
+        self.deferred.fetch_add(after.deferred.wrapping_sub(before.deferred).wrapping_mul(BLOCK), Ordering::Relaxed);
         if after.dirty > before.dirty {
             let dirtied = (after.dirty - before.dirty) * BLOCK;
-            self.dirty.force(dirtied);
             self.room.fetch_sub(dirtied as i64, Ordering::Relaxed);
-        } else if after.dirty < before.dirty {
-            self.dirty.subtract((before.dirty - after.dirty) * BLOCK);
+        }
+        let (before, after) = (before.unsettled(), after.unsettled());
+        if after > before {
+            self.dirty.force((after - before) * BLOCK);
+        } else if after < before {
+            self.dirty.subtract((before - after) * BLOCK);
         }
     }
 
@@ -234,7 +256,7 @@ impl Core {
             if node.refs.load(Ordering::Acquire) > 0 || node.in_use() {
                 continue;
             }
-            if read(&node.state).is_dirty() {
+            if read(&node.state).is_unsettled() {
                 self.pool.hurry();
                 if !node.idle.swap(true, Ordering::AcqRel) {
                     self.push_idle(id);
@@ -253,7 +275,7 @@ impl Core {
             // A reference may have been taken, or bytes written, since the caller looked.
             let kept = {
                 let state = read(&node.state);
-                state.is_dirty() && !state.orphan
+                state.is_unsettled() && !state.orphan
             };
             if !current || kept || !node.try_kill() {
                 return;
@@ -298,7 +320,7 @@ impl Core {
         }
     }
 
-    /// The files of this layer that are dirty, oldest first.
+    /// The files of this layer that are dirty or not stored below, oldest first.
     pub(crate) fn dirty_files(self: &Arc<Self>) -> Vec<Arc<Node>> {
         self.pool.dirty_files(usize::MAX, |node| Arc::ptr_eq(&node.core, self))
     }

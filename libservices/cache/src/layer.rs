@@ -4,6 +4,7 @@ use crate::blocks::{block_of, blocks_for};
 use crate::cache::Cache;
 use crate::handles::{Open, OpenDirectory};
 use crate::names::Known;
+use crate::node::Node;
 use crate::sync::read;
 use crate::write_back::hold_is_bounded;
 use poolfs_libservice::{
@@ -243,7 +244,8 @@ impl Libservice for Cache {
         }
         let file = self.handles.file(handle)?;
         let below = &self.core.below;
-        let result = file.node.0.sync(ALL, |node| below.fsync(caller, node.reader_below()?, durability));
+        let fsync = |node: &Node| below.fsync(caller, node.reader_below()?, durability);
+        let result = file.node.0.sync(ALL, |node| node.stored_by(|| fsync(node)));
         file.settle(result)
     }
 
@@ -315,7 +317,7 @@ impl Libservice for Cache {
     fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
         let mut statistics = self.core.below.statfs(caller, self.node(node)?.id)?;
         // What is dirty here will need its place below.
-        let pending = self.dirty_bytes() / u64::from(statistics.block_size.max(1));
+        let pending = self.core.dirty_bytes() / u64::from(statistics.block_size.max(1));
         statistics.blocks_free = statistics.blocks_free.saturating_sub(pending);
         statistics.blocks_available = statistics.blocks_available.saturating_sub(pending);
         Ok(statistics)
@@ -323,13 +325,17 @@ impl Libservice for Cache {
 
     fn sync(&self) -> Result<()> {
         let mut result = Ok(());
-        for node in self.core.dirty_files() {
-            // A file that nobody can reach any more need not be written, nor one that ended meanwhile.
-            if read(&node.state).orphan && !node.in_use() {
-                continue;
-            }
-            let Ok(node) = node.begin_cleaning() else { continue };
+        // A file that nobody can reach any more need not be written, nor one that ended meanwhile.
+        let cleaned = |node: &Arc<Node>| {
+            let unreachable = read(&node.state).orphan && !node.in_use();
+            if unreachable { None } else { node.begin_cleaning().ok() }
+        };
+        let files = self.core.dirty_files();
+        for node in files.iter().filter_map(cleaned) {
             result = result.and(node.0.0.sync(ALL, |_| Ok(())));
+        }
+        for node in files.iter().filter(|node| read(&node.state).has_deferred()).filter_map(cleaned) {
+            result = result.and(node.0.0.store_deferred());
         }
         result.and(self.core.below.sync())
     }

@@ -2,7 +2,7 @@
 //!
 //! An entry for each dirty file says which file of which branch it is, where its bytes are, and its size and time; an entry for each
 //! chunk with dirty blocks says which these are. It is kept true under the lock of the file's state, after the bytes are in the segment
-//! and before the change is answered; a block leaves it when it is below. What it says after a death is read by
+//! and before the change is answered; a block leaves it when it is below, and stored there where it can be found. What it says after a death is read by
 //! [`Remains`](crate::Remains).
 //!
 //! ```text
@@ -275,10 +275,6 @@ impl Drop for Record {
     }
 }
 
-fn newer(chunk: &Chunk) -> u64 {
-    chunk.dirty | chunk.writing
-}
-
 impl State {
     /// The file is about to be cut below, to this size: after a death in the middle of it the record has it cut, too. Nothing: it is
     /// over.
@@ -290,7 +286,7 @@ impl State {
 
     /// Notes what has changed, in these chunks and otherwise.
     pub(crate) fn record(&mut self, recorder: &Recorder, changed: &[u64]) {
-        if !self.is_dirty() {
+        if !self.is_unsettled() {
             self.record = None;
             return;
         }
@@ -314,7 +310,9 @@ impl State {
                 None => return tracing::warn!(inode = file.inode, "no room to note what a death of the service takes"),
             },
         };
-        let noted = chunks().filter(|&(index, chunk)| !record.note_chunk(index, chunk.map_or(0, newer))).count() == 0;
+        let noted =
+            chunks().filter(|&(index, chunk)| !record.note_chunk(index, chunk.map_or(0, Chunk::unsettled))).count()
+                == 0;
         if !noted {
             tracing::warn!(inode = file.inode, "no room to note what a death of the service takes");
         }

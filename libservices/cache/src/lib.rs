@@ -47,6 +47,7 @@ mod cache;
 mod config;
 mod content;
 mod core;
+mod deferred;
 mod handles;
 mod huge;
 mod idle;

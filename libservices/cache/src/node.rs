@@ -1,10 +1,11 @@
 //! One object of the layer below: what the cache knows of it, and the counting that keeps the budget true.
 //!
 //! Locks of a node, in the order in which they are taken: `writer` (one writer or truncation at a time), `flush` (one
-//! write-back at a time), `filling`, `state`. Nobody who holds `flush` waits for a `writer`. Names change under the `names`
+//! write-back at a time), `storing` (one who has the layer below store what it has deferred), `filling`, `state`. Nobody who holds `flush` waits
+//! for a `writer`, and nobody who holds `storing` for either. Names change under the `names`
 //! of the directories, then the `links` of the object, then `state`; `links` is not taken together with `writer` or `flush`. Who holds
 //! `names` may wait for a `flush`, and nobody who holds a `flush` or a `writer` changes or looks up names.
-//! Calls below are made under `writer`, `flush`, `names` and `links` only, never under `state`, so a cached read waits
+//! Calls below are made under `writer`, `flush`, `storing`, `names` and `links` only, never under `state`, so a cached read waits
 //! for no I/O. After `state` come the budget's queues and the list of dirty files; nobody who holds those waits for a `state`.
 
 use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Counts, blocks_for};
@@ -99,8 +100,14 @@ impl State {
         shown
     }
 
+    /// Something is newer here than below.
     pub(crate) fn is_dirty(&self) -> bool {
         self.blocks.counts().dirty > 0 || self.time_dirty || self.time_moving
+    }
+
+    /// Something is newer here than what whoever comes after this process finds below.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.is_dirty() || self.blocks.counts().deferred > 0
     }
 }
 
@@ -127,6 +134,7 @@ pub(crate) struct Node {
     pub(crate) idle: AtomicBool,
     pub(crate) writer: Mutex<()>,
     pub(crate) flush: Mutex<()>,
+    pub(crate) storing: Mutex<()>,
     /// Of a directory: changes of names exclude look-ups below, so that no outdated answer is remembered.
     pub(crate) names: RwLock<()>,
     /// Changes of the number of names of one object, together with what the cache notes of them.
@@ -190,6 +198,7 @@ impl Node {
             idle: AtomicBool::new(false),
             writer: Mutex::default(),
             flush: Mutex::default(),
+            storing: Mutex::default(),
             names: RwLock::default(),
             links: Mutex::default(),
             filling: Mutex::default(),
@@ -221,7 +230,7 @@ impl Node {
         let budget = &core.pool.budget;
         let after = state.blocks.counts();
         budget.settle_used(before.charge(), after.charge(), reservation);
-        budget.settle_dirty(before.dirty * BLOCK, after.dirty * BLOCK);
+        budget.settle_dirty(before.unsettled() * BLOCK, after.unsettled() * BLOCK);
         core.settle(before, after);
         let changed = state.blocks.take_changed();
         state.publish(&changed);
@@ -231,7 +240,7 @@ impl Node {
         for (chunk, ticket) in state.blocks.fresh.drain(..) {
             budget.enter(self.me.clone(), chunk, ticket);
         }
-        match (state.is_dirty(), state.dirty_ticket) {
+        match (state.is_unsettled(), state.dirty_ticket) {
             (true, None) => state.dirty_ticket = self.me.upgrade().map(|me| core.pool.enqueue_dirty(me)),
             (false, Some(ticket)) => {
                 core.pool.dequeue_dirty(ticket);

@@ -87,6 +87,8 @@ pub(crate) struct Pool {
     counters: [CachePadded<Counter>; COUNTER_PARTS],
     dirty: Mutex<BTreeMap<u64, DirtyFile>>,
     next_dirty: AtomicU64,
+    /// held by the flusher that has stored what is deferred below
+    storing: Mutex<()>,
     signal: Mutex<Signal>,
     wake: Condvar,
 }
@@ -212,8 +214,12 @@ impl Pool {
             }
             signal.hurry = false;
             drop(signal);
-            for node in self.due() {
-                node.write_back_in_background();
+            let due = self.due();
+            due.iter().for_each(Node::write_back_in_background);
+            // When the content of all is on its way to the disk, the first has the least to wait for.
+            // One flusher at a time waits for disks; what another leaves is due again.
+            if let Some(_storing) = try_lock(&self.storing) {
+                due.iter().for_each(Node::store_in_background);
             }
             self.visit_segments();
             self.loans.visit();
@@ -288,6 +294,7 @@ impl CachePool {
             counters: Default::default(),
             dirty: Mutex::default(),
             next_dirty: AtomicU64::new(0),
+            storing: Mutex::default(),
             signal: Mutex::default(),
             wake: Condvar::new(),
             config,

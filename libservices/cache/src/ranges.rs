@@ -60,6 +60,13 @@ impl State {
 impl Node {
     /// Allocates, punches or zeroes below first, then here. Only under a [`Use`](crate::node::Use).
     pub(crate) fn fallocate(&self, caller: &Caller, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        self.fallocate_below(caller, mode, offset, length)?;
+        let removes = mode.intersects(AllocateMode::PUNCH_HOLE | AllocateMode::ZERO_RANGE);
+        // What has gone is noted nowhere else.
+        if removes && self.core.keeps_deferred { self.store_deferred() } else { Ok(()) }
+    }
+
+    fn fallocate_below(&self, caller: &Caller, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
         let _writer = lock(&self.writer);
         let _flush = lock(&self.flush);
         let handle = self.writer_below()?;

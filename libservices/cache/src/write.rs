@@ -4,7 +4,7 @@ use crate::blocks::{BLOCK, CHUNK_COST, Chunk, block_of, blocks_for, by_chunk};
 use crate::core::Core;
 use crate::node::{Node, State};
 use crate::read::cache_failure;
-use crate::sync::{lock, read};
+use crate::sync::{lock, read, try_read};
 use poolfs_libservice::{Result, Written, fail};
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
 use poolfs_types::{Caller, Errno, Timestamp};
@@ -23,6 +23,7 @@ const OTHERS_MAX: usize = 16;
 type Edge = (u64, Box<[u8; BLOCK_SIZE]>);
 
 /// What writing back for a writer came to.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Made,
     /// others are writing what could be written
@@ -85,14 +86,16 @@ impl Node {
         let end = offset.checked_add(data.len() as u64).filter(|&end| end <= FILE_SIZE_MAX);
         let Some(end) = end else { return fail(Errno::EFBIG) };
         let mut done = 0;
+        let mut went_through = false;
         while done < data.len() {
             let at = offset + done as u64;
             // A step ends at a multiple of its size, so that all but the first and last steps are whole blocks.
             let step = self.core.pool.step_bytes();
             let length = (step - at % step).min(end - at) as usize;
             match self.write_step(&writer, at, &data[done..done + length]) {
-                Ok(count) => {
+                Ok((count, is_cached)) => {
                     done += count;
+                    went_through |= !is_cached;
                     if count < length {
                         break;
                     }
@@ -101,10 +104,15 @@ impl Node {
                 Err(_) => break,
             }
         }
+        if went_through && self.core.keeps_deferred {
+            // It is noted nowhere else.
+            self.store_deferred()?;
+        }
         Ok(Written { count: done, offset })
     }
 
-    fn write_step(&self, _writer: &MutexGuard<'_, ()>, offset: u64, data: &[u8]) -> Result<usize> {
+    /// Writes a part: how many bytes, and whether they are cached.
+    fn write_step(&self, _writer: &MutexGuard<'_, ()>, offset: u64, data: &[u8]) -> Result<(usize, bool)> {
         let end = offset + data.len() as u64;
         let blocks = block_of(offset)..blocks_for(end);
         let count = blocks.end - blocks.start;
@@ -112,12 +120,12 @@ impl Node {
         // Held blocks must not go below now, whatever room there is.
         let cached = held || (end <= CACHED_SIZE_MAX && self.may_become_dirty(count * BLOCK));
         if cached && self.write_cached(offset, data)? {
-            return Ok(data.len());
+            return Ok((data.len(), true));
         }
         if held {
             return fail(Errno::ENOSPC);
         }
-        self.core.with_room(|| self.write_through(offset, data))
+        Ok((self.core.with_room(|| self.write_through(offset, data))?, false))
     }
 
     /// Whether `bytes` more dirty bytes fit here and below; if not, tries to make it so.
@@ -160,8 +168,11 @@ impl Node {
     }
 
     /// Writes back up to `bytes` of this file or, if it has nothing to write, of the oldest dirty one of the layer that can be
-    /// written; only if there is none, of another layer of which that helps.
+    /// written; only if there is none, of another layer of which that helps. What is written back makes room when it is stored.
     fn write_back_some(&self, bytes: u64, helps: impl Fn(&Core) -> bool) -> Progress {
+        if self.core.keeps_deferred && self.core.is_mostly_deferred() && self.store_some(&helps) == Progress::Made {
+            return Progress::Made;
+        }
         let mut progress = match self.write_back(bytes) {
             Some(Ok(written)) if written > 0 => return Progress::Made,
             Some(_) => Progress::Impossible,
@@ -176,6 +187,37 @@ impl Node {
             match node.write_back_other(bytes) {
                 Some(Ok(written)) if written > 0 => return Progress::Made,
                 Some(_) => node.requeue_dirty(),
+                None => progress = Progress::Elsewhere,
+            }
+        }
+        match self.store_some(&helps) {
+            Progress::Impossible => progress,
+            stored => stored,
+        }
+    }
+
+    /// Has stored below what is deferred of this file, or of one that [`Node::write_back_some`] would write back.
+    fn store_some(&self, helps: &impl Fn(&Core) -> bool) -> Progress {
+        if read(&self.state).has_deferred() {
+            // Whoever does it already is about to make the room that is wanted.
+            if self.store_deferred().is_ok() {
+                return Progress::Made;
+            }
+        }
+        let mut progress = Progress::Impossible;
+        let pool = &self.core.pool;
+        let has_deferred = |node: &Node| {
+            // Does not wait: the caller holds the list.
+            node.core.keeps_deferred && try_read(&node.state).is_none_or(|state| state.has_deferred())
+        };
+        let is_near = |node: &Node| std::ptr::eq(&*node.core, &*self.core);
+        let near =
+            pool.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self) && is_near(node) && has_deferred(node));
+        let far = pool.dirty_files(OTHERS_MAX, |node| !is_near(node) && has_deferred(node) && helps(&node.core));
+        for node in near.into_iter().chain(far) {
+            match node.store_other() {
+                Some(Ok(stored)) if stored > 0 => return Progress::Made,
+                Some(_) => {}
                 None => progress = Progress::Elsewhere,
             }
         }

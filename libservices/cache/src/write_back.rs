@@ -48,7 +48,7 @@ impl Node {
         if !unreachable && self.write_back_other(u64::MAX).is_none() {
             return;
         }
-        if read(&self.state).is_dirty() {
+        if read(&self.state).is_unsettled() {
             self.requeue_dirty();
         }
     }
@@ -125,12 +125,15 @@ impl Node {
     }
 
     fn return_piece(&self, blocks: Range<u64>, done: bool) {
+        let keeps_deferred = self.core.keeps_deferred;
         self.update(None, |state| {
             state.blocks.change_existing(blocks, |chunk, mask| {
                 let back = chunk.writing & mask;
                 chunk.writing &= !mask;
                 if !done {
                     chunk.dirty |= back;
+                } else if keeps_deferred {
+                    chunk.deferred |= back;
                 }
             });
             // The times have to follow before the file counts as clean.

@@ -254,6 +254,14 @@ impl Libservice for IdMapped {
         self.below.write_before_names(ANYBODY, node, change)
     }
 
+    fn defers(&self) -> bool {
+        self.below.defers()
+    }
+
+    fn store_deferred(&self, node: NodeId) -> Result<()> {
+        self.below.store_deferred(node)
+    }
+
     fn hold(&self, _: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {
         self.below.hold(ANYBODY, handle, range, held)
     }

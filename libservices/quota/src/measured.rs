@@ -236,6 +236,17 @@ impl Libservice for Measured {
         written
     }
 
+    fn defers(&self) -> bool {
+        self.below.defers()
+    }
+
+    /// As with [`Libservice::fsync`].
+    fn store_deferred(&self, node: NodeId) -> Result<()> {
+        let stored = self.below.store_deferred(node);
+        self.measure(node);
+        stored
+    }
+
     fn release(&self, handle: HandleId) {
         if let Some(node) = self.nodes.closed(handle) {
             self.nodes.let_go(&self.below, &self.account, node, 1);

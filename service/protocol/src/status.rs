@@ -102,7 +102,7 @@ pub struct CacheStatus {
     pub limit_bytes: u64,
     /// Bytes it holds.
     pub used_bytes: u64,
-    /// Bytes not yet written back.
+    /// Bytes not yet written back, or not stored yet where they can be found.
     pub dirty_bytes: u64,
     /// Bytes of branches that more than one instance uses.
     pub shared_bytes: u64,

@@ -70,6 +70,8 @@ impl Libservice for Timed {
         fn sync(&self) -> Result<()>;
         fn flush_range(&self, caller: &Caller, handle: HandleId, range: Range<u64>) -> Result<()>;
         fn write_before_names(&self, caller: &Caller, node: NodeId, change: NameChange) -> Result<()>;
+        fn defers(&self) -> bool;
+        fn store_deferred(&self, node: NodeId) -> Result<()>;
         fn hold(&self, caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()>;
         fn copy_range(&self, caller: &Caller, source: HandleId, source_offset: u64, target: HandleId, target_offset: u64, length: u64) -> Result<u64>;
         fn read_only(&self) -> bool;

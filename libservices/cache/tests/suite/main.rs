@@ -3,6 +3,7 @@
 mod bounds;
 mod content_first;
 mod contract;
+mod deferred;
 mod durability;
 mod fault;
 mod leases;

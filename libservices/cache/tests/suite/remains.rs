@@ -22,9 +22,9 @@ use tempfile::TempDir;
 const KEY: BranchKey = *b"the branch's key";
 const BRANCH: &[u8] = b"the branch";
 
-struct Recorded {
+pub struct Recorded {
     below: Arc<dyn Libservice>,
-    cache: Arc<Cache>,
+    pub cache: Arc<Cache>,
     directory: std::path::PathBuf,
     _pool: Arc<CachePool>,
     /// Removed when nothing is mounted in it any more.
@@ -33,8 +33,12 @@ struct Recorded {
 
 impl Recorded {
     fn over(below: Arc<dyn Libservice>, limit_bytes: u64) -> Self {
+        Self::with(below, patient(limit_bytes))
+    }
+
+    pub fn with(below: Arc<dyn Libservice>, config: CacheConfig) -> Self {
         let place = tempfile::tempdir().expect("a directory");
-        let config = CacheConfig { kept_at: Some(place.path().join("kept")), ..patient(limit_bytes) };
+        let config = CacheConfig { kept_at: Some(place.path().join("kept")), ..config };
         let pool = CachePool::new(config).expect("a pool");
         let made = Cache::recorded(&pool, Arc::clone(&below), KEY, BRANCH);
         let directory = pool.kept_directory().expect("mounted").to_owned();
@@ -61,7 +65,7 @@ impl Recorded {
 
     /// What there is when the process dies now. A death is one moment, and copying takes longer: the cache's threads may bring something below
     /// meanwhile, after which it is begun again.
-    fn die(&self) -> Dead {
+    pub fn die(&self) -> Dead {
         let begun = Instant::now();
         loop {
             let dead = Dead(memory().expect("a tmpfs"));
@@ -98,7 +102,7 @@ fn memory() -> rustix::io::Result<OwnedFd> {
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NODEV)
 }
 
-struct Dead(OwnedFd);
+pub struct Dead(OwnedFd);
 
 impl Dead {
     fn path(&self) -> PathBuf {
@@ -113,12 +117,12 @@ impl Dead {
         Remains::open(self.directory()).unwrap().expect("nobody has it")
     }
 
-    fn salvage(&self, below: &Arc<dyn Libservice>) -> Salvaged {
+    pub fn salvage(&self, below: &Arc<dyn Libservice>) -> Salvaged {
         self.remains().bring_below(&KEY, below, &|_| None).unwrap()
     }
 }
 
-fn content(layer: &Arc<dyn Libservice>, text: &str) -> Vec<u8> {
+pub fn content(layer: &Arc<dyn Libservice>, text: &str) -> Vec<u8> {
     let entry = layer.lookup(&ROOT, NodeId::ROOT, name(text)).unwrap();
     let file = Opened::file(layer, &ROOT, entry.node, OpenFlags::READ_ONLY).unwrap();
     let mut bytes = vec![0; entry.attributes.size as usize];
