@@ -69,6 +69,8 @@ fn what_is_no_private_mount_of_a_directory_is_refused_and_closed() {
             let said = message(service.order_with(&Order::Mount(service.spec("one", stack)), &descriptors));
             assert!(said.contains(words), "{said}");
         };
+        // Who answers has started; a socket listens before that.
+        assert_eq!(service.order(&Order::Ping), Answer::Done);
         let before = open_files(&service);
         for _ in 0..3 {
             refused(directory(), vec![open(&folder.join("dir"))], "no private mount");
