@@ -97,7 +97,7 @@ pub struct MountPoints {
     names: HashMap<NodeId, HashSet<Box<[u8]>>>,
     /// Whatever it is called later, the kernel moves the mounts along. As long as something is mounted on it, the kernel knows the node, so that
     /// it needs no other reference.
-    covered: HashSet<NodeId>,
+    covered: hashbrown::HashSet<NodeId>,
     held: Vec<NodeId>,
 }
 
@@ -109,7 +109,7 @@ impl fmt::Debug for MountPoints {
 
 impl MountPoints {
     fn of(instance: &Arc<Instance>, paths: &BTreeSet<Vec<u8>>) -> Result<Self, Errno> {
-        let (names, covered) = (HashMap::new(), HashSet::new());
+        let (names, covered) = (HashMap::new(), hashbrown::HashSet::new());
         let mut points = Self { instance: Arc::downgrade(instance), names, covered, held: Vec::new() };
         for path in paths {
             let Some(at) = path.iter().rposition(|&byte| byte == b'/') else { continue };
@@ -127,6 +127,12 @@ impl MountPoints {
         self.covered.insert(instance.peek_name(directory, name)?);
         self.names.entry(directory).or_default().insert(name.into());
         Ok(())
+    }
+
+    /// Whether the same stands at these paths now. A mount that was made anew may be on another directory of the same name.
+    fn are_at(&self, paths: &BTreeSet<Vec<u8>>) -> bool {
+        let now = self.instance.upgrade().and_then(|instance| Self::of(&instance, paths).ok());
+        now.is_some_and(|now| now.names == self.names && now.covered == self.covered)
     }
 
     /// Whether something is mounted on a name of a directory.
@@ -209,7 +215,8 @@ impl View {
     /// Whether the client still sees that.
     pub(super) fn is_current(&self) -> bool {
         let Some(text) = self.table().changed() else { return true };
-        let is_same = text.is_ok_and(|text| seen_by(&self.client, &text, self.device).as_ref() == Some(&self.seen));
+        let seen = text.ok().and_then(|text| seen_by(&self.client, &text, self.device));
+        let is_same = seen.is_some_and(|seen| seen == self.seen && self.points.are_at(&seen.mounted));
         if is_same {
             debug!("a client's mounts have changed, and what it sees of the instance has not");
         } else {
@@ -220,7 +227,8 @@ impl View {
 }
 
 impl Table {
-    /// The text of the table if it is another one than before.
+    /// The text of the table if the kernel told of a change or it is another one than before. One and the same text may be of other
+    /// mounts: numbers are used again.
     fn changed(&mut self) -> Option<Result<Vec<u8>, Errno>> {
         let mut polled = [PollFd::new(&self.file, PollFlags::PRI)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -234,7 +242,7 @@ impl Table {
         let Ok(text) = text else { return Some(text) };
         self.read_at = now;
         let hash = self.hashes.hash_one(&text);
-        (std::mem::replace(&mut self.hash, hash) != hash).then_some(Ok(text))
+        (std::mem::replace(&mut self.hash, hash) != hash || is_told).then_some(Ok(text))
     }
 }
 

@@ -73,6 +73,13 @@ fn become_user() {
     system_call(libc::SYS_setresuid, [1000; 3]);
 }
 
+fn set_attribute(of: &Path, name: &str, value: &[u8]) {
+    let (of, name) = (text(of), CString::new(name).expect("no NUL"));
+    // SAFETY: strings and a value that outlive the call.
+    let result = unsafe { libc::setxattr(of.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// Has others pass through what the test has for itself.
 fn open_to_all(folder: &Path) {
     fs::set_permissions(folder, Permissions::from_mode(0o755)).expect("mode");
@@ -403,6 +410,16 @@ fn mounts_that_a_client_cannot_reach_give_it_nothing() {
                 assert!(!is_let_in(folder), "it is only where others may look");
             }));
             assert!(is_let_in(folder), "root gets there");
+            // By its access list: u::rwx,u:1000:--x,g::---,m::--x,o::---
+            let entries: [[u16; 4]; 5] =
+                [[1, 7, !0, !0], [2, 1, 1000, 0], [4, 0, !0, !0], [16, 1, !0, !0], [32, 0, !0, !0]];
+            let list = [2u16, 0].iter().chain(entries.as_flattened()).flat_map(|part| part.to_le_bytes());
+            set_attribute(&closed, "system.posix_acl_access", &list.collect::<Vec<_>>());
+            ended_well(forked(|| {
+                become_user();
+                assert!(is_let_in(folder), "the access list names it");
+            }));
+            fs::set_permissions(&closed, Permissions::from_mode(0o700)).expect("mode");
             bind(&hidden, &open);
             ended_well(forked(|| {
                 become_user();
@@ -515,6 +532,19 @@ fn a_session_ends_when_its_client_comes_to_see_something_else() {
             // For all: it is one filesystem.
             mount(Path::new("none"), &at, "", libc::MS_REMOUNT);
         }
+        // By the same name on another directory.
+        let name = at.join("name");
+        fs::create_dir(&name).expect("made");
+        elsewhere(|| {
+            cover(&name);
+            let connection = connect(folder, "one");
+            assert!(is_served(&connection));
+            detach(&name);
+            fs::rename(&name, at.join("before")).expect("renamed");
+            fs::create_dir(&name).expect("made");
+            cover(&name);
+            wait_for_end(&connection);
+        });
         // What is mounted elsewhere is no reason, once it was looked at.
         elsewhere(|| {
             let connection = connect(folder, "one");
