@@ -17,6 +17,8 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 struct Gate {
     open: bool,
     waiting: usize,
+    /// Writes that were held back and are not made yet.
+    to_be_written: usize,
 }
 
 /// [`Memory`], except for names that begin with `panic`, `fail` or `wait`, and for new ones that begin with `lack`.
@@ -42,12 +44,15 @@ impl Trap {
         assert!(!result.timed_out(), "{} calls wait instead of {count}", gate.waiting);
     }
 
-    /// Lets those that wait go on, and waits until they have.
+    /// Lets those that wait go on, and waits until they have, and what they write is written.
     pub fn let_go(&self) {
-        self.gate.lock().expect("unpoisoned").open = true;
+        let mut gate = self.gate.lock().expect("unpoisoned");
+        gate.open = true;
         self.changed.notify_all();
-        self.wait_for(0);
-        self.gate.lock().expect("unpoisoned").open = false;
+        let is_under_way = |gate: &mut Gate| gate.waiting > 0 || gate.to_be_written > 0;
+        let (mut gate, result) = self.changed.wait_timeout_while(gate, WAIT_MAX, is_under_way).expect("unpoisoned");
+        assert!(!result.timed_out(), "{} calls still wait", gate.waiting);
+        gate.open = false;
     }
 
     /// A file of that name, made without its traps.
@@ -135,10 +140,15 @@ impl Libservice for Trap {
     }
 
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
-        if self.hold_back_write.swap(false, Ordering::SeqCst) {
-            self.wait();
+        if !self.hold_back_write.swap(false, Ordering::SeqCst) {
+            return self.memory.write(caller, handle, offset, data);
         }
-        self.memory.write(caller, handle, offset, data)
+        self.gate.lock().expect("unpoisoned").to_be_written += 1;
+        self.wait();
+        let written = self.memory.write(caller, handle, offset, data);
+        self.gate.lock().expect("unpoisoned").to_be_written -= 1;
+        self.changed.notify_all();
+        written
     }
 
     delegate! {
