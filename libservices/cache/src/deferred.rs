@@ -27,10 +27,25 @@ impl State {
 }
 
 impl Node {
-    /// Has the layer below store what it has deferred of the file, when it is not being done already. Only under a
-    /// [`Use`](crate::node::Use).
+    /// Has the layer below store what it has deferred of the file by now. Only under a [`Use`](crate::node::Use).
     pub(crate) fn store_deferred(&self) -> Result<()> {
         self.store_with(&lock(&self.storing), || self.core.below.store_deferred(self.id))
+    }
+
+    /// The same for the file's writer, who only waits when it is being done already: there is room then, and the rest is stored beside what is
+    /// written into it. How many blocks are stored; nothing when those who did it stored none.
+    pub(crate) fn store_or_wait(&self) -> Option<Result<u64>> {
+        let deferred = || read(&self.state).blocks.counts().deferred;
+        let before = deferred();
+        if before == 0 {
+            return Some(Ok(0));
+        }
+        let Some(storing) = try_lock(&self.storing) else {
+            drop(lock(&self.storing));
+            return Some(before.saturating_sub(deferred())).filter(|&stored| stored > 0).map(Ok);
+        };
+        let stored = self.store_with(&storing, || self.core.below.store_deferred(self.id));
+        Some(stored.map(|()| before.saturating_sub(deferred())))
     }
 
     /// The same for another file's writer, without waiting for whoever does it already; how many blocks are stored.

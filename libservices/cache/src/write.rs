@@ -198,13 +198,12 @@ impl Node {
 
     /// Has stored below what is deferred of this file, or of one that [`Node::write_back_some`] would write back.
     fn store_some(&self, helps: &impl Fn(&Core) -> bool) -> Progress {
-        if read(&self.state).has_deferred() {
-            // Whoever does it already is about to make the room that is wanted.
-            if self.store_deferred().is_ok() {
-                return Progress::Made;
-            }
-        }
         let mut progress = Progress::Impossible;
+        match self.store_or_wait() {
+            Some(Ok(stored)) if stored > 0 => return Progress::Made,
+            Some(_) => {}
+            None => progress = Progress::Elsewhere,
+        }
         let pool = &self.core.pool;
         let has_deferred = |node: &Node| {
             // Does not wait: the caller holds the list.
