@@ -1,6 +1,6 @@
 //! Upper branches are checked and repaired: after a service was killed, and with damage that nobody may guess away.
 
-use poolfs_tests::{Pool, Way, checksum, isolated, name_of, run, shell};
+use poolfs_tests::{Pool, Way, checksum, isolated, name_of, program, run, shell};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -129,5 +129,22 @@ fn damage_is_named_and_never_guessed_away() {
         assert!(absent.code == 8 && absent.err.contains("absent"), "{} {}", absent.code, absent.err);
         let file = pool.poolfs(&["fsck", text(&lower.join("sound"))]);
         assert_eq!(file.code, 8, "{}", file.err);
+    });
+}
+
+#[test]
+fn what_a_check_logs_is_json_too() {
+    isolated("what_a_check_logs_is_json_too", |folder| {
+        let upper = folder.join("upper");
+        fs::create_dir(&upper).expect("a folder");
+        // It says that it cannot give up all that it wants to.
+        let mut check = Command::new("setpriv");
+        check.args(["--bounding-set", "-setpcap"]).arg(program("poolfs")).args(["--json", "fsck"]).arg(&upper);
+        let outcome = run(&mut check);
+        assert!(outcome.code == 0 && outcome.err.contains("CAP_SETPCAP"), "{outcome:?}");
+        for line in outcome.err.lines() {
+            let told: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
+            assert!(told["note"].is_string(), "{told}");
+        }
     });
 }

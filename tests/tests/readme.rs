@@ -80,6 +80,11 @@ fn usage_errors_are_json_and_pipes_have_no_colours() {
         assert_eq!(code(&["--json", "mount", "x"]), (2, "usage".to_owned()));
         assert_eq!(code(&["pool", "create", "--json", "x", "--memory", "lots"]), (2, "usage".to_owned()));
         assert_eq!(code(&["--json", "nonsense"]), (2, "usage".to_owned()));
+        // Without a command: the help is for people, and some commands for poolfs itself.
+        for arguments in [&["--json"][..], &["--json", "pool"]] {
+            assert_eq!(code(arguments), (2, "usage".to_owned()));
+            assert!(!pool.poolfs(arguments).err.contains("__"), "{arguments:?}");
+        }
         assert_eq!(code(&["--json", "pool", "rm", "nowhere"]), (1, "not-found".to_owned()));
         let text = pool.poolfs(&["exec", "--nonsense", "--", "ls", "--json"]);
         assert!(text.code == 2 && text.err.starts_with("error:"), "{}", text.err);

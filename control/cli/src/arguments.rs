@@ -279,7 +279,7 @@ pub struct MountArguments {
 pub struct ExecArguments {
     /// The pool [default: one that is thrown away afterwards]
     pub pool: Option<String>,
-    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]
+    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]. `\,` is a comma in a name
     #[arg(long = "mount", value_name = "SPEC")]
     pub mounts: Vec<String>,
     /// Without the library: everything by FUSE

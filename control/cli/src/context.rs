@@ -64,6 +64,13 @@ impl Context {
         Context { host: Box::new(host), state, run, json: false, patience, program_directory: place.to_path_buf() }
     }
 
+    /// A program has ended that this command ran, for hours perhaps: what it does now is another thing, with all of the time, and signals were
+    /// for the program.
+    pub fn begin_anew(&self) {
+        self.patience.renew();
+        crate::signals::forget_end();
+    }
+
     /// The pools.
     pub fn pools(&self) -> Result<Collection> {
         Ok(Collection::open(&self.state, "pool")?.with_patience(&self.patience))

@@ -108,7 +108,7 @@ fn run_in_pool(
     }
     let mut child = command.spawn().map_err(|error| Failure::file(&context.program(), error))?;
     let ended = signals.wait(&*context.host, &mut child, |_| Ok(()));
-    context.patience.renew();
+    context.begin_anew();
     ended.map(status_code)
 }
 
@@ -198,6 +198,24 @@ fn bind_to(cpus: &CpuSet) -> Result<()> {
     })
 }
 
+/// The parts between commas. `\,` is a comma in a name; what else follows a backslash is left to whoever reads the part.
+fn split_parts(text: &str) -> Vec<String> {
+    let (mut parts, mut part) = (Vec::new(), String::new());
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            ',' => parts.push(std::mem::take(&mut part)),
+            '\\' => match characters.next() {
+                Some(',') => part.push(','),
+                next => part.extend([character].into_iter().chain(next)),
+            },
+            _ => part.push(character),
+        }
+    }
+    parts.push(part);
+    parts
+}
+
 /// Understand `at=DIR,dir=DIR[,shared=yes]` or `at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]`.
 fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     let wrong = |cause: &str| {
@@ -206,7 +224,8 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     };
     let (mut at, mut dir, mut upper, mut lower, mut format, mut size) = (None, None, None, None, None, None);
     let mut shared = None;
-    for part in text.split(',') {
+    let parts = split_parts(text);
+    for part in &parts {
         let (key, value) = part.split_once('=').ok_or_else(|| wrong("a part of it has no ="))?;
         let place = match key {
             "at" => &mut at,
@@ -263,6 +282,10 @@ mod tests {
         assert_eq!((at, stack), ("/a".into(), StackSpec::Directory { directory: "/b".into() }));
         let (_, stack) = parse_spec("at=/a,dir=/b,shared=yes").expect("a directory");
         assert_eq!(stack, StackSpec::SharedDirectory { directory: "/b".into() });
+        let (at, stack) = parse_spec(r"at=/a\,b,dir=/c\d\,e=f").expect("a directory");
+        assert_eq!((at, stack), ("/a,b".into(), StackSpec::Directory { directory: r"/c\d,e=f".into() }));
+        let (_, stack) = parse_spec(r"at=/a,upper=/u,lower=/l\:1:/m\,n").expect("a union");
+        assert_eq!(stack, StackSpec::union("/u", vec!["/l:1".into(), "/m,n".into()]));
         let (_, stack) = parse_spec("upper=/u,lower=/l:/m,at=/a").expect("a union");
         assert_eq!(stack, StackSpec::union("/u", vec!["/l".into(), "/m".into()]));
         let (_, stack) = parse_spec("at=/a,upper=/u,lower=/l,upper-format=bcow-space,upper-size=1G").expect("a union");

@@ -3,7 +3,7 @@
 use crate::branches;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::text::{count, plain, print};
+use crate::text::{complain, count, plain, print};
 use poolfs_service_protocol::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 const CLEAN: u8 = 0;
 const REPAIRED: u8 = 1;
 const LEFT: u8 = 4;
-const NOT_CHECKED: u8 = 8;
+pub const NOT_CHECKED: u8 = 8;
 
 /// The command `fsck`.
 pub fn fsck(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> Result<u8> {
@@ -31,12 +31,15 @@ fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> R
         .arg("check")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        .stderr(if context.json { Stdio::piped() } else { Stdio::inherit() })
         .spawn()
         .map_err(|error| failed(&error))?;
     let job = serde_json::to_vec(&spec).map_err(|error| failed(&error))?;
     if let Some(mut input) = child.stdin.take() {
         input.write_all(&job).map_err(|error| failed(&error))?;
     }
+    // What it logs is not for programs as it is.
+    let log = child.stderr.take().map(|errors| std::thread::spawn(move || pass_on(errors)));
     let mut output = BufReader::new(child.stdout.take().ok_or_else(|| failed(&"it has no output"))?);
     let mut summary = None;
     loop {
@@ -56,6 +59,8 @@ fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> R
         }
     }
     let status = child.wait().map_err(|error| failed(&error))?;
+    // All of it before what this says itself.
+    let _ = log.map(std::thread::JoinHandle::join);
     let Some(summary) = summary.filter(|_| status.success()) else {
         return Err(failed(&format!("the check did not come to its end ({status})")));
     };
@@ -65,6 +70,16 @@ fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> R
         CheckSummary { damaged: 0, repairable: 0, .. } => REPAIRED,
         _ => LEFT,
     })
+}
+
+/// Say what the check logs, line by line.
+fn pass_on(errors: impl Read) {
+    let mut errors = BufReader::new(errors);
+    let mut line = Vec::new();
+    while matches!((&mut errors).take(CHECK_LINE_BYTES_MAX).read_until(b'\n', &mut line), Ok(count) if count > 0) {
+        complain(String::from_utf8_lossy(&line).trim_end());
+        line.clear();
+    }
 }
 
 fn show(context: &Context, finding: &CheckFinding) -> Result<()> {

@@ -79,13 +79,38 @@ fn not_understood(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || !json {
         error.exit();
     }
+    use clap::error::ErrorKind::{DisplayHelpOnMissingArgumentOrSubcommand, MissingSubcommand};
+    if matches!(error.kind(), MissingSubcommand | DisplayHelpOnMissingArgumentOrSubcommand) {
+        return complained(&Failure::usage(
+            "command line",
+            "a command is missing",
+            "`poolfs --help` lists the commands",
+        ));
+    }
     let text = error.to_string();
     let mut parts = text.split("\n\n").map(str::trim);
     let cause = parts.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-    let failure = Failure::usage("command line", cause, parts.collect::<Vec<_>>().join("\n"));
+    complained(&Failure::usage("command line", cause, parts.collect::<Vec<_>>().join("\n")))
+}
+
+fn complained(failure: &Failure) -> ExitCode {
     text::complain_as_json();
-    text::complain_of(&failure);
+    text::complain_of(failure);
     ExitCode::from(failure.status())
+}
+
+/// Nearly everything needs root. Whoever is somebody else is told that, and not what it is refused first.
+fn refuse_without_root(command: &Command, user: u32) -> Result<()> {
+    if user == 0 || matches!(command, Command::Doctor | Command::Why { .. }) {
+        return Ok(());
+    }
+    let failure = Failure::host(
+        "poolfs",
+        format!("it runs as user {user}"),
+        "run it as root; `poolfs doctor` says what works without",
+    );
+    // As other failures of these commands before anything was done.
+    Err(if matches!(command, Command::Fsck { .. }) { failure.with_status(fsck::NOT_CHECKED) } else { failure })
 }
 
 fn dispatch(arguments: Arguments) -> Result<u8> {
@@ -94,6 +119,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Monitor { left_ms: Some(left), .. } => Duration::from_millis(*left),
         _ => limit,
     };
+    refuse_without_root(&arguments.command, rustix::process::geteuid().as_raw())?;
     let patience = Patience::with_left(limit, left);
     let context = Context::new(arguments.state, arguments.run_dir, arguments.json, patience)?;
     let context = &context;
@@ -168,5 +194,24 @@ fn image_command(context: &Context, command: ImageCommand) -> Result<()> {
         ImageCommand::Ls => images::list(context),
         ImageCommand::Inspect { name } => images::inspect(context, &name),
         ImageCommand::Rm { name, force } => images::remove(context, &name, force),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_not_root_is_told_so() {
+        let refused = |line: &str, user| {
+            let arguments = Arguments::try_parse_from(line.split(' ')).expect("a command");
+            refuse_without_root(&arguments.command, user).err().map(|failure| (failure.code().name(), failure.status()))
+        };
+        assert_eq!(refused("poolfs pool ls", 65_534), Some(("host", 1)));
+        assert_eq!(refused("poolfs exec -- true", 65_534), Some(("host", 1)));
+        assert_eq!(refused("poolfs fsck /u", 65_534), Some(("host", 8)));
+        for (line, user) in [("poolfs doctor", 65_534), ("poolfs why 1", 65_534), ("poolfs pool ls", 0)] {
+            assert_eq!(refused(line, user), None, "{line}");
+        }
     }
 }

@@ -11,6 +11,9 @@ pub const LIMIT_SECONDS: u64 = 10;
 /// Whoever answers within this has answered at once, and costs nothing. A wait has as much when nothing is left.
 pub const MOMENT: Duration = Duration::from_millis(100);
 
+/// Longest wait, unless the limit is small, for what a command does aside.
+const ASIDE_MAX: Duration = Duration::from_secs(1);
+
 /// What a command has left for waits.
 #[derive(Debug)]
 pub struct Patience {
@@ -25,6 +28,8 @@ struct Spent {
     time: Duration,
     /// Up to when all is counted.
     until: Option<Instant>,
+    /// Whether somebody has asked not to wait any longer.
+    is_given_up: bool,
 }
 
 /// One wait; what it took is counted when it ends.
@@ -47,7 +52,7 @@ impl Patience {
 
     /// The same, of which `left` is left.
     pub fn with_left(limit: Duration, left: Duration) -> Arc<Patience> {
-        let spent = Spent { time: limit.saturating_sub(left), until: None };
+        let spent = Spent { time: limit.saturating_sub(left), ..Spent::default() };
         Arc::new(Patience { limit, spent: Mutex::new(spent), kept_back_ms: AtomicU64::new(0) })
     }
 
@@ -74,15 +79,26 @@ impl Patience {
         wait
     }
 
-    /// The command has done one thing and begins another, such as to clean up after a program that ran for hours: nothing is spent.
+    /// The command has done one thing and begins another: nothing is spent.
     pub fn renew(&self) {
-        *self.lock() = Spent { time: Duration::ZERO, until: Some(Instant::now()) };
+        *self.lock() = Spent { until: Some(Instant::now()), ..Spent::default() };
     }
 
-    /// Until the result is dropped, waits take a quarter at most: they are for what can be left to the next command.
+    /// Nothing is left, because this process was asked to end.
+    pub fn give_up(&self) {
+        let mut spent = self.lock();
+        (spent.time, spent.is_given_up) = (self.limit, true);
+    }
+
+    /// Whether it was given up.
+    pub fn is_given_up(&self) -> bool {
+        self.lock().is_given_up
+    }
+
+    /// Until the result is dropped, waits take little: they are for what can be left to the next command.
     pub fn keep_most_back(&self) -> KeptBack<'_> {
-        let most = u64::try_from((self.limit - self.limit / 4).as_millis()).unwrap_or(u64::MAX);
-        self.kept_back_ms.store(most, Ordering::Relaxed);
+        let most = self.limit - ASIDE_MAX.min(self.limit / 4);
+        self.kept_back_ms.store(u64::try_from(most.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
         KeptBack(self)
     }
 
@@ -195,8 +211,8 @@ mod tests {
     fn what_can_be_left_to_the_next_command_takes_a_part_only() {
         let patience = Patience::new(LIMIT);
         let kept = patience.keep_most_back();
-        assert_eq!(patience.left(), LIMIT / 4);
-        drop(begun_before(&patience, LIMIT / 4));
+        assert_eq!(patience.left(), ASIDE_MAX);
+        drop(begun_before(&patience, ASIDE_MAX));
         drop(kept);
         assert!(patience.left() > LIMIT / 2);
     }

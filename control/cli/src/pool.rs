@@ -187,7 +187,7 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
     let pool_name = pool.record.name.clone();
     let warn = |failure: Failure| {
         // That a service stands still is told by whoever needs it.
-        if failure.code() != Code::NoAnswer {
+        if !matches!(failure.code(), Code::NoAnswer | Code::Interrupted) {
             let cause = failure.summary();
             complain(&format!("poolfs: what an earlier command left in pool {pool_name} stays for now: {cause}"));
         }

@@ -73,6 +73,9 @@ fn ask_within(
 
 /// What an answer says: a failure, if that is what it is.
 fn understood(context: &Context, pool: &str, line: &[u8]) -> Result<Answer> {
+    if line.is_empty() {
+        return Err(silent(context, pool, waiting::HUNG_UP));
+    }
     match serde_json::from_slice(line).map_err(|error| silent(context, pool, error))? {
         Answer::Failed { code, message } => {
             Err(Failure::new(format!("service of pool {pool}"), message, "").with_code(code.into()))
@@ -442,7 +445,8 @@ mod tests {
         let failure = tell(&context, "web", &Command::Shutdown).expect_err("failed");
         assert!(failure.to_string().contains("no such directory"), "{failure}");
         assert_eq!(failure.code(), Code::InUse);
-        assert!(tell(&context, "web", &Command::Shutdown).is_err(), "it died before it answered");
+        let failure = tell(&context, "web", &Command::Shutdown).expect_err("it died before it answered");
+        assert!(failure.to_string().contains(waiting::HUNG_UP), "{failure}");
         assert!(status(&context, "web").is_err(), "no answer of this protocol");
         let asked = service.join().expect("no panic");
         assert_eq!(asked[0].trim(), "{\"command\":\"unmount\",\"instance\":\"web-1\",\"ending\":\"orderly\"}");

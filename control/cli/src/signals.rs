@@ -14,15 +14,15 @@ use std::sync::{Arc, LazyLock};
 /// Those that ask a process to end.
 const ENDING: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
-/// Whether one of them came since the last [`forget_end`], once they are caught.
+/// Whether one of them came that nobody has heeded, once they are caught.
 static END_CAME: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// From here on [`end_came`] counts.
+/// What came until now has been heeded, or passed on to a program that has ended.
 pub fn forget_end() {
     END_CAME.store(false, Ordering::SeqCst);
 }
 
-/// Whether this process was asked to end during the present wait.
+/// Whether this process was asked to end.
 pub fn end_came() -> bool {
     END_CAME.load(Ordering::SeqCst)
 }

@@ -14,6 +14,7 @@ use crate::text::complain;
 use poolfs_host::mount_table;
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::Command;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -29,6 +30,8 @@ use std::time::{Duration, Instant};
 
 /// How often it is looked during a wait whether to go on with it.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Why there is no answer of a service that was there.
+pub const HUNG_UP: &str = "it ended before it answered";
 /// Most characters of a command in a message.
 const COMMAND_WIDTH: usize = 120;
 /// Most bytes of one answer.
@@ -49,7 +52,11 @@ fn tell_once(told: &mut bool, what: impl FnOnce() -> String) {
     }
 }
 
-fn interrupted(thing: impl Into<String>) -> Failure {
+/// The failure of a wait during which this process was asked to end. What it does from here on is for cleaning up, and nobody who does not
+/// answer is waited for any longer.
+fn interrupted(patience: &Patience, thing: impl Into<String>) -> Failure {
+    signals::forget_end();
+    patience.give_up();
     Failure::interrupted(thing, "it was waited for until this command was asked to end")
 }
 
@@ -95,6 +102,9 @@ pub fn silent(context: &Context, pool: &str, error: impl std::fmt::Display) -> F
 
 /// The failure that a service is there and does not answer.
 fn stands_still(context: &Context, pool: &str) -> Failure {
+    if context.patience.is_given_up() {
+        return interrupted(&context.patience, format!("service of pool {pool}"));
+    }
     let cause = format!("it does not answer within {}", within_text(context));
     let record = context.pools().and_then(|pools| pools.peek::<PoolRecord>(pool));
     let Some(process) = record.ok().flatten().and_then(|record| record.service) else {
@@ -131,14 +141,13 @@ pub fn ping(context: &Context, pool: &str) -> Result<()> {
 /// The same as a part of a wait.
 pub fn ping_within(context: &Context, pool: &str, wait: &Wait<'_>) -> Result<()> {
     let mut input = send(context, pool, &Command::Ping, &[], wait)?;
-    signals::forget_end();
     let mut line = Vec::new();
     while !read_answer(context, pool, &mut input, &mut line)? {
         if wait.is_over() {
             return Err(stands_still(context, pool));
         }
     }
-    if line.is_empty() { Err(silent(context, pool, "it has hung up")) } else { Ok(()) }
+    if line.is_empty() { Err(silent(context, pool, HUNG_UP)) } else { Ok(()) }
 }
 
 /// The next answer, with its line end; nothing when the service has closed the connection.
@@ -151,7 +160,6 @@ pub fn answer_line(
 ) -> Result<Vec<u8>> {
     let mut line = Vec::new();
     let mut is_told = false;
-    signals::forget_end();
     while !read_answer(context, pool, input, &mut line)? {
         match until {
             Until::Answered if wait.is_over() => return Err(stands_still(context, pool)),
@@ -172,13 +180,23 @@ pub fn answer_line(
 
 /// Wait a little for the rest of an answer; whether it is whole.
 fn read_answer(context: &Context, pool: &str, input: &mut BufReader<UnixStream>, line: &mut Vec<u8>) -> Result<bool> {
+    if input.buffer().is_empty() {
+        // A read would begin its time anew at each signal.
+        let pause = Timespec { tv_sec: 0, tv_nsec: i64::from(PAUSE.subsec_nanos()) };
+        let come = poll(&mut [PollFd::new(input.get_ref(), PollFlags::IN)], Some(&pause));
+        if signals::end_came() {
+            return Err(interrupted(&context.patience, format!("service of pool {pool}")));
+        }
+        if !matches!(come, Ok(ready) if ready > 0) {
+            return Ok(false);
+        }
+    }
     // What there is of a line stays for the next time.
     match input.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', line) {
         Ok(_) => Ok(true),
         Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
             Err(silent(context, pool, error))
         }
-        Err(_) if signals::end_came() => Err(interrupted(format!("service of pool {pool}"))),
         Err(_) => Ok(false),
     }
 }
@@ -212,7 +230,7 @@ pub fn within<T: Send + 'static>(
         let remedy = "`poolfs status` says which service does not answer";
         Err(Failure::new(thing.display().to_string(), cause, remedy).with_code(Code::NoAnswer))
     };
-    receive(&done, thing, goes_on)
+    receive(&context.patience, &done, thing, goes_on)
 }
 
 /// Do what may wait for the service of a pool, as long as that gives signs of life.
@@ -226,7 +244,7 @@ pub fn while_alive<T: Send + 'static>(
     let (send, done) = sync_channel(1);
     std::thread::spawn(move || send.send(act()));
     let mut wait = context.patience.begin();
-    let done = receive(&done, thing, || {
+    let done = receive(&context.patience, &done, thing, || {
         if wait.is_half_over() {
             ping_within(context, pool, &wait)?;
             wait.heard();
@@ -247,8 +265,12 @@ pub fn end_child(context: &Context, child: &mut Child) {
 }
 
 /// Wait for a message as long as `goes_on` says, and until this process is asked to end.
-fn receive<T>(messages: &Receiver<T>, thing: &Path, mut goes_on: impl FnMut() -> Result<()>) -> Result<T> {
-    signals::forget_end();
+fn receive<T>(
+    patience: &Patience,
+    messages: &Receiver<T>,
+    thing: &Path,
+    mut goes_on: impl FnMut() -> Result<()>,
+) -> Result<T> {
     loop {
         match messages.recv_timeout(PAUSE) {
             Ok(message) => return Ok(message),
@@ -256,7 +278,7 @@ fn receive<T>(messages: &Receiver<T>, thing: &Path, mut goes_on: impl FnMut() ->
                 return Err(Failure::new(thing.display().to_string(), "whoever waited for it has ended", ""));
             }
             Err(RecvTimeoutError::Timeout) if signals::end_came() => {
-                return Err(interrupted(thing.display().to_string()));
+                return Err(interrupted(patience, thing.display().to_string()));
             }
             Err(RecvTimeoutError::Timeout) => goes_on()?,
         }
@@ -300,7 +322,7 @@ pub fn lock(
         }
         Ok(())
     };
-    let locked = receive(&locked, path, goes_on)?;
+    let locked = receive(patience, &locked, path, goes_on)?;
     locked.map_err(|errno| Failure::file(path, errno))
 }
 

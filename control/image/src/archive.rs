@@ -225,7 +225,8 @@ impl<R: Read> Read for ArchiveReader<R> {
 }
 
 fn malformed(error: Error) -> ImageError {
-    ImageError::Archive(error.to_string())
+    // The rest is what stands in the place of a header, whatever that is.
+    ImageError::Archive(error.to_string().split(": ").next().unwrap_or_default().to_owned())
 }
 
 fn without_terminator(mut bytes: Vec<u8>) -> Vec<u8> {
@@ -295,8 +296,9 @@ mod tests {
         assert!(reader.next_member().expect("the header is fine").is_some());
         assert!(reader.next_member().is_err());
 
-        let mut reader = ArchiveReader::new(&[7; 512][..], &Limits::default());
-        assert!(matches!(reader.next_member(), Err(ImageError::Archive(_))));
+        let mut reader = ArchiveReader::new(&[b'x'; 512][..], &Limits::default());
+        let Err(ImageError::Archive(cause)) = reader.next_member() else { panic!("no header") };
+        assert!(!cause.contains("xx"), "{cause}");
         let mut reader = ArchiveReader::new(&[0; 100][..], &Limits::default());
         assert!(reader.next_member().is_err());
     }

@@ -147,24 +147,26 @@ fn run_mounted(
         started();
     }
     // It may run for hours.
-    context.patience.renew();
+    context.begin_anew();
     let status = signals.wait(&*context.host, &mut child, |asked| {
         match asked {
             0 | 1 => {}
             2 => complain(&format!("poolfs: asked to end once more, container {name} is killed")),
             KILLING_REQUEST => kill(context, &record.pool, name, &runtime, &spec.instance)?,
             // Who waits for a filesystem that does not answer cannot be ended.
-            _ => waiting::ping(context, &record.pool)?,
+            _ => {
+                signals::forget_end();
+                waiting::ping(context, &record.pool)?;
+            }
         }
         Ok(())
     })?;
-    context.patience.renew();
+    context.begin_anew();
     Runtime::start_failure(&places.bundle, name, status).map_or_else(|| Ok(status_code(status)), Err)
 }
 
 /// Wait until the first process runs, or the runtime has ended.
 fn await_start(context: &Context, pool: &str, bundle: &Path, child: &mut Child) -> Result<()> {
-    signals::forget_end();
     let mut wait = context.patience.begin();
     while !Runtime::has_started(bundle) && child.try_wait().is_ok_and(|status| status.is_none()) {
         // Looked at in this order: a signal to what runs already is passed on later.

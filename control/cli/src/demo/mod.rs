@@ -110,7 +110,7 @@ fn stop_all(context: &Context) {
 /// Remove everything a demonstration makes, whatever there is of it.
 fn clean_up(context: &Context, layout: &Path) -> Result<()> {
     let mut result = Ok(());
-    context.patience.renew();
+    context.begin_anew();
     for name in context.containers()?.names()? {
         let stopped = container::stop(context, &name, STOP_WAIT);
         result = result.and(stopped).and(container::remove(context, &name, true));
