@@ -70,7 +70,8 @@ pub fn remove_sockets() {
 pub fn in_namespaces() -> Command {
     let mut command = Command::new("setpriv");
     command
-        .args(["--pdeathsig", "KILL", "unshare"])
+        // Whoever runs the tests in the background may ignore SIGINT, which everything that is started here would inherit.
+        .args(["--pdeathsig", "KILL", "env", "--default-signal", "unshare"])
         .args(["--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"])
         .process_group(0);
     command

@@ -19,6 +19,8 @@ pub struct CacheConfig {
     pub expire: Duration,
     /// How often the age is looked at.
     pub tick: Duration,
+    /// Longest wait of one that finds no room for removed files that may be about to end.
+    pub leaving_wait_max: Duration,
     /// Files up to this size are held on the heap, larger ones in a segment; at most 256 KiB.
     pub small_file_bytes: u64,
     /// Most bytes read ahead of a sequential reader.
@@ -45,6 +47,7 @@ impl Default for CacheConfig {
             dirty_percent: 50,
             expire: Duration::from_secs(5),
             tick: Duration::from_secs(1),
+            leaving_wait_max: Duration::from_secs(2),
             small_file_bytes: 32 << 10,
             read_ahead_bytes: 4 << 20,
             idle_nodes_max: 3 << 13,

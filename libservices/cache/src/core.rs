@@ -54,6 +54,7 @@ impl Core {
         let keeps_deferred = recorder.is_some() && below.defers();
         let core = Arc::new(Self {
             below,
+            leaving: Leaving::new(pool.config.leaving_wait_max),
             pool,
             names,
             recorder,
@@ -66,7 +67,6 @@ impl Core {
             deferred: AtomicU64::new(0),
             map_pages,
             held: AtomicU64::new(0),
-            leaving: Leaving::default(),
             room: AtomicI64::new(0),
         });
         let root = Node::new(&core, NodeId::ROOT, unknown_directory(), true);

@@ -9,9 +9,6 @@ use crate::sync::lock;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest wait of one that waits alone. Of several each waits its part, so that threads are left to let files go.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 /// How long nobody waits after a wait in vain. Not every end is announced: a mapping that outlives its descriptor is not.
 const REST: Duration = Duration::from_secs(10);
 
@@ -29,13 +26,20 @@ struct State {
 }
 
 /// How many there are, and who waits for their end.
-#[derive(Default)]
 pub(crate) struct Leaving {
+    /// The longest wait of one that waits alone. Of several each waits its part, so that threads are left to let files go.
+    patience: Duration,
+    rest: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Leaving {
+    /// Nobody waits longer than this.
+    pub(crate) fn new(patience: Duration) -> Self {
+        Self { patience, rest: REST, state: Mutex::default(), changed: Condvar::new() }
+    }
+
     /// A file has lost its last name, or was made without one.
     pub(crate) fn enter(&self) {
         let mut state = lock(&self.state);
@@ -61,15 +65,16 @@ impl Leaving {
     /// is needed to let a file go.
     pub(crate) fn wait(&self, enough: &mut dyn FnMut() -> bool) -> bool {
         let mut state = lock(&self.state);
-        let is_vain = state.vain.is_some_and(|(at, signs)| signs == state.signs && at.elapsed() < REST);
+        let is_vain = state.vain.is_some_and(|(at, signs)| signs == state.signs && at.elapsed() < self.rest);
         if state.files == 0 || is_vain {
             drop(state);
             return enough();
         }
         state.waiting += 1;
-        let deadline = Instant::now() + PATIENCE / state.waiting;
+        let deadline = Instant::now() + self.patience / state.waiting;
+        let mut is_over = false;
         let is_enough = loop {
-            let (seen, is_last) = (state.gone, state.files == 0 || Instant::now() >= deadline);
+            let (seen, is_last) = (state.gone, state.files == 0 || is_over);
             drop(state);
             let is_enough = enough();
             state = lock(&self.state);
@@ -78,7 +83,10 @@ impl Leaving {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let nothing_new = |state: &mut State| state.gone == seen;
-            state = self.changed.wait_timeout_while(state, left, nothing_new).unwrap_or_else(PoisonError::into_inner).0;
+            let waited =
+                self.changed.wait_timeout_while(state, left, nothing_new).unwrap_or_else(PoisonError::into_inner);
+            state = waited.0;
+            is_over = left.is_zero() || waited.1.timed_out();
         };
         state.waiting -= 1;
         if !is_enough && state.files > 0 {
@@ -93,9 +101,12 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    /// Longer than any machine is busy.
+    const LONG: Duration = Duration::from_secs(3600);
+
     #[test]
     fn whoever_waits_goes_on_when_there_is_enough() {
-        let (leaving, is_enough) = (Leaving::default(), AtomicBool::new(false));
+        let (leaving, is_enough) = (Leaving::new(LONG), AtomicBool::new(false));
         leaving.enter();
         leaving.enter();
         std::thread::scope(|scope| {
@@ -109,7 +120,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_nothing_or_twice_in_vain() {
-        let leaving = Leaving::default();
+        let leaving = Leaving { rest: LONG, ..Leaving::new(Duration::from_millis(1)) };
         let asked = |leaving: &Leaving| {
             let mut count = 0;
             assert!(!leaving.wait(&mut || {
@@ -120,11 +131,9 @@ mod tests {
         };
         assert_eq!(asked(&leaving), 1, "nothing can be waited for");
         leaving.enter();
-        let begun = Instant::now();
-        assert!(asked(&leaving) > 1);
-        assert!(begun.elapsed() >= PATIENCE);
+        assert_eq!(asked(&leaving), 2, "before the wait and after it");
         assert_eq!(asked(&leaving), 1, "the file stays");
         leaving.closed();
-        assert!(asked(&leaving) > 1, "it may be about to end");
+        assert_eq!(asked(&leaving), 2, "it may be about to end");
     }
 }

@@ -27,7 +27,8 @@ pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
     let folder = tempfile::Builder::new().prefix("poolfs-service-").tempdir().expect("a temporary folder");
     // The namespaces end with this process, however it ends.
     let status = Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "unshare"])
+        // What is ignored where the tests run is not ignored by what they start.
+        .args(["--pdeathsig", "KILL", "env", "--default-signal", "unshare"])
         .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"])
         .arg(std::env::current_exe().expect("the test's own path"))
         .args(["--exact", name, "--nocapture", "--test-threads", "1"])

@@ -130,10 +130,8 @@ fn a_killed_service_fails_its_callers_and_the_next_one_serves_them() {
         File::open(at.join("f")).expect("open").sync_all().expect("sync");
         assert_eq!(by_path(&connection, Operation::Stat, "f").attributes.size, 4);
         service.kill();
-        let start = std::time::Instant::now();
         let request = Request { operation: Operation::Echo as u32, ..Request::default() };
         assert_eq!(connection.call(&request, &[], &mut []).err(), Some(poolfs_ipc::CallError::Dead));
-        assert!(start.elapsed() < std::time::Duration::from_millis(100));
         let service = Running::start(folder);
         service.mount_directory("one");
         assert_eq!(by_path(&connect(folder, "one"), Operation::Stat, "f").attributes.size, 4);

@@ -54,6 +54,8 @@ pub struct Fault {
     pub fail_lookups: AtomicI32,
     /// errno of every getattr
     pub fail_getattrs: AtomicI32,
+    /// as many reads are carried out; further ones wait until there may be more
+    pub reads_allowed: AtomicU64,
     /// milliseconds every read takes
     pub slow_reads: AtomicU64,
     /// as many writes are carried out; further ones wait until there may be more
@@ -86,6 +88,7 @@ impl Fault {
             fail_fsyncs: AtomicI32::new(0),
             fail_lookups: AtomicI32::new(0),
             fail_getattrs: AtomicI32::new(0),
+            reads_allowed: AtomicU64::new(u64::MAX),
             slow_reads: AtomicU64::new(0),
             writes_allowed: AtomicU64::new(u64::MAX),
             reads: AtomicU64::new(0),
@@ -211,7 +214,10 @@ impl Libservice for Fault {
     }
     fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         check(&self.fail_reads)?;
-        self.reads.fetch_add(1, Ordering::SeqCst);
+        let before = self.reads.fetch_add(1, Ordering::SeqCst);
+        while before >= self.reads_allowed.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::thread::sleep(Duration::from_millis(self.slow_reads.load(Ordering::SeqCst)));
         self.memory.read(caller, handle, offset, buffer)
     }

@@ -38,7 +38,8 @@ fn nobody_writes_a_file_back_to_its_end_that_was_removed_meanwhile() {
 
 #[test]
 fn whoever_finds_no_room_below_waits_for_what_is_about_to_end() {
-    let stack = Stack::new(crate::support::patient(1 << 20));
+    // Whoever is to let it go may have to wait for a processor.
+    let stack = Stack::new(CacheConfig { leaving_wait_max: LIMIT, ..crate::support::patient(1 << 20) });
     let (node, handle) = stack.create("old");
     stack.write(handle, 0, b"x");
     stack.cache.unlink(&ROOT, NodeId::ROOT, name("old")).unwrap();
