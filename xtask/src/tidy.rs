@@ -2,6 +2,7 @@
 
 mod crates;
 mod imports;
+mod promises;
 mod sources;
 
 use anyhow::{Result, bail};
@@ -14,6 +15,7 @@ pub fn run() -> Result<()> {
     crates::check(&root, &mut findings)?;
     sources::check(&root, &mut findings)?;
     imports::check(&root, &mut findings)?;
+    promises::check(&root, &mut findings)?;
     crate::header::check(&root, &mut findings)?;
     crate::surface::check(&root, &mut findings)?;
     if findings.is_empty() {
