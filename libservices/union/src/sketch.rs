@@ -186,9 +186,10 @@ impl Union {
         if is_met && !self.work.is_frozen() { self.finish_last_block(node, upper, sketch) } else { Ok(()) }
     }
 
-    /// Moves the block in which the lower file ends if the upper one has bytes in it behind that end. They were appended and reached the disk,
+    /// Moves the block in which the lower file ends if the upper one has bytes in it behind that end. They were written and reached the disk,
     /// and a power cut came before the bit that shows them: as long as the block counts as the lower file's, they read as zeros, although the
-    /// file is longer. Nothing else is ever there: such a block moves whole or not at all.
+    /// file is longer. Such a block is written whole, so before that end the upper file has what was written last, too, and zeros only in
+    /// sectors that have not arrived.
     fn finish_last_block(&self, node: &Arc<Node>, upper: &Held, sketch: &mut Sketch) -> Result<()> {
         let limit = sketch.record.limit;
         let (block, start) = (limit / BLOCK, limit - limit % BLOCK);
@@ -203,7 +204,15 @@ impl Union {
         if appended.iter().all(|&byte| byte == 0) {
             return Ok(());
         }
-        read_runs(sketch, map, files, start, &mut whole[..(limit - start) as usize])?;
+        let mut arrived = vec![0; (limit - start) as usize];
+        files.upper.read_full(start, &mut arrived)?;
+        let kept = &mut whole[..arrived.len()];
+        read_runs(sketch, map, files, start, kept)?;
+        for (kept, arrived) in kept.chunks_mut(SECTOR_BYTES).zip(arrived.chunks(SECTOR_BYTES)) {
+            if arrived.iter().any(|&byte| byte != 0) {
+                kept.copy_from_slice(arrived);
+            }
+        }
         files.upper.write_full(start, &whole)?;
         let times = SetAttributes { modified: Some(SetTime::At(before.modified)), ..SetAttributes::default() };
         let after = self.upper.setattr(&Caller::ROOT, upper.node(), &times, None)?;

@@ -142,9 +142,19 @@ impl FileHistory {
         stranger.map_or(Ok(()), |(at, byte)| {
             let wanted: Vec<u8> =
                 self.versions[first..end].iter().map(|version| version.content.block(number)[at]).collect();
-            Err(format!("byte {at} is {byte:#04x}, but was {wanted:02x?}; mixed may be versions {mixed:?}"))
+            let unlike: Vec<Range<usize>> = self.versions[first..end].iter().map(|version| unlike(shown, version.content.block(number))).collect();
+            Err(format!(
+                "byte {at} is {byte:#04x}, but was {wanted:02x?}; mixed may be versions {mixed:?}; bytes unlike each version are within {unlike:?}"
+            ))
         })
     }
+}
+
+/// From the first to the last byte that differs.
+fn unlike(shown: &[u8], block: &[u8]) -> Range<usize> {
+    let differs = |&at: &usize| shown[at] != block[at];
+    let first = (0..shown.len()).find(differs).unwrap_or(0);
+    first..(0..shown.len()).rev().find(differs).map_or(first, |last| last + 1)
 }
 
 #[cfg(test)]

@@ -19,11 +19,6 @@ fn with_file(length: usize) -> (Branches, Vec<u8>) {
     (branches, content)
 }
 
-fn resize(layer: &dyn Libservice, path: &str, size: u64) {
-    let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
-    layer.setattr(ROOT, node(layer, path).unwrap(), &changes, None).unwrap();
-}
-
 /// The name of the only bitmap in the upper branch.
 fn bitmaps(upper: &Memory) -> Vec<String> {
     ls(upper, ".poolfs/bitmaps")

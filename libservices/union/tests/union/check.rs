@@ -197,11 +197,6 @@ fn overwrite(upper: &dyn Libservice, path: &str, at: usize, change: impl FnOnce(
     write_at(upper, path, 0, &bytes);
 }
 
-fn resize(upper: &dyn Libservice, path: &str, size: u64) {
-    let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
-    upper.setattr(ROOT, node(upper, path).unwrap(), &changes, None).unwrap();
-}
-
 /// What is done to an image, what is found then, where (a part of the path), and what a repair makes of it.
 type Case = (&'static str, fn(&Branches), &'static [(&'static str, Problem, Outcome)]);
 

@@ -239,6 +239,39 @@ fn what_was_appended_and_is_on_disk_is_no_hole() {
     close(union);
 }
 
+/// The lower file ends within a block, and the file does not. When all that is written over that block has reached the disk, it shows, whether the
+/// bit came after it or not; of what has not, it shows what was there before, and nothing else.
+#[test]
+fn what_was_written_over_the_end_of_the_lower_file_and_is_on_disk_shows_whole() {
+    const START: usize = BYTES - BYTES % 4096;
+    const NEW: [u8; 4096] = [9; 4096];
+    let (disk, lowers) = (Recorder::new(), [lower()]);
+    let union = open_over(disk.clone(), &lowers).unwrap();
+    let old = [filled(3), vec![0; START + 2 * 4096 - BYTES]].concat();
+    resize(&*union, "log", old.len() as u64);
+    fsync(&*union, "log");
+    write_at(&*union, "log", START as u64, &[9; 2 * 4096]);
+    let (mut kept, mut arrived) = (0, 0);
+    for seed in (0..400).map(|seed| seed * 7919) {
+        let crashed = disk.crashed(disk.len(), seed);
+        let stored = get(&*crashed, "log").unwrap();
+        let union = open_over(crashed, &lowers).unwrap();
+        let shown = get(&*union, "log").unwrap();
+        let block = START..START + 4096;
+        let mut pairs = shown[block.clone()].iter().zip(&old[block.clone()]);
+        assert!(pairs.all(|(shown, old)| shown == old || *shown == 9), "seed {seed}");
+        if stored[block.clone()] == NEW {
+            assert_eq!(shown[block], NEW, "seed {seed}");
+            arrived += 1;
+        } else if shown[block.clone()] == old[block] {
+            kept += 1;
+        }
+        close(union);
+    }
+    assert!(kept > 0 && arrived > 0, "{kept} {arrived}");
+    close(union);
+}
+
 fn hooked() -> (Arc<Hooked>, Arc<Union>) {
     let upper = Hooked::over(Memory::new());
     let union = open_over(upper.clone(), &[lower()]).unwrap();

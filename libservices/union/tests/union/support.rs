@@ -1,6 +1,6 @@
 //! Branches in memory, and small helpers to use a layer by path.
 
-use poolfs_libservice::types::{Attributes, Caller, FileType, HandleId, Name, NodeId, OpenFlags};
+use poolfs_libservice::types::{Attributes, Caller, FileType, HandleId, Name, NodeId, OpenFlags, SetAttributes};
 use poolfs_libservice::{Libservice, Memory, Result};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::ops::ControlFlow;
@@ -109,6 +109,11 @@ pub fn write_at(layer: &dyn Libservice, path: &str, offset: u64, data: &[u8]) {
     let handle = open(layer, path, OpenFlags::READ_WRITE).expect("opened");
     assert_eq!(layer.write(ROOT, handle, offset, data).expect("written").count, data.len());
     layer.release(handle);
+}
+
+pub fn resize(layer: &dyn Libservice, path: &str, size: u64) {
+    let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+    layer.setattr(ROOT, node(layer, path).unwrap(), &changes, None).unwrap();
 }
 
 pub fn fsync(layer: &dyn Libservice, path: &str) {
