@@ -47,12 +47,20 @@ static void do_fstat(char **w)
     result ? say_done(result) : say_attributes(&found);
 }
 
-/* Paths below the root look the same wherever the root is. */
+/* Whether `path` is `above` itself or lies below it. */
+static int lies_below(const char *above, size_t bytes, const char *path, size_t length)
+{
+    return length >= bytes && !strncmp(path, above, bytes) && (length == bytes || path[bytes] == '/');
+}
+
+/* Paths below the root, and below the folder it is in, to which links may lead, look the same wherever the root is. */
 static void say_path(const char *path, ssize_t length)
 {
-    size_t prefix = strlen(root);
-    if ((size_t)length >= prefix && !strncmp(path, root, prefix))
-        say(" ROOT%.*s", (int)(length - (ssize_t)prefix), path + prefix);
+    size_t below = strlen(root), above = (size_t)(strrchr(root, '/') - root);
+    if (lies_below(root, below, path, (size_t)length))
+        say(" ROOT%.*s", (int)length - (int)below, path + below);
+    else if (lies_below(root, above, path, (size_t)length))
+        say(" ABOVE%.*s", (int)length - (int)above, path + above);
     else
         say(" %.*s", (int)length, path);
 }
