@@ -1,6 +1,8 @@
 //! Running programs with a limit on their time.
 
+use std::fmt::Write;
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -62,8 +64,9 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Outcome {
             break status;
         }
         if Instant::now() > deadline {
+            let living = processes();
             child.kill().expect("the child is ours");
-            panic!("{text} did not end within {} s", limit.as_secs());
+            panic!("{text} did not end within {} s; what lives:\n{living}", limit.as_secs());
         }
         std::thread::park_timeout(pause);
         pause = PAUSES.1.min(pause * 2);
@@ -74,6 +77,33 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Outcome {
         out: out.join().expect("reading ends"),
         err: err.join().expect("reading ends"),
     }
+}
+
+/// All processes but those of the kernel, each thread with where in the kernel it is.
+fn processes() -> String {
+    let entries =
+        |path: &Path| std::fs::read_dir(path).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    // Whatever ends meanwhile says nothing.
+    let text = |path: PathBuf| {
+        std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    };
+    let mut all = String::new();
+    for process in entries(Path::new("/proc")) {
+        let line = text(process.join("cmdline")).replace('\0', " ");
+        if line.is_empty() {
+            continue;
+        }
+        let status = text(process.join("status"));
+        let of = |name: &str| status.lines().find(|line| line.starts_with(name)).unwrap_or_default().replace('\t', " ");
+        let _ = writeln!(all, "{} ({}, {}): {line}", process.display(), of("PPid"), of("VmRSS"));
+        for thread in entries(&process.join("task")) {
+            let stat = text(thread.join("stat"));
+            let state = stat.rsplit(") ").next().and_then(|rest| rest.get(..1)).unwrap_or_default();
+            let stack = text(thread.join("stack")).replace("[<0>] ", "").replace('\n', " < ");
+            let _ = writeln!(all, "    {} {state} {stack}", text(thread.join("comm")).trim());
+        }
+    }
+    all
 }
 
 /// Runs a shell script.
