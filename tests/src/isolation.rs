@@ -73,6 +73,8 @@ pub fn in_namespaces() -> Command {
         // Whoever runs the tests in the background may ignore SIGINT, which everything that is started here would inherit.
         .args(["--pdeathsig", "KILL", "env", "--default-signal", "unshare"])
         .args(["--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"])
+        // It reaps what is left to it: thousands of services, in a long run.
+        .arg(crate::program("poolfs-init"))
         .process_group(0);
     command
 }

@@ -1,6 +1,6 @@
 //! Control groups of version 2, which most hosts have by now: in a virtual machine, whatever this one has.
 
-use poolfs_tests::{Outcome, Pool, Way, group_file, group_of, import_small, in_guest, workspace};
+use poolfs_tests::{Outcome, Pool, Way, compile, group_file, group_of, import_small, in_guest, workspace};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -10,6 +10,9 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 const PROGRAMS: &[&str] =
     &["bash", "grep", "ldd", "mount", "nproc", "runc", "setpriv", "setsid", "touch", "umount", "wc"];
+
+/// Takes memory.
+const GREEDY: &str = "/bin/greedy-static";
 
 fn limit_of(pool: &Pool, group: &str) -> u64 {
     group_file(pool, &format!("{group}memory.max")).parse().expect("a number")
@@ -34,8 +37,7 @@ fn what_runs_in_a_pool_is_held_to_its_limits(pool: &Pool) {
     let group = group_of(left.trim());
     assert!(group.starts_with(&format!("/poolfs/{}/containers/", pool.name())), "{group}");
     let _ = poolfs_tests::shell(&format!("kill {}", left.trim())).expect("kill");
-    // `tail` keeps as much as it is asked for.
-    let greedy = pool.shell(Way::Legacy, "head -c 500000000 /dev/zero | tail -c 500000000 > /dev/null");
+    let greedy = pool.shell(Way::Legacy, &format!("{GREEDY} 500"));
     assert_eq!(greedy.code, 137, "{greedy:?}");
     assert!(group_file(pool, "containers/memory.events").contains("oom_kill 1"));
     assert_eq!(pool.status()["state"], "running", "its service has a limit of its own");
@@ -44,7 +46,7 @@ fn what_runs_in_a_pool_is_held_to_its_limits(pool: &Pool) {
 }
 
 fn containers_run(pool: &Pool, folder: &Path) {
-    import_small(pool, folder, "small", &[], |_| {});
+    import_small(pool, folder, "small", &[Path::new(GREEDY)], |_| {});
     let run = |more: &[&str], script: &str| -> Outcome {
         let mut line = vec!["run", pool.name(), "small"];
         line.extend_from_slice(more);
@@ -52,7 +54,7 @@ fn containers_run(pool: &Pool, folder: &Path) {
         pool.poolfs(&line)
     };
     assert_eq!(run(&["--rm"], "cat /proc/self/cgroup; echo inside").expect("run"), "0::/\ninside\n");
-    let greedy = run(&["--rm", "--memory", "40M"], "head -c 100000000 /dev/zero | tail -c 100000000 > /dev/null");
+    let greedy = run(&["--rm", "--memory", "40M"], "exec greedy-static 100");
     assert_eq!(greedy.code, 137, "{greedy:?}");
     let _ = run(&["-d", "--name", "long", "--memory", "64M"], "sleep 1000").expect("run -d");
     assert_eq!(limit_of(pool, "containers/long/"), 64 << 20);
@@ -77,7 +79,10 @@ fn pools_have_their_limits_on_version_2() {
         "pools_have_their_limits_on_version_2",
         LIMIT,
         PROGRAMS,
-        |_| {},
+        |root| {
+            fs::create_dir(root.join("bin")).expect("a folder");
+            let _ = compile(&root.join("bin"), "greedy", true);
+        },
         |folder| {
             {
                 let pool = Pool::on_cpus(folder, "0", "512M", "64M");
