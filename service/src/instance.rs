@@ -196,6 +196,7 @@ impl Instance {
     /// mounted.
     pub fn set_shares(&self, shares: &Arc<InstanceShares>) {
         self.handles.set_shares(shares);
+        self.nodes.set_share(shares.nodes());
         self.leases.get().into_iter().for_each(|leases| leases.set_share(shares.leases()));
         let _ = self.shares.set(Arc::clone(shares));
     }

@@ -25,12 +25,13 @@ use hashbrown::HashMap;
 use held::Held;
 use listings::Listing;
 use poolfs_ipc::notice::Edition;
-use poolfs_libservice::Lease;
 use poolfs_libservice::types::NodeId;
+use poolfs_libservice::{Lease, Share};
 use poolfs_service_protocol::NotDirect;
 use pruning::Known;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 use texts::{Backing, TextState, Texts};
 
 /// FUSE's number of the root directory.
@@ -125,6 +126,12 @@ pub struct NodeTable {
     count: AtomicU64,
     /// The count of all mounts together.
     known: OnceLock<Arc<Known>>,
+    /// What it may have of what the instances share.
+    share: OnceLock<Arc<Share>>,
+    /// Who waits for the kernel to forget some.
+    waiting: AtomicU64,
+    /// When somebody last has waited in vain.
+    in_vain: Mutex<Option<Instant>>,
     entries: AtomicU64,
     cached_bytes: AtomicU64,
     /// The kernel may keep attributes and names at all.
@@ -142,6 +149,9 @@ impl Default for NodeTable {
             privileges: AtomicU64::new(1),
             count: AtomicU64::new(0),
             known: OnceLock::new(),
+            share: OnceLock::new(),
+            waiting: AtomicU64::new(0),
+            in_vain: Mutex::default(),
             entries: AtomicU64::new(0),
             cached_bytes: AtomicU64::new(0),
             holding: AtomicBool::new(false),
@@ -186,15 +196,22 @@ impl NodeTable {
         state.number
     }
 
+    /// Gives it a share of the nodes that the kernel may know; once, and before it knows any.
+    pub(crate) fn set_share(&self, share: &Arc<Share>) {
+        let _ = self.share.set(Arc::clone(share));
+    }
+
     /// The kernel knows one more.
     fn count_entered(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
+        self.share.get().into_iter().for_each(|share| share.force(1));
         self.known.get().into_iter().for_each(|known| known.entered());
     }
 
     /// The kernel knows fewer by so many.
     fn count_left(&self, nodes: u64) {
         self.count.fetch_sub(nodes, Ordering::Relaxed);
+        self.share.get().into_iter().for_each(|share| share.subtract(nodes));
         self.known.get().into_iter().for_each(|known| known.left(nodes));
     }
 

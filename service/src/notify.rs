@@ -68,6 +68,14 @@ pub trait KernelCache: Send + Sync {
     /// Those of the device; `EINVAL` before Linux 6.18; unknown nodes are none.
     fn prune(&self, numbers: &[u64]) -> io::Result<()>;
 
+    /// Has the kernel forget all nodes of the mount that nobody uses, as one before Linux 6.18 can.
+    ///
+    /// # Errors
+    /// Those of the mount; [`io::ErrorKind::Unsupported`] where there is no way.
+    fn forget_unused(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Whether files can be given to it that it maps and reads in place of the mount's own, and that it lets go when asked to forget
     /// theirs.
     fn takes_backings(&self) -> bool {

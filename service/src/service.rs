@@ -28,11 +28,6 @@ use tracing::{error, info, warn};
 /// Most instances of one service.
 pub const INSTANCES_MAX: usize = 1024;
 
-/// Nodes that the kernel may know, of all instances, by the size of the cache. All layers together hold more than a kilobyte of
-/// each, and the host's kernel as much, in the room that a service has beside its cache.
-const CACHE_BYTES_PER_NODE: u64 = 16 << 10;
-const NODES_MAX: std::ops::RangeInclusive<u64> = 4096..=1 << 14;
-
 /// How long an unmount waits for the kernel to let go, before the rest is left to the background.
 const UNMOUNT_WAIT: Duration = Duration::from_secs(5);
 
@@ -192,10 +187,9 @@ impl Service {
         let (tracer, changes, instances, lingering, ends) = Default::default();
         let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
         let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;
-        let nodes_max = (config.cache_bytes / CACHE_BYTES_PER_NODE).clamp(*NODES_MAX.start(), *NODES_MAX.end());
-        let pruner = Arc::new(Pruner::start(nodes_max).map_err(no_sessions)?);
-        let started = Instant::now();
         let shares = PoolShares::new(config.cache_bytes, builder.memory());
+        let pruner = Pruner::start(shares.nodes_kept(), Arc::clone(shares.memory())).map_err(no_sessions)?;
+        let (pruner, started) = (Arc::new(pruner), Instant::now());
         Ok(Self { config, builder, threads, pruner, shares, tracer, started, changes, instances, lingering, ends })
     }
 

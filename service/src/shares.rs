@@ -8,6 +8,19 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+/// What a node that the kernel knows takes of the service's memory, in all layers together.
+pub const NODE_BYTES: u64 = 3072;
+
+/// Nodes that the kernel knows of all mounts together, when it can be made to forget those that nobody uses: one for so much of the cache's
+/// memory, within bounds.
+const CACHE_BYTES_PER_NODE: u64 = 16 << 10;
+const NODES: RangeInclusive<u64> = 4096..=1 << 14;
+
+/// Nodes beyond those, which somebody uses or the kernel does not give back: one part in so many of the cache's memory, and what a service
+/// has besides its cache carries at least.
+const NODES_IN_USE_PART: u64 = 4;
+const NODES_IN_USE_MIN: u64 = 1 << 15;
+
 /// What an open file takes of the service's memory, in all layers together.
 pub const OPEN_FILE_BYTES: u64 = 5632;
 
@@ -36,6 +49,8 @@ pub trait PoolMemory: Send + Sync {
 
 /// What the instances of a service share.
 pub struct PoolShares {
+    nodes_kept: u64,
+    nodes: Arc<Shares>,
     open_files: Arc<Shares>,
     sessions: Arc<Shares>,
     session_pages: Arc<Shares>,
@@ -49,7 +64,11 @@ impl PoolShares {
     pub fn new(cache_bytes: u64, memory: Arc<dyn PoolMemory>) -> Self {
         let part = |of: u64, bounds: RangeInclusive<u64>| of.clamp(*bounds.start(), *bounds.end());
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let nodes_kept = part(cache_bytes / CACHE_BYTES_PER_NODE, NODES);
+        let nodes_in_use = (cache_bytes / NODES_IN_USE_PART / NODE_BYTES).max(NODES_IN_USE_MIN);
         Self {
+            nodes_kept,
+            nodes: Shares::reclaimable(nodes_kept + nodes_in_use),
             open_files: Shares::new(part(cache_bytes / OPEN_FILES_PART / OPEN_FILE_BYTES, OPEN_FILES)),
             sessions: Shares::new(part(descriptors / SESSIONS_PART, SESSIONS)),
             session_pages: Shares::new(SESSION_PAGES),
@@ -58,10 +77,23 @@ impl PoolShares {
         }
     }
 
+    /// Above so many nodes the kernel is asked to forget some, and the pool's memory is charged with them.
+    #[must_use]
+    pub fn nodes_kept(&self) -> u64 {
+        self.nodes_kept
+    }
+
+    /// The memory of the pool.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<dyn PoolMemory> {
+        &self.memory
+    }
+
     /// The shares of one more instance.
     #[must_use]
     pub fn join(&self) -> Arc<InstanceShares> {
         Arc::new(InstanceShares {
+            nodes: self.nodes.join(),
             open_files: self.open_files.join(),
             sessions: self.sessions.join(),
             session_pages: SessionPages(self.session_pages.join()),
@@ -73,6 +105,7 @@ impl PoolShares {
 
 /// What one instance has of it.
 pub struct InstanceShares {
+    nodes: Arc<Share>,
     open_files: Arc<Share>,
     sessions: Arc<Share>,
     session_pages: SessionPages,
@@ -86,6 +119,11 @@ impl InstanceShares {
         let taken = self.open_files.take(1)?;
         self.memory.charge(OPEN_FILE_BYTES);
         Some(OpenFileRoom { _taken: taken, memory: Arc::clone(&self.memory) })
+    }
+
+    /// Its share of the nodes that the kernel may know.
+    pub(crate) fn nodes(&self) -> &Arc<Share> {
+        &self.nodes
     }
 
     /// Room for a session.

@@ -4,12 +4,16 @@ use poolfs_tests::{Outcome, Pool, Way, compile, group_file, group_of, import_sma
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Beside two busy programs the machine takes some minutes.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 const PROGRAMS: &[&str] =
     &["bash", "grep", "ldd", "mount", "nproc", "runc", "setpriv", "setsid", "touch", "umount", "wc"];
+
+/// So many nodes a service with a cache of 64 MiB has the kernel keep, and more than those.
+const NODES_KEPT: u64 = 4096;
+const MANY: u64 = 4200;
 
 /// Takes memory.
 const GREEDY: &str = "/bin/greedy-static";
@@ -43,6 +47,21 @@ fn what_runs_in_a_pool_is_held_to_its_limits(pool: &Pool) {
     assert_eq!(pool.status()["state"], "running", "its service has a limit of its own");
     let used = pool.status()["memory_used_bytes"].as_u64().expect("known");
     assert!(used <= 512 << 20, "{used}");
+}
+
+/// The machine's kernel is older than the message that asks for single nodes (Linux 6.18).
+fn an_older_kernel_forgets_what_nobody_uses(pool: &Pool, at: &Path) {
+    let nodes = || pool.status()["service"]["instances"][0]["nodes"].as_u64().expect("known");
+    for number in 0..MANY {
+        assert!(!at.join(number.to_string()).exists());
+        fs::write(at.join(number.to_string()), "").expect("written");
+    }
+    let start = Instant::now();
+    while nodes() >= NODES_KEPT {
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", nodes());
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+    assert!(at.join("0").exists());
 }
 
 fn containers_run(pool: &Pool, folder: &Path) {
@@ -93,6 +112,7 @@ fn pools_have_their_limits_on_version_2() {
                 fs::write(lower.join("file"), "content").expect("written");
                 let mounted = pool.mount_union(&at, &upper, &[&lower]);
                 assert_eq!(fs::read_to_string(at.join("file")).expect("readable"), "content");
+                an_older_kernel_forgets_what_nobody_uses(&pool, &at);
                 limits_are_set(&pool);
                 what_runs_in_a_pool_is_held_to_its_limits(&pool);
                 containers_run(&pool, folder);

@@ -79,6 +79,8 @@ const MOUNTS: &[i64] = &[
     libc::SYS_open_tree,
     libc::SYS_move_mount,
     libc::SYS_mount_setattr,
+    libc::SYS_fspick,
+    libc::SYS_fsconfig,
     libc::SYS_fsopen,
     libc::SYS_fsconfig,
     libc::SYS_fsmount,

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno as OsErrno;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tracing::debug;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -33,7 +33,11 @@ pub(super) struct Device {
     descriptor: Arc<OwnedFd>,
     expires_names: bool,
     takes_backings: bool,
+    forget_unused: OnceLock<ForgetUnused>,
 }
+
+/// Has the kernel forget what nobody uses of the mount.
+pub(super) type ForgetUnused = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 
 /// Where a thread receives messages and makes up its answers: one piece of memory for both. It is placed such that the data
 /// of a WRITE, and of the answer to a READ, begin on a page.
@@ -115,7 +119,8 @@ pub(super) fn answerable(errno: Errno) -> i32 {
 
 impl Device {
     pub(super) fn new(descriptor: OwnedFd) -> Self {
-        Self { descriptor: Arc::new(descriptor), expires_names: false, takes_backings: false }
+        let forget_unused = OnceLock::new();
+        Self { descriptor: Arc::new(descriptor), expires_names: false, takes_backings: false, forget_unused }
     }
 
     pub(super) fn descriptor(&self) -> &Arc<OwnedFd> {
@@ -137,6 +142,11 @@ impl Device {
     /// Notes whether the kernel takes files to map in place of the mount's, and forgets them when asked to.
     pub(super) fn set_takes_backings(&mut self, takes_backings: bool) {
         self.takes_backings = takes_backings;
+    }
+
+    /// Says how the kernel is made to forget what nobody uses; once.
+    pub(super) fn set_forget_unused(&self, forget_unused: ForgetUnused) {
+        let _ = self.forget_unused.set(forget_unused);
     }
 
     /// Answers the request with this number.
@@ -206,6 +216,10 @@ impl KernelCache for Device {
     fn prune(&self, numbers: &[u64]) -> io::Result<()> {
         let count = u32::try_from(numbers.len()).map_err(|_| OsErrno::TOOBIG)?;
         self.notify(notify::PRUNE, &abi::PruneOut { count, padding: 0, spare: 0 }, &[numbers.as_bytes()])
+    }
+
+    fn forget_unused(&self) -> io::Result<()> {
+        self.forget_unused.get().ok_or(io::ErrorKind::Unsupported)?()
     }
 
     fn takes_backings(&self) -> bool {

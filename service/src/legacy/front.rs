@@ -32,6 +32,18 @@ fn named<'a>(request: &Request<'a>) -> Option<Name<'a>> {
     }
 }
 
+/// Whether an operation makes a node that the kernel comes to know.
+fn makes_node(operation: &NodeOperation<'_>) -> bool {
+    matches!(
+        operation,
+        NodeOperation::MakeNode { .. }
+            | NodeOperation::MakeDirectory { .. }
+            | NodeOperation::SymbolicLink { .. }
+            | NodeOperation::Create { .. }
+            | NodeOperation::CreateNameless { .. }
+    )
+}
+
 fn name_of(parent: NodeId, name: Name<'_>) -> Given {
     Given::Name { parent, name: name.as_bytes().into() }
 }
@@ -171,6 +183,10 @@ impl Front {
         let may_keep = self.holds_name(parent, name.as_bytes());
         match self.ask(context, Request::Lookup { parent, name }) {
             Ok(Reply::Entry(entry)) => {
+                if !self.instance.nodes.admits(entry.node) {
+                    let _ = self.ask(context, Request::Forget { node: entry.node, count: 1 });
+                    return Err(Errno::ENOMEM);
+                }
                 let number = self.enter_name(context, (parent, name.as_bytes()), &entry);
                 put_entry(number, &entry, may_keep, answer)
             }
@@ -218,6 +234,9 @@ impl Front {
         answer: &mut Answer<'_>,
     ) -> Outcome<()> {
         use NodeOperation as Op;
+        if makes_node(&operation) && !self.instance.nodes.finds_room() {
+            return Err(Errno::ENOMEM);
+        }
         let node = asking.node;
         let parent = node;
         let request = match operation {

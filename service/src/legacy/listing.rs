@@ -128,7 +128,8 @@ impl Front {
         self.ask(context, Request::List { file, cookie, visit }).map(drop)
     }
 
-    /// Whether there was room. A name that has gone is left out; one that cannot be looked up is listed without its node.
+    /// Whether there was room. A name that has gone is left out; one that cannot be looked up is listed without its node, as is one for
+    /// whose node there is no room.
     fn put_looked_up(
         &self,
         context: &Context<'_>,
@@ -138,6 +139,10 @@ impl Front {
     ) -> bool {
         let may_keep = self.holds_name(directory.node(), name.bytes);
         match self.look_up(context, directory, name.bytes) {
+            Ok(found) if !self.instance.nodes.has_room() => {
+                let _ = self.ask(context, Request::Forget { node: found.node, count: 1 });
+                answer.put_name(Some(&EntryOut::default()), name)
+            }
             Ok(found) => {
                 let number = self.enter_name(context, (directory.node(), name.bytes), &found);
                 let name = Listed { inode: found.attributes.inode, file_type: found.attributes.file_type, ..*name };

@@ -9,12 +9,12 @@ use crate::notify::KernelCache;
 use crate::outside::{Deed, outside};
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
 use poolfs_service_protocol::MountSpec;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{FsPickFlags, MountFlags, UnmountFlags};
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -154,6 +154,11 @@ impl LegacyMount {
 
         let (device, entries) = handshake::connect(device, cpus).map_err(failed)?;
         let device = Arc::new(device);
+        let place = (instance.name().to_owned(), path.clone());
+        device.set_forget_unused(Box::new(move || {
+            let (name, path) = place.clone();
+            outside(Deed::Mount, move || forget_unused(&name, &path)).flatten()
+        }));
         let kernel: Arc<dyn KernelCache> = device.clone();
         instance.attach_kernel(kernel);
         let threads = (cpus.len() * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
@@ -229,6 +234,22 @@ fn raise_read_ahead(instance: &str) -> io::Result<()> {
     let device = device_of(instance)?.ok_or(io::ErrorKind::NotFound)?;
     let kibibytes = (TRANSFER_BYTES_MAX >> 10).to_string();
     std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kibibytes)
+}
+
+/// Has the kernel drop all names of an instance's filesystem that nobody uses, and what it knows behind them. Every remount begins with
+/// that (`reconfigure_super` in Linux), also one that changes nothing.
+fn forget_unused(instance: &str, path: &Path) -> io::Result<()> {
+    let picked = rustix::mount::fspick(
+        rustix::fs::CWD,
+        path,
+        FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_NO_AUTOMOUNT | FsPickFlags::FSPICK_SYMLINK_NOFOLLOW,
+    );
+    // What another filesystem covers is left alone, and the other as well.
+    let found = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?;
+    if device_of(instance)? != Some(format!("{}:{}", found.stx_dev_major, found.stx_dev_minor)) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    Ok(rustix::mount::fsconfig_reconfigure(picked?.as_fd())?)
 }
 
 /// The device number, `MAJOR:MINOR`, of an instance that is in the table.

@@ -3,13 +3,19 @@
 //! The kernel keeps a node as long as it has memory of its own to spare, and the service has to keep it as long: a walk
 //! through a large tree would grow the service beyond what its pool has. So the nodes of all mounts of a service are counted
 //! together, and above a bound a thread of its own, with nothing locked, asks for those that were looked up longest ago to be
-//! forgotten. What is open, mounted on or somebody's working directory stays; a directory stays until what is in it has gone.
+//! forgotten. What is open, mounted on, watched (inotify) or somebody's working directory stays; a directory stays until what is in it has
+//! gone. A kernel before Linux 6.18 cannot be asked for single ones; it is made to forget all that nobody uses of a mount.
+//!
+//! What stays is bounded as well: each instance has a share of the nodes that the kernel may know ([`NodeTable::admits`]), and those above the bound
+//! are charged to the pool's memory.
 //!
 //! The same is asked for programs that the kernel maps by itself ([`super::texts`]) when there is no room for another one: they stay in
 //! the cache until the kernel forgets them.
 
 use super::{NodeTable, ROOT_NUMBER, lock};
 use crate::notify::KernelCache;
+use crate::shares::{NODE_BYTES, PoolMemory};
+use poolfs_libservice::types::NodeId;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -27,12 +33,22 @@ const FRUITLESS_MAX: u32 = 4;
 const PASS_WAIT_MAX: Duration = Duration::from_millis(20);
 const PASS_PAUSE: Duration = Duration::from_millis(1);
 
+/// How long somebody waits whose node finds no room, and who has the kernel asked for others meanwhile.
+const ROOM_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// How many wait so of a mount at most: somebody has to receive what the kernel forgets.
+const WAITING_MAX: u64 = 2;
+
+/// How long nobody waits of a mount after somebody has waited in vain.
+const ROOM_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long no more is asked for programs after it was.
 const TEXTS_PAUSE: Duration = Duration::from_secs(1);
 
 /// The nodes that the kernel knows, of all mounts.
 pub(super) struct Known {
     nodes_max: u64,
+    memory: Arc<dyn PoolMemory>,
     count: AtomicU64,
     /// How many have left so far.
     given_back: AtomicU64,
@@ -53,7 +69,16 @@ struct Signal {
 impl Known {
     pub(super) fn entered(&self) {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        if count > self.nodes_max {
+            self.memory.charge(NODE_BYTES);
+        }
         self.ask_if_due(count);
+    }
+
+    /// Has a round begin now.
+    fn ask_now(&self) {
+        lock(&self.signal).due = true;
+        self.wake.notify_one();
     }
 
     fn ask_if_due(&self, count: u64) {
@@ -66,7 +91,12 @@ impl Known {
 
     pub(super) fn left(&self, nodes: u64) {
         self.given_back.fetch_add(nodes, Ordering::Relaxed);
-        let count = self.count.fetch_sub(nodes, Ordering::Relaxed).saturating_sub(nodes);
+        let before = self.count.fetch_sub(nodes, Ordering::Relaxed);
+        let count = before.saturating_sub(nodes);
+        let beyond = before.max(self.nodes_max) - count.max(self.nodes_max);
+        if beyond > 0 {
+            self.memory.discharge(beyond * NODE_BYTES);
+        }
         let (due_above, next) = (self.due_above.load(Ordering::Relaxed), self.next_round(count));
         if due_above != u64::MAX && due_above > next {
             self.due_above.fetch_min(next, Ordering::Relaxed);
@@ -92,8 +122,18 @@ impl Known {
 struct Mount {
     nodes: Weak<NodeTable>,
     kernel: Weak<dyn KernelCache>,
-    /// Its kernel does not know how to forget (before Linux 6.18).
-    refuses: bool,
+    forgets: Forgets,
+}
+
+/// What a mount's kernel can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Forgets {
+    /// Single nodes.
+    Single,
+    /// All that nobody uses.
+    Unused,
+    /// Nothing.
+    Nothing,
 }
 
 /// Keeps the kernel from having the service keep too much.
@@ -104,14 +144,21 @@ pub struct Pruner {
 }
 
 impl Pruner {
-    /// Starts the thread, which has the kernel forget nodes when it knows more than `nodes_max`.
+    /// Starts the thread, which has the kernel forget nodes when it knows more than `nodes_max`. `memory` is charged with those above.
     ///
     /// # Errors
     /// When no thread can be had.
-    pub fn start(nodes_max: u64) -> io::Result<Self> {
+    pub fn start(nodes_max: u64, memory: Arc<dyn PoolMemory>) -> io::Result<Self> {
         let (count, given_back, signal, wake) = Default::default();
-        let known =
-            Arc::new(Known { nodes_max, count, given_back, due_above: AtomicU64::new(nodes_max), signal, wake });
+        let known = Arc::new(Known {
+            nodes_max,
+            memory,
+            count,
+            given_back,
+            due_above: AtomicU64::new(nodes_max),
+            signal,
+            wake,
+        });
         let mounts: Arc<Mutex<Vec<Mount>>> = Arc::default();
         let (of_thread, all) = (Arc::clone(&known), Arc::clone(&mounts));
         let work = move || {
@@ -141,7 +188,11 @@ impl Pruner {
         if nodes.known.set(Arc::clone(&self.known)).is_ok() {
             let mut mounts = lock(&self.mounts);
             mounts.retain(|mount| mount.nodes.strong_count() > 0);
-            mounts.push(Mount { nodes: Arc::downgrade(nodes), kernel: Arc::downgrade(kernel), refuses: false });
+            mounts.push(Mount {
+                nodes: Arc::downgrade(nodes),
+                kernel: Arc::downgrade(kernel),
+                forgets: Forgets::Single,
+            });
         }
     }
 }
@@ -201,29 +252,84 @@ fn ask_once(known: &Known, mounts: &Mutex<Vec<Mount>>, target: u64) -> u64 {
     let surplus = count.saturating_sub(target);
     let all: Vec<_> = {
         let mounts = lock(mounts);
-        let able = mounts.iter().filter(|mount| !mount.refuses);
-        able.filter_map(|mount| Some((mount.nodes.upgrade()?, mount.kernel.upgrade()?))).collect()
+        let able = mounts.iter().filter(|mount| mount.forgets != Forgets::Nothing);
+        able.filter_map(|mount| Some((mount.nodes.upgrade()?, mount.kernel.upgrade()?, mount.forgets))).collect()
     };
     // A mount keeps half of an equal share, whatever others have.
     let reserved = target / (2 * all.len().max(1) as u64);
     let beyond = |nodes: &NodeTable| nodes.len().saturating_sub(reserved);
-    let all_beyond: u64 = all.iter().map(|(nodes, _)| beyond(nodes)).sum();
+    let all_beyond: u64 = all.iter().map(|(nodes, _, _)| beyond(nodes)).sum();
     let mut asked = 0;
-    for (nodes, kernel) in &all {
+    for (nodes, kernel, forgets) in &all {
         let part = beyond(nodes).saturating_mul(surplus).div_ceil(all_beyond.max(1));
-        let numbers = if part == 0 { Vec::new() } else { nodes.longest_unused(part) };
-        asked += numbers.len() as u64;
-        if let Err(error) = numbers.chunks(BATCH).try_for_each(|batch| kernel.prune(batch)) {
-            // EINVAL is that it knows no such message.
-            info!(%error, "the kernel does not forget nodes when asked to; those it knows stay in the service's memory");
-            let own = |mount: &&mut Mount| std::ptr::addr_eq(mount.nodes.as_ptr(), Arc::as_ptr(nodes));
-            lock(mounts).iter_mut().filter(own).for_each(|mount| mount.refuses = true);
+        if part == 0 {
+            continue;
         }
+        asked += match forgets {
+            Forgets::Single => {
+                let numbers = nodes.longest_unused(part);
+                let told = numbers.chunks(BATCH).try_for_each(|batch| kernel.prune(batch));
+                // EINVAL is that it knows no such message.
+                told.map_or_else(|error| give_up(mounts, nodes, &error, Forgets::Unused), |()| numbers.len() as u64)
+            }
+            Forgets::Unused => {
+                kernel.forget_unused().map_or_else(|error| give_up(mounts, nodes, &error, Forgets::Nothing), |()| part)
+            }
+            Forgets::Nothing => 0,
+        };
     }
     asked
 }
 
+/// The kernel of a mount does not do what it was asked for: what else it may be asked for from here on. It is asked again if that is something.
+fn give_up(mounts: &Mutex<Vec<Mount>>, nodes: &Arc<NodeTable>, error: &io::Error, next: Forgets) -> u64 {
+    info!(%error, ?next, "the kernel does not forget nodes when asked to");
+    let own = |mount: &&mut Mount| std::ptr::addr_eq(mount.nodes.as_ptr(), Arc::as_ptr(nodes));
+    lock(mounts).iter_mut().filter(own).for_each(|mount| mount.forgets = next);
+    u64::from(next != Forgets::Nothing)
+}
+
 impl NodeTable {
+    /// Whether the kernel may know one node more.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.share.get().is_none_or(|share| share.may_take(1))
+    }
+
+    /// The same, when the kernel has been asked for others: that may take a while.
+    #[must_use]
+    pub fn finds_room(&self) -> bool {
+        if self.has_room() {
+            return true;
+        }
+        let may_help = || lock(&self.in_vain).is_none_or(|ended| ended.elapsed() >= ROOM_PAUSE);
+        let Some(known) = self.known.get().filter(|_| may_help()) else { return false };
+        let may_wait = self.waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX;
+        let found = may_wait && self.wait_for_room(known);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        found
+    }
+
+    fn wait_for_room(&self, known: &Known) -> bool {
+        known.ask_now();
+        let start = Instant::now();
+        while start.elapsed() < ROOM_WAIT_MAX {
+            std::thread::sleep(PASS_PAUSE);
+            if self.has_room() {
+                return true;
+            }
+        }
+        *lock(&self.in_vain) = Some(Instant::now());
+        false
+    }
+
+    /// Whether the kernel may be told of this node: it knows it already, or finds room for it.
+    #[must_use]
+    pub fn admits(&self, node: NodeId) -> bool {
+        let knows = || self.states(node).get(&node).is_some_and(|state| state.kernel_references > 0);
+        node == NodeId::ROOT || self.has_room() || knows() || self.finds_room()
+    }
+
     /// FUSE's numbers of about `count` nodes without open files, those first that were looked up, or taken from here,
     /// longest ago.
     fn longest_unused(&self, count: u64) -> Vec<u64> {
@@ -263,7 +369,7 @@ pub(super) mod tests {
     pub(in crate::nodes) struct Kernel {
         nodes: Arc<NodeTable>,
         used_below: u64,
-        knows_how: bool,
+        forgets: Option<Forgets>,
         given: Mutex<(u32, BTreeSet<u32>)>,
     }
 
@@ -300,11 +406,23 @@ pub(super) mod tests {
         }
 
         fn prune(&self, numbers: &[u64]) -> io::Result<()> {
-            if !self.knows_how {
+            if self.forgets != Some(Forgets::Single) {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             for number in numbers.iter().filter(|number| **number >= self.used_below) {
                 self.nodes.forget(*number, u64::MAX);
+            }
+            Ok(())
+        }
+
+        fn forget_unused(&self) -> io::Result<()> {
+            if self.forgets != Some(Forgets::Unused) {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            let all: Vec<u64> =
+                self.nodes.numbers.iter().flat_map(|shard| lock(shard).keys().copied().collect::<Vec<_>>()).collect();
+            for number in all.into_iter().filter(|number| *number >= self.used_below) {
+                self.nodes.forget(number, u64::MAX);
             }
             Ok(())
         }
@@ -323,10 +441,27 @@ pub(super) mod tests {
         }
     }
 
-    fn mounted(pruner: &Pruner, used_below: u64, knows_how: bool) -> (Arc<NodeTable>, Arc<dyn KernelCache>) {
+    #[derive(Default)]
+    struct Memory(AtomicU64);
+
+    impl PoolMemory for Memory {
+        fn charge(&self, bytes: u64) {
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+        }
+
+        fn discharge(&self, bytes: u64) {
+            self.0.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn pruner() -> Pruner {
+        Pruner::start(NODES_MAX, Arc::new(Memory::default())).expect("a thread")
+    }
+
+    fn mounted(pruner: &Pruner, used_below: u64, forgets: Forgets) -> (Arc<NodeTable>, Arc<dyn KernelCache>) {
         let nodes = Arc::new(NodeTable::default());
         let kernel: Arc<dyn KernelCache> =
-            Arc::new(Kernel { nodes: Arc::clone(&nodes), used_below, knows_how, ..Kernel::default() });
+            Arc::new(Kernel { nodes: Arc::clone(&nodes), used_below, forgets: Some(forgets), ..Kernel::default() });
         pruner.add(&nodes, &kernel);
         (nodes, kernel)
     }
@@ -347,8 +482,9 @@ pub(super) mod tests {
 
     #[test]
     fn the_nodes_of_all_mounts_are_bounded_and_those_in_use_stay() {
-        let pruner = Pruner::start(NODES_MAX).expect("a thread");
-        let [(first, _kernel), (second, _other)] = [mounted(&pruner, 302, true), mounted(&pruner, 2, true)];
+        let pruner = pruner();
+        let [(first, _kernel), (second, _other)] =
+            [mounted(&pruner, 302, Forgets::Single), mounted(&pruner, 2, Forgets::Single)];
         enter(&first, 2..602);
         nodes_of_one_in_use(&second);
         assert_eq!(first.len() + second.len(), 1000, "nothing is asked for up to the bound");
@@ -362,15 +498,16 @@ pub(super) mod tests {
             eventually("too many again", || first.len() + second.len() <= NODES_MAX + NODES_MAX / 4);
         }
         drop((first, second));
-        let (third, _kernel) = mounted(&pruner, 2, true);
+        let (third, _kernel) = mounted(&pruner, 2, Forgets::Single);
         enter(&third, 2..12_000);
         eventually("too many after the end of other mounts", || third.len() <= NODES_MAX);
     }
 
     #[test]
     fn an_instance_within_its_part_keeps_what_it_knows() {
-        let pruner = Pruner::start(NODES_MAX).expect("a thread");
-        let [(first, _kernel), (second, _other)] = [mounted(&pruner, 2, true), mounted(&pruner, 2, true)];
+        let pruner = pruner();
+        let [(first, _kernel), (second, _other)] =
+            [mounted(&pruner, 2, Forgets::Single), mounted(&pruner, 2, Forgets::Single)];
         enter(&first, 2..152);
         for start in 0..20 {
             enter(&second, 10_000 + start * 1000..10_000 + (start + 1) * 1000);
@@ -386,13 +523,53 @@ pub(super) mod tests {
 
     #[test]
     fn a_kernel_that_cannot_forget_is_not_asked_again_and_what_it_knows_counts_no_more_when_it_is_gone() {
-        let pruner = Pruner::start(NODES_MAX).expect("a thread");
-        let (nodes, kernel) = mounted(&pruner, 2, false);
+        let pruner = pruner();
+        let (nodes, kernel) = mounted(&pruner, 2, Forgets::Nothing);
         enter(&nodes, 2..4002);
-        eventually("it was asked", || lock(&pruner.mounts).iter().any(|mount| mount.refuses));
+        eventually("it was asked", || lock(&pruner.mounts).iter().any(|mount| mount.forgets == Forgets::Nothing));
         assert_eq!(nodes.len(), 4000);
         nodes.forget_all();
         eventually("nothing is known", || pruner.known.count.load(Ordering::Relaxed) == 0);
         drop((nodes, kernel));
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_forget_single_nodes_forgets_all_that_nobody_uses() {
+        let pruner = pruner();
+        let (nodes, _kernel) = mounted(&pruner, 102, Forgets::Unused);
+        enter(&nodes, 2..4002);
+        eventually("all were forgotten", || nodes.len() <= NODES_MAX);
+        assert!((2..102).all(|number| nodes.node(number).is_some()), "they are in use");
+    }
+
+    #[test]
+    fn what_is_in_use_is_charged_and_leaves_others_half_of_a_share() {
+        const ROOM: u64 = 3000;
+        let memory = Arc::new(Memory::default());
+        let pruner = Pruner::start(NODES_MAX, Arc::clone(&memory) as Arc<dyn PoolMemory>).expect("a thread");
+        let shares = poolfs_libservice::Shares::reclaimable(ROOM);
+        let [(greedy, _kernel), (other, _other)] =
+            [mounted(&pruner, u64::MAX, Forgets::Single), mounted(&pruner, 2, Forgets::Single)];
+        let joined = [&greedy, &other].map(|nodes| {
+            let share = shares.join();
+            nodes.set_share(&share);
+            share
+        });
+        let mut next = 2;
+        while greedy.finds_room() {
+            enter(&greedy, next..next + 1);
+            next += 1;
+        }
+        assert_eq!(greedy.len(), ROOM / 2 + ROOM / 4);
+        assert!(!greedy.admits(NodeId(next)) && greedy.admits(NodeId(next - 1)) && greedy.admits(NodeId::ROOT));
+        assert_eq!(memory.0.load(Ordering::Relaxed), (greedy.len() - NODES_MAX) * NODE_BYTES);
+        for number in 10_000..20_000 {
+            assert!(other.finds_room(), "{number}: the kernel forgets what this one does not use");
+            enter(&other, number..number + 1);
+        }
+        greedy.forget_all();
+        assert!(greedy.has_room());
+        eventually("nobody pays for them", || memory.0.load(Ordering::Relaxed) == 0);
+        drop(joined);
     }
 }

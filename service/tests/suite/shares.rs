@@ -5,6 +5,7 @@ use crate::queue::{connect, handle, read, write};
 use poolfs_ipc::Connection;
 use poolfs_ipc::wire::Status;
 use poolfs_service_protocol::StackSpec;
+use rustix::fs::inotify;
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -125,5 +126,37 @@ fn sessions_of_clients() {
         assert!((100..768).contains(&taken.len()), "{}", taken.len());
         goes_on(folder, &other);
         assert_eq!(sessions(folder, "other", 100).len(), 100);
+    });
+}
+
+#[test]
+fn nodes_in_use() {
+    isolated("shares::nodes_in_use", |folder| {
+        const FILES: usize = 32_000;
+        let service = Running::start(folder);
+        let [hostile, other] = two_over_one(&service, folder, FILES);
+        // Nobody opens these files, so that no share of open files counts them, but the kernel cannot forget them.
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).expect("inotify");
+        let hold = |number: usize| {
+            let path = hostile.join(number.to_string());
+            inotify::add_watch(&watch, path, inotify::WatchFlags::DELETE_SELF)
+        };
+        let (held, refused) =
+            (0..FILES).map(|number| (number, hold(number))).find(|(_, held)| held.is_err()).expect("there is a bound");
+        assert_eq!(refused, Err(rustix::io::Errno::NOMEM), "after {held}");
+        assert!(held > 20_000, "{held}");
+        let made = File::create(hostile.join("new")).map(drop).expect_err("it makes one more node");
+        assert_eq!(made.raw_os_error(), Some(libc::ENOMEM));
+        assert_eq!(fs::read_dir(&hostile).expect("listed").count(), FILES);
+        goes_on(folder, &other);
+        // More than its part: what it does not use is forgotten in time.
+        for number in 0..FILES {
+            fs::metadata(other.join(number.to_string())).unwrap_or_else(|error| panic!("{number}: {error}"));
+        }
+        assert_eq!(fs::read(hostile.join("7")).expect("known already"), [7; 4096]);
+        drop(watch);
+        for number in (0..FILES).rev() {
+            fs::metadata(hostile.join(number.to_string())).unwrap_or_else(|error| panic!("{number}: {error}"));
+        }
     });
 }
