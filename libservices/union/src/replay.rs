@@ -15,7 +15,7 @@ use crate::marks;
 use crate::node::{Content, Node};
 use crate::resolve::Referenced;
 use crate::sketch::{BLOCK, Sketch};
-use crate::work::DIRECTORY;
+use crate::work::{self, DIRECTORY};
 use hashbrown::HashMap;
 use poolfs_libservice::walk::{each_name, walk};
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
@@ -261,20 +261,14 @@ impl Union {
 
     /// The records of those that cannot be read now.
     fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Vec<Packed>>) -> Result<Vec<([u8; 16], Said)>> {
-        let mut left = Vec::new();
-        let mut count = 0u64;
-        let root = Held::new(&self.work.upper, NodeId::ROOT);
-        walk(&self.work.upper, root, b"", &mut |path, visited| {
-            if path == DIRECTORY {
-                return Ok(false);
-            }
-            // What cannot be looked at has been told of by the check that came before.
-            let Ok((held, attributes)) = visited else { return Ok(true) };
+        let upper = &self.work.upper;
+        let (mut left, mut count) = (Vec::new(), 0u64);
+        let mut look = |path: &[u8], held: &Held, attributes: &Attributes| {
             if attributes.file_type != FileType::Regular || journals.is_empty() {
-                return Ok(true);
+                return Ok(());
             }
-            let Some(record) = self.record_of(held)? else { return Ok(true) };
-            let Some(records) = journals.remove(&record.id) else { return Ok(true) };
+            let Some(record) = self.record_of(held)? else { return Ok(()) };
+            let Some(records) = journals.remove(&record.id) else { return Ok(()) };
             let mut said = Said::default();
             records.iter().for_each(|record| said.add(record.change()));
             count += 1;
@@ -287,8 +281,22 @@ impl Union {
                 tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be read");
                 left.push((record.id, said));
             }
-            Ok(true)
+            Ok(())
+        };
+        walk(upper, Held::new(upper, NodeId::ROOT), b"", &mut |path, visited| {
+            if path == DIRECTORY {
+                return Ok(false);
+            }
+            // What cannot be looked at has been told of by the check that came before.
+            visited.map_or(Ok(true), |(held, attributes)| look(path, held, attributes).map(|()| true))
         })?;
+        // A file of several lower names has its only upper name here when the one that it was written by is gone.
+        let index = self.work.index.node();
+        for (name, _) in work::list(upper, index)? {
+            if let Some((held, attributes)) = work::find(upper, index, &name)? {
+                look(&name, &held, &attributes)?;
+            }
+        }
         tracing::info!(sketches = count, left = left.len(), "what a service had accepted before it died is in order");
         Ok(left)
     }

@@ -37,6 +37,7 @@ const FILES: &[i64] = &[
     libc::SYS_fdatasync,
     libc::SYS_syncfs,
     libc::SYS_sync_file_range,
+    SYS_CACHESTAT,
     libc::SYS_readlinkat,
     libc::SYS_mkdirat,
     libc::SYS_mknodat,
@@ -71,6 +72,9 @@ const FILES: &[i64] = &[
     465,
     466,
 ];
+
+/// `cachestat`, on every architecture: the crate for C's calls does not have it yet.
+const SYS_CACHESTAT: i64 = 451;
 
 /// Mounts: the pool's filesystems, private clones of branches, the cache's memory. Of threads with the host's root only.
 const MOUNTS: &[i64] = &[

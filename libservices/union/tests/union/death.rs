@@ -4,7 +4,7 @@
 use crate::hooked::{Call, Hooked};
 use crate::support::*;
 use poolfs_libservice::random_operations::{Comparison, populate};
-use poolfs_libservice::types::{AllocateMode, Errno, OpenFlags, RenameFlags, SetAttributes};
+use poolfs_libservice::types::{AllocateMode, Errno, NodeId, OpenFlags, RenameFlags, SetAttributes};
 use poolfs_libservice::{Libservice, Memory, Recorder, fail};
 use poolfs_union::check::Check;
 use poolfs_union::{Lower, Union, UnionConfig};
@@ -181,6 +181,32 @@ fn each_change_of_a_sketch_is_there_after_a_death() {
         assert!(get(&*union, "g").is_err() && ls(&*union, "").is_empty());
         close(union);
         assert_eq!(mortal.journals(), [] as [&str; 0], "an orderly end leaves none");
+    }
+}
+
+#[test]
+fn what_was_written_by_a_name_that_is_gone_is_shown_by_the_others_after_a_death() {
+    for (deferred_copy_ups_max, whole, replaced) in
+        [(0, false, false), (0, true, false), (0, false, true), (1024, false, false), (1024, false, true)]
+    {
+        let (lower, mut content) = lower();
+        lower.link(ROOT, node(&*lower, "f").unwrap(), NodeId::ROOT, name("other")).unwrap();
+        put(&*lower, "new", b"new");
+        let mut mortal = Mortal::new(vec![lower], AMPLE);
+        mortal.deferred_copy_ups_max = deferred_copy_ups_max;
+        let union = mortal.open();
+        let data = if whole { vec![0xee; content.len()] } else { b"in transit".to_vec() };
+        write_at(&*union, "f", 0, &data);
+        content[..data.len()].copy_from_slice(&data);
+        if replaced {
+            union.rename(ROOT, NodeId::ROOT, name("new"), NodeId::ROOT, name("f"), RenameFlags::empty()).unwrap();
+        } else {
+            union.unlink(ROOT, NodeId::ROOT, name("f")).unwrap();
+        }
+        assert!(get(&*union, "other").unwrap() == content);
+        let union = mortal.die_and_open(union);
+        assert!(get(&*union, "other").unwrap() == content, "{deferred_copy_ups_max} {whole} {replaced}");
+        assert_eq!(get(&*union, "f").ok(), replaced.then(|| b"new".to_vec()));
     }
 }
 
