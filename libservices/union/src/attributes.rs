@@ -13,8 +13,25 @@ use poolfs_types::{
 };
 use std::sync::Arc;
 
+/// The bit of a mode that keeps others from removing names of a directory.
+const STICKY: u32 = 0o1000;
+
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+
 /// Attributes that the kernel removes again and again without a word.
-const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+const ACCESS_LISTS: [&[u8]; 2] = [ACCESS_LIST, b"system.posix_acl_default"];
+
+/// The bits of a mode that an access list says which says no more than a mode can (`fs/posix_acl.c` in Linux): entries for the owner, the
+/// group and all others, and no more.
+fn mode_of(list: &[u8]) -> Option<u32> {
+    const VERSION: [u8; 4] = 2u32.to_le_bytes();
+    const TAGS: [u16; 3] = [0x01, 0x04, 0x20];
+    let (entries, rest) = list.strip_prefix(&VERSION)?.as_chunks::<8>();
+    let entry = |entry: &[u8; 8]| (u16::from_le_bytes([entry[0], entry[1]]), u16::from_le_bytes([entry[2], entry[3]]));
+    let (tags, permissions): (Vec<u16>, Vec<u16>) = entries.iter().map(entry).unzip();
+    let is_mode = rest.is_empty() && tags == TAGS && permissions.iter().all(|&permissions| permissions <= 7);
+    is_mode.then(|| permissions.iter().fold(0, |mode, &permissions| mode << 3 | u32::from(permissions)))
+}
 
 impl Union {
     /// The object that has the attributes of a node: the upper one, else the topmost lower one.
@@ -298,6 +315,14 @@ impl Union {
         flags: XattrFlags,
     ) -> Result<()> {
         marks::refuse_hidden(name, Errno::EOPNOTSUPP, || {
+            // A list that says what the mode says already, where there is none, is no change.
+            if name == ACCESS_LIST
+                && let Some(mode) = mode_of(value)
+                && self.get_xattr(caller, node, name).is_err_and(|error| error == Errno::ENODATA)
+                && self.has_mode(caller, node, mode)?
+            {
+                return Ok(());
+            }
             self.change_xattrs(node, |held| self.upper.setxattr(caller, held.node(), name, value, flags))
         })
     }
@@ -305,7 +330,8 @@ impl Union {
     pub(crate) fn remove_xattr(&self, caller: &Caller, node: &Arc<Node>, name: &[u8]) -> Result<()> {
         marks::refuse_hidden(name, Errno::EOPNOTSUPP, || {
             let plain = matches!(node.file_type, FileType::Regular | FileType::Directory);
-            if plain && (ACCESS_LISTS.contains(&name) || node.read().upper.is_none()) {
+            let is_list = ACCESS_LISTS.contains(&name) && node.file_type != FileType::Symlink;
+            if is_list || (plain && node.read().upper.is_none()) {
                 // What is not there needs no copy-up: it is refused, or, an access list, gone as it was, which is no change.
                 match self.get_xattr(caller, node, name) {
                     Err(error) if error.errno() == Errno::ENODATA && ACCESS_LISTS.contains(&name) => return Ok(()),
@@ -314,6 +340,14 @@ impl Union {
             }
             self.change_xattrs(node, |held| self.upper.removexattr(caller, held.node(), name))
         })
+    }
+
+    /// Whether the mode of a node is this one, which has no set-id bits: those of a list's mode may go with it.
+    fn has_mode(&self, caller: &Caller, node: &Node, mode: u32) -> Result<bool> {
+        let state = node.read();
+        let (branch, id) = self.top(&state)?;
+        let permissions = branch.getattr(caller, id)?.permissions;
+        Ok(u32::from(permissions) & !STICKY == mode)
     }
 
     fn change_xattrs(&self, node: &Arc<Node>, change: impl FnOnce(&Held) -> Result<()>) -> Result<()> {
