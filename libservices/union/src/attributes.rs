@@ -347,7 +347,7 @@ impl Union {
         let state = node.read();
         let (branch, id) = self.top(&state)?;
         let permissions = branch.getattr(caller, id)?.permissions;
-        Ok(u32::from(permissions) & !STICKY == mode)
+        Ok(permissions & !STICKY == mode)
     }
 
     fn change_xattrs(&self, node: &Arc<Node>, change: impl FnOnce(&Held) -> Result<()>) -> Result<()> {
