@@ -186,6 +186,9 @@ impl Stack {
     }
 }
 
+/// The control side refuses what the cache would.
+const _: () = assert!(poolfs_service_protocol::CACHE_BYTES_MIN == poolfs_cache::LIMIT_BYTES_MIN);
+
 /// Builds stacks, and holds what they share.
 pub struct StackBuilder {
     pool: Arc<CachePool>,

@@ -7,6 +7,32 @@ use poolfs_service_protocol::FailureCode;
 use std::fmt::{Display, Formatter};
 use std::path::Path;
 
+/// Why something on a file failed.
+pub trait FileCause: Display {
+    /// Whether it is for want of room.
+    fn is_no_space(&self) -> bool {
+        false
+    }
+}
+
+impl FileCause for std::io::Error {
+    fn is_no_space(&self) -> bool {
+        matches!(self.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+    }
+}
+
+impl FileCause for rustix::io::Errno {
+    fn is_no_space(&self) -> bool {
+        matches!(*self, Self::NOSPC | Self::DQUOT)
+    }
+}
+
+impl FileCause for serde_json::Error {}
+
+impl FileCause for &str {}
+
+impl FileCause for String {}
+
 /// What kind of failure it is, for programs: these names stay as they are (docs/observability.md has the list).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
@@ -150,13 +176,14 @@ impl Failure {
     }
 
     /// Something on a file failed for a reason only the kernel knows.
-    pub fn file(path: &Path, cause: impl Display) -> Failure {
+    pub fn file(path: &Path, cause: impl FileCause) -> Failure {
+        let code = if cause.is_no_space() { Code::NoSpace } else { Code::File };
         Failure::new(
             path.display().to_string(),
             cause,
             "check that the path exists and that poolfs runs as root with room on the disk",
         )
-        .with_code(Code::File)
+        .with_code(code)
     }
 
     /// The same failure of a named thing.
@@ -299,5 +326,17 @@ mod tests {
                 if matches!(code, Code::NoAnswer | Code::Damaged | Code::Interrupted) { Code::Failed } else { code };
             assert_eq!(Code::from(told), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_full_disk_is_told_from_a_wrong_path() {
+        use rustix::io::Errno;
+        let code = |errno: Errno| {
+            [Failure::file(Path::new("/x"), errno), Failure::file(Path::new("/x"), std::io::Error::from(errno))]
+                .map(|failure| failure.code())
+        };
+        assert_eq!(code(Errno::NOSPC), [Code::NoSpace; 2]);
+        assert_eq!(code(Errno::DQUOT), [Code::NoSpace; 2]);
+        assert_eq!(code(Errno::NOENT), [Code::File; 2]);
     }
 }

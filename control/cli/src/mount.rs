@@ -89,16 +89,14 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     }
 }
 
+/// Symbolic links that are followed for one path, as by the kernel.
+const LINKS_MAX: usize = 40;
+
 /// What a pool has mounted at a place, the topmost.
 pub fn instance_at<'p>(context: &Context, pool: &'p PoolRecord, mount_point: &Path) -> Result<&'p InstanceRecord> {
     let absolute = std::path::absolute(mount_point).map_err(|error| Failure::file(mount_point, error))?;
-    // Only the way to it is resolved: a dead mount itself cannot be looked at.
-    let above = absolute.parent().unwrap_or(&absolute).to_path_buf();
-    let parent = waiting::within(context, &above.clone(), move || above.canonicalize().ok())?;
-    let resolved = match (parent, absolute.file_name()) {
-        (Some(parent), Some(name)) => parent.join(name),
-        _ => absolute.clone(),
-    };
+    let looked_at = absolute.clone();
+    let resolved = waiting::within(context, &absolute, move || resolved(looked_at))?;
     let fits =
         |instance: &&InstanceRecord| instance.spec.mount_point == resolved || instance.spec.mount_point == absolute;
     pool.instances.iter().rev().find(fits).ok_or_else(|| {
@@ -106,6 +104,21 @@ pub fn instance_at<'p>(context: &Context, pool: &'p PoolRecord, mount_point: &Pa
         let remedy = format!("`poolfs pool inspect {name}` lists what is mounted");
         Failure::not_found(mount_point.display().to_string(), format!("pool {name} has no mount there"), remedy)
     })
+}
+
+/// Where a path leads. What is there is not looked at: it may be a dead mount, or one whose service stands still.
+fn resolved(path: PathBuf) -> PathBuf {
+    let mut path = path;
+    for _ in 0..LINKS_MAX {
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { break };
+        let Ok(above) = above.canonicalize() else { break };
+        let place = above.join(name);
+        match std::fs::read_link(&place) {
+            Ok(target) => path = above.join(target),
+            Err(_) => return place,
+        }
+    }
+    path
 }
 
 /// `DIR[:DIR...]`, topmost first. As for overlayfs, a backslash takes from the next character what it means here: `\:` is a colon in a name.
@@ -219,7 +232,9 @@ pub fn is_recorded(pool: &Locked<PoolRecord>, instance: &str) -> bool {
 
 /// Take a dead mount away from a place where something new is to be mounted.
 fn detach_dead(context: &Context, pool: &Locked<PoolRecord>, place: &Path) -> Result<()> {
-    let place = std::path::absolute(place).map_err(|error| Failure::file(place, error))?;
+    let absolute = std::path::absolute(place).map_err(|error| Failure::file(place, error))?;
+    let looked_at = absolute.clone();
+    let place = waiting::within(context, &absolute, move || resolved(looked_at))?;
     for entry in mount_table(&*context.host)?.iter().rev().filter(|entry| entry.mount_point == place) {
         let Some(instance) = entry.instance() else { continue };
         let looked_at = place.clone();
@@ -350,5 +365,21 @@ mod tests {
         assert_eq!(split_lowers("/a:/b"), [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert!(split_lowers("::").is_empty());
         assert_eq!(split_lowers(r"/a\:b:/c\\d\e"), [PathBuf::from("/a:b"), PathBuf::from(r"/c\de")]);
+    }
+
+    #[test]
+    fn a_mount_point_is_found_by_every_path_that_leads_to_it() {
+        let place = tempfile::tempdir().expect("a directory");
+        let place = place.path().canonicalize().expect("there");
+        let (at, link) = (place.join("m"), place.join("link"));
+        std::fs::create_dir(&at).expect("made");
+        std::os::unix::fs::symlink("m", &link).expect("made");
+        std::os::unix::fs::symlink(&link, place.join("other")).expect("made");
+        std::os::unix::fs::symlink("round", place.join("round")).expect("made");
+        for path in [&at, &link, &place.join("other"), &place.join("link/"), &place.join("m/../link")] {
+            assert_eq!(resolved(path.clone()), at, "{}", path.display());
+        }
+        assert_eq!(resolved(place.join("round")), place.join("round"));
+        assert_eq!(resolved(place.join("none/x")), place.join("none/x"));
     }
 }

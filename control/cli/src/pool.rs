@@ -10,7 +10,7 @@ use crate::service;
 use crate::state::Locked;
 use crate::text::{complain, print, print_json, print_table, size, table};
 use poolfs_host::{ControlGroups, CpuSet, Host, mount_table};
-use poolfs_service_protocol::{Ending, is_valid_name};
+use poolfs_service_protocol::{CACHE_BYTES_MIN, Ending, is_valid_name};
 use std::path::Path;
 
 /// Longest name: instances add a number to it and must stay valid.
@@ -45,6 +45,10 @@ pub fn create(context: &Context, new: NewPool) -> Result<()> {
     let missing = cpus.missing_from(&online);
     if !missing.is_empty() {
         return Err(Failure::usage(thing, format!("CPUs {missing:?} are not online"), format!("online are {online}")));
+    }
+    if new.cache_bytes < CACHE_BYTES_MIN {
+        let cause = format!("a cache of {} is too small to work", size(new.cache_bytes));
+        return Err(Failure::usage(thing, cause, format!("give it {} of --cache at least", size(CACHE_BYTES_MIN))));
     }
     let memory_min = memory_bytes_min(new.cache_bytes);
     if new.memory_bytes < memory_min {
@@ -283,6 +287,7 @@ mod tests {
             (new(&"x".repeat(49), "0", 1 << 30), "not allowed"),
             (new("b", "1-2", 1 << 30), "CPUs [2] are not online"),
             (new("b", "first", 1 << 30), "list of CPUs"),
+            (NewPool { cache_bytes: CACHE_BYTES_MIN - 1, ..new("b", "0", 1 << 30) }, "too small to work"),
             (new("b", "0", 64 << 20), "needs 264 MiB of memory"),
             (new("b", "0", 1000 << 30), "1000 GiB of memory are more than the host's 24.0 GiB"),
         ] {

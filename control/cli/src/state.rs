@@ -89,7 +89,7 @@ impl Collection {
         prepare: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<()> {
         self.sweep()?;
-        let (place, _in_use) = self.temporary()?;
+        let (_in_use, place) = self.temporary()?;
         prepare(place.path())?;
         write_document(&place.path().join(&self.document), record, Durability::Lasting)?;
         let path = self.path(name);
@@ -105,13 +105,13 @@ impl Collection {
         }
     }
 
-    /// A directory that nobody sweeps away as long as the file beside it lives.
-    fn temporary(&self) -> Result<(tempfile::TempDir, File)> {
+    /// A directory that nobody sweeps away as long as the file beside it lives. Bound in this order, it has been removed when the file is closed.
+    fn temporary(&self) -> Result<(File, tempfile::TempDir)> {
         let failed = |error| Failure::file(&self.directory, error);
         let in_use = File::open(&self.directory).map_err(failed)?;
         let in_use = self.wait_for(&self.directory, in_use, FlockOperation::LockShared)?;
         let place = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(&self.directory).map_err(failed)?;
-        Ok((place, in_use))
+        Ok((in_use, place))
     }
 
     fn wait_for(&self, path: &Path, file: File, operation: FlockOperation) -> Result<File> {
@@ -237,7 +237,7 @@ impl<T> Locked<T> {
 
     /// Remove the thing with everything in its directory.
     pub fn remove(self) -> Result<()> {
-        let (place, _in_use) = self.collection.temporary()?;
+        let (_in_use, place) = self.collection.temporary()?;
         // From this rename on it is gone, and its name is free.
         std::fs::rename(&self.path, place.path()).map_err(|error| Failure::file(&self.path, error))?;
         Ok(remove_tree(place.path())?)
@@ -371,7 +371,7 @@ mod tests {
             all.filter(|entry| entry.as_ref().is_ok_and(|entry| is_temporary(entry.file_name()))).count()
         };
         // Killed while it made one: what it made so far stays, without the lock.
-        let (half, in_use) = pools.temporary().expect("made");
+        let (in_use, half) = pools.temporary().expect("made");
         std::fs::create_dir_all(half.keep().join("upper/x")).expect("made");
         pools.create("other", &0u64, |_| Ok(())).expect("made");
         assert_eq!(temporary(), 1, "its maker still has the lock");
@@ -379,12 +379,37 @@ mod tests {
         pools.create("a", &1u64, |_| Ok(())).expect("made");
         assert_eq!(temporary(), 0);
         // Killed while it removed one, after the first step.
-        let (gone, in_use) = pools.temporary().expect("made");
+        let (in_use, gone) = pools.temporary().expect("made");
         std::fs::rename(pools.path("a"), gone.keep()).expect("renamed");
         drop(in_use);
         assert!(pools.try_lock::<u64>("a").expect("no failure").is_none());
         pools.create("a", &2u64, |_| Ok(())).expect("its name is free");
         assert_eq!((temporary(), pools.peek::<u64>("a").expect("read")), (0, Some(2)));
+    }
+
+    #[test]
+    fn who_loses_a_name_hinders_nobody() {
+        let place = tempfile::tempdir().expect("a directory");
+        let pools = Collection::open(place.path(), "pool").expect("opened");
+        pools.create("taken", &0u64, |_| Ok(())).expect("made");
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let losing = || {
+                    while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                        let fill = |path: &Path| {
+                            std::fs::write(path.join("x"), "").map_err(|error| Failure::file(path, error))
+                        };
+                        let failure = pools.create("taken", &0u64, fill).expect_err("it is taken");
+                        assert_eq!(failure.code(), Code::Exists, "{failure}");
+                    }
+                };
+                scope.spawn(losing);
+            }
+            let outcome = (0..300).try_for_each(|number| pools.create(&number.to_string(), &number, |_| Ok(())));
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            outcome.expect("their names are free");
+        });
     }
 
     #[test]

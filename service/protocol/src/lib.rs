@@ -68,6 +68,9 @@ pub fn kept_directory(socket_directory: &Path, pool: &str) -> PathBuf {
     socket_directory.join(format!("{pool}{KEPT_SUFFIX}"))
 }
 
+/// The least cache that a service works with.
+pub const CACHE_BYTES_MIN: u64 = 128 << 10;
+
 /// Most lower branches of one union.
 pub const LOWERS_MAX: usize = 128;
 
