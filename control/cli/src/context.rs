@@ -4,7 +4,7 @@ use crate::failure::{Failure, Result};
 use crate::patience::Patience;
 use crate::state::Collection;
 use crate::waiting;
-use poolfs_host::{Host, LinuxHost};
+use poolfs_host::{ControlGroups, Host, LinuxHost};
 use poolfs_image::ImageStore;
 use poolfs_service_protocol::CONTAINER_SOCKETS;
 use rustix::fs::FlockOperation;
@@ -69,6 +69,13 @@ impl Context {
     pub fn begin_anew(&self) {
         self.patience.renew();
         crate::signals::forget_end();
+    }
+
+    /// The control groups of the pools of this state directory.
+    pub fn groups(&self) -> poolfs_host::Result<ControlGroups> {
+        let groups = ControlGroups::detect(&*self.host)?;
+        let path = self.state.canonicalize().unwrap_or_else(|_| self.state.clone());
+        Ok(groups.of_state(&*self.host, &path))
     }
 
     /// The pools.

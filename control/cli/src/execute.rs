@@ -11,7 +11,7 @@ use crate::service;
 use crate::signals::{Signals, status_code};
 use crate::state::Locked;
 use crate::text::parse_upper_size;
-use poolfs_host::{ControlGroups, CpuSet, Leaf};
+use poolfs_host::{CpuSet, Leaf};
 use poolfs_service_protocol::{Ending, StackSpec, Storage, UpperFormat};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -80,7 +80,7 @@ fn mount_all(
         mounted.push(mount_instance(context, &mut pool, wanted)?.instance);
     }
     // Also without a mount the program runs on the pool's cores and in its memory.
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     groups.make_pool(&*context.host, name, &pool.record.limits()?)?;
     groups.make_container(&*context.host, name, &group_name(&own.identity()), None)?;
     Ok(())
@@ -113,7 +113,7 @@ fn run_in_pool(
 }
 
 fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessRecord, throw_away: bool) -> Result<()> {
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     // What the program left running in the background stays in the pool as long as it lives.
     let is_over = outlived::remove_if_empty(context, &groups, name, &group_name(&own.identity()));
     let mut result = Ok(());
@@ -153,7 +153,7 @@ fn hand_over(pool: &mut Locked<PoolRecord>, instance: &str, failure: Failure) ->
 pub fn enter(context: &Context, arguments: &EnterArguments) -> Result<u8> {
     let pools = context.pools()?;
     let pool: PoolRecord = pools.peek(&arguments.pool)?.ok_or_else(|| pools.absent(&arguments.pool))?;
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     groups.attach(&*context.host, &pool.name, Leaf::Container(&arguments.group), std::process::id())?;
     bind_to(&CpuSet::parse(&pool.cpus)?)?;
     let [program, rest @ ..] = arguments.command.as_slice() else {

@@ -246,11 +246,16 @@ impl From<HostError> for Failure {
         let remedy = match &error {
             HostError::NoControlGroups => "mount control groups (version 1 or 2) at /sys/fs/cgroup",
             HostError::Malformed { .. } => "correct the value",
+            HostError::OthersGroups { .. } => "choose another name, or remove the other pool",
             HostError::Io { .. } | HostError::Process { .. } => {
                 "run as root; `poolfs doctor` says what this host lacks"
             }
         };
-        let code = if matches!(error, HostError::Malformed { .. }) { Code::Usage } else { Code::Host };
+        let code = match error {
+            HostError::Malformed { .. } => Code::Usage,
+            HostError::OthersGroups { .. } => Code::Exists,
+            _ => Code::Host,
+        };
         Failure::new("host", error, remedy).with_code(code)
     }
 }

@@ -10,7 +10,6 @@ use crate::places::Found;
 use crate::record::{MemoryRecord, PoolRecord, memory_bytes_min};
 use crate::state::Locked;
 use crate::text::{UPPER_SIZE_MIN, complain, size};
-use poolfs_host::ControlGroups;
 use poolfs_local::{InMemory, PrivateMount};
 use poolfs_service_protocol::{StackSpec, Storage};
 use std::path::Path;
@@ -141,7 +140,7 @@ pub fn set_aside(
 
 /// Divide the pool's memory between its service and its containers as the record says.
 fn set_limits(context: &Context, pool: &PoolRecord) -> Result<()> {
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     let limits = pool.limits()?;
     let containers = limits.memory_bytes.saturating_sub(limits.service_bytes);
     let used = groups.containers_memory_kept(&*context.host, &pool.name).unwrap_or(0);
@@ -162,7 +161,7 @@ pub fn forget(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     if pool.record.in_memory.is_empty() {
         return Ok(());
     }
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     if groups.memory_used(&*context.host, &pool.record.name).is_some() {
         return Ok(());
     }

@@ -9,7 +9,7 @@ use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION, memory_bytes_min}
 use crate::service;
 use crate::state::Locked;
 use crate::text::{complain, print, print_json, print_table, size, table};
-use poolfs_host::{ControlGroups, CpuSet, Host, mount_table};
+use poolfs_host::{CpuSet, Host, mount_table};
 use poolfs_service_protocol::{CACHE_BYTES_MIN, Ending, is_valid_name};
 use std::path::Path;
 
@@ -54,6 +54,9 @@ pub fn create(context: &Context, new: NewPool) -> Result<()> {
     if new.memory_bytes < memory_min {
         let cause = format!("a cache of {} needs {} of memory at least", size(new.cache_bytes), size(memory_min));
         return Err(Failure::usage(thing, cause, "give it more --memory or less --cache"));
+    }
+    if let Ok(groups) = context.groups() {
+        groups.check_owner(&*context.host, &new.name)?;
     }
     let others: Vec<PoolRecord> = context.pools()?.peek_all()?;
     // Where the kernel does not say, nothing is known to be too much.
@@ -163,7 +166,7 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
         let remedy = format!("unmount it with `poolfs umount {name} {place}`");
         return Err(Failure::in_use(format!("pool {name}"), format!("it is mounted at {place}"), remedy));
     }
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     if force {
         outlived::kill(context, &groups, name)?;
     }
@@ -196,7 +199,7 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
             complain(&format!("poolfs: what an earlier command left in pool {pool_name} stays for now: {cause}"));
         }
     };
-    if let Ok(groups) = ControlGroups::detect(&*context.host) {
+    if let Ok(groups) = context.groups() {
         outlived::reap(context, &groups, &pool.record.name);
     }
     let orphaned = |owner: &Option<ProcessRecord>| owner.as_ref().is_some_and(|owner| !owner.is_alive(&*context.host));
@@ -242,7 +245,7 @@ pub fn sweep(context: &Context) {
             repair(context, &mut locked);
             if dead(&locked.record) && locked.record.instances.is_empty() {
                 service::end(context, &mut locked)?;
-                let groups = ControlGroups::detect(&*context.host)?;
+                let groups = context.groups()?;
                 if outlived::processes(context, &groups, &pool.name).is_empty() {
                     locked.remove()?;
                 }

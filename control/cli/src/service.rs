@@ -8,7 +8,7 @@ use crate::state::Locked;
 use crate::text::{complain, plain};
 use crate::waiting::{self, Until, connect_within, silent};
 use crate::{memory, outlived};
-use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
+use poolfs_host::{CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
     Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, kept_directory,
@@ -225,7 +225,7 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
     let name = pool.record.name.clone();
     let program = context.service_program()?;
     let _run_directory = context.make_run_directory()?;
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     let limits = pool.record.limits()?;
     groups.make_pool(&*context.host, &name, &limits)?;
     let config = ServiceConfig {
@@ -389,7 +389,7 @@ fn sweep(context: &Context, pool: &str) {
 
 /// Remove the control groups of a pool, unless somebody still runs in it: a later command does it then.
 pub fn remove_groups(context: &Context, pool: &str) -> Result<()> {
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     if !outlived::reap(context, &groups, pool) {
         return Ok(());
     }

@@ -43,7 +43,7 @@ pub fn status(context: &Context, wanted: Option<&str>) -> Result<()> {
         Some(name) => vec![pools.peek(name)?.ok_or_else(|| pools.absent(name))?],
         None => pools.peek_all()?,
     };
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     // At once: some may be silent.
     let groups = &groups;
     let all: Vec<PoolStatus> = std::thread::scope(|scope| {

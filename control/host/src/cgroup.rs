@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// The directory under which everything of poolfs lives in a hierarchy.
 const PARENT: &str = "poolfs";
+/// The attribute of a pool's group that says whose it is: what tells the state directory from others, a blank, its path.
+const MARK: &str = "trusted.poolfs.state";
 /// How often a pool's groups are tried to be made while others remove theirs.
 const MAKE_ATTEMPTS: usize = 5;
 /// How long a killed process is given before its group is looked at again.
@@ -59,6 +61,16 @@ pub enum Leaf<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControlGroups {
     layout: GroupLayout,
+    /// Whose pools are meant, if somebody's: groups are marked with it, as pools of several state directories may have one name.
+    owner: Option<Owner>,
+}
+
+/// A state directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Owner {
+    /// What tells it from all others of the host.
+    id: String,
+    path: PathBuf,
 }
 
 impl ControlGroups {
@@ -82,7 +94,55 @@ impl ControlGroups {
         } else {
             GroupLayout::V2(version_2.into_iter().next().ok_or(HostError::NoControlGroups)?)
         };
-        Ok(ControlGroups { layout })
+        Ok(ControlGroups { layout, owner: None })
+    }
+
+    /// Those of the pools of one state directory. What belongs to another's pool of the same
+    /// name is not seen, not limited and not removed.
+    #[must_use]
+    pub fn of_state(self, host: &dyn Host, path: &Path) -> ControlGroups {
+        // Without a state directory there are no pools that have any.
+        let owner = host.directory_id(path).map(|id| Owner { id, path: path.to_owned() });
+        ControlGroups { owner, ..self }
+    }
+
+    /// The other state directory whose pool has the groups of this name, if it is so.
+    #[must_use]
+    pub fn others(&self, host: &dyn Host, pool: &str) -> Option<String> {
+        let owner = self.owner.as_ref()?;
+        let mark = self.mounts().into_iter().find_map(|mount| host.attribute(&mount.join(PARENT).join(pool), MARK))?;
+        let (id, path) = mark.split_once(' ')?;
+        // One that is gone has no pools any more.
+        let is_there = || host.directory_id(Path::new(path)).is_some_and(|now| now == id);
+        (id != owner.id && is_there()).then(|| path.to_owned())
+    }
+
+    /// Marks the groups of a pool that are there as those of its state directory.
+    ///
+    /// # Errors
+    /// [`HostError::OthersGroups`] when they are another's.
+    fn claim(&self, host: &dyn Host, pool: &str) -> Result<()> {
+        self.check_owner(host, pool)?;
+        if let Some(owner) = &self.owner {
+            let mark = format!("{} {}", owner.id, owner.path.display());
+            for mount in self.mounts() {
+                // Where groups carry no attributes they are anybody's.
+                let _ = host.set_attribute(&mount.join(PARENT).join(pool), MARK, &mark);
+            }
+        }
+        // Somebody else may have done the same just now.
+        self.check_owner(host, pool)
+    }
+
+    /// Whether a pool can have its groups.
+    ///
+    /// # Errors
+    /// [`HostError::OthersGroups`] when they are another's.
+    pub fn check_owner(&self, host: &dyn Host, pool: &str) -> Result<()> {
+        match self.others(host, pool) {
+            Some(state) => Err(HostError::OthersGroups { pool: pool.to_owned(), state }),
+            None => Ok(()),
+        }
     }
 
     /// How control groups are mounted.
@@ -120,6 +180,9 @@ impl ControlGroups {
             (Path::new(PARENT).join(pool).join("containers"), Some(containers_bytes)),
         ];
         let make_all = || {
+            self.make_place(host, &levels[0].0)?;
+            self.make_place(host, &levels[1].0)?;
+            self.claim(host, pool)?;
             levels.iter().try_for_each(|(relative, memory)| {
                 let cpus = if memory.is_some() { Some(&limits.cpus) } else { None };
                 self.make_group(host, relative, cpus, *memory)
@@ -163,7 +226,7 @@ impl ControlGroups {
     /// Bytes of memory a pool's groups use now, with the page cache charged to them; none when there are no groups.
     #[must_use]
     pub fn memory_used(&self, host: &dyn Host, pool: &str) -> Option<u64> {
-        self.used_by(host, &Path::new(PARENT).join(pool))
+        self.used_by(host, &Path::new(PARENT).join(pool)).filter(|_| self.others(host, pool).is_none())
     }
 
     /// The same of its containers and commands together, without cached files, which the kernel drops where memory is needed.
@@ -202,6 +265,9 @@ impl ControlGroups {
     #[must_use]
     pub fn containers(&self, host: &dyn Host, pool: &str) -> Vec<String> {
         let relative = Path::new(PARENT).join(pool).join("containers");
+        if self.others(host, pool).is_some() {
+            return Vec::new();
+        }
         let mounts = self.mounts();
         let listed = mounts.iter().flat_map(|mount| host.list_directories(&mount.join(&relative)).unwrap_or_default());
         let mut names: Vec<String> = listed.collect();
@@ -237,6 +303,9 @@ impl ControlGroups {
 
     /// Remove a pool's groups, and the common parent when it was the last one.
     pub fn remove_pool(&self, host: &dyn Host, pool: &str) -> Result<()> {
+        if self.others(host, pool).is_some() {
+            return Ok(());
+        }
         self.remove_everywhere(host, &Path::new(PARENT).join(pool))?;
         for mount in self.mounts() {
             let parent = mount.join(PARENT);
@@ -483,5 +552,29 @@ mod tests {
         let host = RecordingHost::new();
         host.set_file("/proc/self/mountinfo", "");
         assert!(matches!(ControlGroups::detect(&host), Err(HostError::NoControlGroups)));
+    }
+
+    #[test]
+    fn groups_of_another_state_directory_are_not_seen_and_not_touched() {
+        let host = RecordingHost::from_tree(HYBRID);
+        for state in ["/first/x", "/second/x"] {
+            host.set_file(state, "");
+        }
+        let of = |state: &str| ControlGroups::detect(&host).expect("detected").of_state(&host, Path::new(state));
+        let (first, second) = (of("/first"), of("/second"));
+        first.make_pool(&host, "web", &limits()).expect("made");
+        first.make_container(&host, "web", "exec-1-1", None).expect("made");
+        let before = host.log();
+        let refused = second.make_pool(&host, "web", &limits()).expect_err("another's");
+        assert!(matches!(&refused, HostError::OthersGroups { state, .. } if state == "/first"), "{refused}");
+        assert_eq!(second.containers(&host, "web"), [] as [&str; 0]);
+        second.remove_pool(&host, "web").expect("none of its own");
+        assert_eq!((second.memory_used(&host, "web"), host.log()), (None, before));
+        assert_eq!(first.containers(&host, "web"), ["exec-1-1"]);
+        first.make_pool(&host, "web", &limits()).expect("again");
+        // Those of a state directory that is gone are nobody's.
+        host.remove_directory(Path::new("/first")).expect("removed");
+        second.make_pool(&host, "web", &limits()).expect("made");
+        assert_eq!(second.containers(&host, "web"), ["exec-1-1"]);
     }
 }

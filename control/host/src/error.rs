@@ -33,6 +33,14 @@ pub enum HostError {
         /// What it was.
         text: String,
     },
+    /// A pool of the same name, of another state directory, has the control groups.
+    #[error("the control groups of pool {pool} are those of the pool of this name in {state}")]
+    OthersGroups {
+        /// The name of both.
+        pool: String,
+        /// The other's state directory.
+        state: String,
+    },
     /// The host has no control groups that poolfs can use.
     #[error("no usable control groups are mounted")]
     NoControlGroups,

@@ -34,6 +34,12 @@ pub trait Host: Send + Sync {
     fn read_text(&self, path: &Path) -> Result<String>;
     /// Write a value into an existing control file of the kernel.
     fn write_text(&self, path: &Path, text: &str) -> Result<()>;
+    /// An extended attribute of a directory, if it has that.
+    fn attribute(&self, path: &Path, name: &str) -> Option<String>;
+    /// Set an extended attribute of a directory.
+    fn set_attribute(&self, path: &Path, name: &str, value: &str) -> Result<()>;
+    /// What tells a directory from all others of the host; none when nothing is there.
+    fn directory_id(&self, path: &Path) -> Option<String>;
     /// Make a directory; one that exists already is fine.
     fn make_directory(&self, path: &Path) -> Result<()>;
     /// Remove an empty directory; one that does not exist is fine.
@@ -58,6 +64,18 @@ impl<H: Host + ?Sized> Host for std::sync::Arc<H> {
     fn write_text(&self, path: &Path, text: &str) -> Result<()> {
         (**self).write_text(path, text)
     }
+    fn attribute(&self, path: &Path, name: &str) -> Option<String> {
+        (**self).attribute(path, name)
+    }
+
+    fn set_attribute(&self, path: &Path, name: &str, value: &str) -> Result<()> {
+        (**self).set_attribute(path, name, value)
+    }
+
+    fn directory_id(&self, path: &Path) -> Option<String> {
+        (**self).directory_id(path)
+    }
+
     fn make_directory(&self, path: &Path) -> Result<()> {
         (**self).make_directory(path)
     }

@@ -7,11 +7,14 @@ use rustix::fd::OwnedFd;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Most bytes of a text file of the kernel; a mount table with tens of thousands of lines still fits.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
+/// Longest attribute that is read: it holds a path.
+const ATTRIBUTE_BYTES_MAX: usize = 8192;
 
 /// The host as it is: every question goes to the kernel.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,6 +53,23 @@ impl Host for LinuxHost {
             .open(path)
             .and_then(|mut file| file.write_all(text.as_bytes()))
             .map_err(|source| HostError::io("write", path, source))
+    }
+
+    fn attribute(&self, path: &Path, name: &str) -> Option<String> {
+        let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
+        let length = rustix::fs::getxattr(path, name, &mut value[..]).ok()?;
+        value.truncate(length);
+        String::from_utf8(value).ok()
+    }
+
+    fn set_attribute(&self, path: &Path, name: &str, value: &str) -> Result<()> {
+        rustix::fs::setxattr(path, name, value.as_bytes(), rustix::fs::XattrFlags::empty())
+            .map_err(|source| HostError::io("mark", path, source))
+    }
+
+    fn directory_id(&self, path: &Path) -> Option<String> {
+        let found = std::fs::metadata(path).ok()?;
+        Some(format!("{}:{}", found.dev(), found.ino()))
     }
 
     fn make_directory(&self, path: &Path) -> Result<()> {

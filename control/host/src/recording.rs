@@ -14,6 +14,7 @@ struct Recorded {
     files: BTreeMap<PathBuf, String>,
     directories: BTreeSet<PathBuf>,
     processes: BTreeMap<u32, u64>,
+    attributes: BTreeMap<(PathBuf, String), String>,
     log: Vec<String>,
 }
 
@@ -90,6 +91,20 @@ impl Host for RecordingHost {
         Ok(())
     }
 
+    fn attribute(&self, path: &Path, name: &str) -> Option<String> {
+        self.lock().attributes.get(&(path.to_path_buf(), name.to_owned())).cloned()
+    }
+
+    fn set_attribute(&self, path: &Path, name: &str, value: &str) -> Result<()> {
+        self.lock().attributes.insert((path.to_path_buf(), name.to_owned()), value.to_owned());
+        Ok(())
+    }
+
+    /// One that is there has its path for that.
+    fn directory_id(&self, path: &Path) -> Option<String> {
+        self.lock().directories.contains(path).then(|| path.display().to_string())
+    }
+
     fn make_directory(&self, path: &Path) -> Result<()> {
         let mut recorded = self.lock();
         if !path.parent().is_some_and(|parent| recorded.directories.contains(parent)) {
@@ -108,6 +123,7 @@ impl Host for RecordingHost {
         }
         if recorded.directories.remove(path) {
             recorded.files.retain(|file, _| file.parent() != Some(path));
+            recorded.attributes.retain(|(marked, _), _| marked != path);
             recorded.log.push(format!("remove {}", path.display()));
         }
         Ok(())

@@ -187,7 +187,7 @@ fn await_start(context: &Context, pool: &str, bundle: &Path, child: &mut Child) 
 /// End whatever a container runs.
 fn kill(context: &Context, pool: &str, name: &str, runtime: &Runtime, instance: &str) -> Result<()> {
     if runtime.kill(instance, "KILL").is_err() {
-        let groups = ControlGroups::detect(&*context.host)?;
+        let groups = context.groups()?;
         groups.kill_container(&*context.host, pool, name, KILL_WAIT)?;
     }
     Ok(())
@@ -217,7 +217,7 @@ pub fn finish(
         // Absent is what is wanted.
         let _ = std::fs::remove_dir(shown_root(context, &instance));
         let pool_name = pool.record.name.clone();
-        let groups = ControlGroups::detect(&*context.host)?;
+        let groups = context.groups()?;
         let kill = || groups.kill_container(&*context.host, &pool_name, name, KILL_WAIT);
         let killed = kill();
         result = unmount_instance(context, &mut pool, &instance, ending);
@@ -296,7 +296,7 @@ fn write_bundle(
     };
     let init = start.init.then(|| context.init_program()).transpose()?;
     write_network_files(&places.bundle, record)?;
-    let groups = ControlGroups::detect(&*context.host)?;
+    let groups = context.groups()?;
     let specification = spec::specification(&Wanted {
         name: &record.name,
         root,

@@ -14,7 +14,7 @@ use crate::service;
 use crate::signals::Signals;
 use crate::text::{print, size};
 use containers::Worker;
-use poolfs_host::{ControlGroups, remove_tree};
+use poolfs_host::remove_tree;
 use poolfs_image::{ImageConfig, ImageRecord, Limits, write_layout};
 use report::{Part, Report};
 use std::path::Path;
@@ -87,7 +87,7 @@ fn show(context: &Context, image: &ImageRecord, legacy: bool, signals: &mut Sign
 /// Ask the service while the containers are there, let them end, then look at what they wrote.
 fn collect(context: &Context, image: &ImageRecord, pool: &str, legacy: bool, workers: &mut [Worker]) -> Result<Report> {
     let service = service::status(context, pool)?;
-    let memory_bytes = ControlGroups::detect(&*context.host)?.memory_used(&*context.host, pool);
+    let memory_bytes = context.groups()?.memory_used(&*context.host, pool);
     workers.iter_mut().for_each(Worker::end);
     let all = context.containers()?;
     let mut parts = Vec::new();
