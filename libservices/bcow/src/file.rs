@@ -1,5 +1,6 @@
 //! One file of the format: where its bytes are, and what is not on disk yet. What is done with the bytes is in `content.rs`.
 
+mod held;
 mod room;
 mod size;
 
@@ -7,14 +8,13 @@ use crate::Layout;
 use crate::format::{ENTRIES, Level, ROOT_BLOCKS_MAX, Record, Root, Which};
 use crate::inline::Inline;
 use crate::table::{Space, Table};
-use hashbrown::HashMap;
+pub(crate) use held::Bound;
+use held::Held;
 use poolfs_libservice::{Branch, Error, Opened, Result};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, NodeId, OpenFlags};
 use std::ops::Range;
-
-/// Tables that one file keeps in memory although nothing is to be written of them: 4 GiB in units of one block.
-const CLEAN_TABLES_MAX: usize = 2048;
+use std::sync::Arc;
 
 /// A file of the format.
 pub(crate) struct File {
@@ -26,7 +26,7 @@ pub(crate) struct File {
     /// what stands in the file's attribute
     pub stored: Record,
     root: Vec<Table>,
-    tables: HashMap<u64, Table>,
+    tables: Held,
     space: Space,
     /// There may be free room that `space` does not know of.
     has_unknown: bool,
@@ -80,7 +80,7 @@ fn root_blocks(record: &Record, bytes: u64) -> Option<u32> {
 
 impl File {
     /// The file `node`, of which `record` is stored. What a crash has cut is damage, or with `mend` mended.
-    pub fn open(below: &Branch, node: NodeId, record: Record, mend: bool) -> Result<Self> {
+    pub fn open(below: &Branch, node: NodeId, record: Record, mend: bool, bound: &Arc<Bound>) -> Result<Self> {
         let flags = if below.read_only() { OpenFlags::READ_ONLY } else { OpenFlags::READ_WRITE };
         let own = Opened::file(below, &Caller::ROOT, node, flags)?;
         let size_below = below.getattr(&Caller::ROOT, node)?.size;
@@ -95,7 +95,7 @@ impl File {
             own,
             stored: record.clone(),
             root: Vec::new(),
-            tables: HashMap::new(),
+            tables: Held::new(bound.clone()),
             space: Space::new(used.max(end_of_root)),
             has_unknown: record.has_freed,
             // What lies beyond the limit is let go with the next flush.
@@ -173,9 +173,6 @@ impl File {
             return Ok(());
         }
         let Some(block) = self.table_block(number) else { return Ok(()) };
-        if self.tables.len() >= CLEAN_TABLES_MAX && !self.is_dirty {
-            self.tables.retain(|_, table| table.is_dirty());
-        }
         let mut table = self.read_table(Level::Units, number, block)?;
         let first = number * ENTRIES as u64;
         let blocks = self.record.unit_blocks();
@@ -215,7 +212,7 @@ impl File {
             return;
         }
         let (number, entry) = self.place(index);
-        if let Some(table) = self.tables.get_mut(&number) {
+        if let Some(table) = self.tables.get_mut(number) {
             table.set(entry, block);
         }
     }
@@ -227,13 +224,52 @@ impl File {
         numbers.all(|number| self.tables.contains_key(&number) || self.table_block(number).is_none())
     }
 
-    /// Has all in memory that says where these bytes are.
+    /// Has all in memory that says where these bytes are. What others have learnt before may go by that: nowhere else does it.
     pub fn learn(&mut self, bytes: &Range<u64>) -> Result<()> {
         let region = self.record.region();
-        for number in bytes.start / region..bytes.end.div_ceil(region) {
-            self.load(number)?;
+        let mut numbers = bytes.start / region..bytes.end.div_ceil(region);
+        self.tables.have_room(&numbers);
+        numbers.try_for_each(|number| self.load(number))
+    }
+
+    /// Does `work` with the table `number`, if there is one; one that was not in memory does not stay there, unless it has to be written.
+    fn with_table(&mut self, number: u64, work: impl FnOnce(&Table)) -> Result<()> {
+        let is_new = !self.tables.contains_key(&number);
+        self.load(number)?;
+        if let Some(table) = self.tables.get(&number) {
+            work(table);
+            if is_new && table.is_stored() {
+                self.tables.remove(number);
+            }
         }
         Ok(())
+    }
+
+    /// The end of the piece from `offset` on that is changed at once: that of some regions.
+    pub fn end_of_piece(&self, offset: u64) -> u64 {
+        const REGIONS: u64 = 16;
+        let region = self.record.region();
+        (offset / region).saturating_add(REGIONS).saturating_mul(region)
+    }
+
+    /// Lets all tables go that are on disk.
+    pub fn drop_tables(&mut self) {
+        self.tables.drop_stored(&(0..0));
+    }
+
+    /// Whether it has tables in memory.
+    pub fn has_tables(&self) -> bool {
+        !self.tables.is_empty()
+    }
+
+    /// Whether it has as many tables in memory as it may.
+    pub fn has_all_tables(&self) -> bool {
+        self.tables.is_full(1)
+    }
+
+    /// Whether it has more than half as many tables in memory as it may.
+    pub fn has_many_tables(&self) -> bool {
+        self.tables.is_full(self.tables.len() as u64)
     }
 
     /// Puts zeros where bytes stand that are not the file's.
@@ -390,7 +426,7 @@ impl File {
     pub fn read_all(&mut self) -> Result<u64> {
         let numbers: Vec<u64> = self.tables_from(0).collect();
         for number in numbers {
-            self.load(number)?;
+            self.with_table(number, |_| ())?;
         }
         let mended = self.mended.unwrap_or(0);
         self.is_dirty |= mended > 0;

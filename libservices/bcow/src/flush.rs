@@ -5,7 +5,7 @@ use crate::Bcow;
 use crate::file::File;
 use crate::format::{Level, Record, Root};
 use crate::nodes::{Content, Node, lock};
-use crate::table::Sector;
+use crate::table::{Sector, Table};
 use poolfs_libservice::{Durability, Result, Spending};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime};
 use std::sync::atomic::Ordering;
@@ -69,6 +69,57 @@ impl Bcow {
         if let Some(Err(error)) = oldest.map(|oldest| self.flush_queued(&oldest)) {
             tracing::warn!(%error, "the tables of a file could not be brought to disk");
         }
+    }
+
+    /// Has room in memory for tables of a file that is about to be read or written, and for those of all. Tables that are not stored have to
+    /// be before they go, and whoever made them waits. Nothing of any file is locked meanwhile.
+    pub(crate) fn have_room(&self, node: &Arc<Node>) -> Result<()> {
+        let is_full = matches!(&*node.read(), Content::Open(file) if file.has_all_tables());
+        if is_full && self.drop_tables(node, File::has_many_tables) {
+            self.flush(node)?;
+            self.drop_tables(node, |_| false);
+        }
+        if self.bound.count() < self.bound.of_all {
+            return Ok(());
+        }
+        // Whoever comes meanwhile waits: what it brought would come on top.
+        let _dropping = lock(&self.dropping);
+        // Half of them, so that not each goes through all nodes.
+        let is_enough = || self.bound.count() <= self.bound.of_all / 2;
+        if self.bound.count() < self.bound.of_all {
+            return Ok(());
+        }
+        let has_tables = |node: &Arc<Node>| matches!(&*node.read(), Content::Open(file) if file.has_tables());
+        let mut nodes = self.nodes.all();
+        nodes.retain(has_tables);
+        nodes.retain(|node| !is_enough() && self.drop_tables(node, File::has_tables));
+        for other in nodes {
+            if is_enough() {
+                break;
+            }
+            match self.flush(&other) {
+                Ok(()) => _ = self.drop_tables(&other, |_| false),
+                Err(error) if Arc::ptr_eq(&other, node) => return Err(error),
+                // What another file meets is no error of this call; that file's fsync reports it.
+                Err(error) => tracing::warn!(%error, "the tables of a file could not be brought to disk"),
+            }
+        }
+        // When none of them can be stored, there must not be more.
+        if self.bound.count() < self.bound.of_all { Ok(()) } else { Err(Errno::ENOMEM.into()) }
+    }
+
+    /// The same for a reader, whose tables can go at any time: what cannot be stored does not hold it up.
+    pub(crate) fn have_room_to_read(&self, node: &Arc<Node>) {
+        if let Err(error) = self.have_room(node) {
+            tracing::debug!(%error, "the tables of a file could not be brought to disk");
+        }
+    }
+
+    /// Lets the tables of a file go that are on disk; whether `then`.
+    fn drop_tables(&self, node: &Node, then: impl FnOnce(&File) -> bool) -> bool {
+        let Content::Open(file) = &mut *node.write() else { return false };
+        file.drop_tables();
+        then(file)
     }
 
     fn have_thread(&self) {
@@ -192,7 +243,7 @@ impl Bcow {
     /// Has something done to the file below that is no change that users see.
     fn unseen<T>(&self, node: &Arc<Node>, work: impl FnOnce(&mut File) -> Result<T>) -> Result<T> {
         let mut content = node.write();
-        let file = content.open(&self.below, node.id, false)?;
+        let file = content.open(&self.below, node.id, false, &self.bound)?;
         let before = self.below.getattr(ROOT, node.id)?;
         let result = work(file);
         let after = self.below.getattr(ROOT, node.id)?;
@@ -240,6 +291,7 @@ impl File {
 
     /// The snapshot has reached the disk.
     fn settle(&mut self) -> Result<()> {
+        self.end_storing();
         let is_behind = |file: &mut File, level| file.tables_mut(level).any(|table| table.is_dirty());
         self.is_dirty = is_behind(self, Level::Units)
             || is_behind(self, Level::Tables)
@@ -256,6 +308,13 @@ impl File {
         for sector in snapshot.units.iter().chain(&snapshot.root) {
             let table = self.tables_mut(sector.which.level).find(|table| table.which == sector.which);
             table.into_iter().for_each(|table| table.put_back(sector.sector));
+        }
+        self.end_storing();
+    }
+
+    fn end_storing(&mut self) {
+        for level in [Level::Units, Level::Tables] {
+            self.tables_mut(level).for_each(Table::end_storing);
         }
     }
 }

@@ -73,7 +73,7 @@ impl Bcow {
     /// Changes overlayfs' mark of a file of the format, as the layers above see it.
     pub(crate) fn set_metacopy(&self, node: &Node, value: bool) -> Result<()> {
         let mut content = node.write();
-        let file = content.open(&self.below, node.id, false)?;
+        let file = content.open(&self.below, node.id, false, &self.bound)?;
         if file.record.is_metacopy == value {
             return if value { Ok(()) } else { fail(Errno::ENODATA) };
         }

@@ -73,7 +73,7 @@ impl Bcow {
         self.handle(handle).filter(|open| open.node.read().is_formatted())
     }
 
-    fn read_file(&self, node: &Node, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    fn read_file(&self, node: &Arc<Node>, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let wanted = |file: &File| {
             let end = offset.saturating_add(buffer.len() as u64).min(file.record.size);
             offset.min(end)..end
@@ -84,8 +84,9 @@ impl Bcow {
             let bytes = wanted(file);
             return file.read(bytes, buffer);
         }
+        self.have_room_to_read(node);
         let mut content = node.write();
-        let file = content.open(&self.below, node.id, false)?;
+        let file = content.open(&self.below, node.id, false, &self.bound)?;
         let bytes = wanted(file);
         file.learn(&bytes)?;
         file.read(bytes, buffer)
@@ -102,8 +103,9 @@ impl Bcow {
         let written = match written {
             Some(written) => written,
             None => {
+                self.have_room(node)?;
                 let mut content = node.write();
-                let file = content.open(&self.below, node.id, false)?;
+                let file = content.open(&self.below, node.id, false, &self.bound)?;
                 let offset = if appends { file.record.size } else { offset };
                 let bytes = offset..end_of(offset, data.len() as u64)?;
                 Written { count: file.write(bytes, data)?, offset }
@@ -149,7 +151,7 @@ impl Bcow {
                 return Ok(false);
             }
         } else {
-            content.open(&self.below, node.id, false)?.resize(size)?;
+            content.open(&self.below, node.id, false, &self.bound)?.resize(size)?;
         }
         node.note_size();
         node.changed.see();
@@ -160,14 +162,24 @@ impl Bcow {
 
     fn allocate(&self, open: &Open, mode: AllocateMode, bytes: Range<u64>) -> Result<()> {
         let node = &open.node;
-        let mut content = node.write();
-        let file = content.open(&self.below, node.id, false)?;
         let keeps_size = mode.contains(AllocateMode::KEEP_SIZE);
-        if mode.intersects(AllocateMode::PUNCH_HOLE | AllocateMode::ZERO_RANGE) {
-            file.punch(bytes.clone())?;
-        } else {
-            file.reserve(bytes.clone())?;
+        let punches = mode.intersects(AllocateMode::PUNCH_HOLE | AllocateMode::ZERO_RANGE);
+        let mut at = bytes.start;
+        while at < bytes.end {
+            // In pieces of some tables, so that all that it changes need not be in memory at once.
+            self.have_room(node)?;
+            let mut content = node.write();
+            let file = content.open(&self.below, node.id, false, &self.bound)?;
+            let end = file.end_of_piece(at).min(bytes.end);
+            let changed = if punches { file.punch(at..end) } else { file.reserve(at..end) };
+            at = if punches { file.next_with_units(end).max(end) } else { end };
+            drop(content);
+            // Also what came before a failure has to be brought to disk.
+            self.queue_if_dirty(node);
+            changed?;
         }
+        let mut content = node.write();
+        let file = content.open(&self.below, node.id, false, &self.bound)?;
         if !keeps_size && bytes.end > file.record.size {
             file.resize(bytes.end)?;
             node.note_size();
@@ -369,8 +381,9 @@ impl Libservice for Bcow {
             Ok(found) => return found,
             Err(open) => open,
         };
+        self.have_room_to_read(&open.node);
         let mut content = open.node.write();
-        let file = content.open(&self.below, open.node.id, false)?;
+        let file = content.open(&self.below, open.node.id, false, &self.bound)?;
         let size = file.record.size;
         if offset >= size {
             return fail(Errno::ENXIO);

@@ -16,7 +16,9 @@
 //! **Order.** A table or a record names a unit only when its data is on disk. A unit that is let go is used again only when nothing on disk
 //! names it. What was cut off stays cut off: the record says so before a byte of it goes, and its limit is lifted when the places on disk agree.
 //!
-//! **Locks.** A node's flush lock, then its content; the tables of nodes and handles last, and for moments only.
+//! **Memory.** A file's tables are bounded, and those of all files: those on disk go and are read again, and a writer has the others stored.
+//!
+//! **Locks.** That of who makes room for tables; a node's flush lock, then its content; the tables of nodes and handles last, and for moments only.
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +33,7 @@ mod layer;
 mod nodes;
 mod table;
 
+use file::Bound;
 use flush::Stop;
 use format::{ENTRIES, UNIT_SHIFT_MAX, UNIT_SHIFT_MIN};
 use nodes::{Node, Nodes, Open, lock};
@@ -85,10 +88,15 @@ pub struct BcowConfig {
     pub flush_interval: Duration,
     /// Most files whose tables may wait for that; beyond it, a writer brings the oldest to disk itself.
     pub dirty_files_max: usize,
+    /// Most tables of one file in memory, of about 2 KiB each; beyond it, those on disk go, and a writer brings the others there first.
+    pub file_tables_max: usize,
+    /// The same of all files.
+    pub tables_max: usize,
 }
 
 impl BcowConfig {
-    /// The usual settings: one table for files of up to 16 MiB, every 5 seconds, 4096 files.
+    /// The usual settings: one table for files of up to 16 MiB, every 5 seconds, 4096 files, 1024 tables of a file (2 GiB in units of one
+    /// block) and 4096 of all.
     #[must_use]
     pub fn new(below: Branch) -> Self {
         BcowConfig {
@@ -97,6 +105,8 @@ impl BcowConfig {
             all_files: false,
             flush_interval: Duration::from_secs(5),
             dirty_files_max: 4096,
+            file_tables_max: 1024,
+            tables_max: 4096,
         }
     }
 }
@@ -114,6 +124,10 @@ pub struct Bcow {
     /// the nodes with something to bring to disk, longest waiting first
     dirty: Mutex<VecDeque<Arc<Node>>>,
     dirty_files_max: usize,
+    /// how many tables are in memory
+    bound: Arc<Bound>,
+    /// held by whoever makes room for tables of all files; taken before any lock of a node
+    dropping: Mutex<()>,
     flush_interval: Duration,
     stop: Arc<Stop>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -123,7 +137,8 @@ impl Bcow {
     /// The layer over `config.below`, of which nobody else uses files of the format.
     #[must_use]
     pub fn new(config: BcowConfig) -> Arc<Self> {
-        let BcowConfig { below, layout, all_files, flush_interval, dirty_files_max } = config;
+        let BcowConfig { below, layout, all_files, flush_interval, dirty_files_max, file_tables_max, tables_max } =
+            config;
         Arc::new_cyclic(|own| Bcow {
             own: own.clone(),
             below,
@@ -134,6 +149,8 @@ impl Bcow {
             handles: RwLock::default(),
             dirty: Mutex::default(),
             dirty_files_max: dirty_files_max.max(1),
+            bound: Bound::new(file_tables_max, tables_max),
+            dropping: Mutex::default(),
             flush_interval,
             stop: Arc::default(),
             thread: Mutex::default(),
@@ -150,6 +167,12 @@ impl Bcow {
             Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// How many tables of files are in memory, without roots.
+    #[must_use]
+    pub fn tables_in_memory(&self) -> usize {
+        self.bound.count()
     }
 
     /// Looks at every file of the layer after a crash, and repairs what [`Bcow::check`] does; each thing is logged. How many were repaired.
@@ -188,7 +211,7 @@ impl Bcow {
             if !content.is_formatted() {
                 return Ok(0);
             }
-            content.open(&self.below, node.id, true)?.read_all()?
+            content.open(&self.below, node.id, true, &self.bound)?.read_all()?
         };
         self.flush(&node)?;
         Ok(mended)

@@ -1,6 +1,6 @@
 //! The regular files that the layers above know, and what each of them is.
 
-use crate::file::File;
+use crate::file::{Bound, File};
 use crate::format::{ATTRIBUTE, Record};
 use hashbrown::HashMap;
 use poolfs_libservice::{Branch, Changed, Durability, Error, Result};
@@ -58,9 +58,9 @@ impl Content {
     }
 
     /// The file of one of the format; sectors that were cut by a crash are damage, or mended.
-    pub fn open(&mut self, below: &Branch, node: NodeId, mend: bool) -> Result<&mut File> {
+    pub fn open(&mut self, below: &Branch, node: NodeId, mend: bool, bound: &Arc<Bound>) -> Result<&mut File> {
         if let Content::Stored(record) = self {
-            *self = Content::Open(Box::new(File::open(below, node, record.clone(), mend)?));
+            *self = Content::Open(Box::new(File::open(below, node, record.clone(), mend, bound)?));
         }
         match self {
             Content::Open(file) => Ok(file),
@@ -190,6 +190,12 @@ impl Nodes {
         let known = shard.get_mut(&id).ok_or(Errno::ESTALE)?;
         *if handle { &mut known.handles } else { &mut known.references } += 1;
         Ok(known.node.clone())
+    }
+
+    /// All that somebody refers to.
+    pub fn all(&self) -> Vec<Arc<Node>> {
+        let of = |shard: &Shard| lock(&shard.0).values().map(|known| known.node.clone()).collect::<Vec<_>>();
+        self.shards.iter().flat_map(of).collect()
     }
 
     fn change(&self, id: NodeId, change: impl FnOnce(&mut Known)) {

@@ -13,12 +13,14 @@ pub(crate) struct Table {
     entries: Box<Entries>,
     /// of its sectors, those that are not on disk as they are here
     dirty: u8,
+    /// those that are on their way there: should they not arrive, they are dirty again
+    storing: u8,
 }
 
 impl Table {
     /// A new one at `block`, which may hold something else.
     pub fn new(which: Which, block: u32) -> Self {
-        Table { block, which, entries: Box::new([0; ENTRIES]), dirty: u8::MAX }
+        Table { block, which, entries: Box::new([0; ENTRIES]), dirty: u8::MAX, storing: 0 }
     }
 
     /// That which stands in `bytes`, a block.
@@ -27,13 +29,13 @@ impl Table {
         for (sector, bytes) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
             decode_sector(which, sector, bytes, &mut entries)?;
         }
-        Ok(Table { block, which, entries, dirty: 0 })
+        Ok(Table { block, which, entries, dirty: 0, storing: 0 })
     }
 
     /// The same of one that may have been cut by a crash: what is lost by that was promised to nobody. The sectors for which it was so are
     /// counted, and written again.
     pub fn salvage(which: Which, block: u32, bytes: &[u8], mended: &mut u64) -> Result<Self, Cause> {
-        let mut table = Table { block, which, entries: Box::new([0; ENTRIES]), dirty: 0 };
+        let mut table = Table { block, which, entries: Box::new([0; ENTRIES]), dirty: 0, storing: 0 };
         for (sector, bytes) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
             if salvage_sector(which, sector, bytes, &mut table.entries)? {
                 table.put_back(sector);
@@ -67,9 +69,20 @@ impl Table {
         self.dirty != 0
     }
 
+    /// Whether it is on disk as it is here, and can be read again.
+    pub fn is_stored(&self) -> bool {
+        self.dirty == 0 && self.storing == 0
+    }
+
+    /// What was on its way has arrived, or is dirty again.
+    pub fn end_storing(&mut self) {
+        self.storing = 0;
+    }
+
     /// The sectors that have to be written, which count as written from here on.
     pub fn take_dirty(&mut self) -> Vec<Sector> {
         let dirty = std::mem::take(&mut self.dirty);
+        self.storing |= dirty;
         let of = |sector| Sector {
             which: self.which,
             sector,

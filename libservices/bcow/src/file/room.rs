@@ -81,11 +81,11 @@ impl File {
             &Root::Tables { first, blocks } => used.push((first, blocks)),
         }
         for number in numbers {
-            self.load(number)?;
-            let Some(table) = self.tables.get(&number) else { continue };
-            used.push((table.block, 1));
-            let units = table.entries().iter().filter(|block| **block != 0);
-            used.extend(units.map(|&block| (block, unit_blocks)));
+            self.with_table(number, |table| {
+                used.push((table.block, 1));
+                let units = table.entries().iter().filter(|block| **block != 0);
+                used.extend(units.map(|&block| (block, unit_blocks)));
+            })?;
         }
         // What is not on disk as it is here counts as used.
         used.extend(self.space.not_yet_free());

@@ -32,7 +32,7 @@ impl File {
             if let Root::Inline(inline) = &mut self.record.root {
                 inline.cut(size.div_ceil(unit)).into_iter().for_each(|block| self.space.free_later(block, blocks));
             }
-            for (number, table) in &mut self.tables {
+            for (number, table) in self.tables.iter_mut() {
                 for at in 0..ENTRIES {
                     let block = table.get(at);
                     if block != 0 && (number * ENTRIES as u64 + at as u64) << self.record.unit_shift >= size {
@@ -96,7 +96,7 @@ impl File {
         if old == Root::Table {
             let block = self.space.append(1).ok_or_else(too_large)?.block;
             root[0].set(0, block);
-            if let Some(table) = self.tables.get_mut(&0) {
+            if let Some(table) = self.tables.get_mut(0) {
                 table.move_to(block);
             }
         }
@@ -164,7 +164,7 @@ impl File {
                 && let Some(table) = self.tables.get(&number).filter(|table| is_empty(table))
             {
                 self.space.free_later(table.block, 1);
-                self.tables.remove(&number);
+                self.tables.remove(number);
                 if let Some(root) = self.root.get_mut((number / ENTRIES as u64) as usize) {
                     root.set((number % ENTRIES as u64) as usize, 0);
                 }

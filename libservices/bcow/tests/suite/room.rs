@@ -253,3 +253,62 @@ fn an_emptied_file_takes_nothing() {
     let bcow = layer(memory, Layout::Space, Files::Grown);
     assert_eq!(read(&*bcow, open(&*bcow, "f"), 0, 99), b"\0\0\0\0\0\0\0\0\0\0again");
 }
+
+/// A layer with the usual bounds.
+fn usual(below: std::sync::Arc<Memory>) -> std::sync::Arc<poolfs_bcow::Bcow> {
+    let config = poolfs_bcow::BcowConfig::new(below);
+    poolfs_bcow::Bcow::new(poolfs_bcow::BcowConfig { flush_interval: std::time::Duration::ZERO, ..config })
+}
+
+#[test]
+fn tables_in_memory_are_bounded_however_scattered_a_file_is_written() {
+    const REGION: u64 = 504 * BLOCK;
+    const WRITES: u64 = 4000;
+    let memory = Memory::new();
+    let bcow = usual(memory.clone());
+    let handle = create(&*bcow, "f");
+    resize(&*bcow, "f", REGION * WRITES);
+    for at in 0..WRITES {
+        write(&*bcow, handle, at * REGION, &[at as u8 | 1]);
+        assert!(bcow.tables_in_memory() <= 1024 + 1, "{} after {at} writes", bcow.tables_in_memory());
+    }
+    let all_there = |bcow: &poolfs_bcow::Bcow, handle| {
+        for at in 0..WRITES {
+            assert_eq!(read(bcow, handle, at * REGION, 2), [at as u8 | 1, 0], "region {at}");
+            assert!(bcow.tables_in_memory() <= 1024 + 1);
+        }
+    };
+    all_there(&bcow, handle);
+    bcow.release(handle);
+    drop(bcow);
+    let bcow = usual(memory);
+    let handle = open(&*bcow, "f");
+    all_there(&bcow, handle);
+    let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+    bcow.fallocate(ROOT, handle, punch, 0, REGION * WRITES).expect("punched");
+    assert!(bcow.tables_in_memory() <= 1024 + 16, "{} after a hole", bcow.tables_in_memory());
+    assert_eq!(read(&*bcow, handle, REGION * 5, 2), [0, 0]);
+}
+
+#[test]
+fn tables_in_memory_are_bounded_for_all_files_together() {
+    const REGION: u64 = 504 * BLOCK;
+    let bcow = usual(Memory::new());
+    let files: Vec<_> = (0..12_u8).map(|number| (number, format!("f{number}"))).collect();
+    let mut handles = Vec::new();
+    for (number, file) in &files {
+        let handle = create(&*bcow, file);
+        resize(&*bcow, file, REGION * 600);
+        for at in 0..600 {
+            write(&*bcow, handle, at * REGION, &[number + 1]);
+            assert!(bcow.tables_in_memory() <= 4096 + 41, "{} in file {number}", bcow.tables_in_memory());
+        }
+        handles.push((*number, handle));
+    }
+    for (number, handle) in handles {
+        for at in 0..600 {
+            assert_eq!(read(&*bcow, handle, at * REGION, 1), [number + 1]);
+            assert!(bcow.tables_in_memory() <= 4096 + 41);
+        }
+    }
+}

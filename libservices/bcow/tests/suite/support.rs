@@ -22,6 +22,9 @@ pub fn layer(below: Branch, layout: Layout, files: Files) -> Arc<Bcow> {
         layout: Some(layout),
         all_files: files == Files::All,
         flush_interval: Duration::ZERO,
+        // So few that files of tests have more.
+        file_tables_max: 2,
+        tables_max: 3,
         ..config
     })
 }

@@ -1,0 +1,104 @@
+//! The tables of units that files have in memory. A program chooses how many a file has, by where it writes, so that both those of one file
+//! and those of all are bounded: what is on disk as it is here goes, and is read again when it is wanted.
+
+use crate::table::Table;
+use hashbrown::HashMap;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How many tables are in memory of all files of a layer, and how many may be.
+pub(crate) struct Bound {
+    count: AtomicUsize,
+    /// of one file
+    pub of_file: usize,
+    /// of all
+    pub of_all: usize,
+}
+
+impl Bound {
+    pub fn new(of_file: usize, of_all: usize) -> Arc<Self> {
+        Arc::new(Bound { count: AtomicUsize::new(0), of_file: of_file.max(1), of_all: of_all.max(1) })
+    }
+
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+/// The tables of one file that are in memory, by their numbers.
+pub(crate) struct Held {
+    tables: HashMap<u64, Table>,
+    bound: Arc<Bound>,
+}
+
+impl Held {
+    pub fn new(bound: Arc<Bound>) -> Self {
+        Held { tables: HashMap::new(), bound }
+    }
+
+    /// Does something by which there are more of them, or fewer.
+    fn counted<T>(&mut self, change: impl FnOnce(&mut HashMap<u64, Table>) -> T) -> T {
+        let before = self.tables.len();
+        let result = change(&mut self.tables);
+        let after = self.tables.len();
+        self.bound.count.fetch_add(after.saturating_sub(before), Ordering::Relaxed);
+        self.bound.count.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
+        result
+    }
+
+    pub fn insert(&mut self, number: u64, table: Table) {
+        self.counted(|tables| tables.insert(number, table));
+    }
+
+    pub fn remove(&mut self, number: u64) {
+        self.counted(|tables| tables.remove(&number));
+    }
+
+    pub fn clear(&mut self) {
+        self.counted(HashMap::clear);
+    }
+
+    /// Lets those go that are on disk as they are here, but for the numbers `but`.
+    pub fn drop_stored(&mut self, but: &Range<u64>) {
+        self.counted(|tables| tables.retain(|number, table| but.contains(number) || !table.is_stored()));
+    }
+
+    /// Lets others go when there is no room for those with the numbers `wanted`.
+    pub fn have_room(&mut self, wanted: &Range<u64>) {
+        if self.is_full(wanted.end - wanted.start) {
+            self.drop_stored(wanted);
+        }
+    }
+
+    /// Whether so many more are too many.
+    pub fn is_full(&self, more: u64) -> bool {
+        self.tables.len() as u64 + more > self.bound.of_file as u64
+    }
+
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut Table> {
+        self.tables.get_mut(&number)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&u64, &mut Table)> {
+        self.tables.iter_mut()
+    }
+
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut Table> {
+        self.tables.values_mut()
+    }
+}
+
+impl Deref for Held {
+    type Target = HashMap<u64, Table>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.tables
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
