@@ -199,7 +199,9 @@ impl Union {
             match content {
                 Content::Sketch(sketch) if clears => {
                     let size = self.upper.getattr(caller, held.node())?.size;
-                    let moved = self.move_edges(sketch, size, offset, end).and_then(|()| {
+                    let admitted = sketch.admit(offset / BLOCK..end.min(size).div_ceil(BLOCK));
+                    let edges = admitted.and_then(|()| self.move_edges(sketch, size, offset, end));
+                    let moved = edges.and_then(|()| {
                         self.upper.fallocate(caller, opened.id(), mode, offset, length)?;
                         // Those at the edges moved above; those between are zero above and below there is nothing to
                         // keep. A block that reaches beyond the size ends at it.

@@ -5,7 +5,11 @@
 //! seen here, because the part and the rest are put in by one write below.
 
 use crate::format::{Cause, VERSION, array, check, crc_with_hole};
+use poolfs_libservice::{Error, Result as Answer};
+use poolfs_types::Errno;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of one sector, the unit that reaches the disk wholly or not at all.
 pub(crate) const SECTOR_BYTES: usize = 512;
@@ -15,6 +19,18 @@ const WORDS: usize = (SECTOR_BYTES - HEADER_BYTES) / 8;
 /// Blocks one sector tells of.
 pub(crate) const SECTOR_BLOCKS: u64 = WORDS as u64 * 64;
 
+/// Sectors that a sketch may have in memory in any case: the nodes are bounded.
+const UNCHARGED: usize = 8;
+/// Most others of one sketch: scattered writes to 240 GiB.
+const CHARGED_MAX: usize = 16384;
+/// Most of all sketches. What is accepted may become sectors later (blocks in transit, first writes), so that it must hold a file that had
+/// as many as it may when that was accepted.
+const CHARGED_MAX_OF_ALL: usize = 2 * CHARGED_MAX;
+
+/// How many sectors the bitmaps of a union have in memory, of those that are charged.
+#[derive(Debug, Default)]
+pub(crate) struct Sectors(AtomicUsize);
+
 type Words = [u64; WORDS];
 
 /// Which blocks of a sketch have moved, and which sectors of that are not on disk yet.
@@ -22,9 +38,52 @@ type Words = [u64; WORDS];
 pub(crate) struct Bitmap {
     sectors: BTreeMap<u32, Box<Words>>,
     dirty: BTreeSet<u32>,
+    /// whose they are, and how many have been charged
+    all: Arc<Sectors>,
+    charged: usize,
+}
+
+impl Drop for Bitmap {
+    fn drop(&mut self) {
+        self.all.0.fetch_sub(self.charged, Ordering::Relaxed);
+    }
+}
+
+fn too_many() -> Error {
+    Error::new(Errno::ENOMEM, "too many scattered blocks of large files have moved to be kept in memory")
 }
 
 impl Bitmap {
+    /// An empty one, whose sectors count with `all`.
+    pub fn new(all: &Arc<Sectors>) -> Self {
+        Bitmap { sectors: BTreeMap::new(), dirty: BTreeSet::new(), all: all.clone(), charged: 0 }
+    }
+
+    fn charge(&mut self) {
+        let now = self.sectors.len().saturating_sub(UNCHARGED);
+        self.all.0.fetch_add(now - self.charged, Ordering::Relaxed);
+        self.charged = now;
+    }
+
+    /// Whether a write that moves `blocks` can be accepted; `ENOMEM` when there would be too many sectors in memory.
+    pub fn admit(&self, blocks: std::ops::Range<u64>) -> Answer<()> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let (first, last) = (Self::split(blocks.start).0, Self::split(blocks.end - 1).0);
+        let new = (last - first) as usize + 1 - self.sectors.range(first..=last).count();
+        let more = (self.sectors.len() + new).saturating_sub(UNCHARGED) - self.charged;
+        let all = self.all.0.load(Ordering::Relaxed);
+        let is_one_too_many = self.charged + more > CHARGED_MAX || all + more > CHARGED_MAX_OF_ALL;
+        if more > 0 && is_one_too_many { Err(too_many()) } else { Ok(()) }
+    }
+
+    /// Whether what is being loaded has room; `ENOMEM` when it has none.
+    pub fn admit_loaded(&self) -> Answer<()> {
+        let is_one_too_many = self.charged > 0 && self.all.0.load(Ordering::Relaxed) > CHARGED_MAX_OF_ALL;
+        if is_one_too_many { Err(too_many()) } else { Ok(()) }
+    }
+
     fn split(block: u64) -> (u32, usize, u32) {
         let bit = block % SECTOR_BLOCKS;
         ((block / SECTOR_BLOCKS) as u32, (bit / 64) as usize, (bit % 64) as u32)
@@ -79,6 +138,7 @@ impl Bitmap {
             }
             block += count;
         }
+        self.charge();
         fresh
     }
 
@@ -133,6 +193,7 @@ impl Bitmap {
             *word = u64::from_le_bytes(array(bytes, HEADER_BYTES + 8 * index));
         }
         self.sectors.insert(sector, words);
+        self.charge();
         Ok(())
     }
 }
@@ -204,6 +265,34 @@ mod tests {
             assert_eq!(bitmap.run_end(block, end, state), expected);
             assert_eq!(bitmap.count_below(block), model.range(..block).count() as u64);
         }
+    }
+
+    #[test]
+    fn sectors_in_memory_are_bounded_for_each_and_for_all() {
+        let all = Arc::default();
+        let mut bitmaps = [Bitmap::new(&all), Bitmap::new(&all), Bitmap::new(&all)];
+        let block = |sector: usize| sector as u64 * SECTOR_BLOCKS;
+        let most = UNCHARGED + CHARGED_MAX;
+        for bitmap in &mut bitmaps[..2] {
+            for sector in 0..most {
+                bitmap.admit(block(sector)..block(sector) + 1).expect("room");
+                bitmap.set(block(sector)..block(sector) + 1);
+            }
+            bitmap.admit(0..block(most)).expect("in sectors that are there");
+            let refused = bitmap.admit(block(most) - 1..block(most) + 1).expect_err("too many of one");
+            assert!(refused == Errno::ENOMEM);
+        }
+        let [first, second, third] = bitmaps;
+        let mut third = third;
+        third.admit(0..block(UNCHARGED)).expect("small files always have room");
+        assert!(third.admit(0..block(UNCHARGED) + 1).expect_err("too many of all") == Errno::ENOMEM);
+        second.admit_loaded().expect("as many as may be");
+        third.set(0..block(UNCHARGED) + 1);
+        assert!(third.admit_loaded().expect_err("one too many") == Errno::ENOMEM);
+        drop(first);
+        third.admit_loaded().expect("room again");
+        drop((second, third));
+        assert_eq!(all.0.load(Ordering::Relaxed), 0);
     }
 
     #[test]

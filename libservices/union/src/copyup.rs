@@ -211,7 +211,7 @@ impl Union {
         let record = SketchRecord { id, bitmap_durable: false, limit: size, size, epoch: 0 };
         marks::set(&*self.upper, held.node(), marks::METACOPY, b"")?;
         marks::set(&*self.upper, held.node(), marks::SKETCH, &record.encode())?;
-        Ok(Content::Sketch(Box::new(Sketch::fresh(record, origin, lower.clone()))))
+        Ok(Content::Sketch(Box::new(Sketch::fresh(record, origin, lower.clone(), &self.sectors))))
     }
 
     fn copy_whole(&self, lower: &LowerNode, held: &Held, size: u64) -> Result<()> {

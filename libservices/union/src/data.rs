@@ -216,7 +216,8 @@ impl Union {
                 self.copies.settle(node, &mut state, blocks)?;
                 let Content::Sketch(sketch) = &mut state.content else { return fail(Errno::EIO) };
                 let idle = sketch.transit.is_empty();
-                let written = self.write_moving(sketch, &held, size, offset, data);
+                let admitted = sketch.admit(offset / BLOCK..end.div_ceil(BLOCK));
+                let written = admitted.and_then(|()| self.write_moving(sketch, &held, size, offset, data));
                 let written = self.journal.record(node.id, sketch).and(written);
                 if idle {
                     self.have_transit_ended(node, sketch);

@@ -145,6 +145,8 @@ pub struct Union {
     namespace: RwLock<()>,
     dirty: durable::Dirty,
     dirty_sketches_max: usize,
+    /// of bitmaps, in memory
+    sectors: Arc<bitmap::Sectors>,
     statistics: Arc<statistics::Counters>,
     listings: Arc<listing::Memory>,
     calls: Arc<durable::Calls>,
@@ -214,6 +216,7 @@ impl Union {
             namespace: RwLock::new(()),
             dirty: durable::Dirty::default(),
             dirty_sketches_max: dirty_sketches_max.max(1),
+            sectors: Arc::default(),
             statistics,
             listings: Arc::new(listing::Memory::new(listings_bytes_max)),
             calls,

@@ -2,7 +2,7 @@
 
 use crate::Union;
 use crate::ahead::Ahead;
-use crate::bitmap::{self, Bitmap, SECTOR_BYTES};
+use crate::bitmap::{self, Bitmap, SECTOR_BYTES, Sectors};
 use crate::branch::LowerNode;
 use crate::data::read_runs;
 use crate::format::{Cause, Origin, SketchRecord};
@@ -76,8 +76,8 @@ impl Sketch {
     }
 
     /// The sketch of a file that is just being copied up.
-    pub fn fresh(record: SketchRecord, origin: Origin, lower: LowerNode) -> Self {
-        let map = Map { bitmap: Bitmap::default(), unmoved: record.limit.div_ceil(BLOCK), lower };
+    pub fn fresh(record: SketchRecord, origin: Origin, lower: LowerNode, all: &Arc<Sectors>) -> Self {
+        let map = Map { bitmap: Bitmap::new(all), unmoved: record.limit.div_ceil(BLOCK), lower };
         Sketch { map: Some(map), ..Self::new(record, origin) }
     }
 
@@ -117,6 +117,12 @@ impl Sketch {
             return false;
         }
         blocks.start >= end || self.map.as_ref().is_some_and(|map| map.bitmap.run_end(blocks.start, end, true) == end)
+    }
+
+    /// Whether a write that moves `blocks` can be accepted; `ENOMEM` when too much would have to be kept in memory of where they are.
+    pub fn admit(&self, blocks: Range<u64>) -> Result<()> {
+        let end = blocks.end.min(self.lower_blocks());
+        self.map.as_ref().map_or(Ok(()), |map| map.bitmap.admit(blocks.start.min(end)..end))
     }
 
     /// Marks `blocks` as moved, which the journal has to be told of; returns how many were not.
@@ -255,7 +261,7 @@ impl Union {
         let bitmap = match self.load_bitmap(sketch)? {
             Ok(bitmap) => bitmap,
             Err(cause) if sketch.record.bitmap_durable => return Ok(Err(cause)),
-            Err(_) => Bitmap::default(),
+            Err(_) => Bitmap::new(&self.sectors),
         };
         let blocks = sketch.lower_blocks();
         let unmoved = blocks - bitmap.count_below(blocks);
@@ -273,10 +279,11 @@ impl Union {
             return Ok(Err(format!("its bitmap {name} has {} bytes instead of {size}", attributes.size)));
         }
         let file = Opened::file(&self.upper, &Caller::ROOT, held.node(), OpenFlags::READ_ONLY)?;
-        let mut bitmap = Bitmap::default();
+        let mut bitmap = Bitmap::new(&self.sectors);
         let mut damage = None;
         each_sector(&file, size, &mut |number, sector| {
             damage = bitmap.load(id, number, sector).err();
+            bitmap.admit_loaded()?;
             Ok(if damage.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
         if let Some(cause) = damage {

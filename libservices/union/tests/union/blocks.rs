@@ -1,8 +1,9 @@
 //! Blocks move, files do not: what sketches copy, keep, lose and refuse.
 
 use crate::support::*;
-use poolfs_libservice::types::{AllocateMode, Errno, NodeId, OpenFlags, SeekTo, SetAttributes};
-use poolfs_libservice::{Libservice, Memory};
+use poolfs_libservice::types::{AllocateMode, Errno, Name, NodeId, OpenFlags, SeekTo, SetAttributes};
+use poolfs_libservice::{Durability, Libservice, Memory};
+use poolfs_union::{Lower, Union, UnionConfig};
 use std::sync::Arc;
 
 const BLOCK: usize = 4096;
@@ -338,4 +339,45 @@ fn a_removed_file_gives_its_room_back_when_nobody_holds_it() {
     // Nothing of it waits for its bitmap to be written.
     assert_eq!(branches.upper.outstanding(), before);
     close(union);
+}
+
+#[test]
+fn writes_scattered_over_a_huge_file_are_refused_in_the_end() {
+    const SECTOR: u64 = 480 * 8 * 4096;
+    const MOST: u64 = 16384 + 8;
+    let lower = Memory::new();
+    put(&*lower, "f", b"begin");
+    let size = SetAttributes { size: Some(2 * MOST * SECTOR), ..SetAttributes::default() };
+    let node = lower.lookup(ROOT, NodeId::ROOT, Name::new(b"f").unwrap()).unwrap().node;
+    lower.setattr(ROOT, node, &size, None).unwrap();
+    let upper = Memory::new();
+    let open_union = || {
+        let lowers = vec![Lower { layer_id: "layer-0".into(), layer: lower.clone(), is_union: false }];
+        let config =
+            UnionConfig { flush_interval: std::time::Duration::ZERO, ..UnionConfig::new(upper.clone(), lowers) };
+        Union::open(UnionConfig { transit_blocks_max: 0, deferred_copy_ups_max: 0, ..config }).unwrap()
+    };
+    let union = open_union();
+    let handle = open(&*union, "f", OpenFlags::READ_WRITE).unwrap();
+    let block = vec![7; 4096];
+    for sector in 0..MOST {
+        union.write(ROOT, handle, sector * SECTOR, &block).unwrap();
+    }
+    let refused = union.write(ROOT, handle, MOST * SECTOR, &block).unwrap_err();
+    assert!(refused == Errno::ENOMEM, "{refused}");
+    let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+    let refused = union.fallocate(ROOT, handle, punch, 0, 2 * MOST * SECTOR).unwrap_err();
+    assert!(refused == Errno::ENOMEM, "{refused}");
+    // Where something was written already, there is room for more, and all of it is found by the next union.
+    union.write(ROOT, handle, SECTOR * 9 + 8192, &block).unwrap();
+    union.fsync(ROOT, handle, Durability::All).unwrap();
+    union.release(handle);
+    drop(union);
+    let union = open_union();
+    let handle = open(&*union, "f", OpenFlags::READ_ONLY).unwrap();
+    for at in [SECTOR, SECTOR * 9 + 8192, (MOST - 1) * SECTOR] {
+        let mut bytes = vec![0; 4096];
+        assert_eq!(union.read(ROOT, handle, at, &mut bytes).unwrap(), 4096);
+        assert_eq!(bytes, block);
+    }
 }
