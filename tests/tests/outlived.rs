@@ -42,6 +42,10 @@ fn number(text: &str) -> u32 {
 
 fn end(pid: u32) {
     let _ = shell(&format!("kill -KILL {pid}")).expect("killed");
+    wait_for_the_end(pid);
+}
+
+fn wait_for_the_end(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(30);
     let has_ended = || match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z')),
@@ -83,7 +87,7 @@ fn what_outlives_exec_stays_in_the_pool_until_it_ends() {
         let pid = number(&pool.shell(Way::Library, BACKGROUND).expect("exec"));
         let name = pool.name().to_owned();
         let _ = pool.poolfs(&["pool", "rm", "--force", &name]).expect("pool rm --force");
-        end(pid);
+        wait_for_the_end(pid);
         assert_eq!(groups_of(&name), [""; 0]);
         // As the end of the scope expects it.
         let _ = pool.poolfs(&["pool", "create", &name]).expect("pool create");
