@@ -210,7 +210,7 @@ pub fn ensure(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
         return Err(Failure::in_use(
             format!("service of pool {name}"),
             format!("another one listens at {}", socket.display()),
-            "a pool of this name runs from another state directory: choose another name or --run-dir",
+            "a pool of this name runs from another state directory: choose another name",
         ));
     }
     let result = start(context, pool, socket);
