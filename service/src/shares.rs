@@ -173,12 +173,13 @@ impl SessionMemory for SessionPages {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    /// A pool's memory that counts what is charged.
     #[derive(Default)]
-    struct Memory(AtomicU64);
+    pub(crate) struct Memory(pub(crate) AtomicU64);
 
     impl PoolMemory for Memory {
         fn charge(&self, bytes: u64) {

@@ -358,6 +358,7 @@ impl NodeTable {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::shares::tests::Memory;
     use poolfs_libservice::types::NodeId;
     use std::collections::BTreeSet;
     use std::os::fd::OwnedFd;
@@ -438,19 +439,6 @@ pub(super) mod tests {
         fn close_backing(&self, id: u32) -> io::Result<()> {
             assert!(lock(&self.given).1.remove(&id), "it has it once");
             Ok(())
-        }
-    }
-
-    #[derive(Default)]
-    struct Memory(AtomicU64);
-
-    impl PoolMemory for Memory {
-        fn charge(&self, bytes: u64) {
-            self.0.fetch_add(bytes, Ordering::Relaxed);
-        }
-
-        fn discharge(&self, bytes: u64) {
-            self.0.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
