@@ -1,7 +1,7 @@
 //! What is refused, or told of, because it would do harm: one directory in two pools, a limit that is dropped, more memory than there is,
 //! the removal of an image in use.
 
-use poolfs_tests::{Mounted, Outcome, Pool, import_small, isolated, run, shell};
+use poolfs_tests::{Mounted, Outcome, Pool, import_small, isolated, name_of, program, run, shell};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -228,6 +228,57 @@ fn a_pool_with_more_than_the_host_has_is_refused() {
             assert!(outcome.code != 0 && outcome.err.contains(part), "{options:?}: {outcome:?}");
         }
         assert_eq!(pool.poolfs(&["pool", "ls", "--json"]).expect("pool ls").matches("\"name\"").count(), 1);
+    });
+}
+
+#[test]
+fn control_groups_are_those_of_one_state_directory() {
+    isolated("control_groups_are_those_of_one_state_directory", |folder| {
+        let [first, second] = ["first", "second"].map(|name| folder.join(name));
+        for path in [&first, &second] {
+            fs::create_dir_all(path.join("data")).expect("a folder");
+        }
+        let name = name_of(folder);
+        let one = Pool::named(&first, &name, "16M");
+        // With sockets of its own it learns of the other by the groups only.
+        let two = |arguments: &[&str]| {
+            let mut command = Command::new(program("poolfs"));
+            command.arg("--state").arg(second.join("state")).arg("--run-dir").arg(second.join("run"));
+            run(command.args(arguments))
+        };
+        let create = || two(&["pool", "create", &name, "--memory", "1G", "--cache", "16M"]);
+        let _ = create().expect("pool create");
+        let mounted = one.mount_directory(&first.join("mnt"), &first.join("data"));
+        let outlives = one.poolfs(&["exec", &name, "--", "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"]);
+        let outlives = outlives.expect("exec").trim().to_owned();
+        let refused = |outcome: &Outcome, parts: &[&str]| {
+            assert_ne!(outcome.code, 0, "{outcome:?}");
+            assert!(parts.iter().all(|part| outcome.err.contains(part)), "{parts:?} in {outcome:?}");
+        };
+        fs::create_dir(second.join("mnt")).expect("a mount point");
+        let mount = || two(&["mount", &name, text(&second.join("mnt")), "--dir", text(&second.join("data"))]);
+        refused(&mount(), &["are those of the pool of this name in", text(&first.join("state"))]);
+        refused(&two(&["exec", "--fuse", &name, "--", "true"]), &["are those of the pool of this name in"]);
+        // It has nothing that could be killed.
+        let _ = two(&["pool", "rm", "--force", &name]).expect("pool rm --force");
+        refused(&create(), &["are those of the pool of this name in", "choose another name"]);
+
+        // Moved it is the same one; to who looks where it was it is gone.
+        fs::rename(first.join("state"), first.join("moved")).expect("moved");
+        refused(&create(), &["run processes of a pool whose state directory", "is not there", &outlives]);
+        fs::create_dir(first.join("state")).expect("a folder");
+        refused(&create(), &["is not there", &outlives]);
+        fs::remove_dir(first.join("state")).expect("removed");
+        fs::rename(first.join("moved"), first.join("state")).expect("moved");
+        drop(mounted);
+        refused(&create(), &["are those of the pool of this name in"]);
+        assert!(Path::new("/proc").join(&outlives).exists(), "what runs in it was killed");
+        let ended = format!("kill -9 {outlives}; while kill -0 {outlives} 2> /dev/null; do sleep 0.02; done");
+        let _ = shell(&ended).expect("it is ours");
+        drop(one);
+        let _ = create().expect("pool create");
+        let _ = mount().expect("mount");
+        let _ = two(&["umount", &name, text(&second.join("mnt"))]).expect("umount");
     });
 }
 

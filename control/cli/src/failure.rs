@@ -247,6 +247,7 @@ impl From<HostError> for Failure {
             HostError::NoControlGroups => "mount control groups (version 1 or 2) at /sys/fs/cgroup",
             HostError::Malformed { .. } => "correct the value",
             HostError::OthersGroups { .. } => "choose another name, or remove the other pool",
+            HostError::LeftGroups { .. } => "choose another name, or end them",
             HostError::Io { .. } | HostError::Process { .. } => {
                 "run as root; `poolfs doctor` says what this host lacks"
             }
@@ -254,6 +255,7 @@ impl From<HostError> for Failure {
         let code = match error {
             HostError::Malformed { .. } => Code::Usage,
             HostError::OthersGroups { .. } => Code::Exists,
+            HostError::LeftGroups { .. } => Code::InUse,
             _ => Code::Host,
         };
         Failure::new("host", error, remedy).with_code(code)

@@ -106,43 +106,57 @@ impl ControlGroups {
         ControlGroups { owner, ..self }
     }
 
-    /// The other state directory whose pool has the groups of this name, if it is so.
-    #[must_use]
-    pub fn others(&self, host: &dyn Host, pool: &str) -> Option<String> {
+    /// Where the mark of a pool's groups is: in one hierarchy, as one mark only can be made in one step.
+    fn marked_group(&self, pool: &str) -> Option<PathBuf> {
+        Some(self.limiting().first()?.0.join(PARENT).join(pool))
+    }
+
+    /// Who else has the groups of this name, if it is so.
+    fn other(&self, host: &dyn Host, pool: &str) -> Option<Owner> {
         let owner = self.owner.as_ref()?;
-        let mark = self.mounts().into_iter().find_map(|mount| host.attribute(&mount.join(PARENT).join(pool), MARK))?;
+        let mark = host.attribute(&self.marked_group(pool)?, MARK)?;
         let (id, path) = mark.split_once(' ')?;
-        // One that is gone has no pools any more.
-        let is_there = || host.directory_id(Path::new(path)).is_some_and(|now| now == id);
-        (id != owner.id && is_there()).then(|| path.to_owned())
+        (id != owner.id).then(|| Owner { id: id.to_owned(), path: path.into() })
     }
 
-    /// Marks the groups of a pool that are there as those of its state directory.
+    /// Makes the groups of a pool that are there those of its state directory.
     ///
     /// # Errors
-    /// [`HostError::OthersGroups`] when they are another's.
+    /// As [`ControlGroups::check_owner`]; [`HostError::is_absent`] when they are not there any more, or were nobody's and are removed.
     fn claim(&self, host: &dyn Host, pool: &str) -> Result<()> {
-        self.check_owner(host, pool)?;
-        if let Some(owner) = &self.owner {
-            let mark = format!("{} {}", owner.id, owner.path.display());
-            for mount in self.mounts() {
-                // Where groups carry no attributes they are anybody's.
-                let _ = host.set_attribute(&mount.join(PARENT).join(pool), MARK, &mark);
-            }
+        let (Some(owner), Some(group)) = (&self.owner, self.marked_group(pool)) else { return Ok(()) };
+        let mark = format!("{} {}", owner.id, owner.path.display());
+        match host.create_attribute(&group, MARK, &mark) {
+            Err(error) if error.is_absent() => return Err(error),
+            // Where groups carry no attributes they are anybody's.
+            Ok(true) | Err(_) => return Ok(()),
+            Ok(false) => {}
         }
-        // Somebody else may have done the same just now.
-        self.check_owner(host, pool)
+        self.check_owner(host, pool)?;
+        if self.other(host, pool).is_none() {
+            return Ok(());
+        }
+        // The kernel removes no group that a process is in, also when it came just now.
+        self.remove_everywhere(host, &Path::new(PARENT).join(pool))?;
+        Err(HostError::io("mark", &group, std::io::Error::from(std::io::ErrorKind::NotFound)))
     }
 
-    /// Whether a pool can have its groups.
+    /// Whether a pool can have its groups: they are not there, are its own, or are left over from a state directory that is gone.
     ///
     /// # Errors
-    /// [`HostError::OthersGroups`] when they are another's.
+    /// [`HostError::OthersGroups`] when they are another's; [`HostError::LeftGroups`] when their state directory is gone and processes
+    /// are in them.
     pub fn check_owner(&self, host: &dyn Host, pool: &str) -> Result<()> {
-        match self.others(host, pool) {
-            Some(state) => Err(HostError::OthersGroups { pool: pool.to_owned(), state }),
-            None => Ok(()),
+        let Some(other) = self.other(host, pool) else { return Ok(()) };
+        let (pool_name, state) = (pool.to_owned(), other.path.display().to_string());
+        if host.directory_id(&other.path).is_some_and(|now| now == other.id) {
+            return Err(HostError::OthersGroups { pool: pool_name, state });
         }
+        let mut members = BTreeSet::new();
+        for mount in self.mounts() {
+            collect_members(host, &mount.join(PARENT).join(pool), DEPTH_MAX, &mut members);
+        }
+        if members.is_empty() { Ok(()) } else { Err(HostError::LeftGroups { pool: pool_name, state, members }) }
     }
 
     /// How control groups are mounted.
@@ -226,7 +240,7 @@ impl ControlGroups {
     /// Bytes of memory a pool's groups use now, with the page cache charged to them; none when there are no groups.
     #[must_use]
     pub fn memory_used(&self, host: &dyn Host, pool: &str) -> Option<u64> {
-        self.used_by(host, &Path::new(PARENT).join(pool)).filter(|_| self.others(host, pool).is_none())
+        self.used_by(host, &Path::new(PARENT).join(pool)).filter(|_| self.other(host, pool).is_none())
     }
 
     /// The same of its containers and commands together, without cached files, which the kernel drops where memory is needed.
@@ -265,7 +279,7 @@ impl ControlGroups {
     #[must_use]
     pub fn containers(&self, host: &dyn Host, pool: &str) -> Vec<String> {
         let relative = Path::new(PARENT).join(pool).join("containers");
-        if self.others(host, pool).is_some() {
+        if self.other(host, pool).is_some() {
             return Vec::new();
         }
         let mounts = self.mounts();
@@ -303,7 +317,7 @@ impl ControlGroups {
 
     /// Remove a pool's groups, and the common parent when it was the last one.
     pub fn remove_pool(&self, host: &dyn Host, pool: &str) -> Result<()> {
-        if self.others(host, pool).is_some() {
+        if self.other(host, pool).is_some() {
             return Ok(());
         }
         self.remove_everywhere(host, &Path::new(PARENT).join(pool))?;
@@ -366,7 +380,11 @@ impl ControlGroups {
     }
 
     fn remove_everywhere(&self, host: &dyn Host, relative: &Path) -> Result<()> {
-        self.mounts().into_iter().try_for_each(|mount| remove_tree(host, &mount.join(relative), DEPTH_MAX))
+        // What says whose they are goes last: before that, nobody else's are made at the same place.
+        let marked = self.limiting().first().map(|(mount, _)| *mount);
+        let mut mounts = self.mounts();
+        mounts.sort_by_key(|mount| Some(*mount) == marked);
+        mounts.into_iter().try_for_each(|mount| remove_tree(host, &mount.join(relative), DEPTH_MAX))
     }
 }
 
@@ -572,9 +590,44 @@ mod tests {
         assert_eq!((second.memory_used(&host, "web"), host.log()), (None, before));
         assert_eq!(first.containers(&host, "web"), ["exec-1-1"]);
         first.make_pool(&host, "web", &limits()).expect("again");
-        // Those of a state directory that is gone are nobody's.
+        // Those of a state directory that is gone are left as they are while processes are in them.
         host.remove_directory(Path::new("/first")).expect("removed");
+        let member = "/sys/fs/cgroup/memory/poolfs/web/containers/exec-1-1/cgroup.procs";
+        host.set_file(member, "7\n");
+        let before = host.log();
+        let refused = second.make_pool(&host, "web", &limits()).expect_err("in use");
+        assert!(matches!(&refused, HostError::LeftGroups { members, .. } if members.contains(&7)), "{refused}");
+        assert!(matches!(second.check_owner(&host, "web"), Err(HostError::LeftGroups { .. })));
+        assert_eq!((second.containers(&host, "web"), host.log()), (Vec::new(), before));
+        // Then they are nobody's.
+        host.set_file(member, "");
         second.make_pool(&host, "web", &limits()).expect("made");
-        assert_eq!(second.containers(&host, "web"), ["exec-1-1"]);
+        assert_eq!(second.containers(&host, "web"), [] as [&str; 0]);
+        second.make_pool(&host, "web", &limits()).expect("its own");
+    }
+
+    #[test]
+    fn one_of_two_state_directories_that_make_the_same_groups_at_once_has_them() {
+        let host = RecordingHost::from_tree(HYBRID);
+        let states = ["/first", "/second"];
+        for state in states {
+            host.set_file(format!("{state}/x"), "");
+        }
+        for round in 0..200 {
+            let pool = format!("web-{round}");
+            let start = std::sync::Barrier::new(states.len());
+            let made = std::thread::scope(|scope| {
+                let makers = states.map(|state| {
+                    let (host, pool, start) = (&host, &pool, &start);
+                    scope.spawn(move || {
+                        let groups = ControlGroups::detect(host).expect("detected").of_state(host, Path::new(state));
+                        start.wait();
+                        groups.make_pool(host, pool, &limits()).is_ok()
+                    })
+                });
+                makers.map(|maker| maker.join().expect("no panic"))
+            });
+            assert_eq!(made.iter().filter(|made| **made).count(), 1, "{made:?}");
+        }
     }
 }

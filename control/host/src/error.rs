@@ -1,6 +1,10 @@
 //! What can go wrong when the host is asked for something.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+
+/// So many processes are named in a message.
+const NAMED_MAX: usize = 10;
 
 /// A request to the host failed.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +45,19 @@ pub enum HostError {
         /// The other's state directory.
         state: String,
     },
+    /// Processes are in control groups of this name, and the state directory whose they are is gone.
+    #[error(
+        "in the control groups of pool {pool} run processes of a pool whose state directory {state} is not there: {}",
+        listed(members)
+    )]
+    LeftGroups {
+        /// The name of both.
+        pool: String,
+        /// Where the state directory was.
+        state: String,
+        /// The processes.
+        members: BTreeSet<u32>,
+    },
     /// The host has no control groups that poolfs can use.
     #[error("no usable control groups are mounted")]
     NoControlGroups,
@@ -57,6 +74,13 @@ impl HostError {
     pub fn is_absent(&self) -> bool {
         matches!(self, HostError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
     }
+}
+
+fn listed(members: &BTreeSet<u32>) -> String {
+    let name = |pid: &u32| if *pid == 0 { "some of other process namespaces".to_owned() } else { pid.to_string() };
+    let named: Vec<String> = members.iter().take(NAMED_MAX).map(name).collect();
+    let others = members.len().saturating_sub(NAMED_MAX);
+    if others == 0 { named.join(", ") } else { format!("{} and {others} others", named.join(", ")) }
 }
 
 /// The result of asking the host.

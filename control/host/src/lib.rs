@@ -36,9 +36,9 @@ pub trait Host: Send + Sync {
     fn write_text(&self, path: &Path, text: &str) -> Result<()>;
     /// An extended attribute of a directory, if it has that.
     fn attribute(&self, path: &Path, name: &str) -> Option<String>;
-    /// Set an extended attribute of a directory.
-    fn set_attribute(&self, path: &Path, name: &str, value: &str) -> Result<()>;
-    /// What tells a directory from all others of the host; none when nothing is there.
+    /// Give a directory an extended attribute; false when it has it already.
+    fn create_attribute(&self, path: &Path, name: &str, value: &str) -> Result<bool>;
+    /// What tells a directory from all others of the host, also from those it had; none when nothing is there.
     fn directory_id(&self, path: &Path) -> Option<String>;
     /// Make a directory; one that exists already is fine.
     fn make_directory(&self, path: &Path) -> Result<()>;
@@ -68,8 +68,8 @@ impl<H: Host + ?Sized> Host for std::sync::Arc<H> {
         (**self).attribute(path, name)
     }
 
-    fn set_attribute(&self, path: &Path, name: &str, value: &str) -> Result<()> {
-        (**self).set_attribute(path, name, value)
+    fn create_attribute(&self, path: &Path, name: &str, value: &str) -> Result<bool> {
+        (**self).create_attribute(path, name, value)
     }
 
     fn directory_id(&self, path: &Path) -> Option<String> {

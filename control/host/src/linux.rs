@@ -62,14 +62,19 @@ impl Host for LinuxHost {
         String::from_utf8(value).ok()
     }
 
-    fn set_attribute(&self, path: &Path, name: &str, value: &str) -> Result<()> {
-        rustix::fs::setxattr(path, name, value.as_bytes(), rustix::fs::XattrFlags::empty())
-            .map_err(|source| HostError::io("mark", path, source))
+    fn create_attribute(&self, path: &Path, name: &str, value: &str) -> Result<bool> {
+        match rustix::fs::setxattr(path, name, value.as_bytes(), rustix::fs::XattrFlags::CREATE) {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::EXIST) => Ok(false),
+            Err(source) => Err(HostError::io("mark", path, source)),
+        }
     }
 
     fn directory_id(&self, path: &Path) -> Option<String> {
         let found = std::fs::metadata(path).ok()?;
-        Some(format!("{}:{}", found.dev(), found.ino()))
+        // A filesystem may give a new directory the number of one that was removed.
+        let born = found.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+        Some(format!("{}:{}:{}", found.dev(), found.ino(), born.unwrap_or_default().as_nanos()))
     }
 
     fn make_directory(&self, path: &Path) -> Result<()> {
@@ -94,7 +99,12 @@ impl Host for LinuxHost {
         };
         let mut names = Vec::new();
         for entry in entries {
-            let entry = entry.map_err(|source| HostError::io("list", path, source))?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                // It was removed while it was read.
+                Err(source) if source.kind() == ErrorKind::NotFound => break,
+                Err(source) => return Err(HostError::io("list", path, source)),
+            };
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 names.push(entry.file_name().to_string_lossy().into_owned());
             }

@@ -95,9 +95,17 @@ impl Host for RecordingHost {
         self.lock().attributes.get(&(path.to_path_buf(), name.to_owned())).cloned()
     }
 
-    fn set_attribute(&self, path: &Path, name: &str, value: &str) -> Result<()> {
-        self.lock().attributes.insert((path.to_path_buf(), name.to_owned()), value.to_owned());
-        Ok(())
+    fn create_attribute(&self, path: &Path, name: &str, value: &str) -> Result<bool> {
+        let mut recorded = self.lock();
+        if !recorded.directories.contains(path) {
+            return Err(absent("mark", path));
+        }
+        let place = (path.to_path_buf(), name.to_owned());
+        let is_new = !recorded.attributes.contains_key(&place);
+        if is_new {
+            recorded.attributes.insert(place, value.to_owned());
+        }
+        Ok(is_new)
     }
 
     /// One that is there has its path for that.
