@@ -154,7 +154,9 @@ impl Remains {
             let top = Held::new(below, NodeId::ROOT);
             walk(below, top, b"", &mut |path, visited| {
                 let (held, attributes) = visited?;
-                let is_it = |dirty: &Dirty| born(path).is_none_or(|born| born <= dirty.file.changed);
+                // Where a file was changed before it was made, the clock was set back in between, and its birth says nothing.
+                let told = || born(path).filter(|born| *born <= attributes.changed);
+                let is_it = |dirty: &Dirty| told().is_none_or(|born| born <= dirty.file.changed);
                 if attributes.file_type == FileType::Regular
                     && files.get(&attributes.inode).is_some_and(is_it)
                     && let Some(dirty) = files.remove(&attributes.inode)
