@@ -9,7 +9,7 @@ use crate::format::{ENTRIES, Level, ROOT_BLOCKS_MAX, Record, Root, Which};
 use crate::inline::Inline;
 use crate::table::{Space, Table};
 pub(crate) use held::Bound;
-use held::Held;
+use held::{Held, RootTables};
 use poolfs_libservice::{Branch, Error, Opened, Result};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, NodeId, OpenFlags};
@@ -20,12 +20,12 @@ use std::sync::Arc;
 pub(crate) struct File {
     node: NodeId,
     /// the file below, for what the layer itself reads and writes
-    pub own: Opened,
+    pub own: Arc<Opened>,
     /// as it is now; of few units it has the places
     pub record: Record,
     /// what stands in the file's attribute
     pub stored: Record,
-    root: Vec<Table>,
+    root: RootTables,
     tables: Held,
     space: Space,
     /// There may be free room that `space` does not know of.
@@ -82,7 +82,7 @@ impl File {
     /// The file `node`, of which `record` is stored. What a crash has cut is damage, or with `mend` mended.
     pub fn open(below: &Branch, node: NodeId, record: Record, mend: bool, bound: &Arc<Bound>) -> Result<Self> {
         let flags = if below.read_only() { OpenFlags::READ_ONLY } else { OpenFlags::READ_WRITE };
-        let own = Opened::file(below, &Caller::ROOT, node, flags)?;
+        let own = Arc::new(Opened::file(below, &Caller::ROOT, node, flags)?);
         let size_below = below.getattr(&Caller::ROOT, node)?.size;
         let blocks = record.unit_blocks();
         let used = u32::try_from(size_below.div_ceil(BLOCK_SIZE as u64)).map_err(|_| Error::from(Errno::EFBIG))?;
@@ -94,7 +94,7 @@ impl File {
             node,
             own,
             stored: record.clone(),
-            root: Vec::new(),
+            root: RootTables::new(bound.clone()),
             tables: Held::new(bound.clone()),
             space: Space::new(used.max(end_of_root)),
             has_unknown: record.has_freed,
@@ -110,10 +110,9 @@ impl File {
             return Ok(file);
         }
         if let Root::Tables { first, blocks } = file.record.root {
-            for number in 0..blocks {
-                let table = file.read_table(Level::Tables, u64::from(number), first + number)?;
-                file.root.push(table);
-            }
+            let tables = (0..blocks).map(|number| file.read_table(Level::Tables, u64::from(number), first + number));
+            let tables = tables.collect::<Result<_>>()?;
+            file.root.set(tables);
         }
         // What stands behind the size may have come of a write that grew the file, and was not synced.
         let (unit, limit) = (file.record.unit(), file.record.limit.min(file.record.size));
@@ -136,7 +135,7 @@ impl File {
     /// A record of nothing, and no table to say otherwise.
     fn forget_all(&mut self) {
         self.tables.clear();
-        self.root.clear();
+        self.root.set(Vec::new());
         (self.record.root, self.stale) = (Root::Inline(Inline::default()), None);
     }
 
@@ -260,6 +259,22 @@ impl File {
     /// Whether it has tables in memory.
     pub fn has_tables(&self) -> bool {
         !self.tables.is_empty()
+    }
+
+    /// Whether it has a root.
+    pub fn has_root(&self) -> bool {
+        !self.root.is_empty()
+    }
+
+    /// Whether it can be opened again as it is: all of it is on disk, and that there is free room is known there.
+    pub fn is_at_rest(&self) -> bool {
+        let is_there = |table: &Table| table.is_stored();
+        // What it was opened with says where the bytes end that may be believed, which whoever opens it finds again.
+        let (limit, has_freed) = (self.record.limit, self.record.has_freed);
+        !self.is_dirty
+            && self.record == Record { limit, has_freed, ..self.stored.clone() }
+            && self.tables.values().chain(self.root.iter()).all(is_there)
+            && (self.stored.has_freed || !self.has_free())
     }
 
     /// Whether it has as many tables in memory as it may.

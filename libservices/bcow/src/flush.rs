@@ -79,33 +79,68 @@ impl Bcow {
             self.flush(node)?;
             self.drop_tables(node, |_| false);
         }
-        if self.bound.count() < self.bound.of_all {
+        if !self.bound.is_full() {
             return Ok(());
         }
         // Whoever comes meanwhile waits: what it brought would come on top.
         let _dropping = lock(&self.dropping);
         // Half of them, so that not each goes through all nodes.
-        let is_enough = || self.bound.count() <= self.bound.of_all / 2;
-        if self.bound.count() < self.bound.of_all {
-            return Ok(());
+        if self.bound.count() >= self.bound.of_all {
+            let is_enough = || self.bound.count() <= self.bound.of_all / 2;
+            let mut nodes = self.open_nodes(File::has_tables);
+            nodes.retain(|node| !is_enough() && self.drop_tables(node, File::has_tables));
+            self.flush_until(nodes, node, is_enough, |other| _ = self.drop_tables(other, |_| false))?;
         }
-        let has_tables = |node: &Arc<Node>| matches!(&*node.read(), Content::Open(file) if file.has_tables());
+        if self.bound.root_count() >= self.bound.of_roots {
+            let is_enough = || self.bound.root_count() <= self.bound.of_roots / 2;
+            let mut nodes = self.open_nodes(File::has_root);
+            nodes.retain(|node| !is_enough() && !self.close(node));
+            self.flush_until(nodes, node, is_enough, |other| _ = self.close(other))?;
+        }
+        // When none of them can be stored, there must not be more.
+        if self.bound.is_full() { Err(Errno::ENOMEM.into()) } else { Ok(()) }
+    }
+
+    /// The nodes whose file is in use and like that.
+    fn open_nodes(&self, is_wanted: fn(&File) -> bool) -> Vec<Arc<Node>> {
         let mut nodes = self.nodes.all();
-        nodes.retain(has_tables);
-        nodes.retain(|node| !is_enough() && self.drop_tables(node, File::has_tables));
-        for other in nodes {
+        nodes.retain(|node| matches!(&*node.read(), Content::Open(file) if is_wanted(file)));
+        nodes
+    }
+
+    /// Brings files to disk, one after the other, and does something with each, until it is enough. Fails with what `own` meets.
+    fn flush_until(
+        &self,
+        nodes: Vec<Arc<Node>>,
+        own: &Arc<Node>,
+        is_enough: impl Fn() -> bool,
+        stored: impl Fn(&Arc<Node>),
+    ) -> Result<()> {
+        for node in nodes {
             if is_enough() {
                 break;
             }
-            match self.flush(&other) {
-                Ok(()) => _ = self.drop_tables(&other, |_| false),
-                Err(error) if Arc::ptr_eq(&other, node) => return Err(error),
+            match self.flush(&node) {
+                Ok(()) => stored(&node),
+                Err(error) if Arc::ptr_eq(&node, own) => return Err(error),
                 // What another file meets is no error of this call; that file's fsync reports it.
                 Err(error) => tracing::warn!(%error, "the tables of a file could not be brought to disk"),
             }
         }
-        // When none of them can be stored, there must not be more.
-        if self.bound.count() < self.bound.of_all { Ok(()) } else { Err(Errno::ENOMEM.into()) }
+        Ok(())
+    }
+
+    /// Has nothing of a file in memory but its record, until it is used again; whether that can be.
+    fn close(&self, node: &Node) -> bool {
+        // Whoever brings it to disk knows it as it was.
+        let Ok(_flushing) = node.flushing.try_lock() else { return false };
+        let mut content = node.write();
+        let Content::Open(file) = &*content else { return true };
+        let is_at_rest = file.is_at_rest();
+        if is_at_rest {
+            *content = Content::Stored(file.stored.clone());
+        }
+        is_at_rest
     }
 
     /// The same for a reader, whose tables can go at any time: what cannot be stored does not hold it up.
@@ -158,12 +193,16 @@ impl Bcow {
 
     /// Brings a file to disk, with what was written where it had places already.
     pub(crate) fn flush_with_data(&self, node: &Arc<Node>) -> Result<()> {
-        let own = match &*node.read() {
-            Content::Open(file) => Some(file.own.id()),
-            _ => None,
+        let own = {
+            let mut content = node.write();
+            let is_sound = content.record().is_some();
+            is_sound
+                .then(|| content.open(&self.below, node.id, false, &self.bound))
+                .transpose()?
+                .map(|file| file.own.clone())
         };
         if let Some(own) = own {
-            node.sync_sized(Durability::Data, |durability| self.below.fsync(ROOT, own, durability))?;
+            node.sync_sized(Durability::Data, |durability| self.below.fsync(ROOT, own.id(), durability))?;
         }
         self.flush(node)
     }

@@ -142,6 +142,9 @@ impl Bcow {
 
     /// Gives a file its size. One that is empty, and is to be some blocks long, comes to be of the format. Whether it is of the format.
     fn resize(&self, node: &Arc<Node>, size: u64) -> Result<bool> {
+        if node.read().is_formatted() {
+            self.have_room(node)?;
+        }
         let mut content = node.write();
         if !content.is_formatted() {
             if size < FORMATTED_MIN

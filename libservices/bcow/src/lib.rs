@@ -17,6 +17,7 @@
 //! names it. What was cut off stays cut off: the record says so before a byte of it goes, and its limit is lifted when the places on disk agree.
 //!
 //! **Memory.** A file's tables are bounded, and those of all files: those on disk go and are read again, and a writer has the others stored.
+//! So are the roots of all files, which go with the file's place in memory.
 //!
 //! **Locks.** That of who makes room for tables; a node's flush lock, then its content; the tables of nodes and handles last, and for moments only.
 
@@ -92,11 +93,13 @@ pub struct BcowConfig {
     pub file_tables_max: usize,
     /// The same of all files.
     pub tables_max: usize,
+    /// Most tables of roots, one for each 1 GiB in units of one block, of all files; beyond it, files are as if they had not been used yet.
+    pub root_tables_max: usize,
 }
 
 impl BcowConfig {
     /// The usual settings: one table for files of up to 16 MiB, every 5 seconds, 4096 files, 1024 tables of a file (2 GiB in units of one
-    /// block) and 4096 of all.
+    /// block), 4096 of all, and 8192 of roots.
     #[must_use]
     pub fn new(below: Branch) -> Self {
         BcowConfig {
@@ -107,6 +110,7 @@ impl BcowConfig {
             dirty_files_max: 4096,
             file_tables_max: 1024,
             tables_max: 4096,
+            root_tables_max: 8192,
         }
     }
 }
@@ -137,8 +141,8 @@ impl Bcow {
     /// The layer over `config.below`, of which nobody else uses files of the format.
     #[must_use]
     pub fn new(config: BcowConfig) -> Arc<Self> {
-        let BcowConfig { below, layout, all_files, flush_interval, dirty_files_max, file_tables_max, tables_max } =
-            config;
+        let BcowConfig { below, layout, all_files, flush_interval, dirty_files_max, .. } = config;
+        let bound = Bound::new(config.file_tables_max, config.tables_max, config.root_tables_max);
         Arc::new_cyclic(|own| Bcow {
             own: own.clone(),
             below,
@@ -149,7 +153,7 @@ impl Bcow {
             handles: RwLock::default(),
             dirty: Mutex::default(),
             dirty_files_max: dirty_files_max.max(1),
-            bound: Bound::new(file_tables_max, tables_max),
+            bound,
             dropping: Mutex::default(),
             flush_interval,
             stop: Arc::default(),
@@ -173,6 +177,12 @@ impl Bcow {
     #[must_use]
     pub fn tables_in_memory(&self) -> usize {
         self.bound.count()
+    }
+
+    /// How many tables of roots.
+    #[must_use]
+    pub fn root_tables_in_memory(&self) -> usize {
+        self.bound.root_count()
     }
 
     /// Looks at every file of the layer after a crash, and repairs what [`Bcow::check`] does; each thing is logged. How many were repaired.

@@ -1,9 +1,10 @@
-//! The tables of units that files have in memory. A program chooses how many a file has, by where it writes, so that both those of one file
-//! and those of all are bounded: what is on disk as it is here goes, and is read again when it is wanted.
+//! The tables that files have in memory. A program chooses how many a file has, by where it writes and how long it is, so that those of one
+//! file and those of all are bounded: of units, what is on disk as it is here goes, and is read again when it is wanted; a root
+//! stays as long as its file is looked at.
 
 use crate::table::Table;
 use hashbrown::HashMap;
-use std::ops::{Deref, Range};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,15 +15,30 @@ pub(crate) struct Bound {
     pub of_file: usize,
     /// of all
     pub of_all: usize,
+    root_count: AtomicUsize,
+    /// of the roots of all
+    pub of_roots: usize,
 }
 
 impl Bound {
-    pub fn new(of_file: usize, of_all: usize) -> Arc<Self> {
-        Arc::new(Bound { count: AtomicUsize::new(0), of_file: of_file.max(1), of_all: of_all.max(1) })
+    pub fn new(of_file: usize, of_all: usize, of_roots: usize) -> Arc<Self> {
+        let (count, root_count) = Default::default();
+        Arc::new(Bound { count, of_file: of_file.max(1), of_all: of_all.max(1), root_count, of_roots: of_roots.max(1) })
     }
 
+    /// The tables of units.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// Those of roots.
+    pub fn root_count(&self) -> usize {
+        self.root_count.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are as many as there may be.
+    pub fn is_full(&self) -> bool {
+        self.count() >= self.of_all || self.root_count() >= self.of_roots
     }
 }
 
@@ -86,6 +102,45 @@ impl Held {
 
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut Table> {
         self.tables.values_mut()
+    }
+}
+
+/// The tables of a root.
+pub(crate) struct RootTables {
+    tables: Vec<Table>,
+    bound: Arc<Bound>,
+}
+
+impl RootTables {
+    pub fn new(bound: Arc<Bound>) -> Self {
+        RootTables { tables: Vec::new(), bound }
+    }
+
+    /// Has these, instead of those there were.
+    pub fn set(&mut self, tables: Vec<Table>) {
+        let count = &self.bound.root_count;
+        count.fetch_add(tables.len(), Ordering::Relaxed);
+        count.fetch_sub(std::mem::replace(&mut self.tables, tables).len(), Ordering::Relaxed);
+    }
+}
+
+impl Deref for RootTables {
+    type Target = [Table];
+
+    fn deref(&self) -> &Self::Target {
+        &self.tables
+    }
+}
+
+impl DerefMut for RootTables {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.tables
+    }
+}
+
+impl Drop for RootTables {
+    fn drop(&mut self) {
+        self.set(Vec::new());
     }
 }
 

@@ -100,7 +100,7 @@ impl File {
                 table.move_to(block);
             }
         }
-        self.root = root;
+        self.root.set(root);
         self.record.root = Root::Tables { first, blocks };
         self.is_dirty = true;
         match old {
@@ -134,7 +134,7 @@ impl File {
         };
         if let Root::Tables { first, blocks } = root {
             let table = |number| Table::new(self.which(Level::Tables, u64::from(number)), first + number);
-            self.root = (0..blocks).map(table).collect();
+            self.root.set((0..blocks).map(table).collect());
         }
         for (&number, &block) in numbers.iter().zip(&blocks) {
             self.tables.insert(number, Table::new(self.which(Level::Units, number), block));

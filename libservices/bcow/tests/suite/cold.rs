@@ -53,7 +53,7 @@ fn a_block_of_a_file_of_40_gib_is_found_by_the_root_and_one_table() {
     let root = u64::from(u32::from_le_bytes(record[36..40].try_into().expect("four bytes"))) * BLOCK;
     assert!(root < 256 << 10, "{root} bytes for the places of 10,403 tables");
     let counting = Arc::new(Counting { below: memory, bytes: AtomicU64::new(0) });
-    let bcow = layer(counting.clone(), Layout::Space, Files::Grown);
+    let bcow = usual(counting.clone());
     let handle = open(&*bcow, "f");
     for (number, offset) in [stride * 5000, stride * 10].into_iter().enumerate() {
         assert_eq!(read(&*bcow, handle, offset, 1), b"x");

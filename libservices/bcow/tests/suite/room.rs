@@ -254,12 +254,6 @@ fn an_emptied_file_takes_nothing() {
     assert_eq!(read(&*bcow, open(&*bcow, "f"), 0, 99), b"\0\0\0\0\0\0\0\0\0\0again");
 }
 
-/// A layer with the usual bounds.
-fn usual(below: std::sync::Arc<Memory>) -> std::sync::Arc<poolfs_bcow::Bcow> {
-    let config = poolfs_bcow::BcowConfig::new(below);
-    poolfs_bcow::Bcow::new(poolfs_bcow::BcowConfig { flush_interval: std::time::Duration::ZERO, ..config })
-}
-
 #[test]
 fn tables_in_memory_are_bounded_however_scattered_a_file_is_written() {
     const REGION: u64 = 504 * BLOCK;
@@ -310,5 +304,47 @@ fn tables_in_memory_are_bounded_for_all_files_together() {
             assert_eq!(read(&*bcow, handle, at * REGION, 1), [number + 1]);
             assert!(bcow.tables_in_memory() <= 4096 + 41);
         }
+    }
+}
+
+#[test]
+fn roots_in_memory_are_bounded_for_all_files_together() {
+    const REGION: u64 = 504 * BLOCK;
+    const LENGTH: u64 = 1 << 40;
+    let memory = Memory::new();
+    let bcow = usual(memory.clone());
+    let mut handles = Vec::new();
+    for number in 0..60_u8 {
+        let file = format!("f{number}");
+        let handle = create(&*bcow, &file);
+        resize(&*bcow, &file, LENGTH);
+        for at in 0..50 {
+            write(&*bcow, handle, at * REGION, &[number + 1]);
+        }
+        write(&*bcow, handle, LENGTH - BLOCK, &[number + 1]);
+        let count = bcow.root_tables_in_memory();
+        assert!(count <= 8192 + 1024, "{count} after file {number}");
+        handles.push((number, handle));
+    }
+    let all_there = |bcow: &poolfs_bcow::Bcow, number: u8, handle| {
+        for at in [0, REGION, 49 * REGION, LENGTH - BLOCK] {
+            assert_eq!(read(bcow, handle, at, 1), [number + 1], "file {number} at {at}");
+        }
+        let count = bcow.root_tables_in_memory();
+        assert!(count <= 8192 + 1024, "{count} with file {number}");
+    };
+    for &(number, handle) in &handles {
+        all_there(&bcow, number, handle);
+        write(&*bcow, handle, 50 * REGION, &[number + 1]);
+    }
+    for (number, handle) in handles {
+        sync(&*bcow, handle);
+        bcow.release(handle);
+        assert_eq!(read(&*bcow, open(&*bcow, &format!("f{number}")), 50 * REGION, 1), [number + 1]);
+    }
+    drop(bcow);
+    let bcow = usual(memory);
+    for number in 0..60 {
+        all_there(&bcow, number, open(&*bcow, &format!("f{number}")));
     }
 }

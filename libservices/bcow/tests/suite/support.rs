@@ -16,6 +16,11 @@ pub enum Files {
     All,
 }
 
+/// A layer with the usual bounds, and no thread.
+pub fn usual(below: Branch) -> Arc<Bcow> {
+    Bcow::new(BcowConfig { flush_interval: Duration::ZERO, ..BcowConfig::new(below) })
+}
+
 pub fn layer(below: Branch, layout: Layout, files: Files) -> Arc<Bcow> {
     let config = BcowConfig::new(below);
     Bcow::new(BcowConfig {
@@ -25,6 +30,7 @@ pub fn layer(below: Branch, layout: Layout, files: Files) -> Arc<Bcow> {
         // So few that files of tests have more.
         file_tables_max: 2,
         tables_max: 3,
+        root_tables_max: 2,
         ..config
     })
 }
