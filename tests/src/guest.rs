@@ -58,7 +58,7 @@ fn found(program: &str) -> PathBuf {
 /// Puts what is tested, the test and the kernel's modules into a root.
 fn equip(root: &Path, test: &Path) {
     let inside = |path: &Path| root.join(path.strip_prefix("/").expect("absolute"));
-    let programs = ["poolfs", "poolfs-service", "libpoolfs_preload.so"].map(program);
+    let programs = ["poolfs", "poolfs-service", "poolfs-init", "libpoolfs_preload.so"].map(program);
     for path in programs.iter().map(PathBuf::as_path).chain([test]) {
         put(path, &inside(path));
         for library in libraries(path) {
