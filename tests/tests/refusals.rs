@@ -329,6 +329,11 @@ fn failures_have_the_codes_and_the_exit_statuses_of_the_documents() {
         fails(&["rm", "absent"], "not-found", 1);
         fails(&["exec", pool.name(), "--", "/absent"], "not-found", 127);
         import_small(&pool, folder, "small", &[], |_| {});
+        for memory in ["1K", "0", "1000G"] {
+            fails(&["run", pool.name(), "small", "--memory", memory], "usage", 2);
+        }
+        fails(&["why", "4194305"], "not-found", 1);
+        fails(&["mount", pool.name(), "/mnt", "--upper", "/tmp"], "usage", 2);
         for more in [&["--rm"][..], &["--rm", "-d"]] {
             let run = [&["run", pool.name(), "small"], more, &["--", "/absent"]].concat();
             fails(&run, "not-found", 127);

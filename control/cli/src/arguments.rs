@@ -248,7 +248,7 @@ pub struct MountArguments {
     /// Where to mount
     pub mount_point: PathBuf,
     /// One directory, no union
-    #[arg(long, conflicts_with_all = ["upper", "lower"], required_unless_present_all = ["upper", "lower"])]
+    #[arg(long, conflicts_with_all = ["upper", "lower"], required_unless_present_any = ["upper", "lower"])]
     pub dir: Option<PathBuf>,
     /// Also when other pools have that directory, all with --shared: what one of them writes, the others may not see for long, or overwrite
     #[arg(long, requires = "dir", conflicts_with = "upper")]
@@ -279,7 +279,7 @@ pub struct MountArguments {
 pub struct ExecArguments {
     /// The pool [default: one that is thrown away afterwards]
     pub pool: Option<String>,
-    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]. `\,` is a comma in a name
+    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]. `\,` is a comma in a name, `\\` a backslash
     #[arg(long = "mount", value_name = "SPEC")]
     pub mounts: Vec<String>,
     /// Without the library: everything by FUSE
@@ -485,6 +485,19 @@ mod tests {
             "poolfs run web debian --userns 0:4294967295:2",
         ] {
             assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_branch_that_is_missing_is_named_alone() {
+        for (line, missing) in [
+            ("poolfs mount web /mnt --upper /u", "--lower"),
+            ("poolfs mount web /mnt --lower /l", "--upper"),
+            ("poolfs mount web /mnt", "--dir"),
+        ] {
+            let told = parse(line).expect_err("one is missing").to_string();
+            let named: Vec<&str> = told.lines().filter(|line| line.starts_with("  --")).collect();
+            assert!(matches!(named[..], [one] if one.contains(missing)), "{told}");
         }
     }
 }

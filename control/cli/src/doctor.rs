@@ -98,7 +98,9 @@ fn judged(
     consequence: &'static str,
     remedy: &'static str,
 ) -> Finding {
-    Finding { thing, verdict, found: found.into(), consequence, remedy }
+    // What is fine has none.
+    let told = |text| if verdict == Verdict::Fine { "" } else { text };
+    Finding { thing, verdict, found: found.into(), consequence: told(consequence), remedy: told(remedy) }
 }
 
 fn fine_or(good: bool, otherwise: Verdict) -> Verdict {
@@ -351,7 +353,8 @@ mod tests {
         let host = RecordingHost::new();
         host.set_file("/proc/sys/kernel/osrelease", "6.10.3-generic\n");
         assert_eq!(kernel_version(&host), Some((6, 10)));
-        assert_eq!(kernel_finding(Some((6, 10))).verdict, Verdict::Fine);
+        let fine = kernel_finding(Some((6, 10)));
+        assert_eq!((fine.verdict, fine.consequence, fine.remedy), (Verdict::Fine, "", ""));
         let older = kernel_finding(Some((5, 15)));
         assert_eq!(older.verdict, Verdict::Broken);
         assert!(older.consequence.contains("sessions") && older.remedy.contains("6.5"), "{older:?}");

@@ -10,7 +10,7 @@ use crate::record::{PoolRecord, ProcessRecord};
 use crate::service;
 use crate::signals::{Signals, status_code};
 use crate::state::Locked;
-use crate::text::parse_upper_size;
+use crate::text::{parse_upper_size, pasted};
 use poolfs_host::{CpuSet, Leaf};
 use poolfs_service_protocol::{Ending, StackSpec, Storage, UpperFormat};
 use std::ffi::OsString;
@@ -141,7 +141,7 @@ fn hand_over(pool: &mut Locked<PoolRecord>, instance: &str, failure: Failure) ->
         return Err(failure);
     };
     kept.owner = None;
-    let mut remedy = format!("then `poolfs umount {name} {}`", kept.spec.mount_point.display());
+    let mut remedy = format!("correct that, then `poolfs umount {name} {}`", pasted(&kept.spec.mount_point));
     if pool.record.owner.take().is_some() {
         remedy += &format!(", and `poolfs pool rm {name}`");
     }
@@ -206,7 +206,7 @@ fn split_parts(text: &str) -> Vec<String> {
         match character {
             ',' => parts.push(std::mem::take(&mut part)),
             '\\' => match characters.next() {
-                Some(',') => part.push(','),
+                Some(escaped @ (',' | '\\')) => part.push(escaped),
                 next => part.extend([character].into_iter().chain(next)),
             },
             _ => part.push(character),
@@ -226,19 +226,22 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     let mut shared = None;
     let parts = split_parts(text);
     for part in &parts {
-        let (key, value) = part.split_once('=').ok_or_else(|| wrong("a part of it has no ="))?;
+        let (key, value) = part.split_once('=').ok_or_else(|| wrong(&format!("{part:?} in it has no =")))?;
         let place = match key {
             "at" => &mut at,
             "dir" => &mut dir,
-            "shared" if value == "yes" => &mut shared,
+            "shared" if value != "yes" => {
+                return Err(wrong(&format!("shared={value} is neither shared=yes nor left out")));
+            }
+            "shared" => &mut shared,
             "upper" => &mut upper,
             "lower" => &mut lower,
             "upper-format" => &mut format,
             "upper-size" => &mut size,
-            _ => return Err(wrong("a key of it is unknown")),
+            _ => return Err(wrong(&format!("there is no {key}="))),
         };
         if value.is_empty() || place.replace(value).is_some() {
-            return Err(wrong("a value of it is empty or given twice"));
+            return Err(wrong(&format!("{key}= is empty or given twice")));
         }
     }
     let at = at.map(PathBuf::from).ok_or_else(|| wrong("at= is missing"))?;
@@ -282,6 +285,8 @@ mod tests {
         assert_eq!((at, stack), ("/a".into(), StackSpec::Directory { directory: "/b".into() }));
         let (_, stack) = parse_spec("at=/a,dir=/b,shared=yes").expect("a directory");
         assert_eq!(stack, StackSpec::SharedDirectory { directory: "/b".into() });
+        let (at, stack) = parse_spec(r"at=/a\\,dir=/c\\\,d").expect("a directory");
+        assert_eq!((at, stack), (r"/a\".into(), StackSpec::Directory { directory: r"/c\,d".into() }));
         let (at, stack) = parse_spec(r"at=/a\,b,dir=/c\d\,e=f").expect("a directory");
         assert_eq!((at, stack), ("/a,b".into(), StackSpec::Directory { directory: r"/c\d,e=f".into() }));
         let (_, stack) = parse_spec(r"at=/a,upper=/u,lower=/l\:1:/m\,n").expect("a union");
@@ -296,6 +301,15 @@ mod tests {
         }
         assert!(parse_spec("at=/a,dir=/b,upper-format=bcow").is_err());
         assert!(parse_spec("at=/a,dir=/b,upper-size=1G").is_err());
+        for (bad, cause) in [
+            ("at=/a,dir=/b,shared=maybe", "shared=maybe is neither"),
+            ("at=/a,dir=/b,share=yes", "there is no share="),
+            ("at=/a,dir=/b,at=/c", "at= is empty or given twice"),
+            ("at=/a,there", "\"there\" in it has no ="),
+        ] {
+            let told = parse_spec(bad).expect_err("wrong").summary();
+            assert!(told.contains(cause), "{told}");
+        }
         for bad in [
             "",
             "at=/a",

@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
-use crate::text::complain;
+use crate::text::{complain, pasted};
 use crate::{branches, memory, places, pool, service, waiting};
 use poolfs_host::{MountEntry, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
@@ -81,9 +81,9 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
             unmount_instance(context, &mut pool, &instance, Ending::Forced)
         }
         other => other.map_err(|failure| {
-            let again = format!("`poolfs umount {name} {}`", mount_point.display());
+            let again = format!("`poolfs umount {name} {}`", pasted(mount_point));
             failure.with_remedy(format!(
-                "then {again} again; with --force, who uses it loses it, and so is what is not on the disk"
+                "correct that, then {again} again; with --force, who uses it loses it, and so is what is not on the disk"
             ))
         }),
     }
@@ -239,7 +239,7 @@ fn detach_dead(context: &Context, pool: &Locked<PoolRecord>, place: &Path) -> Re
         let Some(instance) = entry.instance() else { continue };
         let looked_at = place.clone();
         if waiting::within(context, &place, move || std::fs::metadata(looked_at).is_ok())? {
-            let remedy = format!("unmount it first with `poolfs umount {} {}`", pool.record.name, place.display());
+            let remedy = format!("unmount it first with `poolfs umount {} {}`", pool.record.name, pasted(&place));
             return Err(Failure::in_use(place.display().to_string(), format!("{instance} is mounted there"), remedy));
         }
         context.host.detach(&place)?;

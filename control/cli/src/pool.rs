@@ -8,7 +8,7 @@ use crate::outlived;
 use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION, memory_bytes_min};
 use crate::service;
 use crate::state::Locked;
-use crate::text::{complain, print, print_json, print_table, size, table};
+use crate::text::{complain, pasted, print, print_json, print_table, size, table};
 use poolfs_host::{CpuSet, Host, mount_table};
 use poolfs_service_protocol::{CACHE_BYTES_MIN, Ending, is_valid_name};
 use std::path::Path;
@@ -163,7 +163,7 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     let alive = pool.record.service_alive(&*context.host) == Some(true);
     if let Some(instance) = pool.record.instances.first().filter(|_| alive) {
         let place = instance.spec.mount_point.display();
-        let remedy = format!("unmount it with `poolfs umount {name} {place}`");
+        let remedy = format!("unmount it with `poolfs umount {name} {}`", pasted(&instance.spec.mount_point));
         return Err(Failure::in_use(format!("pool {name}"), format!("it is mounted at {place}"), remedy));
     }
     let groups = context.groups()?;

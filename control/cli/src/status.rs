@@ -6,7 +6,7 @@ use crate::outlived::{self, PoolProcess};
 use crate::patience::Wait;
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
-use crate::text::{duration, print, print_json, size, table};
+use crate::text::{duration, pasted, print, print_json, size, table};
 use poolfs_host::ControlGroups;
 use poolfs_service_protocol::{InstanceStatus, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage};
 use serde::Serialize;
@@ -124,7 +124,7 @@ fn dead_mount(pool: &str, instance: &InstanceRecord) -> DeadMount {
     let mount_point = instance.spec.mount_point.display().to_string();
     let remedy = match &instance.container {
         Some(container) => format!("poolfs stop {container}"),
-        None => format!("poolfs umount {pool} {mount_point}"),
+        None => format!("poolfs umount {pool} {}", pasted(&instance.spec.mount_point)),
     };
     DeadMount { mount_point, remedy }
 }

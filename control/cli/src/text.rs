@@ -5,6 +5,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use serde::Serialize;
 use std::io::Write;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -29,6 +30,13 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     };
     let number: u64 = digits.parse().map_err(|_| format!("{text:?} is no size: write it as in 512M"))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
+}
+
+/// A path as it is written in a command that is to be pasted into a shell.
+pub fn pasted(path: &Path) -> String {
+    let text = path.display().to_string();
+    // No path has a byte 0, which is all that cannot be quoted.
+    shlex::try_quote(&text).map_or_else(|_| text.clone(), |quoted| quoted.into_owned())
 }
 
 /// Least limit of an upper branch: what it holds by itself has to fit.
@@ -175,6 +183,12 @@ mod tests {
         for bad in ["", "M", "1X", "-1", "1.5G", "99999999999T"] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn paths_are_written_so_that_a_shell_understands_them() {
+        assert_eq!(pasted(Path::new("/mnt/a-b_c.d")), "/mnt/a-b_c.d");
+        assert_eq!(pasted(Path::new("/mnt/a b;c")), "'/mnt/a b;c'");
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod facts;
 mod verdict;
 
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use crate::record::PoolRecord;
 use crate::service;
 use crate::text::{print, print_json, table};
@@ -42,13 +42,7 @@ struct DescriptorAnswer {
 
 /// Print which way each descriptor of a process takes, or one.
 pub fn why(context: &Context, pid: u32, fd: Option<u32>) -> Result<()> {
-    let facts = ProcessFacts::read(Path::new("/proc"), pid).map_err(|error| {
-        Failure::not_found(
-            format!("process {pid}"),
-            error,
-            "check the number, and that poolfs runs as root on the host",
-        )
-    })?;
+    let facts = ProcessFacts::read(Path::new("/proc"), pid).map_err(|error| unreadable(pid, &error))?;
     let clients = clients(context, pid)?;
     let descriptors = facts
         .descriptors
@@ -72,6 +66,18 @@ pub fn why(context: &Context, pid: u32, fd: Option<u32>) -> Result<()> {
     let paths = process_verdict(&facts, &clients);
     let answer = Answer { pid, program: facts.program, paths, descriptors };
     if context.json { print_json(&answer) } else { print(&readable(&answer)) }
+}
+
+fn unreadable(pid: u32, error: &std::io::Error) -> Failure {
+    let process = format!("process {pid}");
+    if error.kind() == std::io::ErrorKind::PermissionDenied {
+        let cause = format!("it may not be looked at: {error}");
+        let remedy = "run poolfs as root of the host, with all capabilities; without them nobody looks at who has more rights, \
+                      or lives in a user namespace of its own";
+        return Failure::new(process, cause, remedy).with_code(Code::Host);
+    }
+    // Or it ended while it was read.
+    Failure::not_found(process, "there is no such process", "check the number")
 }
 
 /// What the services of all pools know of a process; those that do not answer know nothing.

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION};
 use crate::signals::Signals;
-use crate::text::{print, print_json};
+use crate::text::{print, print_json, size};
 use poolfs_image::ImageRecord;
 use poolfs_service_protocol::{IdMap, IdRange, Storage, is_valid_name};
 use std::hash::{BuildHasher, RandomState};
@@ -70,11 +70,11 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
     let record = ContainerRecord {
         version: RECORD_VERSION,
         name: name.clone(),
-        pool: pool.name,
+        pool: pool.name.clone(),
         image: image.name.clone(),
         layers: image.layers.iter().map(|layer| layer.digest.clone()).collect(),
         command: command(&image, &arguments.command)?,
-        memory_bytes: arguments.memory,
+        memory_bytes: arguments.memory.map(|bytes| checked_memory(&pool, bytes)).transpose()?,
         legacy: arguments.legacy,
         storage: Storage { format: arguments.upper_format, size_bytes: arguments.upper_size },
         userns: user_namespace(&arguments.userns)?,
@@ -100,6 +100,25 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         std::fs::write(&path, text).map_err(|error| Failure::file(&path, error))
     })?;
     Ok((name, start))
+}
+
+/// Less than this no program can be started in.
+const MEMORY_BYTES_MIN: u64 = 6 << 20;
+
+/// A container's limit, which has to leave it room to start, and cannot be more than all containers of its pool have.
+fn checked_memory(pool: &PoolRecord, bytes: u64) -> Result<u64> {
+    let limits = pool.limits()?;
+    let most = limits.memory_bytes.saturating_sub(limits.service_bytes);
+    if (MEMORY_BYTES_MIN..=most).contains(&bytes) {
+        return Ok(bytes);
+    }
+    let cause = if bytes < MEMORY_BYTES_MIN {
+        format!("no program starts with {} of memory", size(bytes))
+    } else {
+        format!("the containers of pool {} have {} of memory together", pool.name, size(most))
+    };
+    let remedy = format!("give --memory between {} and {}", size(MEMORY_BYTES_MIN), size(most));
+    Err(Failure::usage(format!("--memory {}", size(bytes)), cause, remedy))
 }
 
 /// What the image always runs, then what was asked for or else the image's default.

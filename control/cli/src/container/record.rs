@@ -59,6 +59,7 @@ pub struct ContainerRecord {
     /// Most memory, bytes.
     pub memory_bytes: Option<u64>,
     /// Without the library.
+    #[serde(rename = "fuse", alias = "legacy")]
     pub legacy: bool,
     /// How it stores what it writes.
     #[serde(default)]

@@ -11,7 +11,7 @@ use crate::pool;
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::signals::{self, Signals, status_code};
 use crate::state::Locked;
-use crate::text::complain;
+use crate::text::{complain, pasted};
 use crate::waiting;
 use poolfs_host::{ControlGroups, GroupLayout, remove_tree};
 use poolfs_image::ImageConfig;
@@ -256,7 +256,7 @@ fn instance_of(pool: &PoolRecord, container: &str) -> Option<String> {
 pub fn remove_root(root: &Path) -> Result<()> {
     match std::fs::remove_dir(root) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            let remedy = format!("`umount {}`, then try again", root.display());
+            let remedy = format!("`umount {}`, then try again", pasted(root));
             Err(Failure::file(root, error).with_remedy(remedy))
         }
         _ => Ok(()),
