@@ -419,6 +419,75 @@ mod tests {
         );
     }
 
+    /// Stays in the notification about node 7 until it is let go.
+    struct Gate {
+        entered: Mutex<Sender<()>>,
+        open: Mutex<Receiver<()>>,
+    }
+
+    impl KernelCache for Gate {
+        fn expires_names(&self) -> bool {
+            true
+        }
+
+        fn drop_attributes(&self, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn invalidate(&self, number: u64, _: i64, _: i64) -> io::Result<()> {
+            if number == 7 {
+                let _ = self.entered.lock().expect("unpoisoned").send(());
+                let _ = self.open.lock().expect("unpoisoned").recv();
+            }
+            Ok(())
+        }
+
+        fn store(&self, _: u64, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn invalidate_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn expire_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn prune(&self, _: &[u64]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_to_tell_of_a_file_is_asked_for_when_nobody_else_tells_of_it() {
+        let ((entered, has_entered), (let_go, open)) = (channel(), channel());
+        let gate = Gate { entered: Mutex::new(entered), open: Mutex::new(open) };
+        let notifications = Notifications::new("x", Arc::new(gate), &CoreGroups::of_cpus(&[]));
+        let pages = |number| Some(Job { number, pages: true, grown_to: None });
+        let log = Mutex::new(Vec::new());
+        let note = |what| log.lock().expect("unpoisoned").push(what);
+        thread::scope(|scope| {
+            scope.spawn(|| notifications.tell(7, || pages(7)));
+            has_entered.recv().expect("it tells");
+            let (starting, started) = channel();
+            let (second, note) = (&notifications, &note);
+            scope.spawn(move || {
+                let _ = starting.send(());
+                second.tell(7, || {
+                    note("asked");
+                    None
+                })
+            });
+            started.recv().expect("it starts");
+            // Of another file it is told meanwhile.
+            assert!(notifications.tell(8, || pages(8)).is_some());
+            note("let go");
+            let_go.send(()).expect("it waits");
+        });
+        assert_eq!(*log.lock().expect("unpoisoned"), ["let go", "asked"]);
+    }
+
     #[test]
     fn names_that_left_are_invalidated_others_expire_and_listings_are_dropped() {
         let recorder = Recorder::default();
