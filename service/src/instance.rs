@@ -14,6 +14,7 @@ use crate::shares::InstanceShares;
 use crate::spans::{Asked, Measured, Tracer, enter};
 use crate::stack::Stack;
 use crate::statistics::Statistics;
+use poolfs_ipc::service::CoreGroups;
 use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId, OpenFlags};
 use poolfs_libservice::{Lease, Libservice, Segment, fail};
@@ -283,12 +284,12 @@ impl Instance {
         self.tracer.get()?.begin(Asked { instance: self.name(), path, process, submitted_ns, kind })
     }
 
-    /// Connects the instance to the kernel's caches of its mount.
-    pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>) {
+    /// Connects the instance, whose requests are served on these CPUs, to the kernel's caches of its mount.
+    pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>, cpus: &[u32]) {
         // Without names that expire, a name could only be dropped with what is mounted on it.
         let may_keep = kernel.expires_names();
         self.pruner.get().into_iter().for_each(|pruner| pruner.add(&self.nodes, &kernel));
-        let _ = self.notifications.set(Notifications::new(self.name(), kernel));
+        let _ = self.notifications.set(Notifications::new(self.name(), kernel, &CoreGroups::of_cpus(cpus)));
         if may_keep && !self.shared.load(Ordering::Acquire) {
             self.nodes.start_holding();
         }
@@ -347,10 +348,15 @@ impl Instance {
         let grown_to = grown_to.filter(|&(end, _)| view.goes_by_size && is_the_end(end));
         if view.may_cache || grown_to.is_some() {
             let _kernel = enter(Layer::Kernel);
-            notifications.tell(Job { number: view.number, pages: view.may_cache, grown_to });
-        }
-        if grown_to.is_some() {
-            self.nodes.size_told(node, view.change);
+            let told = notifications.tell(view.number, || {
+                // What others have written at the end since, or the kernel shows of it, is not covered with what was written here.
+                let is_newest = grown_to.is_none() || self.nodes.is_newest(node, view.change);
+                let grown_to = if is_newest { grown_to } else { self.end_to_tell(node).flatten() };
+                Some(Job { number: view.number, pages: view.may_cache, grown_to })
+            });
+            if told.is_some_and(|job| job.grown_to.is_some()) {
+                self.nodes.size_told(node, view.change);
+            }
         }
         self.nodes.told(node);
     }
@@ -408,15 +414,18 @@ impl Instance {
     }
 
     fn tell_end(&self, notifications: &Notifications, node: NodeId, untold: UntoldSize) {
-        match self.end_of(node) {
-            Ok(end) => {
-                if end.is_some() {
-                    notifications.tell(Job { number: untold.number, pages: false, grown_to: end });
-                }
-                self.nodes.size_told(node, untold.change);
-            }
-            Err(error) => warn!(instance = self.name(), %error, "the kernel could not be told a size"),
+        let told = notifications.tell(untold.number, || {
+            let grown_to = self.end_to_tell(node)?;
+            Some(Job { number: untold.number, pages: false, grown_to })
+        });
+        if told.is_some() {
+            self.nodes.size_told(node, untold.change);
         }
+    }
+
+    fn end_to_tell(&self, node: NodeId) -> Option<Option<(u64, u8)>> {
+        let end = self.end_of(node);
+        end.inspect_err(|error| warn!(instance = self.name(), %error, "the kernel could not be told a size")).ok()
     }
 
     /// As [`Instance::tell_size`], for who cannot wait.

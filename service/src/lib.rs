@@ -22,6 +22,7 @@
 pub mod access;
 pub mod confinement;
 pub mod control;
+mod cpus;
 mod dispatch;
 mod ends;
 mod exclusion;

@@ -2,20 +2,27 @@
 //!
 //! A notification about pages may wait for pages that a READ or WRITE of the kernel holds locked, one about a name for the
 //! directory, which the kernel holds locked while it looks up an unknown name in it, lists it or changes it, one about a listing for
-//! whoever is being shown it. So all go out from threads of their own, one for pages of files and one for names and listings, and no handler of a request of the kernel may wait for
-//! them (it would wait for itself). Requests of the user-level path do wait: they answer only when the kernel can no longer
-//! show what was before. Every waiter has at most one job queued, so the queues are as long as there are service threads at
-//! most; they are bounded anyway.
+//! whoever is being shown it. So no handler of a request of the kernel may wait for one (it would wait for itself). Requests of the
+//! user-level path do: they answer only when the kernel can no longer show what was before.
 //!
-//! A program can keep a directory locked, by listing it into memory that does not come. Whoever waits for a name therefore
-//! waits for a bounded time: a directory that nobody can change hurts those who use it, not the whole mount for good.
+//! Pages are told of by whoever serves the request, holding nothing but the lock under which the kernel is told of that file's content:
+//! another thread would have to wake up first, which takes several times as long. It waits for handlers of the kernel's requests
+//! alone, which take no such lock.
+//!
+//! A program can keep a directory locked, by listing it into memory that does not come. So names and listings go out from threads of their own,
+//! and who waits for one waits for a bounded time: a directory that nobody can change hurts those who use it, not the whole mount for
+//! good. There is one for each core group, as waking one up elsewhere takes long. Every waiter has at most one job queued, so the
+//! queues are as long as there are service threads at most; they are bounded anyway. What nobody waits for goes out from threads of
+//! its own, too.
 //!
 //! Dropping attributes neither waits nor locks anything, so it is done on the spot, by whoever changed them.
 
+use crate::cpus::keep_on;
+use poolfs_ipc::service::CoreGroups;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tracing::warn;
@@ -26,6 +33,9 @@ const JOBS_MAX: usize = 1024;
 const NAME_WAIT_MAX: Duration = Duration::from_secs(10);
 
 const PAGE: u64 = 4096;
+
+/// Locks of content; nodes share them.
+const CONTENT_LOCKS: usize = 64;
 
 /// The kernel's side of a mount, as far as notifications go.
 pub trait KernelCache: Send + Sync {
@@ -153,21 +163,23 @@ fn note(told: io::Result<()>) {
     }
 }
 
-type Tell<J> = dyn Fn(&J) -> io::Result<()> + Send + Sync;
+type Tell<J> = dyn Fn(&J) + Send + Sync;
 
 type Queue<J> = SyncSender<Message<J>>;
 
-/// A thread that does one job after the other. It is started with the first one: most mounts never have any.
+/// A thread that does one job after the other, on these CPUs if there are any. It is started with the first one: most mounts never have
+/// any.
 struct Worker<J> {
     name: String,
+    cpus: Vec<u32>,
     tell: Arc<Tell<J>>,
     queue: OnceLock<Queue<J>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl<J: Send + 'static> Worker<J> {
-    fn new(name: String, tell: impl Fn(&J) -> io::Result<()> + Send + Sync + 'static) -> Self {
-        Self { name, tell: Arc::new(tell), queue: OnceLock::new(), thread: Mutex::new(None) }
+    fn new(name: String, cpus: &[u32], tell: impl Fn(&J) + Send + Sync + 'static) -> Self {
+        Self { name, cpus: cpus.to_vec(), tell: Arc::new(tell), queue: OnceLock::new(), thread: Mutex::new(None) }
     }
 
     /// Its queue; nothing when there is no thread to be had.
@@ -178,10 +190,11 @@ impl<J: Send + 'static> Worker<J> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if self.queue.get().is_none() {
             let (queue, jobs): (_, Receiver<Message<J>>) = sync_channel(JOBS_MAX);
-            let tell = Arc::clone(&self.tell);
+            let (tell, cpus) = (Arc::clone(&self.tell), self.cpus.clone());
             let work = move || {
+                keep_on(&cpus);
                 while let Ok(Message::Tell(job, done)) = jobs.recv() {
-                    note(tell(&job));
+                    tell(&job);
                     let _ = done.map(|done| done.send(()));
                 }
             };
@@ -206,7 +219,7 @@ impl<J: Send + 'static> Worker<J> {
             Some(queue) => {
                 let _ = queue.send(Message::Tell(job, Some(done)));
             }
-            None => note((self.tell)(&job)),
+            None => (self.tell)(&job),
         }
         wait
     }
@@ -222,28 +235,60 @@ impl<J> Drop for Worker<J> {
     }
 }
 
-/// The threads that tell the kernel.
+/// The way to the kernel, with the threads that tell it what nobody waits for, and names.
 pub struct Notifications {
     content: Worker<Job>,
-    names: Worker<DirectoryJob>,
+    content_locks: Arc<ContentLocks>,
+    /// by core groups
+    names: Vec<Worker<Vec<DirectoryJob>>>,
+    groups: [u8; 64],
     kernel: Arc<dyn KernelCache>,
 }
 
+/// Held by who tells of a file's content, so that two do not cross: an old byte would stand in a page that is new, or the size of one come
+/// after a newer one's.
+struct ContentLocks([Mutex<()>; CONTENT_LOCKS]);
+
+impl ContentLocks {
+    fn lock(&self, number: u64) -> MutexGuard<'_, ()> {
+        self.0[number as usize % CONTENT_LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Notifications {
-    /// Those of the instance with this name.
+    /// Those of the instance with this name, for requests that are served by these core groups.
     #[must_use]
-    pub fn new(instance: &str, kernel: Arc<dyn KernelCache>) -> Self {
-        let (of_content, of_names) = (Arc::clone(&kernel), Arc::clone(&kernel));
+    pub fn new(instance: &str, kernel: Arc<dyn KernelCache>, groups: &CoreGroups) -> Self {
+        let of_content = Arc::clone(&kernel);
+        let content_locks = Arc::new(ContentLocks(std::array::from_fn(|_| Mutex::default())));
+        let locks = Arc::clone(&content_locks);
+        let tell_content = move |job: &Job| {
+            let _one_at_a_time = locks.lock(job.number);
+            note(tell(of_content.as_ref(), *job));
+        };
+        let of_names = |group| {
+            let kernel = Arc::clone(&kernel);
+            let tell_names = move |jobs: &Vec<DirectoryJob>| {
+                jobs.iter().for_each(|job| note(tell_directory(kernel.as_ref(), job)));
+            };
+            Worker::new(format!("names-{instance}"), groups.cpus(group), tell_names)
+        };
         Self {
-            content: Worker::new(format!("notify-{instance}"), move |job| tell(of_content.as_ref(), *job)),
-            names: Worker::new(format!("names-{instance}"), move |job| tell_directory(of_names.as_ref(), job)),
+            content: Worker::new(format!("notify-{instance}"), &[], tell_content),
+            content_locks,
+            names: (0..groups.count()).map(of_names).collect(),
+            groups: groups.table(),
             kernel,
         }
     }
 
-    /// Tells the kernel and comes back when it has understood. Not for handlers of FUSE requests.
-    pub fn tell(&self, job: Job) {
-        let _ = self.content.ask(job).recv();
+    /// Tells the kernel of the content of a node and comes back when it has understood. What to tell, if anything, is asked for when nobody
+    /// else tells of it, and returned. Not for handlers of FUSE requests.
+    pub fn tell(&self, number: u64, job: impl FnOnce() -> Option<Job>) -> Option<Job> {
+        let _one_at_a_time = self.content_locks.lock(number);
+        let job = job()?;
+        note(tell(self.kernel.as_ref(), job));
+        Some(job)
     }
 
     /// Has the kernel told without waiting; whether that will be done.
@@ -252,24 +297,31 @@ impl Notifications {
         self.content.queue().is_some_and(|queue| queue.try_send(Message::Tell(job, None)).is_ok())
     }
 
+    /// Who tells of names from where this thread is.
+    fn names(&self) -> &Worker<Vec<DirectoryJob>> {
+        let group = self.groups.get(rustix::thread::sched_getcpu()).copied().map_or(0, usize::from);
+        self.names.get(group).unwrap_or(&self.names[0])
+    }
+
     /// Tells the kernel of names and listings and comes back when it has understood; whether it has, within the time. Not for
     /// handlers of FUSE requests.
     #[must_use]
     pub fn tell_names(&self, jobs: impl IntoIterator<Item = DirectoryJob>) -> bool {
-        let waits: Vec<_> = jobs.into_iter().map(|job| self.names.ask(job)).collect();
-        waits.iter().all(|wait| {
-            let told = wait.recv_timeout(NAME_WAIT_MAX) != Err(RecvTimeoutError::Timeout);
-            if !told {
-                warn!("the kernel does not take a notification about a name: its directory is in use");
-            }
-            told
-        })
+        let jobs: Vec<_> = jobs.into_iter().collect();
+        if jobs.is_empty() {
+            return true;
+        }
+        let told = self.names().ask(jobs).recv_timeout(NAME_WAIT_MAX) != Err(RecvTimeoutError::Timeout);
+        if !told {
+            warn!("the kernel does not take a notification about a name: its directory is in use");
+        }
+        told
     }
 
     /// Has the kernel told of a name or a listing, without waiting; whether that will be done.
     #[must_use]
     pub fn tell_name_later(&self, job: DirectoryJob) -> bool {
-        self.names.queue().is_some_and(|queue| queue.try_send(Message::Tell(job, None)).is_ok())
+        self.names().queue().is_some_and(|queue| queue.try_send(Message::Tell(vec![job], None)).is_ok())
     }
 
     /// Whom they go to.
@@ -355,21 +407,91 @@ mod tests {
     #[test]
     fn telling_comes_back_after_the_kernel_was_told_and_survives_its_errors() {
         let recorder = Recorder::default();
-        let notifications = Notifications::new("x", Arc::new(recorder.clone()));
-        notifications.tell(Job { number: 7, pages: true, grown_to: None });
+        let notifications = Notifications::new("x", Arc::new(recorder.clone()), &CoreGroups::of_cpus(&[0, 1]));
+        let _ = notifications.tell(7, || Some(Job { number: 7, pages: true, grown_to: None }));
         assert_eq!(*recorder.0.lock().expect("unpoisoned"), ["invalidate 7 0 -1"]);
-        notifications.tell(Job { number: 8, pages: false, grown_to: Some((5000, b'x')) });
-        notifications.tell(Job { number: 9, pages: true, grown_to: None });
+        let _ = notifications.tell(8, || Some(Job { number: 8, pages: false, grown_to: Some((5000, b'x')) }));
+        assert_eq!(notifications.tell(8, || None), None);
+        let _ = notifications.tell(9, || Some(Job { number: 9, pages: true, grown_to: None }));
         assert_eq!(
             *recorder.0.lock().expect("unpoisoned"),
             ["invalidate 7 0 -1", "store 8 4999 1", "invalidate 9 0 -1"]
         );
     }
 
+    /// Stays in the notification about node 7 until it is let go.
+    struct Gate {
+        entered: Mutex<Sender<()>>,
+        open: Mutex<Receiver<()>>,
+    }
+
+    impl KernelCache for Gate {
+        fn expires_names(&self) -> bool {
+            true
+        }
+
+        fn drop_attributes(&self, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn invalidate(&self, number: u64, _: i64, _: i64) -> io::Result<()> {
+            if number == 7 {
+                let _ = self.entered.lock().expect("unpoisoned").send(());
+                let _ = self.open.lock().expect("unpoisoned").recv();
+            }
+            Ok(())
+        }
+
+        fn store(&self, _: u64, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn invalidate_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn expire_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn prune(&self, _: &[u64]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_to_tell_of_a_file_is_asked_for_when_nobody_else_tells_of_it() {
+        let ((entered, has_entered), (let_go, open)) = (channel(), channel());
+        let gate = Gate { entered: Mutex::new(entered), open: Mutex::new(open) };
+        let notifications = Notifications::new("x", Arc::new(gate), &CoreGroups::of_cpus(&[]));
+        let pages = |number| Some(Job { number, pages: true, grown_to: None });
+        let log = Mutex::new(Vec::new());
+        let note = |what| log.lock().expect("unpoisoned").push(what);
+        thread::scope(|scope| {
+            scope.spawn(|| notifications.tell(7, || pages(7)));
+            has_entered.recv().expect("it tells");
+            let (starting, started) = channel();
+            let (second, note) = (&notifications, &note);
+            scope.spawn(move || {
+                let _ = starting.send(());
+                second.tell(7, || {
+                    note("asked");
+                    None
+                })
+            });
+            started.recv().expect("it starts");
+            // Of another file it is told meanwhile.
+            assert!(notifications.tell(8, || pages(8)).is_some());
+            note("let go");
+            let_go.send(()).expect("it waits");
+        });
+        assert_eq!(*log.lock().expect("unpoisoned"), ["let go", "asked"]);
+    }
+
     #[test]
     fn names_that_left_are_invalidated_others_expire_and_listings_are_dropped() {
         let recorder = Recorder::default();
-        let notifications = Notifications::new("x", Arc::new(recorder.clone()));
+        let notifications = Notifications::new("x", Arc::new(recorder.clone()), &CoreGroups::of_cpus(&[0, 1]));
         let job = |name: &[u8], change| DirectoryJob::Name(NameJob { parent: 1, name: name.into(), change });
         assert!(notifications.tell_names([job(b"a", NameChange::Appeared), job(b"b", NameChange::Left)]));
         notifications.drop_attributes(5);

@@ -88,7 +88,7 @@ impl Fixture {
         };
         let instance = Instance::new(spec, Stack::of(layer));
         let kernel = Kernel::default();
-        instance.attach_kernel(Arc::new(kernel.clone()));
+        instance.attach_kernel(Arc::new(kernel.clone()), &[]);
         Self { instance, kernel, root: Credentials::root() }
     }
 

@@ -160,7 +160,7 @@ impl LegacyMount {
             outside(Deed::Mount, move || forget_unused(&name, &path)).flatten()
         }));
         let kernel: Arc<dyn KernelCache> = device.clone();
-        instance.attach_kernel(kernel);
+        instance.attach_kernel(kernel, cpus);
         let threads = (cpus.len() * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
         let ended = Session::start(instance, Arc::clone(&device), threads, entries, cpus, on_end).map_err(failed)?;
         let name = instance.name().to_owned();

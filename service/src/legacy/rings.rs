@@ -8,16 +8,16 @@ use super::answer::Given;
 use super::device::{Device, TRANSFER_BYTES_MAX, answerable};
 use super::incoming::Message;
 use super::session::{Served, Session};
+use crate::cpus::keep_on;
 use poolfs_fuse_ring::{Entry, Heir};
 use poolfs_libservice::types::Errno;
-use rustix::thread::CpuSet;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread;
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 /// Entries, and so threads, of the queue of a CPU: one of the pool's, and any other. Requests that wait for a disk hold up their
 /// queue when they take all of them.
@@ -90,12 +90,8 @@ impl Rings {
     /// Keeps the calling thread on the queue's CPU if it is one of the pool's, to which it is confined in any case.
     fn pin(&self, queue: u16) {
         let cpu = u32::from(queue);
-        if self.cpus.contains(&cpu) && usize::from(queue) < CpuSet::MAX_CPU {
-            let mut own = CpuSet::new();
-            own.set(usize::from(queue));
-            if let Err(error) = rustix::thread::sched_setaffinity(None, &own) {
-                debug!(cpu, %error, "a thread serves a queue from another CPU");
-            }
+        if self.cpus.contains(&cpu) {
+            keep_on(&[cpu]);
         }
     }
 }

@@ -93,6 +93,12 @@ impl NodeTable {
         tells.then_some(view)
     }
 
+    /// Whether nothing has changed the content since this change, and the kernel has looked at none of it.
+    #[must_use]
+    pub fn is_newest(&self, node: NodeId, change: u64) -> bool {
+        self.states(node).get(&node).is_some_and(|state| state.changes == change && !state.may_cache)
+    }
+
     /// The kernel knows the size that the file had after this change, or a later one.
     pub fn size_told(&self, node: NodeId, change: u64) {
         if let Some(state) = self.states(node).get_mut(&node) {

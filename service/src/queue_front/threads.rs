@@ -6,6 +6,7 @@
 //! next rush finds them, and a thread that has ended is charged to the pool's memory until the kernel gets round to it. A
 //! pool that is idle for long has two threads per group.
 
+use crate::cpus::keep_on;
 use crate::queue_front::changes::Changes;
 use crate::queue_front::front::QueueFront;
 use crate::queue_front::session::SessionState;
@@ -13,7 +14,6 @@ use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::futex;
 use poolfs_ipc::service::{CoreGroups, Endpoint, MemoryBudget, Search, SessionMemory, wait_for_doorbells};
 use poolfs_libservice::{Share, Shares};
-use rustix::thread::CpuSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -215,19 +215,8 @@ impl ServiceThreads {
         }
     }
 
-    fn pin(&self, group: usize) {
-        let mut cpus = CpuSet::new();
-        let own = self.groups.cpus(group).iter().filter(|&&cpu| (cpu as usize) < CpuSet::MAX_CPU);
-        own.for_each(|&cpu| cpus.set(cpu as usize));
-        if cpus.count() > 0
-            && let Err(error) = rustix::thread::sched_setaffinity(None, &cpus)
-        {
-            warn!(group, %error, "a service thread runs unpinned");
-        }
-    }
-
     fn run(self: Arc<Self>, group: usize) {
-        self.pin(group);
+        keep_on(self.groups.cpus(group));
         let state = &self.state[group];
         let mut scratch = vec![0; DATA_BYTES];
         let mut seen = self.changes.seen();
