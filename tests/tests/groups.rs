@@ -129,8 +129,20 @@ fn pools_have_their_limits_on_version_2() {
 }
 
 /// What the tests below need besides a Debian system.
-const MORE_PROGRAMS: &[&str] =
-    &["getfattr", "grep", "losetup", "mkfs.ext4", "mount", "nproc", "runc", "setfattr", "setpriv", "setsid", "umount"];
+const MORE_PROGRAMS: &[&str] = &[
+    "getfacl",
+    "getfattr",
+    "grep",
+    "losetup",
+    "mkfs.ext4",
+    "mount",
+    "nproc",
+    "runc",
+    "setfattr",
+    "setpriv",
+    "setsid",
+    "umount",
+];
 
 /// Files of tests that are about pools, services and containers, and which of their tests need a kernel with which the library has sessions.
 const FILES: &[(&str, &[&str])] = &[
