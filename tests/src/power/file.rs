@@ -59,8 +59,12 @@ impl FileHistory {
         self.change(begun, |content| content.punch(offset, length));
     }
 
-    /// It was cut or made longer.
+    /// It was cut or made longer. Of the block in which the lower file's bytes end from then on the rest is zeros: it moves as it was, for that.
     pub fn truncate(&mut self, begun: usize, size: usize) {
+        if size < self.limit && !size.is_multiple_of(BLOCK_BYTES) {
+            let moved = Moved { version: self.versions.len() - 1, from_lower: true };
+            self.moved.entry(size / BLOCK_BYTES).or_insert(moved);
+        }
         self.limit = self.limit.min(size);
         self.change(begun, |content| content.truncate(size));
     }
@@ -189,6 +193,24 @@ mod tests {
         assert!(file.check(&LOWER, 30).is_err(), "a promise is kept");
         file.write(40, 0, &[3; BLOCK_BYTES]);
         assert!(file.check(&with(second, 512, &[3; 700]), 50).is_ok(), "what has moved may be torn");
+    }
+
+    #[test]
+    fn the_block_in_which_a_truncation_ends_has_moved_and_may_be_torn() {
+        let mut file = FileHistory::of_lower(&LOWER);
+        file.truncate(10, BLOCK_BYTES + 100);
+        let zeros = |from: usize, to: usize| with(LOWER.to_vec(), BLOCK_BYTES + from, &vec![0; to - from]);
+        // Its zeros are there before its size is.
+        assert_eq!(file.check(&zeros(100, 512), 20), Ok(()));
+        assert!(file.check(&zeros(99, 512), 20).is_err(), "no version had that");
+        file.write(30, BLOCK_BYTES, &[3; 100]);
+        file.write(30, BLOCK_BYTES + 100, &[4; 2 * BLOCK_BYTES - 100]);
+        assert_eq!(file.check(&with(LOWER.to_vec(), BLOCK_BYTES, &[3; 50]), 40), Ok(()));
+        // One that it leaves whole stays the lower file's.
+        let mut file = FileHistory::of_lower(&LOWER);
+        file.truncate(10, 2 * BLOCK_BYTES);
+        file.write(20, BLOCK_BYTES, &[3; BLOCK_BYTES]);
+        assert!(file.check(&with(LOWER.to_vec(), BLOCK_BYTES, &[3; 50])[..2 * BLOCK_BYTES], 30).is_err());
     }
 
     #[test]
