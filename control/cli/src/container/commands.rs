@@ -8,6 +8,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::pool;
 use crate::record::PoolRecord;
+use crate::service::control_socket;
 use crate::text::{age, print_json, print_table, table};
 use crate::waiting;
 use poolfs_service_protocol::Ending;
@@ -110,7 +111,11 @@ pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
     }
     // It is cleaned up by who watches over it, who may have much to write back.
     while !has_ended(context, name, CLEAN_UP_PAUSE)? {
-        waiting::ping(context, &record.pool).map_err(|failure| failure.of(format!("container {name}")))?;
+        if let Err(failure) = waiting::ping(context, &record.pool)
+            && listens(context, &record.pool)?
+        {
+            return Err(failure.of(format!("container {name}")));
+        }
         if let Some(monitor) =
             record.monitor.as_ref().filter(|monitor| waiting::is_stopped(&*context.host, monitor.pid))
         {
@@ -173,6 +178,13 @@ fn has_ended(context: &Context, name: &str, wait: Duration) -> Result<bool> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Whether a pool has a service that should answer: with the last container it ends, too.
+fn listens(context: &Context, pool: &str) -> Result<bool> {
+    let record = context.pools()?.peek::<PoolRecord>(pool)?;
+    let is_alive = record.is_some_and(|record| record.service_alive(&*context.host) == Some(true));
+    Ok(is_alive && control_socket(context, pool).exists())
 }
 
 /// The signal the image wants to be asked with.
