@@ -1,5 +1,7 @@
 //! One mounted filesystem: a stack of layers, what is open in it, what the kernel knows of it.
 
+mod telling;
+
 use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
 use crate::jobs::Jobs;
@@ -8,7 +10,7 @@ use crate::nodes::NodeTable;
 use crate::nodes::content::UntoldSize;
 use crate::nodes::notices::Changing;
 use crate::nodes::pruning::Pruner;
-use crate::notify::{DirectoryJob, Job, KernelCache, NameChange, NameJob, Notifications};
+use crate::notify::{DirectoryJob, KernelCache, NameChange, NameJob, Notifications};
 use crate::request::{Context, Failure, Kind, Reply, Request};
 use crate::shares::InstanceShares;
 use crate::spans::{Asked, Measured, Tracer, enter};
@@ -16,7 +18,7 @@ use crate::stack::Stack;
 use crate::statistics::Statistics;
 use poolfs_ipc::service::CoreGroups;
 use poolfs_ipc::wire::Adopt;
-use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId, OpenFlags};
+use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId};
 use poolfs_libservice::{Lease, Libservice, Segment, fail};
 use poolfs_service_protocol::{
     AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, NotDirect, OperationPath, ProgramStatus, ReadCounts,
@@ -337,30 +339,6 @@ impl Instance {
         }
     }
 
-    /// The user-level path changed the content of `node`, or its size to `grown_to` (with the last byte there): the kernel
-    /// is told before this returns. Not for handlers of FUSE requests.
-    pub(crate) fn content_changed(&self, node: NodeId, grown_to: Option<(u64, u8)>) {
-        let (Some(view), Some(notifications)) = (self.nodes.changed(node), self.notifications.get()) else {
-            return;
-        };
-        // Whoever wrote up to the end has made it the end, or has only overwritten it; all others need not tell the size.
-        let is_the_end = |end| self.layer().getattr(&Caller::ROOT, node).map_or(true, |now| now.size == end);
-        let grown_to = grown_to.filter(|&(end, _)| view.goes_by_size && is_the_end(end));
-        if view.may_cache || grown_to.is_some() {
-            let _kernel = enter(Layer::Kernel);
-            let told = notifications.tell(view.number, || {
-                // What others have written at the end since, or the kernel shows of it, is not covered with what was written here.
-                let is_newest = grown_to.is_none() || self.nodes.is_newest(node, view.change);
-                let grown_to = if is_newest { grown_to } else { self.end_to_tell(node).flatten() };
-                Some(Job { number: view.number, pages: view.may_cache, grown_to })
-            });
-            if told.is_some_and(|job| job.grown_to.is_some()) {
-                self.nodes.size_told(node, view.change);
-            }
-        }
-        self.nodes.told(node);
-    }
-
     /// Attributes of these nodes are about to change, until what this answers is dropped.
     pub(crate) fn change_attributes(
         &self,
@@ -404,68 +382,6 @@ impl Instance {
         }
     }
 
-    /// Somebody may go by the size that the kernel knows of an open file from here on: it knows it when this returns. Not for handlers of
-    /// FUSE requests.
-    pub(crate) fn tell_size(&self, node: NodeId) {
-        if let (Some(untold), Some(notifications)) = (self.nodes.untold_size(node), self.notifications.get()) {
-            let _kernel = enter(Layer::Kernel);
-            self.tell_end(notifications, node, untold);
-        }
-    }
-
-    fn tell_end(&self, notifications: &Notifications, node: NodeId, untold: UntoldSize) {
-        let told = notifications.tell(untold.number, || {
-            let grown_to = self.end_to_tell(node)?;
-            Some(Job { number: untold.number, pages: false, grown_to })
-        });
-        if told.is_some() {
-            self.nodes.size_told(node, untold.change);
-        }
-    }
-
-    fn end_to_tell(&self, node: NodeId) -> Option<Option<(u64, u8)>> {
-        let end = self.end_of(node);
-        end.inspect_err(|error| warn!(instance = self.name(), %error, "the kernel could not be told a size")).ok()
-    }
-
-    /// As [`Instance::tell_size`], for who cannot wait.
-    pub(crate) fn tell_size_later(&self, node: NodeId) {
-        if let Some(untold) = self.nodes.untold_size(node) {
-            self.tell_later(node, untold.number, false);
-        }
-    }
-
-    /// The kernel has put what it appended into its pages at the end that it knew, which was not the end: it drops them, and gets to
-    /// know the size. Without waiting.
-    pub(crate) fn appended_elsewhere(&self, node: NodeId) {
-        if let Some(number) = self.nodes.open_number(node) {
-            self.tell_later(node, number, true);
-        }
-    }
-
-    fn tell_later(&self, node: NodeId, number: u64, pages: bool) {
-        let Some(notifications) = self.notifications.get() else { return };
-        let told = self.end_of(node).map(|end| notifications.tell_later(Job { number, pages, grown_to: end }));
-        if !told.is_ok_and(|told| told) {
-            warn!(instance = self.name(), "the kernel could not be told a size");
-        }
-    }
-
-    /// The size of a file, and its last byte.
-    fn end_of(&self, node: NodeId) -> poolfs_libservice::Result<Option<(u64, u8)>> {
-        let layer = self.layer();
-        let handle = layer.open(&Caller::ROOT, node, OpenFlags::READ_ONLY)?;
-        let size = layer.getattr(&Caller::ROOT, node).map(|attributes| attributes.size);
-        let end = size.and_then(|size| {
-            let mut last = [0];
-            let Some(at) = size.checked_sub(1) else { return Ok(None) };
-            layer.read(&Caller::ROOT, handle, at, &mut last)?;
-            Ok(Some((size, last[0])))
-        });
-        layer.release(handle);
-        end
-    }
-
     /// Locks the removal of names from these directories, so that what a name stood for is what was removed, and what the
     /// kernel holds of it is noted along with that.
     pub(crate) fn lock_removals(&self, one: NodeId, other: NodeId) -> [Option<MutexGuard<'_, ()>>; 2] {
@@ -473,54 +389,6 @@ impl Instance {
         let [first, second] = [one.0.min(other.0), one.0.max(other.0)].map(|node| node as usize % REMOVALS);
         let (first, second) = (first.min(second), first.max(second));
         [Some(lock(first)), (second != first).then(|| lock(second))]
-    }
-
-    /// What the kernel must be told of names that the user-level path has changed. To be told when nothing is locked.
-    pub(crate) fn names_changed<'n>(&self, names: &[(NodeId, Name<'n>, NameChange)]) -> ChangedNames<'n> {
-        let held = names.iter().flat_map(|&(parent, name, change)| {
-            let named = self
-                .nodes
-                .name_changed(parent, name.as_bytes())
-                .map(|view| DirectoryJob::Name(NameJob { parent: view.parent, name: name.as_bytes().into(), change }));
-            let listed = self.nodes.listing_changed(parent).map(DirectoryJob::Listing);
-            named.into_iter().chain(listed).map(move |job| (parent, name, job))
-        });
-        ChangedNames(held.collect())
-    }
-
-    /// Tells the kernel of names before this returns. Not for handlers of FUSE requests.
-    pub(crate) fn tell_names(&self, changed: ChangedNames<'_>) {
-        if changed.0.is_empty() {
-            return;
-        }
-        let _kernel = enter(Layer::Kernel);
-        let jobs = changed.0.iter().map(|(_, _, job)| job.clone());
-        // What the kernel did not take stays noted: later changes of the name have to be told as well.
-        if self.notifications.get().is_none_or(|notifications| notifications.tell_names(jobs)) {
-            changed.0.iter().for_each(|(parent, name, job)| self.name_told(*parent, name.as_bytes(), job));
-        }
-    }
-
-    fn name_told(&self, parent: NodeId, name: &[u8], job: &DirectoryJob) {
-        match job {
-            DirectoryJob::Name(_) => self.nodes.name_told(parent, name),
-            DirectoryJob::Listing(_) => self.nodes.listing_told(parent),
-        }
-    }
-
-    /// The kernel was told in time that a change of this name failed, by whose caller it was killed, and the change was
-    /// made nevertheless.
-    pub(crate) fn name_changed_late(&self, parent: NodeId, name: &[u8]) {
-        let Some(notifications) = self.notifications.get() else { return };
-        let Ok(name) = Name::new(name) else { return };
-        for (parent, name, job) in self.names_changed(&[(parent, name, NameChange::Appeared)]).0 {
-            if notifications.tell_name_later(job.clone()) {
-                self.name_told(parent, name.as_bytes(), &job);
-            } else {
-                warn!(instance = self.name(), "too much to tell the kernel: it keeps nothing more");
-                let _ = self.nodes.stop_holding();
-            }
-        }
     }
 
     /// Whether other instances can come to show what this one shows.
