@@ -138,6 +138,7 @@ const MORE_PROGRAMS: &[&str] = &[
     "mount",
     "nproc",
     "runc",
+    "setfacl",
     "setfattr",
     "setpriv",
     "setsid",
