@@ -6,6 +6,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Waits for the writes that were begun of all files below (`SYNC_FILE_RANGE_WAIT_BEFORE`).
+const WAIT_FOR_WRITES: &str = r#"
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for place, _, names in os.walk("."):
+    for path in (os.path.join(place, name) for name in names):
+        if os.path.isfile(path) and not os.path.islink(path):
+            file = os.open(path, os.O_RDONLY)
+            assert libc.sync_file_range(file, ctypes.c_int64(0), ctypes.c_int64(0), 1) == 0, (path, ctypes.get_errno())
+            os.close(file)
+"#;
+
 /// The directory that an empty disk has, for an upper branch.
 const BRANCH: &str = "upper";
 
@@ -57,9 +69,18 @@ impl Disk {
 
     /// Has the filesystem commit its journal: all names are on the disk, and of content what has blocks by now. By another process, as
     /// above.
+    ///
+    /// ext4 commits that blocks are the file's before it commits that they were written (`dioread_nolock`): until what it has begun to write
+    /// is written, some milliseconds unless the machine is busy, its own files show zeros there after a cut, too. That is waited for, and
+    /// no write is begun.
     pub fn commit(&self) {
         let other = self.at.join("other");
-        let _ = shell(&format!("echo x >>{0}; sync {0}", other.display())).expect("sync");
+        let _ = shell(&format!(
+            "cd {}; python3 -c '{WAIT_FOR_WRITES}'; echo x >>{1}; sync {1}",
+            self.at.display(),
+            other.display()
+        ))
+        .expect("sync");
     }
 
     /// Unmounts it.
