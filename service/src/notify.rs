@@ -11,9 +11,8 @@
 //!
 //! A program can keep a directory locked, by listing it into memory that does not come. So names and listings go out from threads of their own,
 //! and who waits for one waits for a bounded time: a directory that nobody can change hurts those who use it, not the whole mount for
-//! good. There is one for each core group, as waking one up elsewhere takes long. Every waiter has at most one job queued, so the
-//! queues are as long as there are service threads at most; they are bounded anyway. What nobody waits for goes out from threads of
-//! its own, too.
+//! good. There is one for each core group, as waking one up elsewhere takes long. Jobs that were given up stay in the queues, which are
+//! bounded: where one is full, nobody waits at all. What nobody waits for goes out from threads of its own, too.
 //!
 //! Dropping attributes neither waits nor locks anything, so it is done on the spot, by whoever changed them.
 
@@ -21,7 +20,7 @@ use crate::cpus::keep_on;
 use poolfs_ipc::service::CoreGroups;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -213,15 +212,18 @@ impl<J: Send + 'static> Worker<J> {
     /// nothing any more.
     ///
     /// Without a thread the caller does it: it would wait for one just as long, but for the bound on waits for names.
-    fn ask(&self, job: J) -> Receiver<()> {
+    ///
+    /// Nothing when it has too much to do: jobs that nobody waits for any more are among it.
+    fn ask(&self, job: J) -> Option<Receiver<()>> {
         let (done, wait) = channel();
         match self.queue() {
-            Some(queue) => {
-                let _ = queue.send(Message::Tell(job, Some(done)));
-            }
+            Some(queue) => match queue.try_send(Message::Tell(job, Some(done))) {
+                Err(TrySendError::Full(_)) => return None,
+                Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+            },
             None => (self.tell)(&job),
         }
-        wait
+        Some(wait)
     }
 }
 
@@ -311,7 +313,8 @@ impl Notifications {
         if jobs.is_empty() {
             return true;
         }
-        let told = self.names().ask(jobs).recv_timeout(NAME_WAIT_MAX) != Err(RecvTimeoutError::Timeout);
+        let asked = self.names().ask(jobs);
+        let told = asked.is_some_and(|wait| wait.recv_timeout(NAME_WAIT_MAX) != Err(RecvTimeoutError::Timeout));
         if !told {
             warn!("the kernel does not take a notification about a name: its directory is in use");
         }
@@ -486,6 +489,19 @@ mod tests {
             let_go.send(()).expect("it waits");
         });
         assert_eq!(*log.lock().expect("unpoisoned"), ["let go", "asked"]);
+    }
+
+    #[test]
+    fn who_finds_too_many_names_waiting_does_not_wait() {
+        let ((entered, has_entered), (let_go, open)) = (channel(), channel());
+        let gate = Gate { entered: Mutex::new(entered), open: Mutex::new(open) };
+        let notifications = Notifications::new("x", Arc::new(gate), &CoreGroups::of_cpus(&[]));
+        assert!(notifications.tell_name_later(DirectoryJob::Listing(7)));
+        has_entered.recv().expect("it tells");
+        let queued = (0..=JOBS_MAX).filter(|_| notifications.tell_name_later(DirectoryJob::Listing(8))).count();
+        assert_eq!(queued, JOBS_MAX);
+        assert!(!notifications.tell_names([DirectoryJob::Listing(8)]));
+        let_go.send(()).expect("it waits");
     }
 
     #[test]

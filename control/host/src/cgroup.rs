@@ -146,11 +146,13 @@ impl ControlGroups {
 
     /// Make the group of a container in a pool whose groups exist; without `memory_bytes` it shares the containers' part.
     pub fn make_container(&self, host: &dyn Host, pool: &str, name: &str, memory_bytes: Option<u64>) -> Result<()> {
+        self.check_owner(host, pool)?;
         self.make_group(host, &leaf_path(pool, Leaf::Container(name)), None, memory_bytes)
     }
 
     /// Put a process into a group.
     pub fn attach(&self, host: &dyn Host, pool: &str, leaf: Leaf<'_>, pid: u32) -> Result<()> {
+        self.check_owner(host, pool)?;
         let relative = leaf_path(pool, leaf);
         for (mount, _) in self.limiting() {
             host.write_text(&mount.join(&relative).join("cgroup.procs"), &pid.to_string())?;
@@ -203,6 +205,9 @@ impl ControlGroups {
 
     /// Remove a container's group and what it made below, from every hierarchy.
     pub fn remove_container(&self, host: &dyn Host, pool: &str, name: &str) -> Result<()> {
+        if self.other(host, pool).is_some() {
+            return Ok(());
+        }
         self.remove_everywhere(host, &leaf_path(pool, Leaf::Container(name)))
     }
 
@@ -223,6 +228,9 @@ impl ControlGroups {
 
     /// Kill whatever is in a container's group, then remove the group; what has not ended after so long keeps it.
     pub fn kill_container(&self, host: &dyn Host, pool: &str, name: &str, limit: Duration) -> Result<()> {
+        if self.other(host, pool).is_some() {
+            return Ok(());
+        }
         let relative = leaf_path(pool, Leaf::Container(name));
         let end = Instant::now() + limit;
         loop {
@@ -242,6 +250,9 @@ impl ControlGroups {
     pub fn members(&self, host: &dyn Host, pool: &str, name: &str) -> Vec<u32> {
         let relative = leaf_path(pool, Leaf::Container(name));
         let mut members = BTreeSet::new();
+        if self.other(host, pool).is_some() {
+            return Vec::new();
+        }
         self.mounts().iter().for_each(|mount| collect_members(host, &mount.join(&relative), DEPTH_MAX, &mut members));
         members.into_iter().collect()
     }

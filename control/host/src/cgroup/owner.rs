@@ -100,6 +100,12 @@ mod tests {
         let refused = second.make_pool(&host, "web", &limits()).expect_err("another's");
         assert!(matches!(&refused, HostError::OthersGroups { state, .. } if state == "/first"), "{refused}");
         assert_eq!(second.containers(&host, "web"), [] as [&str; 0]);
+        // A record of a container of the same name, from before a reboot, does not reach it.
+        assert!(second.members(&host, "web", "exec-1-1").is_empty());
+        second.kill_container(&host, "web", "exec-1-1", std::time::Duration::ZERO).expect("none of its own");
+        second.remove_container(&host, "web", "exec-1-1").expect("none of its own");
+        second.make_container(&host, "web", "exec-2-2", None).expect_err("another's");
+        second.attach(&host, "web", crate::Leaf::Container("exec-1-1"), 7).expect_err("another's");
         second.remove_pool(&host, "web").expect("none of its own");
         assert_eq!((second.memory_used(&host, "web"), host.log()), (None, before));
         assert_eq!(first.containers(&host, "web"), ["exec-1-1"]);
