@@ -47,7 +47,7 @@ pub enum HostError {
     },
     /// Processes are in control groups of this name, and the state directory whose they are is gone.
     #[error(
-        "in the control groups of pool {pool} run processes of a pool whose state directory {state} is not there: {}",
+        "in the control groups of pool {pool} run processes of a pool whose state directory {state} is not there, or was made anew: {}",
         listed(members)
     )]
     LeftGroups {
@@ -73,6 +73,12 @@ impl HostError {
     #[must_use]
     pub fn is_absent(&self) -> bool {
         matches!(self, HostError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+
+    /// Whether the reason is that the kernel, or a filesystem, cannot do such a thing.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, HostError::Io { source, .. } if source.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::Bcow;
 use crate::file::File;
-use crate::format::{ATTRIBUTE, Record};
+use crate::format::{ATTRIBUTE, Record, reach_max};
 use crate::formatting::METACOPY;
 use crate::nodes::{Content, Node, Open};
 use poolfs_libservice::{
@@ -167,6 +167,14 @@ impl Bcow {
         let node = &open.node;
         let keeps_size = mode.contains(AllocateMode::KEEP_SIZE);
         let punches = mode.intersects(AllocateMode::PUNCH_HOLE | AllocateMode::ZERO_RANGE);
+        if !punches {
+            let mut content = node.write();
+            let file = content.open(&self.below, node.id, false, &self.bound)?;
+            // Before the first piece takes room.
+            if bytes.end > reach_max(file.record.unit_shift) {
+                return fail(Errno::EFBIG);
+            }
+        }
         let mut at = bytes.start;
         while at < bytes.end {
             // In pieces of some tables, so that all that it changes need not be in memory at once.

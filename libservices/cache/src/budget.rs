@@ -61,7 +61,7 @@ pub(crate) struct Budget {
     dirty_max: u64,
     used: CachePadded<AtomicU64>,
     /// What is charged that is no content. Of that, [`Budget::counted`] is a part of `used`.
-    charged: AtomicU64,
+    charged: Mutex<i64>,
     dirty: CachePadded<AtomicU64>,
     evictions: AtomicU64,
     shards: [Mutex<Queues>; SHARDS],
@@ -95,7 +95,7 @@ impl Budget {
             limit,
             dirty_max: limit / 100 * u64::from(dirty_percent),
             used: CachePadded::default(),
-            charged: AtomicU64::new(0),
+            charged: Mutex::default(),
             dirty: CachePadded::default(),
             evictions: AtomicU64::new(0),
             shards: Default::default(),
@@ -155,9 +155,7 @@ impl Budget {
 
     /// Something that is no content uses `bytes` from now on. Content makes room for it, if it can leave, up to a part of the limit.
     pub(crate) fn charge(&self, bytes: u64) {
-        let before = self.charged.fetch_add(bytes, Ordering::Relaxed);
-        let taken = self.counted(before + bytes) - self.counted(before);
-        let used = self.used.fetch_add(taken, Ordering::Relaxed) + taken;
+        let (used, taken) = self.add_charged(bytes.cast_signed());
         // Not each time: what cannot leave now is looked at in vain.
         if used > self.limit && used / EVICTION_BYTES != (used - taken) / EVICTION_BYTES {
             self.evict(used - self.limit);
@@ -166,14 +164,27 @@ impl Budget {
 
     /// Gives back what was charged.
     pub(crate) fn discharge(&self, bytes: u64) {
-        let before = self.charged.fetch_sub(bytes, Ordering::Relaxed);
-        let given = self.counted(before) - self.counted(before - bytes);
-        self.used.fetch_sub(given, Ordering::Relaxed);
+        self.add_charged(-bytes.cast_signed());
+    }
+
+    /// What is used then, and how much more content does without. One thread's charge may come after it was given back by another, so
+    /// that there may be less than nothing meanwhile.
+    fn add_charged(&self, bytes: i64) -> (u64, u64) {
+        let mut charged = lock(&self.charged);
+        let before = self.counted(*charged);
+        *charged = charged.saturating_add(bytes);
+        let after = self.counted(*charged);
+        // Never less than what is counted: both change together.
+        let used = match after.checked_sub(before) {
+            Some(more) => self.used.fetch_add(more, Ordering::Relaxed) + more,
+            None => self.used.fetch_sub(before - after, Ordering::Relaxed) - (before - after),
+        };
+        (used, after.saturating_sub(before))
     }
 
     /// How much of what is charged content does without.
-    fn counted(&self, charged: u64) -> u64 {
-        charged.min(self.limit / CHARGED_PART)
+    fn counted(&self, charged: i64) -> u64 {
+        u64::try_from(charged).unwrap_or_default().min(self.limit / CHARGED_PART)
     }
 
     pub(crate) fn settle_dirty(&self, before: u64, after: u64) {
@@ -306,5 +317,20 @@ mod tests {
         let mut queues = sweeper.join().unwrap();
         queues.sweep();
         assert_eq!(queues.small.len(), 0, "the chunk is gone");
+    }
+
+    #[test]
+    fn what_is_given_back_before_it_is_charged_makes_no_use_of_memory() {
+        let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).unwrap();
+        let used = || pool.pool.budget.used.load(Ordering::Relaxed);
+        let before = used();
+        pool.pool.budget.discharge(5000);
+        assert_eq!(used(), before);
+        pool.pool.budget.charge(5000);
+        assert_eq!(used(), before);
+        pool.pool.budget.charge(1000);
+        assert_eq!(used(), before + 1000);
+        pool.pool.budget.discharge(1000);
+        assert_eq!(used(), before);
     }
 }

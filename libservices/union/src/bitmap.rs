@@ -1,12 +1,13 @@
 //! The map of moved blocks: in memory, and as sectors on disk.
 //!
-//! In memory only sectors with a moved block exist, so a map costs what was written, not what the file measures. A
-//! block is *lower* (bit clear) or *upper* (bit set); a block *in transit*, of which only a part has arrived, cannot be
+//! In memory only sectors exist of which some blocks have moved and others have not, so a map costs what was written here and there, not
+//! what the file measures; those of which all blocks have moved are kept as ranges. A block is *lower* (bit clear) or *upper* (bit set); a block *in transit*, of which only a part has arrived, cannot be
 //! seen here, because the part and the rest are put in by one write below.
 
 use crate::format::{Cause, VERSION, array, check, crc_with_hole};
 use poolfs_libservice::{Error, Result as Answer};
 use poolfs_types::Errno;
+use rangemap::RangeSet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +20,7 @@ const WORDS: usize = (SECTOR_BYTES - HEADER_BYTES) / 8;
 /// Blocks one sector tells of.
 pub(crate) const SECTOR_BLOCKS: u64 = WORDS as u64 * 64;
 
-/// Sectors that a sketch may have in memory in any case: the nodes are bounded.
+/// Sectors and ranges of sectors that a sketch may have in memory in any case: the nodes are bounded.
 const UNCHARGED: usize = 8;
 /// Most others of one sketch: scattered writes to 240 GiB.
 const CHARGED_MAX: usize = 16384;
@@ -27,16 +28,22 @@ const CHARGED_MAX: usize = 16384;
 /// as many as it may when that was accepted.
 const CHARGED_MAX_OF_ALL: usize = 2 * CHARGED_MAX;
 
-/// How many sectors the bitmaps of a union have in memory, of those that are charged.
+/// How many sectors, and ranges of them, the bitmaps of a union have in memory, of those that are charged.
 #[derive(Debug, Default)]
 pub(crate) struct Sectors(AtomicUsize);
 
 type Words = [u64; WORDS];
 
+/// The words of a sector of which all blocks have moved.
+const FULL: Words = [u64::MAX; WORDS];
+
 /// Which blocks of a sketch have moved, and which sectors of that are not on disk yet.
 #[derive(Debug, Default)]
 pub(crate) struct Bitmap {
-    sectors: BTreeMap<u32, Box<Words>>,
+    /// those of which some blocks have moved
+    mixed: BTreeMap<u32, Box<Words>>,
+    /// those of which all blocks have moved
+    full: RangeSet<u32>,
     dirty: BTreeSet<u32>,
     /// whose they are, and how many have been charged
     all: Arc<Sectors>,
@@ -56,12 +63,19 @@ fn too_many() -> Error {
 impl Bitmap {
     /// An empty one, whose sectors count with `all`.
     pub fn new(all: &Arc<Sectors>) -> Self {
-        Bitmap { sectors: BTreeMap::new(), dirty: BTreeSet::new(), all: all.clone(), charged: 0 }
+        let mut bitmap = Bitmap::default();
+        bitmap.all = all.clone();
+        bitmap
+    }
+
+    fn in_memory(&self) -> usize {
+        self.mixed.len() + self.full.len()
     }
 
     fn charge(&mut self) {
-        let now = self.sectors.len().saturating_sub(UNCHARGED);
-        self.all.0.fetch_add(now - self.charged, Ordering::Relaxed);
+        let now = self.in_memory().saturating_sub(UNCHARGED);
+        self.all.0.fetch_add(now, Ordering::Relaxed);
+        self.all.0.fetch_sub(self.charged, Ordering::Relaxed);
         self.charged = now;
     }
 
@@ -71,8 +85,12 @@ impl Bitmap {
             return Ok(());
         }
         let (first, last) = (Self::split(blocks.start).0, Self::split(blocks.end - 1).0);
-        let new = (last - first) as usize + 1 - self.sectors.range(first..=last).count();
-        let more = (self.sectors.len() + new).saturating_sub(UNCHARGED) - self.charged;
+        let is_new = |sector: u32| !self.mixed.contains_key(&sector) && !self.full.contains(&sector);
+        let edges = usize::from(is_new(first)) + usize::from(last > first && is_new(last));
+        // Those between become full, which is one range.
+        let between = first.saturating_add(1)..last;
+        let new = edges + usize::from(!between.is_empty() && !self.full.overlaps(&between));
+        let more = (self.in_memory() + new).saturating_sub(UNCHARGED).saturating_sub(self.charged);
         let all = self.all.0.load(Ordering::Relaxed);
         let is_one_too_many = self.charged + more > CHARGED_MAX || all + more > CHARGED_MAX_OF_ALL;
         if more > 0 && is_one_too_many { Err(too_many()) } else { Ok(()) }
@@ -92,7 +110,7 @@ impl Bitmap {
     /// Whether `block` has moved.
     pub fn moved(&self, block: u64) -> bool {
         let (sector, word, bit) = Self::split(block);
-        self.sectors.get(&sector).is_some_and(|words| words[word] >> bit & 1 == 1)
+        self.mixed.get(&sector).map_or_else(|| self.full.contains(&sector), |words| words[word] >> bit & 1 == 1)
     }
 
     /// The first block in `from..end` whose state differs from `moved`, or `end`.
@@ -100,16 +118,21 @@ impl Bitmap {
         let mut block = from;
         while block < end {
             let (sector, word, bit) = Self::split(block);
-            let Some(words) = self.sectors.get(&sector) else {
-                if moved {
+            let Some(words) = self.mixed.get(&sector) else {
+                let full = self.full.get(&sector);
+                if full.is_some() != moved {
                     return block;
                 }
-                block = self
-                    .sectors
-                    .range(sector..)
-                    .next()
-                    .map_or(end, |(&next, _)| u64::from(next) * SECTOR_BLOCKS)
-                    .min(end);
+                // Up to where they are full, or up to the next of which some have moved.
+                let next = match full {
+                    Some(sectors) => Some(sectors.end),
+                    None => {
+                        let mixed = self.mixed.range(sector..).next().map(|(&next, _)| next);
+                        let full = self.full.overlapping(&(sector..u32::MAX)).next().map(|sectors| sectors.start);
+                        mixed.into_iter().chain(full).min()
+                    }
+                };
+                block = next.map_or(end, |next| u64::from(next) * SECTOR_BLOCKS).min(end);
                 continue;
             };
             let differs = if moved { !words[word] } else { words[word] } >> bit;
@@ -127,25 +150,49 @@ impl Bitmap {
         let mut block = blocks.start;
         while block < blocks.end {
             let (sector, word, bit) = Self::split(block);
-            let count = (64 - u64::from(bit)).min(blocks.end - block);
-            let mask = (u64::MAX >> (64 - count)) << bit;
-            let words = self.sectors.entry(sector).or_insert_with(|| Box::new([0; WORDS]));
-            let new = mask & !words[word];
-            if new != 0 {
-                words[word] |= mask;
-                fresh += u64::from(new.count_ones());
-                self.dirty.insert(sector);
+            let end = (u64::from(sector) + 1) * SECTOR_BLOCKS;
+            if self.full.contains(&sector) {
+                block = end;
+                continue;
             }
-            block += count;
+            let words = self.mixed.entry(sector).or_insert_with(|| Box::new([0; WORDS]));
+            let (mut word, mut bit, end) = (word, bit, end.min(blocks.end));
+            while block < end {
+                let count = (64 - u64::from(bit)).min(end - block);
+                let mask = (u64::MAX >> (64 - count)) << bit;
+                let new = mask & !words[word];
+                if new != 0 {
+                    words[word] |= mask;
+                    fresh += u64::from(new.count_ones());
+                    self.dirty.insert(sector);
+                }
+                block += count;
+                (word, bit) = (word + 1, 0);
+            }
+            self.note_full(sector);
         }
         self.charge();
         fresh
     }
 
+    /// Keeps a sector as one of a range when all its blocks have moved.
+    fn note_full(&mut self, sector: u32) {
+        // The last of all has no end that can be counted.
+        let Some(next) = sector.checked_add(1) else { return };
+        if self.mixed.get(&sector).is_some_and(|words| **words == FULL) {
+            self.mixed.remove(&sector);
+            self.full.insert(sector..next);
+        }
+    }
+
     /// How many of the blocks below `end` have moved.
     pub fn count_below(&self, end: u64) -> u64 {
         let mut count = 0;
-        for (&sector, words) in self.sectors.range(..=Self::split(end).0) {
+        for sectors in self.full.iter() {
+            let blocks = [sectors.start, sectors.end].map(|sector| (u64::from(sector) * SECTOR_BLOCKS).min(end));
+            count += blocks[1] - blocks[0];
+        }
+        for (&sector, words) in self.mixed.range(..=Self::split(end).0) {
             let first = u64::from(sector) * SECTOR_BLOCKS;
             for (index, word) in words.iter().enumerate() {
                 let start = first + index as u64 * 64;
@@ -167,7 +214,11 @@ impl Bitmap {
     /// The sectors that are not on disk yet, as they have to be written, and forgets that they are dirty.
     pub fn take_dirty(&mut self, id: &[u8; 16]) -> Vec<(u32, [u8; SECTOR_BYTES])> {
         let taken = std::mem::take(&mut self.dirty);
-        taken.into_iter().filter_map(|sector| Some((sector, encode(id, sector, self.sectors.get(&sector)?)))).collect()
+        let words = |sector| match self.mixed.get(&sector) {
+            Some(words) => Some(&**words),
+            None => self.full.contains(&sector).then_some(&FULL),
+        };
+        taken.into_iter().filter_map(|sector| Some((sector, encode(id, sector, words(sector)?)))).collect()
     }
 
     /// Takes back sectors that could not be written.
@@ -192,7 +243,8 @@ impl Bitmap {
         for (index, word) in words.iter_mut().enumerate() {
             *word = u64::from_le_bytes(array(bytes, HEADER_BYTES + 8 * index));
         }
-        self.sectors.insert(sector, words);
+        self.mixed.insert(sector, words);
+        self.note_full(sector);
         self.charge();
         Ok(())
     }
@@ -249,17 +301,25 @@ mod tests {
         let mut bitmap = Bitmap::default();
         let mut model = BTreeSet::new();
         let mut seed = 1u64;
-        let end = 3 * SECTOR_BLOCKS + 100;
-        for _ in 0..400 {
+        let end = 5 * SECTOR_BLOCKS + 100;
+        for round in 0..400 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let start = (seed >> 20) % end;
-            let stop = (start + (seed >> 50) % 200 + 1).min(end);
+            let length = if round % 100 == 99 { SECTOR_BLOCKS + 77 } else { (seed >> 50) % 200 + 1 };
+            let stop = (start + length).min(end);
             let fresh = (start..stop).filter(|&block| model.insert(block)).count() as u64;
             assert_eq!(bitmap.set(start..stop), fresh);
         }
+        assert!(!bitmap.full.is_empty() && !bitmap.mixed.is_empty(), "both kinds");
         assert_eq!(bitmap.count_below(end), model.len() as u64);
+        let mut loaded = Bitmap::default();
+        for (sector, bytes) in bitmap.take_dirty(&[7; 16]) {
+            loaded.load(&[7; 16], sector, &bytes).expect("sound");
+        }
+        assert_eq!((&loaded.full, &loaded.mixed), (&bitmap.full, &bitmap.mixed));
         for block in (0..end).step_by(7) {
             assert_eq!(bitmap.moved(block), model.contains(&block));
+            assert_eq!(loaded.moved(block), model.contains(&block));
             let state = bitmap.moved(block);
             let expected = (block..end).find(|other| model.contains(other) != state).unwrap_or(end);
             assert_eq!(bitmap.run_end(block, end, state), expected);
@@ -278,21 +338,49 @@ mod tests {
                 bitmap.admit(block(sector)..block(sector) + 1).expect("room");
                 bitmap.set(block(sector)..block(sector) + 1);
             }
-            bitmap.admit(0..block(most)).expect("in sectors that are there");
+            bitmap.admit(block(3)..block(5)).expect("in sectors that are there");
             let refused = bitmap.admit(block(most) - 1..block(most) + 1).expect_err("too many of one");
             assert!(refused == Errno::ENOMEM);
         }
         let [first, second, third] = bitmaps;
         let mut third = third;
-        third.admit(0..block(UNCHARGED)).expect("small files always have room");
-        assert!(third.admit(0..block(UNCHARGED) + 1).expect_err("too many of all") == Errno::ENOMEM);
+        let mut scatter = |sector: usize| {
+            third.admit(block(sector)..block(sector) + 1)?;
+            third.set(block(sector)..block(sector) + 1);
+            third.admit_loaded()
+        };
+        (0..UNCHARGED).for_each(|sector| scatter(sector).expect("small files always have room"));
+        assert!(scatter(UNCHARGED).expect_err("too many of all") == Errno::ENOMEM);
         second.admit_loaded().expect("as many as may be");
-        third.set(0..block(UNCHARGED) + 1);
+        third.set(block(UNCHARGED)..block(UNCHARGED) + 1);
         assert!(third.admit_loaded().expect_err("one too many") == Errno::ENOMEM);
         drop(first);
         third.admit_loaded().expect("room again");
         drop((second, third));
         assert_eq!(all.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_file_of_any_size_can_be_rewritten_from_its_beginning_to_its_end() {
+        let all = Arc::default();
+        let mut bitmap = Bitmap::new(&all);
+        let end = (2 * (UNCHARGED + CHARGED_MAX_OF_ALL)) as u64 * SECTOR_BLOCKS;
+        for start in (0..end).step_by(2000) {
+            let blocks = start..(start + 2000).min(end);
+            bitmap.admit(blocks.clone()).expect("accepted");
+            bitmap.set(blocks);
+        }
+        assert_eq!((bitmap.run_end(0, end, true), bitmap.in_memory()), (end, 1));
+        // One piece of any length as well, between what is scattered.
+        let mut bitmap = Bitmap::new(&all);
+        for sector in (0..CHARGED_MAX as u64).map(|index| index * 4) {
+            let block = sector * SECTOR_BLOCKS;
+            bitmap.admit(block..block + 1).expect("accepted");
+            bitmap.set(block..block + 1);
+        }
+        bitmap.admit(0..end).expect("it takes less than what is there");
+        bitmap.set(0..end);
+        assert_eq!(bitmap.in_memory(), 1);
     }
 
     #[test]

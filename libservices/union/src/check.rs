@@ -432,7 +432,7 @@ impl<'a> Checker<'a> {
                 self.findings.damage(&path, Problem::Stranger, "it is no file of the index; remove it by hand");
                 continue;
             }
-            let Some((file, attributes)) = find(upper, held.node(), &name)? else { continue };
+            let Some((file, attributes)) = self.readable(&path, held, &name)? else { continue };
             let value = upper.getxattr(ROOT, file.node(), marks::LINKS);
             if attributes.links == 1 && value.as_ref().is_ok_and(|value| value == b"U-1") {
                 let mend = || upper.unlink(ROOT, held.node(), Name::new(&name)?);
@@ -450,6 +450,17 @@ impl<'a> Checker<'a> {
             self.index.insert(attributes.inode, Indexed { name, links, seen: 0, is_examined: false });
         }
         Ok(())
+    }
+
+    /// What has that name; that it cannot be read is a finding.
+    fn readable(&mut self, path: &[u8], parent: &Held, name: &[u8]) -> Result<Option<(Held, Attributes)>> {
+        match find(self.upper, parent.node(), name) {
+            Err(error) if error == Errno::EIO => {
+                self.unreadable(path, &error);
+                Ok(None)
+            }
+            found => found,
+        }
     }
 
     /// What is to be removed may be a name of a file in the index.
@@ -489,7 +500,7 @@ impl<'a> Checker<'a> {
         let Some(index) = &places.index else { return Ok(()) };
         for (_, indexed) in std::mem::take(&mut self.index) {
             let path = in_work_directory("index", &indexed.name);
-            let Some((held, attributes)) = find(self.upper, index.node(), &indexed.name)? else { continue };
+            let Some((held, attributes)) = self.readable(&path, index, &indexed.name)? else { continue };
             if !indexed.is_examined {
                 // By its place there it is no stranger to the index.
                 let known = Indexed { name: indexed.name.clone(), is_examined: true, ..indexed };

@@ -226,6 +226,14 @@ pub(crate) fn is_empty(upper: &Branch, top: NodeId, generation: u64) -> Result<b
     Ok(header == [0; RECORD_BYTES])
 }
 
+/// What cannot be done for one file now waits and is no reason to refuse the others: its bytes, or their map, cannot be read.
+fn of_one_file(done: Result<std::result::Result<(), Cause>>) -> Result<std::result::Result<(), Cause>> {
+    match done {
+        Err(error) if error == Errno::EIO || error == Errno::ENOMEM => Ok(Err(error.to_string())),
+        done => done,
+    }
+}
+
 impl Union {
     /// Makes good what a journal says, if there is one.
     pub(crate) fn replay(&self) -> Result<()> {
@@ -272,11 +280,7 @@ impl Union {
             let mut said = Said::default();
             records.iter().for_each(|record| said.add(record.change()));
             count += 1;
-            let made_good = match self.replay_sketch(held, record, &said) {
-                Err(error) if error == Errno::EIO => Err(error.to_string()),
-                result => result?,
-            };
-            if let Err(cause) = made_good {
+            if let Err(cause) = of_one_file(self.replay_sketch(held, record, &said))? {
                 let path = path.escape_ascii();
                 tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be read");
                 left.push((record.id, said));
@@ -293,8 +297,12 @@ impl Union {
         // A file of several lower names has its only upper name here when the one that it was written by is gone.
         let index = self.work.index.node();
         for (name, _) in work::list(upper, index)? {
-            if let Some((held, attributes)) = work::find(upper, index, &name)? {
-                look(&name, &held, &attributes)?;
+            match work::find(upper, index, &name) {
+                Ok(Some((held, attributes))) => look(&name, &held, &attributes)?,
+                Ok(None) => {}
+                // As in the walk.
+                Err(error) if error == Errno::EIO => {}
+                Err(error) => return Err(error),
             }
         }
         tracing::info!(sketches = count, left = left.len(), "what a service had accepted before it died is in order");
@@ -324,10 +332,7 @@ impl Union {
             Some(held) => self.repeat_first_write(&node, &held, first),
             None => self.begin_first_write(&node, (&lower, &attributes), first),
         };
-        match begun.and_then(|_| self.flush_sketch(&node, Durability::All)) {
-            Err(error) if error == Errno::EIO => Ok(Err(error.to_string())),
-            result => result.map(Ok),
-        }
+        of_one_file(begun.and_then(|_| self.flush_sketch(&node, Durability::All)).map(Ok))
     }
 
     fn begin_first_write(

@@ -47,10 +47,13 @@ impl ControlGroups {
         let (Some(owner), Some(group)) = (&self.owner, self.marked_group(pool)) else { return Ok(()) };
         let mark = format!("{} {}", owner.id, owner.path.display());
         match host.create_attribute(&group, MARK, &mark) {
-            Err(error) if error.is_absent() => return Err(error),
-            // Where groups carry no attributes they are anybody's.
-            Ok(true) | Err(_) => return Ok(()),
+            Ok(true) => return Ok(()),
             Ok(false) => {}
+            Err(error) if error.is_unsupported() => {
+                tracing::warn!(group = %group.display(), "control groups carry no attributes here: those of a pool are anybody's");
+                return Ok(());
+            }
+            Err(error) => return Err(error),
         }
         self.check_owner(host, pool)?;
         if self.other(host, pool).is_none() {

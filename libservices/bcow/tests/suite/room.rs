@@ -140,6 +140,23 @@ fn a_file_with_attributes_to_the_brim_can_be_synced() {
 }
 
 #[test]
+fn what_is_reserved_beyond_what_a_file_can_have_takes_no_room() {
+    let memory = Memory::new();
+    let bcow = layer(memory.clone(), Layout::Space, Files::Grown);
+    let handle = create(&*bcow, "f");
+    resize(&*bcow, "f", 1 << 20);
+    sync(&*bcow, handle);
+    let before = stat(&*memory, "f").size;
+    // A root of 1024 blocks, of 504 tables of 504 units of a block.
+    let (most, length) = ((1024_u64 * 504 * 504) << 12, 65 << 20);
+    let reserve = |offset| bcow.fallocate(ROOT, handle, AllocateMode::KEEP_SIZE, offset, length);
+    assert!(reserve(most - length + 1).expect_err("one byte too many") == Errno::EFBIG);
+    sync(&*bcow, handle);
+    assert_eq!(stat(&*memory, "f").size, before);
+    reserve(most - length).expect("as much as can be found");
+}
+
+#[test]
 fn what_is_punched_or_cut_off_is_used_again_also_by_the_next_layer() {
     let memory = Memory::new();
     let bcow = layer(memory.clone(), Layout::Space, Files::Grown);

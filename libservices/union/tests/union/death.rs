@@ -321,6 +321,29 @@ fn what_cannot_be_made_good_now_waits() {
 }
 
 #[test]
+fn an_entry_of_the_index_that_cannot_be_read_keeps_nobody_from_mounting() {
+    let (lower, mut content) = lower();
+    lower.link(ROOT, node(&*lower, "f").unwrap(), NodeId::ROOT, name("other")).unwrap();
+    put(&*lower, "damaged", b"another file");
+    lower.link(ROOT, node(&*lower, "damaged").unwrap(), NodeId::ROOT, name("of two names")).unwrap();
+    let mortal = Mortal { deferred_copy_ups_max: 0, ..Mortal::new(vec![lower], AMPLE) };
+    let union = mortal.open();
+    write_at(&*union, "damaged", 0, b"x");
+    write_at(&*union, "f", 100, b"accepted");
+    content[100..108].copy_from_slice(b"accepted");
+    union.unlink(ROOT, NodeId::ROOT, name("f")).unwrap();
+    mortal.die();
+    close(union);
+    let inode = stat(&*mortal.upper, "damaged").inode;
+    let indexed = ls(&*mortal.upper, ".poolfs/index");
+    let is_damaged = |name: &&String| stat(&*mortal.upper, &format!(".poolfs/index/{name}")).inode == inode;
+    let damaged = indexed.iter().find(is_damaged).expect("it has an entry");
+    mortal.upper.damage(damaged.as_bytes());
+    let union = mortal.open();
+    assert!(get(&*union, "other").unwrap() == content);
+}
+
+#[test]
 fn a_journal_that_cannot_be_written_is_void() {
     let (lower, mut content) = lower();
     let mortal = Mortal::new(vec![lower], AMPLE);

@@ -46,6 +46,7 @@ pub struct Hooked {
     /// bytes that may still be written
     room: AtomicU64,
     directories: Mutex<HashSet<HandleId>>,
+    damaged: Mutex<HashSet<Vec<u8>>>,
 }
 
 impl Hooked {
@@ -55,6 +56,7 @@ impl Hooked {
             hook: RwLock::default(),
             room: AtomicU64::new(u64::MAX),
             directories: Mutex::default(),
+            damaged: Mutex::default(),
         })
     }
 
@@ -66,6 +68,11 @@ impl Hooked {
     /// From now on only so many bytes of writes are taken; the one that meets the end is short.
     pub fn limit(&self, room: u64) {
         self.room.store(room, Ordering::SeqCst);
+    }
+
+    /// From now on nothing of this name can be looked up.
+    pub fn damage(&self, name: &[u8]) {
+        self.damaged.lock().unwrap().insert(name.to_owned());
     }
 
     pub fn unhook(&self) {
@@ -81,6 +88,9 @@ impl Hooked {
 impl Libservice for Hooked {
     fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         self.before(Call::Look)?;
+        if self.damaged.lock().unwrap().contains(name.as_bytes()) {
+            return fail(Errno::EIO);
+        }
         self.below.lookup(caller, parent, name)
     }
     fn forget(&self, node: NodeId, count: u64) {
