@@ -12,6 +12,7 @@
 //! What the kernel may keep of attributes and names without asking is noted in [`held`], of listings in [`listings`], what clients may
 //! show of attributes without asking in [`notices`], which programs the kernel maps by itself in [`texts`].
 
+mod admission;
 pub mod content;
 pub mod held;
 pub mod listings;

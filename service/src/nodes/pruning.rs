@@ -6,8 +6,7 @@
 //! forgotten. What is open, mounted on, watched (inotify) or somebody's working directory stays; a directory stays until what is in it has
 //! gone. A kernel before Linux 6.18 cannot be asked for single ones; it is made to forget all that nobody uses of a mount.
 //!
-//! What stays is bounded as well: each instance has a share of the nodes that the kernel may know ([`NodeTable::admits`]), and those above the bound
-//! are charged to the pool's memory.
+//! What stays is bounded as well: see [`super::admission`].
 //!
 //! The same is asked for programs that the kernel maps by itself ([`super::texts`]) when there is no room for another one: they stay in
 //! the cache until the kernel forgets them.
@@ -15,9 +14,9 @@
 use super::{NodeTable, ROOT_NUMBER, lock};
 use crate::notify::KernelCache;
 use crate::shares::{NODE_BYTES, PoolMemory};
-use poolfs_libservice::types::NodeId;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,16 +30,10 @@ const FRUITLESS_MAX: u32 = 4;
 
 /// How long it waits each time for the kernel to give back what it was asked for.
 const PASS_WAIT_MAX: Duration = Duration::from_millis(20);
-const PASS_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const PASS_PAUSE: Duration = Duration::from_millis(1);
 
-/// How long somebody waits whose node finds no room, and who has the kernel asked for others meanwhile.
-const ROOM_WAIT_MAX: Duration = Duration::from_millis(500);
-
-/// How many wait so of a mount at most: somebody has to receive what the kernel forgets.
-const WAITING_MAX: u64 = 2;
-
-/// How long nobody waits of a mount after somebody has waited in vain.
-const ROOM_PAUSE: Duration = Duration::from_secs(1);
+/// How long a round waits for a mount whose kernel is asked for all that nobody uses.
+const REMOUNT_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// How long no more is asked for programs after it was.
 const TEXTS_PAUSE: Duration = Duration::from_secs(1);
@@ -76,7 +69,7 @@ impl Known {
     }
 
     /// Has a round begin now.
-    fn ask_now(&self) {
+    pub(super) fn ask_now(&self) {
         lock(&self.signal).due = true;
         self.wake.notify_one();
     }
@@ -123,6 +116,8 @@ struct Mount {
     nodes: Weak<NodeTable>,
     kernel: Weak<dyn KernelCache>,
     forgets: Forgets,
+    /// Whether its kernel is being asked for all that nobody uses.
+    is_asked: Arc<AtomicBool>,
 }
 
 /// What a mount's kernel can be asked for.
@@ -192,6 +187,7 @@ impl Pruner {
                 nodes: Arc::downgrade(nodes),
                 kernel: Arc::downgrade(kernel),
                 forgets: Forgets::Single,
+                is_asked: Arc::default(),
             });
         }
     }
@@ -253,14 +249,15 @@ fn ask_once(known: &Known, mounts: &Mutex<Vec<Mount>>, target: u64) -> u64 {
     let all: Vec<_> = {
         let mounts = lock(mounts);
         let able = mounts.iter().filter(|mount| mount.forgets != Forgets::Nothing);
-        able.filter_map(|mount| Some((mount.nodes.upgrade()?, mount.kernel.upgrade()?, mount.forgets))).collect()
+        let asked = |mount: &Mount| (mount.forgets, Arc::clone(&mount.is_asked));
+        able.filter_map(|mount| Some((mount.nodes.upgrade()?, mount.kernel.upgrade()?, asked(mount)))).collect()
     };
     // A mount keeps half of an equal share, whatever others have.
     let reserved = target / (2 * all.len().max(1) as u64);
     let beyond = |nodes: &NodeTable| nodes.len().saturating_sub(reserved);
     let all_beyond: u64 = all.iter().map(|(nodes, _, _)| beyond(nodes)).sum();
     let mut asked = 0;
-    for (nodes, kernel, forgets) in &all {
+    for (nodes, kernel, (forgets, is_asked)) in &all {
         let part = beyond(nodes).saturating_mul(surplus).div_ceil(all_beyond.max(1));
         if part == 0 {
             continue;
@@ -272,13 +269,37 @@ fn ask_once(known: &Known, mounts: &Mutex<Vec<Mount>>, target: u64) -> u64 {
                 // EINVAL is that it knows no such message.
                 told.map_or_else(|error| give_up(mounts, nodes, &error, Forgets::Unused), |()| numbers.len() as u64)
             }
-            Forgets::Unused => {
-                kernel.forget_unused().map_or_else(|error| give_up(mounts, nodes, &error, Forgets::Nothing), |()| part)
-            }
+            Forgets::Unused => match ask_for_unused(kernel, is_asked) {
+                Some(told) => told.map_or_else(|error| give_up(mounts, nodes, &error, Forgets::Nothing), |()| part),
+                None => 0,
+            },
             Forgets::Nothing => 0,
         };
     }
     asked
+}
+
+/// Has a mount's kernel asked, by a thread of its own, for all that nobody uses; nothing when it is still being asked. A remount waits for
+/// what the mount's directory is on and for what the kernel has to write, and neither the other mounts nor an end of the service wait for that.
+fn ask_for_unused(kernel: &Arc<dyn KernelCache>, is_asked: &Arc<AtomicBool>) -> Option<io::Result<()>> {
+    if is_asked.swap(true, Ordering::Acquire) {
+        return None;
+    }
+    let (told, answer) = channel();
+    let (kernel, done) = (Arc::clone(kernel), Arc::clone(is_asked));
+    let asking = std::thread::Builder::new().name("forget".into()).spawn(move || {
+        let asked = kernel.forget_unused();
+        done.store(false, Ordering::Release);
+        let _ = told.send(asked);
+    });
+    match asking {
+        Ok(_) => answer.recv_timeout(REMOUNT_WAIT_MAX).ok(),
+        Err(error) => {
+            is_asked.store(false, Ordering::Release);
+            debug!(%error, "no thread to have the kernel forget nodes");
+            None
+        }
+    }
 }
 
 /// The kernel of a mount does not do what it was asked for: what else it may be asked for from here on. It is asked again if that is something.
@@ -290,46 +311,6 @@ fn give_up(mounts: &Mutex<Vec<Mount>>, nodes: &Arc<NodeTable>, error: &io::Error
 }
 
 impl NodeTable {
-    /// Whether the kernel may know one node more.
-    #[must_use]
-    pub fn has_room(&self) -> bool {
-        self.share.get().is_none_or(|share| share.may_take(1))
-    }
-
-    /// The same, when the kernel has been asked for others: that may take a while.
-    #[must_use]
-    pub fn finds_room(&self) -> bool {
-        if self.has_room() {
-            return true;
-        }
-        let may_help = || lock(&self.in_vain).is_none_or(|ended| ended.elapsed() >= ROOM_PAUSE);
-        let Some(known) = self.known.get().filter(|_| may_help()) else { return false };
-        let may_wait = self.waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX;
-        let found = may_wait && self.wait_for_room(known);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        found
-    }
-
-    fn wait_for_room(&self, known: &Known) -> bool {
-        known.ask_now();
-        let start = Instant::now();
-        while start.elapsed() < ROOM_WAIT_MAX {
-            std::thread::sleep(PASS_PAUSE);
-            if self.has_room() {
-                return true;
-            }
-        }
-        *lock(&self.in_vain) = Some(Instant::now());
-        false
-    }
-
-    /// Whether the kernel may be told of this node: it knows it already, or finds room for it.
-    #[must_use]
-    pub fn admits(&self, node: NodeId) -> bool {
-        let knows = || self.states(node).get(&node).is_some_and(|state| state.kernel_references > 0);
-        node == NodeId::ROOT || self.has_room() || knows() || self.finds_room()
-    }
-
     /// FUSE's numbers of about `count` nodes without open files, those first that were looked up, or taken from here,
     /// longest ago.
     fn longest_unused(&self, count: u64) -> Vec<u64> {
@@ -372,6 +353,8 @@ pub(super) mod tests {
         used_below: u64,
         forgets: Option<Forgets>,
         given: Mutex<(u32, BTreeSet<u32>)>,
+        /// While it is held, a remount does not come back.
+        hangs: Mutex<()>,
     }
 
     impl Kernel {
@@ -420,6 +403,7 @@ pub(super) mod tests {
             if self.forgets != Some(Forgets::Unused) {
                 return Err(io::ErrorKind::Unsupported.into());
             }
+            let _hangs = lock(&self.hangs);
             let all: Vec<u64> =
                 self.nodes.numbers.iter().flat_map(|shard| lock(shard).keys().copied().collect::<Vec<_>>()).collect();
             for number in all.into_iter().filter(|number| *number >= self.used_below) {
@@ -528,6 +512,26 @@ pub(super) mod tests {
         enter(&nodes, 2..4002);
         eventually("all were forgotten", || nodes.len() <= NODES_MAX);
         assert!((2..102).all(|number| nodes.node(number).is_some()), "they are in use");
+    }
+
+    #[test]
+    fn a_mount_whose_kernel_does_not_come_back_keeps_no_other_from_being_asked_and_no_service_from_ending() {
+        let pruner = pruner();
+        let hanging = Arc::new(NodeTable::default());
+        let nodes = Arc::clone(&hanging);
+        let kernel = Arc::new(Kernel { nodes, used_below: 2, forgets: Some(Forgets::Unused), ..Kernel::default() });
+        let hangs = lock(&kernel.hangs);
+        pruner.add(&hanging, &(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+        let (other, _kernel) = mounted(&pruner, 2, Forgets::Unused);
+        enter(&hanging, 2..4002);
+        for start in 0..3 {
+            enter(&other, 10_000 + start * 1000..10_000 + (start + 1) * 1000);
+            eventually("the other was asked", || other.len() < 1000);
+        }
+        assert_eq!(hanging.len(), 4000);
+        drop(pruner);
+        drop(hangs);
+        eventually("it came back", || hanging.is_empty());
     }
 
     #[test]
