@@ -1,6 +1,6 @@
 //! One file of the format: where its bytes are, and what is not on disk yet. What is done with the bytes is in `content.rs`.
 
-mod held;
+mod in_memory;
 mod room;
 mod size;
 
@@ -8,8 +8,8 @@ use crate::Layout;
 use crate::format::{ENTRIES, Level, ROOT_BLOCKS_MAX, Record, Root, Which};
 use crate::inline::Inline;
 use crate::table::{Space, Table};
-pub(crate) use held::Bound;
-use held::{Held, RootTables};
+pub(crate) use in_memory::Bound;
+use in_memory::{RootTables, TablesInMemory};
 use poolfs_libservice::{Branch, Error, Opened, Result};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, NodeId, OpenFlags};
@@ -26,7 +26,7 @@ pub(crate) struct File {
     /// what stands in the file's attribute
     pub stored: Record,
     root: RootTables,
-    tables: Held,
+    tables: TablesInMemory,
     space: Space,
     /// There may be free room that `space` does not know of.
     has_unknown: bool,
@@ -95,7 +95,7 @@ impl File {
             own,
             stored: record.clone(),
             root: RootTables::new(bound.clone()),
-            tables: Held::new(bound.clone()),
+            tables: TablesInMemory::new(bound.clone()),
             space: Space::new(used.max(end_of_root)),
             has_unknown: record.has_freed,
             // What lies beyond the limit is let go with the next flush.

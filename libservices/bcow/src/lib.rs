@@ -93,7 +93,8 @@ pub struct BcowConfig {
     pub file_tables_max: usize,
     /// The same of all files.
     pub tables_max: usize,
-    /// Most tables of roots, one for each 1 GiB in units of one block, of all files; beyond it, files are as if they had not been used yet.
+    /// Most tables of roots, one for each 1 GiB in units of one block, of all files; beyond it, files at rest are as if they had not
+    /// been used yet. That of a file being looked at is in memory in any case, so that there may be more while many are.
     pub root_tables_max: usize,
 }
 

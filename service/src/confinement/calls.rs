@@ -86,7 +86,6 @@ const MOUNTS: &[i64] = &[
     libc::SYS_fspick,
     libc::SYS_fsconfig,
     libc::SYS_fsopen,
-    libc::SYS_fsconfig,
     libc::SYS_fsmount,
 ];
 

@@ -43,14 +43,14 @@ impl Bound {
 }
 
 /// The tables of one file that are in memory, by their numbers.
-pub(crate) struct Held {
+pub(crate) struct TablesInMemory {
     tables: HashMap<u64, Table>,
     bound: Arc<Bound>,
 }
 
-impl Held {
+impl TablesInMemory {
     pub fn new(bound: Arc<Bound>) -> Self {
-        Held { tables: HashMap::new(), bound }
+        TablesInMemory { tables: HashMap::new(), bound }
     }
 
     /// Does something by which there are more of them, or fewer.
@@ -144,7 +144,7 @@ impl Drop for RootTables {
     }
 }
 
-impl Deref for Held {
+impl Deref for TablesInMemory {
     type Target = HashMap<u64, Table>;
 
     fn deref(&self) -> &Self::Target {
@@ -152,7 +152,7 @@ impl Deref for Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for TablesInMemory {
     fn drop(&mut self) {
         self.clear();
     }
