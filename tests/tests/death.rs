@@ -3,6 +3,8 @@
 use poolfs_tests::{Pool, Stepper, Way, checksum, compile, hash, import_small, is_soak, isolated, populate, shell};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::io::{BufRead, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -180,6 +182,22 @@ impl SmallDisk {
         assert_eq!(fs::write(self.0.join("more"), [1; 8192]).expect_err("full").raw_os_error(), Some(libc::ENOSPC));
     }
 
+    /// Has `write` make the file that is `below`, of `bytes`, and fills the disk before all of that is there. What is written back by
+    /// itself meanwhile is written once more.
+    fn fill_before(&self, below: &Path, bytes: u64, mut write: impl FnMut()) {
+        let start = Instant::now();
+        loop {
+            write();
+            self.fill();
+            let there = fs::metadata(below).map_or(0, |found| found.blocks() * 512);
+            if there < bytes {
+                return;
+            }
+            assert!(start.elapsed() < Duration::from_secs(300), "the disk is never full in time");
+            self.make_room();
+        }
+    }
+
     fn make_room(&self) {
         fs::remove_file(self.0.join("ballast")).expect("it was there");
     }
@@ -204,8 +222,10 @@ fn an_unmount_that_cannot_write_back_says_so_and_keeps_everything() {
         let at = folder.join("mnt");
         let mount = || pool.mount_union(&at, &upper, &[&folder.join("lower")]);
         let write = |name: &str, byte: u8| {
-            fs::write(at.join(name), vec![byte; 3 << 20]).expect("there is room");
-            disk.fill();
+            disk.fill_before(&upper.join(name), 3 << 20, || {
+                let _ = fs::remove_file(at.join(name));
+                fs::write(at.join(name), vec![byte; 3 << 20]).expect("there is room");
+            });
         };
         let mounted = mount();
         write("late", 7);
@@ -314,12 +334,16 @@ fn containers_on_a_full_disk_are_told_of_and_removed() {
 
         // Somebody else fills the disk before what it wrote is there.
         for remedy in [&["stop", "late"][..], &["rm", "--force", "late"]] {
-            let mut child = run("late", "head -c 3000000 /dev/zero > /late; echo written; read line");
-            let mut line = String::new();
-            std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().expect("piped")), &mut line)
-                .expect("readable");
-            assert_eq!(line, "written\n");
-            disk.fill();
+            let mut child =
+                run("late", "while read line; do rm -f /late; head -c 3000000 /dev/zero > /late; echo written; done");
+            let mut told = std::io::BufReader::new(child.stdout.take().expect("piped"));
+            let upper = disk.0.join("containers/late/upper/late");
+            disk.fill_before(&upper, 3_000_000, || {
+                child.stdin.as_mut().expect("piped").write_all(b"again\n").expect("it reads");
+                let mut line = String::new();
+                told.read_line(&mut line).expect("readable");
+                assert_eq!(line, "written\n");
+            });
             let (code, errors) = ended(child);
             assert!(code != Some(0) && errors.contains("poolfs stop late"), "{code:?} {errors}");
             assert!(listed().contains("late"), "{}", listed());
@@ -327,7 +351,6 @@ fn containers_on_a_full_disk_are_told_of_and_removed() {
                 let outcome = pool.poolfs(&refused);
                 assert!(outcome.code != 0 && outcome.err.contains("no space left"), "{refused:?}: {outcome:?}");
             }
-            let upper = disk.0.join("containers/late/upper/late");
             if remedy[0] == "stop" {
                 disk.make_room();
                 let _ = pool.poolfs(remedy).expect("stop with room");
