@@ -275,7 +275,10 @@ pub struct MountArguments {
 
 /// Arguments of `exec`.
 #[derive(Debug, Args)]
-#[command(override_usage = "poolfs exec [POOL] [--mount SPEC ...] [--fuse] -- CMD ...")]
+#[command(
+    override_usage = "poolfs exec [POOL] [--mount SPEC ...] [--fuse] -- CMD ...",
+    after_help = "The library needs /run/poolfs to be reachable for the program; where it is not, the program goes by the kernel's path (FUSE)."
+)]
 pub struct ExecArguments {
     /// The pool [default: one that is thrown away afterwards]
     pub pool: Option<String>,

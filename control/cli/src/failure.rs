@@ -264,10 +264,13 @@ impl From<HostError> for Failure {
 
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Failure {
-        let (code, remedy) = match &error {
+        let told = error.to_string();
+        let (code, remedy) = match error {
+            // The kind and the remedy are those of what is wrong in it.
+            ImageError::Within { cause, .. } => return Failure { cause: told, ..Failure::from(*cause) },
             ImageError::Exists(name) => {
                 let remedy = format!("remove it with `poolfs image rm {name}`, or import under another name");
-                return Failure::new("image", error, remedy).with_code(Code::Exists);
+                return Failure::new("image", told, remedy).with_code(Code::Exists);
             }
             ImageError::Absent(_) => {
                 (Code::NotFound, "`poolfs image ls` lists the images, `poolfs image import` adds one")
@@ -277,6 +280,10 @@ impl From<ImageError> for Failure {
             ImageError::Member { .. } | ImageError::Description { .. } | ImageError::TooLarge { .. } => {
                 (Code::Damaged, "repair the image at its source; nothing of it was kept")
             }
+            ImageError::Reserved { .. } => (
+                Code::Damaged,
+                "leave .poolfs out of the image; an upper branch becomes one by `poolfs commit` while it is mounted",
+            ),
             ImageError::NoRoom { .. } => {
                 (Code::NoSpace, "make room there, or use another --state directory; nothing of the image was kept")
             }
@@ -285,7 +292,7 @@ impl From<ImageError> for Failure {
             }
             ImageError::Interrupted => (Code::Interrupted, ""),
         };
-        Failure::new("image", error, remedy).with_code(code)
+        Failure::new("image", told, remedy).with_code(code)
     }
 }
 
@@ -333,6 +340,17 @@ mod tests {
                 if matches!(code, Code::NoAnswer | Code::Damaged | Code::Interrupted) { Code::Failed } else { code };
             assert_eq!(Code::from(told), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn what_is_wrong_in_an_archive_has_its_own_code_and_remedy() {
+        let within = |place: &str, cause| ImageError::Within { place: place.into(), cause: Box::new(cause) };
+        let layer = || within("a.tar", within("blobs/b", ImageError::Reserved { member: "./.poolfs".into() }));
+        let text = Failure::from(layer()).to_string();
+        assert!(text.starts_with("image: a.tar: blobs/b: member \"./.poolfs\": "), "{text}");
+        assert!(text.contains("\n  remedy: leave .poolfs out"), "{text}");
+        assert_eq!(Failure::from(layer()).code(), Code::Damaged);
+        assert_eq!(Failure::from(within("a.tar", ImageError::Interrupted)).status(), 130);
     }
 
     #[test]

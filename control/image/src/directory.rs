@@ -4,7 +4,7 @@ use crate::archive::Time;
 use crate::digest::Digest;
 use crate::limits::Room;
 use crate::tree::{self, Ownership};
-use crate::unpack::Unpacked;
+use crate::unpack::{Unpacked, WORK_DIRECTORY};
 use crate::{ImageError, Limits, Progress, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RawMode, Stat};
@@ -98,6 +98,9 @@ impl Copier<'_> {
         depth: usize,
     ) -> Result<()> {
         let fail = |action| move |errno: Errno| ImageError::io(action, &Path::new("/").join(path), errno);
+        if depth == 0 && name == WORK_DIRECTORY {
+            return Err(ImageError::reserved(name));
+        }
         let status = rustix::fs::statat(from, name, AtFlags::SYMLINK_NOFOLLOW).map_err(fail("look at"))?;
         self.done.members += 1;
         if self.done.members > self.limits.layer_members {

@@ -40,9 +40,23 @@ pub enum ImageError {
         /// Why not.
         cause: String,
     },
+    /// A layer that a union would take for one of its upper branches.
+    #[error("member {member:?}: .poolfs at the root of a layer is the mark of a union's upper branch")]
+    Reserved {
+        /// The member's name, or the path in a directory.
+        member: String,
+    },
     /// An archive that breaks its own format.
     #[error("malformed archive: {0}")]
     Archive(String),
+    /// What is wrong in an archive, a blob or a directory that an image is made of.
+    #[error("{place}: {cause}")]
+    Within {
+        /// Its name.
+        place: String,
+        /// What is wrong.
+        cause: Box<ImageError>,
+    },
     /// An image description that breaks its own format.
     #[error("malformed {what}: {cause}")]
     Description {
@@ -94,6 +108,19 @@ impl ImageError {
 
     pub(crate) fn member(path: &[u8], cause: impl Into<String>) -> Self {
         ImageError::Member { member: String::from_utf8_lossy(path).into_owned(), cause: cause.into() }
+    }
+
+    pub(crate) fn reserved(path: &[u8]) -> Self {
+        ImageError::Reserved { member: String::from_utf8_lossy(path).into_owned() }
+    }
+
+    /// The same with the name of what is being read, where it does not say that already.
+    pub(crate) fn within(self, place: &str) -> Self {
+        match &self {
+            ImageError::Within { place: named, .. } if named == place => self,
+            ImageError::Io { path, .. } if path == Path::new(place) => self,
+            _ => ImageError::Within { place: place.to_owned(), cause: Box::new(self) },
+        }
     }
 
     pub(crate) fn description(what: impl Into<String>, cause: impl ToString) -> Self {

@@ -5,7 +5,7 @@
 
 use crate::decompress::Decompressor;
 use crate::digest::HashingReader;
-use crate::unpack::{Unpacked, unpack};
+use crate::unpack::{Purpose, Unpacked, unpack};
 use crate::{Digest, ImageError, Limits, Progress, Result, tree};
 use poolfs_host::remove_tree;
 use serde::{Deserialize, Serialize};
@@ -115,7 +115,8 @@ impl LayerStore {
         let name = blob.name.clone();
         blob.check_length()?;
         let (blob_digest, expected) = (blob.blob_digest.clone(), blob.expected.clone());
-        let (unpacked, found_blob, found) = unpack_verified(blob, &tree_path, limits, progress)?;
+        let (unpacked, found_blob, found) =
+            unpack_verified(blob, &tree_path, limits, progress).map_err(|error| error.within(&name))?;
         check(&name, blob_digest, found_blob)?;
         check(&name, expected, found.clone())?;
         self.keep(&tree_path, found, unpacked)
@@ -162,14 +163,14 @@ fn unpack_verified(
     limits: &Limits,
     progress: &mut dyn Progress,
 ) -> Result<(Unpacked, Digest, Digest)> {
-    let broken = |source: std::io::Error| ImageError::Archive(format!("{}: {source}", blob.name));
+    let broken = |source: std::io::Error| ImageError::Archive(source.to_string());
     let length = blob.file.metadata().map_or(0, |metadata| metadata.len());
     progress.begin(&blob.name, length);
     let watched = Watched { inner: blob.file, progress: &mut *progress };
     let plain = Decompressor::new(HashingReader::new(watched)).map_err(broken)?;
     // Headers and padding count too: a bomb of empty members must end as well.
     let bounded = Bounded { inner: plain, left: limits.layer_bytes };
-    let (unpacked, hashing) = unpack(HashingReader::new(bounded), tree_path, limits)?;
+    let (unpacked, hashing) = unpack(HashingReader::new(bounded), tree_path, Purpose::Layer, limits)?;
     let (digest, _, bounded) = hashing.finish().map_err(broken)?;
     // What was buffered has been hashed already; the rest of the blob follows.
     let compressed = bounded.inner.into_inner().into_inner();

@@ -53,6 +53,17 @@ impl Source {
             _ => Err(unknown()),
         }
     }
+
+    /// The file or directory, for messages.
+    pub(crate) fn place(&self) -> String {
+        match self {
+            Source::Oci(path, _)
+            | Source::OciArchive(path)
+            | Source::DockerArchive(path)
+            | Source::Tar(path)
+            | Source::Directory(path) => path.display().to_string(),
+        }
+    }
 }
 
 /// An image as its source describes it.

@@ -3,7 +3,8 @@
 use crate::layers::{LayerBlob, LayerRecord, LayerStore};
 use crate::record::{ImageConfig, ImageRecord, RECORD_VERSION, check_name};
 use crate::source::{BlobDirectory, Described, Source};
-use crate::{Digest, ImageError, Limits, Progress, Result, directory, unpack};
+use crate::unpack::{self, Purpose};
+use crate::{Digest, ImageError, Limits, Progress, Result, directory};
 use rustix::fs::FlockOperation;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -87,8 +88,8 @@ impl ImageStore {
         }
         self.sweep()?;
         let mut added = Vec::new();
-        let imported =
-            self.import_layers(&parsed, limits, progress, &mut added).map_err(|error| given_up(error, progress));
+        let imported = self.import_layers(&parsed, limits, progress, &mut added);
+        let imported = imported.map_err(|error| given_up(error.within(&parsed.place()), progress));
         let result = imported.and_then(|(layers, config)| self.record(name, source, layers, config));
         if result.is_err() {
             for digest in &added {
@@ -276,8 +277,8 @@ fn open(path: &Path) -> Result<File> {
 /// Unpack an archive of documents and blobs.
 fn unpack_plain(path: &Path, to: &Path, limits: &Limits) -> Result<()> {
     let reader = crate::decompress::Decompressor::new(open(path)?);
-    let reader = reader.map_err(|source| ImageError::io("read", path, source))?;
-    unpack::unpack(reader, to, limits).map(|_| ())
+    let reader = reader.map_err(|source| ImageError::Archive(source.to_string()))?;
+    unpack::unpack(reader, to, Purpose::Source, limits).map(|_| ())
 }
 
 /// What failed; but who had it given up has broken it off, and reading that ends there fails as a cut archive does.

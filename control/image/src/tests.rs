@@ -192,6 +192,179 @@ fn nothing_outside_is_reached() {
 }
 
 #[test]
+fn no_layer_passes_for_an_upper_branch() {
+    let round = |b: &mut Builder<Vec<u8>>, target: &str| {
+        directory(b, "d/");
+        link(b, EntryType::Symlink, "d/round", target);
+    };
+    let special = |kind: EntryType| {
+        archive(|b| {
+            let mut header = entry(kind, 0o600, 0);
+            header.set_device_major(0).expect("fits");
+            header.set_device_minor(0).expect("fits");
+            b.append_data(&mut header, ".poolfs", &b""[..]).expect("in memory");
+        })
+    };
+    // The member that is refused, and the archive.
+    let refused: Vec<(&str, Vec<u8>)> = vec![
+        (".poolfs/format", archive(|b| raw(b, ".poolfs/format", b"poolfs-union 9\n"))),
+        ("./.poolfs/x", archive(|b| raw(b, "./.poolfs/x", b""))),
+        ("/.poolfs/format", archive(|b| raw(b, "/.poolfs/format", b""))),
+        (".//.poolfs/./x/", archive(|b| raw(b, ".//.poolfs/./x/", b""))),
+        (".poolfs/a/b", archive(|b| file(b, ".poolfs/a/b", b""))),
+        (".poolfs/", archive(|b| directory(b, ".poolfs/"))),
+        (".poolfs", archive(|b| file(b, ".poolfs", b""))),
+        (".poolfs", archive(|b| link(b, EntryType::Symlink, ".poolfs", "d"))),
+        (
+            ".poolfs",
+            archive(|b| {
+                file(b, "f", b"");
+                link(b, EntryType::Link, ".poolfs", "f");
+            }),
+        ),
+        (".poolfs", special(EntryType::Fifo)),
+        (".poolfs", special(EntryType::Char)),
+        (".poolfs/.wh.x", archive(|b| raw(b, ".poolfs/.wh.x", b""))),
+        (".poolfs/.wh..wh..opq", archive(|b| raw(b, ".poolfs/.wh..wh..opq", b""))),
+        (
+            "./.poolfs/pax",
+            archive(|b| {
+                b.append_pax_extensions([("path", &b"./.poolfs/pax"[..])]).expect("in memory");
+                file(b, "innocent", b"");
+            }),
+        ),
+        // Links of the layer itself that lead back to its root.
+        (
+            "d/round/.poolfs/format",
+            archive(|b| {
+                round(b, "/");
+                file(b, "d/round/.poolfs/format", b"");
+            }),
+        ),
+        (
+            "d/round/.poolfs",
+            archive(|b| {
+                round(b, "../../d/..");
+                link(b, EntryType::Symlink, "d/round/.poolfs", "d");
+            }),
+        ),
+        (
+            "d/round/d/round/.poolfs/.poolfs/x",
+            archive(|b| {
+                round(b, "..");
+                file(b, "d/round/d/round/.poolfs/.poolfs/x", b"");
+            }),
+        ),
+    ];
+    for (member, bytes) in refused {
+        let place = Place::new();
+        let error = place.import_tar("upper", &bytes).expect_err(member).to_string();
+        assert!(error.contains("/upper.tar: ") && error.contains(&format!("{member:?}")), "{member}: {error}");
+        assert!(place.leftovers().is_empty(), "{member} left {:?}", place.leftovers());
+    }
+    // Nor does the second layer of an image, nor a directory.
+    let place = Place::new();
+    let layers = [archive(|b| file(b, "a", b"")), archive(|b| file(b, ".poolfs/format", b""))];
+    let layout = oci_layout(&place, &layers, false);
+    let tree = place.directory.path().join("tree");
+    fs::create_dir_all(tree.join(".poolfs")).expect("made");
+    for (source, at) in [(format!("oci:{}", layout.display()), &layout), (format!("dir:{}", tree.display()), &tree)] {
+        let error = place.store.import("app", &source, &Limits::default(), &mut Silent).expect_err("upper").to_string();
+        assert!(error.contains(&format!("{}: ", at.display())) && error.contains("\".poolfs"), "{source}: {error}");
+        assert!(place.leftovers().is_empty(), "{source} left {:?}", place.leftovers());
+    }
+}
+
+#[test]
+fn names_like_an_upper_branchs_are_taken_where_they_mean_nothing() {
+    let place = Place::new();
+    let root = place
+        .import_tar(
+            "like",
+            &archive(|b| {
+                file(b, "home/.poolfs/format", b"deeper");
+                file(b, ".poolfs2", b"longer");
+                link(b, EntryType::Symlink, "to-home", "home");
+                file(b, "to-home/.poolfs/second", b"by a link");
+                raw(b, "absent/.poolfs/.poolfs", b"its directory is not there before");
+                raw(b, ".wh..poolfs", b"");
+                // The second takes the link away by which it was reached: the third is not in the root any more.
+                link(b, EntryType::Symlink, "swap", "/");
+                file(b, "swap/swap", b"");
+                file(b, "swap/.poolfs", b"in the new directory");
+                raw(b, "home/.wh..poolfs2", b"");
+            }),
+        )
+        .expect("imported");
+    assert_eq!(fs::read(root.join("home/.poolfs/format")).expect("there"), b"deeper");
+    assert_eq!(fs::read(root.join("home/.poolfs/second")).expect("there"), b"by a link");
+    assert_eq!(fs::read(root.join("swap/.poolfs")).expect("there"), b"in the new directory");
+    assert!(root.join(".poolfs2").exists() && root.join("absent/.poolfs/.poolfs").exists());
+    assert!(fs::symlink_metadata(root.join(".poolfs")).is_err(), "there is nothing that it could hide");
+    assert!(fs::symlink_metadata(root.join("home/.poolfs2")).expect("a whiteout").file_type().is_char_device());
+    // The root of a layout is not the root of an image.
+    let layout = oci_layout(&place, &[archive(|b| file(b, "a", b""))], false);
+    fs::create_dir(layout.join(".poolfs")).expect("made");
+    let packed = archive(|b| b.append_dir_all(".", &layout).expect("in memory"));
+    let source = format!("oci-archive:{}", place.file("packed.tar", &packed).display());
+    place.store.import("packed", &source, &Limits::default(), &mut Silent).expect("imported");
+}
+
+#[test]
+fn a_malformed_archive_is_named() {
+    let plain = archive(|b| {
+        file(b, "a", &[7; 3000]);
+        file(b, "b", b"second");
+    });
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
+    gzip.write_all(&plain).expect("in memory");
+    let gzip = gzip.finish().expect("in memory");
+    let zstd = zstd::encode_all(&plain[..], 1).expect("in memory");
+    // Multiplied by an odd number, the bytes come in no order that any format has.
+    let random: Vec<u8> = (1_u32..4000).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let archives = [
+        ("random", &random[..]),
+        ("short-random", &random[..100]),
+        ("random-gzip", &[&[0x1f, 0x8b, 8, 0][..], &random].concat()),
+        ("random-zstd", &[&[0x28, 0xb5, 0x2f, 0xfd][..], &random].concat()),
+        ("bzip2", b"BZh91AY"),
+        ("cut-header", &plain[..300]),
+        ("cut-content", &plain[..2000]),
+        ("cut-second-header", &plain[..512 + 3072 + 100]),
+        ("gzip-cut-header", &gzip[..5]),
+        ("gzip-cut", &gzip[..gzip.len() / 2]),
+        ("gzip-cut-sum", &gzip[..gzip.len() - 3]),
+        ("zstd-cut", &zstd[..zstd.len() / 2]),
+    ];
+    for (name, bytes) in archives {
+        let place = Place::new();
+        let path = place.file(name, bytes);
+        for kind in ["tar", "oci-archive", "docker-archive"] {
+            let source = format!("{kind}:{}", path.display());
+            let error = place.store.import("app", &source, &Limits::default(), &mut Silent).expect_err(&source);
+            let told = error.to_string();
+            assert_eq!(told.matches(&path.display().to_string()).count(), 1, "{source}: {told}");
+            // An archive of documents and blobs is not read beyond its last member: they have digests of their own.
+            assert!(kind != "tar" || told.contains("malformed archive"), "{source}: {told}");
+            assert!(!name.ends_with("random") || told.contains("header"), "{source}: {told}");
+            assert!(place.leftovers().is_empty(), "{source} left {:?}", place.leftovers());
+        }
+    }
+    // An archive that is whole, with a layer that is not; and one that is no image.
+    let place = Place::new();
+    let layout = oci_layout(&place, std::slice::from_ref(&random), false);
+    let packed = place.file("packed.tar", &archive(|b| b.append_dir_all(".", &layout).expect("in memory")));
+    let rootfs = place.file("rootfs.tar", &plain);
+    let layer = Digest::of(&random).hex().to_owned();
+    for (path, named) in [(packed, layer.as_str()), (rootfs, "index.json")] {
+        let source = format!("oci-archive:{}", path.display());
+        let error = place.store.import("app", &source, &Limits::default(), &mut Silent).expect_err(&source);
+        let told = error.to_string();
+        assert!(told.contains(&path.display().to_string()) && told.contains(named), "{source}: {told}");
+    }
+}
+
+#[test]
 fn links_and_absolute_names_stay_inside() {
     let outside = tempfile::tempdir().expect("a directory");
     fs::write(outside.path().join("victim"), "safe").expect("written");
@@ -326,7 +499,8 @@ fn a_damaged_blob_is_named_and_leaves_nothing() {
     let layout = oci_layout(&place, &[archive(|b| file(b, "a", b"#lower"))], true);
     let source = format!("oci:{}", layout.display());
     let error = place.store.import("app", &source, &Limits::default(), &mut Silent).expect_err("damaged");
-    assert!(matches!(error, ImageError::Damaged { .. }), "{error}");
+    let ImageError::Within { place: named, cause } = error else { panic!("{error}") };
+    assert!(matches!(*cause, ImageError::Damaged { .. }) && Path::new(&named) == layout, "{named}: {cause}");
     assert!(place.leftovers().is_empty());
 }
 

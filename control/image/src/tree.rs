@@ -132,20 +132,44 @@ impl TreeWriter {
         Ok(above)
     }
 
+    /// Whether `path` is that of `name` in the tree's root, or of something below it, also by symbolic links of the tree that lead back to its root.
+    pub(crate) fn leads_to_root_name(&self, path: &TreePath, name: &[u8]) -> Result<bool> {
+        let mut start = 0;
+        for part in path.0.split(|byte| *byte == b'/') {
+            if part == name && self.is_root(&TreePath(path.0[..start].to_vec()))? {
+                return Ok(true);
+            }
+            start += part.len() + 1;
+        }
+        Ok(false)
+    }
+
+    fn is_root(&self, path: &TreePath) -> Result<bool> {
+        if path.0.is_empty() {
+            return Ok(true);
+        }
+        let identity = |file: BorrowedFd<'_>| rustix::fs::fstat(file).map(|status| (status.st_dev, status.st_ino));
+        match self.open_in(path, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(found) => identity(found.as_fd())
+                .and_then(|found| Ok(found == identity(self.root.as_fd())?))
+                .map_err(|errno| self.refused("look at", path, errno)),
+            // What is not there yet becomes a directory of its own, or is refused.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(false),
+            Err(errno) => Err(self.refused("open", path, errno)),
+        }
+    }
+
     /// Take away what is at `name` in the directory `parent`, if anything; a directory with all it contains.
     pub(crate) fn remove(&mut self, parent: &TreePath, name: &[u8]) -> Result<()> {
         let directory = self.directory(parent)?;
-        match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+        let removed = match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(Errno::ISDIR) => {
-                let place = descriptor_path(directory, name);
-                let removed = remove_tree(&place);
-                // The directory used last may have been below it.
-                self.last = None;
-                Ok(removed?)
-            }
+            Err(Errno::ISDIR) => remove_tree(&descriptor_path(directory, name)).map_err(ImageError::from),
             Err(errno) => Err(self.refused("remove", parent, errno)),
-        }
+        };
+        // The directory used last may have been below it, or been reached through it when it was a link.
+        self.last = None;
+        removed
     }
 
     /// What is at `name` in the directory `parent`, not followed; none when there is nothing.

@@ -16,6 +16,8 @@ use std::path::Path;
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
 const OPAQUE_MARK: &[u8] = b".wh..wh..opq";
 const OPAQUE_ATTRIBUTE: &str = "trusted.overlay.opaque";
+/// The work directory in the root of a union's upper branch, by which a union knows that a lower branch was an upper one.
+pub(crate) const WORK_DIRECTORY: &[u8] = b".poolfs";
 /// Bytes of content copied at a time.
 const COPY_BYTES: usize = 256 << 10;
 /// Most bytes of directories' paths that wait for their times.
@@ -28,11 +30,21 @@ pub(crate) struct Unpacked {
     pub bytes: u64,
 }
 
+/// What becomes of an unpacked archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A lower branch of unions.
+    Layer,
+    /// Documents and blobs to import an image from.
+    Source,
+}
+
 /// Unpack everything `reader` yields below `root`; gives the reader back for what follows the archive.
-pub(crate) fn unpack<R: Read>(reader: R, root: &Path, limits: &Limits) -> Result<(Unpacked, R)> {
+pub(crate) fn unpack<R: Read>(reader: R, root: &Path, purpose: Purpose, limits: &Limits) -> Result<(Unpacked, R)> {
     let mut archive = ArchiveReader::new(reader, limits);
     let mut unpacker = Unpacker {
         tree: TreeWriter::open(root)?,
+        purpose,
         directory_times: Vec::new(),
         waiting_bytes: 0,
         buffer: vec![0; COPY_BYTES],
@@ -49,6 +61,7 @@ pub(crate) fn unpack<R: Read>(reader: R, root: &Path, limits: &Limits) -> Result
 
 struct Unpacker {
     tree: TreeWriter,
+    purpose: Purpose,
     /// Set last: every new entry changes its directory's time.
     directory_times: Vec<(TreePath, Time)>,
     waiting_bytes: usize,
@@ -68,6 +81,9 @@ impl Unpacker {
                 _ => Err(ImageError::member(&member.path, "only a directory can be the root")),
             };
         };
+        if self.purpose == Purpose::Layer && self.tree.leads_to_root_name(&path, WORK_DIRECTORY)? {
+            return Err(ImageError::reserved(&member.path));
+        }
         if path.as_bytes().split(|byte| *byte == b'/').rev().skip(1).any(|part| part.starts_with(WHITEOUT_PREFIX)) {
             return Err(ImageError::member(&member.path, "it lies in a directory with a whiteout's name"));
         }
@@ -86,15 +102,13 @@ impl Unpacker {
         if name.is_empty() || name.starts_with(b".wh.") || matches!(name, b"." | b"..") {
             return Err(ImageError::member(&member.path, "this whiteout hides no name"));
         }
+        let path = TreePath::parse(&[parent.as_bytes(), b"/", name].concat())?;
+        if self.purpose == Purpose::Layer && self.tree.leads_to_root_name(&path, WORK_DIRECTORY)? {
+            // No layer has that name, so there is nothing to hide.
+            return Ok(());
+        }
         match self.tree.existing(parent, name)? {
-            Some((FileType::Directory, _)) => {
-                let path = if parent.as_bytes().is_empty() {
-                    TreePath::parse(name)?
-                } else {
-                    TreePath::parse(&[parent.as_bytes(), b"/", name].concat())?
-                };
-                self.opaque(&path)
-            }
+            Some((FileType::Directory, _)) => self.opaque(&path),
             Some(_) => Ok(()),
             None => {
                 let directory = self.tree.directory(parent)?;
@@ -240,6 +254,11 @@ impl Unpacker {
                 Err(Errno::NOENT | Errno::NOTDIR) => {}
                 Err(errno) => return Err(self.tree.refused("open", &path, errno)),
             }
+        }
+        // No order of members was found that makes it; if there is one, it does not become a layer either.
+        let root = TreePath::parse(b"")?;
+        if self.purpose == Purpose::Layer && self.tree.existing(&root, WORK_DIRECTORY)?.is_some() {
+            return Err(ImageError::reserved(WORK_DIRECTORY));
         }
         Ok(())
     }
