@@ -66,6 +66,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod background;
 mod changed;
 pub mod conformance;
 mod error;

@@ -4,9 +4,10 @@
 use crate::Union;
 use crate::node::lock;
 use crate::{deferred, durable, transit};
+use poolfs_libservice::background::start;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 /// Which threads there are.
 #[derive(Default)]
@@ -23,7 +24,7 @@ impl Background {
         if there.load(Ordering::Relaxed) || there.swap(true, Ordering::AcqRel) {
             return;
         }
-        match Builder::new().name(name.into()).spawn(work) {
+        match start(name, work) {
             Ok(thread) => lock(&self.threads).push(thread),
             Err(error) => {
                 there.store(false, Ordering::Release);

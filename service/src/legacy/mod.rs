@@ -17,6 +17,7 @@
 mod abi;
 mod answer;
 mod device;
+mod following;
 mod front;
 mod handshake;
 mod incoming;

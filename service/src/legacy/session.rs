@@ -5,11 +5,13 @@
 
 use super::answer::{Answer, Given};
 use super::device::{Buffer, Device};
+use super::following::{Following, Kept, cpu_of};
 use super::front::Front;
 use super::incoming::{Call, Message};
 use super::interrupts::InService;
 use super::readers::Readers;
 use super::rings::{READERS, Rings};
+use crate::cpus::keep_on;
 use crate::instance::Instance;
 use crate::spans::Measured;
 use poolfs_fuse_ring::Entry;
@@ -31,6 +33,7 @@ pub(super) struct Session {
     pub(super) in_service: Arc<InService>,
     pub(super) rings: Rings,
     readers: Readers,
+    following: Following,
     /// Told at the end of the session.
     on_end: OnEnd,
     /// Its end tells that of the session.
@@ -80,6 +83,7 @@ impl Session {
             in_service: Arc::new(InService::new(first + threads)),
             rings: Rings::new(&entries, cpus),
             readers: Readers::new(first),
+            following: Following::new(cpus),
             on_end,
             _end: end,
         });
@@ -102,8 +106,10 @@ impl Session {
     fn look(self: &Arc<Self>) {
         let watched = Arc::downgrade(self);
         let in_service = Arc::clone(&self.in_service);
+        let cpus = self.following.all().to_vec();
         let started = self.in_service.look(|| {
             let watch = move || {
+                keep_on(&cpus);
                 // It must not keep the session from ending.
                 in_service.watch(|place, unique| match watched.upgrade() {
                     Some(session) if session.is_ring(place) => session.take_over(place, unique),
@@ -125,7 +131,9 @@ impl Session {
     fn work(self: &Arc<Self>, place: usize) {
         let mut buffer = Buffer::new();
         let mut given = Vec::new();
+        let mut kept = Kept::default();
         loop {
+            kept.follow(&self.following);
             let length = match buffer.receive(&self.device) {
                 Ok(length) => length,
                 Err(error) => return self.has_ended(&error),
@@ -133,7 +141,9 @@ impl Session {
             let (message, room) = buffer.split(length);
             match Message::parse(message) {
                 Ok(Message::Call(call)) => {
-                    if self.readers.begin()
+                    let begun = self.readers.begin();
+                    self.following.note(begun.beside, || cpu_of(call.thread));
+                    if begun.one_is_needed
                         && let Err(error) = self.add_reader()
                     {
                         debug!(instance = self.name, %error, "no further thread reads the device");

@@ -1,0 +1,168 @@
+//! On which CPU those who read the device of a mount run: on the caller's, while one caller at a time asks.
+//!
+//! A caller sleeps until it has its answer, so its own CPU is free for whoever serves it. The scheduler does not know that, and wakes the
+//! reader on a CPU that is idle: that takes several times as long as most requests are served in, longer still in a virtual machine, where
+//! the host has to wake a processor first. Whoever serves a message by a ring of the kernel's is on the caller's CPU already
+//! ([`super::rings`]); of the device the kernel does not say where a caller is, so it is looked up now and then.
+//!
+//! Requests that are in service beside others are to be served at the same time, by all CPUs of the pool: then nobody follows.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// So many messages come one after the other before anybody is followed.
+const SCORE_MIN: u32 = 64;
+const SCORE_MAX: u32 = 128;
+/// What one message that came while another was in service counts against those.
+const BESIDE: u32 = 16;
+/// Messages between two looks where the caller is: a look takes as long as a short request.
+const LOOK_EVERY: u32 = 64;
+/// No CPU.
+const NONE: u32 = u32::MAX;
+
+/// Where the readers of a device are to be. What they note may be lost when they note it at the same time: that only delays what follows.
+pub(super) struct Following {
+    /// those of the pool
+    cpus: Vec<u32>,
+    score: AtomicU32,
+    messages: AtomicU32,
+    /// where the caller was at the last look
+    seen: AtomicU32,
+    followed: AtomicU32,
+}
+
+impl Following {
+    /// Nobody is followed yet, and nobody will be beyond `cpus`.
+    pub(super) fn new(cpus: &[u32]) -> Self {
+        let [score, messages] = [0, 0].map(AtomicU32::new);
+        let [seen, followed] = [NONE, NONE].map(AtomicU32::new);
+        Self { cpus: cpus.to_vec(), score, messages, seen, followed }
+    }
+
+    /// A message has come, `beside` others that are in service or not; `look` tells on which CPU its caller is.
+    pub(super) fn note(&self, beside: bool, look: impl FnOnce() -> Option<u32>) {
+        if self.cpus.len() < 2 {
+            return;
+        }
+        let before = self.score.load(Ordering::Relaxed);
+        let score = if beside { before.saturating_sub(BESIDE) } else { (before + 1).min(SCORE_MAX) };
+        if score != before {
+            self.score.store(score, Ordering::Relaxed);
+        }
+        if score < SCORE_MIN {
+            if self.followed.load(Ordering::Relaxed) != NONE {
+                self.followed.store(NONE, Ordering::Relaxed);
+            }
+            return;
+        }
+        if !self.messages.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
+            return;
+        }
+        let now = look().filter(|cpu| self.cpus.contains(cpu)).unwrap_or(NONE);
+        // Callers that take turns on several CPUs are not followed to and fro.
+        let is_settled = self.seen.swap(now, Ordering::Relaxed) == now;
+        self.followed.store(if is_settled { now } else { NONE }, Ordering::Relaxed);
+    }
+
+    /// Those of the pool.
+    pub(super) fn all(&self) -> &[u32] {
+        &self.cpus
+    }
+
+    /// The CPUs to be on.
+    pub(super) fn cpus(&self) -> (u32, &[u32]) {
+        let followed = self.followed.load(Ordering::Relaxed);
+        let at = self.cpus.iter().position(|&cpu| cpu == followed);
+        (followed, at.map_or(&self.cpus, |at| &self.cpus[at..=at]))
+    }
+}
+
+/// Where one reader is kept. A new one is wherever the one was that started it.
+#[derive(Default)]
+pub(super) struct Kept(Option<u32>);
+
+impl Kept {
+    /// Has the calling thread go where it is to be, if it is not there.
+    pub(super) fn follow(&mut self, following: &Following) {
+        let (followed, cpus) = following.cpus();
+        if self.0 != Some(followed) {
+            self.0 = Some(followed);
+            crate::cpus::keep_on(cpus);
+        }
+    }
+}
+
+/// The CPU on which a thread is, or was when it went to sleep.
+pub(super) fn cpu_of(thread: u32) -> Option<u32> {
+    if thread == 0 {
+        return None;
+    }
+    parse_cpu(&std::fs::read(format!("/proc/{thread}/stat")).ok()?)
+}
+
+/// The 39th field of `/proc/PID/stat`, proc_pid_stat(5). The second is a name in brackets, in which anything may be.
+fn parse_cpu(stat: &[u8]) -> Option<u32> {
+    let name_end = stat.iter().rposition(|&byte| byte == b')')?;
+    let mut fields = stat[name_end + 1..].split(|&byte| byte == b' ').skip(1);
+    std::str::from_utf8(fields.nth(36)?).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(following: &Following, times: u32, cpu: Option<u32>) -> u32 {
+        (0..times).for_each(|_| following.note(false, || cpu));
+        following.cpus().0
+    }
+
+    #[test]
+    fn one_caller_at_a_time_is_followed_where_it_goes() {
+        let following = Following::new(&[2, 3]);
+        assert_eq!(ask(&following, SCORE_MIN - 1, Some(3)), NONE, "not yet");
+        assert_eq!(ask(&following, 2 * LOOK_EVERY + 1, Some(3)), 3);
+        assert_eq!(following.cpus().1, [3]);
+        assert_eq!(ask(&following, LOOK_EVERY, Some(2)), NONE, "it has moved");
+        assert_eq!(ask(&following, LOOK_EVERY, Some(2)), 2);
+        assert_eq!(ask(&following, 2 * LOOK_EVERY, Some(7)), NONE, "not the pool's");
+        assert_eq!(ask(&following, 2 * LOOK_EVERY, None), NONE, "nobody knows");
+        assert_eq!(following.cpus().1, [2, 3]);
+    }
+
+    #[test]
+    fn callers_that_ask_at_the_same_time_or_take_turns_are_not_followed() {
+        let following = Following::new(&[0, 1]);
+        for turn in 0..10 {
+            assert_eq!(ask(&following, LOOK_EVERY, Some(turn % 2)), NONE);
+        }
+        assert_eq!(ask(&following, 3 * LOOK_EVERY, Some(1)), 1);
+        // Now and then a message comes beside another, as a release does that nobody waits for.
+        for _ in 0..100 {
+            following.note(true, || Some(1));
+            assert_eq!(ask(&following, BESIDE, Some(1)), 1);
+        }
+        for _ in 0..SCORE_MAX {
+            following.note(true, || Some(1));
+            following.note(false, || Some(1));
+        }
+        assert_eq!(following.cpus().0, NONE);
+    }
+
+    #[test]
+    fn a_pool_of_one_cpu_looks_for_nobody() {
+        let following = Following::new(&[4]);
+        (0..1000).for_each(|_| following.note(false, || panic!("it is not asked")));
+        assert_eq!(following.cpus().1, [4]);
+    }
+
+    #[test]
+    fn the_cpu_is_read_behind_any_name() {
+        let stat = b"7 (a) b ) 1 2) S 1 7 7 0 -1 4194560 92 0 0 0 0 0 0 0 20 0 1 0 9 2600960 1 18446744073709551615 1 1 1 1 1 1 0 0 0 1 0 0 17 5 0 0 0 0 0 1 1 1 1 1 1 1 0\n";
+        assert_eq!(parse_cpu(stat), Some(5));
+        for broken in [&b""[..], b"7 (a", b"7 (a)", b"7 (a) S 1 2 3", b"\xff)"] {
+            assert_eq!(parse_cpu(broken), None);
+        }
+        let own = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        assert!(cpu_of(own).is_some());
+        assert_eq!((cpu_of(0), cpu_of(u32::MAX)), (None, None));
+    }
+}
