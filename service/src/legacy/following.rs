@@ -5,16 +5,18 @@
 //! the host has to wake a processor first. Whoever serves a message by a ring of the kernel's is on the caller's CPU already
 //! ([`super::rings`]); of the device the kernel does not say where a caller is, so it is looked up now and then.
 //!
-//! Requests that are in service beside others are to be served at the same time, by all CPUs of the pool: then nobody follows.
+//! Calls that are in service beside others are to be served at the same time, by all CPUs of the pool: then nobody follows. Messages
+//! that nobody waits for count neither way.
 
+use super::incoming::{Call, Operation};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// So many messages come one after the other before anybody is followed.
+/// So many calls come one after the other before anybody is followed.
 const SCORE_MIN: u32 = 64;
 const SCORE_MAX: u32 = 128;
-/// What one message that came while another was in service counts against those.
+/// What one call that came while another was in service counts against those.
 const BESIDE: u32 = 16;
-/// Messages between two looks where the caller is: a look takes as long as a short request.
+/// Calls between two looks where the caller is: a look takes as long as a short request.
 const LOOK_EVERY: u32 = 64;
 /// No CPU.
 const NONE: u32 = u32::MAX;
@@ -23,8 +25,10 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Following {
     /// those of the pool
     cpus: Vec<u32>,
+    /// in service
+    calls: AtomicU32,
     score: AtomicU32,
-    messages: AtomicU32,
+    noted: AtomicU32,
     /// where the caller was at the last look
     seen: AtomicU32,
     followed: AtomicU32,
@@ -33,16 +37,24 @@ pub(super) struct Following {
 impl Following {
     /// Nobody is followed yet, and nobody will be beyond `cpus`.
     pub(super) fn new(cpus: &[u32]) -> Self {
-        let [score, messages] = [0, 0].map(AtomicU32::new);
+        let [calls, score, noted] = [0, 0, 0].map(AtomicU32::new);
         let [seen, followed] = [NONE, NONE].map(AtomicU32::new);
-        Self { cpus: cpus.to_vec(), score, messages, seen, followed }
+        Self { cpus: cpus.to_vec(), calls, score, noted, seen, followed }
     }
 
-    /// A message has come, `beside` others that are in service or not; `look` tells on which CPU its caller is.
-    pub(super) fn note(&self, beside: bool, look: impl FnOnce() -> Option<u32>) {
-        if self.cpus.len() < 2 {
-            return;
+    /// A call has come, which is in service as long as there is what is returned.
+    pub(super) fn enter(&self, call: &Call<'_>) -> Option<Entered<'_>> {
+        let is_waited_for = call.thread != 0 && !matches!(call.operation, Ok(Operation::Release { .. }));
+        if self.cpus.len() < 2 || !is_waited_for {
+            return None;
         }
+        let beside = self.calls.fetch_add(1, Ordering::Relaxed) > 0;
+        self.note(beside, || cpu_of(call.thread));
+        Some(Entered(self))
+    }
+
+    /// A call has come, `beside` others that are in service or not; `look` tells on which CPU its caller is.
+    fn note(&self, beside: bool, look: impl FnOnce() -> Option<u32>) {
         let before = self.score.load(Ordering::Relaxed);
         let score = if beside { before.saturating_sub(BESIDE) } else { (before + 1).min(SCORE_MAX) };
         if score != before {
@@ -54,7 +66,7 @@ impl Following {
             }
             return;
         }
-        if !self.messages.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
+        if !self.noted.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
             return;
         }
         let now = look().filter(|cpu| self.cpus.contains(cpu)).unwrap_or(NONE);
@@ -76,6 +88,15 @@ impl Following {
     }
 }
 
+/// A call in service.
+pub(super) struct Entered<'a>(&'a Following);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Where one reader is kept. A new one is wherever the one was that started it.
 #[derive(Default)]
 pub(super) struct Kept(Option<u32>);
@@ -92,7 +113,7 @@ impl Kept {
 }
 
 /// The CPU on which a thread is, or was when it went to sleep.
-pub(super) fn cpu_of(thread: u32) -> Option<u32> {
+fn cpu_of(thread: u32) -> Option<u32> {
     if thread == 0 {
         return None;
     }
@@ -135,7 +156,7 @@ mod tests {
             assert_eq!(ask(&following, LOOK_EVERY, Some(turn % 2)), NONE);
         }
         assert_eq!(ask(&following, 3 * LOOK_EVERY, Some(1)), 1);
-        // Now and then a message comes beside another, as a release does that nobody waits for.
+        // Now and then a call comes beside another.
         for _ in 0..100 {
             following.note(true, || Some(1));
             assert_eq!(ask(&following, BESIDE, Some(1)), 1);
@@ -148,10 +169,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_of_one_cpu_looks_for_nobody() {
-        let following = Following::new(&[4]);
-        (0..1000).for_each(|_| following.note(false, || panic!("it is not asked")));
-        assert_eq!(following.cpus().1, [4]);
+    fn what_nobody_waits_for_and_what_comes_to_a_pool_of_one_cpu_counts_neither_way() {
+        let call = |thread, operation| Call::for_tests(thread, operation);
+        let own = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let following = Following::new(&[0, 1]);
+        assert!(following.enter(&call(own, Operation::Release { handle: 1 })).is_none());
+        assert!(following.enter(&call(0, Operation::Destroy)).is_none());
+        for _ in 0..3 {
+            let first = following.enter(&call(own, Operation::Destroy));
+            assert!(first.is_some() && following.score.load(Ordering::Relaxed) == 1);
+            let _second = following.enter(&call(own, Operation::Destroy)).expect("it counts");
+            assert_eq!(following.score.load(Ordering::Relaxed), 0);
+        }
+        assert!(Following::new(&[4]).enter(&call(own, Operation::Destroy)).is_none());
     }
 
     #[test]

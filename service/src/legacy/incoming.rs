@@ -48,6 +48,12 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
+    /// A call about the root.
+    #[cfg(test)]
+    pub(super) fn for_tests(thread: u32, operation: Operation<'_>) -> Call<'_> {
+        Call { unique: 2, node: 1, thread, uid: 0, gid: 0, umask: 0, operation: Ok(operation) }
+    }
+
     /// On whose behalf.
     #[must_use]
     pub fn context(&self) -> Context<'static> {

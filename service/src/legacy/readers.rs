@@ -15,14 +15,6 @@ pub(super) struct Readers {
     adding: Mutex<()>,
 }
 
-/// What somebody finds who has got something to do.
-pub(super) struct Begun {
-    /// Others have, too.
-    pub(super) beside: bool,
-    /// Nobody is left who would receive the next message, and somebody should be added.
-    pub(super) one_is_needed: bool,
-}
-
 impl Readers {
     /// None, the first of which will have the place `first`.
     pub(super) fn new(first: usize) -> Self {
@@ -40,11 +32,11 @@ impl Readers {
         self.max.store(max, Ordering::SeqCst);
     }
 
-    /// One of them has got something to do.
-    pub(super) fn begin(&self) -> Begun {
+    /// One of them has got something to do; whether nobody is left who would receive the next message, and somebody should be added.
+    pub(super) fn begin(&self) -> bool {
         let busy = self.busy.fetch_add(1, Ordering::SeqCst) + 1;
         let started = self.started.load(Ordering::SeqCst);
-        Begun { beside: busy > 1, one_is_needed: busy >= started && started < self.max.load(Ordering::SeqCst) }
+        busy >= started && started < self.max.load(Ordering::SeqCst)
     }
 
     /// One of them is done with it.
@@ -87,14 +79,13 @@ mod tests {
         add().expect("the first");
         add().expect("none is needed");
         assert_eq!(*places.borrow(), [5]);
-        assert!(readers.begin().one_is_needed);
+        assert!(readers.begin());
         assert!(readers.add(|_| Err(io::ErrorKind::WouldBlock.into())).is_err());
         readers.end();
-        assert!(readers.begin().one_is_needed, "it was not added");
+        assert!(readers.begin(), "it was not added");
         add().expect("the second");
         assert_eq!(*places.borrow(), [5, 6]);
-        let second = readers.begin();
-        assert!(second.beside && !second.one_is_needed, "there are no more than two");
+        assert!(!readers.begin(), "there are no more than two");
         add().expect("none");
         readers.end();
         readers.end();

@@ -5,7 +5,7 @@
 
 use super::answer::{Answer, Given};
 use super::device::{Buffer, Device};
-use super::following::{Following, Kept, cpu_of};
+use super::following::{Following, Kept};
 use super::front::Front;
 use super::incoming::{Call, Message};
 use super::interrupts::InService;
@@ -141,9 +141,8 @@ impl Session {
             let (message, room) = buffer.split(length);
             match Message::parse(message) {
                 Ok(Message::Call(call)) => {
-                    let begun = self.readers.begin();
-                    self.following.note(begun.beside, || cpu_of(call.thread));
-                    if begun.one_is_needed
+                    let followed = self.following.enter(&call);
+                    if self.readers.begin()
                         && let Err(error) = self.add_reader()
                     {
                         debug!(instance = self.name, %error, "no further thread reads the device");
@@ -152,6 +151,7 @@ impl Session {
                     }
                     let answered = self.serve_read(place, call, room, &mut given);
                     self.readers.end();
+                    drop(followed);
                     buffer.note_used(length + answered);
                 }
                 Ok(Message::Forget(forgets)) => self.front.forget(forgets),
