@@ -66,7 +66,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod background;
 mod changed;
 pub mod conformance;
 mod error;

@@ -163,7 +163,7 @@ impl Bcow {
             return;
         }
         let (layer, stop, interval) = (self.own.clone(), self.stop.clone(), self.flush_interval);
-        let started = poolfs_libservice::background::start("bcow-flush", move || run(&layer, &stop, interval));
+        let started = std::thread::Builder::new().name("bcow-flush".into()).spawn(move || run(&layer, &stop, interval));
         // Without it fsync, sync and the end do it, and the next who comes here tries again.
         *thread = started.inspect_err(|error| tracing::debug!(%error, "no thread for a bcow layer")).ok();
     }

@@ -4,10 +4,9 @@
 use crate::Union;
 use crate::node::lock;
 use crate::{deferred, durable, transit};
-use poolfs_libservice::background::start;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 /// Which threads there are.
 #[derive(Default)]
@@ -24,7 +23,7 @@ impl Background {
         if there.load(Ordering::Relaxed) || there.swap(true, Ordering::AcqRel) {
             return;
         }
-        match start(name, work) {
+        match Builder::new().name(name.into()).spawn(work) {
             Ok(thread) => lock(&self.threads).push(thread),
             Err(error) => {
                 there.store(false, Ordering::Release);
