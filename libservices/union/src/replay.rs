@@ -20,6 +20,7 @@ use hashbrown::HashMap;
 use poolfs_libservice::walk::{each_name, walk};
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -226,6 +227,12 @@ pub(crate) fn is_empty(upper: &Branch, top: NodeId, generation: u64) -> Result<b
     Ok(header == [0; RECORD_BYTES])
 }
 
+fn said(records: &[Packed]) -> Said {
+    let mut said = Said::default();
+    records.iter().for_each(|record| said.add(record.change()));
+    said
+}
+
 /// What cannot be done for one file now waits and is no reason to refuse the others: its bytes, or their map, cannot be read.
 fn of_one_file(done: Result<std::result::Result<(), Cause>>) -> Result<std::result::Result<(), Cause>> {
     match done {
@@ -253,7 +260,7 @@ impl Union {
             left.sketches = self.replay_sketches(&mut journals.sketches)?;
         }
         for first in journals.first_writes {
-            if let Err(cause) = self.replay_first_write(&first)? {
+            if let Err(cause) = of_one_file(self.replay_first_write(&first))? {
                 let path = first.path.escape_ascii();
                 tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be copied up");
                 left.first_writes.push(first);
@@ -271,14 +278,21 @@ impl Union {
     fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Vec<Packed>>) -> Result<Vec<([u8; 16], Said)>> {
         let upper = &self.work.upper;
         let (mut left, mut count) = (Vec::new(), 0u64);
+        let is_partly_unseen = Cell::new(false);
         let mut look = |path: &[u8], held: &Held, attributes: &Attributes| {
             if attributes.file_type != FileType::Regular || journals.is_empty() {
                 return Ok(());
             }
-            let Some(record) = self.record_of(held)? else { return Ok(()) };
+            let record = match self.record_of(held) {
+                Err(error) if error == Errno::EIO => {
+                    is_partly_unseen.set(true);
+                    return Ok(());
+                }
+                record => record?,
+            };
+            let Some(record) = record else { return Ok(()) };
             let Some(records) = journals.remove(&record.id) else { return Ok(()) };
-            let mut said = Said::default();
-            records.iter().for_each(|record| said.add(record.change()));
+            let said = said(&records);
             count += 1;
             if let Err(cause) = of_one_file(self.replay_sketch(held, record, &said))? {
                 let path = path.escape_ascii();
@@ -292,7 +306,11 @@ impl Union {
                 return Ok(false);
             }
             // What cannot be looked at has been told of by the check that came before.
-            visited.map_or(Ok(true), |(held, attributes)| look(path, held, attributes).map(|()| true))
+            let Ok((held, attributes)) = visited else {
+                is_partly_unseen.set(true);
+                return Ok(true);
+            };
+            look(path, held, attributes).map(|()| true)
         })?;
         // A file of several lower names has its only upper name here when the one that it was written by is gone.
         let index = self.work.index.node();
@@ -300,10 +318,17 @@ impl Union {
             match work::find(upper, index, &name) {
                 Ok(Some((held, attributes))) => look(&name, &held, &attributes)?,
                 Ok(None) => {}
-                // As in the walk.
-                Err(error) if error == Errno::EIO => {}
+                Err(error) if error == Errno::EIO => is_partly_unseen.set(true),
                 Err(error) => return Err(error),
             }
+        }
+        if is_partly_unseen.get() && !journals.is_empty() {
+            let files = journals.len();
+            tracing::error!(
+                files,
+                "what a service had accepted before it died waits: not all of the branch can be read"
+            );
+            left.extend(journals.drain().map(|(id, records)| (id, said(&records))));
         }
         tracing::info!(sketches = count, left = left.len(), "what a service had accepted before it died is in order");
         Ok(left)
@@ -332,7 +357,7 @@ impl Union {
             Some(held) => self.repeat_first_write(&node, &held, first),
             None => self.begin_first_write(&node, (&lower, &attributes), first),
         };
-        of_one_file(begun.and_then(|_| self.flush_sketch(&node, Durability::All)).map(Ok))
+        begun.and_then(|_| self.flush_sketch(&node, Durability::All)).map(Ok)
     }
 
     fn begin_first_write(

@@ -75,6 +75,11 @@ impl Hooked {
         self.damaged.lock().unwrap().insert(name.to_owned());
     }
 
+    /// All can be looked up again.
+    pub fn mend(&self) {
+        self.damaged.lock().unwrap().clear();
+    }
+
     pub fn unhook(&self) {
         *self.hook.write().unwrap() = None;
     }
