@@ -1,14 +1,14 @@
 //! The map of moved blocks: in memory, and as sectors on disk.
 //!
 //! In memory only sectors exist of which some blocks have moved and others have not, so a map costs what was written here and there, not
-//! what the file measures; those of which all blocks have moved are kept as ranges. A block is *lower* (bit clear) or *upper* (bit set); a block *in transit*, of which only a part has arrived, cannot be
+//! what the file measures; those of which all blocks have moved are kept as ranges, also on their way to the disk. A block is *lower* (bit clear) or *upper* (bit set); a block *in transit*, of which only a part has arrived, cannot be
 //! seen here, because the part and the rest are put in by one write below.
 
 use crate::format::{Cause, VERSION, array, check, crc_with_hole};
 use poolfs_libservice::{Error, Result as Answer};
 use poolfs_types::Errno;
 use rangemap::RangeSet;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -44,10 +44,40 @@ pub(crate) struct Bitmap {
     mixed: BTreeMap<u32, Box<Words>>,
     /// those of which all blocks have moved
     full: RangeSet<u32>,
-    dirty: BTreeSet<u32>,
+    dirty: RangeSet<u32>,
     /// whose they are, and how many have been charged
     all: Arc<Sectors>,
     charged: usize,
+}
+
+/// Sectors of a bitmap on their way to the disk. Those of which all blocks have moved are ranges here, too.
+#[derive(Debug, Default)]
+pub(crate) struct DirtySectors {
+    id: [u8; 16],
+    sectors: RangeSet<u32>,
+    mixed: BTreeMap<u32, [u8; SECTOR_BYTES]>,
+}
+
+impl DirtySectors {
+    pub fn is_empty(&self) -> bool {
+        self.sectors.is_empty()
+    }
+
+    /// The bytes of the bitmap file, in pieces of so many sectors at most, each with its offset.
+    pub fn pieces(&self, most: u32) -> impl Iterator<Item = (u64, Vec<u8>)> + '_ {
+        let cut = move |sectors: &std::ops::Range<u32>| {
+            let end = sectors.end;
+            (sectors.start..end).step_by(most as usize).map(move |first| first..end.min(first.saturating_add(most)))
+        };
+        self.sectors.iter().flat_map(cut).map(|sectors| {
+            let offset = u64::from(sectors.start) * SECTOR_BYTES as u64;
+            (offset, sectors.flat_map(|sector| self.bytes(sector)).collect())
+        })
+    }
+
+    fn bytes(&self, sector: u32) -> [u8; SECTOR_BYTES] {
+        self.mixed.get(&sector).copied().unwrap_or_else(|| encode(&self.id, sector, &FULL))
+    }
 }
 
 impl Drop for Bitmap {
@@ -74,8 +104,9 @@ impl Bitmap {
 
     fn charge(&mut self) {
         let now = self.in_memory().saturating_sub(UNCHARGED);
-        self.all.0.fetch_add(now, Ordering::Relaxed);
-        self.all.0.fetch_sub(self.charged, Ordering::Relaxed);
+        // By the difference: nobody else finds this one counted twice, or not at all.
+        self.all.0.fetch_add(now.saturating_sub(self.charged), Ordering::Relaxed);
+        self.all.0.fetch_sub(self.charged.saturating_sub(now), Ordering::Relaxed);
         self.charged = now;
     }
 
@@ -146,6 +177,42 @@ impl Bitmap {
 
     /// Marks `blocks` as moved; returns how many were not.
     pub fn set(&mut self, blocks: std::ops::Range<u64>) -> u64 {
+        let fresh = match Self::whole(&blocks) {
+            Some(whole) => {
+                let [first, last] = [whole.start, whole.end].map(|sector| u64::from(sector) * SECTOR_BLOCKS);
+                self.set_here(blocks.start..first) + self.set_whole(whole) + self.set_here(last..blocks.end)
+            }
+            None => self.set_here(blocks),
+        };
+        self.charge();
+        fresh
+    }
+
+    /// The sectors all of whose blocks are among these, if there are some.
+    fn whole(blocks: &std::ops::Range<u64>) -> Option<std::ops::Range<u32>> {
+        let first = u32::try_from(blocks.start.div_ceil(SECTOR_BLOCKS)).ok()?;
+        // The last of all has no end that can be counted.
+        let end = u32::try_from(blocks.end / SECTOR_BLOCKS).unwrap_or(u32::MAX);
+        (first < end).then_some(first..end)
+    }
+
+    /// Marks all blocks of these sectors, in one go however many they are.
+    fn set_whole(&mut self, sectors: std::ops::Range<u32>) -> u64 {
+        let mut fresh = 0;
+        for gap in self.full.gaps(&sectors).collect::<Vec<_>>() {
+            fresh += u64::from(gap.end - gap.start) * SECTOR_BLOCKS;
+            self.dirty.insert(gap);
+        }
+        let mixed: Vec<u32> = self.mixed.range(sectors.clone()).map(|(&sector, _)| sector).collect();
+        for words in mixed.iter().filter_map(|sector| self.mixed.remove(sector)) {
+            fresh -= words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+        }
+        self.full.insert(sectors);
+        fresh
+    }
+
+    /// Marks blocks of a few sectors.
+    fn set_here(&mut self, blocks: std::ops::Range<u64>) -> u64 {
         let mut fresh = 0;
         let mut block = blocks.start;
         while block < blocks.end {
@@ -157,22 +224,29 @@ impl Bitmap {
             }
             let words = self.mixed.entry(sector).or_insert_with(|| Box::new([0; WORDS]));
             let (mut word, mut bit, end) = (word, bit, end.min(blocks.end));
+            let before = fresh;
             while block < end {
                 let count = (64 - u64::from(bit)).min(end - block);
                 let mask = (u64::MAX >> (64 - count)) << bit;
                 let new = mask & !words[word];
-                if new != 0 {
-                    words[word] |= mask;
-                    fresh += u64::from(new.count_ones());
-                    self.dirty.insert(sector);
-                }
+                words[word] |= mask;
+                fresh += u64::from(new.count_ones());
                 block += count;
                 (word, bit) = (word + 1, 0);
             }
+            if fresh > before {
+                self.note_dirty(sector);
+            }
             self.note_full(sector);
         }
-        self.charge();
         fresh
+    }
+
+    fn note_dirty(&mut self, sector: u32) {
+        // The last of all, which has no end that can be counted, is never one of a sketch.
+        if let Some(next) = sector.checked_add(1) {
+            self.dirty.insert(sector..next);
+        }
     }
 
     /// Keeps a sector as one of a range when all its blocks have moved.
@@ -212,18 +286,17 @@ impl Bitmap {
     }
 
     /// The sectors that are not on disk yet, as they have to be written, and forgets that they are dirty.
-    pub fn take_dirty(&mut self, id: &[u8; 16]) -> Vec<(u32, [u8; SECTOR_BYTES])> {
-        let taken = std::mem::take(&mut self.dirty);
-        let words = |sector| match self.mixed.get(&sector) {
-            Some(words) => Some(&**words),
-            None => self.full.contains(&sector).then_some(&FULL),
-        };
-        taken.into_iter().filter_map(|sector| Some((sector, encode(id, sector, words(sector)?)))).collect()
+    pub fn take_dirty(&mut self, id: &[u8; 16]) -> DirtySectors {
+        let sectors = std::mem::take(&mut self.dirty);
+        let dirty = |sector: &u32| sectors.contains(sector);
+        let mixed = self.mixed.iter().filter(|(sector, _)| dirty(sector));
+        let mixed = mixed.map(|(&sector, words)| (sector, encode(id, sector, words))).collect();
+        DirtySectors { id: *id, sectors, mixed }
     }
 
     /// Takes back sectors that could not be written.
-    pub fn put_back(&mut self, sectors: impl IntoIterator<Item = u32>) {
-        self.dirty.extend(sectors);
+    pub fn put_back(&mut self, taken: &DirtySectors) {
+        self.dirty.extend(taken.sectors.iter().cloned());
     }
 
     /// Adds what the sector `sector` of a bitmap file says.
@@ -295,6 +368,16 @@ pub(crate) fn file_bytes(size: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    /// What would be written, sector by sector.
+    fn taken(bitmap: &mut Bitmap, id: &[u8; 16]) -> Vec<(u32, [u8; SECTOR_BYTES])> {
+        let sectors = bitmap.take_dirty(id);
+        let sector = |(offset, bytes): (u64, Vec<u8>)| {
+            ((offset / SECTOR_BYTES as u64) as u32, bytes.try_into().expect("one sector"))
+        };
+        sectors.pieces(1).map(sector).collect()
+    }
 
     #[test]
     fn agrees_with_a_plain_set() {
@@ -313,7 +396,7 @@ mod tests {
         assert!(!bitmap.full.is_empty() && !bitmap.mixed.is_empty(), "both kinds");
         assert_eq!(bitmap.count_below(end), model.len() as u64);
         let mut loaded = Bitmap::default();
-        for (sector, bytes) in bitmap.take_dirty(&[7; 16]) {
+        for (sector, bytes) in taken(&mut bitmap, &[7; 16]) {
             loaded.load(&[7; 16], sector, &bytes).expect("sound");
         }
         assert_eq!((&loaded.full, &loaded.mixed), (&bitmap.full, &bitmap.mixed));
@@ -384,6 +467,54 @@ mod tests {
     }
 
     #[test]
+    fn what_moves_in_one_go_takes_no_more_memory_however_long_it_is() {
+        let all = Arc::default();
+        let mut bitmap = Bitmap::new(&all);
+        let last = u64::from(u32::MAX) * SECTOR_BLOCKS;
+        bitmap.set(5 * SECTOR_BLOCKS + 7..6 * SECTOR_BLOCKS);
+        bitmap.set(9..last / 2);
+        let _ = bitmap.take_dirty(&[7; 16]);
+        bitmap.admit(3..last - 2).expect("accepted");
+        assert_eq!(bitmap.set(3..last - 2), last - 5 - (last / 2 - 9));
+        assert_eq!((bitmap.count_below(last), bitmap.in_memory()), (last - 5, 3));
+        let sectors = bitmap.take_dirty(&[7; 16]);
+        assert_eq!((sectors.mixed.len(), sectors.sectors.len()), (2, 2), "of what was dirty now");
+        bitmap.put_back(&sectors);
+        assert!(bitmap.is_dirty());
+        let mut pieces = sectors.pieces(128);
+        assert_eq!(pieces.next().map(|(offset, bytes)| (offset, bytes.len())), Some((0, SECTOR_BYTES)));
+        let (offset, bytes) = pieces.next().expect("many");
+        let first = (last / 2) / SECTOR_BLOCKS;
+        assert_eq!((offset, bytes.len()), (first * SECTOR_BYTES as u64, 128 * SECTOR_BYTES));
+        assert_eq!(bytes[SECTOR_BYTES..2 * SECTOR_BYTES], encode(&[7; 16], first as u32 + 1, &FULL));
+    }
+
+    #[test]
+    fn nobody_is_refused_for_what_is_charged_just_now() {
+        let all = Arc::default();
+        let block = |sector: usize| sector as u64 * SECTOR_BLOCKS;
+        let scattered = |sectors: usize| {
+            let mut bitmap = Bitmap::new(&all);
+            (0..UNCHARGED + sectors).for_each(|sector| {
+                bitmap.set(block(2 * sector)..block(2 * sector) + 1);
+            });
+            bitmap
+        };
+        let (mut one, other) = (scattered(CHARGED_MAX), scattered(10));
+        let is_done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    one.set(0..1);
+                }
+            });
+            let refused = (0..100_000).filter(|_| other.admit(block(5001)..block(5001) + 1).is_err()).count();
+            is_done.store(true, Ordering::Relaxed);
+            assert_eq!(refused, 0);
+        });
+    }
+
+    #[test]
     fn a_sector_cut_anywhere_is_mended_to_what_was_or_was_to_be() {
         let id = [9; 16];
         let [none, before, after] = [&[][..], &[3], &[3, 70, 900]].map(|blocks| {
@@ -392,7 +523,7 @@ mod tests {
             for block in blocks {
                 let _ = bitmap.set(SECTOR_BLOCKS + block..SECTOR_BLOCKS + block + 1);
             }
-            bitmap.take_dirty(&id).pop().map_or([0; SECTOR_BYTES], |(_, bytes)| bytes)
+            taken(&mut bitmap, &id).pop().map_or([0; SECTOR_BYTES], |(_, bytes)| bytes)
         });
         for (old, new) in [([0; SECTOR_BYTES], none), (none, before), (before, after)] {
             for cut in 0..=SECTOR_BYTES {
@@ -421,7 +552,7 @@ mod tests {
         let id = [9; 16];
         let mut bitmap = Bitmap::default();
         bitmap.set(SECTOR_BLOCKS + 3..SECTOR_BLOCKS + 5);
-        let sectors = bitmap.take_dirty(&id);
+        let sectors = taken(&mut bitmap, &id);
         assert!(!bitmap.is_dirty());
         let [(1, bytes)] = sectors.as_slice() else { panic!("{sectors:?}") };
         let mut loaded = Bitmap::default();

@@ -376,8 +376,7 @@ impl<'a> Checker<'a> {
                 continue;
             }
             self.is_incomplete = true;
-            let cause =
-                "what a service had accepted before it died waits here; mount the branch once, with its lower ones";
+            let cause = "what a service had accepted before it died waits here; mount the branch once, with its lower ones; removing it gives that up";
             self.findings.damage(&path, Problem::Journal, cause);
         }
         Ok(())

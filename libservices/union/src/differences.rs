@@ -59,6 +59,7 @@ impl Union {
 
     /// See [`Layered::differences`].
     fn visit_differences(&self, visit: &mut Visit<'_>) -> Result<()> {
+        self.nothing_waits()?;
         self.complete_all_deferred()?;
         // A file with several lower names may have changed under names that are in no upper directory.
         let has_links = !work::list(&self.upper, self.work.index.node())?.is_empty();

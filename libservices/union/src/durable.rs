@@ -2,7 +2,7 @@
 //! that does it from time to time for files nobody syncs.
 
 use crate::Union;
-use crate::bitmap::{SECTOR_BYTES, file_bytes};
+use crate::bitmap::{DirtySectors, file_bytes};
 use crate::journal::{Ending, Fill};
 use crate::marks;
 use crate::node::{Content, Node, OpenFile, lock};
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 const ROOT: &Caller = &Caller::ROOT;
 
-/// Sectors of a bitmap on their way to disk.
-type Sectors = Vec<(u32, [u8; SECTOR_BYTES])>;
+/// Sectors of a bitmap that are written at once.
+const SECTORS_AT_ONCE: u32 = 128;
 
 /// Sketches whose bitmap on disk is behind. Each node here is pinned.
 #[derive(Default)]
@@ -251,7 +251,7 @@ impl Union {
                     let sectors = sketch.map.as_mut().map(|map| map.bitmap.take_dirty(&id)).unwrap_or_default();
                     (sectors, id, !sketch.record.bitmap_durable, file_bytes(sketch.origin.size))
                 }
-                Content::Sketch(sketch) => (Vec::new(), sketch.record.id, false, 0),
+                Content::Sketch(sketch) => (DirtySectors::default(), sketch.record.id, false, 0),
                 _ => {
                     drop(state);
                     return sync();
@@ -275,7 +275,7 @@ impl Union {
             if result.is_err()
                 && let Some(map) = &mut sketch.map
             {
-                map.bitmap.put_back(sectors.iter().map(|&(sector, _)| sector));
+                map.bitmap.put_back(&sectors);
             }
             if result.is_ok() && !removed && sketch.is_complete() && !sketch.is_dirty() {
                 self.dissolve(&mut state)?;
@@ -295,7 +295,7 @@ impl Union {
     }
 
     /// Stores sectors of a bitmap of so many bytes, of which the blocks are durable.
-    pub(crate) fn write_sectors(&self, id: &[u8; 16], sectors: &Sectors, first: bool, bytes: u64) -> Result<()> {
+    pub(crate) fn write_sectors(&self, id: &[u8; 16], sectors: &DirtySectors, first: bool, bytes: u64) -> Result<()> {
         if sectors.is_empty() {
             return Ok(());
         }
@@ -310,8 +310,8 @@ impl Union {
             let size = SetAttributes { size: Some(bytes), ..SetAttributes::default() };
             self.upper.setattr(ROOT, bitmap.node(), &size, None)?;
         }
-        for (sector, bytes) in sectors {
-            file.write_full(u64::from(*sector) * SECTOR_BYTES as u64, bytes)?;
+        for (offset, bytes) in sectors.pieces(SECTORS_AT_ONCE) {
+            file.write_full(offset, &bytes)?;
         }
         // Its times are nobody's business.
         self.upper.fsync(ROOT, file.id(), if first { Durability::All } else { Durability::Data })?;

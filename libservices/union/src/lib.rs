@@ -53,6 +53,7 @@ mod sketch;
 mod statistics;
 mod temporary;
 mod transit;
+mod waiting;
 mod work;
 
 pub use statistics::{Damage, Statistics};
@@ -63,7 +64,7 @@ use journal::Journal;
 use node::{Content, NewNode, Nodes, State};
 use poolfs_libservice::{Branch, Error, Held, Libservice, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
 /// Most lower branches of one union.
@@ -138,6 +139,8 @@ pub struct Union {
     upper: Branch,
     lowers: Vec<Lower>,
     work: work::Work,
+    /// set when it is opened, if anything does
+    waiting: OnceLock<waiting::Waiting>,
     nodes: Nodes,
     handles: handles::Handles,
     /// shared by whoever changes what is shown, for as long as that takes; owned by whoever has to see one state of all
@@ -210,6 +213,7 @@ impl Union {
             upper,
             lowers,
             work,
+            waiting: OnceLock::new(),
             nodes,
             handles: handles::Handles::default(),
             changing: RwLock::new(()),

@@ -66,9 +66,12 @@ impl Union {
         if source.is_directory() && self.is_within(new.parent, &source) {
             return fail(Errno::EINVAL);
         }
-        if source.is_directory() || exchange && target.as_ref().is_some_and(|target| target.is_directory()) {
+        let moved = [Some(&source), target.as_ref().filter(|_| exchange)];
+        let mut directories = moved.into_iter().flatten().filter(|node| node.is_directory()).peekable();
+        if directories.peek().is_some() {
             self.complete_all_deferred_locked()?;
         }
+        directories.filter_map(|node| node.path_bytes()).try_for_each(|path| self.paths_may_change(&path))?;
         if let Some(target) = &target
             && target.id == source.id
         {

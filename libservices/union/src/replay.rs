@@ -15,6 +15,7 @@ use crate::marks;
 use crate::node::{Content, Node};
 use crate::resolve::Referenced;
 use crate::sketch::{BLOCK, Sketch};
+use crate::waiting::Waiting;
 use crate::work::{self, DIRECTORY};
 use hashbrown::HashMap;
 use poolfs_libservice::walk::{each_name, walk};
@@ -29,6 +30,9 @@ const ROOT: &Caller = &Caller::ROOT;
 
 /// Most bytes of all files that are looked at: no union leaves more.
 const BYTES_MAX: u64 = 192 << 20;
+
+/// Most bytes of them that wait, which leaves room for what the next service leaves.
+const LEFT_BYTES_MAX: usize = 64 << 20;
 
 /// Most of these files: no union leaves as many.
 const GENERATIONS_MAX: usize = 64;
@@ -118,6 +122,14 @@ struct Left {
 impl Left {
     fn is_empty(&self) -> bool {
         self.sketches.is_empty() && self.first_writes.is_empty()
+    }
+
+    /// The files that it is about.
+    fn waiting(&self) -> Waiting {
+        let mut waiting = Waiting::default();
+        self.sketches.iter().for_each(|&(id, _)| waiting.add_sketch(id));
+        self.first_writes.iter().for_each(|first| waiting.add_first_write(first));
+        waiting
     }
 
     /// The file that says it.
@@ -259,10 +271,18 @@ impl Union {
         if !journals.sketches.is_empty() {
             left.sketches = self.replay_sketches(&mut journals.sketches)?;
         }
+        let mut waiting = Waiting::default();
         for first in journals.first_writes {
-            if let Err(cause) = of_one_file(self.replay_first_write(&first))? {
+            // Of one file one is made good after the other.
+            let done = if waiting.has(&first) {
+                Err("an earlier one waits".to_owned())
+            } else {
+                of_one_file(self.replay_first_write(&first))?
+            };
+            if let Err(cause) = done {
                 let path = first.path.escape_ascii();
                 tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be copied up");
+                waiting.add_first_write(&first);
                 left.first_writes.push(first);
             }
         }
@@ -270,6 +290,9 @@ impl Union {
         self.keep(&left)?;
         for generation in generations.into_iter().filter(|&generation| generation != LEFT || left.is_empty()) {
             journal::remove(upper, top, generation)?;
+        }
+        if !left.is_empty() {
+            let _ = self.waiting.set(left.waiting());
         }
         self.work.sync_directory(top)
     }
@@ -468,7 +491,12 @@ impl Union {
         let (entry, handle) = upper.create(ROOT, self.work.work.node(), name, 0o600, OpenFlags::READ_WRITE)?;
         drop(Held::new(upper, entry.node));
         let file = Opened::new(upper, handle);
-        file.write_full(0, &left.journal())?;
+        let bytes = left.journal();
+        if bytes.len() > LEFT_BYTES_MAX {
+            let cause = "more waits than can be kept of what services had accepted before they died; to give it up, remove .poolfs/journal-* of the branch";
+            return Err(Error::new(Errno::EIO, cause));
+        }
+        file.write_full(0, &bytes)?;
         upper.fsync(ROOT, file.id(), Durability::All)?;
         let left = journal::journal_name(LEFT);
         let left = Name::new(left.as_bytes())?;

@@ -223,6 +223,9 @@ impl Union {
             Ok(decoded) => decoded,
             Err(cause) => return Ok(Content::Damaged(cause.into())),
         };
+        if let Some(cause) = self.sketch_waits(&record.id) {
+            return Ok(Content::Damaged(cause.into()));
+        }
         let mut sketch = Sketch::new(record, origin);
         if sketch.is_truncating() {
             self.finish_truncation(held, &mut sketch.record)?;
@@ -251,6 +254,9 @@ impl Union {
             && Marks::read(&*self.lowers[top.layer].layer, top.held.node())?.metacopy
         {
             content = Content::Damaged("it is an unfinished sketch in a lower branch".into());
+        }
+        if let Some(cause) = self.lower_waits(top) {
+            content = Content::Damaged(cause.into());
         }
         Ok(Some(self.nodes.intern(NewNode {
             inode: inode::shown(layer_id, attributes.inode),

@@ -12,20 +12,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const BLOCK: usize = 4096;
-const AMPLE: u64 = 1 << 20;
+pub const BLOCK: usize = 4096;
+pub const AMPLE: u64 = 1 << 20;
 /// A journal of a few records: it is renewed all the time.
 const TINY: u64 = 240;
 
 /// A union whose service can die.
-struct Mortal {
-    upper: Arc<Hooked>,
-    lowers: Vec<Arc<Memory>>,
-    journal_bytes: u64,
-    deferred_copy_ups_max: usize,
+pub struct Mortal {
+    pub upper: Arc<Hooked>,
+    pub lowers: Vec<Arc<Memory>>,
+    pub journal_bytes: u64,
+    pub deferred_copy_ups_max: usize,
 }
 
-fn lowers_of(lowers: &[Arc<Memory>]) -> Vec<Lower> {
+pub fn lowers_of(lowers: &[Arc<Memory>]) -> Vec<Lower> {
     let lower = |(at, layer): (usize, &Arc<Memory>)| Lower {
         layer_id: format!("layer-{at}"),
         layer: layer.clone() as Arc<dyn Libservice>,
@@ -40,11 +40,11 @@ fn open_journaled(upper: Arc<dyn Libservice>, lowers: &[Arc<Memory>], journal_by
 }
 
 impl Mortal {
-    fn new(lowers: Vec<Arc<Memory>>, journal_bytes: u64) -> Self {
+    pub fn new(lowers: Vec<Arc<Memory>>, journal_bytes: u64) -> Self {
         Self { upper: Hooked::over(Memory::new()), lowers, journal_bytes, deferred_copy_ups_max: 1024 }
     }
 
-    fn open(&self) -> Arc<Union> {
+    pub fn open(&self) -> Arc<Union> {
         self.upper.hook(|_| Ok(()));
         let lowers = lowers_of(&self.lowers);
         let config = UnionConfig { flush_interval: Duration::ZERO, ..UnionConfig::new(self.upper.clone(), lowers) };
@@ -53,24 +53,24 @@ impl Mortal {
     }
 
     /// From here on the union changes nothing.
-    fn die(&self) {
+    pub fn die(&self) {
         self.upper.hook(|call| if call.changes() { fail(Errno::EIO) } else { Ok(()) });
     }
 
-    fn die_and_open(&self, union: Arc<Union>) -> Arc<Union> {
+    pub fn die_and_open(&self, union: Arc<Union>) -> Arc<Union> {
         self.die();
         close(union);
         self.open()
     }
 
     /// The files of the journal.
-    fn journals(&self) -> Vec<String> {
+    pub fn journals(&self) -> Vec<String> {
         ls(&*self.upper, ".poolfs").into_iter().filter(|name| name.starts_with("journal-")).collect()
     }
 }
 
 /// A lower branch with a file `f` of 20 blocks, each with its number.
-fn lower() -> (Arc<Memory>, Vec<u8>) {
+pub fn lower() -> (Arc<Memory>, Vec<u8>) {
     let lower = Memory::new();
     let content: Vec<u8> = (0..20 * BLOCK).map(|at| (at / BLOCK) as u8 + 1).collect();
     put(&*lower, "f", &content);

@@ -23,3 +23,4 @@ mod threads;
 mod times;
 mod transit;
 mod trees;
+mod waiting;
