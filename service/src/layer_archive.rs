@@ -1,6 +1,6 @@
 //! The layer that a union's differences make: a tar archive with names that hide others, as the OCI image specification has it (`layer.md`).
 
-use crate::service::code_of;
+use crate::failures::code_of;
 use poolfs_libservice::types::{Attributes, Caller, FileType, NodeId, OpenFlags, Timestamp};
 use poolfs_libservice::{Difference, Layered, Libservice, Opened, Relation};
 use poolfs_service_protocol::{Committed, FailureCode};

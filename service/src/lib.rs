@@ -26,6 +26,7 @@ mod cpus;
 mod dispatch;
 mod ends;
 mod exclusion;
+pub mod failures;
 mod handles;
 mod instance;
 mod jobs;

@@ -94,10 +94,15 @@ impl<'a> MountTable<'a> {
         self.children.get(mount.id).into_iter().flatten().map(|&at| &self.mounts[at]).filter(|on| on.id != on.parent)
     }
 
+    /// What is mounted over a mount, in its place.
+    pub(crate) fn over(&self, mount: &Mount<'a>) -> Option<&Mount<'a>> {
+        self.on(mount).find(|other| other.place == mount.place)
+    }
+
     /// Whether a path leads to the mount, and nothing that is mounted over it or over one of the directories that lead there hides
     /// it.
     pub(crate) fn is_reachable(&self, mount: &Mount<'a>) -> bool {
-        if self.on(mount).any(|other| other.place == mount.place) {
+        if self.over(mount).is_some() {
             return false;
         }
         let mut here = mount;

@@ -2,7 +2,8 @@
 
 use crate::confinement;
 use crate::control::{self, ControlSocket};
-use crate::service::{Service, ServiceError};
+use crate::failures::ServiceError;
+use crate::service::Service;
 use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use poolfs_service_protocol::{Answer, ServiceConfig, is_valid_name};

@@ -1,6 +1,7 @@
 //! The filesystem table of a service: which instances there are, and the steps that make and end one.
 
 use crate::ends::Ends;
+use crate::failures::ServiceError;
 use crate::instance::Instance;
 use crate::legacy::{LegacyMount, MountError, detach_dead};
 use crate::nodes::pruning::Pruner;
@@ -9,18 +10,17 @@ use crate::queue_front::{QueueFront, ServiceThreads};
 use crate::shares::PoolShares;
 use crate::spans::Tracer;
 use crate::stack::kept::sweep;
-use crate::stack::{Given, Stack, StackBuilder, StackError};
+use crate::stack::{Given, Stack, StackBuilder};
 use poolfs_libservice::Error;
-use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::{
-    Answer, Command, Ending, FailureCode, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
+    Answer, Command, Ending, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
 };
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
@@ -40,102 +40,6 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// After so long what could not be written back is tried once more, of an instance whose mount is gone.
 const RETRY_WAIT: Duration = Duration::from_secs(10);
-
-/// Why a command was not carried out.
-#[derive(Debug, thiserror::Error)]
-pub enum ServiceError {
-    /// The name cannot be used.
-    #[error(
-        "\"{0}\" is no name for an instance: 1 to 64 letters, digits, '-', '_' and '.', beginning with a letter or digit"
-    )]
-    Name(String),
-    /// There is one of this name.
-    #[error("the instance {0} exists already; unmount it first, or take another name")]
-    Exists(String),
-    /// There are too many.
-    #[error("the service has {INSTANCES_MAX} instances, which is the most; unmount one, or use another pool")]
-    TooMany,
-    /// A path cannot be used.
-    #[error("{what} {path}: {cause}")]
-    Path {
-        /// mount point, upper, lower ...
-        what: &'static str,
-        /// the path
-        path: PathBuf,
-        /// what is wrong, and what to do
-        cause: String,
-    },
-    /// A branch cannot be used.
-    #[error(transparent)]
-    Stack(#[from] StackError),
-    /// The mount failed.
-    #[error(transparent)]
-    Mount(#[from] MountError),
-    /// What programs have written is not on the disk, and would be lost.
-    #[error(
-        "what was written to {path} cannot be put on the disk ({cause}); it is kept, and the mount stays: make room, or \
-         repair the disk behind it, and unmount again"
-    )]
-    NotWritten {
-        /// the mount point
-        path: PathBuf,
-        /// why not
-        cause: Error,
-    },
-    /// The same, and the mount is gone.
-    #[error("what was written to {path} could not be put on the disk ({cause}), and is lost: {again}")]
-    Lost {
-        /// the mount point
-        path: PathBuf,
-        /// why not
-        cause: Error,
-        /// why it could not be mounted again
-        again: Box<ServiceError>,
-    },
-    /// At the end of the service something could not be written back.
-    #[error("what was written last through {instance} could not be put on the disk ({cause}), and is lost")]
-    LostAtEnd {
-        /// the instance
-        instance: String,
-        /// why not
-        cause: Error,
-    },
-    /// The user-level path cannot be had.
-    #[error("no sessions at {place}: {cause}")]
-    Sessions {
-        /// where the sockets are
-        place: PathBuf,
-        /// what is wrong
-        cause: io::Error,
-    },
-}
-
-/// What kind of failure it is that something of a branch cannot be read or written.
-pub(crate) fn code_of(error: &Error) -> FailureCode {
-    if matches!(error.errno(), Errno::ENOSPC | Errno::EDQUOT) { FailureCode::NoSpace } else { FailureCode::File }
-}
-
-impl ServiceError {
-    /// What kind of failure it is.
-    fn code(&self) -> FailureCode {
-        match self {
-            Self::Name(_) => FailureCode::Usage,
-            Self::Exists(_) => FailureCode::Exists,
-            Self::TooMany => FailureCode::Failed,
-            Self::Path { .. } => FailureCode::File,
-            Self::Stack(error) => error.code(),
-            Self::Mount(MountError::Busy { .. }) => FailureCode::InUse,
-            Self::Mount(_) | Self::Sessions { .. } => FailureCode::Host,
-            Self::NotWritten { cause, .. } | Self::Lost { cause, .. } | Self::LostAtEnd { cause, .. } => code_of(cause),
-        }
-    }
-
-    /// The answer to whoever gave the command.
-    #[must_use]
-    pub fn answer(&self) -> Answer {
-        Answer::Failed { code: self.code(), message: self.to_string() }
-    }
-}
 
 struct Mounted {
     instance: Arc<Instance>,
@@ -405,12 +309,20 @@ impl Service {
         }
     }
 
-    /// After the mount is gone from its place: waits for its last users, then flushes. Whoever still uses it from another mount
-    /// namespace keeps it alive in the background until the service ends.
+    /// After the mount is gone from its place: waits for its last users, then flushes. Whoever has files of it open in another mount
+    /// namespace keeps the instance, if it is to end in order; a mount that is only seen there goes on in the background until the service
+    /// ends.
     fn linger(&self, mounted: Mounted, ending: Ending) -> Result<(), ServiceError> {
-        let Mounted { instance, mount, front } = mounted;
-        front.close(&self.threads);
-        if mount.wait(UNMOUNT_WAIT) {
+        mounted.front.close(&self.threads);
+        let is_over = mounted.mount.wait(UNMOUNT_WAIT);
+        let files = mounted.instance.handles.len();
+        if !is_over && ending == Ending::Orderly && files > 0 {
+            let path = mounted.instance.spec().mount_point.clone();
+            lock(&self.instances).insert(mounted.instance.name().to_owned(), mounted);
+            return Err(ServiceError::UsedElsewhere { path, files });
+        }
+        let Mounted { instance, mount, .. } = mounted;
+        if is_over {
             return match wind_up(&instance) {
                 Err(cause) if !ending.is_forced() => Err(self.mount_again(&instance, cause)),
                 _ => Ok(()),

@@ -218,3 +218,27 @@ socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(paths[0])";
         let _ = pool.poolfs(&["rm", "c"]).expect("rm");
     });
 }
+
+#[test]
+fn a_container_that_nobody_watches_over_is_not_removed_while_it_runs() {
+    isolated("a_container_that_nobody_watches_over_is_not_removed_while_it_runs", |folder| {
+        let pool = pool_with_image(folder);
+        let _ = run(&pool, &["-d", "--name", "c"], &["/bin/sleep", "600"]).expect("run -d");
+        let record = fs::read(folder.join("state/containers/c/container.json")).expect("its record");
+        let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+        let monitor = record["monitor"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        let monitor = Pid::from_raw(monitor.unwrap_or_else(|| panic!("{record}"))).expect("a process");
+        kill_process(monitor, Signal::KILL).expect("ours");
+        let condition = || pool.poolfs(&["ps", "--json"]).expect("ps");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !condition().contains("lost") {
+            assert!(Instant::now() < deadline, "{}", condition());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let refused = pool.poolfs(&["rm", "c"]);
+        assert!(refused.code != 0 && refused.err.contains("stop") && refused.err.contains("--force"), "{refused:?}");
+        assert!(condition().contains("lost"), "it is as it was");
+        let _ = pool.poolfs(&["stop", "c", "--time", "0"]).expect("stop");
+        let _ = pool.poolfs(&["rm", "c"]).expect("rm");
+    });
+}

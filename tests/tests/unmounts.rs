@@ -1,6 +1,6 @@
 //! Unmounts that nobody takes note of: commands that are killed half way, and `umount(8)`. The next command finds what is so.
 
-use poolfs_tests::{Outcome, Pool, isolated, run, shell};
+use poolfs_tests::{Outcome, Pool, isolated, name_of, run, shell};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -238,5 +238,152 @@ fn a_mount_that_somebody_unmounts_by_hand_is_forgotten() {
         let _ = union.umount().expect("umount");
         drop(other);
         assert!(union.pool.poolfs(&["pool", "ls"]).expect("pool ls").contains("not running"));
+    });
+}
+
+/// A program in a mount namespace of its own, which has a file of the union open and mapped and does what it is told.
+struct Elsewhere(Child);
+
+impl Elsewhere {
+    fn start(union: &Union) -> Self {
+        let program = "import mmap, sys\n\
+            file = open(sys.argv[1], 'r+b')\n\
+            pages = mmap.mmap(file.fileno(), 4096)\n\
+            print('ready', flush=True)\n\
+            for line in sys.stdin:\n    \
+                pages[:len(line) - 1] = line[:-1].encode()\n    \
+                print('stored', flush=True)\n";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "python3", "-c", program]).arg(union.at.join("mapped"));
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut elsewhere = Self(child);
+        elsewhere.expect("ready");
+        elsewhere
+    }
+
+    fn expect(&mut self, word: &str) {
+        let mut line = String::new();
+        let out = self.0.stdout.as_mut().expect("piped");
+        while !line.ends_with('\n') {
+            let mut byte = [0];
+            std::io::Read::read_exact(out, &mut byte).expect("it lives");
+            line.push(byte[0].into());
+        }
+        assert_eq!(line.trim(), word);
+    }
+
+    fn store(&mut self, text: &str) {
+        writeln!(self.0.stdin.as_mut().expect("piped"), "{text}").expect("it lives");
+        self.expect("stored");
+    }
+
+    fn end(&mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().expect("ours").success());
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn who_has_files_open_in_another_mount_namespace_keeps_them_until_he_lets_go() {
+    isolated("who_has_files_open_in_another_mount_namespace_keeps_them_until_he_lets_go", |folder| {
+        let union = Union::make(folder);
+        union.mount();
+        fs::write(union.at.join("mapped"), [b'.'; 4096]).expect("written");
+        let mut elsewhere = Elsewhere::start(&union);
+        elsewhere.store("before");
+        let refused = union.umount();
+        assert!(refused.code != 0 && refused.err.contains("another mount namespace"), "{refused:?}");
+        elsewhere.store("meanwhile");
+        // It is the pool's as before.
+        assert_eq!(union.pool.status()["service"]["instances"].as_array().map(Vec::len), Some(1));
+        let other = folder.join("other");
+        fs::create_dir(&other).expect("a folder");
+        let mut command = union.pool.command();
+        command.args(["mount", union.pool.name()]).arg(&other).arg("--dir").arg(&union.upper);
+        assert!(run(&mut command).code != 0, "its branch is in use");
+        elsewhere.store("at last");
+        elsewhere.end();
+        // By itself, or by the next command.
+        let ended = union.umount();
+        assert!(ended.code == 0 || ended.err.contains("has no mount there"), "{ended:?}");
+        assert!(fs::read(union.upper.join("mapped")).expect("flushed").starts_with(b"at lastle"));
+    });
+}
+
+#[test]
+fn what_is_mounted_over_a_union_stays() {
+    isolated("what_is_mounted_over_a_union_stays", |folder| {
+        let union = Union::make(folder);
+        let over = |what: &str| {
+            let _ = shell(&format!("mount -t tmpfs {what} {}", union.at.display())).expect("mounted");
+            fs::write(union.at.join("precious"), what).expect("written");
+        };
+        let check = |what: &str| assert_eq!(fs::read_to_string(union.at.join("precious")).expect("it stays"), what);
+        let take_away = || {
+            let _ = shell(&format!("umount {}", union.at.display())).expect("unmounted");
+        };
+        union.mount();
+        union.write("below");
+        over("first");
+        for force in [&[][..], &["--force"]] {
+            let refused = run(union.umount_command().args(force));
+            assert!(refused.code != 0 && refused.err.contains("is mounted over"), "{refused:?}");
+            check("first");
+        }
+        take_away();
+        assert_eq!(fs::read_to_string(union.at.join("below")).expect("it is mounted"), "below");
+        // Somebody has unmounted it, and mounted something else in its place.
+        take_away();
+        over("second");
+        let ended = union.umount();
+        assert!(ended.code == 0 || ended.err.contains("has no mount there"), "{ended:?}");
+        check("second");
+        take_away();
+        // The service dies below it.
+        union.mount();
+        over("third");
+        union.pool.kill_service();
+        let _ = union.umount();
+        check("third");
+        take_away();
+        let _ = shell(&format!("umount {}", union.at.display()));
+        union.check("below");
+    });
+}
+
+#[test]
+fn of_two_pools_that_mount_at_one_place_at_once_one_does() {
+    isolated("of_two_pools_that_mount_at_one_place_at_once_one_does", |folder| {
+        let at = folder.join("mnt");
+        fs::create_dir(&at).expect("a folder");
+        let pools = ["a", "b"].map(|name| {
+            let place = folder.join(name);
+            fs::create_dir_all(place.join("dir")).expect("a folder");
+            fs::write(place.join("dir").join("whose"), name).expect("written");
+            (Pool::named(folder, &format!("{}-{name}", name_of(folder)), "16M"), place.join("dir"))
+        });
+        for _ in 0..8 {
+            let started: Vec<Child> = pools
+                .iter()
+                .map(|(pool, directory)| {
+                    let mut command = pool.command();
+                    command.args(["mount", pool.name()]).arg(&at).arg("--dir").arg(directory);
+                    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("poolfs starts")
+                })
+                .collect();
+            let mounted: Vec<bool> =
+                started.into_iter().map(|mut child| child.wait().expect("ours").success()).collect();
+            let first = mounted.iter().position(|&mounted| mounted).expect("who comes first mounts");
+            assert_eq!(mounted.iter().filter(|&&mounted| mounted).count(), 1, "{mounted:?}");
+            assert_eq!(fs::read_to_string(at.join("whose")).expect("read"), ["a", "b"][first]);
+            let _ = run(pools[first].0.command().args(["umount", pools[first].0.name()]).arg(&at)).expect("unmounted");
+        }
     });
 }

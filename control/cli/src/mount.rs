@@ -7,7 +7,7 @@ use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::{complain, pasted};
 use crate::{branches, memory, places, pool, service, waiting};
-use poolfs_host::{MountEntry, mount_table, pool_mounts};
+use poolfs_host::{MountEntry, mount_table, mounted_over, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage};
 use std::path::{Path, PathBuf};
@@ -212,6 +212,7 @@ pub fn unmount_instance(
     // The service has let it go, or is dead, or is not to be waited for: nothing of it may stay mounted.
     let table = mount_table(&*context.host)?;
     for entry in pool_mounts(&table, instance) {
+        uncovered(&table, entry)?;
         context.host.detach(&entry.mount_point)?;
     }
     for known in pool.record.instances.extract_if(.., |known| known.spec.instance == instance) {
@@ -223,6 +224,22 @@ pub fn unmount_instance(
         result = result.and(service::end(context, pool));
     }
     result.and(noted)
+}
+
+/// That unmounting by its path takes this mount, and not somebody else's.
+pub fn uncovered(table: &[MountEntry], entry: &MountEntry) -> Result<()> {
+    match mounted_over(table, entry) {
+        None => Ok(()),
+        Some(over) => {
+            let place = entry.mount_point.display();
+            let cause = format!("{} ({}) is mounted over it", over.source, over.kind);
+            Err(Failure::in_use(
+                place.to_string(),
+                cause,
+                format!("unmount that first, with `umount {}`", pasted(&entry.mount_point)),
+            ))
+        }
+    }
 }
 
 /// Whether an instance is in the pool's record, mounted or about to be.
@@ -262,11 +279,22 @@ fn next_instance(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<Str
 
 /// The service mounts where it lives: in the mount namespace of the command that started it.
 fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<()> {
-    if pool_mounts(&mount_table(&*context.host)?, &spec.instance).is_empty() {
+    let table = mount_table(&*context.host)?;
+    let own = pool_mounts(&table, &spec.instance);
+    if own.is_empty() {
         let remedy = "run all commands on one pool in one mount namespace";
         return Err(Failure::new("mount", "the pool's service mounted it in another mount namespace", remedy));
     }
-    Ok(())
+    // Another command may have mounted there since this one has looked: who came first stays.
+    let is_below =
+        |other: &&MountEntry| own.iter().any(|own| other.id == own.parent && other.mount_point == own.mount_point);
+    match table.iter().find(is_below).and_then(MountEntry::instance) {
+        None => Ok(()),
+        Some(first) => {
+            let place = spec.mount_point.display().to_string();
+            Err(Failure::in_use(place, format!("{first} is mounted there"), "mount it at another place"))
+        }
+    }
 }
 
 fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {

@@ -7,7 +7,7 @@
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::waiting;
-use poolfs_host::{MountEntry, parse_mount_table_with_ids};
+use poolfs_host::{MountEntry, parse_mount_table};
 use poolfs_local::{DirectoryId, LastingName, OpenError, Place, PrivateMount};
 use poolfs_service_protocol::Branch;
 use serde::{Deserialize, Serialize};
@@ -100,11 +100,11 @@ pub struct Found {
 
 impl Found {
     /// The directory at a path.
-    fn open(path: &Path, table: &[(u64, MountEntry)]) -> std::result::Result<Found, OpenError> {
+    fn open(path: &Path, table: &[MountEntry]) -> std::result::Result<Found, OpenError> {
         let failed = |source: io::Error| OpenError::Directory { directory: path.into(), source };
         let given = Place::open(path)?;
         let (id, mount) = (given.id().map_err(failed)?, given.mount_id().map_err(failed)?);
-        let own = table.iter().find(|(id, _)| *id == mount).map(|(_, entry)| entry);
+        let own = table.iter().find(|entry| entry.id == mount);
         let view = own.and_then(|own| widest_view(&given, id, own, table));
         let lineage = view.as_ref().unwrap_or(&given).lineage().map_err(failed)?;
         let whereabouts = Whereabouts { lineage, lasting_name: given.lasting_name() };
@@ -146,16 +146,16 @@ impl Found {
 }
 
 /// The directory on a copy of the mount that shows most of its filesystem; nothing when no mount leads to it.
-fn widest_view(given: &Place, id: DirectoryId, own: &MountEntry, table: &[(u64, MountEntry)]) -> Option<Place> {
+fn widest_view(given: &Place, id: DirectoryId, own: &MountEntry, table: &[MountEntry]) -> Option<Place> {
     let path = std::fs::read_link(given.path_of_descriptor()).ok()?;
     let inside = own.root.join(path.strip_prefix(&own.mount_point).ok()?);
     let shows_it = |entry: &MountEntry| entry.device == own.device && inside.starts_with(&entry.root);
-    let mut views: Vec<_> = table.iter().filter(|(_, entry)| shows_it(entry)).collect();
-    views.sort_by_key(|(_, entry)| entry.root.components().count());
-    views.into_iter().find_map(|(mount, entry)| {
+    let mut views: Vec<_> = table.iter().filter(|entry| shows_it(entry)).collect();
+    views.sort_by_key(|entry| entry.root.components().count());
+    views.into_iter().find_map(|entry| {
         let root = Place::open(&entry.mount_point).ok()?;
         // Something else may be mounted over it.
-        let bare = root.mount_id().ok().filter(|found| found == mount).and_then(|_| root.bare().ok())?;
+        let bare = root.mount_id().ok().filter(|&found| found == entry.id).and_then(|_| root.bare().ok())?;
         let place = bare.below(inside.strip_prefix(&entry.root).ok()?).ok()?;
         place.id().is_ok_and(|found| found == id).then_some(place)
     })
@@ -164,7 +164,7 @@ fn widest_view(given: &Place, id: DirectoryId, own: &MountEntry, table: &[(u64, 
 /// The directories of a mount: opened, with private mounts of them for its service.
 pub fn find(context: &Context, branches: Vec<Branch<'_>>) -> Result<(Vec<Found>, Vec<PrivateMount>)> {
     let text = context.host.read_text(Path::new("/proc/self/mountinfo"))?;
-    let table = std::sync::Arc::new(parse_mount_table_with_ids(&text));
+    let table = std::sync::Arc::new(parse_mount_table(&text));
     let find = |branch: Branch<'_>| {
         let (path, read_only, table) = (branch.directory.to_owned(), branch.read_only, table.clone());
         let found = waiting::within(context, branch.directory, move || {
@@ -186,7 +186,7 @@ mod tests {
 
     fn found(path: &Path) -> Found {
         let text = std::fs::read_to_string("/proc/self/mountinfo").expect("/proc");
-        Found::open(path, &parse_mount_table_with_ids(&text)).expect("a directory")
+        Found::open(path, &parse_mount_table(&text)).expect("a directory")
     }
 
     #[test]

@@ -312,8 +312,14 @@ fn detach_all(context: &Context, record: &PoolRecord) -> Result<u64> {
     let mut detached = 0;
     for instance in &record.instances {
         for entry in pool_mounts(&table, &instance.spec.instance) {
-            context.host.detach(&entry.mount_point)?;
-            detached += 1;
+            // What is over it is somebody's, and stays.
+            match crate::mount::uncovered(&table, entry) {
+                Ok(()) => {
+                    context.host.detach(&entry.mount_point)?;
+                    detached += 1;
+                }
+                Err(covered) => complain(&format!("poolfs: a dead mount stays: {}", covered.summary())),
+            }
         }
     }
     Ok(detached)

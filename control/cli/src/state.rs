@@ -237,6 +237,7 @@ impl<T> Locked<T> {
 
     /// Remove the thing with everything in its directory.
     pub fn remove(self) -> Result<()> {
+        self.collection.sweep()?;
         let (_in_use, place) = self.collection.temporary()?;
         // From this rename on it is gone, and its name is free.
         std::fs::rename(&self.path, place.path()).map_err(|error| Failure::file(&self.path, error))?;

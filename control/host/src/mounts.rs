@@ -12,6 +12,10 @@ const SOURCE_PREFIX: &str = "poolfs:";
 /// One line of `/proc/self/mountinfo`, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
+    /// The mount's number.
+    pub id: u64,
+    /// The number of the mount that it is on.
+    pub parent: u64,
     /// The filesystem's device, as the kernel writes it: equal where it is the same filesystem.
     pub device: String,
     /// Where it is mounted.
@@ -51,19 +55,23 @@ pub fn parse_mount_table(text: &str) -> Vec<MountEntry> {
     text.lines().filter_map(parse_line).collect()
 }
 
-/// The same with the number of each mount, which `/proc/PID/fdinfo` names.
+/// What is mounted over a mount, in its place: whoever unmounts by that path unmounts this.
 #[must_use]
-pub fn parse_mount_table_with_ids(text: &str) -> Vec<(u64, MountEntry)> {
-    let with_id = |line: &str| Some((line.split(' ').next()?.parse().ok()?, parse_line(line)?));
-    text.lines().filter_map(with_id).collect()
+pub fn mounted_over<'a>(table: &'a [MountEntry], entry: &MountEntry) -> Option<&'a MountEntry> {
+    table
+        .iter()
+        .find(|other| other.parent == entry.id && other.id != entry.id && other.mount_point == entry.mount_point)
 }
 
 fn parse_line(line: &str) -> Option<MountEntry> {
     let (front, back) = line.split_once(" - ")?;
-    let mut front = front.split(' ').skip(2);
+    let mut front = front.split(' ');
+    let (id, parent) = (front.next()?.parse().ok()?, front.next()?.parse().ok()?);
     let (device, root, mount_point) = (front.next()?, front.next()?, front.next()?);
     let mut back = back.split(' ');
     Some(MountEntry {
+        id,
+        parent,
         device: device.to_owned(),
         mount_point: unescape_path(mount_point),
         root: unescape_path(root),
@@ -116,8 +124,19 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].mount_point, Path::new("/mnt/c"));
         assert!(pool_mounts(&table, "web-2").is_empty());
-        let ids: Vec<u64> = parse_mount_table_with_ids(TABLE).iter().map(|(id, _)| *id).collect();
-        assert_eq!(ids, [22, 90, 91]);
+        assert_eq!(table.iter().map(|entry| entry.id).collect::<Vec<_>>(), [22, 90, 91]);
+    }
+
+    #[test]
+    fn what_lies_over_a_mount_is_what_is_on_it_in_its_place() {
+        let table = parse_mount_table(
+            "90 27 0:40 / /m rw - fuse.poolfs poolfs:web-1 rw\n\
+             91 90 0:41 / /m/below rw - tmpfs below rw\n\
+             92 90 0:42 / /m rw - tmpfs over rw\n\
+             93 27 0:43 / /n rw - tmpfs beside rw\n",
+        );
+        assert_eq!(mounted_over(&table, &table[0]).map(|over| over.source.as_str()), Some("over"));
+        assert!(table[1..].iter().all(|entry| mounted_over(&table, entry).is_none()));
     }
 
     #[test]

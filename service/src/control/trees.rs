@@ -1,10 +1,11 @@
 //! The commands on what a union differs in from its lower branches.
 
 use super::{answer, failed, has_hung_up};
+use crate::failures::code_of;
 use crate::instance::Instance;
 use crate::layer_archive;
 use crate::outside::{Deed, outside};
-use crate::service::{Service, code_of};
+use crate::service::Service;
 use poolfs_libservice::types::{Attributes, FileType, NodeId};
 use poolfs_libservice::{Difference, Layered, Relation};
 use poolfs_service_protocol::{Answer, Difference as Told, DifferenceKind, FailureCode, Flattened};

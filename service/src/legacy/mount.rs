@@ -15,6 +15,7 @@ use rustix::mount::{FsPickFlags, MountFlags, UnmountFlags};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -62,6 +63,14 @@ pub enum MountError {
         /// the mount point
         path: PathBuf,
     },
+    /// What would be unmounted is somebody else's.
+    #[error("{by} is mounted over {path}; unmount that first")]
+    Covered {
+        /// the mount point
+        path: PathBuf,
+        /// what that mount was made from
+        by: String,
+    },
     /// umount(2) says no.
     #[error("{path} cannot be unmounted ({cause})")]
     Unmount {
@@ -83,23 +92,59 @@ pub struct LegacyMount {
 
 /// A mount that is detached when nobody says otherwise.
 struct MountGuard {
+    instance: String,
     path: PathBuf,
     mounted: bool,
 }
 
 impl MountGuard {
-    fn detach(&mut self) -> io::Result<()> {
-        if !std::mem::take(&mut self.mounted) {
-            return Ok(());
+    fn detach(&mut self) -> Result<(), MountError> {
+        if self.mounted {
+            self.unmount(UnmountFlags::DETACH)?;
+            self.mounted = false;
         }
-        Ok(unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+        Ok(())
+    }
+
+    /// umount(2), where the mount is. It takes what is mounted last at a path, so it is asked for only where that is this one: somebody may
+    /// have unmounted it, or mounted something over it.
+    fn unmount(&self, flags: UnmountFlags) -> Result<(), MountError> {
+        let (instance, path) = (self.instance.clone(), self.path.clone());
+        let unmounted = outside(Deed::Mount, move || match standing(&instance, &path)? {
+            Standing::Gone => Ok(()),
+            Standing::Covered(by) => Err(MountError::Covered { path, by }),
+            Standing::There => match rustix::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW) {
+                // EINVAL: somebody has unmounted it meanwhile.
+                Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+                Err(Errno::BUSY) => Err(MountError::Busy { path }),
+                Err(error) => Err(MountError::Unmount { path, cause: error.into() }),
+            },
+        });
+        unmounted.unwrap_or_else(|cause| Err(MountError::Unmount { path: self.path.clone(), cause }))
     }
 }
 
-/// umount(2), where the mount is.
-fn unmount(path: &Path, flags: UnmountFlags) -> Result<(), Errno> {
-    let path = path.to_owned();
-    outside(Deed::Mount, move || rustix::mount::unmount(&path, flags)).unwrap_or(Err(Errno::NOMEM))
+/// How a mount stands in its place.
+enum Standing {
+    /// it is not there
+    Gone,
+    There,
+    /// by what was made from this
+    Covered(String),
+}
+
+fn standing(instance: &str, path: &Path) -> Result<Standing, MountError> {
+    let table = std::fs::read(OWN_TABLE).map_err(|cause| MountError::Unmount { path: path.to_owned(), cause })?;
+    let table = MountTable::parse(&table);
+    let source = format!("{MOUNT_SOURCE_PREFIX}{instance}");
+    let is_own = |mount: &&Mount<'_>| {
+        mount.file_system == MOUNT_TYPE.as_bytes()
+            && mount.source == source.as_bytes()
+            && mount.place == path.as_os_str().as_bytes()
+    };
+    let Some(own) = table.mounts().iter().rfind(is_own) else { return Ok(Standing::Gone) };
+    let over = table.over(own).map(|other| String::from_utf8_lossy(&other.source).into_owned());
+    Ok(over.map_or(Standing::There, Standing::Covered))
 }
 
 impl Drop for MountGuard {
@@ -150,7 +195,7 @@ impl LegacyMount {
             Ok(device)
         });
         let device = device.map_err(failed)??;
-        let guard = MountGuard { path: path.clone(), mounted: true };
+        let guard = MountGuard { instance: spec.instance.clone(), path: path.clone(), mounted: true };
 
         let (device, entries) = handshake::connect(device, cpus).map_err(failed)?;
         let device = Arc::new(device);
@@ -190,16 +235,9 @@ impl LegacyMount {
         if self.is_over() {
             return self.clear_away();
         }
-        let path = self.guard.path.clone();
-        match unmount(&path, UnmountFlags::NOFOLLOW) {
-            // EINVAL: somebody has unmounted it already.
-            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {
-                self.guard.mounted = false;
-                Ok(())
-            }
-            Err(Errno::BUSY) => Err(MountError::Busy { path }),
-            Err(error) => Err(MountError::Unmount { path, cause: error.into() }),
-        }
+        self.guard.unmount(UnmountFlags::empty())?;
+        self.guard.mounted = false;
+        Ok(())
     }
 
     /// Takes the mount away whoever uses it: those keep what they have open until they close it or the service ends.
@@ -207,8 +245,7 @@ impl LegacyMount {
     /// # Errors
     /// When the kernel refuses.
     pub fn detach(&mut self) -> Result<(), MountError> {
-        let path = self.guard.path.clone();
-        self.guard.detach().map_err(|cause| MountError::Unmount { path, cause })
+        self.guard.detach()
     }
 
     /// After its end: takes away what is left of it if only its connection was cut. Whatever else is mounted in its place stays.

@@ -133,6 +133,9 @@ pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
 pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     let containers = context.containers()?;
     let record: ContainerRecord = containers.peek(name)?.ok_or_else(|| containers.absent(name))?;
+    if !force {
+        refuse_running(context, &record)?;
+    }
     recover(context, &record, if force { Ending::Forced } else { Ending::Detached })?;
     let Some(locked) = containers.try_lock::<ContainerRecord>(name)? else { return Ok(()) };
     if locked.record.state != ContainerState::Ended {
@@ -145,6 +148,21 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     }
     supervise::remove_root(&Places::of(locked.path()).root)?;
     locked.remove()
+}
+
+/// That nothing runs in a container that nobody watches over any more.
+fn refuse_running(context: &Context, record: &ContainerRecord) -> Result<()> {
+    if record.state != ContainerState::Running || record.is_watched(context) {
+        return Ok(());
+    }
+    let processes = context.groups()?.members(&*context.host, &record.pool, &record.name).len();
+    if processes == 0 {
+        return Ok(());
+    }
+    let name = &record.name;
+    let cause = format!("it still runs ({processes} of its processes live), and nobody watches over it");
+    let remedy = format!("end it first with `poolfs stop {name}`; `poolfs rm --force {name}` kills them");
+    Err(Failure::in_use(format!("container {name}"), cause, remedy))
 }
 
 /// Clean up after a container whose monitor was killed or could not write back; whether the container has ended now.

@@ -1,6 +1,6 @@
 //! What `/proc` tells of a process.
 
-use poolfs_host::parse_mount_table_with_ids;
+use poolfs_host::parse_mount_table;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -76,9 +76,9 @@ impl ProcessFacts {
         let maps = fs::read(own.join("maps")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())?;
         let environment = fs::read(own.join("environ"))?;
         let status = text("status")?;
-        let mounts = parse_mount_table_with_ids(&text("mountinfo")?);
+        let mounts = parse_mount_table(&text("mountinfo")?);
         let of_mount: BTreeMap<u64, String> =
-            mounts.iter().filter_map(|(id, entry)| Some((*id, entry.instance()?.to_owned()))).collect();
+            mounts.iter().filter_map(|entry| Some((entry.id, entry.instance()?.to_owned()))).collect();
         let descriptors = descriptors(&own, &of_mount)?;
         let mut instances: Vec<String> = of_mount.into_values().collect();
         instances.sort();

@@ -1,0 +1,119 @@
+//! Why a service did not carry out a command, for people and for programs.
+
+use crate::legacy::MountError;
+use crate::service::INSTANCES_MAX;
+use crate::stack::StackError;
+use poolfs_libservice::Error;
+use poolfs_libservice::types::Errno;
+use poolfs_service_protocol::{Answer, FailureCode};
+use std::io;
+use std::path::PathBuf;
+
+/// Why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The name cannot be used.
+    #[error(
+        "\"{0}\" is no name for an instance: 1 to 64 letters, digits, '-', '_' and '.', beginning with a letter or digit"
+    )]
+    Name(String),
+    /// There is one of this name.
+    #[error("the instance {0} exists already; unmount it first, or take another name")]
+    Exists(String),
+    /// There are too many.
+    #[error("the service has {INSTANCES_MAX} instances, which is the most; unmount one, or use another pool")]
+    TooMany,
+    /// A path cannot be used.
+    #[error("{what} {path}: {cause}")]
+    Path {
+        /// mount point, upper, lower ...
+        what: &'static str,
+        /// the path
+        path: PathBuf,
+        /// what is wrong, and what to do
+        cause: String,
+    },
+    /// A branch cannot be used.
+    #[error(transparent)]
+    Stack(#[from] StackError),
+    /// The mount failed.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// What programs have written is not on the disk, and would be lost.
+    #[error(
+        "what was written to {path} cannot be put on the disk ({cause}); it is kept, and the mount stays: make room, or \
+         repair the disk behind it, and unmount again"
+    )]
+    NotWritten {
+        /// the mount point
+        path: PathBuf,
+        /// why not
+        cause: Error,
+    },
+    /// The same, and the mount is gone.
+    #[error("what was written to {path} could not be put on the disk ({cause}), and is lost: {again}")]
+    Lost {
+        /// the mount point
+        path: PathBuf,
+        /// why not
+        cause: Error,
+        /// why it could not be mounted again
+        again: Box<ServiceError>,
+    },
+    /// It is gone from its place, and still used.
+    #[error(
+        "{path} is in use: programs in another mount namespace, or that were there before it was unmounted by others, have {files} files of it \
+         open; end them, and unmount again"
+    )]
+    UsedElsewhere {
+        /// where it was mounted
+        path: PathBuf,
+        /// how many
+        files: usize,
+    },
+    /// At the end of the service something could not be written back.
+    #[error("what was written last through {instance} could not be put on the disk ({cause}), and is lost")]
+    LostAtEnd {
+        /// the instance
+        instance: String,
+        /// why not
+        cause: Error,
+    },
+    /// The user-level path cannot be had.
+    #[error("no sessions at {place}: {cause}")]
+    Sessions {
+        /// where the sockets are
+        place: PathBuf,
+        /// what is wrong
+        cause: io::Error,
+    },
+}
+
+/// What kind of failure it is that something of a branch cannot be read or written.
+pub(crate) fn code_of(error: &Error) -> FailureCode {
+    if matches!(error.errno(), Errno::ENOSPC | Errno::EDQUOT) { FailureCode::NoSpace } else { FailureCode::File }
+}
+
+impl ServiceError {
+    /// What kind of failure it is.
+    fn code(&self) -> FailureCode {
+        match self {
+            Self::Name(_) => FailureCode::Usage,
+            Self::Exists(_) => FailureCode::Exists,
+            Self::TooMany => FailureCode::Failed,
+            Self::Path { .. } => FailureCode::File,
+            Self::Stack(error) => error.code(),
+            Self::Mount(MountError::Busy { .. } | MountError::Covered { .. }) | Self::UsedElsewhere { .. } => {
+                FailureCode::InUse
+            }
+            Self::Mount(_) | Self::Sessions { .. } => FailureCode::Host,
+            Self::NotWritten { cause, .. } | Self::Lost { cause, .. } | Self::LostAtEnd { cause, .. } => code_of(cause),
+        }
+    }
+
+    /// The answer to whoever gave the command.
+    #[must_use]
+    pub fn answer(&self) -> Answer {
+        Answer::Failed { code: self.code(), message: self.to_string() }
+    }
+}
