@@ -122,8 +122,8 @@ impl<'a> Place<'a> {
 fn a_killed_run_leaves_what_the_next_commands_take_away() {
     isolated("a_killed_run_leaves_what_the_next_commands_take_away", |folder| {
         let place = Place::make(folder);
-        place.kill_at_every_moment(&[], "run POOL small --name c -- /bin/sleep 60", &["ps", "rm c"]);
-        place.kill_at_every_moment(&[], "run POOL small --name c --rm -- /bin/sh -c :", &["rm c"]);
+        place.kill_at_every_moment(&[], "run POOL small --name c -- /bin/sleep 60", &["ps", "stop c --time 0", "rm c"]);
+        place.kill_at_every_moment(&[], "run POOL small --name c --rm -- /bin/sh -c :", &["stop c --time 0", "rm c"]);
         place.kill_at_every_moment(&[], "run POOL small --name c -d -- /bin/sleep 60", &["stop c --time 0", "rm c"]);
         let detached = ["run POOL small --name c -d -- /bin/sleep 60"];
         place.kill_at_every_moment(&detached, "stop c --time 0", &["stop c --time 0", "rm c"]);
