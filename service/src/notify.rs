@@ -12,21 +12,27 @@
 //! A program can keep a directory locked, by listing it into memory that does not come. So names and listings go out from threads of their own,
 //! and who waits for one waits for a bounded time: a directory that nobody can change hurts those who use it, not the whole mount for
 //! good. There is one for each core group, as waking one up elsewhere takes long. Jobs that were given up stay in the queues, which are
-//! bounded: where one is full, nobody waits at all. What nobody waits for goes out from threads of its own, too.
+//! bounded: where one is full, nobody waits at all, and what there was to tell is told when it has been worked off, each name once. What nobody waits for goes out from threads of its own, too.
 //!
 //! Dropping attributes neither waits nor locks anything, so it is done on the spot, by whoever changed them.
 
-use crate::cpus::keep_on;
+mod worker;
+
+use crate::nodes::held::NAMES_HELD_MAX;
 use poolfs_ipc::service::CoreGroups;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tracing::warn;
+use worker::Worker;
 
 const JOBS_MAX: usize = 1024;
+
+/// Most names and listings that wait beside a full queue: as many as are noted one by one.
+const OVERFLOW_MAX: usize = NAMES_HELD_MAX as usize;
 
 /// How long a change waits until the kernel has taken the notification about its name.
 const NAME_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -151,89 +157,77 @@ pub struct Job {
     pub grown_to: Option<(u64, u8)>,
 }
 
-enum Message<J> {
-    Tell(J, Option<Sender<()>>),
-    End,
-}
-
 fn note(told: io::Result<()>) {
     if let Err(error) = told {
         warn!(%error, "the kernel did not take a notification");
     }
 }
 
-type Tell<J> = dyn Fn(&J) + Send + Sync;
+/// What a full queue of names had no room for: each name and each listing once, however often it has changed.
+#[derive(Default)]
+struct Overflow(Mutex<Overflowed>);
 
-type Queue<J> = SyncSender<Message<J>>;
-
-/// A thread that does one job after the other, on these CPUs if there are any. It is started with the first one: most mounts never have
-/// any.
-struct Worker<J> {
-    name: String,
-    cpus: Vec<u32>,
-    tell: Arc<Tell<J>>,
-    queue: OnceLock<Queue<J>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+#[derive(Default)]
+struct Overflowed {
+    names: HashMap<(u64, Box<[u8]>), NameChange>,
+    listings: HashSet<u64>,
 }
 
-impl<J: Send + 'static> Worker<J> {
-    fn new(name: String, cpus: &[u32], tell: impl Fn(&J) + Send + Sync + 'static) -> Self {
-        Self { name, cpus: cpus.to_vec(), tell: Arc::new(tell), queue: OnceLock::new(), thread: Mutex::new(None) }
-    }
-
-    /// Its queue; nothing when there is no thread to be had.
-    fn queue(&self) -> Option<&Queue<J>> {
-        if let Some(queue) = self.queue.get() {
-            return Some(queue);
+impl Overflow {
+    /// Whether there was room.
+    fn add(&self, jobs: Vec<DirectoryJob>) -> bool {
+        let mut overflowed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if overflowed.names.len() + overflowed.listings.len() + jobs.len() > OVERFLOW_MAX {
+            return false;
         }
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.queue.get().is_none() {
-            let (queue, jobs): (_, Receiver<Message<J>>) = sync_channel(JOBS_MAX);
-            let (tell, cpus) = (Arc::clone(&self.tell), self.cpus.clone());
-            let work = move || {
-                keep_on(&cpus);
-                while let Ok(Message::Tell(job, done)) = jobs.recv() {
-                    tell(&job);
-                    let _ = done.map(|done| done.send(()));
+        for job in jobs {
+            match job {
+                DirectoryJob::Listing(number) => {
+                    overflowed.listings.insert(number);
                 }
-            };
-            match thread::Builder::new().name(self.name.clone()).spawn(work) {
-                Ok(started) => {
-                    *thread = Some(started);
-                    let _ = self.queue.set(queue);
+                DirectoryJob::Name(NameJob { parent, name, change }) => {
+                    let known = overflowed.names.entry((parent, name)).or_insert(change);
+                    if change == NameChange::Left {
+                        *known = change;
+                    }
                 }
-                Err(error) => warn!(name = self.name, %error, "no thread for notifications of the kernel"),
             }
         }
-        self.queue.get()
+        true
     }
 
-    /// Has the job done. Its end comes through the channel, or the channel's end when the mount is gone: then the kernel shows
-    /// nothing any more.
-    ///
-    /// Without a thread the caller does it: it would wait for one just as long, but for the bound on waits for names.
-    ///
-    /// Nothing when it has too much to do: jobs that nobody waits for any more are among it.
-    fn ask(&self, job: J) -> Option<Receiver<()>> {
-        let (done, wait) = channel();
-        match self.queue() {
-            Some(queue) => match queue.try_send(Message::Tell(job, Some(done))) {
-                Err(TrySendError::Full(_)) => return None,
-                Ok(()) | Err(TrySendError::Disconnected(_)) => {}
-            },
-            None => (self.tell)(&job),
-        }
-        Some(wait)
+    fn take(&self) -> Vec<DirectoryJob> {
+        let taken = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let names = taken.names.into_iter();
+        let names = names.map(|((parent, name), change)| DirectoryJob::Name(NameJob { parent, name, change }));
+        names.chain(taken.listings.into_iter().map(DirectoryJob::Listing)).collect()
     }
 }
 
-impl<J> Drop for Worker<J> {
-    fn drop(&mut self) {
-        let _ = self.queue.get().map(|queue| queue.send(Message::End));
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = thread.take() {
-            let _ = thread.join();
-        }
+/// The thread that tells of names from one core group, and what waits for it beside its queue.
+struct NamesWorker {
+    worker: Worker<Vec<DirectoryJob>>,
+    overflow: Arc<Overflow>,
+}
+
+impl NamesWorker {
+    fn new(name: String, cpus: &[u32], kernel: Arc<dyn KernelCache>) -> Self {
+        let overflow = Arc::new(Overflow::default());
+        let waiting = Arc::clone(&overflow);
+        let tell = move |jobs: &Vec<DirectoryJob>| {
+            let tell = |job: &DirectoryJob| note(tell_directory(kernel.as_ref(), job));
+            jobs.iter().for_each(tell);
+            waiting.take().iter().for_each(tell);
+        };
+        Self { worker: Worker::new(name, cpus, tell), overflow }
+    }
+
+    /// Has these told when there is time; whether that will be done.
+    fn put_off(&self, jobs: Vec<DirectoryJob>) -> bool {
+        let is_kept = self.overflow.add(jobs);
+        // Should it have worked off its queue meanwhile, this has it look. If the queue is still full, it will.
+        let _ = self.worker.ask_later(Vec::new());
+        is_kept
     }
 }
 
@@ -242,7 +236,7 @@ pub struct Notifications {
     content: Worker<Job>,
     content_locks: Arc<ContentLocks>,
     /// by core groups
-    names: Vec<Worker<Vec<DirectoryJob>>>,
+    names: Vec<NamesWorker>,
     groups: [u8; 64],
     kernel: Arc<dyn KernelCache>,
 }
@@ -268,13 +262,7 @@ impl Notifications {
             let _one_at_a_time = locks.lock(job.number);
             note(tell(of_content.as_ref(), *job));
         };
-        let of_names = |group| {
-            let kernel = Arc::clone(&kernel);
-            let tell_names = move |jobs: &Vec<DirectoryJob>| {
-                jobs.iter().for_each(|job| note(tell_directory(kernel.as_ref(), job)));
-            };
-            Worker::new(format!("names-{instance}"), groups.cpus(group), tell_names)
-        };
+        let of_names = |group| NamesWorker::new(format!("names-{instance}"), groups.cpus(group), Arc::clone(&kernel));
         Self {
             content: Worker::new(format!("notify-{instance}"), &[], tell_content),
             content_locks,
@@ -296,11 +284,11 @@ impl Notifications {
     /// Has the kernel told without waiting; whether that will be done.
     #[must_use]
     pub fn tell_later(&self, job: Job) -> bool {
-        self.content.queue().is_some_and(|queue| queue.try_send(Message::Tell(job, None)).is_ok())
+        self.content.ask_later(job).is_ok()
     }
 
     /// Who tells of names from where this thread is.
-    fn names(&self) -> &Worker<Vec<DirectoryJob>> {
+    fn names(&self) -> &NamesWorker {
         let group = self.groups.get(rustix::thread::sched_getcpu()).copied().map_or(0, usize::from);
         self.names.get(group).unwrap_or(&self.names[0])
     }
@@ -313,10 +301,13 @@ impl Notifications {
         if jobs.is_empty() {
             return true;
         }
-        let asked = self.names().ask(jobs);
-        let told = asked.is_some_and(|wait| wait.recv_timeout(NAME_WAIT_MAX) != Err(RecvTimeoutError::Timeout));
+        let names = self.names();
+        let (told, is_kept) = match names.worker.ask(jobs) {
+            Ok(wait) => (wait.recv_timeout(NAME_WAIT_MAX) != Err(RecvTimeoutError::Timeout), true),
+            Err(jobs) => (false, names.put_off(jobs)),
+        };
         if !told {
-            warn!("the kernel does not take a notification about a name: its directory is in use");
+            warn!(is_kept, "the kernel does not take a notification about a name: its directory is in use");
         }
         told
     }
@@ -324,7 +315,8 @@ impl Notifications {
     /// Has the kernel told of a name or a listing, without waiting; whether that will be done.
     #[must_use]
     pub fn tell_name_later(&self, job: DirectoryJob) -> bool {
-        self.names().queue().is_some_and(|queue| queue.try_send(Message::Tell(vec![job], None)).is_ok())
+        let names = self.names();
+        names.worker.ask_later(vec![job]).or_else(|jobs| names.put_off(jobs).then_some(()).ok_or(())).is_ok()
     }
 
     /// Whom they go to.
@@ -366,7 +358,8 @@ fn tell(kernel: &dyn KernelCache, job: Job) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread;
 
     #[derive(Clone, Default)]
     struct Recorder(Arc<Mutex<Vec<String>>>);
@@ -426,6 +419,17 @@ mod tests {
     struct Gate {
         entered: Mutex<Sender<()>>,
         open: Mutex<Receiver<()>>,
+        names: Mutex<Vec<String>>,
+    }
+
+    impl Gate {
+        fn new(entered: Sender<()>, open: Receiver<()>) -> Arc<Self> {
+            Arc::new(Self { entered: Mutex::new(entered), open: Mutex::new(open), names: Mutex::default() })
+        }
+
+        fn note(&self, what: &str, name: &[u8]) {
+            self.names.lock().expect("unpoisoned").push(format!("{what} {}", name.escape_ascii()));
+        }
     }
 
     impl KernelCache for Gate {
@@ -449,11 +453,13 @@ mod tests {
             Ok(())
         }
 
-        fn invalidate_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        fn invalidate_name(&self, _: u64, name: &[u8]) -> io::Result<()> {
+            self.note("invalidate", name);
             Ok(())
         }
 
-        fn expire_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        fn expire_name(&self, _: u64, name: &[u8]) -> io::Result<()> {
+            self.note("expire", name);
             Ok(())
         }
 
@@ -465,8 +471,7 @@ mod tests {
     #[test]
     fn what_to_tell_of_a_file_is_asked_for_when_nobody_else_tells_of_it() {
         let ((entered, has_entered), (let_go, open)) = (channel(), channel());
-        let gate = Gate { entered: Mutex::new(entered), open: Mutex::new(open) };
-        let notifications = Notifications::new("x", Arc::new(gate), &CoreGroups::of_cpus(&[]));
+        let notifications = Notifications::new("x", Gate::new(entered, open), &CoreGroups::of_cpus(&[]));
         let pages = |number| Some(Job { number, pages: true, grown_to: None });
         let log = Mutex::new(Vec::new());
         let note = |what| log.lock().expect("unpoisoned").push(what);
@@ -492,16 +497,34 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_too_many_names_waiting_does_not_wait() {
+    fn who_finds_too_many_names_waiting_does_not_wait_and_the_kernel_is_told_later() {
         let ((entered, has_entered), (let_go, open)) = (channel(), channel());
-        let gate = Gate { entered: Mutex::new(entered), open: Mutex::new(open) };
-        let notifications = Notifications::new("x", Arc::new(gate), &CoreGroups::of_cpus(&[]));
+        let kernel = Gate::new(entered, open);
+        let notifications = Notifications::new("x", kernel.clone(), &CoreGroups::of_cpus(&[]));
         assert!(notifications.tell_name_later(DirectoryJob::Listing(7)));
         has_entered.recv().expect("it tells");
-        let queued = (0..=JOBS_MAX).filter(|_| notifications.tell_name_later(DirectoryJob::Listing(8))).count();
-        assert_eq!(queued, JOBS_MAX);
-        assert!(!notifications.tell_names([DirectoryJob::Listing(8)]));
+        (0..JOBS_MAX).for_each(|_| assert!(notifications.tell_name_later(DirectoryJob::Listing(8))));
+        let job = |name: &[u8], change| DirectoryJob::Name(NameJob { parent: 1, name: name.into(), change });
+        assert!(!notifications.tell_names([job(b"a", NameChange::Left), job(b"b", NameChange::Appeared)]));
+        assert!(!notifications.tell_names([job(b"a", NameChange::Appeared)]));
+        assert!(notifications.tell_name_later(job(b"b", NameChange::Left)));
+        assert_eq!(*kernel.names.lock().expect("unpoisoned"), [""; 0]);
         let_go.send(()).expect("it waits");
+        // With its end all has been told.
+        drop(notifications);
+        let mut told = std::mem::take(&mut *kernel.names.lock().expect("unpoisoned"));
+        told.sort();
+        assert_eq!(told, ["invalidate a", "invalidate b"], "each once");
+    }
+
+    #[test]
+    fn beside_a_full_queue_no_more_wait_than_may() {
+        let overflow = Overflow::default();
+        let listings = |from: usize, count: usize| (from..from + count).map(|at| DirectoryJob::Listing(at as u64));
+        assert!(overflow.add(listings(0, OVERFLOW_MAX).collect()));
+        assert!(!overflow.add(listings(0, 1).collect()));
+        assert_eq!((overflow.take().len(), overflow.take().len()), (OVERFLOW_MAX, 0));
+        assert!(overflow.add(listings(0, 1).collect()));
     }
 
     #[test]
