@@ -333,6 +333,7 @@ impl Instance {
     pub fn release(&self, key: u64) {
         if let Some(file) = self.handles.remove(key) {
             file.close();
+            self.forget_lost_pages(file.node());
             if let Some(adopter) = self.adopter.get() {
                 adopter.released(&file);
             }

@@ -26,7 +26,7 @@ use hashbrown::HashMap;
 use held::Held;
 use listings::Listing;
 use poolfs_ipc::notice::Edition;
-use poolfs_libservice::types::NodeId;
+use poolfs_libservice::types::{Errno, NodeId};
 use poolfs_libservice::{Lease, Share};
 use poolfs_service_protocol::NotDirect;
 use pruning::Known;
@@ -73,9 +73,9 @@ struct NodeState {
     mapped: bool,
     /// The last user other than root who has opened it to write, and may have mapped it; until the last file is closed.
     user: Option<u32>,
-    /// Pages of a mapping could not be written back: the kernel reports that to whoever closes the file next, and then does not
-    /// tell of the closing.
-    write_back_failed: bool,
+    /// Pages of a mapping could not be written back, and why; until the last file is closed. The kernel has them, takes them for written,
+    /// and reports that once; who closes the file next is told of it, and the service then not of the closing.
+    write_back_failed: Option<Errno>,
     /// Known to have neither set-id bits nor capabilities, so that a write need not look.
     unprivileged: bool,
     /// Which change of its privileges was the last.
@@ -377,7 +377,7 @@ impl NodeTable {
         let mut states = self.states(node);
         let state = states
             .get_mut(&node)
-            .filter(|state| !state.may_map() && !state.write_back_failed && state.open_files > 0)?;
+            .filter(|state| !state.may_map() && state.write_back_failed.is_none() && state.open_files > 0)?;
         if state.lease.as_ref().is_none_or(|lease| lease.is_revoked()) {
             state.lease = make();
         }
@@ -390,18 +390,31 @@ impl NodeTable {
         let state = states.get(&node)?;
         match state {
             NodeState { mapped: true, .. } => Some(NotDirect::Mapped),
-            NodeState { write_back_failed: true, .. } => Some(NotDirect::WriteBackFailed),
+            NodeState { write_back_failed: Some(_), .. } => Some(NotDirect::WriteBackFailed),
             state if state.writers > 0 => Some(NotDirect::Writers),
             _ => None,
         }
     }
 
-    /// Pages of a mapping of the node could not be written back: nobody reads it by himself as long as the kernel knows it.
-    pub(crate) fn write_back_failed(&self, node: NodeId) {
+    /// Pages of a mapping of the node could not be written back: nobody reads it by himself, and nobody is told that it is durable, as long
+    /// as it is open.
+    pub(crate) fn write_back_failed(&self, node: NodeId, cause: Errno) {
         if let Some(state) = self.states(node).get_mut(&node) {
-            state.write_back_failed = true;
+            state.write_back_failed = Some(cause);
             state.revoke();
         }
+    }
+
+    /// Why not all that was stored in mappings of the node is in the layers.
+    pub(crate) fn failed_write_back(&self, node: NodeId) -> Option<Errno> {
+        self.states(node).get(&node).and_then(|state| state.write_back_failed)
+    }
+
+    /// The number of a node that nobody has open any more and whose pages could not be written back: the kernel has to drop them. Told once.
+    pub(crate) fn lost_pages(&self, node: NodeId) -> Option<u64> {
+        let mut states = self.states(node);
+        let state = states.get_mut(&node).filter(|state| state.open_files == 0)?;
+        state.write_back_failed.take().map(|_| state.number)
     }
 
     /// A descriptor of the node is being closed: who reads it by himself verifies anew what his descriptors stand for.
@@ -535,8 +548,12 @@ mod tests {
             asked
         };
         assert!(is_considered());
-        table.write_back_failed(NodeId(7));
+        table.write_back_failed(NodeId(7), Errno::ENOSPC);
         assert!(!is_considered());
+        assert_eq!((table.failed_write_back(NodeId(7)), table.lost_pages(NodeId(7))), (Some(Errno::ENOSPC), None));
+        table.closed(NodeId(7), false, Counted { writer: false, by_size: true });
+        assert_eq!((table.lost_pages(NodeId(7)), table.lost_pages(NodeId(7))), (Some(70), None));
+        assert_eq!(table.failed_write_back(NodeId(7)), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use poolfs_tests::{Mounted, Pool, Way, import_small, isolated};
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 const LIMIT: u64 = 8 << 20;
 
@@ -157,6 +158,58 @@ fn room_that_was_given_back_is_there_for_the_next_writer() {
                 let _ = mounted.unmount().expect("umount");
                 fs::remove_dir_all(folder.join("upper")).expect("removed");
             }
+        }
+    });
+}
+
+/// What a program meets that stores by a shared mapping of a file of which nothing can be put on the disk.
+const MAPS: &str = r#"
+import errno, mmap, os, sys
+file, filler = sys.argv[1:]
+descriptor = os.open(file, os.O_RDWR)
+pages = mmap.mmap(descriptor, 1 << 20)
+for page in range(256):
+    pages[page * 4096] = ord("n")
+def errno_of(call):
+    try:
+        call()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+told = [errno_of(pages.flush)] + [errno_of(lambda: os.fsync(descriptor)) for _ in range(2)]
+os.unlink(filler)
+told += [errno_of(lambda: os.fsync(descriptor)), errno_of(pages.flush)]
+pages.close()
+told.append(errno_of(lambda: os.close(descriptor)))
+print(" ".join(told))
+"#;
+
+#[test]
+fn pages_of_a_mapping_that_found_no_room_are_never_said_to_be_durable() {
+    isolated("pages_of_a_mapping_that_found_no_room_are_never_said_to_be_durable", |folder| {
+        let pool = pool(folder);
+        fs::write(folder.join("lower/mapped"), vec![b'o'; 1 << 20]).expect("a file");
+        for way in [Way::Library, Way::Legacy] {
+            let mount = mount(&pool, folder, "sparse");
+            let at = mount.path().to_owned();
+            let _ =
+                in_mount(&pool, way, &at, "dd if=/dev/zero of=filler bs=64k 2>/dev/null || true; sync -f . || true");
+            fs::write(folder.join("maps.py"), MAPS).expect("a program");
+            let told =
+                in_mount(&pool, way, &at, &format!("python3 {} mapped filler", folder.join("maps.py").display()));
+            let told: Vec<&str> = told.split(' ').collect();
+            assert!(told.len() == 6 && told.iter().all(|&told| told == "ENOSPC"), "{told:?}");
+            // Who opens it afterwards finds what there is, and may go on.
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while fs::read(at.join("mapped")).expect("readable")[0] != b'o' {
+                assert!(Instant::now() < deadline, "the kernel still shows what is nowhere else");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let again = "dd if=/dev/zero of=mapped bs=4k count=1 conv=notrunc,fsync 2>/dev/null; echo $?";
+            assert_eq!(in_mount(&pool, way, &at, again), "0");
+            let _ = in_mount(&pool, way, &at, "rm mapped");
+            let _ = mount.unmount().expect("umount");
+            fs::remove_dir_all(folder.join("upper")).expect("an upper branch");
         }
     });
 }

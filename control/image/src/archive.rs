@@ -148,7 +148,7 @@ impl<R: Read> ArchiveReader<R> {
             gid,
             size: if kind == MemberKind::File { size } else { 0 },
             modified: records.modified.unwrap_or(Time { seconds, nanoseconds: 0 }),
-            attributes: records.attributes,
+            attributes: records.attributes.into_iter().collect(),
             path,
         })
     }

@@ -1,9 +1,14 @@
 //! PAX extended headers: records `LENGTH KEYWORD=VALUE\n`, with binary values.
 
 use crate::archive::Time;
+use crate::unpack::is_kept_attribute;
 use crate::{ImageError, Result};
+use std::collections::BTreeMap;
 
 const XATTR_PREFIX: &str = "SCHILY.xattr.";
+
+/// Most extended attributes that one header names: more than a filesystem takes of a file.
+const ATTRIBUTES_MAX: usize = 1024;
 
 /// What extended headers say about a member, as far as it is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,11 +19,21 @@ pub(crate) struct PaxRecords {
     pub uid: Option<u64>,
     pub gid: Option<u64>,
     pub modified: Option<Time>,
-    pub attributes: Vec<(String, Vec<u8>)>,
+    pub attributes: BTreeMap<String, Vec<u8>>,
     pub sparse: bool,
 }
 
 impl PaxRecords {
+    /// The last value that is given for a name counts.
+    fn set_attribute(&mut self, name: &str, value: &[u8]) -> Result<()> {
+        if self.attributes.len() == ATTRIBUTES_MAX && !self.attributes.contains_key(name) {
+            let cause = format!("an extended header names more than {ATTRIBUTES_MAX} extended attributes");
+            return Err(ImageError::Archive(cause));
+        }
+        self.attributes.insert(name.to_owned(), value.to_vec());
+        Ok(())
+    }
+
     /// These records where `local` says nothing.
     pub(crate) fn overlaid_with(&self, local: PaxRecords) -> PaxRecords {
         let mut attributes = self.attributes.clone();
@@ -51,8 +66,8 @@ pub(crate) fn parse(mut bytes: &[u8]) -> Result<PaxRecords> {
             "mtime" => records.modified = Some(time(value).ok_or_else(malformed)?),
             _ if keyword.starts_with("GNU.sparse.") => records.sparse = true,
             _ => {
-                if let Some(name) = keyword.strip_prefix(XATTR_PREFIX) {
-                    records.attributes.push((name.to_owned(), value.to_vec()));
+                if let Some(name) = keyword.strip_prefix(XATTR_PREFIX).filter(|name| is_kept_attribute(name)) {
+                    records.set_attribute(name, value)?;
                 }
             }
         }
@@ -114,6 +129,23 @@ mod tests {
         for bad in ["", "x", "1.x", "1.2.3", "--1", "99999999999999999999"] {
             assert_eq!(time(bad.as_bytes()), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn attributes_are_kept_once_each_and_only_those_that_are_set() {
+        let record = |name: &str, value: &str| {
+            let body = format!(" {XATTR_PREFIX}{name}={value}\n");
+            let digits = (1..5).find(|digits| (digits + body.len()).to_string().len() == *digits).expect("short");
+            format!("{}{body}", digits + body.len())
+        };
+        let all = |records: &[String]| parse(records.concat().as_bytes());
+        let given = [record("user.a", "1"), record("trusted.overlay.x", "2"), record("user.a", "3"), record("a", "4")];
+        let expected = [("user.a".to_owned(), b"3".to_vec())];
+        assert_eq!(all(&given).expect("sound").attributes, expected.into());
+        let many: Vec<String> = (0..=ATTRIBUTES_MAX).map(|at| record(&format!("user.{at}"), "")).collect();
+        assert_eq!(all(&many[1..]).expect("as many as may be").attributes.len(), ATTRIBUTES_MAX);
+        assert!(all(&many).is_err());
+        assert!(all(&vec![many[0].clone(); 5000]).is_ok(), "one, however often");
     }
 
     #[test]

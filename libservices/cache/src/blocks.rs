@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Blocks of one chunk: one bit each in a word.
 pub(crate) const CHUNK_BLOCKS: u64 = 64;
 /// What the description of a chunk costs, bytes; counted so that maps of huge sparse files are bounded too.
-pub(crate) const CHUNK_COST: u64 = 192;
+const CHUNK_COST: u64 = 192;
+/// What a file costs besides of which something is cached, bytes: its state, and the room for its first chunks. It stays as long as they
+/// do, also when nobody above knows the file any more; without it, small files would take half as much memory again as is counted.
+const FILE_COST: u64 = 2048;
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// The block that holds `offset`.
@@ -106,9 +109,15 @@ pub(crate) struct Counts {
     pub(crate) chunks: u64,
 }
 
+/// What so many blocks of a file cost, in so many chunks.
+pub(crate) fn cost_of(blocks: u64, chunks: u64) -> u64 {
+    let of_file = if chunks > 0 { FILE_COST } else { 0 };
+    blocks * BLOCK + chunks * CHUNK_COST + of_file
+}
+
 impl Counts {
     pub(crate) fn charge(self) -> u64 {
-        self.resident * BLOCK + self.chunks * CHUNK_COST
+        cost_of(self.resident, self.chunks)
     }
 
     /// Blocks that whoever comes after this process does not find below.
@@ -276,6 +285,13 @@ impl BlockMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_costs_more_than_its_blocks() {
+        let costs = |resident, chunks| Counts { resident, chunks, ..Counts::default() }.charge();
+        assert_eq!((costs(0, 0), costs(0, 1), costs(3, 1)), (0, CHUNK_COST + FILE_COST, 3 * BLOCK + costs(0, 1)));
+        assert_eq!(costs(70, 2) - costs(64, 1), 6 * BLOCK + CHUNK_COST, "the file counts once");
+    }
 
     #[test]
     fn runs_and_counts_cross_chunks() {

@@ -1,6 +1,6 @@
 //! Reading: what is cached is copied under the file's shared lock, what is not is read from below in large pieces.
 
-use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk};
+use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk, cost_of};
 use crate::node::{Node, State};
 use crate::sync::{lock, read};
 use poolfs_libservice::{Error, Result};
@@ -223,7 +223,7 @@ impl Node {
         let is_zero = |block: &[u8]| block.iter().all(|&byte| byte == 0);
         let zeros: Vec<bool> = bytes.chunks(BLOCK as usize).map(is_zero).collect();
         let data = zeros.iter().filter(|&&zero| !zero).count() as u64;
-        let Some(mut reservation) = pool.budget.reserve(data * BLOCK + chunks * crate::blocks::CHUNK_COST) else {
+        let Some(mut reservation) = pool.budget.reserve(cost_of(data, chunks)) else {
             return;
         };
         self.update(Some(&mut reservation), |state| {

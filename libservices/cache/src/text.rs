@@ -5,7 +5,7 @@
 //! These segments are in a tmpfs of their own: what the kernel still maps of it when the service has died keeps that one, and not all
 //! that was cached. Pages of zeros are there too: a fault on a hole would be charged to whoever has it mapped.
 
-use crate::blocks::{BLOCK, CHUNK_BLOCKS, CHUNK_COST, Chunk, blocks_for};
+use crate::blocks::{BLOCK, CHUNK_BLOCKS, Chunk, blocks_for, cost_of};
 use crate::content::Content;
 use crate::core::Core;
 use crate::node::{Node, State};
@@ -155,7 +155,7 @@ impl Node {
             Refusal::TooLarge => Errno::EOPNOTSUPP,
             Refusal::NoRoom => Errno::ENOMEM,
         })?;
-        let cost = blocks * BLOCK + blocks.div_ceil(CHUNK_BLOCKS) * CHUNK_COST;
+        let cost = cost_of(blocks, blocks.div_ceil(CHUNK_BLOCKS));
         let Some(mut reservation) = pool.budget.reserve(cost) else { return fail(Errno::ENOMEM) };
         let segment = self.copy_whole(size)?;
         // The pin refers to the node as a user of the layer does.

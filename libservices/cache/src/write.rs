@@ -1,6 +1,6 @@
 //! Writing: into the cache while there is room for it here and below, else through it.
 
-use crate::blocks::{BLOCK, CHUNK_COST, Chunk, block_of, blocks_for, by_chunk};
+use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk, cost_of};
 use crate::core::Core;
 use crate::node::{Node, State};
 use crate::read::cache_failure;
@@ -228,7 +228,7 @@ impl Node {
         let pool = &self.core.pool;
         let end = offset + data.len() as u64;
         let blocks = block_of(offset)..blocks_for(end);
-        let bytes = (blocks.end - blocks.start) * BLOCK + by_chunk(blocks.clone()).count() as u64 * CHUNK_COST;
+        let bytes = cost_of(blocks.end - blocks.start, by_chunk(blocks.clone()).count() as u64);
         let mut patience = Patience::default();
         let mut reservation = loop {
             if let Some(reservation) = pool.budget.reserve(bytes) {

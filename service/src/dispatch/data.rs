@@ -103,8 +103,10 @@ impl Instance {
         // Such a write comes without a user, and gets no more room than who may have mapped the file.
         let _spending = mode.from_mapping.then(|| Spending::of_user(self.nodes.user_of_mappings(file.node())));
         let served = self.write_content(context, file, offset, data, mode);
-        if mode.from_mapping && served.is_err() {
-            self.nodes.write_back_failed(file.node());
+        if let Err(Stop::Error(error)) = &served
+            && mode.from_mapping
+        {
+            self.nodes.write_back_failed(file.node(), error.errno());
         }
         served
     }
@@ -199,7 +201,13 @@ impl Instance {
     pub(super) fn sync_file(&self, context: &Context<'_>, file: &OpenFile, durability: Durability) -> Served {
         self.check_content(context, file)?;
         self.sync_handles(context, file, durability)?;
+        self.all_is_stored(file)?;
         Ok(Reply::Done)
+    }
+
+    /// That nothing is missing that was stored in a mapping: the kernel has told of it once, and has it no more to write.
+    fn all_is_stored(&self, file: &OpenFile) -> Served<()> {
+        Ok(self.nodes.failed_write_back(file.node()).map_or(Ok(()), Err)?)
     }
 
     /// All handles are asked, so that each has reported what it met; the first failure counts.
@@ -220,6 +228,9 @@ impl Instance {
         }
         self.nodes.closing(file.node());
         outcome?;
+        if file.flags().writable() {
+            self.all_is_stored(file)?;
+        }
         Ok(Reply::Done)
     }
 

@@ -72,6 +72,13 @@ impl Instance {
         }
     }
 
+    /// Of a file that was closed the kernel drops the pages that it could not write back: what is read from here on is what there is.
+    pub(crate) fn forget_lost_pages(&self, node: NodeId) {
+        if let Some(number) = self.nodes.lost_pages(node) {
+            self.tell_later(node, number, true);
+        }
+    }
+
     fn tell_later(&self, node: NodeId, number: u64, pages: bool) {
         let Some(notifications) = self.notifications.get() else { return };
         let told = self.end_of(node).map(|end| notifications.tell_later(Job { number, pages, grown_to: end }));
