@@ -3,7 +3,8 @@
 //! A directory that one branch alone has is handed on as that branch lists it, a few hundred names at a time, with the
 //! branch's cookies. One that several have is merged when a walk starts and kept by the handle, each name once: name and 24
 //! bytes each, at most [`ENTRIES_MAX`] of them, and for all handles together at most what the union was given; more is refused
-//! with `ENOMEM`.
+//! with `ENOMEM`. They count from their first name on, with what is needed to tell which names have been listed, and so does what a handle
+//! keeps of a branch's listing: what there is no room for is fetched again.
 //!
 //! Whoever shows listings may keep them, and go on from a cookie of one handle at another that has listed nothing. So a
 //! merged listing is in the order of hashes of its names, which are the cookies: they lead on in any other listing of the
@@ -26,6 +27,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Most names one merged listing holds.
 const ENTRIES_MAX: usize = 1 << 22;
+/// Bytes of a listing under construction that are counted at once.
+const COUNTED_AT_ONCE: usize = 64 << 10;
+/// What a name takes beside its bytes that is kept in memory of its own.
+const NAME_COST: usize = 80;
 /// Names fetched from a branch at a time.
 const CHUNK_ENTRIES: usize = 256;
 /// The upper half of merged listings' cookies. Of the filesystems that hash names, ext4 never uses it but for the end of a
@@ -50,6 +55,50 @@ pub(crate) struct Memory {
 impl Memory {
     pub fn new(bytes_max: u64) -> Self {
         Memory { bytes: AtomicU64::new(0), bytes_max }
+    }
+}
+
+/// What something has of that memory.
+struct Counted {
+    memory: Arc<Memory>,
+    bytes: u64,
+}
+
+impl Counted {
+    fn new(memory: &Arc<Memory>) -> Self {
+        Counted { memory: memory.clone(), bytes: 0 }
+    }
+
+    /// It has so many bytes now; as many as before if there is no room.
+    fn set(&mut self, bytes: usize) -> Result<()> {
+        let bytes = bytes as u64;
+        let all = &self.memory.bytes;
+        if let Some(more) = bytes.checked_sub(self.bytes) {
+            if all.fetch_add(more, Ordering::Relaxed).saturating_add(more) > self.memory.bytes_max {
+                all.fetch_sub(more, Ordering::Relaxed);
+                return Err(Error::new(
+                    Errno::ENOMEM,
+                    "too many large directories of several branches are being listed",
+                ));
+            }
+        } else {
+            all.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// It is growing to so many bytes, which are counted some at a time, and not the first of them: whoever looks at a small directory
+    /// needs no room.
+    fn grow(&mut self, bytes: usize) -> Result<()> {
+        let counted = bytes - bytes % COUNTED_AT_ONCE;
+        if counted as u64 <= self.bytes { Ok(()) } else { self.set(counted) }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.memory.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -83,11 +132,18 @@ const _: () = assert!(size_of::<Entry>() == 24);
 pub(crate) struct Listing {
     names: Vec<u8>,
     entries: Vec<Entry>,
-    /// where its bytes are counted, and how many
-    counted: Option<(Arc<Memory>, u64)>,
+    counted: Option<Counted>,
 }
 
 impl Listing {
+    fn new(memory: &Arc<Memory>) -> Self {
+        Listing { counted: Some(Counted::new(memory)), ..Listing::default() }
+    }
+
+    fn bytes(&self) -> usize {
+        self.names.len() + self.entries.len() * size_of::<Entry>()
+    }
+
     fn push(&mut self, name: &[u8], file_type: FileType, inode: u64) -> Result<()> {
         if self.entries.len() >= ENTRIES_MAX {
             return Err(Error::new(Errno::ENOMEM, "a directory of several branches has too many names to be listed"));
@@ -95,7 +151,8 @@ impl Listing {
         let place = (xxh3_64(name) as u32).clamp(1, HASH_MAX);
         self.entries.push(Entry { start: self.names.len(), inode, place, length: name.len() as u8, file_type });
         self.names.extend_from_slice(name);
-        Ok(())
+        let bytes = self.bytes();
+        self.counted.as_mut().map_or(Ok(()), |counted| counted.grow(bytes))
     }
 
     /// Puts all names in their places.
@@ -112,17 +169,13 @@ impl Listing {
         self.entries = entries;
     }
 
-    /// Counts the listing among all that are held, if there is room.
-    fn count(&mut self, memory: &Arc<Memory>) -> Result<()> {
+    /// Nothing more comes.
+    fn finish(&mut self) -> Result<()> {
+        self.sort();
         self.names.shrink_to_fit();
         self.entries.shrink_to_fit();
-        let bytes = (self.names.len() + self.entries.len() * size_of::<Entry>()) as u64;
-        if memory.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > memory.bytes_max {
-            memory.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return Err(Error::new(Errno::ENOMEM, "too many large directories of several branches are being listed"));
-        }
-        self.counted = Some((memory.clone(), bytes));
-        Ok(())
+        let bytes = self.bytes();
+        self.counted.as_mut().map_or(Ok(()), |counted| counted.set(bytes))
     }
 
     fn name(&self, entry: &Entry) -> &[u8] {
@@ -148,14 +201,6 @@ impl Listing {
             }
         }
         Ok(())
-    }
-}
-
-impl Drop for Listing {
-    fn drop(&mut self) {
-        if let Some((memory, bytes)) = &self.counted {
-            memory.bytes.fetch_sub(*bytes, Ordering::Relaxed);
-        }
     }
 }
 
@@ -188,6 +233,8 @@ struct Chunk {
     /// the cookie that leads on after the last; none at the end of the directory
     end: Option<u64>,
     entries: Vec<Named>,
+    /// while it is kept
+    _counted: Option<Counted>,
 }
 
 impl Chunk {
@@ -249,12 +296,11 @@ impl Union {
         if let Some(walk) = self.walk_when_opened(node)? {
             return Ok(walk);
         }
-        let mut listing = Listing::default();
+        let mut listing = Listing::new(&self.listings);
         self.each_name(node, &mut |named, inode| {
             listing.push(&named.name, named.file_type, inode).map(|()| ControlFlow::Continue(()))
         })?;
-        listing.sort();
-        listing.count(&self.listings)?;
+        listing.finish()?;
         Ok(Walk::Merged(Arc::new(listing)))
     }
 
@@ -306,8 +352,10 @@ impl Union {
                 entries.push(Named { inode, ..named });
             }
         }
-        let chunk = Arc::new(Chunk { start: cookie, end, entries });
-        progress.recent = Some(chunk.clone());
+        let mut counted = Counted::new(&self.listings);
+        let is_kept = counted.set(entries.iter().map(|named| named.name.len() + NAME_COST).sum()).is_ok();
+        let chunk = Arc::new(Chunk { start: cookie, end, entries, _counted: is_kept.then_some(counted) });
+        progress.recent = is_kept.then(|| chunk.clone());
         Ok(chunk)
     }
 
@@ -345,6 +393,7 @@ impl Union {
     fn each_name(&self, node: &Node, visit: &mut dyn FnMut(&Named, u64) -> Result<ControlFlow<()>>) -> Result<()> {
         let parts = self.parts(&node.read())?;
         let mut seen: HashSet<Vec<u8>> = HashSet::new();
+        let (mut counted, mut bytes) = (Counted::new(&self.listings), 0);
         for (at, part) in parts.iter().enumerate() {
             let opened = self.open_part(part)?;
             let mut cookie = 0;
@@ -366,7 +415,9 @@ impl Union {
                         }
                     }
                     if at + 1 < parts.len() {
+                        bytes += named.name.len() + NAME_COST;
                         seen.insert(named.name);
+                        counted.grow(bytes)?;
                     }
                 }
             }

@@ -135,6 +135,42 @@ fn listings_of_many_handles_are_bounded() {
     assert_eq!(some(&*union, handles[3], 0, usize::MAX).0.len(), FILES + 1);
 }
 
+#[test]
+fn a_listing_counts_before_it_is_whole_and_what_handles_keep_of_a_branchs_counts_with_it() {
+    let (lower, upper) = (Memory::new(), Hooked::over(Memory::new()));
+    for (directory, names) in [("both", 10 * FILES), ("one", 10 * FILES), ("few", 2000)] {
+        fill(&*lower, directory, 0..names);
+    }
+    let lowers = vec![Lower { layer_id: "layer-0".into(), layer: lower as Arc<dyn Libservice>, is_union: false }];
+    let config = UnionConfig::new(upper.clone(), lowers);
+    let union = Union::open(UnionConfig { listings_bytes_max: 192 << 10, ..config }).unwrap();
+    (10 * FILES..20 * FILES).for_each(|number| put(&*union, &format!("both/{}", file(number)), b""));
+    let reads = Arc::new(AtomicU64::new(0));
+    let counted = reads.clone();
+    upper.hook(move |call| {
+        counted.fetch_add(u64::from(call == Call::Read), Ordering::SeqCst);
+        Ok(())
+    });
+    let begin = |handle| union.readdir(ROOT, handle, 0, &mut |_| ControlFlow::Break(()));
+    let both = union.opendir(ROOT, node(&*union, "both").unwrap()).unwrap();
+    assert_eq!(begin(both).unwrap_err(), Errno::ENOMEM);
+    let pieces = (10 * FILES / 256) as u64;
+    assert!(reads.load(Ordering::SeqCst) < pieces, "it was given up when there was no more room");
+    // Who keeps the next names of one branch counts; without room it goes without.
+    let small = union.mkdir(ROOT, NodeId::ROOT, name("small"), 0o700).unwrap().node;
+    begin(union.opendir(ROOT, small).unwrap()).unwrap();
+    let one = node(&*union, "one").unwrap();
+    let handles: Vec<_> = (0..40).map(|_| union.opendir(ROOT, one).unwrap()).collect();
+    for &handle in &handles {
+        assert_eq!(some(&*union, handle, 0, 300).0.len(), 300);
+    }
+    put(&*union, "few/new", b"");
+    let few = union.opendir(ROOT, node(&*union, "few").unwrap()).unwrap();
+    assert_eq!(begin(few).unwrap_err(), Errno::ENOMEM);
+    handles.into_iter().for_each(|handle| union.release(handle));
+    assert_eq!(some(&*union, few, 0, usize::MAX).0.len(), 2001);
+}
+
 /// The first change in a directory of one branch gives it a second one, whose listings are merged.
 #[test]
 fn a_walk_goes_on_with_any_handle_also_when_a_directory_gets_a_second_branch() {
