@@ -8,13 +8,18 @@ use crate::inline::Inline;
 use poolfs_libservice::walk::walk;
 use poolfs_libservice::{Branch, Finding, Findings, Held, Opened, Result, Tally};
 use poolfs_types::limits::BLOCK_SIZE;
-use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, XattrFlags};
+use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo, XattrFlags};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 const ROOT: &Caller = &Caller::ROOT;
 
 /// Blocks of a file of which it is noted at once whether a table names them: 2 TiB of the file, 64 MiB of memory. What is behind them
 /// comes in another reading of the tables.
 const WINDOW_BLOCKS: u64 = 1 << 29;
+
+/// Most holes of a file that are remembered.
+const HOLES_MAX: usize = 4096;
 
 /// Blocks of a file that anything can name: its size may say more.
 const NAMEABLE_BLOCKS: u64 = 1 << 32;
@@ -162,6 +167,7 @@ impl Bcow {
             record,
             blocks: attributes.size.div_ceil(BLOCK_SIZE as u64).min(NAMEABLE_BLOCKS),
             is_unclean,
+            holes: RefCell::default(),
         };
         let mut from = 0;
         loop {
@@ -226,9 +232,39 @@ struct Reader<'a> {
     /// of the file below, as far as they can be named
     blocks: u64,
     is_unclean: bool,
+    /// holes that were found, from their first bytes to their ends
+    holes: RefCell<BTreeMap<u64, u64>>,
 }
 
 impl Reader<'_> {
+    /// Whether a block is in a hole of the file below: such a table is empty. Of these a root can name half a million, in no time and no
+    /// room, so that they are not read one by one.
+    fn is_in_hole(&self, block: u64) -> Result<bool> {
+        let offset = block * BLOCK_SIZE as u64;
+        let mut holes = self.holes.borrow_mut();
+        if holes.range(..=offset).next_back().is_some_and(|(_, &end)| offset + BLOCK_SIZE as u64 <= end) {
+            return Ok(true);
+        }
+        let end = match self.file.branch().seek(ROOT, self.file.id(), offset, SeekTo::Data) {
+            Ok(data) => data,
+            Err(error) if error == Errno::ENXIO => u64::MAX,
+            Err(error) => return Err(error),
+        };
+        if end < offset + BLOCK_SIZE as u64 {
+            return Ok(false);
+        }
+        // What it reaches is a part of it.
+        while let Some((&next, _)) = holes.range(offset..).next()
+            && next <= end
+        {
+            holes.remove(&next);
+        }
+        if holes.len() < HOLES_MAX {
+            holes.insert(offset, end);
+        }
+        Ok(true)
+    }
+
     /// Looks at all tables until one is damaged.
     fn read(&self, tables: &mut Tables, named: &mut Named) -> Result<()> {
         let (first, blocks) = match &self.record.root {
@@ -300,6 +336,9 @@ impl Reader<'_> {
 
     /// The entries of a table, as far as they can be relied on; nothing when it is damaged.
     fn table(&self, level: Level, number: u64, block: u64, tables: &mut Tables) -> Result<Option<Box<Entries>>> {
+        if self.is_in_hole(block)? {
+            return Ok(Some(Box::new([0; ENTRIES])));
+        }
         let mut bytes = vec![0; BLOCK_SIZE];
         self.file.read_full(block * BLOCK_SIZE as u64, &mut bytes)?;
         let which = Which { tag: self.record.tag, level, number };

@@ -1,5 +1,6 @@
 //! Checks of files of the format: after every power cut, with anything wrong, and with every byte changed.
 
+use crate::cold::Counting;
 use crate::support::*;
 use poolfs_bcow::Layout;
 use poolfs_bcow::check::{Checked, Problem};
@@ -402,4 +403,60 @@ fn a_directory_without_compact_files_is_left_alone() {
     let branch: Branch = memory.clone();
     assert_eq!(check(&branch, true, true), (Checked::default(), vec![]));
     assert!(memory.getxattr(ROOT, NodeId::ROOT, ATTRIBUTE).is_err_and(|error| error == Errno::ENODATA));
+}
+
+/// A file as nobody makes one: its root names as many tables as it can, all of them in the hole that the file is for the rest.
+fn of_empty_tables(memory: &Memory, root_blocks: u64) {
+    const TAG: u64 = 5;
+    let seal = |number: u64, place: u64, piece: &[u8]| {
+        let all = [&TAG.to_le_bytes()[..], &number.to_le_bytes(), &place.to_le_bytes(), piece].concat();
+        crc32c::crc32c(&all).to_le_bytes()
+    };
+    let handle = create(memory, "f");
+    resize(memory, "f", 1 << 40);
+    for number in 0..root_blocks {
+        let of_root = number | 1 << 63;
+        let sectors = (0..8).flat_map(|sector| {
+            let entries = (63 * sector..63 * (sector + 1)).flat_map(|entry| {
+                let block = (2000 + number * 504 + entry) as u32;
+                [block.to_le_bytes(), seal(of_root, entry, &block.to_le_bytes())].concat()
+            });
+            let mut bytes: Vec<u8> = entries.chain(*b"PFBT").collect();
+            // As the checksum covers all before the mark.
+            let sum = seal(of_root, 504 + sector, &bytes[..504]);
+            bytes.extend(sum);
+            bytes
+        });
+        let sectors: Vec<u8> = sectors.collect();
+        write(memory, handle, (1 + number) * BLOCK as u64, &sectors);
+    }
+    memory.release(handle);
+    let mut record = vec![0; 64];
+    record[..8].copy_from_slice(b"PFBC\x01\x00\x0c\x02");
+    record[8..16].copy_from_slice(&TAG.to_le_bytes());
+    record[16..24].copy_from_slice(&(1_u64 << 30).to_le_bytes());
+    record[24..32].fill(0xff);
+    record[32..36].copy_from_slice(&1_u32.to_le_bytes());
+    record[36..40].copy_from_slice(&(root_blocks as u32).to_le_bytes());
+    let sum = crc32c::crc32c(&record).to_le_bytes();
+    record[60..].copy_from_slice(&sum);
+    for (attribute, value) in [(ATTRIBUTE, &record[..]), (METACOPY, &[])] {
+        memory.setxattr(ROOT, node(memory, "f"), attribute, value, XattrFlags::empty()).expect("set");
+    }
+    memory.setxattr(ROOT, NodeId::ROOT, ATTRIBUTE, b"1", XattrFlags::empty()).expect("set");
+}
+
+#[test]
+fn tables_that_take_no_room_take_no_time() {
+    let memory = Memory::new();
+    of_empty_tables(&memory, 4);
+    let counting = Counting::over(memory.clone());
+    let branch: Branch = counting.clone();
+    let (checked, found) = check(&branch, true, false);
+    assert_eq!((checked.files, &found[..]), (1, &[][..]));
+    let bytes = counting.bytes();
+    assert!((4 * BLOCK as u64..=8 * BLOCK as u64).contains(&bytes), "{bytes} bytes were read for a root of 4 blocks");
+    // What is wrong there is found as ever.
+    put(&*memory, 2500 * BLOCK, &[1]);
+    assert_eq!(check(&branch, false, false).1, [("f".to_owned(), Problem::Table, Outcome::Damage)]);
 }

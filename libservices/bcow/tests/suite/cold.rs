@@ -11,9 +11,19 @@ const BLOCK: u64 = 4096;
 const SIZE: u64 = 40 << 30;
 
 /// A layer that counts the bytes that are read.
-struct Counting {
+pub struct Counting {
     below: Branch,
     bytes: AtomicU64,
+}
+
+impl Counting {
+    pub fn over(below: Branch) -> Arc<Self> {
+        Arc::new(Counting { below, bytes: AtomicU64::new(0) })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
 }
 
 impl Libservice for Counting {
@@ -52,13 +62,13 @@ fn a_block_of_a_file_of_40_gib_is_found_by_the_root_and_one_table() {
     let record = memory.getxattr(ROOT, node(&*memory, "f"), ATTRIBUTE).expect("a record");
     let root = u64::from(u32::from_le_bytes(record[36..40].try_into().expect("four bytes"))) * BLOCK;
     assert!(root < 256 << 10, "{root} bytes for the places of 10,403 tables");
-    let counting = Arc::new(Counting { below: memory, bytes: AtomicU64::new(0) });
+    let counting = Counting::over(memory);
     let bcow = usual(counting.clone());
     let handle = open(&*bcow, "f");
     for (number, offset) in [stride * 5000, stride * 10].into_iter().enumerate() {
         assert_eq!(read(&*bcow, handle, offset, 1), b"x");
         let most = root + (number as u64 + 1) * 2 * BLOCK;
-        let bytes = counting.bytes.load(Ordering::Relaxed);
+        let bytes = counting.bytes();
         assert!(bytes <= most, "{bytes} bytes were read for {} blocks, of at most {most}", number + 1);
     }
     assert_eq!(bcow.lookup(ROOT, NodeId::ROOT, name("f")).expect("there").attributes.size, SIZE);
