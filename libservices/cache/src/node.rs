@@ -143,7 +143,8 @@ pub(crate) struct Node {
     pub(crate) filling: Mutex<Vec<Range<u64>>>,
     pub(crate) filled: Condvar,
     below: Mutex<BelowHandles>,
-    pub(crate) state: RwLock<State>,
+    /// In memory of its own: the order of eviction may know the node for a while after its end, and then this has gone.
+    pub(crate) state: Box<RwLock<State>>,
 }
 
 /// Keeps a node and its handles below; everything that reads or writes below works under one.
@@ -204,7 +205,7 @@ impl Node {
             filling: Mutex::default(),
             filled: Condvar::new(),
             below: Mutex::default(),
-            state: RwLock::new(state),
+            state: Box::new(RwLock::new(state)),
         })
     }
 

@@ -33,6 +33,10 @@ const ROOT: &Caller = &Caller::ROOT;
 
 /// Bytes of a record, and of the header.
 pub(crate) const RECORD_BYTES: usize = 40;
+
+/// Bounds of [`Journal::left_bytes_max`].
+const LEFT_BYTES_MIN: u64 = 4 << 20;
+const LEFT_BYTES_MAX: u64 = 192 << 20;
 const CRC_AT: usize = 36;
 const MAGIC: &[u8; 4] = b"PFJR";
 const MOVED: u32 = 1;
@@ -288,6 +292,15 @@ impl Journal {
             return Ok(false);
         }
         self.put(&mut generations, node, &records).map(|()| true)
+    }
+
+    /// Most bytes of all files of a journal that another union left, and of what is kept of them in memory: a multiple of what a union with
+    /// as much memory leaves, and as much again that waits.
+    pub fn left_bytes_max(&self) -> u64 {
+        match self.bytes_max {
+            0 => LEFT_BYTES_MAX,
+            bytes_max => bytes_max.saturating_mul(16).clamp(LEFT_BYTES_MIN, LEFT_BYTES_MAX),
+        }
     }
 
     /// Whether more may be begun that has to be recorded again when it ends.

@@ -28,11 +28,9 @@ use std::sync::Arc;
 
 const ROOT: &Caller = &Caller::ROOT;
 
-/// Most bytes of all files that are looked at: no union leaves more.
-const BYTES_MAX: u64 = 192 << 20;
-
-/// Most bytes of them that wait, which leaves room for what the next service leaves.
-const LEFT_BYTES_MAX: usize = 64 << 20;
+/// What a record and a sketch that a journal names take in memory at most.
+const RECORD_COST: u64 = 64;
+const SKETCH_COST: u64 = 256;
 
 /// Most of these files: no union leaves as many.
 const GENERATIONS_MAX: usize = 64;
@@ -48,7 +46,8 @@ struct Said {
 }
 
 impl Said {
-    fn add(&mut self, change: Change) {
+    /// Adds a change; what that takes of memory.
+    fn add(&mut self, change: Change) -> u64 {
         match change {
             Change::Moved(blocks) => {
                 let ended: Vec<u64> = self.in_transit.range(blocks.clone()).map(|(&block, _)| block).collect();
@@ -56,7 +55,10 @@ impl Said {
                     self.in_transit.remove(&block);
                 }
                 match self.moved.last_mut() {
-                    Some(last) if last.end == blocks.start => last.end = blocks.end,
+                    Some(last) if last.end == blocks.start => {
+                        last.end = blocks.end;
+                        return 0;
+                    }
                     _ => self.moved.push(blocks),
                 }
             }
@@ -64,6 +66,7 @@ impl Said {
                 self.in_transit.insert(block, new);
             }
         }
+        RECORD_COST
     }
 
     fn changes(&self) -> impl Iterator<Item = Change> {
@@ -72,44 +75,27 @@ impl Said {
     }
 }
 
-/// A record of a sketch, in as few bytes as it has on disk: most of a journal may be of sketches that are not there.
-struct Packed {
-    first: u64,
-    /// 0: one block in transit
-    count: u32,
-    new: [u16; 2],
-}
-
-impl Packed {
-    fn of(change: &Change) -> Self {
-        match change {
-            Change::Moved(blocks) => {
-                Packed { first: blocks.start, count: (blocks.end - blocks.start) as u32, new: [0; 2] }
-            }
-            Change::InTransit(block, new) => {
-                Packed { first: *block, count: 0, new: [new.start as u16, new.end as u16] }
-            }
-        }
-    }
-
-    fn change(&self) -> Change {
-        match self.count {
-            0 => Change::InTransit(self.first, self.new[0].into()..self.new[1].into()),
-            count => Change::Moved(self.first..self.first + u64::from(count)),
-        }
-    }
-}
-
 /// What the files of a journal say.
 #[derive(Default)]
 struct Journals {
-    sketches: HashMap<[u8; 16], Vec<Packed>>,
+    sketches: HashMap<[u8; 16], Said>,
     first_writes: Vec<FirstWrite>,
+    /// what has been read, and what is kept of it in memory
     bytes: u64,
+    cost: u64,
+}
+
+impl Journals {
+    fn add(&mut self, id: [u8; 16], change: Change) {
+        let before = self.sketches.len();
+        self.cost += self.sketches.entry(id).or_default().add(change);
+        self.cost += (self.sketches.len() - before) as u64 * SKETCH_COST;
+    }
 }
 
 fn too_much(what: &str) -> Error {
-    Error::new(Errno::EIO, format!("its journal has more {what} than any union leaves"))
+    let remedy = "mount it in a pool with more cache; or to give up what waits, remove .poolfs/journal-* of the branch";
+    Error::new(Errno::EIO, format!("its journal has more {what} than a union with so much memory leaves: {remedy}"))
 }
 
 /// What could not be made good.
@@ -196,7 +182,8 @@ pub(crate) fn generations(upper: &Branch, top: NodeId) -> Result<Vec<u64>> {
     Ok(found)
 }
 
-fn read(upper: &Branch, top: NodeId, generation: u64, journals: &mut Journals) -> Result<()> {
+/// Reads a file, as long as all together have at most so many bytes, and take as much in memory.
+fn read(upper: &Branch, top: NodeId, generation: u64, most: u64, journals: &mut Journals) -> Result<()> {
     let Some((held, attributes)) = crate::work::find(upper, top, journal::journal_name(generation).as_bytes())? else {
         return Ok(());
     };
@@ -209,17 +196,18 @@ fn read(upper: &Branch, top: NodeId, generation: u64, journals: &mut Journals) -
         return Ok(());
     }
     while let Some(record) = records.next()? {
-        if journals.bytes + records.offset > BYTES_MAX {
-            return Err(too_much("bytes"));
+        if journals.bytes + records.offset > most || journals.cost > most {
+            return Err(too_much("records"));
         }
         if let Some((id, change)) = Change::decode(&record) {
-            journals.sketches.entry(id).or_default().push(Packed::of(&change));
+            journals.add(id, change);
             continue;
         }
         // What follows what cannot be read was never told of.
         let Some(head) = FirstWriteHead::decode(&record) else { break };
         let following = records.take(head.following())?;
         let Some(first) = following.and_then(|following| head.first_write(&following)) else { break };
+        journals.cost += (first.path.len() + first.origin.path.len() + first.data.len()) as u64 + SKETCH_COST;
         journals.first_writes.push(first);
     }
     journals.bytes += records.offset;
@@ -237,12 +225,6 @@ pub(crate) fn is_empty(upper: &Branch, top: NodeId, generation: u64) -> Result<b
     let mut header = [0; RECORD_BYTES];
     let _ = file.read_full(0, &mut header)?;
     Ok(header == [0; RECORD_BYTES])
-}
-
-fn said(records: &[Packed]) -> Said {
-    let mut said = Said::default();
-    records.iter().for_each(|record| said.add(record.change()));
-    said
 }
 
 /// What cannot be done for one file now waits and is no reason to refuse the others: its bytes, or their map, cannot be read.
@@ -263,7 +245,7 @@ impl Union {
         }
         let mut journals = Journals::default();
         for &generation in &generations {
-            read(upper, top, generation, &mut journals)?;
+            read(upper, top, generation, self.journal.left_bytes_max(), &mut journals)?;
         }
         // Completing a first write may record what it does.
         self.journal.begin_after(generations.last().copied().unwrap_or_default());
@@ -298,7 +280,7 @@ impl Union {
     }
 
     /// The records of those that cannot be read now.
-    fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Vec<Packed>>) -> Result<Vec<([u8; 16], Said)>> {
+    fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Said>) -> Result<Vec<([u8; 16], Said)>> {
         let upper = &self.work.upper;
         let (mut left, mut count) = (Vec::new(), 0u64);
         let is_partly_unseen = Cell::new(false);
@@ -314,8 +296,7 @@ impl Union {
                 record => record?,
             };
             let Some(record) = record else { return Ok(()) };
-            let Some(records) = journals.remove(&record.id) else { return Ok(()) };
-            let said = said(&records);
+            let Some(said) = journals.remove(&record.id) else { return Ok(()) };
             count += 1;
             if let Err(cause) = of_one_file(self.replay_sketch(held, record, &said))? {
                 let path = path.escape_ascii();
@@ -351,7 +332,7 @@ impl Union {
                 files,
                 "what a service had accepted before it died waits: not all of the branch can be read"
             );
-            left.extend(journals.drain().map(|(id, records)| (id, said(&records))));
+            left.extend(journals.drain());
         }
         tracing::info!(sketches = count, left = left.len(), "what a service had accepted before it died is in order");
         Ok(left)
@@ -492,9 +473,9 @@ impl Union {
         drop(Held::new(upper, entry.node));
         let file = Opened::new(upper, handle);
         let bytes = left.journal();
-        if bytes.len() > LEFT_BYTES_MAX {
-            let cause = "more waits than can be kept of what services had accepted before they died; to give it up, remove .poolfs/journal-* of the branch";
-            return Err(Error::new(Errno::EIO, cause));
+        // The next service leaves some more.
+        if bytes.len() as u64 > self.journal.left_bytes_max() / 2 {
+            return Err(too_much("records that wait"));
         }
         file.write_full(0, &bytes)?;
         upper.fsync(ROOT, file.id(), Durability::All)?;

@@ -131,7 +131,7 @@ fn what_waits_never_becomes_more_than_the_next_union_reads() {
     let journal = reads(&*mortal.upper, ".poolfs/journal-1").expect("it is there");
     let (header, records) = journal.split_at(40);
     assert_eq!(records.len(), 80, "two records");
-    write_at(&*mortal.upper, ".poolfs/journal-1", header.len() as u64, &records.repeat((65 << 20) / 80));
+    write_at(&*mortal.upper, ".poolfs/journal-1", header.len() as u64, &records.repeat((9 << 20) / 80));
     mortal.upper.damage(b"f");
     let open = || {
         let config = UnionConfig::new(mortal.upper.clone(), lowers_of(&mortal.lowers));
@@ -143,6 +143,35 @@ fn what_waits_never_becomes_more_than_the_next_union_reads() {
     mortal.upper.mend();
     let union = open().expect("it can be made good");
     assert_eq!(reads(&*union, "f").expect("read")[9 * BLOCK..10 * BLOCK], [0xaa; BLOCK]);
+    close(union);
+}
+
+#[test]
+fn a_journal_takes_no_more_memory_than_what_a_union_with_as_much_leaves() {
+    let (lower, _) = lower();
+    let mortal = Mortal { deferred_copy_ups_max: 0, ..Mortal::new(vec![lower], AMPLE) };
+    let union = mortal.open();
+    write_at(&*union, "f", 5 * BLOCK as u64, &[0xaa; BLOCK]);
+    mortal.die();
+    close(union);
+    mortal.upper.unhook();
+    let journal = reads(&*mortal.upper, ".poolfs/journal-1").expect("it is there");
+    // Each of another sketch, of which there is none.
+    let of_sketch = |number: u64| {
+        let mut record = [0; 40];
+        record[..36].copy_from_slice(&journal[40..76]);
+        record[..8].copy_from_slice(&number.to_le_bytes());
+        let sum = crc32c::crc32c(&record).to_le_bytes();
+        record[36..].copy_from_slice(&sum);
+        record
+    };
+    let config = || UnionConfig::new(mortal.upper.clone(), lowers_of(&mortal.lowers));
+    let records: Vec<u8> = (0..60_000).flat_map(of_sketch).collect();
+    write_at(&*mortal.upper, ".poolfs/journal-1", journal.len() as u64, &records);
+    let refused = Union::open(UnionConfig { journal_bytes: AMPLE, ..config() }).err().expect("it is too much");
+    assert!(refused == Errno::EIO && refused.to_string().contains("more cache"), "{refused}");
+    let union = Union::open(UnionConfig { journal_bytes: 4 * AMPLE, ..config() }).expect("with more memory it is not");
+    assert_eq!(reads(&*union, "f").expect("read")[5 * BLOCK..6 * BLOCK], [0xaa; BLOCK]);
     close(union);
 }
 
