@@ -33,8 +33,9 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 /// Most bytes of one line of a trace.
 const SPAN_BYTES_MAX: u64 = 1 << 20;
 /// glibc's setting that memory of so many bytes is given back to the kernel when it is freed, and comes from it without being
-/// touched. Otherwise the first large buffer that is freed, with a mount, has all later ones kept, and filled with zeros in advance.
-const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072");
+/// touched; otherwise the first large buffer that is freed, with a mount, has all later ones kept, and filled with zeros in advance. And that
+/// threads share a few arenas: in one of its own each would keep what others need.
+const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072:glibc.malloc.arena_max=4");
 
 /// Where a pool's service listens.
 pub fn control_socket(context: &Context, pool: &str) -> PathBuf {
