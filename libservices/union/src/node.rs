@@ -146,12 +146,40 @@ struct Slot {
     lower: Option<(usize, NodeId)>,
 }
 
+/// Entries of [`Removals`].
+const REMOVALS: usize = 1024;
+
 #[derive(Default)]
 struct Table {
     by_id: HashMap<NodeId, Slot>,
     by_upper: HashMap<NodeId, NodeId>,
     by_lower: HashMap<(usize, NodeId), NodeId>,
     forgotten: Forgotten,
+    removals: Removals,
+}
+
+/// Which nodes of upper objects have been removed last: what somebody has read of such an object before is not how the node has left it.
+struct Removals {
+    count: u64,
+    /// the last of those that share an entry
+    last: Box<[u64; REMOVALS]>,
+}
+
+impl Default for Removals {
+    fn default() -> Self {
+        Removals { count: 0, last: Box::new([0; REMOVALS]) }
+    }
+}
+
+impl Removals {
+    fn note(&mut self, upper: NodeId) {
+        self.count += 1;
+        self.last[upper.0 as usize % REMOVALS] = self.count;
+    }
+
+    fn had_since(&self, upper: NodeId, since: u64) -> bool {
+        self.last[upper.0 as usize % REMOVALS] > since
+    }
 }
 
 /// All nodes that somebody refers to.
@@ -250,9 +278,26 @@ impl Nodes {
         table.by_id.get(id).map(|slot| slot.node.inode)
     }
 
+    /// How many nodes of upper objects have been removed; taken before one is read for [`Self::intern_read`].
+    pub fn removals(&self) -> u64 {
+        self.table().removals.count
+    }
+
+    /// As [`Self::intern`], of an upper object that was read since there were so many removals. Nothing when another thread has had a node
+    /// of it meanwhile that has gone again: it may have changed what was read.
+    pub fn intern_read(&self, new: NewNode, removals: u64) -> Option<Arc<Node>> {
+        let mut table = self.table_mut();
+        let upper = new.state.upper.as_ref().map(|upper| upper.node());
+        let is_outdated = |upper| !table.by_upper.contains_key(&upper) && table.removals.had_since(upper, removals);
+        if upper.is_some_and(is_outdated) { None } else { Some(self.intern_in(&mut table, new)) }
+    }
+
     /// The node for what `new` describes, which another thread may have made meanwhile, with one more reference.
     pub fn intern(&self, new: NewNode) -> Arc<Node> {
-        let mut table = self.table_mut();
+        self.intern_in(&mut self.table_mut(), new)
+    }
+
+    fn intern_in(&self, table: &mut Table, new: NewNode) -> Arc<Node> {
         let known = match (&new.state.upper, new.state.lowers.first()) {
             (Some(upper), _) => table.by_upper.get(&upper.node()).copied(),
             (None, Some(lower)) => table.by_lower.get(&(lower.layer, lower.held.node())).copied(),
@@ -261,7 +306,7 @@ impl Nodes {
         if let Some(node) = known.and_then(|id| table.refer(id)) {
             return node;
         }
-        let node = self.insert(&mut table, new);
+        let node = self.insert(table, new);
         if let Some(slot) = table.by_id.get_mut(&node.id) {
             slot.references = 1;
         }
@@ -357,6 +402,9 @@ impl Table {
 
     fn remove(&mut self, id: NodeId) -> Option<Arc<Node>> {
         let slot = self.by_id.remove(&id)?;
+        if let Some(upper) = slot.upper {
+            self.removals.note(upper);
+        }
         if let Some(upper) = slot.upper
             && self.by_upper.get(&upper) == Some(&id)
         {

@@ -76,6 +76,22 @@ impl Drop for Referenced<'_> {
     }
 }
 
+/// A node that was found, with one more reference.
+struct Read {
+    node: Arc<Node>,
+    /// a truncation had begun when its record was read
+    is_truncating: bool,
+}
+
+impl From<Arc<Node>> for Read {
+    fn from(node: Arc<Node>) -> Self {
+        Read { node, is_truncating: false }
+    }
+}
+
+/// How often an upper object is read that other threads have nodes of meanwhile.
+const ATTEMPTS_MAX: usize = 100;
+
 impl Union {
     /// One more reference on a node that is known.
     pub(crate) fn refer(&self, node: &Arc<Node>) -> Referenced<'_> {
@@ -106,33 +122,69 @@ impl Union {
         if parent.id == poolfs_types::NodeId::ROOT && name == crate::work::DIRECTORY {
             return Ok(None);
         }
-        let node = {
+        let found = {
             let state = parent.read();
+            let removals = self.nodes.removals();
             let entry = state.upper.as_ref().map(|upper| self.upper_entry(upper, name)).transpose()?;
             match entry.flatten() {
                 None => self.node_of_lower(&state, name)?,
                 Some((held, attributes)) => match self.nodes.refer_upper(held.node()) {
                     // No node ever stands for a whiteout.
-                    Some(node) => Some(node),
+                    Some(node) => Some(node.into()),
                     None if marks::is_xattr_whiteout(&*self.upper, held.node(), &attributes)? => None,
-                    None => Some(self.node_of_upper(&state, name, Arc::new(held), &attributes)?),
+                    None => Some(self.node_of_upper(&state, name, Arc::new(held), &attributes, removals)?),
                 },
             }
         };
-        Ok(node.map(|node| {
-            self.nodes.add_name(&node, parent, name);
-            Referenced { union: self, node }
-        }))
+        let Some(Read { node, is_truncating }) = found else { return Ok(None) };
+        self.nodes.add_name(&node, parent, name);
+        let node = Referenced { union: self, node };
+        if is_truncating {
+            self.complete_truncation(&node)?;
+        }
+        Ok(Some(node))
     }
 
-    /// A node for an upper object that has none yet.
+    /// Makes good a truncation that was begun when the record was read: by another thread, which then has done it, or by a service that is
+    /// no more. Nothing of the directory that the node is in may be locked.
+    fn complete_truncation(&self, node: &Node) -> Result<()> {
+        match &mut *node.write() {
+            State { upper: Some(upper), content: Content::Sketch(sketch), .. } if sketch.is_truncating() => {
+                self.finish_truncation(upper, &mut sketch.record)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A node for an upper object that has none yet, and was looked up since there were so many removals.
     fn node_of_upper(
         &self,
         parent: &State,
         name: &[u8],
         held: Arc<Held>,
         attributes: &Attributes,
-    ) -> Result<Arc<Node>> {
+        removals: u64,
+    ) -> Result<Read> {
+        let (mut attributes, mut removals) = (*attributes, removals);
+        for _ in 0..ATTEMPTS_MAX {
+            if let Some(read) = self.read_upper(parent, name, &held, &attributes, removals)? {
+                return Ok(read);
+            }
+            removals = self.nodes.removals();
+            attributes = self.upper.getattr(&Caller::ROOT, held.node())?;
+        }
+        Err(Error::new(Errno::ESTALE, "its upper object is looked up and let go again and again"))
+    }
+
+    /// The same, unless another thread has had a node of it meanwhile.
+    fn read_upper(
+        &self,
+        parent: &State,
+        name: &[u8],
+        held: &Arc<Held>,
+        attributes: &Attributes,
+        removals: u64,
+    ) -> Result<Option<Read>> {
         let upper = &*self.upper;
         let marks = Marks::read(upper, held.node())?;
         let origin = match marks.origin {
@@ -152,17 +204,18 @@ impl Union {
         }
         let mut content = Content::Plain;
         if attributes.file_type == FileType::Regular && (marks.sketch || marks.metacopy) {
-            content = self.sketch_content(&held, &marks, origin.clone())?;
+            content = self.sketch_content(held, &marks, origin.clone())?;
         }
+        let is_truncating = matches!(&content, Content::Sketch(sketch) if sketch.is_truncating());
         let index_links = match marks.links {
-            true => Some(links::load(self, &held, attributes, origin.as_ref())?),
+            true => Some(links::load(self, held, attributes, origin.as_ref())?),
             false => None,
         };
-        Ok(self.nodes.intern(NewNode {
+        let new = NewNode {
             inode: origin.map_or_else(|| inode::shown(inode::UPPER, attributes.inode), |origin| origin.inode),
             file_type: attributes.file_type,
             state: State {
-                upper: Some(held),
+                upper: Some(held.clone()),
                 lowers: found.nodes,
                 names: Vec::new(),
                 removed: false,
@@ -176,7 +229,8 @@ impl Union {
                 impure: marks.impure,
                 subdirectories: None,
             },
-        }))
+        };
+        Ok(self.nodes.intern_read(new, removals).map(|node| Read { node, is_truncating }))
     }
 
     /// The node of what was just made in the upper branch. Nobody has to look for its marks: it has none, but a directory perhaps
@@ -226,27 +280,24 @@ impl Union {
         if let Some(cause) = self.sketch_waits(&record.id) {
             return Ok(Content::Damaged(cause.into()));
         }
-        let mut sketch = Sketch::new(record, origin);
-        if sketch.is_truncating() {
-            self.finish_truncation(held, &mut sketch.record)?;
-        }
-        Ok(Content::Sketch(Box::new(sketch)))
+        Ok(Content::Sketch(Box::new(Sketch::new(record, origin))))
     }
 
     /// A node for what the lower branches have, which may be known to the index of hard links.
-    fn node_of_lower(&self, parent: &State, name: &[u8]) -> Result<Option<Arc<Node>>> {
+    fn node_of_lower(&self, parent: &State, name: &[u8]) -> Result<Option<Read>> {
+        let removals = self.nodes.removals();
         let found = self.search_name(parent, name)?;
         let (Some(top), Some(attributes)) = (found.nodes.first(), found.attributes) else { return Ok(None) };
         if let Some(node) = self.nodes.refer_lower(top.layer, top.held.node()) {
-            return Ok(Some(node));
+            return Ok(Some(node.into()));
         }
         let layer_id = &self.lowers[top.layer].layer_id;
         if links::has_several_names(&attributes)
             && let Some((held, upper)) = self.work.indexed(&self.upper, &inode::index_key(layer_id, &attributes))?
         {
             return match self.nodes.refer_upper(held.node()) {
-                Some(node) => Ok(Some(node)),
-                None => self.node_of_upper(parent, name, held, &upper).map(Some),
+                Some(node) => Ok(Some(node.into())),
+                None => self.node_of_upper(parent, name, held, &upper, removals).map(Some),
             };
         }
         let mut content = Content::Plain;
@@ -258,7 +309,7 @@ impl Union {
         if let Some(cause) = self.lower_waits(top) {
             content = Content::Damaged(cause.into());
         }
-        Ok(Some(self.nodes.intern(NewNode {
+        let node = self.nodes.intern(NewNode {
             inode: inode::shown(layer_id, attributes.inode),
             file_type: attributes.file_type,
             state: State {
@@ -276,7 +327,8 @@ impl Union {
                 impure: false,
                 subdirectories: None,
             },
-        })))
+        });
+        Ok(Some(node.into()))
     }
 
     /// What the lower branches have under `name` in `parent`.

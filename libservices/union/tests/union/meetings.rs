@@ -218,3 +218,50 @@ fn statistics_do_not_stop_at_a_damaged_file_that_changes() {
     stop.store(1, Ordering::SeqCst);
     assert!(result.is_ok(), "status and the writers of the file wait for each other");
 }
+
+/// Whoever looks a file up reads its record, and is then overtaken by one who looks it up as well, cuts it off and lets it go.
+#[test]
+fn what_was_read_of_a_file_that_another_has_changed_meanwhile_is_read_again() {
+    let lower = Memory::new();
+    put(&*lower, "f", &[5; 20 * BLOCK]);
+    // Of a file of several names more is read after its record.
+    lower.link(ROOT, node(&*lower, "f").unwrap(), NodeId::ROOT, name("g")).unwrap();
+    let upper = Hooked::over(Memory::new());
+    let lowers = [lower];
+    let union = open_over(upper.clone(), &lowers).unwrap();
+    write_at(&*union, "f", 100, b"written");
+    close(union);
+    // How many attributes are read of it.
+    let reads = Arc::new(AtomicU64::new(0));
+    let union = open_over(upper.clone(), &lowers).unwrap();
+    let counted = reads.clone();
+    upper.hook(move |call| {
+        counted.fetch_add(u64::from(call == Call::Getxattr), Ordering::SeqCst);
+        Ok(())
+    });
+    node(&*union, "f").unwrap();
+    upper.unhook();
+    close(union);
+    let last = reads.load(Ordering::SeqCst);
+    let union = open_over(upper.clone(), &lowers).unwrap();
+    let (other, hooked, left) = (Arc::downgrade(&union), upper.clone(), AtomicU64::new(last));
+    upper.hook(move |call| {
+        if call == Call::Getxattr && left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            hooked.unhook();
+            let union = other.upgrade().expect("it is in use");
+            let file = union.lookup(ROOT, NodeId::ROOT, name("f"))?.node;
+            for size in [5000, 10 * BLOCK as u64] {
+                let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+                union.setattr(ROOT, file, &changes, None)?;
+            }
+            union.forget(file, 1);
+        }
+        Ok(())
+    });
+    let shown = get(&*union, "f").unwrap();
+    let mut expected = vec![0; 10 * BLOCK];
+    expected[..5000].fill(5);
+    expected[100..107].copy_from_slice(b"written");
+    assert!(shown == expected, "what was cut off is back");
+    close(union);
+}
