@@ -158,7 +158,7 @@ struct Table {
     removals: Removals,
 }
 
-/// Which nodes of upper objects have been removed last: what somebody has read of such an object before is not how the node has left it.
+/// Of which objects nodes have been removed last: what somebody has read of such an object before is not how the node has left it.
 struct Removals {
     count: u64,
     /// the last of those that share an entry
@@ -172,13 +172,13 @@ impl Default for Removals {
 }
 
 impl Removals {
-    fn note(&mut self, upper: NodeId) {
+    fn note(&mut self, object: NodeId) {
         self.count += 1;
-        self.last[upper.0 as usize % REMOVALS] = self.count;
+        self.last[object.0 as usize % REMOVALS] = self.count;
     }
 
-    fn had_since(&self, upper: NodeId, since: u64) -> bool {
-        self.last[upper.0 as usize % REMOVALS] > since
+    fn had_since(&self, object: NodeId, since: u64) -> bool {
+        self.last[object.0 as usize % REMOVALS] > since
     }
 }
 
@@ -278,18 +278,21 @@ impl Nodes {
         table.by_id.get(id).map(|slot| slot.node.inode)
     }
 
-    /// How many nodes of upper objects have been removed; taken before one is read for [`Self::intern_read`].
+    /// How many nodes have been removed; taken before something is read for [`Self::intern_read`].
     pub fn removals(&self) -> u64 {
         self.table().removals.count
     }
 
-    /// As [`Self::intern`], of an upper object that was read since there were so many removals. Nothing when another thread has had a node
-    /// of it meanwhile that has gone again: it may have changed what was read.
+    /// As [`Self::intern`], of an object that was read since there were so many removals. Nothing when another thread has had a node of it
+    /// meanwhile that has gone again: it may have changed what was read, or have given a lower object an upper one.
     pub fn intern_read(&self, new: NewNode, removals: u64) -> Option<Arc<Node>> {
         let mut table = self.table_mut();
-        let upper = new.state.upper.as_ref().map(|upper| upper.node());
-        let is_outdated = |upper| !table.by_upper.contains_key(&upper) && table.removals.had_since(upper, removals);
-        if upper.is_some_and(is_outdated) { None } else { Some(self.intern_in(&mut table, new)) }
+        let object = match &new.state.upper {
+            Some(upper) => Some(upper.node()),
+            None => new.state.lowers.first().map(|lower| lower.held.node()),
+        };
+        let is_outdated = object.is_some_and(|object| table.removals.had_since(object, removals));
+        if is_outdated && table.known(&new).is_none() { None } else { Some(self.intern_in(&mut table, new)) }
     }
 
     /// The node for what `new` describes, which another thread may have made meanwhile, with one more reference.
@@ -298,11 +301,7 @@ impl Nodes {
     }
 
     fn intern_in(&self, table: &mut Table, new: NewNode) -> Arc<Node> {
-        let known = match (&new.state.upper, new.state.lowers.first()) {
-            (Some(upper), _) => table.by_upper.get(&upper.node()).copied(),
-            (None, Some(lower)) => table.by_lower.get(&(lower.layer, lower.held.node())).copied(),
-            (None, None) => None,
-        };
+        let known = table.known(&new);
         if let Some(node) = known.and_then(|id| table.refer(id)) {
             return node;
         }
@@ -394,6 +393,15 @@ impl Nodes {
 }
 
 impl Table {
+    /// The node that stands for what `new` describes.
+    fn known(&self, new: &NewNode) -> Option<NodeId> {
+        match (&new.state.upper, new.state.lowers.first()) {
+            (Some(upper), _) => self.by_upper.get(&upper.node()).copied(),
+            (None, Some(lower)) => self.by_lower.get(&(lower.layer, lower.held.node())).copied(),
+            (None, None) => None,
+        }
+    }
+
     fn refer(&mut self, id: NodeId) -> Option<Arc<Node>> {
         let slot = self.by_id.get_mut(&id)?;
         slot.references += 1;
@@ -402,9 +410,8 @@ impl Table {
 
     fn remove(&mut self, id: NodeId) -> Option<Arc<Node>> {
         let slot = self.by_id.remove(&id)?;
-        if let Some(upper) = slot.upper {
-            self.removals.note(upper);
-        }
+        let objects = slot.upper.into_iter().chain(slot.lower.map(|(_, lower)| lower));
+        objects.for_each(|object| self.removals.note(object));
         if let Some(upper) = slot.upper
             && self.by_upper.get(&upper) == Some(&id)
         {

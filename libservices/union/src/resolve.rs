@@ -89,7 +89,15 @@ impl From<Arc<Node>> for Read {
     }
 }
 
-/// How often an upper object is read that other threads have nodes of meanwhile.
+/// What a look at the lower branches has come to.
+enum Looked {
+    Found(Read),
+    Absent,
+    /// another thread has had a node of it meanwhile
+    Outdated,
+}
+
+/// How often an object is read that other threads have nodes of meanwhile.
 const ATTEMPTS_MAX: usize = 100;
 
 impl Union {
@@ -285,19 +293,32 @@ impl Union {
 
     /// A node for what the lower branches have, which may be known to the index of hard links.
     fn node_of_lower(&self, parent: &State, name: &[u8]) -> Result<Option<Read>> {
+        for _ in 0..ATTEMPTS_MAX {
+            match self.read_lower(parent, name)? {
+                Looked::Found(read) => return Ok(Some(read)),
+                Looked::Absent => return Ok(None),
+                Looked::Outdated => {}
+            }
+        }
+        Err(Error::new(Errno::ESTALE, "its lower object is looked up and let go again and again"))
+    }
+
+    fn read_lower(&self, parent: &State, name: &[u8]) -> Result<Looked> {
         let removals = self.nodes.removals();
         let found = self.search_name(parent, name)?;
-        let (Some(top), Some(attributes)) = (found.nodes.first(), found.attributes) else { return Ok(None) };
+        let (Some(top), Some(attributes)) = (found.nodes.first(), found.attributes) else {
+            return Ok(Looked::Absent);
+        };
         if let Some(node) = self.nodes.refer_lower(top.layer, top.held.node()) {
-            return Ok(Some(node.into()));
+            return Ok(Looked::Found(node.into()));
         }
         let layer_id = &self.lowers[top.layer].layer_id;
         if links::has_several_names(&attributes)
             && let Some((held, upper)) = self.work.indexed(&self.upper, &inode::index_key(layer_id, &attributes))?
         {
             return match self.nodes.refer_upper(held.node()) {
-                Some(node) => Ok(Some(node.into())),
-                None => self.node_of_upper(parent, name, held, &upper, removals).map(Some),
+                Some(node) => Ok(Looked::Found(node.into())),
+                None => self.node_of_upper(parent, name, held, &upper, removals).map(Looked::Found),
             };
         }
         let mut content = Content::Plain;
@@ -309,7 +330,7 @@ impl Union {
         if let Some(cause) = self.lower_waits(top) {
             content = Content::Damaged(cause.into());
         }
-        let node = self.nodes.intern(NewNode {
+        let new = NewNode {
             inode: inode::shown(layer_id, attributes.inode),
             file_type: attributes.file_type,
             state: State {
@@ -327,8 +348,9 @@ impl Union {
                 impure: false,
                 subdirectories: None,
             },
-        });
-        Ok(Some(node.into()))
+        };
+        let node = self.nodes.intern_read(new, removals);
+        Ok(node.map_or(Looked::Outdated, |node| Looked::Found(node.into())))
     }
 
     /// What the lower branches have under `name` in `parent`.
