@@ -3,8 +3,9 @@
 use poolfs_tests::{Pool, Way, checksum, isolated, name_of, program, run, shell};
 use serde_json::Value;
 use std::fs;
+use std::io::Read;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 const FORMATS: [&str; 2] = ["sparse", "bcow"];
 
@@ -25,6 +26,7 @@ while True:
     else:
         os.pwrite(file, os.urandom(random.choice([1, 4096, 30000])), random.randrange(300000))
     os.close(file)
+    os.write(1, b".")
 "#;
 
 fn text(path: &Path) -> &str {
@@ -57,12 +59,14 @@ fn what_a_killed_service_has_left_is_repaired() {
                 arguments.extend_from_slice(more);
                 pool.poolfs(&arguments)
             };
-            for round in 0..3_u64 {
+            for round in 0..3 {
                 let mount = pool.mount_stored(&at, &upper, &lower, format);
                 let in_use = check(&[]);
                 assert!(in_use.code == 8 && in_use.err.contains("another process"), "{}", in_use.err);
-                let mut writer = Command::new("python3").arg(&script).arg(&at).spawn().expect("a writer");
-                std::thread::sleep(std::time::Duration::from_millis(400 + 150 * round));
+                let mut writer = Command::new("python3");
+                let mut writer = writer.arg(&script).arg(&at).stdout(Stdio::piped()).spawn().expect("a writer");
+                let mut done = vec![0; 200 + 100 * round];
+                writer.stdout.as_mut().expect("piped").read_exact(&mut done).expect("it writes");
                 pool.kill_service();
                 let _ = writer.wait().expect("its end");
                 mount.keep();
