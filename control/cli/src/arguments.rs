@@ -113,7 +113,7 @@ pub enum Command {
     Rm {
         /// The container
         container: String,
-        /// Also when what it wrote could not be put on the disk
+        /// Also when what it wrote could not be put on the disk, or when processes of it live that nobody watches over: they are killed
         #[arg(long)]
         force: bool,
     },
