@@ -93,6 +93,10 @@ impl Journals {
     }
 }
 
+fn cost_of_first_write(first: &FirstWrite) -> u64 {
+    (first.path.len() + first.origin.path.len() + first.data.len()) as u64 + SKETCH_COST
+}
+
 fn too_much(what: &str) -> Error {
     let remedy = "mount it in a pool with more cache; or to give up what waits, remove .poolfs/journal-* of the branch";
     Error::new(Errno::EIO, format!("its journal has more {what} than a union with so much memory leaves: {remedy}"))
@@ -108,6 +112,13 @@ struct Left {
 impl Left {
     fn is_empty(&self) -> bool {
         self.sketches.is_empty() && self.first_writes.is_empty()
+    }
+
+    /// What it takes in memory when it is read.
+    fn cost(&self) -> u64 {
+        let of_sketch = |said: &Said| SKETCH_COST + (said.moved.len() + said.in_transit.len()) as u64 * RECORD_COST;
+        let sketches: u64 = self.sketches.iter().map(|(_, said)| of_sketch(said)).sum();
+        sketches + self.first_writes.iter().map(cost_of_first_write).sum::<u64>()
     }
 
     /// The files that it is about.
@@ -207,7 +218,7 @@ fn read(upper: &Branch, top: NodeId, generation: u64, most: u64, journals: &mut 
         let Some(head) = FirstWriteHead::decode(&record) else { break };
         let following = records.take(head.following())?;
         let Some(first) = following.and_then(|following| head.first_write(&following)) else { break };
-        journals.cost += (first.path.len() + first.origin.path.len() + first.data.len()) as u64 + SKETCH_COST;
+        journals.cost += cost_of_first_write(&first);
         journals.first_writes.push(first);
     }
     journals.bytes += records.offset;
@@ -466,17 +477,17 @@ impl Union {
         if left.is_empty() {
             return Ok(());
         }
+        let bytes = left.journal();
+        // The next service leaves some more, and whoever reads both keeps them in memory.
+        if left.cost().max(bytes.len() as u64) > self.journal.left_bytes_max() / 2 {
+            return Err(too_much("records that wait"));
+        }
         let (upper, top) = (&self.work.upper, self.work.top.node());
         let temporary = self.work.temporary();
         let name = Name::new(&temporary)?;
         let (entry, handle) = upper.create(ROOT, self.work.work.node(), name, 0o600, OpenFlags::READ_WRITE)?;
         drop(Held::new(upper, entry.node));
         let file = Opened::new(upper, handle);
-        let bytes = left.journal();
-        // The next service leaves some more.
-        if bytes.len() as u64 > self.journal.left_bytes_max() / 2 {
-            return Err(too_much("records that wait"));
-        }
         file.write_full(0, &bytes)?;
         upper.fsync(ROOT, file.id(), Durability::All)?;
         let left = journal::journal_name(LEFT);

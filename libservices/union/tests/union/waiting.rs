@@ -166,6 +166,14 @@ fn a_journal_takes_no_more_memory_than_what_a_union_with_as_much_leaves() {
         record
     };
     let config = || UnionConfig::new(mortal.upper.clone(), lowers_of(&mortal.lowers));
+    // As many as may be read may be too many to be kept: the next union would have to read some more.
+    let records: Vec<u8> = (0..30_000).flat_map(of_sketch).collect();
+    write_at(&*mortal.upper, ".poolfs/journal-1", journal.len() as u64, &records);
+    mortal.upper.damage(b"f");
+    let refused = Union::open(UnionConfig { journal_bytes: AMPLE, ..config() }).err().expect("it is too much to wait");
+    assert!(refused == Errno::EIO && refused.to_string().contains("wait"), "{refused}");
+    assert_eq!(mortal.journals(), ["journal-1"]);
+    mortal.upper.mend();
     let records: Vec<u8> = (0..60_000).flat_map(of_sketch).collect();
     write_at(&*mortal.upper, ".poolfs/journal-1", journal.len() as u64, &records);
     let refused = Union::open(UnionConfig { journal_bytes: AMPLE, ..config() }).err().expect("it is too much");
