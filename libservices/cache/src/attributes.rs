@@ -17,17 +17,21 @@ impl State {
     /// Takes over attributes that the layer below gave, except what is newer here.
     fn merge(&mut self, below: &Attributes) {
         let ours = self.attributes;
+        let is_file = ours.file_type == FileType::Regular;
+        if is_file && self.is_dirty() {
+            let (size, modified, changed) = (ours.size, ours.modified, ours.changed.max(below.changed));
+            self.attributes = Attributes { size, modified, changed, ..*below };
+            return;
+        }
+        if is_file && below.size < ours.size {
+            // It is being cut, and whoever does that has yet to note it: he will find it as long as it is then.
+            self.truncate(below.size);
+        }
         self.attributes = *below;
-        if ours.file_type == FileType::Regular && self.is_dirty() {
-            self.attributes.size = ours.size;
-            self.attributes.modified = ours.modified;
-            self.attributes.changed = ours.changed.max(below.changed);
-        } else {
-            self.below_size = below.size;
-            if let Some((_, seen)) = self.written_back.filter(|(at, _)| *at == below.changed) {
-                // Moved by nothing but the write-back.
-                self.attributes.changed = seen;
-            }
+        self.below_size = below.size;
+        if let Some((_, seen)) = self.written_back.filter(|(at, _)| *at == below.changed) {
+            // Moved by nothing but the write-back.
+            self.attributes.changed = seen;
         }
     }
 }

@@ -360,8 +360,7 @@ impl Libservice for Cache {
         if held && !hold_is_bounded(&blocks) {
             return fail(Errno::EINVAL);
         }
-        file.node.0.hold(blocks, held);
-        Ok(())
+        file.node.0.hold(blocks, held)
     }
 
     fn copy_range(

@@ -1,7 +1,7 @@
 //! Writing back: dirty blocks go below in the order of their offsets and in large pieces, then the times; only after
 //! both does a file count as clean.
 
-use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk};
+use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk, cost_of};
 use crate::node::{Node, State};
 use crate::read::cache_failure;
 use crate::sync::{lock, read, try_lock};
@@ -200,15 +200,18 @@ impl Node {
         Ok(())
     }
 
-    /// Keeps blocks back from write-back, or lets them go.
-    pub(crate) fn hold(&self, range: Range<u64>, held: bool) {
-        self.update(None, |state| {
-            if held {
-                state.blocks.change(range, |chunk, mask| chunk.held |= mask);
-            } else {
-                state.blocks.change_existing(range, |chunk, mask| chunk.held &= !mask);
-            }
-        });
+    /// Keeps blocks back from write-back, or lets them go. To know of them takes memory; `ENOSPC` when there is none.
+    pub(crate) fn hold(&self, range: Range<u64>, held: bool) -> Result<()> {
+        if !held {
+            self.update(None, |state| state.blocks.change_existing(range, |chunk, mask| chunk.held &= !mask));
+            return Ok(());
+        }
+        let Some(mut reservation) = self.core.pool.budget.reserve(cost_of(0, by_chunk(range.clone()).count() as u64))
+        else {
+            return fail(Errno::ENOSPC);
+        };
+        self.update(Some(&mut reservation), |state| state.blocks.change(range, |chunk, mask| chunk.held |= mask));
+        Ok(())
     }
 
     /// Makes the file durable: what is dirty goes below, and below does the rest. Only under a [`Use`](crate::node::Use).

@@ -3,7 +3,7 @@
 use crate::support::{ROOT, Stack, name, patient, pattern};
 use poolfs_cache::CacheConfig;
 use poolfs_libservice::Libservice;
-use poolfs_types::{NodeId, OpenFlags, SetAttributes};
+use poolfs_types::{Errno, NodeId, OpenFlags, SetAttributes};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -321,4 +321,22 @@ fn content_has_room_however_much_else_is_charged() {
     stack.cache.sync().unwrap();
     stack.cache.drop_clean();
     assert_eq!(stack.pool.statistics().used_bytes, stack.cache.used_bytes());
+}
+
+#[test]
+fn what_is_on_hold_counts_before_it_has_content() {
+    const LIMIT: u64 = 256 << 10;
+    let stack = Stack::new(patient(LIMIT));
+    let mut refused = None;
+    for number in 0..LIMIT / 1024 {
+        let (_, handle) = stack.create(&format!("f{number}"));
+        let held = stack.cache.hold(&ROOT, handle, 0..1, true);
+        let used = stack.pool.statistics().used_bytes;
+        assert!(used <= LIMIT, "{used} bytes are used of {LIMIT}");
+        if held.is_err() {
+            refused = held.err();
+            break;
+        }
+    }
+    assert_eq!(refused.expect("there is an end").errno(), Errno::ENOSPC);
 }

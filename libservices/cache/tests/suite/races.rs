@@ -135,6 +135,33 @@ fn attributes_of_a_dirty_file_are_set_while_it_is_brought_to_disk() {
     assert_eq!(known(stack.cache.getattr(&ROOT, file).unwrap()), known(shown));
 }
 
+/// Who looks at a file while it is cut learns the new size before the cut is noted here; what is behind it is gone all the same.
+#[test]
+fn a_file_that_is_looked_at_while_it_is_cut_has_nothing_behind_the_cut() {
+    for (size, length) in [(5000, 20_000), (0, 20_000), (70_000, 200_000)] {
+        let stack = Stack::new(patient(1 << 20));
+        let (file, handle) = stack.create("a");
+        stack.write(handle, 0, &pattern(1, 0, length));
+        stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
+        // What the cache knows of its attributes is outdated.
+        stack.cache.setxattr(&ROOT, file, b"user.x", b"1", XattrFlags::empty()).unwrap();
+        let (cache, (told, seen)) = (Arc::clone(&stack.cache), channel());
+        stack.below.meanwhile(Call::Setattr, move || {
+            told.send(cache.getattr(&ROOT, file).unwrap().size).unwrap();
+        });
+        let resize = |size| {
+            let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+            assert_eq!(stack.cache.setattr(&ROOT, file, &changes, Some(handle)).unwrap().size, size);
+        };
+        resize(size);
+        assert_eq!(seen.recv().unwrap(), size, "it was looked at after the cut below");
+        resize(length as u64);
+        let mut expected = pattern(1, 0, size as usize);
+        expected.resize(length, 0);
+        assert!(stack.read(handle, 0, length) == expected, "what was cut off at {size} is there again");
+    }
+}
+
 #[test]
 fn a_file_keeps_its_data_when_its_other_name_is_replaced() {
     let linked = Linked::new();

@@ -137,7 +137,7 @@ impl World {
             11 => cache.flush_range(&ROOT, handle, offset..offset + length).unwrap(),
             12 => {
                 let held = offset..offset + length.min(8192);
-                cache.hold(&ROOT, handle, held.clone(), true).unwrap();
+                Self::settle(cache.hold(&ROOT, handle, held.clone(), true));
                 Self::settle(cache.write(&ROOT, handle, offset, &pattern(7, offset, 100)));
                 cache.hold(&ROOT, handle, held, false).unwrap();
             }
