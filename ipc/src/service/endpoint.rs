@@ -77,7 +77,7 @@ const REFUSALS_REMEMBERED: usize = 64;
 
 impl EndpointCounters {
     /// Clients that got no session, by what stood against it: `EPERM` when they changed their rights on the way or have some
-    /// that nobody can vouch for, `EUSERS` when there are too many, `EPIPE` or `ECONNRESET` when they did not wait so long, `ETIMEDOUT` when
+    /// that nobody can vouch for, `E2BIG` when they have too many groups, `EUSERS` when there are too many, `EPIPE` or `ECONNRESET` when they did not wait so long, `ETIMEDOUT` when
     /// they did not greet in time, `EMFILE` for each pause because this process had no descriptor left.
     pub fn refused(&self) -> BTreeMap<Errno, u64> {
         self.refusals().clone()
@@ -190,6 +190,22 @@ pub struct Admission<C> {
     pub device: [u32; 2],
     /// Whether what was found out for this still holds.
     pub recheck: Option<Recheck>,
+}
+
+/// A doorbell of a session, from the queue of a group.
+struct Rung<C> {
+    session: Arc<Session<C>>,
+    doorbell: Doorbell,
+    group: usize,
+}
+
+/// What a doorbell has called somebody for. [`Endpoint::acquire`] makes a request of it, which may take time: the client may have to be
+/// looked at first, so whoever does it counts as serving a request.
+pub struct Called<C>(Call<C>);
+
+enum Call<C> {
+    Request(Acquired<C>),
+    Look(Rung<C>),
 }
 
 /// A place in the table of sessions.
@@ -334,8 +350,17 @@ impl<C> Endpoint<C> {
         self.ended.as_fd()
     }
 
-    /// Takes a request from the queue of `group`, if there is one.
+    /// Takes a request from the queue of `group`, if there is one, with all the looks at clients that this needs.
     pub fn take(&self, group: usize) -> Option<Acquired<C>> {
+        loop {
+            if let Some(acquired) = self.acquire(self.called(group)?) {
+                return Some(acquired);
+            }
+        }
+    }
+
+    /// What there is to be done for the queue of `group`, found out without waiting for anything.
+    pub fn called(&self, group: usize) -> Option<Called<C>> {
         let queue = self.queues[group].words();
         // As many as were there when we came: whoever refills the queue with rubbish does not keep us here.
         for _ in 0..self.config.queue_slots {
@@ -348,22 +373,42 @@ impl<C> Endpoint<C> {
             if queue.must_wake_producers() {
                 futex::wake_all(queue.space());
             }
-            if let Some(acquired) = self.answer(doorbell, &queue) {
-                return Some(acquired);
+            let Some(session) = self.session(doorbell.session) else {
+                self.counters.stray.fetch_add(1, Ordering::Relaxed);
+                continue;
+            };
+            let rung = Rung { session, doorbell, group };
+            if rung.session.is_to_be_looked_at() {
+                return Some(Called(Call::Look(rung)));
             }
-            self.counters.stray.fetch_add(1, Ordering::Relaxed);
+            if let Some(acquired) = self.answer(rung) {
+                return Some(Called(Call::Request(acquired)));
+            }
         }
         None
     }
 
-    fn answer(&self, doorbell: Doorbell, queue: &RelaxedQueue<'_>) -> Option<Acquired<C>> {
-        let session = self.session(doorbell.session)?;
-        if self.ends_for_its_rights(&session) {
-            return None;
+    /// The request that was called for. Nothing when there is none, or its client no longer is who it was: then its session has ended.
+    pub fn acquire(&self, called: Called<C>) -> Option<Acquired<C>> {
+        match called.0 {
+            Call::Request(acquired) => Some(acquired),
+            Call::Look(rung) if self.ends_for_its_rights(&rung.session) => {
+                self.counters.stray.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+            Call::Look(rung) => self.answer(rung),
         }
-        let acquired = session.acquire(usize::from(doorbell.buffer));
-        if doorbell.again && acquired.is_some() {
+    }
+
+    fn answer(&self, rung: Rung<C>) -> Option<Acquired<C>> {
+        let Rung { session, doorbell, group } = rung;
+        let Some(acquired) = session.acquire(usize::from(doorbell.buffer)) else {
+            self.counters.stray.fetch_add(1, Ordering::Relaxed);
+            return None;
+        };
+        if doorbell.again {
             self.counters.repeated.fetch_add(1, Ordering::Relaxed);
+            let queue = self.queues[group].words();
             // Its first ring was lost: others of the session may have been too. A full queue is no harm, they ring again.
             for index in (0..session.buffers()).filter(|&index| session.is_waiting(index)) {
                 let other = Doorbell { session: doorbell.session, buffer: index as u16, again: false };
@@ -372,7 +417,7 @@ impl<C> Endpoint<C> {
                 }
             }
         }
-        acquired
+        Some(acquired)
     }
 
     /// Has requests say when they were submitted, or no more. What they say nobody vouches for.

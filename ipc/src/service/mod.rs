@@ -12,7 +12,7 @@ mod session;
 mod tasks;
 
 pub use budget::{MemoryBudget, SessionMemory};
-pub use endpoint::{Admission, Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
+pub use endpoint::{Admission, Called, Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
 pub use groups::CoreGroups;
 pub use peer::PeerFacts;
 pub use reception::{Reception, Stop};

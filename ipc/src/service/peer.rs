@@ -57,19 +57,15 @@ fn peer_credentials(socket: BorrowedFd<'_>) -> Result<[u32; 3], Errno> {
     }
 }
 
-/// Linux's NGROUPS_MAX.
-const GROUPS_MAX: usize = 65536;
+/// Most supplementary groups of a client. The kernel writes all of them into the status of each of its threads, which is read again and
+/// again; at this number that takes about twice as long as without any, at the most that Linux allows several hundred times.
+const GROUPS_MAX: usize = 256;
 
 fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, Errno> {
-    let mut few = [0u32; 64];
-    match option(socket, libc::SO_PEERGROUPS, &mut few) {
-        Ok(count) => Ok(few[..count].to_vec()),
-        Err(Errno::ERANGE) => {
-            let mut many = vec![0u32; GROUPS_MAX];
-            let count = option(socket, libc::SO_PEERGROUPS, &mut many)?;
-            many.truncate(count);
-            Ok(many)
-        }
+    let mut groups = [0u32; GROUPS_MAX];
+    match option(socket, libc::SO_PEERGROUPS, &mut groups) {
+        Ok(count) => Ok(groups[..count].to_vec()),
+        Err(Errno::ERANGE) => Err(Errno::E2BIG),
         Err(error) => Err(error),
     }
 }
@@ -145,7 +141,8 @@ impl PeerFacts {
     /// The facts about the peer of a connected socket, whose process `process` is.
     ///
     /// # Errors
-    /// `ESRCH` when the process is gone; `EPERM` when it has changed since it connected, or has capabilities nobody can vouch for.
+    /// `ESRCH` when the process is gone; `E2BIG` when it has too many groups; `EPERM` when it has changed since it connected, or has capabilities
+    /// nobody can vouch for.
     pub(super) fn of(socket: BorrowedFd<'_>, process: BorrowedFd<'_>) -> Result<Self, Errno> {
         let [_, uid, gid] = peer_credentials(socket)?;
         let groups = peer_groups(socket)?;

@@ -143,16 +143,18 @@ impl<C> Session<C> {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether the client still is who it was when it was let in, as of a second ago at most. Looked at only for who asks
-    /// something: an idle client costs nothing.
-    pub(super) fn still_has_its_rights(&self) -> bool {
+    /// Whether the calling thread has to look whether the client still is who it was, because that was done a second ago or longer. Looked
+    /// at only for who asks something: an idle client costs nothing.
+    pub(super) fn is_to_be_looked_at(&self) -> bool {
         let (now, looked_at) = (coarse_ms(), self.looked_at_ms.load(Ordering::Relaxed));
-        if now < looked_at + RIGHTS_MS_MAX {
-            return true;
-        }
         // Of several threads one looks; none goes on with the old answer for longer than that takes.
-        let mine = self.looked_at_ms.compare_exchange(looked_at, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        !mine || (self.tasks.still_hold(&self.facts) && self.recheck.as_ref().is_none_or(|recheck| recheck()))
+        now >= looked_at + RIGHTS_MS_MAX
+            && self.looked_at_ms.compare_exchange(looked_at, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether the client still is who it was when it was let in.
+    pub(super) fn still_has_its_rights(&self) -> bool {
+        self.tasks.still_hold(&self.facts) && self.recheck.as_ref().is_none_or(|recheck| recheck())
     }
 
     pub(super) fn end(&self) {

@@ -1,9 +1,9 @@
 //! Whether the threads of a client's process still are who its session was made for.
 //!
 //! Rights, namespaces and root are a thread's own: libc changes them for all threads, a system call by number for one. A request
-//! in shared memory does not tell which thread made it, so all of them have to have what the session was made with. A look at
-//! one costs some microseconds. Of a process with many threads each look covers the first and the next [`THREADS_PER_LOOK_MAX`], in
-//! turn.
+//! in shared memory does not tell which thread made it, so all of them have to have what the session was made with. Whether one has
+//! changed the kernel tells in no other way than by its whole status. A look at one costs some 100 microseconds, as the number of groups is bounded.
+//! Of a process with many threads each look covers the first and the next [`THREADS_PER_LOOK_MAX`], in turn.
 
 use crate::service::peer::{PeerFacts, StatusFile, has_ended};
 use poolfs_types::Errno;
@@ -18,8 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Threads that one look covers.
 pub(super) const THREADS_PER_LOOK_MAX: u64 = 128;
 
-/// Most bytes of a thread's status: its groups are in it.
-const STATUS_BYTES_MAX: u64 = 1 << 20;
+/// Most bytes of a thread's status that are looked at. Its groups are in it: that of a thread with more of them than its session was made
+/// with may be longer, and is no other one's for that.
+const STATUS_BYTES_MAX: u64 = 32 << 10;
 
 /// What a thread sees of the system: its mount and user namespaces, and its root directory.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,9 @@ use crate::queue_front::view::View;
 use crate::request::Context;
 use crate::shares::InstanceShares;
 use crate::spans::Measured;
-use poolfs_ipc::service::{Acquired, Admission, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Session, Stop};
+use poolfs_ipc::service::{
+    Acquired, Admission, Called, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Session, Stop,
+};
 use poolfs_ipc::wire::{Adopt, Operation, Reply, SOCKET_SUFFIX, Status};
 use poolfs_libservice::Share;
 use poolfs_libservice::types::Errno;
@@ -132,46 +134,59 @@ impl QueueFront {
         self.threads.get(group).is_none_or(|share| share.may_take(1))
     }
 
-    /// Takes a request from the queue of `group`; it counts as under way until [`QueueFront::answer`] has ended.
-    pub(super) fn take(&self, group: usize) -> Option<Acquired<SessionState>> {
+    /// What there is to be done for the queue of `group`; it counts as under way until [`QueueFront::answer`] has ended.
+    pub(super) fn called(&self, group: usize) -> Option<Called<SessionState>> {
         self.serving.fetch_add(1, Ordering::AcqRel);
-        let acquired = self.endpoint.take(group);
-        if acquired.is_none() {
+        let called = self.endpoint.called(group);
+        if called.is_none() {
             self.serving.fetch_sub(1, Ordering::AcqRel);
         }
-        acquired
+        called
     }
 
-    /// Serves a request and publishes its reply: `EIO` when the instance is gone or a layer panics. The calling thread then
-    /// searches for the next one, of `group`.
+    /// Serves the request that was called for, if there is one, and publishes its reply: `EIO` when the instance is gone or a layer panics. The
+    /// calling thread then searches for the next one, of `group`. Of the instance's share of threads it takes one for all of that, for
+    /// the look at the client, too.
     pub(super) fn answer(
+        &self,
+        called: Called<SessionState>,
+        group: usize,
+        scratch: &mut [u8],
+    ) -> Option<Search<SessionState>> {
+        let _thread = Thread::of(&self.threads, group);
+        let acquired = self.endpoint.acquire(called);
+        let searching = acquired.and_then(|acquired| self.serve(acquired, group, scratch));
+        self.serving.fetch_sub(1, Ordering::AcqRel);
+        searching
+    }
+
+    fn serve(
         &self,
         acquired: Acquired<SessionState>,
         group: usize,
         scratch: &mut [u8],
     ) -> Option<Search<SessionState>> {
-        let _thread = Thread::of(&self.threads, group);
-        let mut searching = None;
-        if let Some(instance) = self.instance.upgrade() {
-            let session = Arc::clone(acquired.session());
-            let request = *acquired.request();
-            let operation = Operation::from_number(request.operation).and_then(kind);
-            let mut measured =
-                instance.measure(OperationPath::Library, session.facts().process, request.submitted_ns, operation);
-            let served =
-                catch_unwind(AssertUnwindSafe(|| serve(&instance, session.content(), &request, &acquired, scratch)));
-            match served {
-                Ok(reply) => {
-                    searching = Some(self.endpoint.search(group));
-                    measured.iter_mut().for_each(Measured::stop);
-                    acquired.finish(&reply);
-                    measured.into_iter().for_each(|measured| measured.end(outcome(&reply)));
-                }
-                Err(_) => error!(instance = instance.name(), ?request, "a layer panicked; the request failed"),
+        let instance = self.instance.upgrade()?;
+        let session = Arc::clone(acquired.session());
+        let request = *acquired.request();
+        let operation = Operation::from_number(request.operation).and_then(kind);
+        let mut measured =
+            instance.measure(OperationPath::Library, session.facts().process, request.submitted_ns, operation);
+        let served =
+            catch_unwind(AssertUnwindSafe(|| serve(&instance, session.content(), &request, &acquired, scratch)));
+        match served {
+            Ok(reply) => {
+                let searching = self.endpoint.search(group);
+                measured.iter_mut().for_each(Measured::stop);
+                acquired.finish(&reply);
+                measured.into_iter().for_each(|measured| measured.end(outcome(&reply)));
+                Some(searching)
+            }
+            Err(_) => {
+                error!(instance = instance.name(), ?request, "a layer panicked; the request failed");
+                None
             }
         }
-        self.serving.fetch_sub(1, Ordering::AcqRel);
-        searching
     }
 }
 

@@ -69,6 +69,12 @@ impl SessionState {
         self.view.as_ref().map(|view| view.mount_points())
     }
 
+    /// What the client sees of the instance by the kernel.
+    #[cfg(test)]
+    pub(super) fn view(&self) -> Option<&View> {
+        self.view.as_deref()
+    }
+
     /// Who asks.
     #[must_use]
     pub fn credentials(&self) -> &Credentials {

@@ -9,6 +9,7 @@ use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
 use crate::mount_table::{Mount, MountTable};
+use crate::queue_front::view::View;
 use crate::request::{Context, Reply as Outcome, Request as Asked};
 use crate::stack::Stack;
 use poolfs_ipc::area::DATA_BYTES;
@@ -24,6 +25,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// How old the last look at a client may be when it asks for something.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Where something is mounted that is shown as a whole and has no mounts in it: clients see the instance there.
 fn mounted() -> PathBuf {
@@ -552,6 +556,40 @@ fn requests_of_one_instance_that_block_leave_threads_for_another() {
             done(&connection.call(&request(Operation::Echo, "", ""), &[], &mut []).expect("served"));
         }
         drop(blocking);
+    });
+    front.close(&served.threads);
+}
+
+#[test]
+fn looks_at_the_clients_of_one_instance_leave_threads_for_another() {
+    const CLIENTS: usize = 16;
+    let served = served();
+    let directory = tempfile::tempdir().expect("directory");
+    let other = instance();
+    let front = QueueFront::start(&other, directory.path(), &served.threads).expect("front");
+    let connection = connect(&directory);
+    let clients: Vec<_> = (0..CLIENTS).map(|_| connect(&served.directory)).collect();
+    let sessions = served.front.endpoint().sessions();
+    std::thread::scope(|scope| {
+        let held: Vec<_> =
+            sessions.iter().filter_map(|session| session.content().view()).map(View::hold_looks).collect();
+        assert_eq!(held.len(), CLIENTS + 1);
+        // From then on a request of each has its client looked at first, which keeps a thread.
+        std::thread::sleep(LOOK_EVERY + LOOK_EVERY / 5);
+        for client in &clients {
+            scope.spawn(|| {
+                done(&client.call(&request(Operation::Echo, "", ""), &[], &mut []).expect("served in the end"));
+            });
+        }
+        let start = Instant::now();
+        while served.threads.count() <= CLIENTS / 4 * 3 {
+            assert!(start.elapsed() < Duration::from_secs(60), "{} threads", served.threads.count());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        for _ in 0..100 {
+            done(&connection.call(&request(Operation::Echo, "", ""), &[], &mut []).expect("served"));
+        }
+        drop(held);
     });
     front.close(&served.threads);
 }

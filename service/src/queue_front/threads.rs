@@ -41,7 +41,7 @@ struct Group {
     /// Threads started so far.
     started: AtomicUsize,
     waiting: AtomicUsize,
-    /// Of the instances: requests in service.
+    /// Of the instances: requests in service, and looks at who makes them.
     shares: Arc<Shares>,
 }
 
@@ -285,7 +285,7 @@ impl ServiceThreads {
             if !fronts[index].may_be_served(group) {
                 continue;
             }
-            let Some(acquired) = fronts[index].take(group) else { continue };
+            let Some(called) = fronts[index].called(group) else { continue };
             *first = index + 1;
             *searching = None;
             let state = &self.state[group];
@@ -294,7 +294,7 @@ impl ServiceThreads {
             {
                 warn!(group, %error, "no further service thread");
             }
-            *searching = fronts[index].answer(acquired, group, scratch);
+            *searching = fronts[index].answer(called, group, scratch);
             state.waiting.fetch_add(1, Ordering::AcqRel);
             return true;
         }

@@ -212,6 +212,12 @@ impl View {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Until the value is dropped, whoever looks whether the client still sees that waits.
+    #[cfg(test)]
+    pub(super) fn hold_looks(&self) -> impl Sized {
+        self.table()
+    }
+
     /// Whether the client still sees that.
     pub(super) fn is_current(&self) -> bool {
         let Some(text) = self.table().changed() else { return true };

@@ -5,6 +5,7 @@
 
 use crate::bare::{Bare, bare_session, eventually, raw_socket};
 use crate::harness::{Running, isolated};
+use poolfs_ipc::Connection;
 use poolfs_ipc::area::{BufferArea, DATA_BYTES, buffers_length, queue, queue_length};
 use poolfs_ipc::futex;
 use poolfs_ipc::handshake::{receive_welcome, send_hello};
@@ -12,6 +13,7 @@ use poolfs_ipc::memory::Mapping;
 use poolfs_ipc::queue::{Doorbell, DoorbellQueue};
 use poolfs_ipc::state::CallerState;
 use poolfs_ipc::wire::{Operation, Request, Status};
+use std::ffi::CString;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -44,6 +46,9 @@ const HEIRS: [&str; 3] = ["child-of-changed", "child-of-dead", "greeting-child"]
 /// A directory only user 2000 may look into, or who may override that.
 const LINK: &str = "closed/link";
 const TARGET: &str = "what-only-the-owner-may-see";
+
+/// Most groups of a client with a session.
+const GROUPS_MAX: usize = 256;
 
 /// Longest until a session is known to be over.
 const END_MAX: Duration = Duration::from_secs(20);
@@ -270,5 +275,26 @@ fn a_session_is_no_use_to_anybody_else() {
             assert!(thief.wait().expect("ours").success(), "\"{kind}\" still had its session");
         }
         eventually("no session is left", || service.status().instances[0].sessions == 0);
+    });
+}
+
+#[test]
+fn who_has_too_many_groups_has_no_session() {
+    isolated("stolen::who_has_too_many_groups_has_no_session", |folder| {
+        let service = Running::start(folder);
+        service.mount_directory("one");
+        let socket = folder.join("run/one.sock");
+        let socket = CString::new(socket.to_str().expect("text")).expect("no NUL");
+        let is_let_in = |groups: u32| {
+            let groups: Vec<u32> = (0..groups).collect();
+            ended_well(forked(|| {
+                system_call(libc::SYS_setgroups, [groups.len(), groups.as_ptr() as usize, 0]);
+                let has_session = Connection::open(&socket).is_ok();
+                assert_eq!(has_session, groups.len() <= GROUPS_MAX, "{} groups", groups.len());
+            }));
+        };
+        [1, GROUPS_MAX as u32, GROUPS_MAX as u32 + 1, 1 << 16].into_iter().for_each(is_let_in);
+        let refused = &service.status().instances[0].sessions_refused;
+        assert_eq!(refused.get("E2BIG"), Some(&2), "{refused:?}");
     });
 }
