@@ -94,6 +94,12 @@ impl<'a> MountTable<'a> {
         self.children.get(mount.id).into_iter().flatten().map(|&at| &self.mounts[at]).filter(|on| on.id != on.parent)
     }
 
+    /// That in which the process's root is, if it is all of it: a root that is a directory in a mount does not show that one.
+    pub(crate) fn root(&self) -> Option<&Mount<'a>> {
+        let is_first = |mount: &&Mount<'a>| mount.id == mount.parent || !self.by_id.contains_key(mount.parent);
+        self.mounts.iter().find(|mount| mount.place == b"/" && is_first(mount))
+    }
+
     /// What is mounted over a mount, in its place.
     pub(crate) fn over(&self, mount: &Mount<'a>) -> Option<&Mount<'a>> {
         self.on(mount).find(|other| other.place == mount.place)
@@ -175,6 +181,14 @@ mod tests {
         assert_eq!(reachable(&format!("{ROOT}3 1 0:8 / /srv/xy rw - t other rw\n")), ["/srv/x"]);
         assert_eq!(reachable(&format!("{ROOT}3 1 0:8 / / rw - t other rw\n")), [""; 0], "everything");
         assert_eq!(reachable(&format!("{ROOT}3 2 0:9 / /srv/x rw - t x rw\n")), ["/srv/x"], "by itself");
+    }
+
+    #[test]
+    fn the_root_is_the_mount_that_is_on_none_of_the_others() {
+        let root = |text: &str| MountTable::parse(text.as_bytes()).root().and_then(Mount::number);
+        assert_eq!(root("3 2 0:8 / / rw - t over rw\n2 1 8:1 / / rw - ext4 disk rw\n"), Some(2));
+        assert_eq!(root("1 1 0:2 / / rw - rootfs rootfs rw\n"), Some(1), "the first of all");
+        assert_eq!(root("5 4 0:8 / /srv rw - t x rw\n"), None, "below a directory");
     }
 
     #[test]

@@ -5,11 +5,14 @@
 //! the client may search it. What is passed is the client's own: it may have mounted filesystems there that never answer. So nothing is looked
 //! up that the kernel does not have in its cache, where all that leads to a mount stays; attributes are taken as the kernel has them; and
 //! access lists are read only where no process has to answer for it.
+//!
+//! A client whose root is not that of its mount namespace, as after `chroot`, reaches none. Its table leaves out what lies outside of its root, and the kernel does
+//! not: what is mounted there binds it as well, on a name of the instance as anywhere. Containers have the root of their namespace, by `pivot_root`.
 
 use crate::access::{Acl, Credentials, EXECUTE, may_access};
 use crate::outside::{Deed, outside};
 use poolfs_libservice::types::{Attributes, Errno, FileType, Timestamp};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, open, openat2, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, open, openat2, readlink, statx};
 use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -45,24 +48,35 @@ pub(super) struct Walker {
 }
 
 impl Walker {
-    /// The first of the mounts that the client reaches.
-    pub(super) fn first_of(&self, candidates: Vec<Candidate>) -> Option<usize> {
+    /// The first of the mounts that the client reaches. `root` is the number of the one in which its root was when its table was read.
+    pub(super) fn first_of(&self, candidates: Vec<Candidate>, root: u64) -> Option<usize> {
         if candidates.is_empty() {
             return None;
         }
         let walker = self.clone();
         let first = move || {
+            let root = walker.root(root)?;
             let mut steps = STEPS_MAX;
-            candidates.iter().position(|candidate| walker.reaches(candidate, &mut steps).is_some_and(|reached| reached))
+            let mut reaches = |candidate| walker.reaches(root.as_fd(), candidate, &mut steps);
+            candidates.iter().position(|candidate| reaches(candidate).is_some_and(|reached| reached))
         };
         outside(Deed::Reach, first).ok().flatten()
     }
 
-    /// Nothing when the way cannot be looked at.
-    fn reaches(&self, candidate: &Candidate, steps: &mut usize) -> Option<bool> {
+    /// The client's root, if it is that of its mount namespace and of the mount with this number.
+    fn root(&self, number: u64) -> Option<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let mut here = open(format!("/proc/{}/root", self.process), flags, Mode::empty()).ok()?;
-        let mut found = known(here.as_fd(), Path::new("")).ok()?;
+        let root = open(format!("/proc/{}/root", self.process), flags, Mode::empty()).ok()?;
+        let is_that_of_the_table = known(root.as_fd(), Path::new("")).ok()?.stx_mnt_id == number;
+        // The kernel says how far it is below the root of all, whatever namespace that is of.
+        let path = readlink(place_of(root.as_fd()), Vec::new()).ok()?;
+        (is_that_of_the_table && path.as_bytes() == b"/").then_some(root)
+    }
+
+    /// Nothing when the way cannot be looked at.
+    fn reaches(&self, root: BorrowedFd<'_>, candidate: &Candidate, steps: &mut usize) -> Option<bool> {
+        let mut here = root.try_clone_to_owned().ok()?;
+        let mut found = known(root, Path::new("")).ok()?;
         for name in candidate.place.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
             *steps = steps.checked_sub(1)?;
             if !self.may_search(here.as_fd(), &found) {
@@ -116,10 +130,14 @@ fn known(directory: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<Statx> {
     statx(directory, path, flags, wanted)
 }
 
+/// A path to the directory that needs none of its names.
+fn place_of(directory: BorrowedFd<'_>) -> PathBuf {
+    PathBuf::from(format!("/proc/thread-self/fd/{}", directory.as_raw_fd()))
+}
+
 fn access_list(directory: BorrowedFd<'_>) -> Result<Option<Acl>, Errno> {
-    let path = PathBuf::from(format!("/proc/thread-self/fd/{}", directory.as_raw_fd()));
     let mut value = vec![0; LIST_BYTES_MAX];
-    match rustix::fs::getxattr(path, ACCESS_LIST, &mut value) {
+    match rustix::fs::getxattr(place_of(directory), ACCESS_LIST, &mut value) {
         Ok(length) => Acl::parse(&value[..length]).map(Some),
         Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Ok(None),
         Err(error) => Err(Errno::from_raw(error.raw_os_error())),

@@ -1,8 +1,8 @@
 //! What a client's process sees of the instance by the kernel, and what it therefore may do by request.
 //!
 //! A mount namespace can show the instance read-only, in part, below other mounts, or not at all, and that binds its processes. Its
-//! mounts stand in `/proc/PID/mountinfo` of the client. Where the instance is not mounted as a whole in a place that the client reaches
-//! ([`super::reach`]), there is no session; where all such mounts are read-only, the session changes nothing; where any mount of the instance is,
+//! mounts stand in `/proc/PID/mountinfo` of the client, all of them if its root is the root of the namespace. Where it is not, or the instance is not mounted as a
+//! whole in a place that the client reaches ([`super::reach`]), there is no session; where all such mounts are read-only, the session changes nothing; where any mount of the instance is,
 //! changes by descriptors are left to the kernel, which knows by which mount each was opened; and names on which something is mounted are
 //! left to it too, with all that is behind them, whatever others rename them to.
 //!
@@ -179,7 +179,7 @@ impl View {
     /// That of a process. `device` is the number of the instance's mounts.
     ///
     /// # Errors
-    /// `ESRCH` when it is gone, `EACCES` when the instance is not mounted as a whole where it reaches it, `E2BIG` when its mounts are too
+    /// `ESRCH` when it is gone, `EACCES` when its root is not that of its namespace or the instance is not mounted as a whole where it reaches it, `E2BIG` when its mounts are too
     /// many to look at, and those of the layers.
     pub(super) fn of(facts: &PeerFacts, device: [u32; 2], instance: &Arc<Instance>) -> Result<Self, Errno> {
         let process = facts.process;
@@ -257,9 +257,10 @@ fn seen_by(client: &Walker, table: &[u8], device: [u32; 2]) -> Option<Seen> {
     // A namespace of mounts that a user has made is of a namespace of users, and so are its processes.
     let is_of_host = client.credentials.user_namespace.is_none();
     Seen::of(table, device, &|table, candidates| {
+        let root = table.root()?.number()?;
         let answering = table.mounts().iter().filter(|mount| answers(mount, is_of_host));
         let client = Walker { answering: answering.filter_map(Mount::number).collect(), ..client.clone() };
-        client.first_of(candidates)
+        client.first_of(candidates, root)
     })
 }
 

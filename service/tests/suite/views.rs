@@ -426,23 +426,79 @@ fn mounts_that_a_client_cannot_reach_give_it_nothing() {
                 assert!(is_let_in(folder), "below a directory of its own");
             }));
         });
-        // Below another root.
-        let jail = folder.join("jail");
-        fs::create_dir_all(jail.join("run")).expect("made");
-        fs::create_dir(jail.join("at")).expect("made");
-        elsewhere(|| {
-            bind(&folder.join("run"), &jail.join("run"));
-            ended_well(forked(|| {
-                system_call(libc::SYS_chroot, [text(&jail).as_ptr() as usize, 0, 0]);
-                assert!(!is_let_in(Path::new("/")), "it is where no path leads");
-            }));
-            bind(&at, &jail.join("at"));
-            ended_well(forked(|| {
-                system_call(libc::SYS_chroot, [text(&jail).as_ptr() as usize, 0, 0]);
-                assert!(is_let_in(Path::new("/")));
-            }));
-        });
         assert_eq!(fs::read(at.join("f")).expect("read"), b"kept");
+    });
+}
+
+/// Leaves its root for a directory in it.
+fn change_root(to: &Path) {
+    system_call(libc::SYS_chroot, [text(to).as_ptr() as usize, 0, 0]);
+    system_call(libc::SYS_chdir, [c"/".as_ptr() as usize, 0, 0]);
+}
+
+/// Makes a mount the root of its namespace, as containers have it.
+fn move_root(to: &Path) {
+    system_call(libc::SYS_chdir, [text(to).as_ptr() as usize, 0, 0]);
+    system_call(libc::SYS_pivot_root, [c".".as_ptr() as usize, c".".as_ptr() as usize, 0]);
+    detach(Path::new("."));
+    system_call(libc::SYS_chdir, [c"/".as_ptr() as usize, 0, 0]);
+}
+
+/// Asked for as who is in another root: the kernel refuses it, and so does the service or there is no session.
+fn cannot_unlink(folder: &Path, name: &str) {
+    if let Ok(connection) = Connection::open(&text(&folder.join("run/one.sock"))) {
+        assert_ne!(ask(&connection, Operation::Unlink, name, ""), Status::Done, "the kernel would refuse it");
+    }
+}
+
+#[test]
+fn mounts_outside_of_its_root_bind_a_client_too() {
+    isolated("views::mounts_outside_of_its_root_bind_a_client_too", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        open_to_all(folder);
+        fs::write(at.join("f"), b"the instance's").expect("written");
+        let (jail, own) = (folder.join("jail"), folder.join("own"));
+        for directory in ["run", "at"] {
+            fs::create_dir_all(jail.join(directory)).expect("made");
+        }
+        fs::write(&own, b"its own").expect("written");
+        // Its root is a directory, or a mount.
+        for is_mount in [false, true] {
+            elsewhere(|| {
+                if is_mount {
+                    bind(&jail, &jail);
+                }
+                bind(&folder.join("run"), &jail.join("run"));
+                bind(&at, &jail.join("at"));
+                bind(&own, &at.join("f"));
+                ended_well(forked(|| {
+                    change_root(&jail);
+                    assert_eq!(
+                        fs::read("/at/f").expect("read"),
+                        b"the instance's",
+                        "it does not see what is mounted there"
+                    );
+                    let refused = fs::remove_file("/at/f").expect_err("something is mounted on it");
+                    assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+                    cannot_unlink(Path::new("/"), "f");
+                }));
+                // It comes to be there later.
+                ended_well(forked(|| {
+                    let connection = connect(folder, "one");
+                    assert!(is_served(&connection));
+                    change_root(&jail);
+                    wait_for_end(&connection);
+                    assert!(!is_let_in(Path::new("/")));
+                }));
+                if is_mount {
+                    move_root(&jail);
+                    let connection = connect(Path::new("/"), "one");
+                    assert_eq!(ask(&connection, Operation::Stat, "f", ""), Status::Done, "as in a container");
+                }
+            });
+        }
+        assert_eq!(fs::read(at.join("f")).expect("kept"), b"the instance's");
     });
 }
 
