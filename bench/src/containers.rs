@@ -2,7 +2,7 @@
 
 use crate::clones::emptied;
 use crate::groups::{self, Memory};
-use crate::roots::{Root, Server, all_answer, unpack};
+use crate::roots::{Entrance, Root, Server, all_answer, unpack};
 use crate::table::{Row, Table, Unit};
 use crate::targets::{Branches, Laboratory, Target, turned};
 use crate::worker::median;
@@ -155,9 +155,11 @@ fn machine() -> Result<u64> {
 /// What `fleet` runs in the pool's group: starts a server in each root directory (`places`: directory and socket in turn), prints the
 /// nanoseconds until all have answered, does so once more, and keeps them until its input ends.
 pub fn serve(places: &[PathBuf], library: bool) -> Result<()> {
+    let pairs = places.chunks_exact(2).map(|pair| Ok((Entrance::of(&pair[0])?, &pair[1])));
+    let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let start_all = || -> Result<Vec<Server>> {
         let begun = Instant::now();
-        let started = places.chunks_exact(2).map(|pair| Server::start(&pair[0], &pair[1], library));
+        let started = pairs.iter().map(|(entrance, socket)| Server::start(entrance, socket, library));
         let mut servers = started.collect::<Result<Vec<_>>>()?;
         all_answer(&mut servers)?;
         println!("{}", begun.elapsed().as_nanos());

@@ -1,12 +1,17 @@
 //! Programs of an image: a root directory is unpacked, given what programs expect besides files, and programs are started in it.
 
 use crate::targets::succeed;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use poolfs_ipc::wire::SOCKET_DIRECTORY;
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, unmount};
-use std::ffi::CString;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, mount_change, unmount,
+};
+use rustix::process::{chdir, pivot_root};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -111,22 +116,46 @@ impl Drop for Root {
     }
 }
 
-/// A command whose program finds `root` as its root directory, with or without the library.
-pub fn rooted(root: &Path, words: &[impl AsRef<std::ffi::OsStr>], with_library: bool) -> Result<Command> {
+/// A mount namespace with a root directory for its root, as containers have it: only there a service gives programs sessions.
+pub struct Entrance(OwnedFd);
+
+impl Entrance {
+    /// That of a root directory, with what is mounted in it now.
+    pub fn of(root: &Path) -> Result<Self> {
+        let place = CString::new(root.as_os_str().as_bytes())?;
+        // The namespace is the thread's, and stays with the descriptor.
+        let made = std::thread::spawn(move || Self::make(&place)).join();
+        let namespace = made.map_err(|_| anyhow!("a thread panicked"))?;
+        Ok(Self(namespace.with_context(|| format!("no mount namespace of {}", root.display()))?))
+    }
+
+    fn make(place: &CStr) -> Result<OwnedFd> {
+        // SAFETY: descriptors and memory stay as they are.
+        unsafe { unshare_unsafe(UnshareFlags::FS | UnshareFlags::NEWNS)? };
+        let namespace = fs::File::open("/proc/thread-self/ns/mnt")?;
+        mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+        // It may be a plain directory.
+        mount_bind_recursive(place, place)?;
+        chdir(place)?;
+        pivot_root(c".", c".")?;
+        unmount(c".", UnmountFlags::DETACH)?;
+        Ok(namespace.into())
+    }
+}
+
+/// A command whose program finds itself behind `entrance`, with or without the library.
+pub fn rooted(entrance: &Entrance, words: &[impl AsRef<std::ffi::OsStr>], with_library: bool) -> Result<Command> {
     let [program, arguments @ ..] = words else { bail!("no program") };
-    let place = CString::new(root.as_os_str().as_bytes())?;
+    let namespace = entrance.0.try_clone()?;
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
     if with_library {
         command.env("LD_PRELOAD", LIBRARY);
     }
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    // SAFETY: between fork and exec these are two system calls on strings that are there already.
-    unsafe {
-        command.pre_exec(move || {
-            Ok(rustix::process::chroot(place.as_c_str()).and_then(|()| rustix::process::chdir(c"/"))?)
-        })
-    };
+    let enter = move || Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?);
+    // SAFETY: between fork and exec this is one system call.
+    unsafe { command.pre_exec(enter) };
     Ok(command)
 }
 
@@ -138,8 +167,8 @@ pub struct Server {
 
 impl Server {
     /// Starts the server, whose socket is `socket` out here.
-    pub fn start(root: &Path, socket: &Path, with_library: bool) -> Result<Self> {
-        let child = rooted(root, SERVER, with_library)?.spawn().context("cannot start the server")?;
+    pub fn start(entrance: &Entrance, socket: &Path, with_library: bool) -> Result<Self> {
+        let child = rooted(entrance, SERVER, with_library)?.spawn().context("cannot start the server")?;
         Ok(Self { child, socket: socket.to_path_buf() })
     }
 

@@ -2,7 +2,7 @@
 //! containers.
 
 use crate::files::fill;
-use crate::roots::{Root, SERVER, Server, all_answer, rooted, unpack};
+use crate::roots::{Entrance, Root, SERVER, Server, all_answer, rooted, unpack};
 use crate::table::{Row, Table, Unit};
 use crate::targets::{Branches, Laboratory, Target, succeed, turned};
 use crate::worker::median;
@@ -113,17 +113,18 @@ fn starts(laboratory: &Laboratory, target: Target, words: &[&str], poolfs: &Path
 /// What `starts` runs in the pool's group: starts a program in `root` once for nothing, then `times` times, and prints the
 /// nanoseconds of each: to its end, or to the first answer at `socket`.
 pub fn start(root: &Path, words: &[String], times: u32, library: bool, socket: Option<&Path>) -> Result<()> {
+    let entrance = Entrance::of(root)?;
     for time in 0..=times {
         let begun = Instant::now();
         let elapsed = if let Some(socket) = socket {
-            let mut servers = [Server::start(root, socket, library)?];
+            let mut servers = [Server::start(&entrance, socket, library)?];
             all_answer(&mut servers)?;
             let elapsed = begun.elapsed();
             let [server] = servers;
             server.end()?;
             elapsed
         } else {
-            let status = rooted(root, words, library)?.status()?;
+            let status = rooted(&entrance, words, library)?.status()?;
             let elapsed = begun.elapsed();
             ensure!(status.success(), "{words:?}: {status}");
             elapsed
