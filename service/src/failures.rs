@@ -23,6 +23,9 @@ pub enum ServiceError {
     /// There are too many.
     #[error("the service has {INSTANCES_MAX} instances, which is the most; unmount one, or use another pool")]
     TooMany,
+    /// It mounts nothing any more.
+    #[error("the service is about to end; mount it again, which starts another one")]
+    Ending,
     /// A path cannot be used.
     #[error("{what} {path}: {cause}")]
     Path {
@@ -100,7 +103,7 @@ impl ServiceError {
         match self {
             Self::Name(_) => FailureCode::Usage,
             Self::Exists(_) => FailureCode::Exists,
-            Self::TooMany => FailureCode::Failed,
+            Self::TooMany | Self::Ending => FailureCode::Failed,
             Self::Path { .. } => FailureCode::File,
             Self::Stack(error) => error.code(),
             Self::Mount(MountError::Busy { .. } | MountError::Covered { .. }) | Self::UsedElsewhere { .. } => {

@@ -47,6 +47,7 @@ pub mod shares;
 pub mod spans;
 pub mod stack;
 mod statistics;
+mod underway;
 mod walk;
 
 pub use handles::{HANDLES_MAX, HandleTable, OpenFile};

@@ -11,6 +11,7 @@ use crate::shares::PoolShares;
 use crate::spans::Tracer;
 use crate::stack::kept::sweep;
 use crate::stack::{Given, Stack, StackBuilder};
+use crate::underway::{Change, Changes};
 use poolfs_libservice::Error;
 use poolfs_service_protocol::{
     Answer, Command, Ending, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
@@ -56,8 +57,7 @@ pub struct Service {
     shares: PoolShares,
     tracer: Arc<Tracer>,
     started: Instant,
-    /// Held while an instance is made or ended, so that only one is at a time.
-    changes: Mutex<()>,
+    changes: Changes,
     instances: Mutex<BTreeMap<String, Mounted>>,
     /// Unmounted, but still used from other mount namespaces.
     lingering: Mutex<Vec<Weak<Instance>>>,
@@ -108,7 +108,7 @@ impl Service {
             loop {
                 ends.wait(wait);
                 let Some(service) = service.upgrade() else { return };
-                let _one_at_a_time = lock(&service.changes);
+                let _one_at_a_time = service.changes.begin();
                 wait = service.end_unmounted().then_some(RETRY_WAIT);
             }
         };
@@ -173,15 +173,15 @@ impl Service {
     pub fn mount(&self, spec: MountSpec, descriptors: Vec<OwnedFd>) -> Result<(), ServiceError> {
         check_stack(&spec.stack)?;
         let given = Given::from_control(&spec.stack, descriptors)?;
-        let _one_at_a_time = lock(&self.changes);
+        let change = self.changes.begin_after(|other| is_related(&spec, other));
         self.end_unmounted();
-        self.check(&spec, &given)?;
-        let mount_point = &spec.mount_point;
-        detach_dead(mount_point).map_err(|cause| path_error("mount point", mount_point, cause.to_string()))?;
-        let place = mount_point.clone();
-        let checked = outside(Deed::Mount, move || check_directory("mount point", &place));
-        checked.map_err(|error| path_error("mount point", mount_point, error.to_string()))??;
-        let stack = self.builder.build_of(&spec.stack, given)?.with_ids(spec.ids.as_ref());
+        self.check(&spec, &given, &change)?;
+        check_place(&spec.mount_point)?;
+        let (stack, change) = change.beside(&spec, || self.builder.build_of(&spec.stack, given));
+        let stack = stack?.with_ids(spec.ids.as_ref());
+        // The service may be about to end, and something else there by now.
+        refuse_last(&change)?;
+        check_place(&spec.mount_point)?;
         self.mount_stack(spec, stack)
     }
 
@@ -217,7 +217,8 @@ impl Service {
         }
     }
 
-    fn check(&self, spec: &MountSpec, given: &[Given]) -> Result<(), ServiceError> {
+    fn check(&self, spec: &MountSpec, given: &[Given], change: &Change<'_>) -> Result<(), ServiceError> {
+        refuse_last(change)?;
         if !is_valid_name(&spec.instance) {
             return Err(ServiceError::Name(spec.instance.clone()));
         }
@@ -226,27 +227,28 @@ impl Service {
         if instances.contains_key(&spec.instance) {
             return Err(ServiceError::Exists(spec.instance.clone()));
         }
-        if instances.len() >= INSTANCES_MAX {
+        if instances.len() + change.mounts().len() >= INSTANCES_MAX {
             return Err(ServiceError::TooMany);
         }
         let own: Vec<&Path> = instances.values().map(|own| own.instance.spec().mount_point.as_path()).collect();
         check_branches(&spec.stack, given, &own)
     }
 
-    /// Flushes and unmounts an instance. One that does not exist (any more) is fine.
+    /// Flushes and unmounts an instance. One that does not exist (any more) is fine; one that is about to be mounted is unmounted when it is.
     ///
     /// # Errors
     /// It is still mounted then, unless the error says that something is lost.
     pub fn unmount(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
-        let _one_at_a_time = lock(&self.changes);
+        let _one_at_a_time = self.changes.begin_after(|mount| mount.instance == name);
         self.end_instance(name, ending)
     }
 
-    /// The instances, when none is being made or ended.
+    /// The instances, when none is being ended, and those that are about to be mounted: whoever asks must not take them for gone.
     fn settled(&self) -> Vec<String> {
-        let _one_at_a_time = lock(&self.changes);
+        let change = self.changes.begin();
         self.end_unmounted();
-        lock(&self.instances).keys().cloned().collect()
+        let underway = change.mounts().iter().map(|mount| mount.instance.clone());
+        lock(&self.instances).keys().cloned().chain(underway).collect()
     }
 
     /// Ends the instances whose mounts others have taken away. Whether one stays, because what was written to it cannot be put on the
@@ -359,7 +361,7 @@ impl Service {
     /// # Errors
     /// The first failure to write something back, which is lost. Everything is unmounted all the same.
     pub fn shut_down(&self) -> Result<(), ServiceError> {
-        let _one_at_a_time = lock(&self.changes);
+        let _last = self.changes.begin_last();
         let mut all = std::mem::take(&mut *lock(&self.instances));
         for (name, mounted) in &mut all {
             if let Err(error) = mounted.mount.detach() {
@@ -430,6 +432,29 @@ fn make_directory(path: &Path, private: bool) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Whether a mount may only be looked at when another one, which is under way, has come to its end: it is to have the same name or place, or lies behind
+/// the other.
+fn is_related(mount: &MountSpec, other: &MountSpec) -> bool {
+    let (place, of_other) = (&mount.mount_point, &other.mount_point);
+    let mut branches = mount.stack.branches().into_iter();
+    mount.instance == other.instance
+        || place.starts_with(of_other)
+        || of_other.starts_with(place)
+        || branches.any(|branch| branch.directory.starts_with(of_other))
+}
+
+fn refuse_last(change: &Change<'_>) -> Result<(), ServiceError> {
+    if change.is_last() { Err(ServiceError::Ending) } else { Ok(()) }
+}
+
+/// Whether something can be mounted there, when what died there is gone.
+fn check_place(mount_point: &Path) -> Result<(), ServiceError> {
+    detach_dead(mount_point).map_err(|cause| path_error("mount point", mount_point, cause.to_string()))?;
+    let place = mount_point.to_owned();
+    let checked = outside(Deed::Mount, move || check_directory("mount point", &place));
+    checked.map_err(|error| path_error("mount point", mount_point, error.to_string()))?
 }
 
 fn path_error(what: &'static str, path: &Path, cause: impl Into<String>) -> ServiceError {

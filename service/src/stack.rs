@@ -4,6 +4,7 @@
 //! namespace has `idmap` on top. Branches are shared: instances that use the same lower branch (or the same directory) stand on one cache, so that its bytes
 //! are there once. Between any two layers the time is measured, when somebody wants to know it; `idmap` has none to speak of.
 
+mod branches;
 pub mod check;
 mod claim;
 mod error;
@@ -16,9 +17,9 @@ use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
 use crate::outside::{Deed, outside};
 use crate::shares::PoolMemory;
 use crate::spans::Timed;
+use branches::{Branch, Branches, Key, Life};
 use claim::{Claim, ClaimKind};
 pub(crate) use given::Given;
-use given::Identity;
 use kept::{StateRoot, UpperRoot};
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CacheMemory, CachePool, SharedNotice};
@@ -26,77 +27,15 @@ use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::types::IdMap;
 use poolfs_libservice::{Layered, Libservice};
-use poolfs_local::{Descriptors, Local, LocalOptions, PrivateMount};
-use poolfs_quota::{Accepted, Account, Limited, Measured};
+use poolfs_local::{Descriptors, Local, LocalOptions};
+use poolfs_quota::{Account, Measured};
 use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat};
 use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use tracing::{error, warn};
-
-/// One directory tree with its cache, shared by the instances that use it.
-struct Branch {
-    path: PathBuf,
-    mount: Arc<PrivateMount>,
-    identity: Identity,
-    role: Role,
-    local: Arc<Local>,
-    bcow: Option<Arc<Bcow>>,
-    cache: Arc<Cache>,
-    /// What of the branch is limited, and how.
-    account: Option<Arc<Account>>,
-    /// Whether what it has accepted outlives this process.
-    is_kept: bool,
-    /// Given up when all is on disk. Of a lower branch: taken when it turns out to have been an upper one.
-    claim: OnceLock<Claim>,
-}
-
-/// What makes two uses of a directory uses of one branch. By another path it has another name in what unions note of their lower branches.
-type Key = (Identity, PathBuf);
-
-impl Branch {
-    fn key(&self) -> Key {
-        (self.identity, self.path.clone())
-    }
-
-    /// Without its limit.
-    fn cache_layer(&self) -> Arc<dyn Libservice> {
-        Timed::over(Layer::Cache, Arc::clone(&self.cache) as Arc<dyn Libservice>)
-    }
-
-    fn layer(&self) -> Arc<dyn Libservice> {
-        let Some(account) = &self.account else { return self.cache_layer() };
-        Limited::new(self.cache_layer(), account, Box::new(AcceptedBy(Arc::clone(&self.cache))))
-    }
-}
-
-/// What the cache of a limited branch has accepted.
-struct AcceptedBy(Arc<Cache>);
-
-impl Accepted for AcceptedBy {
-    fn dirty_bytes(&self) -> u64 {
-        self.0.pending_bytes()
-    }
-
-    fn wait_for_room(&self, enough: &mut dyn FnMut() -> bool) -> bool {
-        self.0.wait_for_room(enough)
-    }
-}
-
-impl Drop for Branch {
-    /// The last stack that used the branch is gone, or was never finished: what its cache still has goes to the disk.
-    fn drop(&mut self) {
-        if let Err(error) = self.cache.shutdown() {
-            error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
-        }
-        if let Some(claim) = self.claim.get().filter(|_| self.is_kept) {
-            kept::unmark(UpperRoot { directory: claim.directory(), path: &self.path });
-        }
-        self.bcow.iter().for_each(|bcow| bcow.end_thread());
-    }
-}
+use tracing::warn;
 
 /// The layers of one instance. A clone stands on the same branches, with all that is not written back yet.
 #[derive(Clone)]
@@ -189,15 +128,22 @@ impl Stack {
 /// The control side refuses what the cache would.
 const _: () = assert!(poolfs_service_protocol::CACHE_BYTES_MIN == poolfs_cache::LIMIT_BYTES_MIN);
 
+/// Where a frozen union is. Held by who makes it, and keeps nobody from others.
+type FrozenPlace = Arc<Mutex<Weak<Union>>>;
+
 /// Builds stacks, and holds what they share.
 pub struct StackBuilder {
     pool: Arc<CachePool>,
     descriptors: Arc<Descriptors>,
     /// Where services before this one may have left what they had accepted.
     states: Option<StateRoot>,
-    branches: Mutex<BTreeMap<Key, Weak<Branch>>>,
+    branches: Branches,
     /// by their branches, topmost first
-    frozen: Mutex<BTreeMap<Vec<Key>, Weak<Union>>>,
+    frozen: Mutex<BTreeMap<Vec<Key>, FrozenPlace>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct EvictableMemory(Arc<CachePool>);
@@ -234,7 +180,7 @@ impl StackBuilder {
         let memory = mounted.unwrap_or_else(|error| Err(CacheError::Mount(error))).map_err(failed)?;
         let pool = CachePool::with_memory(config, memory).map_err(failed)?;
         let descriptors = Descriptors::of_process();
-        Ok(Self { pool, descriptors, states: None, branches: Mutex::default(), frozen: Mutex::default() })
+        Ok(Self { pool, descriptors, states: None, branches: Branches::default(), frozen: Mutex::default() })
     }
 
     /// The same, and what services have left below a directory (`/run/poolfs`) is brought to disk before their upper branches are used.
@@ -350,14 +296,14 @@ impl StackBuilder {
                 return Err(failed(format!("more than {FROZEN_MAX} branches that were uppers; `poolfs flatten` one")));
             }
             let keys: Vec<Key> = branches[at..].iter().map(|branch| branch.key()).collect();
-            let mut frozen = self.frozen.lock().unwrap_or_else(PoisonError::into_inner);
-            frozen.retain(|_, union| union.strong_count() > 0);
-            let union = match frozen.get(&keys).and_then(Weak::upgrade) {
+            let place = self.place_of_frozen(keys);
+            let mut place = lock(&place);
+            let union = match place.upgrade() {
                 Some(union) => union,
                 None => {
                     let config = UnionConfig::new(layer, std::mem::take(&mut lowers));
                     let union = Union::open_frozen(config).map_err(|error| failed(with_causes(&error)))?;
-                    frozen.insert(keys, Arc::downgrade(&union));
+                    *place = Arc::downgrade(&union);
                     union
                 }
             };
@@ -366,8 +312,11 @@ impl StackBuilder {
         Ok(lowers)
     }
 
-    fn branches(&self) -> MutexGuard<'_, BTreeMap<Key, Weak<Branch>>> {
-        self.branches.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Where the frozen union of these branches is, or is to be.
+    fn place_of_frozen(&self, keys: Vec<Key>) -> FrozenPlace {
+        let mut frozen = lock(&self.frozen);
+        frozen.retain(|_, place| Arc::strong_count(place) > 1 || lock(place).strong_count() > 0);
+        Arc::clone(frozen.entry(keys).or_default())
     }
 
     /// The branch of a directory: the one in use, or a new one, claimed so.
@@ -378,24 +327,19 @@ impl StackBuilder {
         storage: &Storage,
         claim_as: Option<ClaimKind>,
     ) -> Result<Arc<Branch>, StackError> {
+        self.branches.get_or_make(given, role, |life| self.make(given, role, storage, claim_as, life))
+    }
+
+    fn make(
+        &self,
+        given: &Given,
+        role: Role,
+        storage: &Storage,
+        claim_as: Option<ClaimKind>,
+        life: Arc<Life>,
+    ) -> Result<Branch, StackError> {
         let failed = |cause: String| StackError::Branch { path: given.path.clone(), cause };
         let Given { path, mount, identity } = given.clone();
-        let key = (identity, path.clone());
-        let mut branches = self.branches();
-        branches.retain(|_, branch| branch.strong_count() > 0);
-        for branch in branches.values().filter_map(Weak::upgrade) {
-            let same = branch.key() == key && branch.role == role && role != Role::Upper;
-            let readers = branch.role == Role::Lower && role == Role::Lower;
-            let related =
-                branch.identity == identity || branch.path.starts_with(&path) || path.starts_with(&branch.path);
-            if related && !same && !readers {
-                let (other, used) = (branch.path.clone(), branch.role);
-                return Err(StackError::Conflict { path, wanted: role, other, used });
-            }
-        }
-        if let Some(branch) = branches.get(&key).and_then(Weak::upgrade) {
-            return Ok(branch);
-        }
         let claim = OnceLock::new();
         if let Some(kind) = claim_as {
             let taken = match role {
@@ -423,10 +367,7 @@ impl StackBuilder {
             }
             None => (Cache::new(&self.pool, below), false),
         };
-        let branch = Branch { path, mount, identity, role, local, bcow, cache, account, is_kept, claim };
-        let branch = Arc::new(branch);
-        branches.insert(key, Arc::downgrade(&branch));
-        Ok(branch)
+        Ok(Branch { path, mount, identity, role, local, bcow, cache, account, is_kept, claim, _life: life })
     }
 
     /// The cache over an upper branch, with what the last service had accepted below it on disk; and whether what this one accepts outlives it.
@@ -455,7 +396,7 @@ impl StackBuilder {
     pub fn cache_status(&self) -> CacheStatus {
         let statistics = self.pool.statistics();
         let (mut shared_bytes, mut private_bytes) = (0, 0);
-        for branch in self.branches().values().filter_map(Weak::upgrade) {
+        for branch in self.branches.all().iter().filter_map(Weak::upgrade) {
             // One count is this loop's own.
             let users = Arc::strong_count(&branch) - 1;
             *(if users > 1 { &mut shared_bytes } else { &mut private_bytes }) += branch.cache.used_bytes();
@@ -591,5 +532,56 @@ mod tests {
         builder
             .branch(&Given::open(folder.path(), false).expect("there"), Role::Directory, &Storage::default(), None)
             .expect("free again");
+    }
+
+    #[test]
+    fn who_wants_a_branch_that_ends_waits_and_who_wants_another_does_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let builder = StackBuilder::new(1 << 20, None).expect("a cache");
+        let branch = |name: &str, role| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(&path).expect("made");
+            builder.branch(&Given::open(&path, false).expect("there"), role, &Storage::default(), None)
+        };
+        let first = branch("one", Role::Directory).expect("usable");
+        assert!(Arc::ptr_eq(&first, &branch("one", Role::Directory).expect("shared")));
+        assert!(matches!(branch("one/below", Role::Lower), Err(StackError::Conflict { .. })));
+        // It has begun to end, and has not come to it.
+        let life = Arc::clone(&first._life);
+        drop(first);
+        let (told, tell) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            for name in ["one", "one/below"] {
+                let (branch, told) = (&branch, told.clone());
+                scope.spawn(move || {
+                    // The first of them excludes the second.
+                    let made = branch(name, Role::Directory);
+                    told.send(made.is_ok()).expect("heard");
+                    drop(made);
+                });
+            }
+            branch("other", Role::Directory).expect("another one");
+            assert!(tell.try_recv().is_err());
+            drop(life);
+            let answers = [tell.recv().expect("an answer"), tell.recv().expect("an answer")];
+            assert!(answers.contains(&true));
+        });
+    }
+
+    #[test]
+    fn who_wants_a_branch_at_once_has_the_same_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let builder = StackBuilder::new(1 << 20, None).expect("a cache");
+        let given = Given::open(folder.path(), false).expect("there");
+        let start = std::sync::Barrier::new(4);
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let branch = || {
+                start.wait();
+                builder.branch(&given, Role::Directory, &Storage::default(), Some(ClaimKind::Alone)).expect("usable")
+            };
+            let all: Vec<_> = (0..4).map(|_| scope.spawn(branch)).collect();
+            all.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        assert!(all.iter().all(|branch| Arc::ptr_eq(branch, &all[0])));
     }
 }

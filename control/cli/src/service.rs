@@ -85,7 +85,7 @@ fn understood(context: &Context, pool: &str, line: &[u8]) -> Result<Answer> {
     }
 }
 
-/// The instances that a service has, when none is being made or ended.
+/// The instances that a service has, those that are about to be mounted among them, when none is being ended.
 pub fn instances(context: &Context, pool: &str) -> Result<Vec<String>> {
     match ask(context, pool, &Command::Instances)? {
         Answer::Instances { instances } => Ok(instances),

@@ -203,6 +203,7 @@ struct Rung<C> {
 /// looked at first, so whoever does it counts as serving a request.
 pub struct Called<C>(Call<C>);
 
+#[expect(clippy::large_enum_variant, reason = "the large one is nearly all of them, and lives on the stack")]
 enum Call<C> {
     Request(Acquired<C>),
     Look(Rung<C>),

@@ -197,7 +197,7 @@ pub enum Command {
     },
     /// Say that the service is there: answered by [`Answer::Done`], whatever else is being done.
     Ping,
-    /// Tell which instances there are, when none is being made or ended. One whose mount others have taken away ends before.
+    /// Tell which instances there are, or are about to be mounted, when none is being ended. One whose mount others have taken away ends before.
     Instances,
     /// Tell what is going on.
     Status,

@@ -110,20 +110,29 @@ fn is_of(upper: UpperRoot<'_>, key: &BranchKey, state: &StateDirectory) -> Resul
     }
 }
 
-/// What the last service has left of an upper branch. Waits for a moment for one that is about to end.
+/// The state that the last service has left of an upper branch, with the branch's key there; nothing where it has left none.
+fn left(
+    upper: UpperRoot<'_>,
+    states: &StateRoot,
+    own: Option<&Path>,
+) -> Result<Option<(BranchKey, StateDirectory)>, String> {
+    let Some(key) = upper.key().map_err(|error| format!("its attribute {MARK} cannot be read: {error}"))? else {
+        return Ok(None);
+    };
+    let found = states.find(&key).map_err(|error| format!("what was kept of it cannot be looked for: {error}"))?;
+    // A use by this process has ended with all on disk, or has said what it lost.
+    Ok(found.filter(|state| Some(state.path()) != own).map(|state| (key, state)))
+}
+
+/// The same, opened. Waits for a moment for one that is about to end.
 fn remains(
     upper: UpperRoot<'_>,
     states: &StateRoot,
     own: Option<&Path>,
 ) -> Result<Option<(BranchKey, Remains)>, String> {
-    let Some(key) = upper.key().map_err(|error| format!("its attribute {MARK} cannot be read: {error}"))? else {
-        return Ok(None);
-    };
     let begun = Instant::now();
     loop {
-        let found = states.find(&key).map_err(|error| format!("what was kept of it cannot be looked for: {error}"))?;
-        // A use by this process has ended with all on disk, or has said what it lost.
-        let Some(state) = found.filter(|state| Some(state.path()) != own) else { return Ok(None) };
+        let Some((key, state)) = left(upper, states, own)? else { return Ok(None) };
         if !is_of(upper, &key, &state)? {
             return Ok(None);
         }
@@ -149,6 +158,10 @@ pub(super) fn salvage(
     states: &StateRoot,
     own: Option<&Path>,
 ) -> Result<(), String> {
+    if left(upper, states, own)?.is_none() {
+        return Ok(());
+    }
+    let _one_at_a_time = states.salvaging();
     let Some((key, remains)) = remains(upper, states, own)? else { return Ok(()) };
     let directory = remains.directory().path().to_owned();
     let directory = directory.display();

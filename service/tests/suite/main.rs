@@ -29,4 +29,5 @@ mod taken_away;
 mod times;
 mod traces;
 mod trap;
+mod underway;
 mod views;

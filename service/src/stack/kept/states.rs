@@ -9,12 +9,14 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing::warn;
 
 /// The directory below which all services have their state (`/run/poolfs`): it is opened once, and everything in it is reached from there.
 pub struct StateRoot {
     directory: OwnedFd,
     path: PathBuf,
+    salvaging: Mutex<()>,
 }
 
 /// The state directories of one pool.
@@ -38,7 +40,12 @@ impl StateRoot {
             let cause = "others may change it: give it to root, with mode 0755";
             return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
         }
-        Ok(Some(Self { directory, path: path.to_owned() }))
+        Ok(Some(Self { directory, path: path.to_owned(), salvaging: Mutex::default() }))
+    }
+
+    /// Held by the thread that has a state directory open: it has what is kept of several branches, and is one user's at a time.
+    pub(super) fn salvaging(&self) -> MutexGuard<'_, ()> {
+        self.salvaging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Those of the pool whose directory has this name; nothing when there are none.

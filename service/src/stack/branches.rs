@@ -1,0 +1,196 @@
+//! The branches of a service: directory trees with their caches, shared by the instances that use them.
+//!
+//! A branch takes its time to be made, when it has to be looked at as a whole first, and to end, when its cache has much that is not on disk. Whoever
+//! wants the same directory meanwhile waits for that; nobody else does.
+
+use super::claim::Claim;
+use super::error::{Role, StackError};
+use super::given::{Given, Identity};
+use super::kept::{self, UpperRoot};
+use crate::spans::Timed;
+use poolfs_bcow::Bcow;
+use poolfs_cache::Cache;
+use poolfs_libservice::Libservice;
+use poolfs_local::{Local, PrivateMount};
+use poolfs_quota::{Accepted, Account, Limited};
+use poolfs_service_protocol::Layer;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use tracing::error;
+
+/// One directory tree with its cache.
+pub(super) struct Branch {
+    pub path: PathBuf,
+    pub mount: Arc<PrivateMount>,
+    pub identity: Identity,
+    pub role: Role,
+    pub local: Arc<Local>,
+    pub bcow: Option<Arc<Bcow>>,
+    pub cache: Arc<Cache>,
+    /// What of the branch is limited, and how.
+    pub account: Option<Arc<Account>>,
+    /// Whether what it has accepted outlives this process.
+    pub is_kept: bool,
+    /// Given up when all is on disk. Of a lower branch: taken when it turns out to have been an upper one.
+    pub claim: OnceLock<Claim>,
+    /// The last to go.
+    pub _life: Arc<Life>,
+}
+
+/// What makes two uses of a directory uses of one branch. By another path it has another name in what unions note of their lower branches.
+pub(super) type Key = (Identity, PathBuf);
+
+impl Branch {
+    pub fn key(&self) -> Key {
+        (self.identity, self.path.clone())
+    }
+
+    /// Without its limit.
+    pub fn cache_layer(&self) -> Arc<dyn Libservice> {
+        Timed::over(Layer::Cache, Arc::clone(&self.cache) as Arc<dyn Libservice>)
+    }
+
+    pub fn layer(&self) -> Arc<dyn Libservice> {
+        let Some(account) = &self.account else { return self.cache_layer() };
+        Limited::new(self.cache_layer(), account, Box::new(AcceptedBy(Arc::clone(&self.cache))))
+    }
+}
+
+/// What the cache of a limited branch has accepted.
+struct AcceptedBy(Arc<Cache>);
+
+impl Accepted for AcceptedBy {
+    fn dirty_bytes(&self) -> u64 {
+        self.0.pending_bytes()
+    }
+
+    fn wait_for_room(&self, enough: &mut dyn FnMut() -> bool) -> bool {
+        self.0.wait_for_room(enough)
+    }
+}
+
+impl Drop for Branch {
+    /// The last stack that used the branch is gone, or was never finished: what its cache still has goes to the disk.
+    fn drop(&mut self) {
+        if let Err(error) = self.cache.shutdown() {
+            error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
+        }
+        if let Some(claim) = self.claim.get().filter(|_| self.is_kept) {
+            kept::unmark(UpperRoot { directory: claim.directory(), path: &self.path });
+        }
+        self.bcow.iter().for_each(|bcow| bcow.end_thread());
+    }
+}
+
+/// From when on somebody makes a branch until nothing of it is left.
+pub(super) struct Life(Arc<Table>);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        // Whoever has looked and not found it gone waits by now.
+        drop(self.0.lock());
+        self.0.changed.notify_all();
+    }
+}
+
+struct Known {
+    role: Role,
+    life: Weak<Life>,
+    /// Nothing as long as it is being made.
+    branch: Option<Weak<Branch>>,
+}
+
+impl Known {
+    fn is_in_use(&self) -> bool {
+        self.branch.as_ref().is_some_and(|branch| branch.strong_count() > 0)
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    known: Mutex<BTreeMap<Key, Known>>,
+    changed: Condvar,
+}
+
+impl Table {
+    /// No branch may be let go of while this is held: that takes the lock.
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The branches that there are.
+#[derive(Default)]
+pub(super) struct Branches(Arc<Table>);
+
+impl Branches {
+    /// The branch of a directory: the one in use, or the one that `make` makes. Waits as long as somebody else makes or ends one that excludes
+    /// it, or is it.
+    ///
+    /// # Errors
+    /// When a branch in use excludes it; those of `make`.
+    pub fn get_or_make(
+        &self,
+        given: &Given,
+        role: Role,
+        make: impl FnOnce(Arc<Life>) -> Result<Branch, StackError>,
+    ) -> Result<Arc<Branch>, StackError> {
+        let life = match self.find(given, role)? {
+            Found::Made(branch) => return Ok(branch),
+            Found::ToBeMade(life) => life,
+        };
+        let branch = Arc::new(make(life)?);
+        if let Some(known) = self.0.lock().get_mut(&branch.key()) {
+            known.branch = Some(Arc::downgrade(&branch));
+        }
+        self.0.changed.notify_all();
+        Ok(branch)
+    }
+
+    fn find(&self, given: &Given, role: Role) -> Result<Found, StackError> {
+        let key = (given.identity, given.path.clone());
+        let path = &given.path;
+        let mut known = self.0.lock();
+        loop {
+            known.retain(|_, branch| branch.life.strong_count() > 0);
+            let mut has_to_wait = false;
+            for (other, branch) in &*known {
+                let is_same = *other == key && branch.role == role && role != Role::Upper;
+                let are_readers = branch.role == Role::Lower && role == Role::Lower;
+                let is_related = other.0 == key.0 || other.1.starts_with(path) || path.starts_with(&other.1);
+                if !is_related || are_readers && !is_same {
+                    continue;
+                }
+                if !branch.is_in_use() {
+                    has_to_wait = true;
+                } else if !is_same {
+                    let (other, used) = (other.1.clone(), branch.role);
+                    return Err(StackError::Conflict { path: path.clone(), wanted: role, other, used });
+                }
+            }
+            if !has_to_wait {
+                let Some(own) = known.get(&key) else {
+                    let life = Arc::new(Life(Arc::clone(&self.0)));
+                    known.insert(key, Known { role, life: Arc::downgrade(&life), branch: None });
+                    return Ok(Found::ToBeMade(life));
+                };
+                // Else it has begun to end.
+                if let Some(branch) = own.branch.as_ref().and_then(Weak::upgrade) {
+                    return Ok(Found::Made(branch));
+                }
+            }
+            known = self.0.changed.wait(known).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Those that are made.
+    pub fn all(&self) -> Vec<Weak<Branch>> {
+        self.0.lock().values().filter_map(|known| known.branch.clone()).collect()
+    }
+}
+
+enum Found {
+    Made(Arc<Branch>),
+    ToBeMade(Arc<Life>),
+}

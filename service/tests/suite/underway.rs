@@ -1,0 +1,161 @@
+//! A mount whose branch takes long to be looked at, beside other changes of the same service: those that have nothing to do with it go on.
+
+use crate::harness::{Running, answer_of, give, isolated, make, message, mounts};
+use poolfs_service_protocol::{Answer, Command as Order, Ending, MountSpec, StackSpec};
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Longest that anything takes which is not waited for on purpose. The kernel takes a lease away after 45 s.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// A file that nobody else opens until this is dropped: who tries waits.
+struct Leased(File);
+
+impl Leased {
+    fn take(path: &Path) -> Self {
+        let file = OpenOptions::new().read(true).write(true).open(path).expect("a file");
+        // SAFETY: plain calls on our own descriptor. The signal by which the kernel tells of who waits would end the test.
+        let taken = unsafe {
+            libc::signal(libc::SIGIO, libc::SIG_IGN);
+            libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)
+        };
+        assert_eq!(taken, 0, "{}", std::io::Error::last_os_error());
+        Self(file)
+    }
+
+    /// Whether somebody waits.
+    fn is_wanted(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETLEASE) != libc::F_WRLCK }
+    }
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < WAIT_MAX, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// An order that is not answered before long.
+fn begun(service: &Running, order: &Order) -> UnixStream {
+    let stream = UnixStream::connect(service.control_socket()).expect("the service listens");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("a limit");
+    give(&stream, order);
+    stream
+}
+
+/// One that waits for nobody.
+fn answered(service: &Running, order: &Order) -> Answer {
+    answer_of(&begun(service, order))
+}
+
+fn unmount_of(name: &str) -> Order {
+    Order::Unmount { instance: name.into(), ending: Ending::Orderly }
+}
+
+/// Nothing has come yet.
+fn is_silent(stream: &UnixStream) -> bool {
+    let mut polled = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure, valid for the call.
+    unsafe { libc::poll(&raw mut polled, 1, 0) == 0 }
+}
+
+/// A union of branches below `folder` that was mounted before, and the file of its upper branch that every mount begins with.
+fn union(service: &Running, folder: &Path) -> (MountSpec, PathBuf) {
+    let [upper, lower] = ["upper", "lower"].map(|name| make(&folder.join(name)));
+    let stack = StackSpec::union(upper.clone(), vec![lower]);
+    let at = service.mount("one", stack.clone());
+    fs::write(at.join("f"), b"in it").expect("written");
+    assert_eq!(service.unmount("one"), Answer::Done);
+    (service.spec("one", stack), upper.join(".poolfs/format"))
+}
+
+#[test]
+fn who_has_nothing_to_do_with_a_mount_does_not_wait_for_it() {
+    isolated("underway::who_has_nothing_to_do_with_a_mount_does_not_wait_for_it", |folder| {
+        let service = Running::start(folder);
+        let (spec, file) = union(&service, folder);
+        let lease = Leased::take(&file);
+        let slow = begun(&service, &Order::Mount(spec.clone()));
+        eventually("its branch is looked at", || lease.is_wanted());
+        // Over the same lower branch.
+        let StackSpec::Union { lowers, .. } = spec.stack.clone() else { panic!("a union") };
+        let other = service.spec("two", StackSpec::union(make(&folder.join("upper-two")), lowers));
+        assert_eq!(answered(&service, &Order::Mount(other.clone())), Answer::Done);
+        assert_eq!(mounts(folder).len(), 1);
+        fs::write(other.mount_point.join("g"), b"beside it").expect("written");
+        assert!(matches!(answered(&service, &Order::Status), Answer::Status(status) if status.instances.len() == 1));
+        let all = Answer::Instances { instances: vec!["two".into(), "one".into()] };
+        assert_eq!(answered(&service, &Order::Instances), all, "nobody takes it for gone");
+        assert_eq!(answered(&service, &unmount_of("two")), Answer::Done);
+        assert!(is_silent(&slow) && mounts(folder).is_empty());
+        drop(lease);
+        assert_eq!(answer_of(&slow), Answer::Done);
+        assert_eq!(fs::read(spec.mount_point.join("f")).expect("read"), b"in it");
+    });
+}
+
+#[test]
+fn what_a_mount_excludes_is_refused_when_it_is_there() {
+    isolated("underway::what_a_mount_excludes_is_refused_when_it_is_there", |folder| {
+        let service = Running::start(folder);
+        let (spec, file) = union(&service, folder);
+        let lease = Leased::take(&file);
+        let first = begun(&service, &Order::Mount(spec.clone()));
+        eventually("its branch is looked at", || lease.is_wanted());
+        let same_branch = begun(&service, &Order::Mount(service.spec("two", spec.stack.clone())));
+        let elsewhere = StackSpec::Directory { directory: make(&folder.join("other")) };
+        let same_name = begun(&service, &Order::Mount(service.spec("one", elsewhere.clone())));
+        let behind = StackSpec::Directory { directory: make(&spec.mount_point.join("below")) };
+        let behind = begun(&service, &Order::Mount(service.spec("three", behind)));
+        drop(lease);
+        assert_eq!(answer_of(&first), Answer::Done);
+        for (what, refused) in [("while", same_branch), ("exists already", same_name), ("served by this pool", behind)]
+        {
+            let said = message(answer_of(&refused));
+            assert!(said.contains(what), "{said}");
+        }
+        assert_eq!(mounts(folder).len(), 1);
+        // Elsewhere there is room for it.
+        assert_eq!(service.order(&Order::Mount(service.spec("two", elsewhere))), Answer::Done);
+    });
+}
+
+#[test]
+fn who_unmounts_what_is_being_mounted_waits_for_that() {
+    isolated("underway::who_unmounts_what_is_being_mounted_waits_for_that", |folder| {
+        let mut service = Running::start(folder);
+        let (spec, file) = union(&service, folder);
+        let lease = Leased::take(&file);
+        let mount = begun(&service, &Order::Mount(spec.clone()));
+        eventually("its branch is looked at", || lease.is_wanted());
+        let unmount = begun(&service, &unmount_of("one"));
+        // It has read the order, too.
+        assert_eq!(answered(&service, &Order::Ping), Answer::Done);
+        assert!(is_silent(&mount) && is_silent(&unmount));
+        drop(lease);
+        assert_eq!((answer_of(&mount), answer_of(&unmount)), (Answer::Done, Answer::Done));
+        assert!(mounts(folder).is_empty());
+        // The end of the service waits as well, and leaves nothing behind.
+        let lease = Leased::take(&file);
+        let mount = begun(&service, &Order::Mount(spec));
+        eventually("its branch is looked at", || lease.is_wanted());
+        let end = begun(&service, &Order::Shutdown);
+        eventually("nothing else is mounted", || {
+            let other = service.spec("two", StackSpec::Directory { directory: make(&folder.join("other")) });
+            let answer = answered(&service, &Order::Mount(other));
+            matches!(answer, Answer::Failed { message, .. } if message.contains("about to end"))
+                || answered(&service, &unmount_of("two")) != Answer::Done
+        });
+        assert!(is_silent(&end));
+        drop(lease);
+        assert!(message(answer_of(&mount)).contains("about to end"));
+        assert_eq!(answer_of(&end), Answer::Done);
+        assert!(service.wait().success() && mounts(folder).is_empty());
+    });
+}
