@@ -200,6 +200,7 @@ impl Instance {
     pub fn set_shares(&self, shares: &Arc<InstanceShares>) {
         self.handles.set_shares(shares);
         self.nodes.set_share(shares.nodes());
+        self.nodes.set_names_room(shares.names());
         self.leases.get().into_iter().for_each(|leases| leases.set_share(shares.leases()));
         let _ = self.shares.set(Arc::clone(shares));
     }
@@ -218,6 +219,12 @@ impl Instance {
             return fail(Errno::EBADF);
         }
         let Some(leases) = self.leases.get() else { return self.refuse_segment(file, NotDirect::Host) };
+        if leases.is_suspended() {
+            return self.refuse_segment(file, NotDirect::Kept);
+        }
+        if self.shares.get().is_some_and(|shares| shares.is_memory_short()) {
+            return self.refuse_segment(file, NotDirect::Memory);
+        }
         let Some(lease) = self.nodes.lease(file.node(), || leases.lease()) else {
             let cause = self.nodes.without_lease(file.node()).unwrap_or(NotDirect::Leases);
             return self.refuse_segment(file, cause);

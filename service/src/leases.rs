@@ -8,12 +8,15 @@ use poolfs_libservice::types::Errno;
 use poolfs_libservice::{Lease, Share, Taken};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tracing::warn;
 
 /// Leases of one instance.
 pub const LEASES_PER_INSTANCE: usize = 1 << 10;
+
+/// After so much was taken away it is judged whether clients keep it.
+const TAKEN_BYTES_MIN: u64 = 2 << 20;
 
 /// The notice of a lease, and what clients are given of it.
 pub trait NoticePage: Send + Sync {
@@ -38,6 +41,10 @@ pub struct LeaseTable {
     free: Mutex<Vec<u32>>,
     /// In what all instances together have.
     share: OnceLock<Arc<Share>>,
+    /// What was taken away of segments for lack of memory, and how much of that stayed in memory.
+    taken: AtomicU64,
+    stayed: AtomicU64,
+    is_suspended: AtomicBool,
 }
 
 impl LeaseTable {
@@ -45,7 +52,30 @@ impl LeaseTable {
     #[must_use]
     pub fn new(words: Leases, file: OwnedFd, make_notice: MakeNotice) -> Arc<Self> {
         let free = Mutex::new((0..words.count() as u32).rev().collect());
-        Arc::new(Self { words, file: Arc::new(file), make_notice, free, share: OnceLock::new() })
+        let (file, share, taken, stayed, is_suspended) =
+            (Arc::new(file), OnceLock::new(), AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { words, file, make_notice, free, share, taken, stayed, is_suspended })
+    }
+
+    /// Whether its clients are given nothing, because they keep what was taken away.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.is_suspended.load(Ordering::Acquire)
+    }
+
+    /// Suspends it if its clients keep what was taken away; whether that is new.
+    pub(crate) fn suspend_if_kept(&self) -> bool {
+        let taken = self.taken.load(Ordering::Acquire);
+        if taken < TAKEN_BYTES_MIN {
+            return false;
+        }
+        self.taken.fetch_sub(taken, Ordering::AcqRel);
+        let stayed = self.stayed.swap(0, Ordering::AcqRel);
+        stayed > taken / 2 && !self.is_suspended.swap(true, Ordering::AcqRel)
+    }
+
+    /// Its clients may be given segments again.
+    pub(crate) fn resume(&self) {
+        self.is_suspended.store(false, Ordering::Release);
     }
 
     /// From now on its leases are counted with those of other instances; once.
@@ -158,6 +188,15 @@ impl Lease for SegmentLease {
             self.table.words.revoke(self.number as usize);
         }
     }
+
+    fn is_suspended(&self) -> bool {
+        self.table.is_suspended()
+    }
+
+    fn stayed(&self, taken: u64, stayed: u64) {
+        self.table.stayed.fetch_add(stayed, Ordering::AcqRel);
+        self.table.taken.fetch_add(taken, Ordering::AcqRel);
+    }
 }
 
 impl Drop for SegmentLease {
@@ -237,6 +276,19 @@ pub(crate) mod tests {
         assert_ne!(again.epoch(), over);
         drop((two, again));
         assert_eq!(table.used(), 0);
+    }
+
+    #[test]
+    fn whoever_keeps_what_was_taken_away_is_given_no_more() {
+        let (table, _) = table(2);
+        let lease = table.lease().expect("a lease");
+        lease.stayed(TAKEN_BYTES_MIN - 1, TAKEN_BYTES_MIN - 1);
+        assert!(!table.suspend_if_kept(), "too little to tell");
+        lease.stayed(1, 1);
+        assert!(table.suspend_if_kept() && table.is_suspended() && !table.suspend_if_kept());
+        table.resume();
+        lease.stayed(TAKEN_BYTES_MIN, TAKEN_BYTES_MIN / 4);
+        assert!(!table.suspend_if_kept() && !table.is_suspended());
     }
 
     #[test]

@@ -33,6 +33,7 @@ mod jobs;
 mod layer_archive;
 pub mod leases;
 pub mod legacy;
+pub mod memory;
 mod mount_table;
 mod mounted;
 mod nodes;

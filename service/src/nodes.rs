@@ -23,7 +23,7 @@ pub mod texts;
 use crate::leases::SegmentLease;
 use content::Counted;
 use hashbrown::HashMap;
-use held::Held;
+use held::{Held, NamesHeld};
 use listings::Listing;
 use poolfs_ipc::notice::Edition;
 use poolfs_libservice::types::{Errno, NodeId};
@@ -137,7 +137,7 @@ pub struct NodeTable {
     cached_bytes: AtomicU64,
     /// The kernel may keep attributes and names at all.
     holding: AtomicBool,
-    names_held: AtomicU64,
+    names_held: NamesHeld,
     texts: Texts,
 }
 
@@ -156,7 +156,7 @@ impl Default for NodeTable {
             entries: AtomicU64::new(0),
             cached_bytes: AtomicU64::new(0),
             holding: AtomicBool::new(false),
-            names_held: AtomicU64::new(0),
+            names_held: NamesHeld::default(),
             texts: Texts::default(),
         };
         // The kernel knows the root from the start, without a reference.
@@ -289,7 +289,7 @@ impl NodeTable {
         }
         self.count_left(owed.len() as u64);
         self.cached_bytes.store(0, Ordering::Relaxed);
-        self.names_held.store(0, Ordering::Relaxed);
+        self.names_held.clear();
         owed.extend(self.forget_all_retired());
         owed
     }
@@ -298,11 +298,11 @@ impl NodeTable {
     #[must_use]
     fn tidy(&self, states: &mut HashMap<NodeId, NodeState>, node: NodeId) -> Option<Arc<Backing>> {
         let state = states.get(&node).filter(|state| state.is_idle())?;
-        let (number, cached, names) = (state.number, state.cached_bytes, state.held.names());
+        let (number, cached) = (state.number, state.cached_bytes);
         let mut gone = states.remove(&node);
         gone.iter_mut().for_each(NodeState::revoke);
         self.cached_bytes.fetch_sub(cached, Ordering::Relaxed);
-        self.names_held.fetch_sub(names, Ordering::Relaxed);
+        gone.iter().for_each(|state| self.names_held.forget(&state.held));
         if number != 0 {
             self.numbers(number).remove(&number);
         }

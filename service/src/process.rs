@@ -3,6 +3,7 @@
 use crate::confinement;
 use crate::control::{self, ControlSocket};
 use crate::failures::ServiceError;
+use crate::memory::group::MemoryGroup;
 use crate::service::Service;
 use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
@@ -13,10 +14,11 @@ use std::fs::DirBuilder;
 use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread;
-use tracing::info;
+use tracing::{info, warn};
 
 /// Most bytes of a configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
@@ -58,6 +60,12 @@ fn prepare(config: &ServiceConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The control group by which its memory is watched, if it can be.
+fn memory_group(place: &Path) -> Option<MemoryGroup> {
+    let opened = MemoryGroup::open(place);
+    opened.inspect_err(|error| warn!(place = %place.display(), %error, "its memory is not watched")).ok()
+}
+
 /// Runs a service until it is told to end.
 ///
 /// # Errors
@@ -76,8 +84,10 @@ pub fn run(config: ServiceConfig) -> anyhow::Result<()> {
     }
     let socket = ControlSocket::bind(&config.control_socket)
         .with_context(|| format!("listening at {}", config.control_socket.display()))?;
+    // From here on there is nothing at its place.
+    let group = config.memory_group.as_deref().and_then(memory_group);
     confinement::enter(Some(&config.socket_directory))?;
-    let service = Arc::new(Service::new(config)?);
+    let service = Arc::new(Service::new(config, group)?);
     service.watch_mounts().context("watching mounts")?;
     info!(pool = service.config().pool, "serving");
 

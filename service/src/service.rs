@@ -4,6 +4,8 @@ use crate::ends::Ends;
 use crate::failures::ServiceError;
 use crate::instance::Instance;
 use crate::legacy::{LegacyMount, MountError, detach_dead};
+use crate::memory::MemoryWatch;
+use crate::memory::group::MemoryGroup;
 use crate::nodes::pruning::Pruner;
 use crate::outside::{Deed, outside};
 use crate::queue_front::{QueueFront, ServiceThreads};
@@ -54,7 +56,8 @@ pub struct Service {
     builder: StackBuilder,
     threads: Arc<ServiceThreads>,
     pruner: Arc<Pruner>,
-    shares: PoolShares,
+    shares: Arc<PoolShares>,
+    memory: Option<Arc<MemoryWatch>>,
     tracer: Arc<Tracer>,
     started: Instant,
     changes: Changes,
@@ -70,11 +73,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Service {
-    /// A service without instances.
+    /// A service without instances, in the control group by which its memory is limited.
     ///
     /// # Errors
     /// When the pool's cache or its service threads cannot be made.
-    pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
+    pub fn new(config: ServiceConfig, group: Option<MemoryGroup>) -> Result<Self, ServiceError> {
         let kept_at = config.kept_directory();
         let place = kept_at.clone();
         match outside(Deed::Memory, move || sweep(&place)).flatten() {
@@ -91,10 +94,26 @@ impl Service {
         let (tracer, changes, instances, lingering, ends) = Default::default();
         let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
         let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;
-        let shares = PoolShares::new(config.cache_bytes, builder.memory());
+        let shares = Arc::new(PoolShares::new(config.cache_bytes, builder.memory()));
+        let builder = builder.with_listings(shares.listings());
         let pruner = Pruner::start(shares.nodes_kept(), Arc::clone(shares.memory())).map_err(no_sessions)?;
         let (pruner, started) = (Arc::new(pruner), Instant::now());
-        Ok(Self { config, builder, threads, pruner, shares, tracer, started, changes, instances, lingering, ends })
+        let watch = |group| MemoryWatch::start(group, builder.memory(), &shares);
+        let memory = group.map(watch).transpose().map_err(no_sessions)?;
+        Ok(Self {
+            config,
+            builder,
+            threads,
+            pruner,
+            shares,
+            memory,
+            tracer,
+            started,
+            changes,
+            instances,
+            lingering,
+            ends,
+        })
     }
 
     /// From here on, and as long as the service is there, instances end by themselves whose mounts are taken away by others.
@@ -189,7 +208,10 @@ impl Service {
         let instance = Instance::new(spec, stack);
         instance.set_pruner(&self.pruner);
         instance.set_tracer(&self.tracer);
-        self.builder.leases().into_iter().for_each(|leases| instance.set_leases(leases));
+        if let Some(leases) = self.builder.leases() {
+            self.memory.iter().for_each(|memory| memory.add(&leases));
+            instance.set_leases(leases);
+        }
         instance.set_shares(&self.shares.join());
         self.announce(&instance);
         let sockets = instance.spec().socket_directory(&self.config.socket_directory);
@@ -403,6 +425,7 @@ impl Service {
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
             cache: self.builder.cache_status(),
+            memory: self.memory.as_ref().map(|memory| memory.status()),
             instances: instances.values().map(|mounted| mounted.instance.status()).collect(),
         }
     }
@@ -411,6 +434,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         self.threads.stop();
+        self.memory.iter().for_each(|memory| memory.end());
         // Whoever waits for it finds the service gone.
         self.ends.tell();
     }

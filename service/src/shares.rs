@@ -1,8 +1,9 @@
 //! What the instances of a service share, and how much of it each of them may take: whoever takes all it can leaves every other at least
 //! half of an equal share ([`Shares`]).
 
+use crate::memory::level::State;
 use poolfs_ipc::service::SessionMemory;
-use poolfs_libservice::{Share, Shares, Taken};
+use poolfs_libservice::{Room, Share, Shares, Taken};
 use rustix::process::{Resource, getrlimit};
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -33,7 +34,16 @@ const SESSIONS_PART: u64 = 8;
 const SESSIONS: RangeInclusive<u64> = 128..=8192;
 
 /// Memory of sessions that a service pays for, of all its instances together, in pages.
-const SESSION_PAGES: u64 = (128 << 20) / 4096;
+const SESSION_PAGES: u64 = (128 << 20) / PAGE_BYTES;
+const PAGE_BYTES: u64 = 4096;
+
+/// What is noted of names that the kernels of all mounts may keep: one part in so many of the cache's memory, within bounds, in bytes.
+const NAMES_PART: u64 = 4;
+const NAMES_BYTES: RangeInclusive<u64> = 16 << 20..=128 << 20;
+
+/// Listings of open directories, the same.
+const LISTINGS_PART: u64 = 2;
+const LISTINGS_BYTES: RangeInclusive<u64> = 64 << 20..=256 << 20;
 
 /// Files that clients of all instances read without requests: as many as the cache has views.
 const LEASES: u64 = 1024;
@@ -45,6 +55,16 @@ pub trait PoolMemory: Send + Sync {
 
     /// It is used no more.
     fn discharge(&self, bytes: u64);
+
+    /// So much is used from now on which the cache need not do without.
+    fn grew(&self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    /// There is too little: nothing is to be given away that can be done without.
+    fn is_short(&self) -> bool {
+        false
+    }
 }
 
 /// What the instances of a service share.
@@ -55,6 +75,8 @@ pub struct PoolShares {
     sessions: Arc<Shares>,
     session_pages: Arc<Shares>,
     leases: Arc<Shares>,
+    names: Arc<Shares>,
+    listings: Arc<Shares>,
     memory: Arc<dyn PoolMemory>,
 }
 
@@ -73,6 +95,8 @@ impl PoolShares {
             sessions: Shares::new(part(descriptors / SESSIONS_PART, SESSIONS)),
             session_pages: Shares::new(SESSION_PAGES),
             leases: Shares::new(LEASES),
+            names: Shares::new(part(cache_bytes / NAMES_PART, NAMES_BYTES)),
+            listings: Shares::new(part(cache_bytes / LISTINGS_PART, LISTINGS_BYTES)),
             memory,
         }
     }
@@ -81,6 +105,24 @@ impl PoolShares {
     #[must_use]
     pub fn nodes_kept(&self) -> u64 {
         self.nodes_kept
+    }
+
+    /// While there is too little memory, nobody has more than what is reserved for it: of what can be done without, in the end of anything.
+    pub fn tighten(&self, state: State) {
+        [&self.sessions, &self.session_pages].iter().for_each(|shares| shares.tighten(state.is_short()));
+        [&self.nodes, &self.open_files, &self.listings]
+            .iter()
+            .for_each(|shares| shares.tighten(state == State::Exhausted));
+    }
+
+    /// What makes the room of each union's listings.
+    pub(crate) fn listings(&self) -> ListingShares {
+        ListingShares { shares: Arc::clone(&self.listings), memory: Arc::clone(&self.memory) }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn names_used(&self) -> u64 {
+        self.names.used()
     }
 
     /// The memory of the pool.
@@ -96,8 +138,9 @@ impl PoolShares {
             nodes: self.nodes.join(),
             open_files: self.open_files.join(),
             sessions: self.sessions.join(),
-            session_pages: SessionPages(self.session_pages.join()),
+            session_pages: SessionPages { share: self.session_pages.join(), memory: Arc::clone(&self.memory) },
             leases: self.leases.join(),
+            names: self.names.join(),
             memory: Arc::clone(&self.memory),
         })
     }
@@ -110,6 +153,7 @@ pub struct InstanceShares {
     sessions: Arc<Share>,
     session_pages: SessionPages,
     leases: Arc<Share>,
+    names: Arc<Share>,
     memory: Arc<dyn PoolMemory>,
 }
 
@@ -136,9 +180,27 @@ impl InstanceShares {
         &self.leases
     }
 
+    /// Room for what is noted of names that the kernel may keep: it can do without, when there is too little memory.
+    pub(crate) fn names(&self) -> Arc<dyn Room> {
+        let (share, memory) = (Arc::clone(&self.names), Arc::clone(&self.memory));
+        Arc::new(ChargedRoom { share, memory, can_be_done_without: true })
+    }
+
     /// What the service may pay for the memory of its sessions.
     pub(crate) fn session_memory(&self) -> Arc<dyn SessionMemory> {
-        Arc::new(SessionPages(Arc::clone(&self.session_pages.0)))
+        Arc::new(self.session_pages.clone())
+    }
+
+    /// Room for what is kept of a session's client.
+    pub(crate) fn client(&self, bytes: u64) -> Option<Taken> {
+        let pages = bytes.div_ceil(PAGE_BYTES);
+        self.memory.grew(bytes);
+        self.session_pages.share.take(pages)
+    }
+
+    /// Whether there is too little memory to give any of it away.
+    pub(crate) fn is_memory_short(&self) -> bool {
+        self.memory.is_short()
     }
 }
 
@@ -154,21 +216,68 @@ impl Drop for OpenFileRoom {
     }
 }
 
-struct SessionPages(Arc<Share>);
+/// What the listings of unions share.
+pub(crate) struct ListingShares {
+    shares: Arc<Shares>,
+    memory: Arc<dyn PoolMemory>,
+}
+
+impl ListingShares {
+    /// The room of one more union.
+    pub(crate) fn join(&self) -> Arc<dyn Room> {
+        let (share, memory) = (self.shares.join(), Arc::clone(&self.memory));
+        Arc::new(ChargedRoom { share, memory, can_be_done_without: false })
+    }
+}
+
+/// A share of bytes, with which the pool's memory is charged.
+struct ChargedRoom {
+    share: Arc<Share>,
+    memory: Arc<dyn PoolMemory>,
+    can_be_done_without: bool,
+}
+
+impl Room for ChargedRoom {
+    fn add(&self, amount: u64) -> bool {
+        let is_refused = self.can_be_done_without && self.memory.is_short();
+        let has_room = !is_refused && self.share.add(amount);
+        if has_room {
+            self.memory.charge(amount);
+        }
+        has_room
+    }
+
+    fn force(&self, amount: u64) {
+        self.share.force(amount);
+        self.memory.charge(amount);
+    }
+
+    fn subtract(&self, amount: u64) {
+        self.share.subtract(amount);
+        self.memory.discharge(amount);
+    }
+}
+
+#[derive(Clone)]
+struct SessionPages {
+    share: Arc<Share>,
+    memory: Arc<dyn PoolMemory>,
+}
 
 impl fmt::Debug for SessionPages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SessionPages").field(&self.0.used()).finish()
+        f.debug_tuple("SessionPages").field(&self.share.used()).finish()
     }
 }
 
 impl SessionMemory for SessionPages {
     fn take(&self, pages: usize) -> bool {
-        self.0.add(pages as u64)
+        self.memory.grew(pages as u64 * PAGE_BYTES);
+        self.share.add(pages as u64)
     }
 
     fn give(&self, pages: usize) {
-        self.0.subtract(pages as u64);
+        self.share.subtract(pages as u64);
     }
 }
 
@@ -202,6 +311,18 @@ pub(crate) mod tests {
         assert_eq!(memory.0.load(Ordering::Relaxed), 4096 * OPEN_FILE_BYTES);
         drop((first, second));
         assert_eq!(memory.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn listings_are_charged_and_divided() {
+        let memory = Arc::new(Memory::default());
+        let shares = PoolShares::new(64 << 20, Arc::clone(&memory) as Arc<dyn PoolMemory>);
+        let [one, other] = [shares.listings().join(), shares.listings().join()];
+        let all = |room: &Arc<dyn Room>| (0..1000).take_while(|_| room.add(1 << 20)).count();
+        assert_eq!((all(&one), all(&other)), (48, 16));
+        assert_eq!(memory.0.load(Ordering::Relaxed), 64 << 20);
+        one.subtract(48 << 20);
+        assert_eq!((memory.0.load(Ordering::Relaxed), all(&other)), (16 << 20, 32));
     }
 
     #[test]

@@ -10,17 +10,20 @@ mod claim;
 mod error;
 mod given;
 pub mod kept;
+mod memory;
 
 pub use error::{Role, StackError};
 
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
+use crate::memory::WatchedMemory;
 use crate::outside::{Deed, outside};
-use crate::shares::PoolMemory;
+use crate::shares::ListingShares;
 use crate::spans::Timed;
 use branches::{Branch, Branches, Key, Life};
 use claim::{Claim, ClaimKind};
 pub(crate) use given::Given;
 use kept::{StateRoot, UpperRoot};
+use memory::EvictableMemory;
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CacheMemory, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
@@ -137,6 +140,7 @@ pub struct StackBuilder {
     descriptors: Arc<Descriptors>,
     /// Where services before this one may have left what they had accepted.
     states: Option<StateRoot>,
+    listings: Option<ListingShares>,
     branches: Branches,
     /// by their branches, topmost first
     frozen: Mutex<BTreeMap<Vec<Key>, FrozenPlace>>,
@@ -144,18 +148,6 @@ pub struct StackBuilder {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct EvictableMemory(Arc<CachePool>);
-
-impl PoolMemory for EvictableMemory {
-    fn charge(&self, bytes: u64) {
-        self.0.charge(bytes);
-    }
-
-    fn discharge(&self, bytes: u64) {
-        self.0.discharge(bytes);
-    }
 }
 
 /// Bytes of a generation of a union's journal: a part of the cache, one in so many, within these bounds.
@@ -180,7 +172,13 @@ impl StackBuilder {
         let memory = mounted.unwrap_or_else(|error| Err(CacheError::Mount(error))).map_err(failed)?;
         let pool = CachePool::with_memory(config, memory).map_err(failed)?;
         let descriptors = Descriptors::of_process();
-        Ok(Self { pool, descriptors, states: None, branches: Branches::default(), frozen: Mutex::default() })
+        let (states, listings, branches, frozen) = Default::default();
+        Ok(Self { pool, descriptors, states, listings, branches, frozen })
+    }
+
+    /// The same, with listings of unions that are counted together.
+    pub(crate) fn with_listings(self, listings: ListingShares) -> Self {
+        Self { listings: Some(listings), ..self }
     }
 
     /// The same, and what services have left below a directory (`/run/poolfs`) is brought to disk before their upper branches are used.
@@ -197,7 +195,7 @@ impl StackBuilder {
 
     /// The memory of the pool, of which the cache has what others do not use.
     #[must_use]
-    pub fn memory(&self) -> Arc<dyn PoolMemory> {
+    pub fn memory(&self) -> Arc<dyn WatchedMemory> {
         Arc::new(EvictableMemory(Arc::clone(&self.pool)))
     }
 
@@ -257,7 +255,7 @@ impl StackBuilder {
                 let config = UnionConfig {
                     unlimited_upper: Some(branches[0].cache_layer()),
                     journal_bytes: if branches[0].is_kept { self.journal_bytes() } else { 0 },
-                    ..UnionConfig::new(branches[0].layer(), self.lowers(&branches[1..])?)
+                    ..self.union_config(branches[0].layer(), self.lowers(&branches[1..])?)
                 };
                 let failed = |cause: String| StackError::Union { upper: branches[0].path.clone(), cause };
                 let union = Union::open(config).map_err(|error| failed(with_causes(&error)))?;
@@ -265,6 +263,11 @@ impl StackBuilder {
                 Ok(Stack { layer, union: Some(union), branches })
             }
         }
+    }
+
+    fn union_config(&self, upper: Arc<dyn Libservice>, lowers: Vec<Lower>) -> UnionConfig {
+        let listings_room = self.listings.as_ref().map(|listings| listings.join());
+        UnionConfig { listings_room, ..UnionConfig::new(upper, lowers) }
     }
 
     /// How long a generation of the journal of a union may become.
@@ -301,7 +304,7 @@ impl StackBuilder {
             let union = match place.upgrade() {
                 Some(union) => union,
                 None => {
-                    let config = UnionConfig::new(layer, std::mem::take(&mut lowers));
+                    let config = self.union_config(layer, std::mem::take(&mut lowers));
                     let union = Union::open_frozen(config).map_err(|error| failed(with_causes(&error)))?;
                     *place = Arc::downgrade(&union);
                     union
@@ -403,6 +406,7 @@ impl StackBuilder {
         }
         CacheStatus {
             limit_bytes: statistics.limit_bytes,
+            allowed_bytes: statistics.allowed_bytes,
             used_bytes: statistics.used_bytes,
             dirty_bytes: statistics.dirty_bytes,
             shared_bytes,

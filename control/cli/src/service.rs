@@ -232,6 +232,7 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
     let config = ServiceConfig {
         pool: name.clone(),
         entrances: groups.entrances(&name, Leaf::Service).unwrap_or_default(),
+        memory_group: groups.memory_place(&name, Leaf::Service),
         cpus: CpuSet::parse(&pool.record.cpus)?.numbers().to_vec(),
         cache_bytes: pool.record.cache_bytes,
         control_socket: socket,

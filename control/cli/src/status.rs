@@ -8,7 +8,9 @@ use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{duration, pasted, print, print_json, size, table};
 use poolfs_host::ControlGroups;
-use poolfs_service_protocol::{InstanceStatus, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage};
+use poolfs_service_protocol::{
+    InstanceStatus, MemoryStatus, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage,
+};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -154,10 +156,25 @@ fn readable(pool: &PoolStatus) -> String {
         let _ = writeln!(text, "  process {process}: {since}");
     }
     if let Some(service) = &pool.service {
+        service.memory.iter().for_each(|memory| text += &memory_line(memory));
         text += &cache_lines(service);
         service.instances.iter().for_each(|instance| text += &instance_lines(instance));
     }
     text
+}
+
+fn memory_line(memory: &MemoryStatus) -> String {
+    let mut text = format!(
+        "  memory of the service {} of {}, {}; short {} times",
+        size(memory.kept_bytes),
+        size(memory.limit_bytes),
+        memory.state,
+        memory.shortages_total,
+    );
+    if memory.instances_without_segments > 0 {
+        let _ = write!(text, "; clients of {} instances keep some of it", memory.instances_without_segments);
+    }
+    text + "\n"
 }
 
 fn cache_lines(service: &ServiceStatus) -> String {
@@ -165,10 +182,15 @@ fn cache_lines(service: &ServiceStatus) -> String {
     let reads = cache.hits + cache.misses;
     let rate = if reads == 0 { "-".to_owned() } else { format!("{:.1} %", 100.0 * cache.hits as f64 / reads as f64) };
     format!(
-        "  cache {} of {}, dirty {}, pinned {}, shared {}, private {}; {reads} block reads, {rate} from the cache, {} \
+        "  cache {} of {}{}, dirty {}, pinned {}, shared {}, private {}; {reads} block reads, {rate} from the cache, {} \
          evicted\n",
         size(cache.used_bytes),
         size(cache.limit_bytes),
+        if cache.allowed_bytes < cache.limit_bytes {
+            format!(" ({} now, for lack of memory)", size(cache.allowed_bytes))
+        } else {
+            String::new()
+        },
         size(cache.dirty_bytes),
         size(cache.pinned_bytes),
         size(cache.shared_bytes),
@@ -269,9 +291,24 @@ mod tests {
             not_direct: BTreeMap::from([(NotDirect::Writers, 6)]),
             union: Some(union),
         };
-        let cache = CacheStatus { hits: 3, misses: 1, ..CacheStatus::default() };
-        let service =
-            ServiceStatus { pool: "web".into(), pid: 42, uptime_seconds: 5, cache, instances: vec![instance] };
+        let cache =
+            CacheStatus { limit_bytes: 2 << 20, allowed_bytes: 1 << 20, hits: 3, misses: 1, ..CacheStatus::default() };
+        let memory = MemoryStatus {
+            limit_bytes: 200 << 20,
+            kept_bytes: 180 << 20,
+            state: "short".into(),
+            shortages_total: 3,
+            instances_without_segments: 1,
+            ..MemoryStatus::default()
+        };
+        let service = ServiceStatus {
+            pool: "web".into(),
+            pid: 42,
+            uptime_seconds: 5,
+            cache,
+            memory: Some(memory),
+            instances: vec![instance],
+        };
         PoolStatus {
             name: "web".into(),
             state: "running",
@@ -304,6 +341,8 @@ mod tests {
             "77 without a request, 12 by request, 5 by FUSE",
             "6 times: somebody has the file open for writing",
             "13 opens of programs; 2 mapped from the cache, 8.0 MiB",
+            "memory of the service 180 MiB of 200 MiB, short; short 3 times; clients of 1 instances keep",
+            "of 2.0 MiB (1.0 MiB now, for lack of memory)",
         ] {
             assert!(text.contains(part), "{part} in:\n{text}");
         }

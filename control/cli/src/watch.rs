@@ -229,7 +229,7 @@ mod tests {
             union: None,
         };
         let cache = CacheStatus::default();
-        ServiceStatus { pool: "web".into(), pid: 1, uptime_seconds: 1, cache, instances: vec![instance] }
+        ServiceStatus { pool: "web".into(), pid: 1, uptime_seconds: 1, cache, memory: None, instances: vec![instance] }
     }
 
     #[test]

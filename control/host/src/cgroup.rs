@@ -170,6 +170,16 @@ impl ControlGroups {
         matches!(self.layout, GroupLayout::V1(_)).then(|| files.collect())
     }
 
+    /// Where the memory of a group is counted and limited; none where that is not done.
+    #[must_use]
+    pub fn memory_place(&self, pool: &str, leaf: Leaf<'_>) -> Option<PathBuf> {
+        let mount = match &self.layout {
+            GroupLayout::V1(hierarchies) => Self::memory_of(hierarchies)?,
+            GroupLayout::V2(mount) => mount,
+        };
+        Some(mount.join(leaf_path(pool, leaf)))
+    }
+
     /// Bytes of memory a pool's groups use now, with the page cache charged to them; none when there are no groups.
     #[must_use]
     pub fn memory_used(&self, host: &dyn Host, pool: &str) -> Option<u64> {

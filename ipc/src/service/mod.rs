@@ -6,6 +6,7 @@
 mod budget;
 mod endpoint;
 mod groups;
+mod heap;
 mod peer;
 mod reception;
 mod session;
@@ -14,6 +15,7 @@ mod tasks;
 pub use budget::{MemoryBudget, SessionMemory};
 pub use endpoint::{Admission, Called, Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
 pub use groups::CoreGroups;
+pub use heap::give_back_freed;
 pub use peer::PeerFacts;
 pub use reception::{Reception, Stop};
 pub use session::{Acquired, DataError, Recheck, Session};

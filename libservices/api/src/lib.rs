@@ -90,7 +90,7 @@ pub use layered::{ChangesHeld, Difference, Flattened, Layered, Relation, Visit};
 pub use memory::Memory;
 pub use poolfs_types as types;
 pub use recorder::Recorder;
-pub use shares::{Share, Shares, Taken};
+pub use shares::{Room, Share, Shares, Taken};
 pub use spending::Spending;
 
 use poolfs_types::{
@@ -520,6 +520,16 @@ pub struct Text {
 pub trait Lease: Send + Sync {
     /// Ends it, for good, before this returns.
     fn revoke(&self);
+
+    /// Of the segment `taken` bytes were taken away, and of those so many stayed in memory all the same: clients keep them.
+    fn stayed(&self, taken: u64, stayed: u64) {
+        let _ = (taken, stayed);
+    }
+
+    /// Whether those who were given segments by it keep what is taken away, so that nothing more may come into those.
+    fn is_suspended(&self) -> bool {
+        false
+    }
 }
 
 /// What [`Libservice::copy_range`] does where a layer has nothing better: bytes are read and written, each place a handle and an offset.

@@ -7,7 +7,7 @@
 //! exceeded then, by no more than that, until somebody gives back. Where nobody can be made to give back, a part is reserved for a
 //! second user before there is one ([`Shares::new`]); else the first may have all ([`Shares::reclaimable`]).
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A bounded resource.
@@ -18,6 +18,8 @@ pub struct Shares {
     users_min: u64,
     /// What is reserved for each user.
     reserved: AtomicU64,
+    /// Nobody gets more than that.
+    is_tight: AtomicBool,
     /// What each user has.
     users: Mutex<Vec<Weak<AtomicU64>>>,
 }
@@ -27,6 +29,18 @@ pub struct Shares {
 pub struct Share {
     of: Arc<Shares>,
     used: Arc<AtomicU64>,
+}
+
+/// Room for something that takes memory.
+pub trait Room: Send + Sync {
+    /// Takes so much, if that may be.
+    fn add(&self, amount: u64) -> bool;
+
+    /// Takes so much, whether it may be or not.
+    fn force(&self, amount: u64);
+
+    /// Gives back what was taken.
+    fn subtract(&self, amount: u64);
 }
 
 /// A part of a resource that a user has; given back when dropped.
@@ -50,7 +64,13 @@ impl Shares {
     }
 
     fn divided(total: u64, users_min: u64) -> Arc<Self> {
-        let shares = Self { total, users_min, reserved: AtomicU64::new(0), users: Mutex::default() };
+        let shares = Self {
+            total,
+            users_min,
+            reserved: AtomicU64::new(0),
+            is_tight: AtomicBool::new(false),
+            users: Mutex::default(),
+        };
         shares.divide(&shares.users());
         Arc::new(shares)
     }
@@ -81,8 +101,16 @@ impl Shares {
         self.reserved.store(part.max(self.total.min(1)), Ordering::SeqCst);
     }
 
+    /// From here on nobody gets more than what is reserved for it, or may again. What somebody has stays.
+    pub fn tighten(&self, is_tight: bool) {
+        self.is_tight.store(is_tight, Ordering::SeqCst);
+    }
+
     /// Whether what all have beyond their parts, and so much more, is no more than may be.
     fn may_be_beyond(&self, more: u64) -> bool {
+        if self.is_tight.load(Ordering::SeqCst) {
+            return false;
+        }
         let users = self.users();
         let reserved = self.reserved.load(Ordering::SeqCst);
         let have = users.iter().filter_map(Weak::upgrade).map(|used| used.load(Ordering::SeqCst));
@@ -204,6 +232,19 @@ mod tests {
         assert!(others.iter().all(|other| other.take(1).is_some()));
         drop(taken);
         assert_eq!(take_all(&first).len(), 9);
+    }
+
+    #[test]
+    fn while_it_is_tight_everybody_has_his_own_part() {
+        let shares = Shares::new(100);
+        let [one, other] = [shares.join(), shares.join()];
+        let taken = one.take(50);
+        shares.tighten(true);
+        assert!(one.take(1).is_none() && !one.may_take(1));
+        assert_eq!(take_all(&other).len(), 25);
+        shares.tighten(false);
+        assert!(one.take(1).is_some());
+        drop(taken);
     }
 
     #[test]

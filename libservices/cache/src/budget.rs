@@ -4,12 +4,13 @@
 //! twice; chunks that were go round in the main queue as long as they are read again. A chunk that cannot be evicted
 //! (dirty, held, locked) goes to the end of its queue, so nobody waits for it.
 
+use crate::config::LIMIT_BYTES_MIN;
 use crate::node::{Evicted, Node};
 use crate::sync::lock;
 use crossbeam_utils::CachePadded;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, Weak};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, Weak};
 
 const SHARDS: usize = 8;
 /// One part in this many of a shard's chunks is meant to be in the small queue.
@@ -21,6 +22,8 @@ const EVICTION_BYTES: u64 = 256 << 10;
 /// Content makes room for what else is charged until that has one part in this many of the limit, however much it is: without room for
 /// content every write would go through the cache.
 const CHARGED_PART: u64 = 4;
+/// What content may have at least, however little memory there is: one part in so many of the limit.
+const FLOOR_PART: u64 = 8;
 /// How often room is looked for before a reservation fails.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -56,9 +59,17 @@ impl Queues {
     }
 }
 
+/// Has somebody look how much memory there is.
+pub(crate) type Look = Box<dyn Fn() + Send + Sync>;
+
 pub(crate) struct Budget {
     limit: u64,
-    dirty_max: u64,
+    dirty_percent: u64,
+    /// Of the limit, what may be used now: less while there is too little memory. Changes under `charged`.
+    allowed: CachePadded<AtomicU64>,
+    look: OnceLock<Look>,
+    /// What may still come to be used before somebody looks again.
+    unwatched: CachePadded<AtomicI64>,
     used: CachePadded<AtomicU64>,
     /// What is charged that is no content. Of that, [`Budget::counted`] is a part of `used`.
     charged: Mutex<i64>,
@@ -93,7 +104,10 @@ impl Budget {
     pub(crate) fn new(limit: u64, dirty_percent: u8) -> Self {
         Self {
             limit,
-            dirty_max: limit / 100 * u64::from(dirty_percent),
+            dirty_percent: u64::from(dirty_percent),
+            allowed: AtomicU64::new(limit).into(),
+            look: OnceLock::new(),
+            unwatched: AtomicI64::new(i64::MAX).into(),
             used: CachePadded::default(),
             charged: Mutex::default(),
             dirty: CachePadded::default(),
@@ -107,6 +121,41 @@ impl Budget {
         self.limit
     }
 
+    /// What may be used now.
+    pub(crate) fn allowed(&self) -> u64 {
+        self.allowed.load(Ordering::Relaxed)
+    }
+
+    /// So much may be used from here on, within what content needs at least and the limit. Returns what that came to.
+    pub(crate) fn allow(&self, bytes: u64) -> u64 {
+        let charged = lock(&self.charged);
+        let floor = self.counted(*charged) + (self.limit / FLOOR_PART).max(LIMIT_BYTES_MIN);
+        let allowed = bytes.max(floor).min(self.limit);
+        self.allowed.store(allowed, Ordering::Relaxed);
+        allowed
+    }
+
+    /// Has `look` called when as much more is used as it says by [`Budget::look_after`]; once.
+    pub(crate) fn watch(&self, look: Look) {
+        let _ = self.look.set(look);
+    }
+
+    /// When so much more is used somebody is to look.
+    pub(crate) fn look_after(&self, bytes: u64) {
+        self.unwatched.store(i64::try_from(bytes).unwrap_or(i64::MAX), Ordering::Relaxed);
+    }
+
+    /// So much more is used, or about to be.
+    pub(crate) fn grew(&self, bytes: u64) {
+        let Some(look) = self.look.get() else { return };
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let left = self.unwatched.fetch_sub(bytes, Ordering::Relaxed);
+        // By whoever passes it, and by no other until that has looked.
+        if left >= 0 && left < bytes {
+            look();
+        }
+    }
+
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -116,7 +165,7 @@ impl Budget {
     }
 
     pub(crate) fn dirty_max(&self) -> u64 {
-        self.dirty_max
+        self.allowed() / 100 * self.dirty_percent
     }
 
     pub(crate) fn evictions(&self) -> u64 {
@@ -126,14 +175,16 @@ impl Budget {
     /// Sets `bytes` aside, evicting for them; nothing when what is cached cannot leave now. Must be called without
     /// a file's state locked, else that file's chunks cannot leave.
     pub(crate) fn reserve(&self, bytes: u64) -> Option<Reservation<'_>> {
+        self.grew(bytes);
         for _ in 0..ATTEMPTS_MAX {
+            let allowed = self.allowed();
             let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                (used + bytes <= self.limit).then_some(used + bytes)
+                (used + bytes <= allowed).then_some(used + bytes)
             });
             match taken {
                 Ok(_) => return Some(Reservation { budget: self, bytes }),
                 Err(used) => {
-                    if bytes > self.limit || self.evict(used + bytes - self.limit) == 0 {
+                    if bytes > allowed || self.evict(used + bytes - allowed) == 0 {
                         return None;
                     }
                 }
@@ -155,10 +206,12 @@ impl Budget {
 
     /// Something that is no content uses `bytes` from now on. Content makes room for it, if it can leave, up to a part of the limit.
     pub(crate) fn charge(&self, bytes: u64) {
+        self.grew(bytes);
         let (used, taken) = self.add_charged(bytes.cast_signed());
+        let allowed = self.allowed();
         // Not each time: what cannot leave now is looked at in vain.
-        if used > self.limit && used / EVICTION_BYTES != (used - taken) / EVICTION_BYTES {
-            self.evict(used - self.limit);
+        if used > allowed && used / EVICTION_BYTES != (used - taken) / EVICTION_BYTES {
+            self.evict(used - allowed);
         }
     }
 
@@ -317,6 +370,48 @@ mod tests {
         let mut queues = sweeper.join().unwrap();
         queues.sweep();
         assert_eq!(queues.small.len(), 0, "the chunk is gone");
+    }
+
+    #[test]
+    fn little_memory_makes_content_leave_but_for_what_it_needs() {
+        let cache = {
+            let pool = CachePool::new(CacheConfig::with_limit(16 << 20)).unwrap();
+            Cache::new(&pool, Memory::new())
+        };
+        let budget = &cache.core.pool.budget;
+        let kept = budget.reserve(3 << 20).unwrap();
+        assert_eq!(budget.allow(8 << 20), 8 << 20);
+        assert!(budget.reserve(6 << 20).is_none() && budget.reserve(5 << 20).is_some());
+        assert_eq!(budget.allow(0), 2 << 20, "the floor");
+        assert!(budget.reserve(1).is_none());
+        drop(kept);
+        assert!(budget.reserve(2 << 20).is_some());
+        budget.charge(100 << 20);
+        assert_eq!(budget.allow(0), 6 << 20, "whatever is charged");
+        budget.discharge(100 << 20);
+        assert_eq!(budget.allow(u64::MAX), 16 << 20);
+        assert!(budget.reserve(16 << 20).is_some());
+    }
+
+    #[test]
+    fn somebody_looks_after_so_much_and_once() {
+        let pool = CachePool::new(CacheConfig::with_limit(16 << 20)).unwrap();
+        let budget = &pool.pool.budget;
+        let looks = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&looks);
+        budget.watch(Box::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
+        budget.look_after(1000);
+        drop(budget.reserve(999).unwrap());
+        budget.charge(1);
+        assert_eq!(looks.load(Ordering::Relaxed), 0);
+        budget.charge(1);
+        budget.charge(5000);
+        assert_eq!(looks.load(Ordering::Relaxed), 1);
+        budget.look_after(0);
+        drop(budget.reserve(1).unwrap());
+        assert_eq!(looks.load(Ordering::Relaxed), 2);
     }
 
     #[test]

@@ -119,6 +119,8 @@ pub enum CacheError {
 pub struct CacheStatistics {
     /// Most bytes the cache may hold.
     pub limit_bytes: u64,
+    /// Of those, what it may hold now: less while there is too little memory.
+    pub allowed_bytes: u64,
     /// Bytes it holds or has set aside for what is being read.
     pub used_bytes: u64,
     /// Bytes not yet written back, or not stored yet where they can be found.

@@ -208,7 +208,7 @@ impl Libservice for Cache {
     fn read(&self, _caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let file = self.handles.readable(handle)?;
         let pool = &self.core.pool;
-        let window_max = pool.config.read_ahead_bytes.min(pool.budget.limit() / 16);
+        let window_max = pool.config.read_ahead_bytes.min(pool.budget.allowed() / 16);
         let (window, ahead) = file.reader.advance(offset, buffer.len() as u64, window_max);
         if let Some(ahead) = ahead {
             pool.read_ahead.submit(&file.node.0, ahead, pool.step_bytes());
@@ -375,8 +375,8 @@ impl Libservice for Cache {
         self.copy(caller, (source, source_offset), (target, target_offset), length)
     }
 
-    fn segment(&self, handle: HandleId, _lease: &Arc<dyn Lease>) -> Result<Segment> {
-        self.handles.readable(handle)?.node.0.segment()
+    fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment> {
+        self.handles.readable(handle)?.node.0.segment(lease)
     }
 
     fn text(&self, handle: HandleId) -> Result<Text> {

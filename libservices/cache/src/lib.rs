@@ -66,6 +66,7 @@ mod read;
 mod read_ahead;
 mod remains;
 mod segments;
+mod shortage;
 mod state_directory;
 mod sync;
 mod text;

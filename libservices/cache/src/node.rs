@@ -18,7 +18,7 @@ use crate::sync::{lock, read, try_read, try_write, write};
 use crate::text::Program;
 use crate::view::View;
 use crate::write_back::Emptied;
-use poolfs_libservice::{Result, fail};
+use poolfs_libservice::{Lease, Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags, Timestamp};
 use std::io;
 use std::ops::Range;
@@ -75,6 +75,10 @@ pub(crate) struct State {
     pub(crate) view: Option<Box<View>>,
     /// Of a segment that clients read by themselves, or did before.
     pub(crate) huge: Option<Box<HugeRanges>>,
+    /// By whom clients were given that segment.
+    pub(crate) given: Vec<Weak<dyn Lease>>,
+    /// Nothing comes into that segment any more: with what is in it, it goes.
+    pub(crate) is_retiring: bool,
     /// What the kernel may map by itself.
     pub(crate) program: Program,
     pub(crate) dirty_ticket: Option<u64>,
@@ -180,6 +184,8 @@ impl Node {
             content: Content::default(),
             view: None,
             huge: None,
+            given: Vec::new(),
+            is_retiring: false,
             program: Program::default(),
             dirty_ticket: None,
             record: None,
@@ -305,11 +311,26 @@ impl Node {
 
     /// Drops every clean block, hot or not.
     pub(crate) fn drop_clean(&self) {
-        let indices = read(&self.state).blocks.indices();
+        self.drop_clean_from(0, u64::MAX);
+    }
+
+    /// The same until so many bytes have gone, beginning with any of its chunks.
+    pub(crate) fn drop_clean_from(&self, first: usize, most: u64) {
+        let mut indices = read(&self.state).blocks.indices();
+        let count = indices.len();
+        indices.rotate_left(first.checked_rem(count).unwrap_or(0));
+        let mut gone = 0;
         for index in indices {
             let Some(ticket) = read(&self.state).blocks.chunk(index).map(|chunk| chunk.ticket) else { continue };
-            if let Evicted::Hot = self.evict_chunk(index, ticket) {
-                self.evict_chunk(index, ticket);
+            let evicted = match self.evict_chunk(index, ticket) {
+                Evicted::Hot => self.evict_chunk(index, ticket),
+                other => other,
+            };
+            if let Evicted::Blocks { bytes, .. } = evicted {
+                gone += bytes;
+            }
+            if gone >= most {
+                return;
             }
         }
     }

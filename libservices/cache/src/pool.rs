@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -78,6 +78,8 @@ pub(crate) struct Pool {
     pub(crate) buffers: BufferStore,
     pub(crate) read_ahead: ReadAheadQueue,
     pub(crate) idle: IdleNodes,
+    /// There is too little memory: nothing of it is given away.
+    pub(crate) is_short: AtomicBool,
     /// How many files have a view.
     pub(crate) views: Arc<AtomicUsize>,
     /// The files that have one, or had, by their place in memory.
@@ -115,7 +117,7 @@ impl Pool {
 
     /// Most bytes moved by one step of a reader or writer: a step's reservation must leave room for others.
     pub(crate) fn step_bytes(&self) -> u64 {
-        (self.budget.limit() / 16).clamp(4096 * 2, 1 << 20) & !4095
+        (self.budget.allowed() / 16).clamp(4096 * 2, 1 << 20) & !4095
     }
 
     /// Notes that a file became dirty; the number is its place in the order of age.
@@ -142,11 +144,20 @@ impl Pool {
         lock(&self.viewed).insert(Arc::as_ptr(node).addr(), Arc::downgrade(node));
     }
 
+    /// Those that there still are.
+    pub(crate) fn viewed_files(&self) -> Vec<Arc<Node>> {
+        lock(&self.viewed).values().filter_map(Weak::upgrade).collect()
+    }
+
     /// Looks at what the readers of every such file brought back, and at what can be held in huge pages.
     fn visit_segments(&self) {
-        let viewed: Vec<_> = lock(&self.viewed).values().filter_map(Weak::upgrade).collect();
+        let viewed = self.viewed_files();
         viewed.iter().for_each(|node| node.sweep_segment());
-        self.make_huge_pages(&viewed);
+        Self::go_on_retiring(&viewed);
+        // A client that keeps one page of a huge one keeps all of it.
+        if !self.is_short() {
+            self.make_huge_pages(&viewed);
+        }
         lock(&self.viewed).retain(|_, node| node.upgrade().is_some_and(|node| node.was_viewed()));
     }
 
@@ -179,13 +190,14 @@ impl Pool {
     }
 
     fn due(&self) -> Vec<Arc<Node>> {
-        let hurry = self.budget.dirty() > self.budget.dirty_max() / 2;
+        let is_short = self.is_short();
+        let hurry = is_short || self.budget.dirty() > self.budget.dirty_max() / 2;
         let now = Instant::now();
         let dirty = lock(&self.dirty);
         let mut hurried = 0;
         let is_old = |file: &DirtyFile| now.duration_since(file.since) >= self.config.expire;
         let mut is_due = |file: &DirtyFile| {
-            let is_hurried = hurried < HURRIED_MAX && file.node.core.is_beyond_its_part();
+            let is_hurried = hurried < HURRIED_MAX && (is_short || file.node.core.is_beyond_its_part());
             hurried += usize::from(is_hurried);
             is_hurried || is_old(file)
         };
@@ -288,6 +300,7 @@ impl CachePool {
             buffers: BufferStore::default(),
             read_ahead: ReadAheadQueue::default(),
             idle: IdleNodes::default(),
+            is_short: AtomicBool::new(false),
             views: Arc::default(),
             viewed: Mutex::default(),
             huge_due: Mutex::new(Some(Instant::now())),
@@ -370,6 +383,7 @@ impl CachePool {
         };
         CacheStatistics {
             limit_bytes: pool.budget.limit(),
+            allowed_bytes: pool.budget.allowed(),
             used_bytes: pool.budget.used(),
             dirty_bytes: pool.budget.dirty(),
             hits: sum(|counter| &counter.hits),

@@ -111,7 +111,7 @@ impl Node {
     /// Reads ahead what is missing of a range. Only under a [`Use`](crate::node::Use).
     pub(crate) fn read_ahead(&self, blocks: Range<u64>) -> Result<()> {
         let mut at = blocks.start;
-        while at < blocks.end {
+        while at < blocks.end && !read(&self.state).is_retiring {
             let skip = read(&self.state).blocks.run(at, blocks.end - at, true, present);
             at += skip;
             let end = blocks.end.min(blocks_for(read(&self.state).attributes.size));
@@ -119,7 +119,7 @@ impl Node {
                 break;
             }
             let step = (end - at).min(self.core.pool.step_bytes() / BLOCK);
-            if self.core.pool.budget.used() + step * BLOCK > self.core.pool.budget.limit() {
+            if self.core.pool.budget.used() + step * BLOCK > self.core.pool.budget.allowed() {
                 // Only guesses would be evicted for a guess; the reader fetches for itself what it needs.
                 self.core.pool.budget.evict(step * BLOCK);
             }
@@ -227,7 +227,7 @@ impl Node {
             return;
         };
         self.update(Some(&mut reservation), |state| {
-            if state.epoch != fill.epoch {
+            if state.epoch != fill.epoch || state.is_retiring {
                 return;
             }
             let mut at = 0;

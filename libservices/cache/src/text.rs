@@ -150,6 +150,10 @@ impl Node {
         if !pool.texts.is_shared() {
             return fail(Errno::EOPNOTSUPP);
         }
+        // As when others have the room: the kernel is asked for what nobody uses.
+        if pool.is_short() {
+            return fail(Errno::ENOMEM);
+        }
         let blocks = blocks_for(size);
         let permit = pool.pins.take(blocks * BLOCK).map_err(|refusal| match refusal {
             Refusal::TooLarge => Errno::EOPNOTSUPP,

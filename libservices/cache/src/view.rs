@@ -12,7 +12,7 @@ use crate::read::cache_failure;
 use crate::segments::Segment;
 use crate::sync::{read, try_write, write};
 use poolfs_ipc::segment::{CAPACITY_MAX, Place, SegmentMap, capacity_for, collapse, map_length};
-use poolfs_libservice::{Error, Result, Segment as Shared, fail};
+use poolfs_libservice::{Error, Lease, Result, Segment as Shared, fail};
 use poolfs_types::{Errno, FileType};
 use std::fs::File;
 use std::io;
@@ -175,6 +175,8 @@ impl State {
     pub(crate) fn empty(&mut self) {
         self.content = Content::Empty;
         self.huge = None;
+        self.given = Vec::new();
+        self.is_retiring = false;
     }
 
     /// Frees what readers' faults have brought back of blocks that are not there. Nobody copies from those.
@@ -205,8 +207,11 @@ impl State {
 
 impl Node {
     /// The file's segment with a map, which is made if there is none that is large enough. Only under a [`Use`](crate::node::Use).
-    pub(crate) fn segment(self: &Arc<Self>) -> Result<Shared> {
+    pub(crate) fn segment(self: &Arc<Self>, lease: &Arc<dyn Lease>) -> Result<Shared> {
         let pool = &self.core.pool;
+        if pool.is_short() {
+            return fail(Errno::EOPNOTSUPP);
+        }
         let attributes = self.attributes()?;
         if attributes.file_type != FileType::Regular || !pool.segments.is_shared() {
             return fail(Errno::EOPNOTSUPP);
@@ -222,6 +227,9 @@ impl Node {
                 // Another one may have come meanwhile.
                 if is_enough(state) {
                     return Ok(());
+                }
+                if state.is_retiring {
+                    return Err(io::ErrorKind::Unsupported.into());
                 }
                 // Before there is a segment, which goes with the view when nothing is cached.
                 state.end_view();
@@ -240,6 +248,7 @@ impl Node {
             })?;
             pool.viewed(self);
         }
+        self.note_given(lease);
         let state = read(&self.state);
         let (Some(view), Content::Segment(segment)) = (&state.view, &state.content) else {
             return fail(Errno::EOPNOTSUPP);

@@ -116,9 +116,12 @@ impl Node {
         let end = offset + data.len() as u64;
         let blocks = block_of(offset)..blocks_for(end);
         let count = blocks.end - blocks.start;
-        let held = read(&self.state).blocks.run(blocks.start, count, false, |chunk| chunk.held) < count;
+        let (held, is_retiring) = {
+            let state = read(&self.state);
+            (state.blocks.run(blocks.start, count, false, |chunk| chunk.held) < count, state.is_retiring)
+        };
         // Held blocks must not go below now, whatever room there is.
-        let cached = held || (end <= CACHED_SIZE_MAX && self.may_become_dirty(count * BLOCK));
+        let cached = held || (!is_retiring && end <= CACHED_SIZE_MAX && self.may_become_dirty(count * BLOCK));
         if cached && self.write_cached(offset, data)? {
             return Ok((data.len(), true));
         }

@@ -62,7 +62,7 @@ use branch::LowerNode;
 use deferred::Deferred;
 use journal::Journal;
 use node::{Content, NewNode, Nodes, State};
-use poolfs_libservice::{Branch, Error, Held, Libservice, Result};
+use poolfs_libservice::{Branch, Error, Held, Libservice, Result, Room};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
@@ -113,6 +113,8 @@ pub struct UnionConfig {
     pub journal_bytes: u64,
     /// Most bytes that the listings of open directories may hold together; only those of several branches hold any.
     pub listings_bytes_max: u64,
+    /// Where those bytes are counted with others of the process; nothing: nowhere.
+    pub listings_room: Option<Arc<dyn Room>>,
 }
 
 impl UnionConfig {
@@ -129,6 +131,7 @@ impl UnionConfig {
             deferred_copy_ups_max: 1024,
             journal_bytes: 0,
             listings_bytes_max: 64 << 20,
+            listings_room: None,
         }
     }
 }
@@ -201,7 +204,7 @@ impl Union {
     fn assemble(config: UnionConfig, work: work::Work) -> Result<Arc<Self>> {
         let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, .. } = config;
         let deferred = Arc::new(Deferred::new(config.deferred_copy_ups_max));
-        let UnionConfig { transit_blocks_max, journal_bytes, listings_bytes_max, .. } = config;
+        let UnionConfig { transit_blocks_max, journal_bytes, listings_bytes_max, listings_room, .. } = config;
         let nodes = Nodes::new(root(&upper, &lowers)?);
         let calls = Arc::new(durable::Calls::default());
         let statistics = Arc::new(statistics::Counters::default());
@@ -222,7 +225,7 @@ impl Union {
             dirty_sketches_max: dirty_sketches_max.max(1),
             sectors: Arc::default(),
             statistics,
-            listings: Arc::new(listing::Memory::new(listings_bytes_max)),
+            listings: Arc::new(listing::Memory::new(listings_bytes_max, listings_room)),
             calls,
             journal,
             copies,

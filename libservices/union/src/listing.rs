@@ -18,7 +18,7 @@ use crate::marks;
 use crate::node::{Node, State, lock};
 use crate::{Union, inode, work};
 use hashbrown::HashSet;
-use poolfs_libservice::{DirectoryEntry, Error, Held, Opened, Result};
+use poolfs_libservice::{DirectoryEntry, Error, Held, Opened, Result, Room};
 use poolfs_types::{Caller, Errno, FileType, Name, NodeId};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,11 +50,27 @@ fn is_merged(cookie: u64) -> bool {
 pub(crate) struct Memory {
     bytes: AtomicU64,
     bytes_max: u64,
+    /// What others have counts as well.
+    room: Option<Arc<dyn Room>>,
 }
 
 impl Memory {
-    pub fn new(bytes_max: u64) -> Self {
-        Memory { bytes: AtomicU64::new(0), bytes_max }
+    pub fn new(bytes_max: u64, room: Option<Arc<dyn Room>>) -> Self {
+        Memory { bytes: AtomicU64::new(0), bytes_max, room }
+    }
+
+    fn add(&self, bytes: u64) -> bool {
+        let is_within = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= self.bytes_max;
+        let has_room = is_within && self.room.as_ref().is_none_or(|room| room.add(bytes));
+        if !has_room {
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    fn subtract(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.room.iter().for_each(|room| room.subtract(bytes));
     }
 }
 
@@ -72,17 +88,15 @@ impl Counted {
     /// It has so many bytes now; as many as before if there is no room.
     fn set(&mut self, bytes: usize) -> Result<()> {
         let bytes = bytes as u64;
-        let all = &self.memory.bytes;
         if let Some(more) = bytes.checked_sub(self.bytes) {
-            if all.fetch_add(more, Ordering::Relaxed).saturating_add(more) > self.memory.bytes_max {
-                all.fetch_sub(more, Ordering::Relaxed);
+            if !self.memory.add(more) {
                 return Err(Error::new(
                     Errno::ENOMEM,
                     "too many large directories of several branches are being listed",
                 ));
             }
         } else {
-            all.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
+            self.memory.subtract(self.bytes - bytes);
         }
         self.bytes = bytes;
         Ok(())
@@ -98,7 +112,7 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.memory.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.memory.subtract(self.bytes);
     }
 }
 

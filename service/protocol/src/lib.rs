@@ -20,8 +20,8 @@ pub use check::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, Che
 pub use descriptors::{DESCRIPTORS_MAX, Receiver, send};
 pub use failure::FailureCode;
 pub use status::{
-    AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, NotDirect, OperationPath,
-    ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
+    AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, MemoryStatus, NotDirect,
+    OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
 pub use trees::{Committed, Difference, DifferenceKind, Flattened};
@@ -41,6 +41,9 @@ pub struct ServiceConfig {
     /// Files of its control groups, which it enters first of all by writing `0` to each, unless others have put it there.
     #[serde(default)]
     pub entrances: Vec<PathBuf>,
+    /// Where its memory's control group is, if it has one: it sees to it that it stays below that group's limit.
+    #[serde(default)]
+    pub memory_group: Option<PathBuf>,
     /// The CPUs the service's threads run on.
     pub cpus: Vec<u32>,
     /// Most bytes of cached file content.

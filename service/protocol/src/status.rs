@@ -100,6 +100,9 @@ impl Histogram {
 pub struct CacheStatus {
     /// Most bytes the cache may hold.
     pub limit_bytes: u64,
+    /// Of those, what it may hold now: less while there is too little memory.
+    #[serde(default)]
+    pub allowed_bytes: u64,
     /// Bytes it holds.
     pub used_bytes: u64,
     /// Bytes not yet written back, or not stored yet where they can be found.
@@ -117,6 +120,23 @@ pub struct CacheStatus {
     /// Bytes that stay because the kernel maps them by itself.
     #[serde(default)]
     pub pinned_bytes: u64,
+}
+
+/// The memory of a service's control group, as of the last look at it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryStatus {
+    /// Most bytes that it may have.
+    pub limit_bytes: u64,
+    /// Bytes that the kernel cannot drop by itself.
+    pub kept_bytes: u64,
+    /// `plenty`, `reduced` (the cache has less than its limit), `short` (clients are given none of the cache) or `exhausted`.
+    pub state: String,
+    /// How often it became short.
+    pub shortages_total: u64,
+    /// How often clients of an instance were found to keep what was taken away of the cache.
+    pub segments_kept_total: u64,
+    /// Instances whose clients are given none of the cache for that.
+    pub instances_without_segments: u64,
 }
 
 /// A sketch that cannot be read, and why.
@@ -186,6 +206,10 @@ pub enum NotDirect {
     WriteBackFailed,
     /// the instance has no lease left
     Leases,
+    /// there is too little memory
+    Memory,
+    /// clients of the instance keep what was taken away of what they were given
+    Kept,
     /// its bytes are in two branches, or so many files are read that way that there is no room for another
     Layers,
 }
@@ -200,6 +224,8 @@ impl NotDirect {
             Self::Mapped => "somebody has written through a mapping of it",
             Self::WriteBackFailed => "what somebody wrote through a mapping of it could not be written back",
             Self::Leases => "the instance has no lease left",
+            Self::Memory => "the pool's service has too little memory",
+            Self::Kept => "clients of the instance keep memory that was taken away",
             Self::Layers => "its bytes are in two branches, or too many files are read that way",
         }
     }
@@ -283,6 +309,9 @@ pub struct ServiceStatus {
     pub uptime_seconds: u64,
     /// The cache.
     pub cache: CacheStatus,
+    /// Its memory; nothing where it has no control group for it.
+    #[serde(default)]
+    pub memory: Option<MemoryStatus>,
     /// The instances.
     pub instances: Vec<InstanceStatus>,
 }

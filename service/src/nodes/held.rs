@@ -9,11 +9,76 @@
 use super::NodeTable;
 use super::notices::Changing;
 use hashbrown::HashMap;
+use poolfs_libservice::Room;
 use poolfs_libservice::types::NodeId;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Most names noted one by one, for one mount.
 pub const NAMES_HELD_MAX: u64 = 1 << 17;
+
+/// What a name takes of memory beside its bytes.
+const NAME_BYTES: u64 = 96;
+
+/// How many names are noted, and the room that they take.
+#[derive(Default)]
+pub(super) struct NamesHeld {
+    count: AtomicU64,
+    bytes: AtomicU64,
+    /// In what all instances together have.
+    room: OnceLock<Arc<dyn Room>>,
+}
+
+impl NamesHeld {
+    fn cost(name: &[u8]) -> u64 {
+        NAME_BYTES + name.len() as u64
+    }
+
+    /// Room for one more, if there is some.
+    fn add(&self, name: &[u8]) -> bool {
+        let has_room = self.count.load(Ordering::Relaxed) < NAMES_HELD_MAX
+            && self.room.get().is_none_or(|room| room.add(Self::cost(name)));
+        if has_room {
+            self.note(name);
+        }
+        has_room
+    }
+
+    /// The same whether there is room or not: the kernel has it already.
+    fn force(&self, name: &[u8]) {
+        self.room.get().into_iter().for_each(|room| room.force(Self::cost(name)));
+        self.note(name);
+    }
+
+    fn note(&self, name: &[u8]) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(Self::cost(name), Ordering::Relaxed);
+    }
+
+    fn left(&self, names: u64, bytes: u64) {
+        self.count.fetch_sub(names, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.room.get().into_iter().for_each(|room| room.subtract(bytes));
+    }
+
+    /// Those of a directory are noted no more.
+    pub(super) fn forget(&self, held: &Held) {
+        if !held.names.is_empty() {
+            self.left(held.names.len() as u64, held.names.keys().map(|name| Self::cost(name)).sum());
+        }
+    }
+
+    /// None is noted any more.
+    pub(super) fn clear(&self) {
+        self.left(self.count.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
+    }
+}
+
+impl Drop for NamesHeld {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
 
 #[derive(Default)]
 struct NameState {
@@ -33,12 +98,6 @@ pub(super) struct Held {
     names: HashMap<Box<[u8]>, NameState>,
     /// Names beyond those, which there was no room to note.
     others: bool,
-}
-
-impl Held {
-    pub(super) fn names(&self) -> u64 {
-        self.names.len() as u64
-    }
 }
 
 /// What the kernel may keep when nothing more is to be kept.
@@ -118,9 +177,8 @@ impl NodeTable {
         let Some(state) = states.get_mut(&parent).filter(|_| self.is_holding()) else { return false };
         if let Some(known) = state.held.names.get_mut(name) {
             known.held = true;
-        } else if self.names_held.load(Ordering::Relaxed) < NAMES_HELD_MAX {
+        } else if self.names_held.add(name) {
             state.held.names.insert(name.into(), NameState { held: true, telling: 0 });
-            self.names_held.fetch_add(1, Ordering::Relaxed);
         } else {
             state.held.others |= others;
             return others;
@@ -157,7 +215,7 @@ impl NodeTable {
 
     fn name_state<'h>(&self, held: &'h mut Held, name: &[u8]) -> &'h mut NameState {
         held.names.entry(name.into()).or_insert_with(|| {
-            self.names_held.fetch_add(1, Ordering::Relaxed);
+            self.names_held.force(name);
             NameState::default()
         })
     }
@@ -174,7 +232,7 @@ impl NodeTable {
     fn tidy_name(&self, held: &mut Held, name: &[u8]) {
         if held.names.get(name).is_some_and(|known| !known.held && known.telling == 0) {
             held.names.remove(name);
-            self.names_held.fetch_sub(1, Ordering::Relaxed);
+            self.names_held.left(1, NamesHeld::cost(name));
         }
     }
 
@@ -235,7 +293,12 @@ impl NodeTable {
     /// Names the kernel may keep.
     #[must_use]
     pub fn names_held(&self) -> u64 {
-        self.names_held.load(Ordering::Relaxed)
+        self.names_held.count.load(Ordering::Relaxed)
+    }
+
+    /// Counts them with those of other instances from here on; once, and before there are any.
+    pub(crate) fn set_names_room(&self, room: Arc<dyn Room>) {
+        let _ = self.names_held.room.set(room);
     }
 }
 
@@ -334,6 +397,28 @@ mod tests {
         assert_eq!(table.name_changed(NodeId(7), b"whatever"), Some(NameView { parent: 70 }));
         table.name_moved((NodeId(7), b"n"), (DIRECTORY, b"moved"));
         assert!(table.name_changed(DIRECTORY, b"moved").is_some());
+    }
+
+    #[test]
+    fn names_take_room_of_the_pool_until_they_are_gone() {
+        let shares = crate::shares::PoolShares::new(64 << 20, Arc::new(crate::shares::tests::Memory::default()));
+        let instances = [shares.join(), shares.join()];
+        let tables = [holding(), holding()];
+        tables.iter().zip(&instances).for_each(|(table, instance)| table.set_names_room(instance.names()));
+        let name = |number: u64| [&number.to_ne_bytes()[..], &[b'x'; 242]].concat();
+        let all = |table: &NodeTable| {
+            (0..NAMES_HELD_MAX).take_while(|&n| table.hold_name(DIRECTORY, &name(n), false)).count()
+        };
+        let [first, second] = [all(&tables[0]), all(&tables[1])];
+        assert!(first < NAMES_HELD_MAX as usize && second > first / 4 && second < first / 2, "{first}, {second}");
+        tables[0].name_gone(DIRECTORY, &name(0));
+        assert!(tables[0].hold_name(DIRECTORY, &name(0), false) && !tables[0].hold_name(DIRECTORY, b"one more", false));
+        assert!(tables[0].hold_name(DIRECTORY, b"one more", true), "others of the directory");
+        tables[0].forget_all();
+        assert_eq!(all(&tables[1]), first, "with those that it had");
+        assert!(all(&holding()) > second, "without a bound of the pool");
+        drop(tables);
+        assert_eq!(shares.names_used(), 0);
     }
 
     #[test]

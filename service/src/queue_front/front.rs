@@ -33,6 +33,9 @@ use tracing::{debug, error, warn};
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 const CLOSE_PAUSE: Duration = Duration::from_micros(250);
 
+/// The groups of a client are kept with its session, for either kind of rights, and with its facts.
+const COPIES_OF_GROUPS: usize = 3;
+
 /// One instance's queue front.
 pub struct QueueFront {
     instance: Weak<Instance>,
@@ -228,7 +231,9 @@ fn admit(
     let instance = instance.upgrade().ok_or(Errno::ENOTCONN)?;
     let device = reach::device(&instance.spec().mount_point)?;
     let view = Arc::new(View::of(facts, device, &instance)?);
-    let content = SessionState::new(facts, adoptions, Some(Arc::clone(&view)), room);
+    let kept = size_of_val(facts.groups.as_slice()) * COPIES_OF_GROUPS + view.bytes();
+    let kept = shares.map(|shares| shares.client(kept as u64).ok_or(Errno::ENOMEM)).transpose()?;
+    let content = SessionState::new(facts, adoptions, Some(Arc::clone(&view)), (room, kept));
     Ok(Admission { content, device, recheck: Some(Box::new(move || view.is_current())) })
 }
 

@@ -20,17 +20,17 @@ pub struct SessionState {
     adoptions: Arc<Adoptions>,
     /// What the client sees of the instance by the kernel; nothing where that is not to be looked at.
     view: Option<Arc<View>>,
-    _room: Option<Taken>,
+    _room: (Option<Taken>, Option<Taken>),
 }
 
 impl SessionState {
-    /// The state of a new session, for which there is `room`.
+    /// The state of a new session, for which, and for what is kept of its client, there is `room`.
     #[must_use]
     pub(super) fn new(
         facts: &PeerFacts,
         adoptions: &Arc<Adoptions>,
         view: Option<Arc<View>>,
-        room: Option<Taken>,
+        room: (Option<Taken>, Option<Taken>),
     ) -> Self {
         let effective = effective_credentials(facts);
         let real = real_credentials(&effective, facts);
@@ -47,7 +47,7 @@ impl SessionState {
             handles: RwLock::default(),
             adoptions: Arc::default(),
             view: None,
-            _room: None,
+            _room: (None, None),
         }
     }
 
@@ -163,9 +163,9 @@ mod tests {
 
     #[test]
     fn access_is_asked_by_the_real_ids() {
-        let root = SessionState::new(&facts(0), &Arc::default(), None, None);
+        let root = SessionState::new(&facts(0), &Arc::default(), None, (None, None));
         assert_eq!((root.credentials().capabilities, root.real_credentials().capabilities), (6, 15));
-        let user = SessionState::new(&facts(1000), &Arc::default(), None, None);
+        let user = SessionState::new(&facts(1000), &Arc::default(), None, (None, None));
         let real = user.real_credentials();
         assert_eq!((real.uid, real.gid, real.capabilities), (1000, 7, 0));
         assert_eq!((user.credentials().uid, &user.credentials().groups), (0, &real.groups));

@@ -62,6 +62,9 @@ fn answers(mount: &Mount<'_>, is_of_host: bool) -> bool {
 /// Says which of the client's mounts it reaches first.
 type Reached<'r> = &'r dyn Fn(&MountTable<'_>, Vec<Candidate>) -> Option<usize>;
 
+/// What a name on which something is mounted takes in memory beside its bytes, wherever it is kept.
+const NAME_BYTES: usize = 256;
+
 /// What a mount table says of the instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
@@ -176,6 +179,11 @@ struct Table {
 }
 
 impl View {
+    /// What it takes of memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.seen.mounted.iter().map(|path| NAME_BYTES + 2 * path.len()).sum()
+    }
+
     /// That of a process. `device` is the number of the instance's mounts.
     ///
     /// # Errors

@@ -61,6 +61,7 @@ fn start(folder: &Path, log: File) -> (Child, UnixStream) {
     let config = ServiceConfig {
         pool: "pool".into(),
         entrances: Vec::new(),
+        memory_group: None,
         cpus: vec![0],
         cache_bytes: 16 << 20,
         control_socket: folder.join("run/control.sock"),

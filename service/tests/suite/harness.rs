@@ -73,14 +73,36 @@ impl Running {
         Self::start_by(folder, 64 << 20, File::create(log).expect("a file").into(), program)
     }
 
+    /// In a memory group, which it watches, with what it says in a file.
+    pub fn start_in(folder: &Path, cache_bytes: u64, log: &Path, group: &Path) -> Self {
+        let mut program = Command::new("sh");
+        program.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$1\""]).arg(group).arg(PROGRAM);
+        program.env(LOG_LEVEL, "info");
+        // As the command line starts it.
+        program.env("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072:glibc.malloc.arena_max=4");
+        let watched = std::env::var_os("POOLFS_TEST_UNWATCHED").is_none().then(|| group.to_owned());
+        Self::start_watching(folder, cache_bytes, File::create(log).expect("a file").into(), program, watched)
+    }
+
     fn start_saying(folder: &Path, cache_bytes: u64, errors: Stdio) -> Self {
         Self::start_by(folder, cache_bytes, errors, Command::new(PROGRAM))
     }
 
     fn start_by(folder: &Path, cache_bytes: u64, errors: Stdio, program: Command) -> Self {
+        Self::start_watching(folder, cache_bytes, errors, program, None)
+    }
+
+    fn start_watching(
+        folder: &Path,
+        cache_bytes: u64,
+        errors: Stdio,
+        program: Command,
+        memory_group: Option<PathBuf>,
+    ) -> Self {
         let config = ServiceConfig {
             pool: "pool".into(),
             entrances: Vec::new(),
+            memory_group,
             cpus: vec![0],
             cache_bytes,
             control_socket: folder.join("run/control.sock"),

@@ -15,6 +15,7 @@ mod idmapped;
 mod in_flight;
 mod kernel;
 mod listings;
+mod memory;
 mod mounts;
 mod over_rings;
 mod programs;

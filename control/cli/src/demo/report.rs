@@ -206,6 +206,7 @@ mod tests {
             pid: 1,
             uptime_seconds: 1,
             cache: CacheStatus { shared_bytes: 2 << 20, ..CacheStatus::default() },
+            memory: None,
             instances: Vec::new(),
         };
         let report = Report { image_bytes: 1 << 30, layers: 1, service, memory_bytes: None, legacy: false, parts };

@@ -1,0 +1,283 @@
+//! The memory of the service's control group: how near it is to the limit, at which the kernel ends the process, and with it all mounts of
+//! the pool.
+//!
+//! Nobody counts all that takes memory. So besides what is counted the group itself is looked at: by a thread now and then, and by whoever comes
+//! to use more when much has come to be used since. What follows from it ([`level`]) holds at once: the cache becomes smaller, and what can
+//! be refused is. What has to wait for others is done by the thread: clients' segments are retired, and those who keep what was taken away are
+//! given no others until there is plenty.
+
+pub mod group;
+pub mod level;
+mod strays;
+
+use crate::leases::LeaseTable;
+use crate::shares::{PoolMemory, PoolShares};
+use group::MemoryGroup;
+use level::{CacheUse, State};
+use poolfs_ipc::service::give_back_freed;
+use poolfs_service_protocol::MemoryStatus;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+use strays::Strays;
+use tracing::{debug, info, warn};
+
+/// How often the thread looks while there is plenty, and otherwise or when that may end soon.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_NEAR: Duration = Duration::from_millis(100);
+/// With less room it looks more often.
+const NEAR: u64 = 2 * level::COMFORT;
+/// How often the C library is asked, while memory is short, for what was freed and it keeps.
+const HEAP_PAUSE: Duration = Duration::from_secs(1);
+/// How long the cache waits until it gets more back.
+const GROWTH_PAUSE: Duration = Duration::from_secs(1);
+
+/// The cache, as it makes do with less.
+pub trait WatchedMemory: PoolMemory {
+    /// What it has.
+    fn cache_use(&self) -> CacheUse;
+
+    /// It may use so much from here on; what that came to.
+    fn allow(&self, bytes: u64) -> u64;
+
+    /// Has `look` called when so much more is used as [`WatchedMemory::look_after`] says; once.
+    fn watch(&self, look: Box<dyn Fn() + Send + Sync>);
+
+    /// When so much more is used, it is time for another look.
+    fn look_after(&self, bytes: u64);
+
+    /// From here on nothing of it is given away, or may be again.
+    fn set_short(&self, is_short: bool);
+
+    /// Retires what clients have of it, as far as it can now. `usage` is what the process is counted for.
+    fn retire_segments(&self, usage: &dyn Fn() -> Option<u64>);
+
+    /// The same of what those have only who keep what is taken away.
+    fn retire_kept_segments(&self, usage: &dyn Fn() -> Option<u64>);
+
+    /// Looks who does; each time at others.
+    fn probe_segments(&self, turn: usize, usage: &dyn Fn() -> Option<u64>);
+}
+
+#[derive(Default)]
+struct Level {
+    state: State,
+    /// As of the last look.
+    limit: u64,
+    kept: u64,
+    grown: Option<Instant>,
+    /// Beside the cache.
+    others: u64,
+    strays: Strays,
+    is_probe_due: bool,
+    /// How often it became short.
+    shortages: u64,
+}
+
+/// Looks at the group of this process.
+pub struct MemoryWatch {
+    group: MemoryGroup,
+    memory: Arc<dyn WatchedMemory>,
+    shares: Arc<PoolShares>,
+    level: Mutex<Level>,
+    tables: Mutex<Vec<Weak<LeaseTable>>>,
+    signal: Mutex<Signal>,
+    wake: Condvar,
+    cannot_read: AtomicBool,
+    ineffective: AtomicU64,
+}
+
+#[derive(Default)]
+struct Signal {
+    is_due: bool,
+    is_ending: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl MemoryWatch {
+    /// Starts to look, until it is told to [end](MemoryWatch::end).
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn start(
+        group: MemoryGroup,
+        memory: Arc<dyn WatchedMemory>,
+        shares: &Arc<PoolShares>,
+    ) -> io::Result<Arc<Self>> {
+        let (level, tables, signal, wake, cannot_read, ineffective) = Default::default();
+        let shares = Arc::clone(shares);
+        let watch = Arc::new(Self { group, memory, shares, level, tables, signal, wake, cannot_read, ineffective });
+        let looking = Arc::downgrade(&watch);
+        watch.memory.watch(Box::new(move || looking.upgrade().into_iter().for_each(|watch| watch.look())));
+        let of_thread = Arc::clone(&watch);
+        std::thread::Builder::new().name("memory".into()).spawn(move || of_thread.work())?;
+        Ok(watch)
+    }
+
+    /// From here on nobody looks but who uses more.
+    pub fn end(&self) {
+        lock(&self.signal).is_ending = true;
+        self.wake.notify_all();
+    }
+
+    /// Counts with these leases from here on.
+    pub fn add(&self, leases: &Arc<LeaseTable>) {
+        let mut tables = lock(&self.tables);
+        tables.retain(|table| table.strong_count() > 0);
+        tables.push(Arc::downgrade(leases));
+    }
+
+    /// What was last seen.
+    #[must_use]
+    pub fn status(&self) -> MemoryStatus {
+        let level = lock(&self.level);
+        MemoryStatus {
+            limit_bytes: level.limit,
+            kept_bytes: level.kept,
+            state: level.state.name().to_owned(),
+            shortages_total: level.shortages,
+            segments_kept_total: self.ineffective.load(Ordering::Relaxed),
+            instances_without_segments: self.tables().iter().filter(|table| table.is_suspended()).count() as u64,
+        }
+    }
+
+    fn tables(&self) -> Vec<Arc<LeaseTable>> {
+        lock(&self.tables).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Looks, unless somebody is looking, and does what follows at once. The caller may hold locks of the cache and of an instance: this waits
+    /// for none.
+    fn look(&self) {
+        let Ok(mut level) = self.level.try_lock() else { return };
+        let reading = match self.group.read() {
+            Ok(reading) => reading,
+            Err(error) => {
+                if !self.cannot_read.swap(true, Ordering::Relaxed) {
+                    warn!(%error, "the memory of the service's control group is not watched");
+                }
+                return;
+            }
+        };
+        let cache = self.memory.cache_use();
+        let may_grow = level.grown.is_none_or(|grown| grown.elapsed() >= GROWTH_PAUSE);
+        let outcome = level.state.after(reading, cache, may_grow);
+        if outcome.allowed != cache.allowed {
+            let allowed = self.memory.allow(outcome.allowed);
+            if allowed > cache.allowed {
+                level.grown = Some(Instant::now());
+            }
+        }
+        self.memory.look_after(outcome.look_after);
+        (level.limit, level.kept) = (reading.limit, reading.kept);
+        level.others = reading.kept.saturating_sub(cache.used);
+        let others = level.others;
+        if level.strays.is_probe_due(others, Instant::now()) {
+            level.is_probe_due = true;
+            self.wake_thread();
+        }
+        if outcome.state != level.state {
+            let (was_short, is_short) = (level.state.is_short(), outcome.state.is_short());
+            level.shortages += u64::from(is_short && !was_short);
+            level.state = outcome.state;
+            self.memory.set_short(is_short);
+            self.shares.tighten(outcome.state);
+            self.wake_thread();
+        }
+    }
+
+    fn wake_thread(&self) {
+        lock(&self.signal).is_due = true;
+        self.wake.notify_all();
+    }
+
+    fn work(&self) {
+        let (mut told, mut given_back) = (State::Plenty, None);
+        for turn in 0.. {
+            if !self.wait() {
+                return debug!("nobody looks at the memory any more");
+            }
+            self.look();
+            let (state, is_probe_due) = {
+                let mut level = lock(&self.level);
+                (level.state, std::mem::take(&mut level.is_probe_due))
+            };
+            if is_probe_due || state.is_short() && given_back.is_none_or(|last: Instant| last.elapsed() >= HEAP_PAUSE) {
+                given_back = Some(Instant::now());
+                give_back_freed();
+            }
+            self.look_after_segments(state, is_probe_due.then_some(turn));
+            if state != told {
+                self.tell(state);
+                told = state;
+            }
+        }
+    }
+
+    /// Takes segments away from those who keep what is taken away, or from all.
+    fn look_after_segments(&self, state: State, probe: Option<usize>) {
+        let usage = || self.group.usage().ok();
+        match probe {
+            _ if state.is_short() => self.memory.retire_segments(&usage),
+            Some(turn) => self.memory.probe_segments(turn, &usage),
+            None => {}
+        }
+        let tables = self.tables();
+        let suspended = tables.iter().filter(|table| table.suspend_if_kept()).count() as u64;
+        if suspended > 0 {
+            self.ineffective.fetch_add(suspended, Ordering::Relaxed);
+            let mut level = lock(&self.level);
+            let others = level.others;
+            level.strays.note_kept(others);
+            warn!(
+                instances = suspended,
+                others, "clients keep memory that was taken away: they are given none of the cache"
+            );
+        }
+        if !tables.iter().any(|table| table.is_suspended()) {
+            return;
+        }
+        let has_fallen = {
+            let level = lock(&self.level);
+            !state.is_short() && level.strays.has_fallen(level.others)
+        };
+        if has_fallen {
+            info!("clients have given memory back: they are given of the cache again");
+            tables.iter().for_each(|table| table.resume());
+        } else {
+            self.memory.retire_kept_segments(&usage);
+        }
+    }
+
+    fn tell(&self, state: State) {
+        let (limit, kept) = {
+            let level = lock(&self.level);
+            (level.limit, level.kept)
+        };
+        let cache = self.memory.cache_use().allowed;
+        match state {
+            State::Plenty => info!(limit, kept, cache, "there is plenty of memory"),
+            State::Reduced => info!(limit, kept, cache, "the cache makes do with less memory"),
+            State::Short => warn!(limit, kept, cache, "memory is short: clients are given none of the cache"),
+            State::Exhausted => warn!(limit, kept, cache, "memory is exhausted: what can be refused is"),
+        }
+    }
+
+    /// Waits until it is time to look, if there is to be another look.
+    fn wait(&self) -> bool {
+        let pause = {
+            let level = lock(&self.level);
+            let is_near =
+                level.state != State::Plenty || level.is_probe_due || level.limit.saturating_sub(level.kept) < NEAR;
+            if is_near { PAUSE_NEAR } else { PAUSE }
+        };
+        let signal = lock(&self.signal);
+        let over = self.wake.wait_timeout_while(signal, pause, |signal| !signal.is_due && !signal.is_ending);
+        let (mut signal, _) = over.unwrap_or_else(PoisonError::into_inner);
+        signal.is_due = false;
+        !signal.is_ending
+    }
+}

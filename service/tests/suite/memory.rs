@@ -1,0 +1,326 @@
+//! A service in a control group with little memory: whatever its clients keep or have it keep, it lives, and others go on.
+
+use crate::harness::{Running, isolated, make};
+use crate::queue::{connect, handle, read};
+use poolfs_ipc::Connection;
+use poolfs_ipc::wire::{Operation, Request, Status};
+use poolfs_service_protocol::StackSpec;
+use rustix::pipe::{SpliceFlags, fcntl_setpipe_size, pipe, splice};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const CACHE_BYTES: u64 = 64 << 20;
+/// What the command line gives to a service with such a cache.
+const LIMIT_BYTES: u64 = CACHE_BYTES / 8 * 9 + (128 << 20);
+const PIECE: usize = 128 << 10;
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// A memory control group, where this machine has one.
+struct Group {
+    place: PathBuf,
+    is_old: bool,
+}
+
+impl Group {
+    /// One of the name of the test's folder: processes of tests have numbers of namespaces of their own.
+    fn make(folder: &Path, limit: u64) -> Option<Self> {
+        let name = folder.file_name().expect("a name");
+        let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
+        let root = roots.into_iter().find(|root| root.join("cgroup.procs").exists())?;
+        let place = root.join(name);
+        fs::create_dir(&place).expect("no other of the name");
+        let is_old = place.join("memory.limit_in_bytes").exists();
+        let group = Self { place, is_old };
+        fs::write(group.file("memory.limit_in_bytes", "memory.max"), limit.to_string()).ok()?;
+        Some(group)
+    }
+
+    fn file(&self, old: &str, new: &str) -> PathBuf {
+        self.place.join(if self.is_old { old } else { new })
+    }
+
+    fn usage(&self) -> u64 {
+        let text = fs::read_to_string(self.file("memory.usage_in_bytes", "memory.current")).expect("readable");
+        text.trim().parse().expect("a number")
+    }
+
+    /// Of the usage, what the kernel cannot drop: not what it knows of names of branches, either.
+    fn kept(&self) -> u64 {
+        let text = fs::read_to_string(self.place.join("memory.stat")).expect("readable");
+        let droppable = ["inactive_file ", "active_file ", "slab_reclaimable "];
+        let bytes = |line: &str| droppable.iter().find_map(|name| line.strip_prefix(name)?.parse::<u64>().ok());
+        let of_kernel = fs::read_to_string(self.place.join("memory.kmem.usage_in_bytes")).unwrap_or_default();
+        let of_kernel: u64 = of_kernel.trim().parse().unwrap_or(0);
+        self.usage().saturating_sub(text.lines().filter_map(bytes).sum()).saturating_sub(of_kernel)
+    }
+
+    /// How many processes of it the kernel has killed.
+    fn kills(&self) -> u64 {
+        let text = fs::read_to_string(self.file("memory.oom_control", "memory.events")).expect("readable");
+        let killed = |line: &str| line.strip_prefix("oom_kill ")?.parse().ok();
+        text.lines().find_map(killed).expect("counted")
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for _ in 0..500 {
+            if fs::remove_dir(&self.place).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn mebibytes(bytes: u64) -> u64 {
+    bytes >> 20
+}
+
+/// Waits for something that comes with time.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WAIT_MAX;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// What every instance must be able to do.
+fn goes_on(at: &Path) {
+    let made = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(at.join("own"));
+    let file = made.expect("a file of its own");
+    file.write_all_at(&[7; 300_000], 0).expect("written");
+    file.sync_all().expect("synced");
+    let mut bytes = vec![0; 300_000];
+    file.read_exact_at(&mut bytes, 0).expect("read");
+    assert!(bytes == [7; 300_000]);
+    assert_eq!(fs::read_dir(at).expect("listed").count(), fs::read_dir(at).expect("again").count());
+}
+
+/// A client that keeps pages of segments in pipes.
+struct Keeper {
+    connection: Connection,
+    _file: File,
+    handle: u64,
+    length: usize,
+    segment: Option<OwnedFd>,
+    pipes: Vec<[OwnedFd; 2]>,
+    granted: u64,
+    kept: u64,
+}
+
+impl Keeper {
+    fn new(folder: &Path, instance: &str, path: &Path) -> Self {
+        // Two for each MiB that it keeps.
+        let limit = getrlimit(Resource::Nofile);
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        setrlimit(Resource::Nofile, raised).expect("everybody may");
+        let file = File::open(path).expect("there");
+        let connection = connect(folder, instance);
+        let (handle, length) = (handle(&file, &connection), file.metadata().expect("stat").len() as usize);
+        Self { connection, _file: file, handle, length, segment: None, pipes: Vec::new(), granted: 0, kept: 0 }
+    }
+
+    /// Asks for the segment; whether there is one.
+    fn ask(&mut self) -> bool {
+        let request = Request { operation: Operation::Segment as u32, handle: self.handle, ..Request::default() };
+        let reply = self.connection.call(&request, &[], &mut []).expect("a reply");
+        if reply.status != Status::Done as u32 {
+            return false;
+        }
+        // SAFETY: the connection's own, which lives longer.
+        let socket = unsafe { BorrowedFd::borrow_raw(self.connection.socket_number()) };
+        let (_, [_, data, _]) = poolfs_ipc::handshake::receive_grant(socket).expect("a grant");
+        self.segment = data;
+        self.granted += 1;
+        true
+    }
+
+    /// Puts pages of the segment into pipes.
+    fn keep(&mut self, offset: usize, length: usize) {
+        let Some(segment) = &self.segment else { return };
+        let (mut at, end) = (offset as u64, (offset + length) as u64);
+        let mut is_new = false;
+        while at < end {
+            let (flags, left) = (SpliceFlags::NONBLOCK, (end - at) as usize);
+            let moved = self.pipes.last().map(|[_, writer]| splice(segment, Some(&mut at), writer, None, left, flags));
+            match moved {
+                Some(Ok(0)) => return,
+                Some(Ok(count)) => {
+                    self.kept += count as u64;
+                    is_new = false;
+                }
+                _ => {
+                    assert!(!is_new, "an empty pipe takes nothing");
+                    let (reader, writer) = pipe().expect("a pipe");
+                    fcntl_setpipe_size(&writer, 1 << 20).expect("as every user may");
+                    self.pipes.push([reader, writer]);
+                    is_new = true;
+                }
+            }
+        }
+    }
+
+    fn let_go(&mut self) {
+        self.segment = None;
+        self.pipes.clear();
+    }
+
+    /// Reads all of the file, and keeps what comes.
+    fn round(&mut self, expected: &[u8]) {
+        self.ask();
+        for offset in (0..self.length).step_by(PIECE) {
+            let length = PIECE.min(self.length - offset);
+            let bytes = read(&self.connection, self.handle, offset as u64, length);
+            assert!(bytes == expected[offset..offset + length], "at {offset}");
+            self.keep(offset, length);
+        }
+    }
+}
+
+fn content(seed: u8, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at >> 12) as u8 ^ (at >> 20) as u8 ^ seed | 1).collect()
+}
+
+#[test]
+fn pages_of_segments_that_clients_keep() {
+    isolated("memory::pages_of_segments_that_clients_keep", |folder| {
+        const LONG: usize = 100 << 20;
+        let Some(group) = Group::make(folder, LIMIT_BYTES) else { return };
+        let long = content(3, LONG);
+        let lower = make(&folder.join("lower"));
+        fs::write(lower.join("long"), &long).expect("written");
+        let log = folder.join("log");
+        let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
+        let [hostile, other] = ["hostile", "other"].map(|name| {
+            let upper = make(&folder.join(format!("upper-{name}")));
+            service.mount(name, StackSpec::union(upper, vec![lower.clone()]))
+        });
+        fs::write(other.join("short"), content(5, 1 << 20)).expect("written");
+        let before = group.kept();
+        let mut keeper = Keeper::new(folder, "hostile", &hostile.join("long"));
+        for round in 0..8 {
+            keeper.round(&long);
+            goes_on(&other);
+            println!(
+                "round {round}: {} MiB spliced, {} grants, {} of {} MiB kept",
+                mebibytes(keeper.kept),
+                keeper.granted,
+                mebibytes(group.kept()),
+                mebibytes(LIMIT_BYTES)
+            );
+        }
+        let (most, said) = (group.kept(), fs::read_to_string(&log).expect("a log"));
+        assert_eq!(group.kills(), 0, "{said}");
+        assert!(most < LIMIT_BYTES, "{most}");
+        println!("{} MiB before, {} MiB while it keeps them: {said}", mebibytes(before), mebibytes(most));
+        assert!(!keeper.ask(), "it is given segments though it keeps what was taken away");
+        let mut reader = Keeper::new(folder, "other", &other.join("short"));
+        eventually("who keeps nothing is given segments", || reader.ask());
+        let memory = service.status().memory.expect("watched");
+        assert_eq!((memory.limit_bytes, memory.instances_without_segments), (LIMIT_BYTES, 1), "{memory:?}");
+        keeper.let_go();
+        eventually("it is given segments again when it has let go", || keeper.ask());
+        eventually("there is plenty again", || service.status().memory.is_some_and(|memory| memory.state == "plenty"));
+        assert_eq!(service.status().cache.allowed_bytes, CACHE_BYTES);
+        println!("{} MiB when it has let go", mebibytes(group.kept()));
+    });
+}
+
+/// Instances over one lower branch, with a cache that is full.
+fn mounted_with_full_cache<const N: usize>(
+    service: &Running,
+    folder: &Path,
+    lowers: &[PathBuf],
+    names: [&str; N],
+) -> [PathBuf; N] {
+    let full = lowers[0].join("full");
+    fs::write(&full, content(9, CACHE_BYTES as usize)).expect("written");
+    let mounted = names.map(|name| {
+        let upper = make(&folder.join(format!("upper-{name}")));
+        service.mount(name, StackSpec::union(upper, lowers.to_vec()))
+    });
+    assert_eq!(fs::read(mounted[0].join("full")).expect("read").len() as u64, CACHE_BYTES);
+    mounted
+}
+
+const INSTANCES: [&str; 5] = ["one", "two", "three", "four", "other"];
+
+/// Nobody has to have such a directory on a disk.
+fn tmpfs(place: &Path) -> PathBuf {
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("memory", make(place), "tmpfs", flags, c"mode=0755,nr_inodes=0").expect("root");
+    place.to_owned()
+}
+
+fn long_name(number: usize) -> String {
+    format!("{number:0>250}")
+}
+
+#[test]
+fn names_that_kernels_keep() {
+    isolated("memory::names_that_kernels_keep", |folder| {
+        let Some(group) = Group::make(folder, LIMIT_BYTES) else { return };
+        let log = folder.join("log");
+        let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
+        let lower = tmpfs(&folder.join("lower"));
+        let [hostile @ .., other] = mounted_with_full_cache(&service, folder, &[lower], INSTANCES);
+        let before = group.kept();
+        for at in &hostile {
+            for number in 0..140_000 {
+                let error = fs::metadata(at.join(long_name(number))).expect_err("there is none");
+                assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+            }
+            goes_on(&other);
+            println!("{} MiB before, {} MiB with names", mebibytes(before), mebibytes(group.kept()));
+        }
+        assert_eq!(group.kills(), 0, "{}", fs::read_to_string(&log).expect("a log"));
+        assert!(group.kept() < before + (40 << 20), "names are not bounded together");
+        assert_eq!(service.status().instances.len(), INSTANCES.len());
+    });
+}
+
+#[test]
+fn listings_of_open_directories() {
+    isolated("memory::listings_of_open_directories", |folder| {
+        const NAMES: usize = 50_000;
+        let Some(group) = Group::make(folder, LIMIT_BYTES) else { return };
+        let lowers = ["lower", "below"].map(|name| tmpfs(&folder.join(name)));
+        lowers.iter().for_each(|lower| drop(make(&lower.join("dir"))));
+        (0..NAMES).for_each(|number| drop(File::create(lowers[0].join("dir").join(long_name(number))).expect("made")));
+        fs::write(lowers[1].join("dir/below"), b"").expect("written");
+        let log = folder.join("log");
+        let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
+        let [hostile @ .., other] = mounted_with_full_cache(&service, folder, &lowers, INSTANCES);
+        let before = group.kept();
+        let mut listings = Vec::new();
+        for at in &hostile {
+            for _ in 0..2 {
+                let listed = fs::read_dir(at.join("dir"))
+                    .and_then(|mut listing| listing.next().expect("something").map(|_| listing));
+                match listed {
+                    Ok(listing) => listings.push(listing),
+                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOMEM)),
+                }
+            }
+            goes_on(&other);
+            println!(
+                "{} MiB before, {} MiB with {} listings",
+                mebibytes(before),
+                mebibytes(group.kept()),
+                listings.len()
+            );
+        }
+        assert_eq!(group.kills(), 0, "{}", fs::read_to_string(&log).expect("a log"));
+        assert!(group.kept() < before + (90 << 20), "listings are not bounded together");
+        assert!(!listings.is_empty());
+        drop(listings);
+        assert_eq!(fs::read_dir(other.join("dir")).expect("opened").filter(Result::is_ok).count(), NAMES + 1);
+        assert_eq!(service.status().instances.len(), INSTANCES.len());
+    });
+}
