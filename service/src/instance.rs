@@ -19,7 +19,7 @@ use crate::statistics::Statistics;
 use poolfs_ipc::service::CoreGroups;
 use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId};
-use poolfs_libservice::{Lease, Libservice, Segment, fail};
+use poolfs_libservice::{Holder, Lease, Libservice, Segment, fail};
 use poolfs_service_protocol::{
     AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, NotDirect, OperationPath, ProgramStatus, ReadCounts,
     Transport,

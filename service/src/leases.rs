@@ -5,7 +5,7 @@
 
 use poolfs_ipc::segment::{FileNotice, Leases, Life, Noted};
 use poolfs_libservice::types::Errno;
-use poolfs_libservice::{Lease, Share, Taken};
+use poolfs_libservice::{Holder, Lease, Share, Taken};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use tracing::warn;
 pub const LEASES_PER_INSTANCE: usize = 1 << 10;
 
 /// After so much was taken away it is judged whether clients keep it.
-const TAKEN_BYTES_MIN: u64 = 2 << 20;
+const TAKEN_BYTES_MIN: u64 = 8 << 20;
 
 /// The notice of a lease, and what clients are given of it.
 pub trait NoticePage: Send + Sync {
@@ -55,11 +55,6 @@ impl LeaseTable {
         let (file, share, taken, stayed, is_suspended) =
             (Arc::new(file), OnceLock::new(), AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
         Arc::new(Self { words, file, make_notice, free, share, taken, stayed, is_suspended })
-    }
-
-    /// Whether its clients are given nothing, because they keep what was taken away.
-    pub(crate) fn is_suspended(&self) -> bool {
-        self.is_suspended.load(Ordering::Acquire)
     }
 
     /// Suspends it if its clients keep what was taken away; whether that is new.
@@ -118,6 +113,17 @@ impl LeaseTable {
 
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Holder for LeaseTable {
+    fn stayed(&self, taken: u64, stayed: u64) {
+        self.stayed.fetch_add(stayed, Ordering::AcqRel);
+        self.taken.fetch_add(taken, Ordering::AcqRel);
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.is_suspended.load(Ordering::Acquire)
     }
 }
 
@@ -189,13 +195,8 @@ impl Lease for SegmentLease {
         }
     }
 
-    fn is_suspended(&self) -> bool {
-        self.table.is_suspended()
-    }
-
-    fn stayed(&self, taken: u64, stayed: u64) {
-        self.table.stayed.fetch_add(stayed, Ordering::AcqRel);
-        self.table.taken.fetch_add(taken, Ordering::AcqRel);
+    fn holder(&self) -> Option<Arc<dyn Holder>> {
+        Some(Arc::clone(&self.table) as Arc<dyn Holder>)
     }
 }
 
@@ -281,13 +282,13 @@ pub(crate) mod tests {
     #[test]
     fn whoever_keeps_what_was_taken_away_is_given_no_more() {
         let (table, _) = table(2);
-        let lease = table.lease().expect("a lease");
-        lease.stayed(TAKEN_BYTES_MIN - 1, TAKEN_BYTES_MIN - 1);
+        let holder = table.lease().expect("a lease").holder().expect("the table");
+        holder.stayed(TAKEN_BYTES_MIN - 1, TAKEN_BYTES_MIN - 1);
         assert!(!table.suspend_if_kept(), "too little to tell");
-        lease.stayed(1, 1);
+        holder.stayed(1, 1);
         assert!(table.suspend_if_kept() && table.is_suspended() && !table.suspend_if_kept());
         table.resume();
-        lease.stayed(TAKEN_BYTES_MIN, TAKEN_BYTES_MIN / 4);
+        holder.stayed(TAKEN_BYTES_MIN, TAKEN_BYTES_MIN / 4);
         assert!(!table.suspend_if_kept() && !table.is_suspended());
     }
 

@@ -15,6 +15,7 @@ use crate::shares::{PoolMemory, PoolShares};
 use group::MemoryGroup;
 use level::{CacheUse, State};
 use poolfs_ipc::service::give_back_freed;
+use poolfs_libservice::Holder;
 use poolfs_service_protocol::MemoryStatus;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,6 +29,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_NEAR: Duration = Duration::from_millis(100);
 /// With less room it looks more often.
 const NEAR: u64 = 2 * level::COMFORT;
+/// Who finds somebody looking leaves it to who uses so much more.
+const SKIPPED_BYTES: u64 = 4 << 20;
 /// How often the C library is asked, while memory is short, for what was freed and it keeps.
 const HEAP_PAUSE: Duration = Duration::from_secs(1);
 /// How long the cache waits until it gets more back.
@@ -50,14 +53,14 @@ pub trait WatchedMemory: PoolMemory {
     /// From here on nothing of it is given away, or may be again.
     fn set_short(&self, is_short: bool);
 
-    /// Retires what clients have of it, as far as it can now. `usage` is what the process is counted for.
-    fn retire_segments(&self, usage: &dyn Fn() -> Option<u64>);
+    /// Retires what clients have of it, as far as it can now. `beside` is what the process is counted for beside it.
+    fn retire_segments(&self, beside: &dyn Fn() -> Option<u64>);
 
     /// The same of what those have only who keep what is taken away.
-    fn retire_kept_segments(&self, usage: &dyn Fn() -> Option<u64>);
+    fn retire_kept_segments(&self, beside: &dyn Fn() -> Option<u64>);
 
     /// Looks who does; each time at others.
-    fn probe_segments(&self, turn: usize, usage: &dyn Fn() -> Option<u64>);
+    fn probe_segments(&self, turn: usize, beside: &dyn Fn() -> Option<u64>);
 }
 
 #[derive(Default)]
@@ -152,7 +155,7 @@ impl MemoryWatch {
     /// Looks, unless somebody is looking, and does what follows at once. The caller may hold locks of the cache and of an instance: this waits
     /// for none.
     fn look(&self) {
-        let Ok(mut level) = self.level.try_lock() else { return };
+        let Ok(mut level) = self.level.try_lock() else { return self.memory.look_after(SKIPPED_BYTES) };
         let reading = match self.group.read() {
             Ok(reading) => reading,
             Err(error) => {
@@ -219,10 +222,13 @@ impl MemoryWatch {
 
     /// Takes segments away from those who keep what is taken away, or from all.
     fn look_after_segments(&self, state: State, probe: Option<usize>) {
-        let usage = || self.group.usage().ok();
+        let beside = || {
+            let kept = self.group.read().ok()?.kept;
+            Some(kept.saturating_sub(self.memory.cache_use().used))
+        };
         match probe {
-            _ if state.is_short() => self.memory.retire_segments(&usage),
-            Some(turn) => self.memory.probe_segments(turn, &usage),
+            _ if state.is_short() => self.memory.retire_segments(&beside),
+            Some(turn) => self.memory.probe_segments(turn, &beside),
             None => {}
         }
         let tables = self.tables();
@@ -248,7 +254,7 @@ impl MemoryWatch {
             info!("clients have given memory back: they are given of the cache again");
             tables.iter().for_each(|table| table.resume());
         } else {
-            self.memory.retire_kept_segments(&usage);
+            self.memory.retire_kept_segments(&beside);
         }
     }
 

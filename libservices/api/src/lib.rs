@@ -521,15 +521,20 @@ pub trait Lease: Send + Sync {
     /// Ends it, for good, before this returns.
     fn revoke(&self);
 
-    /// Of the segment `taken` bytes were taken away, and of those so many stayed in memory all the same: clients keep them.
-    fn stayed(&self, taken: u64, stayed: u64) {
-        let _ = (taken, stayed);
+    /// Whose clients have the segment, also when the lease is over.
+    fn holder(&self) -> Option<Arc<dyn Holder>> {
+        None
     }
+}
 
-    /// Whether those who were given segments by it keep what is taken away, so that nothing more may come into those.
-    fn is_suspended(&self) -> bool {
-        false
-    }
+/// Clients that are given segments.
+pub trait Holder: Send + Sync {
+    /// Of a segment that they have, or had, `taken` bytes were taken away, and of those so many stayed in memory all the same: somebody keeps
+    /// them.
+    fn stayed(&self, taken: u64, stayed: u64);
+
+    /// Whether they keep what is taken away, so that nothing more may come into what they have.
+    fn is_suspended(&self) -> bool;
 }
 
 /// What [`Libservice::copy_range`] does where a layer has nothing better: bytes are read and written, each place a handle and an offset.

@@ -18,7 +18,7 @@ use crate::sync::{lock, read, try_read, try_write, write};
 use crate::text::Program;
 use crate::view::View;
 use crate::write_back::Emptied;
-use poolfs_libservice::{Lease, Result, fail};
+use poolfs_libservice::{Holder, Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags, Timestamp};
 use std::io;
 use std::ops::Range;
@@ -75,8 +75,8 @@ pub(crate) struct State {
     pub(crate) view: Option<Box<View>>,
     /// Of a segment that clients read by themselves, or did before.
     pub(crate) huge: Option<Box<HugeRanges>>,
-    /// By whom clients were given that segment.
-    pub(crate) given: Vec<Weak<dyn Lease>>,
+    /// Whose clients were given that segment.
+    pub(crate) given: Vec<Weak<dyn Holder>>,
     /// Nothing comes into that segment any more: with what is in it, it goes.
     pub(crate) is_retiring: bool,
     /// What the kernel may map by itself.

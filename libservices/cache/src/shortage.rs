@@ -3,7 +3,7 @@
 //! A client that has a segment can keep its pages (in a pipe, by `splice`) when they are taken away: the kernel goes on counting them for this
 //! process. So while there is too little memory no segment is given, and those that were given are *retired*: their views end, nothing more
 //! comes into them, what is in them is dropped as soon as it is clean, and then they go. What is cached of their files after that is in
-//! others, of which no client has a descriptor. Whether the memory came back is measured, and told to the leases by which clients had the segment.
+//! others, of which no client has a descriptor. Whether the memory came back is measured, and told to those whose clients had the segment.
 
 use crate::blocks::BLOCK;
 use crate::budget::Look;
@@ -11,16 +11,16 @@ use crate::content::Content;
 use crate::node::Node;
 use crate::pool::{CachePool, Pool};
 use crate::sync::{read, write};
-use poolfs_libservice::Lease;
+use poolfs_libservice::{Holder, Lease};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// How much of a file is taken away to see whether its memory comes back.
-const PROBE_BYTES: u64 = 2 << 20;
+const PROBE_BYTES: u64 = 8 << 20;
 /// Most of all files at a time.
-const PROBES_BYTES_MAX: u64 = 32 << 20;
+const PROBES_BYTES_MAX: u64 = 64 << 20;
 
-/// Most leases remembered of a segment: those given last.
+/// Most holders remembered of a segment: those given it last.
 const GIVEN_MAX: usize = 64;
 
 impl Pool {
@@ -46,7 +46,8 @@ impl Pool {
 impl Node {
     /// Notes who is given the segment.
     pub(crate) fn note_given(&self, lease: &Arc<dyn Lease>) {
-        let is_it = |known: &Weak<dyn Lease>| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(lease));
+        let Some(holder) = lease.holder() else { return };
+        let is_it = |known: &Weak<dyn Holder>| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(&holder));
         if read(&self.state).given.iter().any(is_it) {
             return;
         }
@@ -55,11 +56,12 @@ impl Node {
         if state.given.len() >= GIVEN_MAX {
             state.given.remove(0);
         }
-        state.given.push(Arc::downgrade(lease));
+        state.given.push(Arc::downgrade(&holder));
     }
 
-    /// Ends what clients read by themselves, and drops what is clean of it. `usage` is what the process is counted for.
-    fn retire(&self, usage: &dyn Fn() -> Option<u64>) {
+    /// Ends what clients read by themselves, and drops what is clean of it. `beside` is what the
+    /// process is counted for beside the cache.
+    fn retire(&self, beside: &dyn Fn() -> Option<u64>) {
         let (given, before) = self.update(None, |state| {
             if state.is_pinned() || !matches!(state.content, Content::Segment(_)) {
                 return (Vec::new(), 0);
@@ -71,35 +73,37 @@ impl Node {
             (given, before)
         });
         if before > 0 {
-            self.take_away(&given, usage, || self.drop_clean());
+            self.take_away(&given, beside, || self.drop_clean());
         }
     }
 
     /// Drops a part of what clients read by themselves, to see whether its memory comes back; how much that was.
-    fn probe(&self, first: usize, usage: &dyn Fn() -> Option<u64>) -> u64 {
+    fn probe(&self, first: usize, beside: &dyn Fn() -> Option<u64>) -> u64 {
         let given = {
             let state = read(&self.state);
             let is_segment = matches!(state.content, Content::Segment(_));
             if is_segment && !state.is_pinned() { state.given.clone() } else { Vec::new() }
         };
-        if given.is_empty() { 0 } else { self.take_away(&given, usage, || self.drop_clean_from(first, PROBE_BYTES)) }
+        if given.is_empty() { 0 } else { self.take_away(&given, beside, || self.drop_clean_from(first, PROBE_BYTES)) }
     }
 
-    fn take_away(&self, given: &[Weak<dyn Lease>], usage: &dyn Fn() -> Option<u64>, drop: impl FnOnce()) -> u64 {
+    fn take_away(&self, given: &[Weak<dyn Holder>], beside: &dyn Fn() -> Option<u64>, drop: impl FnOnce()) -> u64 {
         let resident = || read(&self.state).blocks.counts().resident * BLOCK;
-        let (used, before) = (usage(), resident());
+        let (before, had) = (beside(), resident());
         drop();
-        let taken = before.saturating_sub(resident());
-        if let (Some(used), Some(still_used)) = (used, usage()) {
-            let stayed = taken.saturating_sub(used.saturating_sub(still_used));
-            given.iter().filter_map(Weak::upgrade).for_each(|lease| lease.stayed(taken, stayed));
+        let taken = had.saturating_sub(resident());
+        // What stays is no more the cache's, and the process is counted for it. Whatever else comes into the cache meanwhile changes nothing
+        // of that.
+        if let (Some(before), Some(after)) = (before, beside()) {
+            let stayed = after.saturating_sub(before).min(taken);
+            given.iter().filter_map(Weak::upgrade).for_each(|holder| holder.stayed(taken, stayed));
         }
         taken
     }
 
     /// Whether somebody has the segment who keeps what is taken away.
     fn is_kept(&self) -> bool {
-        read(&self.state).given.iter().filter_map(Weak::upgrade).any(|lease| lease.is_suspended())
+        read(&self.state).given.iter().filter_map(Weak::upgrade).any(|holder| holder.is_suspended())
     }
 }
 
@@ -141,25 +145,25 @@ impl CachePool {
         self.pool.is_short()
     }
 
-    /// Retires the segments that clients have, as far as what is in them is clean; the rest when this is called again. `usage` is what the
-    /// process is counted for.
-    pub fn retire_segments(&self, usage: &dyn Fn() -> Option<u64>) {
-        self.pool.viewed_files().iter().for_each(|node| node.retire(usage));
+    /// Retires the segments that clients have, as far as what is in them is clean; the rest when this is called again. `beside` is what the process is
+    /// counted for beside the cache.
+    pub fn retire_segments(&self, beside: &dyn Fn() -> Option<u64>) {
+        self.pool.viewed_files().iter().for_each(|node| node.retire(beside));
     }
 
-    /// The same of those only that somebody has who keeps what is taken away ([`Lease::is_suspended`]).
-    pub fn retire_kept_segments(&self, usage: &dyn Fn() -> Option<u64>) {
-        self.pool.viewed_files().iter().filter(|node| node.is_kept()).for_each(|node| node.retire(usage));
+    /// The same of those only that somebody has who keeps what is taken away ([`Holder::is_suspended`]).
+    pub fn retire_kept_segments(&self, beside: &dyn Fn() -> Option<u64>) {
+        self.pool.viewed_files().iter().filter(|node| node.is_kept()).for_each(|node| node.retire(beside));
     }
 
-    /// Takes away a little of what clients have, and tells their leases whether its memory came back. `turn`: others each time.
-    pub fn probe_segments(&self, turn: usize, usage: &dyn Fn() -> Option<u64>) {
+    /// Takes away a little of what clients have, and tells whose clients have it whether its memory came back. `turn`: others each time.
+    pub fn probe_segments(&self, turn: usize, beside: &dyn Fn() -> Option<u64>) {
         let mut viewed = self.pool.viewed_files();
         let count = viewed.len();
         viewed.rotate_left(turn.checked_rem(count).unwrap_or(0));
         let mut taken = 0;
         for node in viewed {
-            taken += node.probe(turn, usage);
+            taken += node.probe(turn, beside);
             if taken >= PROBES_BYTES_MAX {
                 return;
             }

@@ -50,18 +50,10 @@ impl MemoryGroup {
         }
     }
 
-    /// Bytes that it has, whatever they are.
-    ///
-    /// # Errors
-    /// Those of reading, and of a number that is none.
-    pub fn usage(&self) -> io::Result<u64> {
-        number(&self.usage)
-    }
-
     /// What it has now.
     ///
     /// # Errors
-    /// As above.
+    /// Those of reading, and of a number that is none.
     pub fn read(&self) -> io::Result<Reading> {
         let mut text = [0; STATISTICS_BYTES_MAX];
         let statistics = read(&self.statistics, &mut text)?;
@@ -130,6 +122,6 @@ mod tests {
         let group = MemoryGroup::open(place.path()).expect("a group");
         assert_eq!(group.read().expect("read"), Reading { limit: 16000, kept: 10000 - 340 - 1500 });
         file("memory.usage_in_bytes", "what");
-        assert!(group.usage().is_err());
+        assert!(group.read().is_err());
     }
 }

@@ -49,15 +49,15 @@ impl WatchedMemory for EvictableMemory {
         self.0.set_short(is_short);
     }
 
-    fn retire_segments(&self, usage: &dyn Fn() -> Option<u64>) {
-        self.0.retire_segments(usage);
+    fn retire_segments(&self, beside: &dyn Fn() -> Option<u64>) {
+        self.0.retire_segments(beside);
     }
 
-    fn retire_kept_segments(&self, usage: &dyn Fn() -> Option<u64>) {
-        self.0.retire_kept_segments(usage);
+    fn retire_kept_segments(&self, beside: &dyn Fn() -> Option<u64>) {
+        self.0.retire_kept_segments(beside);
     }
 
-    fn probe_segments(&self, turn: usize, usage: &dyn Fn() -> Option<u64>) {
-        self.0.probe_segments(turn, usage);
+    fn probe_segments(&self, turn: usize, beside: &dyn Fn() -> Option<u64>) {
+        self.0.probe_segments(turn, beside);
     }
 }

@@ -80,8 +80,13 @@ impl Running {
         program.env(LOG_LEVEL, "info");
         // As the command line starts it.
         program.env("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072:glibc.malloc.arena_max=4");
-        let watched = std::env::var_os("POOLFS_TEST_UNWATCHED").is_none().then(|| group.to_owned());
-        Self::start_watching(folder, cache_bytes, File::create(log).expect("a file").into(), program, watched)
+        Self::start_watching(
+            folder,
+            cache_bytes,
+            File::create(log).expect("a file").into(),
+            program,
+            Some(group.to_owned()),
+        )
     }
 
     fn start_saying(folder: &Path, cache_bytes: u64, errors: Stdio) -> Self {

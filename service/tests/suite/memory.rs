@@ -35,8 +35,14 @@ impl Group {
         fs::create_dir(&place).expect("no other of the name");
         let is_old = place.join("memory.limit_in_bytes").exists();
         let group = Self { place, is_old };
-        fs::write(group.file("memory.limit_in_bytes", "memory.max"), limit.to_string()).ok()?;
+        group.limit(limit);
         Some(group)
+    }
+
+    fn limit(&self, bytes: u64) {
+        // The kernel may need several attempts to drop what it caches of branches.
+        let file = self.file("memory.limit_in_bytes", "memory.max");
+        eventually("the group takes the limit", || fs::write(&file, bytes.to_string()).is_ok());
     }
 
     fn file(&self, old: &str, new: &str) -> PathBuf {
@@ -105,7 +111,8 @@ fn goes_on(at: &Path) {
 /// A client that keeps pages of segments in pipes.
 struct Keeper {
     connection: Connection,
-    _file: File,
+    path: PathBuf,
+    file: File,
     handle: u64,
     length: usize,
     segment: Option<OwnedFd>,
@@ -123,7 +130,17 @@ impl Keeper {
         let file = File::open(path).expect("there");
         let connection = connect(folder, instance);
         let (handle, length) = (handle(&file, &connection), file.metadata().expect("stat").len() as usize);
-        Self { connection, _file: file, handle, length, segment: None, pipes: Vec::new(), granted: 0, kept: 0 }
+        Self {
+            connection,
+            path: path.to_owned(),
+            file,
+            handle,
+            length,
+            segment: None,
+            pipes: Vec::new(),
+            granted: 0,
+            kept: 0,
+        }
     }
 
     /// Asks for the segment; whether there is one.
@@ -171,8 +188,10 @@ impl Keeper {
         self.pipes.clear();
     }
 
-    /// Reads all of the file, and keeps what comes.
+    /// Opens the file anew, reads all of it, and keeps what comes.
     fn round(&mut self, expected: &[u8]) {
+        self.file = File::open(&self.path).expect("there");
+        self.handle = handle(&self.file, &self.connection);
         self.ask();
         for offset in (0..self.length).step_by(PIECE) {
             let length = PIECE.min(self.length - offset);
@@ -229,6 +248,36 @@ fn pages_of_segments_that_clients_keep() {
         eventually("there is plenty again", || service.status().memory.is_some_and(|memory| memory.state == "plenty"));
         assert_eq!(service.status().cache.allowed_bytes, CACHE_BYTES);
         println!("{} MiB when it has let go", mebibytes(group.kept()));
+    });
+}
+
+#[test]
+fn a_cache_that_no_longer_fits() {
+    isolated("memory::a_cache_that_no_longer_fits", |folder| {
+        const SMALL_BYTES: u64 = 84 << 20;
+        let Some(group) = Group::make(folder, LIMIT_BYTES) else { return };
+        let log = folder.join("log");
+        let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
+        let lower = make(&folder.join("lower"));
+        let [one, other] = mounted_with_full_cache(&service, folder, &[lower], ["one", "other"]);
+        let mut reader = Keeper::new(folder, "one", &one.join("full"));
+        assert!(reader.ask(), "there is plenty");
+        let before = group.kept();
+        group.limit(SMALL_BYTES);
+        let memory = || service.status().memory.expect("watched");
+        eventually("it is seen", || memory().limit_bytes == SMALL_BYTES && memory().shortages_total > 0);
+        eventually("it has recovered", || memory().state == "reduced");
+        let allowed = service.status().cache.allowed_bytes;
+        println!("{} MiB before, {} MiB in {} MiB", mebibytes(before), mebibytes(group.kept()), mebibytes(SMALL_BYTES));
+        assert!(allowed < CACHE_BYTES && group.kept() < before, "{allowed}");
+        goes_on(&other);
+        assert_eq!(fs::read(other.join("full")).expect("read"), content(9, CACHE_BYTES as usize));
+        assert!(service.status().cache.used_bytes <= allowed + CACHE_BYTES / 4, "{:?}", service.status().cache);
+        eventually("segments are given again", || reader.ask());
+        group.limit(LIMIT_BYTES);
+        eventually("there is plenty again", || memory().state == "plenty");
+        assert_eq!(service.status().cache.allowed_bytes, CACHE_BYTES);
+        assert_eq!(group.kills(), 0, "{}", fs::read_to_string(&log).expect("a log"));
     });
 }
 
