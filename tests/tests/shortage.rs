@@ -151,6 +151,14 @@ fn a_pool_at_its_memory_limit_goes_on_and_stays_below_it() {
             (of_group(service, "memory.max_usage_in_bytes"), of_group(service, "memory.limit_in_bytes"))
         {
             assert!(most <= limit && limit < 512 << 20, "{most} of {limit}");
+            // It looks at this very group.
+            let status = pool.status();
+            let memory = &status["service"]["memory"];
+            assert_eq!(
+                (memory["limit_bytes"].as_u64(), memory["state"].as_str()),
+                (Some(limit), Some("plenty")),
+                "{memory}"
+            );
         }
         drop(mount);
     });
