@@ -53,14 +53,14 @@ pub trait WatchedMemory: PoolMemory {
     /// From here on nothing of it is given away, or may be again.
     fn set_short(&self, is_short: bool);
 
-    /// Retires what clients have of it, as far as it can now. `beside` is what the process is counted for beside it.
-    fn retire_segments(&self, beside: &dyn Fn() -> Option<u64>);
+    /// Retires what clients have of it, as far as it can now. `kept` is what the process is counted for.
+    fn retire_segments(&self, kept: &dyn Fn() -> Option<u64>);
 
     /// The same of what those have only who keep what is taken away.
-    fn retire_kept_segments(&self, beside: &dyn Fn() -> Option<u64>);
+    fn retire_kept_segments(&self, kept: &dyn Fn() -> Option<u64>);
 
     /// Looks who does; each time at others.
-    fn probe_segments(&self, turn: usize, beside: &dyn Fn() -> Option<u64>);
+    fn probe_segments(&self, turn: usize, kept: &dyn Fn() -> Option<u64>);
 }
 
 #[derive(Default)]
@@ -222,13 +222,10 @@ impl MemoryWatch {
 
     /// Takes segments away from those who keep what is taken away, or from all.
     fn look_after_segments(&self, state: State, probe: Option<usize>) {
-        let beside = || {
-            let kept = self.group.read().ok()?.kept;
-            Some(kept.saturating_sub(self.memory.cache_use().used))
-        };
+        let kept = || Some(self.group.read().ok()?.kept);
         match probe {
-            _ if state.is_short() => self.memory.retire_segments(&beside),
-            Some(turn) => self.memory.probe_segments(turn, &beside),
+            _ if state.is_short() => self.memory.retire_segments(&kept),
+            Some(turn) => self.memory.probe_segments(turn, &kept),
             None => {}
         }
         let tables = self.tables();
@@ -254,7 +251,7 @@ impl MemoryWatch {
             info!("clients have given memory back: they are given of the cache again");
             tables.iter().for_each(|table| table.resume());
         } else {
-            self.memory.retire_kept_segments(&beside);
+            self.memory.retire_kept_segments(&kept);
         }
     }
 

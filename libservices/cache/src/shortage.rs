@@ -20,6 +20,25 @@ const PROBE_BYTES: u64 = 8 << 20;
 /// Most of all files at a time.
 const PROBES_BYTES_MAX: u64 = 64 << 20;
 
+/// It is taken away in pieces, each of which is looked at by itself: several times what the kernel counts late, on a few processors.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// What the process is counted for, and the kernel cannot drop by itself.
+pub(crate) type Kept<'a> = dyn Fn() -> Option<u64> + 'a;
+
+/// What came of taking a piece away.
+struct Piece {
+    taken: u64,
+    /// Of that.
+    stayed: u64,
+}
+
+impl Piece {
+    fn part(&self) -> f64 {
+        self.stayed as f64 / self.taken as f64
+    }
+}
+
 /// Most holders remembered of a segment: those given it last.
 const GIVEN_MAX: usize = 64;
 
@@ -59,9 +78,8 @@ impl Node {
         state.given.push(Arc::downgrade(&holder));
     }
 
-    /// Ends what clients read by themselves, and drops what is clean of it. `beside` is what the
-    /// process is counted for beside the cache.
-    fn retire(&self, beside: &dyn Fn() -> Option<u64>) {
+    /// Ends what clients read by themselves, and drops what is clean of it. `kept` is what the process is counted for.
+    fn retire(&self, kept: &Kept<'_>) {
         let (given, before) = self.update(None, |state| {
             if state.is_pinned() || !matches!(state.content, Content::Segment(_)) {
                 return (Vec::new(), 0);
@@ -73,32 +91,54 @@ impl Node {
             (given, before)
         });
         if before > 0 {
-            self.take_away(&given, beside, || self.drop_clean());
+            self.take_away(&given, kept, 0, u64::MAX);
         }
     }
 
     /// Drops a part of what clients read by themselves, to see whether its memory comes back; how much that was.
-    fn probe(&self, first: usize, beside: &dyn Fn() -> Option<u64>) -> u64 {
+    fn probe(&self, first: usize, kept: &Kept<'_>) -> u64 {
         let given = {
             let state = read(&self.state);
             let is_segment = matches!(state.content, Content::Segment(_));
             if is_segment && !state.is_pinned() { state.given.clone() } else { Vec::new() }
         };
-        if given.is_empty() { 0 } else { self.take_away(&given, beside, || self.drop_clean_from(first, PROBE_BYTES)) }
+        if given.is_empty() { 0 } else { self.take_away(&given, kept, first, PROBE_BYTES) }
     }
 
-    fn take_away(&self, given: &[Weak<dyn Holder>], beside: &dyn Fn() -> Option<u64>, drop: impl FnOnce()) -> u64 {
-        let resident = || read(&self.state).blocks.counts().resident * BLOCK;
-        let (before, had) = (beside(), resident());
-        drop();
-        let taken = had.saturating_sub(resident());
-        // What stays is no more the cache's, and the process is counted for it. Whatever else comes into the cache meanwhile changes nothing
-        // of that.
-        if let (Some(before), Some(after)) = (before, beside()) {
-            let stayed = after.saturating_sub(before).min(taken);
+    /// Drops what is clean, up to `most` bytes, and tells those who were given it how much of that stayed in memory. How much was dropped.
+    ///
+    /// What others do at the same moment is counted for the process as well. So it is done piece by piece, and what is told is what stayed of the piece of which
+    /// least did: nobody is taken for one who keeps pages because others do, or because they fill the cache just then.
+    fn take_away(&self, given: &[Weak<dyn Holder>], kept: &Kept<'_>, first: usize, most: u64) -> u64 {
+        let (mut taken, mut least) = (0, None::<Piece>);
+        while taken < most {
+            let Some(piece) = self.take_piece_away(kept, first) else { break };
+            taken += piece.taken;
+            // A small one says little, unless there is nothing else.
+            let says_more = |least: &Piece| piece.taken >= PIECE_BYTES / 2 && piece.part() < least.part();
+            if least.as_ref().is_none_or(says_more) {
+                least = Some(piece);
+            }
+        }
+        if let Some(least) = least {
+            let stayed = (taken as f64 * least.part()) as u64;
             given.iter().filter_map(Weak::upgrade).for_each(|holder| holder.stayed(taken, stayed));
         }
         taken
+    }
+
+    fn take_piece_away(&self, kept: &Kept<'_>, first: usize) -> Option<Piece> {
+        let budget = &self.core.pool.budget;
+        let resident = || read(&self.state).blocks.counts().resident * BLOCK;
+        let (before, used_before, had) = (kept()?, budget.used(), resident());
+        self.drop_clean_from(first, PIECE_BYTES);
+        let taken = had.saturating_sub(resident());
+        let (after, used_after) = (kept()?, budget.used());
+        // It has not become less for the process; and it has become more beside the cache. Whatever else comes into the cache meanwhile does the first, and
+        // whatever else leaves it the second.
+        let of_process = (after + taken).saturating_sub(before);
+        let of_others = after.saturating_sub(used_after).saturating_sub(before.saturating_sub(used_before));
+        (taken > 0).then(|| Piece { taken, stayed: of_process.min(of_others).min(taken) })
     }
 
     /// Whether somebody has the segment who keeps what is taken away.
@@ -145,25 +185,25 @@ impl CachePool {
         self.pool.is_short()
     }
 
-    /// Retires the segments that clients have, as far as what is in them is clean; the rest when this is called again. `beside` is what the process is
-    /// counted for beside the cache.
-    pub fn retire_segments(&self, beside: &dyn Fn() -> Option<u64>) {
-        self.pool.viewed_files().iter().for_each(|node| node.retire(beside));
+    /// Retires the segments that clients have, as far as what is in them is clean; the rest when this is called again. `kept` is what the process is
+    /// counted for.
+    pub fn retire_segments(&self, kept: &Kept<'_>) {
+        self.pool.viewed_files().iter().for_each(|node| node.retire(kept));
     }
 
     /// The same of those only that somebody has who keeps what is taken away ([`Holder::is_suspended`]).
-    pub fn retire_kept_segments(&self, beside: &dyn Fn() -> Option<u64>) {
-        self.pool.viewed_files().iter().filter(|node| node.is_kept()).for_each(|node| node.retire(beside));
+    pub fn retire_kept_segments(&self, kept: &Kept<'_>) {
+        self.pool.viewed_files().iter().filter(|node| node.is_kept()).for_each(|node| node.retire(kept));
     }
 
     /// Takes away a little of what clients have, and tells whose clients have it whether its memory came back. `turn`: others each time.
-    pub fn probe_segments(&self, turn: usize, beside: &dyn Fn() -> Option<u64>) {
+    pub fn probe_segments(&self, turn: usize, kept: &Kept<'_>) {
         let mut viewed = self.pool.viewed_files();
         let count = viewed.len();
         viewed.rotate_left(turn.checked_rem(count).unwrap_or(0));
         let mut taken = 0;
         for node in viewed {
-            taken += node.probe(turn, beside);
+            taken += node.probe(turn, kept);
             if taken >= PROBES_BYTES_MAX {
                 return;
             }

@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 const PROBE_STEP: u64 = 16 << 20;
 /// When so much less is left than there was, clients have given back.
 const FALL: u64 = 8 << 20;
-/// After so long without looking what there is counts as known.
-const FORGET: Duration = Duration::from_secs(60);
+/// After it was looked for, this long only when there is more than ever since: what comes and goes is not worth looking each time.
+const REST: Duration = Duration::from_secs(10);
 
 /// What a group has beside the cache.
 #[derive(Debug, Default)]
 pub struct Strays {
-    known: Option<u64>,
-    probed: Option<Instant>,
+    /// When it was looked for last, and how much there was.
+    probed: Option<(Instant, u64)>,
+    /// The least since then.
+    least: Option<u64>,
     most: u64,
 }
 
@@ -21,15 +23,17 @@ impl Strays {
     /// There is so much now; whether it is time to look for who keeps it.
     pub fn is_probe_due(&mut self, others: u64, now: Instant) -> bool {
         self.most = self.most.max(others);
-        let known = *self.known.get_or_insert(others);
-        if others > known.saturating_add(PROBE_STEP) {
-            (self.known, self.probed) = (Some(others), Some(now));
-            return true;
+        let least = self.least.map_or(others, |least| least.min(others));
+        let from = match self.probed {
+            Some((at, known)) if now.duration_since(at) < REST => known,
+            _ => least,
+        };
+        let is_due = others > from.saturating_add(PROBE_STEP);
+        self.least = Some(if is_due { others } else { least });
+        if is_due {
+            self.probed = Some((now, others));
         }
-        if others < known && self.probed.is_none_or(|probed| now.duration_since(probed) >= FORGET) {
-            self.known = Some(others);
-        }
-        false
+        is_due
     }
 
     /// Somebody keeps some: what comes is compared with what there is now.
@@ -55,8 +59,12 @@ mod tests {
             |mebibytes: u64, seconds| strays.is_probe_due(mebibytes << 20, start + Duration::from_secs(seconds));
         assert!(!is_due(5, 0) && !is_due(21, 0) && is_due(22, 0));
         assert!(!is_due(22, 1) && !is_due(5, 2) && !is_due(38, 3), "it has been seen a moment ago");
-        assert!(is_due(39, 4));
-        assert!(!is_due(5, 4 + FORGET.as_secs()) && is_due(22, 5 + FORGET.as_secs()));
+        assert!(is_due(39, 4) && is_due(56, 4));
+        let rest = REST.as_secs();
+        assert!(!is_due(5, 5) && !is_due(56, 6) && !is_due(56, 3 + rest), "no more than was seen");
+        assert!(is_due(56, 4 + rest), "more than was there meanwhile");
+        assert!(!is_due(56, 5 + rest) && !is_due(56, 5 + 3 * rest) && !is_due(40, 6 + 3 * rest));
+        assert!(!is_due(56, 7 + 3 * rest) && is_due(57, 8 + 3 * rest));
     }
 
     #[test]

@@ -49,15 +49,15 @@ impl WatchedMemory for EvictableMemory {
         self.0.set_short(is_short);
     }
 
-    fn retire_segments(&self, beside: &dyn Fn() -> Option<u64>) {
-        self.0.retire_segments(beside);
+    fn retire_segments(&self, kept: &dyn Fn() -> Option<u64>) {
+        self.0.retire_segments(kept);
     }
 
-    fn retire_kept_segments(&self, beside: &dyn Fn() -> Option<u64>) {
-        self.0.retire_kept_segments(beside);
+    fn retire_kept_segments(&self, kept: &dyn Fn() -> Option<u64>) {
+        self.0.retire_kept_segments(kept);
     }
 
-    fn probe_segments(&self, turn: usize, beside: &dyn Fn() -> Option<u64>) {
-        self.0.probe_segments(turn, beside);
+    fn probe_segments(&self, turn: usize, kept: &dyn Fn() -> Option<u64>) {
+        self.0.probe_segments(turn, kept);
     }
 }
