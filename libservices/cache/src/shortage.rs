@@ -210,3 +210,80 @@ impl CachePool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+    use crate::config::CacheConfig;
+    use poolfs_libservice::{Durability, Libservice, Memory};
+    use poolfs_types::{Caller, Name, NodeId, OpenFlags};
+    use std::cell::Cell;
+    use std::sync::atomic::AtomicU64;
+
+    const ROOT: Caller = Caller::ROOT;
+    const FILE_BYTES: u64 = 6 << 20;
+
+    #[derive(Default)]
+    struct Clients {
+        taken: AtomicU64,
+        stayed: AtomicU64,
+    }
+
+    impl Holder for Clients {
+        fn stayed(&self, taken: u64, stayed: u64) {
+            self.taken.fetch_add(taken, Ordering::Relaxed);
+            self.stayed.fetch_add(stayed, Ordering::Relaxed);
+        }
+
+        fn is_suspended(&self) -> bool {
+            false
+        }
+    }
+
+    struct Given(Arc<Clients>);
+
+    impl Lease for Given {
+        fn revoke(&self) {}
+
+        fn holder(&self) -> Option<Arc<dyn Holder>> {
+            Some(Arc::clone(&self.0) as Arc<dyn Holder>)
+        }
+    }
+
+    /// What is told of the clients of a file when it is taken away, and `kept` says what the process is counted for: by how often it was asked, and what the
+    /// cache uses.
+    fn told(kept: impl Fn(u64, u64) -> u64) -> (u64, u64) {
+        let pool = CachePool::new(CacheConfig::with_limit(64 << 20)).unwrap();
+        let cache = Cache::new(&pool, Memory::new());
+        let name = Name::new(b"f").unwrap();
+        let (_entry, handle) = cache.create(&ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).unwrap();
+        cache.write(&ROOT, handle, 0, &vec![7; FILE_BYTES as usize]).unwrap();
+        cache.fsync(&ROOT, handle, Durability::All).unwrap();
+        let clients = Arc::new(Clients::default());
+        let lease: Arc<dyn Lease> = Arc::new(Given(Arc::clone(&clients)));
+        let _segment = cache.segment(handle, &lease).unwrap();
+        let asked = Cell::new(0);
+        pool.retire_segments(&|| {
+            asked.set(asked.get() + 1);
+            Some(kept(asked.get(), pool.pool.budget.used()))
+        });
+        (clients.taken.load(Ordering::Relaxed), clients.stayed.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn who_keeps_pages_is_told_from_who_does_not() {
+        let base = 100 << 20;
+        assert_eq!(told(|_, used| base + used), (FILE_BYTES, 0), "all of it comes back");
+        assert_eq!(told(|_, _| base), (FILE_BYTES, FILE_BYTES), "all of it stays");
+    }
+
+    /// What leaves the cache elsewhere at that moment, and stays in memory because others keep it, is not counted for who has this file.
+    #[test]
+    fn nobody_is_taken_for_one_who_keeps_pages_because_others_do() {
+        let base = 100 << 20;
+        // From the second question on: in the middle of the first piece.
+        let others = |asked: u64, used: u64| base + used + if asked >= 2 { 50 << 20 } else { 0 };
+        assert_eq!(told(others), (FILE_BYTES, 0));
+    }
+}
