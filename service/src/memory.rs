@@ -47,6 +47,9 @@ pub trait WatchedMemory: PoolMemory {
     /// Has `look` called when so much more is used as [`WatchedMemory::look_after`] says; once.
     fn watch(&self, look: Box<dyn Fn() + Send + Sync>);
 
+    /// Has `kept` say what the process is counted for when something is taken away that clients have; once.
+    fn weigh_by(&self, kept: Box<dyn Fn() -> Option<u64> + Send + Sync>);
+
     /// When so much more is used, it is time for another look.
     fn look_after(&self, bytes: u64);
 
@@ -116,6 +119,8 @@ impl MemoryWatch {
         let watch = Arc::new(Self { group, memory, shares, level, tables, signal, wake, cannot_read, ineffective });
         let looking = Arc::downgrade(&watch);
         watch.memory.watch(Box::new(move || looking.upgrade().into_iter().for_each(|watch| watch.look())));
+        let weighing = Arc::downgrade(&watch);
+        watch.memory.weigh_by(Box::new(move || Some(weighing.upgrade()?.group.read().ok()?.kept)));
         let of_thread = Arc::clone(&watch);
         std::thread::Builder::new().name("memory".into()).spawn(move || of_thread.work())?;
         Ok(watch)

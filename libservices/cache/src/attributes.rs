@@ -176,7 +176,7 @@ impl Node {
                 self.update(None, |state| state.cut_record(None));
             }
         })?;
-        self.update(None, |state| {
+        let note = |state: &mut State| {
             if is_cut {
                 state.cut_record(None);
             }
@@ -200,8 +200,9 @@ impl Node {
             state.written_back = None;
             state.stale = overtaken;
             state.xattrs.clear();
-            Ok(state.shown())
-        })
+            state.shown()
+        };
+        Ok(if is_cut { self.taking_away(|| self.update(None, note)) } else { self.update(None, note) })
     }
 
     /// Gives a file a modification time that goes below with what else is to go there; false when nothing is.

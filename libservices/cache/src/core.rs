@@ -288,7 +288,7 @@ impl Core {
 
     /// Drops the content of a node that nobody finds any more, and lets it go below.
     fn end(&self, node: &Arc<Node>) {
-        node.drop_content();
+        node.taking_away(|| node.drop_content());
         self.below.forget(node.id, node.below_refs.load(Ordering::Acquire));
         if std::mem::take(&mut write(&node.state).is_leaving) {
             self.leaving.leave();

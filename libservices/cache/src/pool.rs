@@ -12,6 +12,7 @@ use crate::node::Node;
 use crate::pins::Pins;
 use crate::read_ahead::ReadAheadQueue;
 use crate::segments::{SegmentStore, SharedNotice};
+use crate::shortage::Weigh;
 use crate::sync::{lock, try_lock};
 use crate::view::VIEWS_MAX;
 use crossbeam_utils::CachePadded;
@@ -23,7 +24,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -80,6 +81,8 @@ pub(crate) struct Pool {
     pub(crate) idle: IdleNodes,
     /// There is too little memory: nothing of it is given away.
     pub(crate) is_short: AtomicBool,
+    /// What the process is counted for.
+    pub(crate) kept: OnceLock<Box<Weigh>>,
     /// How many files have a view.
     pub(crate) views: Arc<AtomicUsize>,
     /// The files that have one, or had, by their place in memory.
@@ -301,6 +304,7 @@ impl CachePool {
             read_ahead: ReadAheadQueue::default(),
             idle: IdleNodes::default(),
             is_short: AtomicBool::new(false),
+            kept: OnceLock::new(),
             views: Arc::default(),
             viewed: Mutex::default(),
             huge_due: Mutex::new(Some(Instant::now())),

@@ -73,7 +73,7 @@ impl Node {
         let size = self.extend_below(handle)?;
         self.core.below.fallocate(caller, handle, mode, offset, length)?;
         let end = offset.saturating_add(length);
-        self.update(None, |state| {
+        let note = |state: &mut State| {
             if mode.intersects(AllocateMode::PUNCH_HOLE | AllocateMode::ZERO_RANGE) {
                 // The last block of the file may be covered only up to the end of the file.
                 let end = if end >= size { blocks_for(end.max(size)) * BLOCK } else { end };
@@ -86,7 +86,8 @@ impl Node {
             state.note_modified();
             state.time_dirty = state.is_dirty();
             state.stale = true;
-        });
+        };
+        self.taking_away(|| self.update(None, note));
         Ok(())
     }
 

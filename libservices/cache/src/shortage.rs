@@ -26,6 +26,9 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// What the process is counted for, and the kernel cannot drop by itself.
 pub(crate) type Kept<'a> = dyn Fn() -> Option<u64> + 'a;
 
+/// The same, for as long as the cache is there.
+pub(crate) type Weigh = dyn Fn() -> Option<u64> + Send + Sync;
+
 /// What came of taking a piece away.
 struct Piece {
     taken: u64,
@@ -128,17 +131,41 @@ impl Node {
     }
 
     fn take_piece_away(&self, kept: &Kept<'_>, first: usize) -> Option<Piece> {
+        self.weighed(kept, || self.drop_clean_from(first, PIECE_BYTES)).1
+    }
+
+    /// Does what takes content away, and looks how much of it stays in memory.
+    fn weighed<R>(&self, kept: &Kept<'_>, take: impl FnOnce() -> R) -> (R, Option<Piece>) {
         let budget = &self.core.pool.budget;
         let resident = || read(&self.state).blocks.counts().resident * BLOCK;
-        let (before, used_before, had) = (kept()?, budget.used(), resident());
-        self.drop_clean_from(first, PIECE_BYTES);
+        let now = || kept().map(|kept| (kept, budget.used()));
+        let (before, had) = (now(), resident());
+        let result = take();
         let taken = had.saturating_sub(resident());
-        let (after, used_after) = (kept()?, budget.used());
+        let (Some((before, used_before)), Some((after, used_after))) = (before, now()) else { return (result, None) };
         // It has not become less for the process; and it has become more beside the cache. Whatever else comes into the cache meanwhile does the first, and
         // whatever else leaves it the second.
         let of_process = (after + taken).saturating_sub(before);
         let of_others = after.saturating_sub(used_after).saturating_sub(before.saturating_sub(used_before));
-        (taken > 0).then(|| Piece { taken, stayed: of_process.min(of_others).min(taken) })
+        (result, (taken > 0).then(|| Piece { taken, stayed: of_process.min(of_others).min(taken) }))
+    }
+
+    /// Does what takes content away for good, because its file is cut, punched or gone: nothing will be left by which could be seen later who keeps it.
+    pub(crate) fn taking_away<R>(&self, take: impl FnOnce() -> R) -> R {
+        let Some(kept) = self.core.pool.kept.get() else { return take() };
+        let given = {
+            let state = read(&self.state);
+            let is_much = state.blocks.counts().resident * BLOCK >= PIECE_BYTES && !state.is_pinned();
+            if is_much && matches!(state.content, Content::Segment(_)) { state.given.clone() } else { Vec::new() }
+        };
+        if given.is_empty() {
+            return take();
+        }
+        let (result, piece) = self.weighed(kept, take);
+        if let Some(Piece { taken, stayed }) = piece.filter(|piece| piece.taken >= PIECE_BYTES) {
+            given.iter().filter_map(Weak::upgrade).for_each(|holder| holder.stayed(taken, stayed));
+        }
+        result
     }
 
     /// Whether somebody has the segment who keeps what is taken away.
@@ -151,6 +178,11 @@ impl CachePool {
     /// Has `look` called, by whoever comes to use more, when as much more is used as was last said by [`CachePool::look_after`]; once.
     pub fn watch(&self, look: Look) {
         self.pool.budget.watch(look);
+    }
+
+    /// Has `kept` say what the process is counted for, and the kernel cannot drop by itself, when content is taken away that clients have; once.
+    pub fn weigh_by(&self, kept: Box<Weigh>) {
+        let _ = self.pool.kept.set(kept);
     }
 
     /// When so many more bytes are used somebody is to look.
@@ -217,7 +249,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::config::CacheConfig;
     use poolfs_libservice::{Durability, Libservice, Memory};
-    use poolfs_types::{Caller, Name, NodeId, OpenFlags};
+    use poolfs_types::{AllocateMode, Caller, HandleId, Name, NodeId, OpenFlags, SetAttributes};
     use std::cell::Cell;
     use std::sync::atomic::AtomicU64;
 
@@ -254,21 +286,62 @@ mod tests {
     /// What is told of the clients of a file when it is taken away, and `kept` says what the process is counted for: by how often it was asked, and what the
     /// cache uses.
     fn told(kept: impl Fn(u64, u64) -> u64) -> (u64, u64) {
+        let asked = Cell::new(0);
+        told_by(&|pool, _, _| {
+            pool.retire_segments(&|| {
+                asked.set(asked.get() + 1);
+                Some(kept(asked.get(), pool.pool.budget.used()))
+            });
+        })
+    }
+
+    fn told_by(take: &dyn Fn(&CachePool, &Cache, HandleId)) -> (u64, u64) {
         let pool = CachePool::new(CacheConfig::with_limit(64 << 20)).unwrap();
         let cache = Cache::new(&pool, Memory::new());
-        let name = Name::new(b"f").unwrap();
-        let (_entry, handle) = cache.create(&ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).unwrap();
+        let (entry, handle) = cache.create(&ROOT, NodeId::ROOT, name(), 0o644, OpenFlags::READ_WRITE).unwrap();
         cache.write(&ROOT, handle, 0, &vec![7; FILE_BYTES as usize]).unwrap();
         cache.fsync(&ROOT, handle, Durability::All).unwrap();
         let clients = Arc::new(Clients::default());
         let lease: Arc<dyn Lease> = Arc::new(Given(Arc::clone(&clients)));
-        let _segment = cache.segment(handle, &lease).unwrap();
-        let asked = Cell::new(0);
-        pool.retire_segments(&|| {
-            asked.set(asked.get() + 1);
-            Some(kept(asked.get(), pool.pool.budget.used()))
-        });
+        drop(cache.segment(handle, &lease).unwrap());
+        cache.forget(entry.node, 1);
+        take(&pool, &cache, handle);
         (clients.taken.load(Ordering::Relaxed), clients.stayed.load(Ordering::Relaxed))
+    }
+
+    fn name() -> Name<'static> {
+        Name::new(b"f").unwrap()
+    }
+
+    #[test]
+    fn who_keeps_pages_of_what_is_cut_punched_or_removed_is_known() {
+        type Take = dyn Fn(&Cache, HandleId);
+        let takes: [&Take; 3] = [
+            &|cache, handle| {
+                let node = cache.lookup(&ROOT, NodeId::ROOT, name()).unwrap().node;
+                let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
+                cache.setattr(&ROOT, node, &changes, Some(handle)).unwrap();
+            },
+            &|cache, handle| {
+                let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+                cache.fallocate(&ROOT, handle, punch, 0, FILE_BYTES).unwrap();
+            },
+            &|cache, handle| {
+                cache.unlink(&ROOT, NodeId::ROOT, name()).unwrap();
+                cache.release(handle);
+            },
+        ];
+        for take in takes {
+            for stays in [false, true] {
+                let (taken, stayed) = told_by(&|pool, cache, handle| {
+                    let inner = Arc::clone(&pool.pool);
+                    let most = inner.budget.used();
+                    pool.weigh_by(Box::new(move || Some(if stays { most } else { inner.budget.used() })));
+                    take(cache, handle);
+                });
+                assert_eq!((taken, stayed), (FILE_BYTES, if stays { FILE_BYTES } else { 0 }));
+            }
+        }
     }
 
     #[test]

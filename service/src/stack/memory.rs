@@ -41,6 +41,10 @@ impl WatchedMemory for EvictableMemory {
         self.0.watch(look);
     }
 
+    fn weigh_by(&self, kept: Box<dyn Fn() -> Option<u64> + Send + Sync>) {
+        self.0.weigh_by(kept);
+    }
+
     fn look_after(&self, bytes: u64) {
         self.0.look_after(bytes);
     }
