@@ -41,7 +41,7 @@ pub struct LeaseTable {
     free: Mutex<Vec<u32>>,
     /// In what all instances together have.
     share: OnceLock<Arc<Share>>,
-    /// What was taken away of segments for lack of memory, and how much of that stayed in memory.
+    /// What was taken away of segments, and how much of that stayed in memory.
     taken: AtomicU64,
     stayed: AtomicU64,
     is_suspended: AtomicBool,

@@ -3,7 +3,8 @@
 //! A client that has a segment can keep its pages (in a pipe, by `splice`) when they are taken away: the kernel goes on counting them for this
 //! process. So while there is too little memory no segment is given, and those that were given are *retired*: their views end, nothing more
 //! comes into them, what is in them is dropped as soon as it is clean, and then they go. What is cached of their files after that is in
-//! others, of which no client has a descriptor. Whether the memory came back is measured, and told to those whose clients had the segment.
+//! others, of which no client has a descriptor. Whether the memory came back is measured, and told to those whose clients had the segment;
+//! so it is whenever much of such a file is cut, punched or removed.
 
 use crate::blocks::BLOCK;
 use crate::budget::Look;
