@@ -26,6 +26,9 @@ pub enum ServiceError {
     /// It mounts nothing any more.
     #[error("the service is about to end; mount it again, which starts another one")]
     Ending,
+    /// Its mount was given up before it had come to its end.
+    #[error("{0} was unmounted while it was about to be mounted; mount it again")]
+    GivenUp(String),
     /// A path cannot be used.
     #[error("{what} {path}: {cause}")]
     Path {
@@ -103,7 +106,7 @@ impl ServiceError {
         match self {
             Self::Name(_) => FailureCode::Usage,
             Self::Exists(_) => FailureCode::Exists,
-            Self::TooMany | Self::Ending => FailureCode::Failed,
+            Self::TooMany | Self::Ending | Self::GivenUp(_) => FailureCode::Failed,
             Self::Path { .. } => FailureCode::File,
             Self::Stack(error) => error.code(),
             Self::Mount(MountError::Busy { .. } | MountError::Covered { .. }) | Self::UsedElsewhere { .. } => {

@@ -197,7 +197,7 @@ impl Service {
         self.check(&spec, &given, &change)?;
         check_place(&spec.mount_point)?;
         let (stack, change) = change.beside(&spec, || self.builder.build_of(&spec.stack, given));
-        let stack = stack?.with_ids(spec.ids.as_ref());
+        let stack = stack.ok_or_else(|| ServiceError::GivenUp(spec.instance.clone()))??.with_ids(spec.ids.as_ref());
         // The service may be about to end, and something else there by now.
         refuse_last(&change)?;
         check_place(&spec.mount_point)?;
@@ -256,12 +256,16 @@ impl Service {
         check_branches(&spec.stack, given, &own)
     }
 
-    /// Flushes and unmounts an instance. One that does not exist (any more) is fine; one that is about to be mounted is unmounted when it is.
+    /// Flushes and unmounts an instance. One that does not exist (any more) is fine; one that is about to be mounted will not be.
     ///
     /// # Errors
     /// It is still mounted then, unless the error says that something is lost.
     pub fn unmount(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
-        let _one_at_a_time = self.changes.begin_after(|mount| mount.instance == name);
+        let mut one_at_a_time = self.changes.begin();
+        if one_at_a_time.give_up(name) {
+            info!(instance = name, "its mount is given up");
+            return Ok(());
+        }
         self.end_instance(name, ending)
     }
 

@@ -1,5 +1,5 @@
 //! Instances are made and ended one at a time, but for what takes long: the branches of one that is to be mounted are looked at beside everything else. Meanwhile its
-//! mount is *under way*, and only what has to do with it waits for it.
+//! mount is *under way*, and only what has to do with it waits for it. Nobody can hurry it; it can be given up, and then comes to nothing when it ends.
 
 use poolfs_service_protocol::MountSpec;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,6 +15,8 @@ pub(crate) struct Changes {
 #[derive(Default)]
 struct State {
     mounts: Vec<MountSpec>,
+    /// The instances among them whose mount comes to nothing.
+    given_up: Vec<String>,
     is_last: bool,
 }
 
@@ -56,13 +58,23 @@ impl<'a> Change<'a> {
         &self.state.mounts
     }
 
-    /// Does `work` for a mount, which is under way meanwhile, beside other changes.
-    pub(crate) fn beside<T>(mut self, mount: &MountSpec, work: impl FnOnce() -> T) -> (T, Self) {
+    /// Have the mount of an instance come to nothing; whether it is under way.
+    pub(crate) fn give_up(&mut self, instance: &str) -> bool {
+        let is_underway = self.state.mounts.iter().any(|mount| mount.instance == instance);
+        if is_underway {
+            self.state.given_up.push(instance.to_owned());
+        }
+        is_underway
+    }
+
+    /// Does `work` for a mount, which is under way meanwhile, beside other changes. There is no result when it was given up.
+    pub(crate) fn beside<T>(mut self, mount: &MountSpec, work: impl FnOnce() -> T) -> (Option<T>, Self) {
         self.state.mounts.push(mount.clone());
         let underway = Underway { of: self.of, mount, has_ended: false };
         drop(self);
         let done = work();
-        (done, underway.end())
+        let (is_given_up, change) = underway.end();
+        (Some(done).filter(|_| !is_given_up), change)
     }
 }
 
@@ -74,17 +86,20 @@ struct Underway<'a, 'm> {
 }
 
 impl<'a> Underway<'a, '_> {
-    /// The mount is no longer under way, and nobody else comes between that and the change that is returned.
-    fn end(mut self) -> Change<'a> {
+    /// The mount is no longer under way, and nobody else comes between that and the change that is returned. Whether it was given up.
+    fn end(mut self) -> (bool, Change<'a>) {
         self.has_ended = true;
         self.taken_away()
     }
 
-    fn taken_away(&self) -> Change<'a> {
+    fn taken_away(&self) -> (bool, Change<'a>) {
         let mut change = self.of.begin();
-        change.state.mounts.retain(|mount| mount.instance != self.mount.instance);
+        let instance = &self.mount.instance;
+        change.state.mounts.retain(|mount| mount.instance != *instance);
+        let is_given_up = change.state.given_up.contains(instance);
+        change.state.given_up.retain(|name| name != instance);
         self.of.changed.notify_all();
-        change
+        (is_given_up, change)
     }
 }
 
@@ -126,8 +141,8 @@ mod tests {
         let (one, other) = (mount("one"), mount("other"));
         let (told, tell) = channel();
         std::thread::scope(|scope| {
-            let ((), change) = changes.begin().beside(&one, || {
-                let ((), change) = changes.begin().beside(&other, || {
+            let (done, change) = changes.begin().beside(&one, || {
+                let (done, mut change) = changes.begin().beside(&other, || {
                     assert_eq!(names(&changes.begin()), ["one", "other"]);
                     drop(changes.begin_after(|mount| mount.instance == "third"));
                     for awaited in ["one", "other"] {
@@ -138,14 +153,26 @@ mod tests {
                         });
                     }
                 });
-                assert_eq!(names(&change), ["one"]);
+                assert_eq!((done, names(&change)), (Some(()), vec!["one".to_owned()]));
+                assert!(!change.give_up("other"));
                 drop(change);
                 assert_eq!(tell.recv(), Ok("other"));
             });
+            assert_eq!(done, Some(()));
             assert!(names(&change).is_empty() && tell.try_recv().is_err());
             drop(change);
             assert_eq!(tell.recv(), Ok("one"));
         });
+    }
+
+    #[test]
+    fn a_mount_that_is_given_up_has_no_result_and_another_of_its_name_has() {
+        let changes = Changes::default();
+        let one = mount("one");
+        let (done, change) = changes.begin().beside(&one, || assert!(changes.begin().give_up("one")));
+        assert!(done.is_none() && names(&change).is_empty());
+        let (done, mut change) = change.beside(&one, || 7);
+        assert_eq!((done, change.give_up("one")), (Some(7), false));
     }
 
     #[test]
@@ -155,7 +182,7 @@ mod tests {
         let panicked = catch_unwind(AssertUnwindSafe(|| drop(changes.begin().beside(&one, || panic!("in a layer")))));
         assert!(panicked.is_err() && changes.begin().mounts().is_empty());
         std::thread::scope(|scope| {
-            let ((), change) = changes.begin().beside(&one, || {
+            let (_, change) = changes.begin().beside(&one, || {
                 scope.spawn(|| assert!(names(&changes.begin_last()).is_empty()));
                 while !changes.begin().is_last() {
                     std::thread::yield_now();

@@ -88,6 +88,15 @@ impl Pool {
         command
     }
 
+    /// A command of one line, in which `POOL` is the pool and `@NAME` a path in the test's folder.
+    #[must_use]
+    pub fn line(&self, line: &str) -> Command {
+        let place = format!("{}/", self.folder.display());
+        let mut command = self.command();
+        command.args(line.split(' ').map(|word| word.replace("POOL", &self.name).replace('@', &place)));
+        command
+    }
+
     /// Runs a `poolfs` command to its end.
     #[must_use]
     pub fn poolfs(&self, arguments: &[&str]) -> Outcome {

@@ -35,17 +35,7 @@ impl<'a> Place<'a> {
     }
 
     fn command(&self, line: &str) -> Command {
-        let word = |word: &str| {
-            let parts: Vec<String> = word
-                .split('@')
-                .enumerate()
-                .map(|(at, part)| if at == 0 { part.to_owned() } else { self.path(part) })
-                .collect();
-            parts.concat().replace("POOL", self.pool.name())
-        };
-        let mut command = self.pool.command();
-        command.args(line.split(' ').map(word));
-        command
+        self.pool.line(line)
     }
 
     /// Kills a command after a while; it may have ended before.

@@ -25,14 +25,6 @@ fn pool(folder: &Path) -> Pool {
     pool
 }
 
-/// A command of one line, in which `POOL` is the pool and `@NAME` a path in the folder.
-fn command(pool: &Pool, folder: &Path, line: &str) -> Command {
-    let place = format!("{}/", folder.display());
-    let mut command = pool.command();
-    command.args(line.split(' ').map(|word| word.replace("POOL", pool.name()).replace('@', &place)));
-    command
-}
-
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + COMMAND_MAX;
     while !holds() {
@@ -53,7 +45,7 @@ fn catches(child: &Child, signal: Signal) -> bool {
 fn every_command_ends_when_the_service_stands_still() {
     isolated("every_command_ends_when_the_service_stands_still", |folder| {
         let pool = pool(folder);
-        let poolfs = |line: &str| run_within(&mut command(&pool, folder, line), COMMAND_MAX);
+        let poolfs = |line: &str| run_within(&mut pool.line(line), COMMAND_MAX);
         let _ = poolfs("mount POOL @mnt --upper @upper --lower @lower").expect("mount");
         let _ = poolfs("run POOL small --name c -d -- /bin/sleep 600").expect("run -d");
         fs::write(folder.join("mnt/f"), "f").expect("written");
@@ -129,7 +121,7 @@ fn every_command_ends_when_the_service_stands_still() {
 fn a_command_that_waits_can_be_asked_to_end() {
     isolated("a_command_that_waits_can_be_asked_to_end", |folder| {
         let pool = pool(folder);
-        let _ = command(&pool, folder, "mount POOL @mnt --dir @data").status().expect("mount");
+        let _ = pool.line("mount POOL @mnt --dir @data").status().expect("mount");
         let service = Pid::from_raw(pool.service_pid()).expect("a process");
         kill_process(service, Signal::STOP).expect("ours");
         for line in [
@@ -140,7 +132,7 @@ fn a_command_that_waits_can_be_asked_to_end() {
             for (turn, signal) in [Signal::TERM, Signal::INT].into_iter().enumerate() {
                 // What the first leaves has its name as long as the service stands still.
                 let line = &line.replace("--name ", &format!("--name {turn}"));
-                let mut waiting = command(&pool, folder, &format!("--timeout 600 {line}"));
+                let mut waiting = pool.line(&format!("--timeout 600 {line}"));
                 let mut child = waiting.stderr(Stdio::piped()).spawn().expect("poolfs starts");
                 // Before it catches signals they would end it. From then on one is enough, whatever it waits for and cleans up.
                 wait_until(line, || catches(&child, signal));
@@ -155,11 +147,11 @@ fn a_command_that_waits_can_be_asked_to_end() {
         }
         kill_process(service, Signal::CONT).expect("ours");
         for name in ["0c", "1c", "0d", "1d"] {
-            let _ = run_within(&mut command(&pool, folder, &format!("rm {name}")), COMMAND_MAX);
+            let _ = run_within(&mut pool.line(&format!("rm {name}")), COMMAND_MAX);
         }
-        let left = run_within(&mut command(&pool, folder, "ps --json"), COMMAND_MAX).expect("ps");
+        let left = run_within(&mut pool.line("ps --json"), COMMAND_MAX).expect("ps");
         assert_eq!(left.trim(), "[]");
-        let _ = run_within(&mut command(&pool, folder, "umount POOL @mnt"), COMMAND_MAX).expect("umount");
+        let _ = run_within(&mut pool.line("umount POOL @mnt"), COMMAND_MAX).expect("umount");
     });
 }
 
@@ -178,7 +170,7 @@ fcntl.flock(lock, fcntl.LOCK_EX); print(flush=True); time.sleep(600)";
         BufReader::new(other.stdout.take().expect("piped")).read_line(&mut line).expect("it has the lock");
         kill_process(number(other.id()), Signal::STOP).expect("ours");
         let mount = format!("mount POOL @mnt --dir @data --timeout {LIMIT}");
-        let outcome = run_within(&mut command(&pool, folder, &mount), COMMAND_MAX);
+        let outcome = run_within(&mut pool.line(&mount), COMMAND_MAX);
         assert_ne!(outcome.code, 0, "{outcome:?}");
         assert!(outcome.err.contains(&format!("process {} (", other.id())), "{outcome:?}");
         assert!(outcome.err.contains("python3 -c import fcntl"), "{outcome:?}");
@@ -186,7 +178,7 @@ fcntl.flock(lock, fcntl.LOCK_EX); print(flush=True); time.sleep(600)";
         // One that only takes its time is waited for.
         kill_process(number(other.id()), Signal::CONT).expect("ours");
         let mount = "mount POOL @mnt --dir @data --timeout 5";
-        let mut waiting = command(&pool, folder, mount).stderr(Stdio::piped()).spawn().expect("poolfs starts");
+        let mut waiting = pool.line(mount).stderr(Stdio::piped()).spawn().expect("poolfs starts");
         let mut errors = BufReader::new(waiting.stderr.take().expect("piped"));
         line.clear();
         errors.read_line(&mut line).expect("it says for whom it waits");
@@ -194,7 +186,7 @@ fcntl.flock(lock, fcntl.LOCK_EX); print(flush=True); time.sleep(600)";
         other.kill().expect("ours");
         other.wait().expect("ours");
         assert!(waiting.wait().expect("ours").success());
-        let _ = run_within(&mut command(&pool, folder, "umount POOL @mnt"), COMMAND_MAX).expect("umount");
+        let _ = run_within(&mut pool.line("umount POOL @mnt"), COMMAND_MAX).expect("umount");
     });
 }
 
@@ -238,7 +230,7 @@ fn a_container_with_an_init_process_ends_when_it_is_asked_to() {
         };
         // The kernel shields the first process of a container from what it does not handle.
         let _ = run(&["small", "--init", "-d", "--name", "c"], &["/bin/sleep", "600"]).expect("run -d");
-        let _ = run_within(&mut command(&pool, folder, "stop c --time 600"), COMMAND_MAX).expect("stop");
+        let _ = run_within(&mut pool.line("stop c --time 600"), COMMAND_MAX).expect("stop");
         assert!(pool.poolfs(&["ps"]).expect("ps").contains("ended (143)"));
         let _ = pool.poolfs(&["rm", "c"]).expect("rm");
         // Who is left behind is reaped.

@@ -139,7 +139,7 @@ pub fn refuse_conflicts(
         for used in pool.instances.iter().filter(|used| used.spec.instance != instance) {
             let is_own = pool.name == own.name;
             let Some(conflict) = conflict((stack, found), used, is_own) else { continue };
-            if !is_served(context, pool, &used.spec.instance)? && (is_own || !is_being_changed(context, pool)?) {
+            if !is_in_use(context, pool, used)? {
                 continue;
             }
             let (name, place) = (&pool.name, used.spec.mount_point.display());
@@ -170,10 +170,10 @@ pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
     for pool in pools.iter().filter(|pool| pool.service_alive(&*context.host) == Some(true)) {
         for used in &pool.instances {
             let mut written = uses(&used.spec.stack).into_iter().zip(&used.places);
-            let is_in_use = |((used, _), noted): ((Use, &Path), &Whereabouts)| {
+            let is_around = |((used, _), noted): ((Use, &Path), &Whereabouts)| {
                 used != Use::Lower && found.iter().any(|found| found.relation(noted) == Some(Relation::Nested))
             };
-            if written.any(is_in_use) && is_served(context, pool, &used.spec.instance)? {
+            if written.any(is_around) && is_in_use(context, pool, used)? {
                 let (name, place) = (&pool.name, used.spec.mount_point.display());
                 let cause = format!("it contains, or lies in, what is written by way of {place} by pool {name}");
                 return Err(Failure::in_use(upper.display().to_string(), cause, "unmount that first"));
@@ -183,15 +183,11 @@ pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether another command works on a pool now: an instance in its record may be about to be mounted.
-fn is_being_changed(context: &Context, pool: &PoolRecord) -> Result<bool> {
-    Ok(context.pools()?.lock_now::<PoolRecord>(&pool.name)?.is_none())
-}
-
-/// Whether the service of a pool has an instance, as it says itself: a command that was killed may not have taken note of an unmount,
-/// nor does `umount(8)`.
-fn is_served(context: &Context, pool: &PoolRecord, instance: &str) -> Result<bool> {
-    Ok(service::instances(context, &pool.name)?.iter().any(|served| served == instance))
+/// Whether an instance in the record of a pool is about to be mounted, or the service has it, as that says itself: a command that was killed may not
+/// have taken note of an unmount, nor does `umount(8)`.
+fn is_in_use(context: &Context, pool: &PoolRecord, instance: &InstanceRecord) -> Result<bool> {
+    let is_served = |served: Vec<String>| served.contains(&instance.spec.instance);
+    Ok(instance.is_being_mounted(&*context.host) || service::instances(context, &pool.name).map(is_served)?)
 }
 
 /// After a mount: note the limit of its upper branch there, and say so if it had one that is not kept.
@@ -245,7 +241,7 @@ mod tests {
             let (instance, mount_point, stack) = ("x-1".to_owned(), "/mnt".into(), used.clone());
             let spec =
                 MountSpec { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None };
-            let used = InstanceRecord { spec, owner: None, container: None, places };
+            let used = InstanceRecord { spec, owner: None, container: None, mounter: None, places };
             conflict((wanted, &found), &used, is_own_pool).is_some()
         };
         for (one, other) in [

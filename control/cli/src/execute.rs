@@ -74,11 +74,11 @@ fn mount_all(
     own: &ProcessRecord,
     mounted: &mut Vec<String>,
 ) -> Result<()> {
-    let mut pool = pool::lock(context, name)?;
     for (mount_point, stack) in mounts {
         let wanted = Wanted { owner: Some(own.clone()), ..Wanted::new(mount_point, stack) };
-        mounted.push(mount_instance(context, &mut pool, wanted)?.instance);
+        mounted.push(mount_instance(context, name, wanted)?.instance);
     }
+    let pool = pool::lock(context, name)?;
     // Also without a mount the program runs on the pool's cores and in its memory.
     let groups = context.groups()?;
     groups.make_pool(&*context.host, name, &pool.record.limits()?)?;

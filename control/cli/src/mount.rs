@@ -3,11 +3,12 @@
 use crate::arguments::MountArguments;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::places::{self, Found};
 use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::{complain, pasted};
-use crate::{branches, memory, places, pool, service, waiting};
-use poolfs_host::{MountEntry, mount_table, mounted_over, pool_mounts};
+use crate::{branches, memory, pool, service, waiting};
+use poolfs_host::{Host, MountEntry, mount_table, mounted_over, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage};
 use std::path::{Path, PathBuf};
@@ -56,9 +57,8 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
             ));
         }
     };
-    let mut pool = pool::lock(context, &arguments.pool)?;
     let wanted = Wanted { suid: arguments.suid, devices: arguments.dev, ..Wanted::new(arguments.mount_point, stack) };
-    mount_instance(context, &mut pool, wanted).map(|_| ())
+    mount_instance(context, &arguments.pool, wanted).map(|_| ())
 }
 
 /// The command `umount`.
@@ -68,6 +68,11 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     if let Some(container) = &instance.container {
         let remedy = format!("end the container with `poolfs stop {container}`");
         let cause = format!("it is the root of the container {container}");
+        return Err(Failure::in_use(mount_point.display().to_string(), cause, remedy));
+    }
+    if let Some(mounter) = instance.mounter.as_ref().filter(|mounter| mounter.is_alive(&*context.host)) {
+        let cause = format!("process {} is about to mount it", mounter.pid);
+        let remedy = format!("wait until it is mounted; `kill {}` gives that up", mounter.pid);
         return Err(Failure::in_use(mount_point.display().to_string(), cause, remedy));
     }
     let instance = instance.spec.instance.clone();
@@ -137,7 +142,51 @@ pub fn split_lowers(text: &str) -> Vec<PathBuf> {
 }
 
 /// Mount an instance in a pool, whose service is started when it does not run. On failure nothing stays of it.
-pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Result<MountSpec> {
+///
+/// The service may take long to look at the branches. Other commands have the pool's lock meanwhile, and find in its record who mounts what.
+pub fn mount_instance(context: &Context, name: &str, wanted: Wanted) -> Result<MountSpec> {
+    let begun = begin(context, &mut pool::lock(context, name)?, wanted)?;
+    let instance = &begun.spec.instance;
+    let mounted = mount_recorded(context, name, &begun.spec, &begun.mounts);
+    let mut pool = match context.pools()?.lock::<PoolRecord>(name) {
+        Ok(pool) => pool,
+        Err(failure) => {
+            let _ = forget_in_service(context, name, instance);
+            return Err(mounted.err().unwrap_or(failure).of(begun.place()));
+        }
+    };
+    match mounted.and_then(|()| settle(&mut pool, instance)) {
+        Ok(()) => {
+            branches::note_limit(&begun.spec.stack, &begun.found);
+            Ok(begun.spec)
+        }
+        Err(failure) => {
+            // The first failure is the one to report.
+            let _ = match is_recorded(&pool, instance) {
+                true => unmount_instance(context, &mut pool, instance, Ending::Forced),
+                false => forget_in_service(context, name, instance),
+            };
+            Err(failure.of(begun.place()))
+        }
+    }
+}
+
+/// An instance that is recorded, and not yet mounted.
+struct Begun {
+    spec: MountSpec,
+    found: Vec<Found>,
+    mounts: Vec<PrivateMount>,
+}
+
+impl Begun {
+    /// For messages.
+    fn place(&self) -> String {
+        self.spec.mount_point.display().to_string()
+    }
+}
+
+/// What has to be done for a mount under the pool's lock, up to its record.
+fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Result<Begun> {
     let stack = checked_stack(context, wanted.stack)?;
     // From here on it is these directories, whatever comes to their paths.
     let (found, mounts) = places::find(context, stack.branches())?;
@@ -157,26 +206,39 @@ pub fn mount_instance(context: &Context, pool: &mut Locked<PoolRecord>, wanted: 
     };
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
     let places = found.iter().map(|found| found.whereabouts.clone()).collect();
-    let record = InstanceRecord { spec: spec.clone(), owner: wanted.owner, container: wanted.container, places };
-    pool.record.instances.push(record);
-    let failed = |failure: Failure| failure.of(spec.mount_point.display().to_string());
-    let mounted = pool
+    let Wanted { owner, container, .. } = wanted;
+    let mounter = ProcessRecord::of(&*context.host, std::process::id());
+    pool.record.instances.push(InstanceRecord { spec: spec.clone(), owner, container, mounter, places });
+    let begun = pool
         .note()
-        .map_err(failed)
+        .map_err(|failure| failure.of(spec.mount_point.display().to_string()))
         .and_then(|()| branches::refuse_conflicts(context, &pool.record, &spec.instance, &spec.stack, &found))
-        .and_then(|()| memory::set_aside(context, pool, &spec.stack, found.first().zip(mounts.first())))
-        .and_then(|()| mount_recorded(context, &pool.record.name, &spec, &mounts).map_err(failed));
-    match mounted {
-        Ok(()) => {
-            branches::note_limit(&spec.stack, &found);
-            Ok(spec)
-        }
+        .and_then(|()| memory::set_aside(context, pool, &spec.stack, found.first().zip(mounts.first())));
+    match begun {
+        Ok(()) => Ok(Begun { spec, found, mounts }),
         Err(failure) => {
             // The first failure is the one to report.
             let _ = unmount_instance(context, pool, &spec.instance, Ending::Forced);
             Err(failure)
         }
     }
+}
+
+/// Note that an instance is mounted.
+fn settle(pool: &mut Locked<PoolRecord>, instance: &str) -> Result<()> {
+    match pool.record.instances.iter_mut().find(|known| known.spec.instance == instance) {
+        Some(record) => record.mounter = None,
+        None => {
+            let cause = "it is not in the pool's record any more: the pool's service has died meanwhile";
+            return Err(Failure::new("mount", cause, "mount it again"));
+        }
+    }
+    pool.note()
+}
+
+/// See to it that a service has nothing of an instance that is not in the record of its pool.
+fn forget_in_service(context: &Context, pool: &str, instance: &str) -> Result<()> {
+    service::tell(context, pool, &Command::Unmount { instance: instance.to_owned(), ending: Ending::Forced })
 }
 
 fn mount_recorded(context: &Context, pool: &str, spec: &MountSpec, branches: &[PrivateMount]) -> Result<()> {
@@ -341,19 +403,21 @@ fn directory(context: &Context, path: &Path) -> Result<PathBuf> {
     Ok(resolved)
 }
 
-/// Whether the record has instances that are mounted nowhere here: their service may not have them any more.
-pub fn has_suspects(table: &[MountEntry], pool: &PoolRecord) -> bool {
-    pool.instances.iter().any(|known| pool_mounts(table, &known.spec.instance).is_empty())
+/// Whether the record has instances that are mounted nowhere here, nor are to be: their service may not have them any more.
+pub fn has_suspects(host: &dyn Host, table: &[MountEntry], pool: &PoolRecord) -> bool {
+    let is_suspect = |known: &InstanceRecord| pool_mounts(table, &known.spec.instance).is_empty();
+    pool.instances.iter().any(|known| is_suspect(known) && !known.is_being_mounted(host))
 }
 
 /// Forget the instances that the pool's service does not have any more: their unmount was not noted, because the command that asked for it
 /// was killed, or because somebody else has unmounted them.
 pub fn forget_unserved(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     let is_alive = pool.record.service_alive(&*context.host) == Some(true);
-    if is_alive && has_suspects(&mount_table(&*context.host)?, &pool.record) {
+    if is_alive && has_suspects(&*context.host, &mount_table(&*context.host)?, &pool.record) {
         let served = service::instances(context, &pool.record.name)?;
-        let known = pool.record.instances.iter().map(|known| known.spec.instance.clone());
-        let gone: Vec<String> = known.filter(|name| !served.contains(name)).collect();
+        let settled = pool.record.instances.iter().filter(|known| !known.is_being_mounted(&*context.host));
+        let names = settled.map(|known| known.spec.instance.clone());
+        let gone: Vec<String> = names.filter(|name| !served.contains(name)).collect();
         for instance in gone {
             unmount_instance(context, pool, &instance, Ending::Orderly)?;
         }

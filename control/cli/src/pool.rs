@@ -143,7 +143,8 @@ pub fn inspect(context: &Context, name: &str) -> Result<()> {
         text += &format!(" (process {})", process.pid);
     }
     for instance in &pool.instances {
-        text += &format!("\nmounted   {} at {}", instance.spec.instance, instance.spec.mount_point.display());
+        let is_mounted = if instance.is_being_mounted(&*context.host) { "mounting" } else { "mounted" };
+        text += &format!("\n{is_mounted:<9} {} at {}", instance.spec.instance, instance.spec.mount_point.display());
     }
     print(&(text + "\n"))
 }
@@ -188,7 +189,7 @@ pub fn lock(context: &Context, name: &str) -> Result<Locked<PoolRecord>> {
     Ok(pool)
 }
 
-/// Bring the record to what is so: unmount what was mounted for commands that are dead, forget what is unmounted, and remove the groups
+/// Bring the record to what is so: unmount what was mounted for commands that are dead, or by such before they could say so, forget what is unmounted, and remove the groups
 /// of commands that nobody outlives.
 fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
     let pool_name = pool.record.name.clone();
@@ -202,12 +203,12 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
     if let Ok(groups) = context.groups() {
         outlived::reap(context, &groups, &pool.record.name);
     }
-    let orphaned = |owner: &Option<ProcessRecord>| owner.as_ref().is_some_and(|owner| !owner.is_alive(&*context.host));
+    let orphaned = |by: &Option<ProcessRecord>| by.as_ref().is_some_and(|process| !process.is_alive(&*context.host));
     let orphans: Vec<String> = pool
         .record
         .instances
         .iter()
-        .filter(|instance| orphaned(&instance.owner))
+        .filter(|instance| orphaned(&instance.owner) || orphaned(&instance.mounter))
         .map(|instance| instance.spec.instance.clone())
         .collect();
     for instance in orphans {
@@ -236,7 +237,7 @@ pub fn sweep(context: &Context) {
         for pool in pools.peek_all::<PoolRecord>()? {
             let dead = |record: &PoolRecord| record.owner.as_ref().is_some_and(|o| !o.is_alive(&*context.host));
             let is_alive = pool.service_alive(&*context.host) == Some(true);
-            let is_to_be_repaired = dead(&pool) || (is_alive && has_suspects(&table, &pool));
+            let is_to_be_repaired = dead(&pool) || (is_alive && has_suspects(&*context.host, &table, &pool));
             if !is_to_be_repaired {
                 continue;
             }
@@ -309,7 +310,13 @@ mod tests {
         let stack = StackSpec::Directory { directory: "/data".into() };
         let (instance, mount_point) = ("web-1".to_owned(), "/mnt/a".into());
         let spec = MountSpec { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None };
-        pool.record.instances.push(InstanceRecord { spec, owner: None, container: None, places: Vec::new() });
+        pool.record.instances.push(InstanceRecord {
+            spec,
+            owner: None,
+            container: None,
+            mounter: None,
+            places: Vec::new(),
+        });
         pool.save().expect("saved");
     }
 

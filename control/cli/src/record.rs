@@ -53,9 +53,20 @@ pub struct InstanceRecord {
     pub owner: Option<ProcessRecord>,
     /// The container whose root it is.
     pub container: Option<String>,
+    /// The command that mounts it, until it is mounted. See [`InstanceRecord::is_being_mounted`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mounter: Option<ProcessRecord>,
     /// Where its directories lie, in the order of [`StackSpec::branches`](poolfs_service_protocol::StackSpec::branches).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<Whereabouts>,
+}
+
+impl InstanceRecord {
+    /// Whether a command mounts it now: that command does not have the pool's lock meanwhile, and the service may or may not have the instance.
+    /// Of one that was killed meanwhile, the next command on the pool leaves nothing.
+    pub fn is_being_mounted(&self, host: &dyn Host) -> bool {
+        self.mounter.as_ref().is_some_and(|mounter| mounter.is_alive(host))
+    }
 }
 
 /// A pool.

@@ -127,21 +127,35 @@ fn what_a_mount_excludes_is_refused_when_it_is_there() {
 }
 
 #[test]
-fn who_unmounts_what_is_being_mounted_waits_for_that() {
-    isolated("underway::who_unmounts_what_is_being_mounted_waits_for_that", |folder| {
-        let mut service = Running::start(folder);
+fn a_mount_that_is_under_way_can_be_given_up() {
+    isolated("underway::a_mount_that_is_under_way_can_be_given_up", |folder| {
+        let service = Running::start(folder);
         let (spec, file) = union(&service, folder);
         let lease = Leased::take(&file);
         let mount = begun(&service, &Order::Mount(spec.clone()));
         eventually("its branch is looked at", || lease.is_wanted());
-        let unmount = begun(&service, &unmount_of("one"));
-        // It has read the order, too.
+        // Whoever gives it up does not wait for it; whoever needs its branch does.
+        assert_eq!(answered(&service, &unmount_of("one")), Answer::Done);
+        let again = begun(&service, &Order::Mount(MountSpec { instance: "two".into(), ..spec.clone() }));
         assert_eq!(answered(&service, &Order::Ping), Answer::Done);
-        assert!(is_silent(&mount) && is_silent(&unmount));
+        assert!(is_silent(&mount) && is_silent(&again));
         drop(lease);
-        assert_eq!((answer_of(&mount), answer_of(&unmount)), (Answer::Done, Answer::Done));
-        assert!(mounts(folder).is_empty());
-        // The end of the service waits as well, and leaves nothing behind.
+        assert!(message(answer_of(&mount)).contains("was unmounted while"));
+        assert_eq!(answer_of(&again), Answer::Done);
+        assert_eq!(mounts(folder).len(), 1);
+        assert_eq!(fs::read(spec.mount_point.join("f")).expect("read"), b"in it");
+        assert_eq!(answered(&service, &unmount_of("two")), Answer::Done);
+        // What was given up once is so no longer.
+        assert_eq!(service.order(&Order::Mount(spec.clone())), Answer::Done);
+        assert_eq!(answered(&service, &unmount_of("one")), Answer::Done);
+    });
+}
+
+#[test]
+fn the_end_of_a_service_waits_for_what_is_being_mounted() {
+    isolated("underway::the_end_of_a_service_waits_for_what_is_being_mounted", |folder| {
+        let mut service = Running::start(folder);
+        let (spec, file) = union(&service, folder);
         let lease = Leased::take(&file);
         let mount = begun(&service, &Order::Mount(spec));
         eventually("its branch is looked at", || lease.is_wanted());

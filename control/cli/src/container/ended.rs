@@ -28,7 +28,7 @@ pub fn with_ended_root<T>(
         // It went when the container had ended, and goes again.
         let root = wanted.mount_point.clone();
         std::fs::create_dir_all(&root).map_err(|error| Failure::file(&root, error))?;
-        let spec = mount_instance(context, &mut pool::lock(context, pool)?, wanted)?;
+        let spec = mount_instance(context, pool, wanted)?;
         let result = act(&spec);
         let unmounted = unmount_instance(context, &mut pool::lock(context, pool)?, &spec.instance, Ending::Orderly);
         let removed = unmounted.and_then(|()| remove_root(&root));

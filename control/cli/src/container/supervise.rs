@@ -7,7 +7,6 @@ use crate::container::user;
 use crate::context::{Context, SHOWN_ROOTS};
 use crate::failure::{Failure, Result};
 use crate::mount::{self, is_recorded, mount_instance, unmount_instance};
-use crate::pool;
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::signals::{self, Signals, status_code};
 use crate::state::Locked;
@@ -101,8 +100,7 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
 fn mount_root(context: &Context, name: &str) -> Result<MountSpec> {
     let mut container = lock(context, name)?;
     let wanted = root_of(context, &container)?;
-    let mut pool = pool::lock(context, &container.record.pool)?;
-    let spec = mount_instance(context, &mut pool, wanted)?;
+    let spec = mount_instance(context, &container.record.pool, wanted)?;
     container.record.instance = Some(spec.instance.clone());
     container.record.monitor = ProcessRecord::of(&*context.host, std::process::id());
     container.note()?;
