@@ -137,7 +137,7 @@ fn converse(stream: UnixStream, service: &Service, shutdown: &SyncSender<Option<
             Ok(Command::Differences { instance, parts }) => trees::differences(&stream, service, &instance, parts)?,
             Ok(Command::Commit { instance, archive }) => trees::commit(&stream, service, &instance, &archive)?,
             Ok(Command::Flatten { instance }) => trees::flatten(&stream, service, &instance)?,
-            Ok(command) => answer(&stream, &service.command(command, descriptors))?,
+            Ok(command) => answer(&stream, &service.command(command, descriptors, &|| is_open(&stream)))?,
             Err(error) => failed(&stream, FailureCode::Usage, format!("not a command: {error}"))?,
         }
     }
@@ -154,6 +154,11 @@ fn has_closed(stream: &UnixStream) -> io::Result<bool> {
     let mut polled = [PollFd::new(stream, PollFlags::empty())];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     Ok(polled[0].revents().contains(PollFlags::HUP))
+}
+
+/// Somebody waits for the answer.
+fn is_open(stream: &UnixStream) -> bool {
+    !has_closed(stream).unwrap_or(false)
 }
 
 fn failed(stream: &UnixStream, code: FailureCode, message: impl Into<String>) -> io::Result<()> {

@@ -3,6 +3,7 @@
 use crate::legacy::MountError;
 use crate::service::INSTANCES_MAX;
 use crate::stack::StackError;
+use crate::underway::UNDERWAY_MAX;
 use poolfs_libservice::Error;
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::{Answer, FailureCode};
@@ -23,6 +24,9 @@ pub enum ServiceError {
     /// There are too many.
     #[error("the service has {INSTANCES_MAX} instances, which is the most; unmount one, or use another pool")]
     TooMany,
+    /// There are too many mounts under way.
+    #[error("{UNDERWAY_MAX} mounts of the service are under way, which is the most; wait until one of them has ended")]
+    TooManyUnderway,
     /// It mounts nothing any more.
     #[error("the service is about to end; mount it again, which starts another one")]
     Ending,
@@ -106,7 +110,7 @@ impl ServiceError {
         match self {
             Self::Name(_) => FailureCode::Usage,
             Self::Exists(_) => FailureCode::Exists,
-            Self::TooMany | Self::Ending | Self::GivenUp(_) => FailureCode::Failed,
+            Self::TooMany | Self::TooManyUnderway | Self::Ending | Self::GivenUp(_) => FailureCode::Failed,
             Self::Path { .. } => FailureCode::File,
             Self::Stack(error) => error.code(),
             Self::Mount(MountError::Busy { .. } | MountError::Covered { .. }) | Self::UsedElsewhere { .. } => {

@@ -157,11 +157,11 @@ impl Service {
     }
 
     /// Carries a command out, with the descriptors that came with it; [`Command::Shutdown`] is for whoever owns the process, those that are answered
-    /// while they are carried out for whoever owns the connection.
+    /// while they are carried out for whoever owns the connection. What takes long comes to nothing where it is not `wanted` by anybody when that is done.
     #[must_use]
-    pub fn command(&self, command: Command, descriptors: Vec<OwnedFd>) -> Answer {
+    pub fn command(&self, command: Command, descriptors: Vec<OwnedFd>, is_wanted: &dyn Fn() -> bool) -> Answer {
         let done = match command {
-            Command::Mount(spec) => self.mount(spec, descriptors),
+            Command::Mount(spec) => self.mount(spec, descriptors, is_wanted),
             Command::Unmount { instance, ending } => self.unmount(&instance, ending),
             Command::Ping => Ok(()),
             Command::Instances => return Answer::Instances { instances: self.settled() },
@@ -189,18 +189,34 @@ impl Service {
     ///
     /// # Errors
     /// Nothing has changed then.
-    pub fn mount(&self, spec: MountSpec, descriptors: Vec<OwnedFd>) -> Result<(), ServiceError> {
+    pub fn mount(
+        &self,
+        spec: MountSpec,
+        descriptors: Vec<OwnedFd>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(), ServiceError> {
         check_stack(&spec.stack)?;
         let given = Given::from_control(&spec.stack, descriptors)?;
-        let change = self.changes.begin_after(|other| is_related(&spec, other));
+        let given_up = || ServiceError::GivenUp(spec.instance.clone());
+        let underway = self.changes.enter(&spec).ok_or(ServiceError::TooManyUnderway)?;
+        let change = underway.turn(|other| is_related(&spec, other)).filter(|_| is_wanted()).ok_or_else(given_up)?;
         self.end_unmounted();
         self.check(&spec, &given, &change)?;
         check_place(&spec.mount_point)?;
-        let (stack, change) = change.beside(&spec, || self.builder.build_of(&spec.stack, given));
-        let stack = stack.ok_or_else(|| ServiceError::GivenUp(spec.instance.clone()))??.with_ids(spec.ids.as_ref());
-        // The service may be about to end, and something else there by now.
-        refuse_last(&change)?;
-        check_place(&spec.mount_point)?;
+        let (stack, is_given_up, mut change) = underway.beside(change, || self.builder.build_of(&spec.stack, given));
+        let refused = match is_given_up || !is_wanted() {
+            true => Err(given_up()),
+            // Something else may be there by now.
+            false => check_place(&spec.mount_point),
+        };
+        if let Err(refused) = refused {
+            // To let go of it may take as long as to look at it, and who needs its branches waits for that.
+            drop(change);
+            drop(stack?);
+            return Err(refused);
+        }
+        let stack = stack?.with_ids(spec.ids.as_ref());
+        underway.end(&mut change);
         self.mount_stack(spec, stack)
     }
 
@@ -249,7 +265,8 @@ impl Service {
         if instances.contains_key(&spec.instance) {
             return Err(ServiceError::Exists(spec.instance.clone()));
         }
-        if instances.len() + change.mounts().len() >= INSTANCES_MAX {
+        // This one is under way as well.
+        if instances.len() + change.mounts().count() > INSTANCES_MAX {
             return Err(ServiceError::TooMany);
         }
         let own: Vec<&Path> = instances.values().map(|own| own.instance.spec().mount_point.as_path()).collect();
@@ -273,7 +290,7 @@ impl Service {
     fn settled(&self) -> Vec<String> {
         let change = self.changes.begin();
         self.end_unmounted();
-        let underway = change.mounts().iter().map(|mount| mount.instance.clone());
+        let underway = change.mounts().map(str::to_owned);
         lock(&self.instances).keys().cloned().chain(underway).collect()
     }
 

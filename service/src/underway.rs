@@ -1,23 +1,36 @@
 //! Instances are made and ended one at a time, but for what takes long: the branches of one that is to be mounted are looked at beside everything else. Meanwhile its
-//! mount is *under way*, and only what has to do with it waits for it. Nobody can hurry it; it can be given up, and then comes to nothing when it ends.
+//! mount is *under way*, and only mounts that have to do with it, and came later, wait for it. Nobody can hurry it; it can be given up, and then comes to nothing
+//! when it ends, which nobody waits for.
+//!
+//! **Order of locks.** A [`Change`] comes before all other locks of the service. Who looks at branches has none.
 
 use poolfs_service_protocol::MountSpec;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Most mounts under way. Each keeps a thread and a connection, of which others need some, too.
+pub(crate) const UNDERWAY_MAX: usize = 24;
 
 /// Changes of the instances that a service has.
 #[derive(Default)]
 pub(crate) struct Changes {
     state: Mutex<State>,
-    /// One of the mounts is no longer under way.
+    /// A mount is no longer under way, or was given up.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    mounts: Vec<MountSpec>,
-    /// The instances among them whose mount comes to nothing.
-    given_up: Vec<String>,
+    /// In the order in which they came.
+    mounts: Vec<Mount>,
+    /// How many have come so far.
+    tickets: u64,
     is_last: bool,
+}
+
+struct Mount {
+    ticket: u64,
+    spec: MountSpec,
+    is_given_up: bool,
 }
 
 /// As long as it is there, nothing else is made or ended.
@@ -29,85 +42,108 @@ pub(crate) struct Change<'a> {
 impl Changes {
     /// A change, when no other one is made.
     pub(crate) fn begin(&self) -> Change<'_> {
-        self.begin_after(|_| false)
+        Change { of: self, state: self.state.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// The same when none of these mounts is under way, either.
-    pub(crate) fn begin_after(&self, is_awaited: impl Fn(&MountSpec) -> bool) -> Change<'_> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |state: &mut State| state.mounts.iter().any(&is_awaited);
-        let state = self.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
-        Change { of: self, state }
-    }
-
-    /// The last one, when no mount is under way: none begins after it.
+    /// The last one: whatever is under way is given up, and nothing is mounted after it.
     pub(crate) fn begin_last(&self) -> Change<'_> {
-        self.begin().state.is_last = true;
-        self.begin_after(|_| true)
+        let mut change = self.begin();
+        change.state.is_last = true;
+        change.give_up_each(|_| true);
+        change
+    }
+
+    /// Has a mount under way, unless too many are.
+    pub(crate) fn enter(&self, spec: &MountSpec) -> Option<Underway<'_>> {
+        let mut change = self.begin();
+        if change.state.mounts.len() >= UNDERWAY_MAX {
+            return None;
+        }
+        let ticket = change.state.tickets;
+        change.state.tickets += 1;
+        change.state.mounts.push(Mount { ticket, spec: spec.clone(), is_given_up: false });
+        Some(Underway { of: self, ticket, has_ended: false })
     }
 }
 
-impl<'a> Change<'a> {
+impl Change<'_> {
     /// Whether nothing is to be mounted any more.
     pub(crate) fn is_last(&self) -> bool {
         self.state.is_last
     }
 
-    /// The mounts that are under way.
-    pub(crate) fn mounts(&self) -> &[MountSpec] {
-        &self.state.mounts
+    /// The instances whose mounts are under way and were not given up.
+    pub(crate) fn mounts(&self) -> impl Iterator<Item = &str> {
+        let wanted = self.state.mounts.iter().filter(|mount| !mount.is_given_up);
+        wanted.map(|mount| mount.spec.instance.as_str())
     }
 
-    /// Have the mount of an instance come to nothing; whether it is under way.
+    /// Have the mount of an instance come to nothing; whether one is under way.
     pub(crate) fn give_up(&mut self, instance: &str) -> bool {
-        let is_underway = self.state.mounts.iter().any(|mount| mount.instance == instance);
-        if is_underway {
-            self.state.given_up.push(instance.to_owned());
-        }
-        is_underway
+        self.give_up_each(|spec| spec.instance == instance)
     }
 
-    /// Does `work` for a mount, which is under way meanwhile, beside other changes. There is no result when it was given up.
-    pub(crate) fn beside<T>(mut self, mount: &MountSpec, work: impl FnOnce() -> T) -> (Option<T>, Self) {
-        self.state.mounts.push(mount.clone());
-        let underway = Underway { of: self.of, mount, has_ended: false };
-        drop(self);
-        let done = work();
-        let (is_given_up, change) = underway.end();
-        (Some(done).filter(|_| !is_given_up), change)
+    fn give_up_each(&mut self, is_meant: impl Fn(&MountSpec) -> bool) -> bool {
+        let mut is_any = false;
+        for mount in self.state.mounts.iter_mut().filter(|mount| is_meant(&mount.spec)) {
+            mount.is_given_up = true;
+            is_any = true;
+        }
+        self.of.changed.notify_all();
+        is_any
     }
 }
 
-/// A mount that is under way.
-struct Underway<'a, 'm> {
+/// A mount that is under way. What holds a [`Change`] must be dropped before it.
+pub(crate) struct Underway<'a> {
     of: &'a Changes,
-    mount: &'m MountSpec,
+    ticket: u64,
     has_ended: bool,
 }
 
-impl<'a> Underway<'a, '_> {
-    /// The mount is no longer under way, and nobody else comes between that and the change that is returned. Whether it was given up.
-    fn end(mut self) -> (bool, Change<'a>) {
-        self.has_ended = true;
-        self.taken_away()
+impl<'a> Underway<'a> {
+    /// A change, when no mount that it awaits is under way of those that came before it; none when it was given up.
+    pub(crate) fn turn(&self, awaits: impl Fn(&MountSpec) -> bool) -> Option<Change<'a>> {
+        let Change { of, state } = self.of.begin();
+        let waits = |state: &mut State| {
+            let mut until_own = state.mounts.iter().take_while(|mount| mount.ticket != self.ticket);
+            !state.is_given_up(self.ticket) && until_own.any(|mount| awaits(&mount.spec))
+        };
+        let state = of.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
+        (!state.is_given_up(self.ticket)).then_some(Change { of, state })
     }
 
-    fn taken_away(&self) -> (bool, Change<'a>) {
-        let mut change = self.of.begin();
-        let instance = &self.mount.instance;
-        change.state.mounts.retain(|mount| mount.instance != *instance);
-        let is_given_up = change.state.given_up.contains(instance);
-        change.state.given_up.retain(|name| name != instance);
+    /// Does `work` beside other changes, and whether the mount was given up meanwhile. It is under way until [`Underway::end`], or until this is dropped.
+    pub(crate) fn beside<T>(&self, change: Change<'a>, work: impl FnOnce() -> T) -> (T, bool, Change<'a>) {
+        drop(change);
+        let done = work();
+        let change = self.of.begin();
+        (done, change.state.is_given_up(self.ticket), change)
+    }
+
+    /// It is no longer under way: from this change on, it is there.
+    pub(crate) fn end(mut self, change: &mut Change<'_>) {
+        self.has_ended = true;
+        self.leave(change);
+    }
+
+    fn leave(&self, change: &mut Change<'_>) {
+        change.state.mounts.retain(|mount| mount.ticket != self.ticket);
         self.of.changed.notify_all();
-        (is_given_up, change)
     }
 }
 
-impl Drop for Underway<'_, '_> {
-    /// Its work may have panicked.
+impl State {
+    fn is_given_up(&self, ticket: u64) -> bool {
+        self.mounts.iter().any(|mount| mount.ticket == ticket && mount.is_given_up)
+    }
+}
+
+impl Drop for Underway<'_> {
+    /// It was refused or given up, or its work has panicked.
     fn drop(&mut self) {
         if !self.has_ended {
-            drop(self.taken_away());
+            self.leave(&mut self.of.begin());
         }
     }
 }
@@ -118,6 +154,7 @@ mod tests {
     use poolfs_service_protocol::StackSpec;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::mpsc::channel;
+    use std::thread;
 
     fn mount(instance: &str) -> MountSpec {
         MountSpec {
@@ -132,64 +169,82 @@ mod tests {
     }
 
     fn names(change: &Change<'_>) -> Vec<String> {
-        change.mounts().iter().map(|mount| mount.instance.clone()).collect()
+        change.mounts().map(str::to_owned).collect()
+    }
+
+    /// Does `work` with a mount under way that awaits nobody.
+    fn beside<'a, T>(changes: &'a Changes, instance: &str, work: impl FnOnce() -> T) -> (T, bool, Change<'a>) {
+        let underway = changes.enter(&mount(instance)).expect("there is room");
+        let change = underway.turn(|_| false).expect("it was not given up");
+        let (done, is_given_up, mut change) = underway.beside(change, work);
+        underway.end(&mut change);
+        (done, is_given_up, change)
     }
 
     #[test]
-    fn only_what_awaits_a_mount_waits_for_it() {
+    fn only_what_awaits_an_earlier_mount_waits_for_it() {
         let changes = Changes::default();
-        let (one, other) = (mount("one"), mount("other"));
         let (told, tell) = channel();
-        std::thread::scope(|scope| {
-            let (done, change) = changes.begin().beside(&one, || {
-                let (done, mut change) = changes.begin().beside(&other, || {
+        thread::scope(|scope| {
+            let (_, _, change) = beside(&changes, "one", || {
+                let (_, _, change) = beside(&changes, "other", || {
                     assert_eq!(names(&changes.begin()), ["one", "other"]);
-                    drop(changes.begin_after(|mount| mount.instance == "third"));
                     for awaited in ["one", "other"] {
                         let (changes, told) = (&changes, told.clone());
+                        let later = changes.enter(&mount("later")).expect("there is room");
+                        drop(later.turn(|spec| spec.instance == "third").expect("nobody is awaited"));
                         scope.spawn(move || {
-                            drop(changes.begin_after(|mount| mount.instance == awaited));
+                            drop(later.turn(|spec| spec.instance == awaited).expect("it was not given up"));
                             told.send(awaited).expect("heard");
                         });
                     }
                 });
-                assert_eq!((done, names(&change)), (Some(()), vec!["one".to_owned()]));
-                assert!(!change.give_up("other"));
                 drop(change);
                 assert_eq!(tell.recv(), Ok("other"));
             });
-            assert_eq!(done, Some(()));
-            assert!(names(&change).is_empty() && tell.try_recv().is_err());
+            assert!(tell.try_recv().is_err());
             drop(change);
             assert_eq!(tell.recv(), Ok("one"));
         });
+        assert!(names(&changes.begin()).is_empty());
     }
 
     #[test]
-    fn a_mount_that_is_given_up_has_no_result_and_another_of_its_name_has() {
+    fn a_mount_is_given_up_while_it_waits_and_while_it_is_looked_at() {
         let changes = Changes::default();
-        let one = mount("one");
-        let (done, change) = changes.begin().beside(&one, || assert!(changes.begin().give_up("one")));
-        assert!(done.is_none() && names(&change).is_empty());
-        let (done, mut change) = change.beside(&one, || 7);
-        assert_eq!((done, change.give_up("one")), (Some(7), false));
-    }
-
-    #[test]
-    fn the_last_change_comes_after_all_mounts_and_a_panic_ends_one() {
-        let changes = Changes::default();
-        let one = mount("one");
-        let panicked = catch_unwind(AssertUnwindSafe(|| drop(changes.begin().beside(&one, || panic!("in a layer")))));
-        assert!(panicked.is_err() && changes.begin().mounts().is_empty());
-        std::thread::scope(|scope| {
-            let (_, change) = changes.begin().beside(&one, || {
-                scope.spawn(|| assert!(names(&changes.begin_last()).is_empty()));
-                while !changes.begin().is_last() {
-                    std::thread::yield_now();
-                }
-                assert_eq!(names(&changes.begin()), ["one"]);
-            });
-            assert!(change.is_last());
+        let first = changes.enter(&mount("first")).expect("there is room");
+        let ((), is_given_up, change) = beside(&changes, "one", || assert!(changes.begin().give_up("one")));
+        assert!(is_given_up);
+        drop(change);
+        let waiting = changes.enter(&mount("one")).expect("there is room");
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| waiting.turn(|spec| spec.instance == "first").is_none());
+            assert_eq!(names(&changes.begin()), ["first", "one"]);
+            assert!(changes.begin().give_up("one") && waits.join().expect("it was told"));
         });
+        assert_eq!(names(&changes.begin()), ["first"]);
+        drop((first, waiting));
+        let ((), is_given_up, mut change) = beside(&changes, "one", || ());
+        assert!(!is_given_up && !change.give_up("one"));
+    }
+
+    #[test]
+    fn the_last_change_gives_up_what_is_under_way_and_waits_for_nothing() {
+        let changes = Changes::default();
+        let ((), is_given_up, change) = beside(&changes, "one", || {
+            assert!(names(&changes.begin_last()).is_empty());
+        });
+        assert!(is_given_up && change.is_last());
+    }
+
+    #[test]
+    fn a_panic_ends_a_mount_and_there_are_never_too_many() {
+        let changes = Changes::default();
+        let panics = || drop(beside(&changes, "one", || panic!("in a layer")));
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err() && names(&changes.begin()).is_empty());
+        let all: Vec<_> = (0..UNDERWAY_MAX).map(|_| changes.enter(&mount("one")).expect("there is room")).collect();
+        assert!(changes.enter(&mount("other")).is_none());
+        drop(all);
+        assert!(changes.enter(&mount("other")).is_some());
     }
 }

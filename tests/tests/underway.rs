@@ -1,26 +1,26 @@
 //! Commands on a pool while another one mounts something whose branch takes long to be looked at: they do not wait for it, and know of it.
 
-use poolfs_tests::{Outcome, Pool, isolated, run_within};
+use poolfs_tests::{Outcome, Pool, import_small, isolated, run_within};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 /// The longest that a command takes which waits for nobody: a machine may be busy. The kernel lets who waits for a lease go on after 45 s.
 const COMMAND_MAX: Duration = Duration::from_secs(40);
-/// Holds a lease on a file until its input ends: who opens the file waits for that. Says when somebody does.
+/// Holds leases on files until its input ends: who opens one of them waits for that. Says when somebody waits for each.
 const LEASE: &str = "import fcntl, os, signal, sys, time
 signal.signal(signal.SIGIO, signal.SIG_IGN)
-file = os.open(sys.argv[1], os.O_RDWR)
-fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+files = [os.open(path, os.O_RDWR) for path in sys.argv[1:]]
+for file in files: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 print('held', flush=True)
-while fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_WRLCK: time.sleep(0.002)
+while any(fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_WRLCK for file in files): time.sleep(0.002)
 print('wanted', flush=True)
 sys.stdin.read()";
 
-/// A file that nobody else opens until this is dropped.
+/// Files that nobody else opens until this is dropped.
 struct Lease {
     holder: Child,
     input: Option<ChildStdin>,
@@ -28,9 +28,9 @@ struct Lease {
 }
 
 impl Lease {
-    fn take(path: &Path) -> Self {
+    fn take(paths: &[PathBuf]) -> Self {
         let mut command = Command::new("python3");
-        command.args(["-c", LEASE]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["-c", LEASE]).args(paths).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut holder = command.spawn().expect("python3 starts");
         let (input, output) = (holder.stdin.take(), BufReader::new(holder.stdout.take().expect("piped")));
         let mut lease = Self { holder, input, output };
@@ -44,7 +44,7 @@ impl Lease {
         assert_eq!(line.trim(), wanted);
     }
 
-    /// Waits until somebody waits for the file.
+    /// Waits until somebody waits for each of the files.
     fn await_opener(&mut self) {
         self.await_line("wanted");
     }
@@ -72,7 +72,7 @@ fn pool(folder: &Path) -> Pool {
 const UNION: &str = "mount POOL @mnt --upper @upper --lower @lower";
 
 fn lease(folder: &Path) -> Lease {
-    Lease::take(&folder.join("upper/.poolfs/format"))
+    Lease::take(&[folder.join("upper/.poolfs/format")])
 }
 
 fn poolfs(pool: &Pool, line: &str) -> Outcome {
@@ -133,9 +133,14 @@ fn commands_do_not_wait_for_a_mount_of_their_pool() {
 fn a_mount_that_takes_long_can_be_given_up() {
     isolated("a_mount_that_takes_long_can_be_given_up", |folder| {
         let pool = pool(folder);
-        let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
         let exec = "exec POOL --mount at=@mnt,upper=@upper,lower=@lower -- true";
-        for (line, how) in [(UNION, Signal::TERM), (exec, Signal::TERM), (exec, Signal::KILL)] {
+        let ways = [(UNION, Signal::TERM), (exec, Signal::TERM), (exec, Signal::KILL)];
+        // With and without another mount in the pool, without which its service ends.
+        for (time, (line, how)) in ways.into_iter().chain(ways).enumerate() {
+            if time == ways.len() {
+                let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
+            }
+            let others = if time < ways.len() { "" } else { "mounted more\n" };
             let mut lease = lease(folder);
             let mut begun = begin(&pool, line);
             lease.await_opener();
@@ -144,13 +149,73 @@ fn a_mount_that_takes_long_can_be_given_up() {
             // The next command takes note of it where it was killed.
             let _ = poolfs(&pool, "mount POOL @third --dir @data --shared");
             let _ = poolfs(&pool, "umount POOL @third");
-            assert_eq!(mounted(&pool), "mounted more\n", "{line}");
+            assert_eq!(mounted(&pool), others, "{line}");
             drop(lease);
             let _ = poolfs(&pool, UNION).expect("mount");
             assert_eq!(fs::read_to_string(folder.join("mnt/f")).expect("read"), "in it");
             let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
         }
         let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+    });
+}
+
+#[test]
+fn the_root_of_an_ended_container_that_takes_long_holds_up_nobody() {
+    isolated("the_root_of_an_ended_container_that_takes_long_holds_up_nobody", |folder| {
+        let pool = pool(folder);
+        import_small(&pool, folder, "small", &[], |_| {});
+        let _ = poolfs(&pool, "run POOL small --name c -- /bin/sh -c :").expect("run");
+        let upper = folder.join("state/containers/c/upper/.poolfs/format");
+        let mut lease = Lease::take(std::slice::from_ref(&upper));
+        let mut diff = begin(&pool, "diff POOL c");
+        lease.await_opener();
+        let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
+        signal(&diff, Signal::KILL);
+        diff.wait().expect("ours");
+        let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+        drop(lease);
+        let _ = poolfs(&pool, "diff POOL c").expect("diff");
+        let _ = poolfs(&pool, "rm c").expect("rm");
+    });
+}
+
+#[test]
+fn many_commands_mount_in_one_pool_at_the_same_time() {
+    isolated("many_commands_mount_in_one_pool_at_the_same_time", |folder| {
+        const MANY: usize = 40;
+        const AT_ONCE: usize = 16;
+        let pool = pool(folder);
+        let numbers: Vec<usize> = (0..MANY).collect();
+        for number in &numbers {
+            for kind in ["at", "up"] {
+                fs::create_dir(folder.join(format!("{kind}-{number}"))).expect("a folder");
+            }
+        }
+        let line = |n: &usize| format!("mount POOL @at-{n} --upper @up-{n} --lower @lower");
+        let all_done = |numbers: &[usize]| {
+            let children: Vec<Child> = numbers.iter().map(|number| begin(&pool, &line(number))).collect();
+            for child in children {
+                let outcome = child.wait_with_output().expect("ours");
+                assert!(outcome.status.success(), "{}", String::from_utf8_lossy(&outcome.stderr));
+            }
+            assert_eq!(mounted(&pool).lines().count(), numbers.len());
+        };
+        let unmount = |n: &usize| drop(poolfs(&pool, &format!("umount POOL @at-{n}")).expect("umount"));
+        all_done(&numbers);
+        numbers.iter().for_each(unmount);
+        // So many that take long leave the others out, and the service can be reached.
+        let formats = numbers.iter().take(AT_ONCE).map(|n| folder.join(format!("up-{n}/.poolfs/format")));
+        let mut lease = Lease::take(&formats.collect::<Vec<_>>());
+        let slow: Vec<Child> = numbers.iter().take(AT_ONCE).map(|number| begin(&pool, &line(number))).collect();
+        lease.await_opener();
+        let outcome = poolfs(&pool, &format!("{} --timeout 1", line(&AT_ONCE)));
+        assert!(outcome.err.contains("16 commands are about to mount something in it"), "{outcome:?}");
+        assert_eq!(pool.status()["state"], "running");
+        drop(lease);
+        for child in slow {
+            assert!(child.wait_with_output().expect("ours").status.success());
+        }
+        numbers.iter().take(AT_ONCE).for_each(unmount);
     });
 }
 

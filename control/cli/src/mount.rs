@@ -7,11 +7,18 @@ use crate::places::{self, Found};
 use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::{complain, pasted};
-use crate::{branches, memory, pool, service, waiting};
+use crate::{branches, memory, pool, service, signals, waiting};
 use poolfs_host::{Host, MountEntry, mount_table, mounted_over, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Most commands that have a pool's service mount something at the same time: it has connections for some more, by which it is reached
+/// meanwhile.
+const MOUNTS_AT_ONCE_MAX: usize = 16;
+/// How often it is looked whether one of them has ended.
+const TURN_PAUSE: Duration = Duration::from_millis(10);
 
 /// What is to be mounted, and for whom.
 #[derive(Clone, Debug)]
@@ -141,11 +148,12 @@ pub fn split_lowers(text: &str) -> Vec<PathBuf> {
     parts.into_iter().filter(|part| !part.is_empty()).map(PathBuf::from).collect()
 }
 
-/// Mount an instance in a pool, whose service is started when it does not run. On failure nothing stays of it.
+/// Mount an instance in a pool, whose service is started when it does not run. On failure nothing stays of it, but for its record where the pool's
+/// lock is not to be had: that the next command removes.
 ///
 /// The service may take long to look at the branches. Other commands have the pool's lock meanwhile, and find in its record who mounts what.
 pub fn mount_instance(context: &Context, name: &str, wanted: Wanted) -> Result<MountSpec> {
-    let begun = begin(context, &mut pool::lock(context, name)?, wanted)?;
+    let begun = begin(context, &mut turn(context, name)?, wanted)?;
     let instance = &begun.spec.instance;
     let mounted = mount_recorded(context, name, &begun.spec, &begun.mounts);
     let mut pool = match context.pools()?.lock::<PoolRecord>(name) {
@@ -168,6 +176,24 @@ pub fn mount_instance(context: &Context, name: &str, wanted: Wanted) -> Result<M
             };
             Err(failure.of(begun.place()))
         }
+    }
+}
+
+/// The lock of a pool in which one more instance can be mounted at the same time as others.
+fn turn(context: &Context, name: &str) -> Result<Locked<PoolRecord>> {
+    let wait = context.patience.begin();
+    loop {
+        let pool = pool::lock(context, name)?;
+        let mounters = pool.record.instances.iter().filter(|known| known.is_being_mounted(&*context.host));
+        let pids: Vec<u32> = mounters.filter_map(|known| Some(known.mounter.as_ref()?.pid)).collect();
+        let Some(one) = pids.first().filter(|_| pids.len() >= MOUNTS_AT_ONCE_MAX) else { return Ok(pool) };
+        if wait.is_over() || signals::end_came() {
+            let cause = format!("{} commands are about to mount something in it, process {one} among them", pids.len());
+            let remedy = format!("wait until one of them has ended; `kill {one}` ends that");
+            return Err(Failure::in_use(format!("pool {name}"), cause, remedy));
+        }
+        drop(pool);
+        std::thread::sleep(TURN_PAUSE);
     }
 }
 
@@ -229,7 +255,7 @@ fn settle(pool: &mut Locked<PoolRecord>, instance: &str) -> Result<()> {
     match pool.record.instances.iter_mut().find(|known| known.spec.instance == instance) {
         Some(record) => record.mounter = None,
         None => {
-            let cause = "it is not in the pool's record any more: the pool's service has died meanwhile";
+            let cause = "it is not in the pool's record any more, as after the death of the pool's service";
             return Err(Failure::new("mount", cause, "mount it again"));
         }
     }

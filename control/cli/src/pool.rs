@@ -189,7 +189,8 @@ pub fn lock(context: &Context, name: &str) -> Result<Locked<PoolRecord>> {
     Ok(pool)
 }
 
-/// Bring the record to what is so: unmount what was mounted for commands that are dead, or by such before they could say so, forget what is unmounted, and remove the groups
+/// Bring the record to what is so: unmount what was mounted for commands that are dead, and what commands were about to mount that died before
+/// they could say that it is there (nobody was told that it can be used), forget what is unmounted, and remove the groups
 /// of commands that nobody outlives.
 fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
     let pool_name = pool.record.name.clone();

@@ -184,14 +184,14 @@ impl MountSpec {
     }
 }
 
-/// A control message. Of whoever has hung up before its turn has come nothing is done.
+/// A control message. Of whoever has hung up before its turn has come nothing is done, nor is anything mounted for whoever hangs up before that is there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
     /// Mount an instance. The directories of its branches come with the command in the order of [`StackSpec::branches`], each as the descriptor
     /// of a private mount (`poolfs_local::PrivateMount`); paths say what they are called.
     Mount(MountSpec),
-    /// Flush and unmount an instance. One that does not exist is fine.
+    /// Flush and unmount an instance. One that does not exist is fine; one that is about to be mounted will not be, which is answered at once.
     Unmount {
         /// Its name.
         instance: String,

@@ -152,24 +152,67 @@ fn a_mount_that_is_under_way_can_be_given_up() {
 }
 
 #[test]
-fn the_end_of_a_service_waits_for_what_is_being_mounted() {
-    isolated("underway::the_end_of_a_service_waits_for_what_is_being_mounted", |folder| {
+fn the_end_of_a_service_gives_up_what_is_being_mounted() {
+    isolated("underway::the_end_of_a_service_gives_up_what_is_being_mounted", |folder| {
         let mut service = Running::start(folder);
         let (spec, file) = union(&service, folder);
         let lease = Leased::take(&file);
-        let mount = begun(&service, &Order::Mount(spec));
+        let mount = begun(&service, &Order::Mount(spec.clone()));
         eventually("its branch is looked at", || lease.is_wanted());
-        let end = begun(&service, &Order::Shutdown);
-        eventually("nothing else is mounted", || {
-            let other = service.spec("two", StackSpec::Directory { directory: make(&folder.join("other")) });
-            let answer = answered(&service, &Order::Mount(other));
-            matches!(answer, Answer::Failed { message, .. } if message.contains("about to end"))
-                || answered(&service, &unmount_of("two")) != Answer::Done
-        });
-        assert!(is_silent(&end));
-        drop(lease);
-        assert!(message(answer_of(&mount)).contains("about to end"));
-        assert_eq!(answer_of(&end), Answer::Done);
+        assert_eq!(answered(&service, &Order::Shutdown), Answer::Done);
         assert!(service.wait().success() && mounts(folder).is_empty());
+        drop((lease, mount));
+        let service = Running::start(folder);
+        assert_eq!(service.order(&Order::Mount(spec.clone())), Answer::Done);
+        assert_eq!(fs::read(spec.mount_point.join("f")).expect("read"), b"in it");
+    });
+}
+
+#[test]
+fn what_nobody_wants_any_more_is_not_mounted() {
+    isolated("underway::what_nobody_wants_any_more_is_not_mounted", |folder| {
+        let service = Running::start(folder);
+        let (spec, file) = union(&service, folder);
+        let another = |name: &str| Order::Mount(MountSpec { instance: name.into(), ..spec.clone() });
+        let lease = Leased::take(&file);
+        let first = begun(&service, &Order::Mount(spec.clone()));
+        eventually("its branch is looked at", || lease.is_wanted());
+        let [given_up, left] = ["two", "three"].map(|name| begun(&service, &another(name)));
+        eventually("they wait for it", || {
+            let all = ["one", "two", "three"].map(str::to_owned).to_vec();
+            answered(&service, &Order::Instances) == Answer::Instances { instances: all }
+        });
+        assert_eq!(answered(&service, &unmount_of("two")), Answer::Done);
+        assert!(message(answer_of(&given_up)).contains("was unmounted while"));
+        drop((left, first, lease));
+        eventually("all have ended", || {
+            answered(&service, &Order::Instances) == Answer::Instances { instances: vec![] }
+        });
+        assert!(mounts(folder).is_empty());
+        assert_eq!(service.order(&Order::Mount(spec.clone())), Answer::Done);
+    });
+}
+
+#[test]
+fn a_service_is_reached_however_many_mounts_are_under_way() {
+    isolated("underway::a_service_is_reached_however_many_mounts_are_under_way", |folder| {
+        let service = Running::start(folder);
+        let (spec, file) = union(&service, folder);
+        let lease = Leased::take(&file);
+        let first = begun(&service, &Order::Mount(spec.clone()));
+        eventually("its branch is looked at", || lease.is_wanted());
+        let another = |n: u32| Order::Mount(MountSpec { instance: format!("{n}"), ..spec.clone() });
+        let mut waiting: Vec<UnixStream> = (1..24).map(|n| begun(&service, &another(n))).collect();
+        eventually("all are under way", || {
+            let answer = answered(&service, &Order::Instances);
+            matches!(answer, Answer::Instances { instances } if instances.len() == 24)
+        });
+        assert!(message(answered(&service, &another(24))).contains("are under way, which is the most"));
+        assert_eq!(answered(&service, &Order::Ping), Answer::Done);
+        assert!(waiting.iter().all(is_silent));
+        waiting.clear();
+        drop(lease);
+        assert_eq!(answer_of(&first), Answer::Done);
+        assert_eq!(fs::read(spec.mount_point.join("f")).expect("read"), b"in it");
     });
 }

@@ -11,6 +11,7 @@ use crate::record::PoolRecord;
 use crate::service::control_socket;
 use crate::text::{age, print_json, print_table, table};
 use crate::waiting;
+use poolfs_host::ProcessSignal;
 use poolfs_service_protocol::Ending;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -95,6 +96,12 @@ pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
     // Before it runs the runtime does not know it.
     let running = record.instance.clone().filter(|_| record.state != ContainerState::Created);
     let Some(instance) = running else {
+        if let Some(monitor) = &record.monitor {
+            context.host.signal(&monitor.identity(), ProcessSignal::Terminate)?;
+        }
+        if has_ended(context, name, wait)? {
+            return Ok(());
+        }
         let remedy = "wait a moment and try again";
         return Err(Failure::in_use(format!("container {name}"), "it is only just being started", remedy));
     };

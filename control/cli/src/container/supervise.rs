@@ -99,10 +99,14 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
 
 fn mount_root(context: &Context, name: &str) -> Result<MountSpec> {
     let mut container = lock(context, name)?;
-    let wanted = root_of(context, &container)?;
-    let spec = mount_instance(context, &container.record.pool, wanted)?;
-    container.record.instance = Some(spec.instance.clone());
+    let (wanted, pool) = (root_of(context, &container)?, container.record.pool.clone());
     container.record.monitor = ProcessRecord::of(&*context.host, std::process::id());
+    container.note()?;
+    // Others find in the record who starts it; the service may take long to look at its branches.
+    drop(container);
+    let spec = mount_instance(context, &pool, wanted)?;
+    let mut container = lock(context, name)?;
+    container.record.instance = Some(spec.instance.clone());
     container.note()?;
     Ok(spec)
 }
