@@ -117,6 +117,10 @@ fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessReco
     // What the program left running in the background stays in the pool as long as it lives.
     let is_over = outlived::remove_if_empty(context, &groups, name, &group_name(&own.identity()));
     let mut result = Ok(());
+    for instance in mounted {
+        // Whether it can be done, the unmount finds itself.
+        let _ = service::flush(context, name, instance, false);
+    }
     // Somebody may have removed the pool by force, with the program.
     let Some(mut pool) = context.pools()?.try_lock::<PoolRecord>(name)? else { return Ok(()) };
     for instance in mounted.iter().rev() {

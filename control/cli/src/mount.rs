@@ -2,7 +2,7 @@
 
 use crate::arguments::MountArguments;
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use crate::places::{self, Found};
 use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
@@ -70,7 +70,7 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
 
 /// The command `umount`.
 pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) -> Result<()> {
-    let mut pool = pool::lock(context, name)?;
+    let pool = pool::lock(context, name)?;
     let instance = instance_at(context, &pool.record, mount_point)?;
     if let Some(container) = &instance.container {
         let remedy = format!("end the container with `poolfs stop {container}`");
@@ -87,7 +87,16 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
         // What such a service has stays its own, also by force: only its end would give it back.
         waiting::ping(context, name)?;
     }
-    match unmount_instance(context, &mut pool, &instance, Ending::Orderly) {
+    // What there is to flush may take long, and its branch may never answer. Others go on meanwhile.
+    drop(pool);
+    let flushed = service::flush(context, name, &instance, force);
+    let mut pool = pool::lock(context, name)?;
+    let unmounted = match flushed {
+        Err(failure) if failure.code() == Code::NoAnswer => Err(failure),
+        // What else is wrong with it the unmount finds itself.
+        _ => unmount_instance(context, &mut pool, &instance, Ending::Orderly),
+    };
+    match unmounted {
         Err(failure) if force => {
             complain(&format!("poolfs: unmounted all the same: {}", failure.summary()));
             unmount_instance(context, &mut pool, &instance, Ending::Forced)

@@ -10,7 +10,7 @@ use crate::service;
 use crate::state::Locked;
 use crate::text::{complain, pasted, print, print_json, print_table, size, table};
 use poolfs_host::{CpuSet, Host, mount_table};
-use poolfs_service_protocol::{CACHE_BYTES_MIN, Ending, is_valid_name};
+use poolfs_service_protocol::{CACHE_BYTES_MIN, Command, Ending, is_valid_name};
 use std::path::Path;
 
 /// Longest name: instances add a number to it and must stay valid.
@@ -212,8 +212,14 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
         .filter(|instance| orphaned(&instance.owner) || orphaned(&instance.mounter))
         .map(|instance| instance.spec.instance.clone())
         .collect();
+    let is_alive = pool.record.service_alive(&*context.host) == Some(true);
     for instance in orphans {
-        if let Err(failure) = crate::mount::unmount_instance(context, pool, &instance, Ending::Detached) {
+        // It may have to write for long, or to a branch that does not answer: then it goes on with that by itself.
+        let command = Command::Unmount { instance: instance.clone(), ending: Ending::Detached };
+        let told = if is_alive { service::tell_briefly(context, &pool_name, &command) } else { Ok(()) };
+        if let Err(failure) =
+            told.and_then(|()| crate::mount::unmount_instance(context, pool, &instance, Ending::Detached))
+        {
             // What is wrong with this mount is nothing to other commands on the pool; the next one tries again.
             warn(failure);
         }

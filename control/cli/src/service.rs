@@ -170,6 +170,28 @@ pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[P
     }
 }
 
+/// The same, of what the service goes on with when it is not waited for any longer than for an answer at once.
+pub fn tell_briefly(context: &Context, pool: &str, command: &Command) -> Result<()> {
+    let mut wait = context.patience.begin();
+    let mut input = waiting::send(context, pool, command, &[], &wait)?;
+    let answer = waiting::answer_line(context, pool, &mut input, Until::Answered, &mut wait)?;
+    match understood(context, pool, &answer)? {
+        Answer::Done => Ok(()),
+        _ => Err(unexpected(pool)),
+    }
+}
+
+/// Have a service, if it lives, bring what an instance has accepted to the disk: before it is unmounted, and without the pool's lock, so that others go on however long
+/// that takes. What does not have to succeed is not waited for any longer than for an answer at once.
+pub fn flush(context: &Context, pool: &str, instance: &str, is_brief: bool) -> Result<()> {
+    let is_alive = |record: PoolRecord| record.service_alive(&*context.host) == Some(true);
+    if !context.pools()?.peek(pool)?.is_some_and(is_alive) {
+        return Ok(());
+    }
+    let command = Command::Flush { instance: instance.to_owned() };
+    if is_brief { tell_briefly(context, pool, &command) } else { tell(context, pool, &command) }
+}
+
 /// What a service tells of itself.
 pub fn status(context: &Context, pool: &str) -> Result<ServiceStatus> {
     status_within(context, pool, &mut context.patience.begin())

@@ -191,6 +191,11 @@ pub enum Command {
     /// Mount an instance. The directories of its branches come with the command in the order of [`StackSpec::branches`], each as the descriptor
     /// of a private mount (`poolfs_local::PrivateMount`); paths say what they are called.
     Mount(MountSpec),
+    /// Write what an instance has accepted to its branch, and make it durable, beside whatever else is done. One that does not exist is fine.
+    Flush {
+        /// Its name.
+        instance: String,
+    },
     /// Flush and unmount an instance. One that does not exist is fine; one that is about to be mounted will not be, which is answered at once.
     Unmount {
         /// Its name.

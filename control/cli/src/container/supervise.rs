@@ -8,6 +8,7 @@ use crate::context::{Context, SHOWN_ROOTS};
 use crate::failure::{Failure, Result};
 use crate::mount::{self, is_recorded, mount_instance, unmount_instance};
 use crate::record::{PoolRecord, ProcessRecord};
+use crate::service;
 use crate::signals::{self, Signals, status_code};
 use crate::state::Locked;
 use crate::text::{complain, pasted};
@@ -210,6 +211,10 @@ pub fn finish(
     container.record.exit_code = code.or(container.record.exit_code);
     container.record.monitor = None;
     let mut result = Ok(());
+    if let Some(instance) = container.record.instance.as_ref().filter(|_| !ending.is_forced()) {
+        // Whether it can be done, the unmount finds itself.
+        let _ = service::flush(context, &container.record.pool, instance, false);
+    }
     if let Some(mut pool) = context.pools()?.try_lock::<PoolRecord>(&container.record.pool)?
         && let Some(instance) = container.record.instance.clone().or_else(|| instance_of(&pool.record, name))
     {
