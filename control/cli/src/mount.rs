@@ -85,7 +85,11 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     let instance = instance.spec.instance.clone();
     if pool.record.service_alive(&*context.host) == Some(true) {
         // What such a service has stays its own, also by force: only its end would give it back.
-        waiting::ping(context, name)?;
+        if let Err(failure) = waiting::ping(context, name)
+            && !service::is_ending(context, &pool.record)?
+        {
+            return Err(failure);
+        }
     }
     // What there is to flush may take long, and its branch may never answer. Others go on meanwhile.
     drop(pool);
@@ -301,7 +305,7 @@ pub fn unmount_instance(
             match service::instances(context, &name) {
                 Ok(served) if !ending.is_forced() && served.iter().any(|known| known == instance) => return result,
                 // What it has is not known: it stays in the record until that is.
-                Err(failure) if pool.record.service_alive(&*context.host) == Some(true) => return Err(failure),
+                Err(failure) if !service::is_ending(context, &pool.record)? => return Err(failure),
                 _ => {}
             }
         }

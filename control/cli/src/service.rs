@@ -26,6 +26,8 @@ const START_WAIT: Duration = Duration::from_secs(20);
 const START_PAUSE: Duration = Duration::from_millis(1);
 /// Longest wait for a process that was asked to end.
 const END_WAIT: Duration = Duration::from_secs(10);
+/// Longest wait for a process that was killed.
+const DYING_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait for a group to be empty after its last process ended.
 const GROUP_WAIT: Duration = Duration::from_secs(5);
 /// A log that is longer at the start of a service becomes the old one.
@@ -217,6 +219,15 @@ pub fn client(context: &Context, pool: &str, pid: u32) -> Result<Vec<ClientStatu
 pub fn unexpected(pool: &str) -> Failure {
     let remedy = "use the poolfs and the poolfs-service of one build";
     Failure::new(format!("service of pool {pool}"), "it gave an answer to another question", remedy)
+}
+
+/// Whether a service is dead, or just ending: one that was killed is alive for a moment in which it answers nobody.
+pub fn is_ending(context: &Context, record: &PoolRecord) -> Result<bool> {
+    let Some(process) = record.service.as_ref().map(ProcessRecord::identity) else { return Ok(true) };
+    if waiting::is_stopped(&*context.host, process.pid) {
+        return Ok(false);
+    }
+    Ok(context.host.wait_end(&process, DYING_WAIT)?)
 }
 
 /// See to it that the pool's service runs. What a dead one left mounted is detached first.

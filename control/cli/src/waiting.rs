@@ -32,6 +32,8 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(50);
 /// Why there is no answer of a service that was there.
 pub const HUNG_UP: &str = "it ended before it answered";
+/// What comes after the end of a service.
+const AFTERWARDS: &str = "the next mount starts another one, and what was written to unions before is not lost";
 /// Most characters of a command in a message.
 const COMMAND_WIDTH: usize = 120;
 /// Most bytes of one answer.
@@ -94,8 +96,18 @@ pub fn send(
 
 /// Why there is no answer from a service that is not there.
 pub fn silent(context: &Context, pool: &str, error: impl std::fmt::Display) -> Failure {
-    let remedy = format!("`poolfs status {pool}` says how it is; a mount starts a new service");
     let path = crate::service::control_socket(context, pool);
+    let record = context.pools().and_then(|pools| pools.peek::<PoolRecord>(pool)).ok().flatten();
+    let living = record.and_then(|record| record.service).filter(|service| service.is_alive(&*context.host));
+    let remedy = match living {
+        // Its socket was removed, or is to be found elsewhere only.
+        Some(service) => format!(
+            "process {0} is this service: where another {1} is seen, it may answer; `kill -KILL {0}` ends it, {AFTERWARDS}",
+            service.pid,
+            context.run.display()
+        ),
+        None => format!("`poolfs status {pool}` says how it is; a mount starts a new service"),
+    };
     Failure::new(format!("service of pool {pool}"), format!("no answer from {}: {error}", path.display()), remedy)
         .with_code(Code::NoAnswer)
 }
@@ -112,12 +124,11 @@ fn stands_still(context: &Context, pool: &str) -> Failure {
             .with_code(Code::NoAnswer);
     };
     let pid = process.pid;
-    let afterwards = "the next mount starts another one, and what was written to unions before is not lost";
     let (cause, remedy) = if is_stopped(&*context.host, pid) {
-        let remedy = format!("`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it: {afterwards}");
+        let remedy = format!("`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it: {AFTERWARDS}");
         (format!("{cause}: it is stopped"), remedy)
     } else {
-        (cause, format!("try again, with a longer --timeout; `kill -KILL {pid}` ends it: {afterwards}"))
+        (cause, format!("try again, with a longer --timeout; `kill -KILL {pid}` ends it: {AFTERWARDS}"))
     };
     Failure::new(format!("service of pool {pool} (process {pid})"), cause, remedy).with_code(Code::NoAnswer)
 }
