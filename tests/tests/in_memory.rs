@@ -174,3 +174,39 @@ fn what_has_no_size_or_takes_more_than_is_written_is_refused() {
         let _ = run(Command::new("umount").arg(&memory)).expect("umount");
     });
 }
+
+#[test]
+fn what_was_set_aside_for_a_mount_that_failed_is_given_back() {
+    isolated("what_was_set_aside_for_a_mount_that_failed_is_given_back", |folder| {
+        let (pool, memory) = with_filesystem(folder, "tmpfs", "size=1G");
+        let [at, dir, lower] = ["at", "dir", "lower"].map(|name| folder.join(name));
+        for path in [&at, &dir] {
+            fs::create_dir(path).expect("a folder");
+        }
+        let other = pool.mount_directory(&folder.join("other"), &dir);
+        let set_aside = || {
+            let record = pool.poolfs(&["pool", "inspect", pool.name(), "--json"]).expect("inspect");
+            let record: Value = serde_json::from_str(&record).expect("JSON");
+            record["in_memory"].as_array().map_or(0, Vec::len)
+        };
+        let damaged = memory.join("second/.poolfs");
+        fs::create_dir(&damaged).expect("a folder");
+        fs::write(damaged.join("format"), "nothing known").expect("written");
+        let mount = |upper: &str| {
+            let mut command = pool.command();
+            command.args(["mount", pool.name()]).arg(&at).arg("--upper").arg(memory.join(upper));
+            run(command.arg("--lower").arg(&lower))
+        };
+        for _ in 0..3 {
+            let refused = mount("second");
+            assert!(refused.code != 0, "{refused:?}");
+            assert_eq!(set_aside(), 0);
+        }
+        let _ = mount("up").expect("mount");
+        assert_eq!(set_aside(), 1);
+        let _ = pool.poolfs(&["umount", pool.name(), text(&at)]).expect("umount");
+        // What was written there is memory of the pool's as before.
+        assert_eq!(set_aside(), 1);
+        drop(other);
+    });
+}

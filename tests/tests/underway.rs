@@ -220,6 +220,35 @@ fn many_commands_mount_in_one_pool_at_the_same_time() {
 }
 
 #[test]
+fn who_begins_a_mount_and_is_late_takes_nothing_from_a_pool_of_the_same_name() {
+    isolated("who_begins_a_mount_and_is_late_takes_nothing_from_a_pool_of_the_same_name", |folder| {
+        let pool = pool(folder);
+        // The second instance of the pool.
+        let mut lease = lease(folder);
+        let mut late = begin(&pool, UNION);
+        lease.await_opener();
+        signal(&late, Signal::STOP);
+        pool.kill_service();
+        drop(lease);
+        let _ = poolfs(&pool, "pool rm POOL").expect("pool rm");
+        let _ = poolfs(&pool, "pool create POOL --cpus 0-1 --memory 2G --cache 16M").expect("pool create");
+        let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
+        let _ = poolfs(&pool, "mount POOL @third --dir @data --shared").expect("mount");
+        let held = fs::File::create(folder.join("third/held")).expect("created");
+        signal(&late, Signal::CONT);
+        assert!(!late.wait().expect("ours").success());
+        assert_eq!(mounted(&pool), "mounted more\nmounted third\n");
+        fs::write(folder.join("third/f"), "still").expect("it is mounted");
+        drop(held);
+        for place in ["@third", "@more"] {
+            let _ = poolfs(&pool, &format!("umount POOL {place}")).expect("umount");
+        }
+        let _ = poolfs(&pool, UNION).expect("its branch is free");
+        let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
+    });
+}
+
+#[test]
 fn a_service_that_dies_while_something_is_mounted_ends_that_mount() {
     isolated("a_service_that_dies_while_something_is_mounted_ends_that_mount", |folder| {
         let pool = pool(folder);

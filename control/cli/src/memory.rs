@@ -7,10 +7,10 @@
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::places::Found;
-use crate::record::{MemoryRecord, PoolRecord, memory_bytes_min};
+use crate::record::{InstanceRecord, MemoryRecord, PoolRecord, memory_bytes_min};
 use crate::state::Locked;
 use crate::text::{UPPER_SIZE_MIN, complain, size};
-use poolfs_local::{InMemory, PrivateMount};
+use poolfs_local::{DirectoryId, InMemory, PrivateMount};
 use poolfs_service_protocol::{StackSpec, Storage};
 use std::path::Path;
 
@@ -136,6 +136,25 @@ pub fn set_aside(
         // The first failure is the one to report.
         let _ = pool.note().and_then(|()| set_limits(context, &pool.record));
     })
+}
+
+/// What was set aside for a directory is as it was `before`, unless another mount has it: what it was set aside for was not mounted.
+pub fn give_back(
+    context: &Context,
+    pool: &mut Locked<PoolRecord>,
+    directory: Option<DirectoryId>,
+    before: &[MemoryRecord],
+) -> Result<()> {
+    let is_its = |record: &&MemoryRecord| Some(record.directory) == directory;
+    let is_used = |known: &InstanceRecord| known.places.first().is_some_and(|place| place.id() == directory);
+    let earlier = before.iter().find(is_its).copied();
+    let now = pool.record.in_memory.iter().find(is_its).copied();
+    if now == earlier || now.is_none() || pool.record.instances.iter().any(is_used) {
+        return Ok(());
+    }
+    pool.record.in_memory.retain(|record| !is_its(&record));
+    pool.record.in_memory.extend(earlier);
+    pool.note().and_then(|()| set_limits(context, &pool.record))
 }
 
 /// Divide the pool's memory between its service and its containers as the record says.

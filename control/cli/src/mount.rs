@@ -4,7 +4,7 @@ use crate::arguments::MountArguments;
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
 use crate::places::{self, Found};
-use crate::record::{InstanceRecord, PoolRecord, ProcessRecord};
+use crate::record::{InstanceRecord, MemoryRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::{complain, pasted};
 use crate::{branches, memory, pool, service, signals, waiting};
@@ -167,29 +167,35 @@ pub fn split_lowers(text: &str) -> Vec<PathBuf> {
 /// The service may take long to look at the branches. Other commands have the pool's lock meanwhile, and find in its record who mounts what.
 pub fn mount_instance(context: &Context, name: &str, wanted: Wanted) -> Result<MountSpec> {
     let begun = begin(context, &mut turn(context, name)?, wanted)?;
-    let instance = &begun.spec.instance;
-    let mounted = mount_recorded(context, name, &begun.spec, &begun.mounts);
+    let told = tell_to_mount(context, name, &begun);
+    let is_there = told.is_ok();
+    let mounted = told.and_then(|()| confirm_visible(context, &begun.spec));
     let mut pool = match context.pools()?.lock::<PoolRecord>(name) {
         Ok(pool) => pool,
         Err(failure) => {
-            let _ = forget_in_service(context, name, instance);
+            let _ = begun.forget_in_service(context, name);
             return Err(mounted.err().unwrap_or(failure).of(begun.place()));
         }
     };
-    match mounted.and_then(|()| settle(&mut pool, instance)) {
+    match mounted.and_then(|()| begun.settle(&mut pool)) {
         Ok(()) => {
             branches::note_limit(&begun.spec.stack, &begun.found);
             Ok(begun.spec)
         }
         Err(failure) => {
             // The first failure is the one to report.
-            let _ = match is_recorded(&pool, instance) {
-                true => unmount_instance(context, &mut pool, instance, Ending::Forced),
-                false => forget_in_service(context, name, instance),
-            };
+            let _ = begun.take_back(context, &mut pool, is_there);
             Err(failure.of(begun.place()))
         }
     }
+}
+
+/// Have the service mount what was begun.
+fn tell_to_mount(context: &Context, pool: &str, begun: &Begun) -> Result<()> {
+    // Nobody takes a directory of sockets away in which one is being made.
+    let _run_directory = context.make_run_directory()?;
+    // The service has no way to the host's files: what it is to serve goes with the command.
+    service::tell_with(context, pool, &Command::Mount(begun.spec.clone()), &begun.mounts)
 }
 
 /// The lock of a pool in which one more instance can be mounted at the same time as others.
@@ -215,12 +221,56 @@ struct Begun {
     spec: MountSpec,
     found: Vec<Found>,
     mounts: Vec<PrivateMount>,
+    /// This process.
+    mounter: Option<ProcessRecord>,
+    /// The pool's service.
+    service: Option<ProcessRecord>,
+    /// What was set aside for directories in memory before.
+    set_aside: Vec<MemoryRecord>,
 }
 
 impl Begun {
     /// For messages.
     fn place(&self) -> String {
         self.spec.mount_point.display().to_string()
+    }
+
+    /// Its record, if the pool still has it. Another pool may have been made under the name of the one in which it was begun, with an instance of this name.
+    fn record<'p>(&self, pool: &'p mut PoolRecord) -> Option<&'p mut InstanceRecord> {
+        let is_own =
+            |known: &&mut InstanceRecord| known.spec.instance == self.spec.instance && known.mounter == self.mounter;
+        pool.instances.iter_mut().find(is_own)
+    }
+
+    /// Note that it is mounted.
+    fn settle(&self, pool: &mut Locked<PoolRecord>) -> Result<()> {
+        let Some(record) = self.record(&mut pool.record) else {
+            let cause = "it is not in the pool's record any more, as after the death of the pool's service";
+            return Err(Failure::new("mount", cause, "mount it again"));
+        };
+        record.mounter = None;
+        pool.note()
+    }
+
+    /// Leave nothing of it; `is_there`: the service has said that it has it.
+    fn take_back(&self, context: &Context, pool: &mut Locked<PoolRecord>, is_there: bool) -> Result<()> {
+        let name = pool.record.name.clone();
+        if self.record(&mut pool.record).is_some() {
+            let unmounted = unmount_instance(context, pool, &self.spec.instance, Ending::Forced);
+            let directory = self.found.first().map(Found::id);
+            return unmounted.and(memory::give_back(context, pool, directory, &self.set_aside));
+        }
+        // One of this name that another service has is somebody else's.
+        if is_there || pool.record.service == self.service {
+            return self.forget_in_service(context, &name);
+        }
+        Ok(())
+    }
+
+    /// See to it that the service has nothing of it, though nothing of it is in the pool's record.
+    fn forget_in_service(&self, context: &Context, pool: &str) -> Result<()> {
+        let command = Command::Unmount { instance: self.spec.instance.clone(), ending: Ending::Forced };
+        service::tell(context, pool, &command)
     }
 }
 
@@ -247,45 +297,22 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
     let places = found.iter().map(|found| found.whereabouts.clone()).collect();
     let Wanted { owner, container, .. } = wanted;
     let mounter = ProcessRecord::of(&*context.host, std::process::id());
-    pool.record.instances.push(InstanceRecord { spec: spec.clone(), owner, container, mounter, places });
+    let record = InstanceRecord { spec: spec.clone(), owner, container, mounter: mounter.clone(), places };
+    pool.record.instances.push(record);
+    let (service, set_aside) = (pool.record.service.clone(), pool.record.in_memory.clone());
     let begun = pool
         .note()
         .map_err(|failure| failure.of(spec.mount_point.display().to_string()))
         .and_then(|()| branches::refuse_conflicts(context, &pool.record, &spec.instance, &spec.stack, &found))
         .and_then(|()| memory::set_aside(context, pool, &spec.stack, found.first().zip(mounts.first())));
     match begun {
-        Ok(()) => Ok(Begun { spec, found, mounts }),
+        Ok(()) => Ok(Begun { spec, found, mounts, mounter, service, set_aside }),
         Err(failure) => {
             // The first failure is the one to report.
             let _ = unmount_instance(context, pool, &spec.instance, Ending::Forced);
             Err(failure)
         }
     }
-}
-
-/// Note that an instance is mounted.
-fn settle(pool: &mut Locked<PoolRecord>, instance: &str) -> Result<()> {
-    match pool.record.instances.iter_mut().find(|known| known.spec.instance == instance) {
-        Some(record) => record.mounter = None,
-        None => {
-            let cause = "it is not in the pool's record any more, as after the death of the pool's service";
-            return Err(Failure::new("mount", cause, "mount it again"));
-        }
-    }
-    pool.note()
-}
-
-/// See to it that a service has nothing of an instance that is not in the record of its pool.
-fn forget_in_service(context: &Context, pool: &str, instance: &str) -> Result<()> {
-    service::tell(context, pool, &Command::Unmount { instance: instance.to_owned(), ending: Ending::Forced })
-}
-
-fn mount_recorded(context: &Context, pool: &str, spec: &MountSpec, branches: &[PrivateMount]) -> Result<()> {
-    // Nobody takes a directory of sockets away in which one is being made.
-    let _run_directory = context.make_run_directory()?;
-    // The service has no way to the host's files: what it is to serve goes with the command.
-    service::tell_with(context, pool, &Command::Mount(spec.clone()), branches)?;
-    confirm_visible(context, spec)
 }
 
 /// Unmount an instance; the service ends with its last one. When it fails and the instance is still in the pool's record, it

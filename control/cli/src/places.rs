@@ -70,8 +70,13 @@ impl TryFrom<String> for Whereabouts {
 }
 
 impl Whereabouts {
+    /// Which directory it is, when it is known.
+    pub fn id(&self) -> Option<DirectoryId> {
+        self.lineage.first().copied()
+    }
+
     fn is(&self, id: DirectoryId) -> bool {
-        self.lineage.first() == Some(&id)
+        self.id() == Some(id)
     }
 }
 
