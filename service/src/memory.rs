@@ -5,30 +5,51 @@
 //! to use more when much has come to be used since. What follows from it ([`level`]) holds at once: the cache becomes smaller, and what can
 //! be refused is. What has to wait for others is done by the thread: clients' segments are retired, and those who keep what was taken away are
 //! given no others until there is plenty.
+//!
+//! # Locks
+//!
+//! Who looks may hold any lock of the cache or of an instance, so a look waits for none that somebody holds for long, and for none that may be
+//! held where memory comes to be used. What is taken while something else is held, from left to right:
+//!
+//! ```text
+//! level (tried by a look) -> budget.charged               the cache becomes smaller
+//!                         -> shard queues                 what is clean leaves ...
+//!                         -> state of a file (tried) -> shard queues, dirty files, ledger, segments      ... chunk by chunk
+//!                         -> pool.signal                  flushers are to hurry
+//!                         -> signal                       the thread is to go on
+//! level (waited for)      -> tables                       status() only
+//! shard queues            -> state of a file (tried)      sweeping them
+//! ```
+//!
+//! `budget.charged`, the shard queues, `pool.signal` (`libservices/cache`), `signal` and `tables` are never held together, nor while `level` is
+//! waited for. What is shared by instances is tightened by atomic variables only; the list of users of a resource (`Shares::users`) and that of
+//! free leases (`LeaseTable::free`) are leaves. While memory is short a look may evict for some time: whoever waits for `level` waits for
+//! that. These are the thread, and [`MemoryWatch::status`], for which the service holds its `instances` meanwhile.
 
 pub mod group;
 pub mod level;
 mod strays;
+#[cfg(test)]
+mod tests;
 
 use crate::leases::LeaseTable;
 use crate::shares::{PoolMemory, PoolShares};
-use group::MemoryGroup;
+use group::{MemoryGroup, Reading};
 use level::{CacheUse, State};
 use poolfs_ipc::service::give_back_freed;
 use poolfs_libservice::Holder;
 use poolfs_service_protocol::MemoryStatus;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 use strays::Strays;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// How often the thread looks while there is plenty, and otherwise or when that may end soon.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_NEAR: Duration = Duration::from_millis(100);
-/// With less room it looks more often.
-const NEAR: u64 = 2 * level::COMFORT;
 /// Who finds somebody looking leaves it to who uses so much more.
 const SKIPPED_BYTES: u64 = 4 << 20;
 /// How often the C library is asked, while memory is short, for what was freed and it keeps.
@@ -69,9 +90,8 @@ pub trait WatchedMemory: PoolMemory {
 #[derive(Default)]
 struct Level {
     state: State,
-    /// As of the last look.
-    limit: u64,
-    kept: u64,
+    /// That of the last look.
+    reading: Option<Reading>,
     grown: Option<Instant>,
     /// Beside the cache.
     others: u64,
@@ -79,6 +99,26 @@ struct Level {
     is_probe_due: bool,
     /// How often it became short.
     shortages: u64,
+}
+
+impl Level {
+    /// How long until the thread looks again.
+    fn pause(&self) -> Duration {
+        let is_near = self.reading.is_none_or(Reading::is_near);
+        if is_near || self.is_probe_due || self.state != State::Plenty { PAUSE_NEAR } else { PAUSE }
+    }
+
+    fn limit_and_kept(&self) -> (u64, u64) {
+        self.reading.map_or((0, 0), |reading| (reading.limit, reading.kept))
+    }
+}
+
+/// What the thread remembers from one of its turns to the next.
+#[derive(Default)]
+struct Past {
+    told: State,
+    /// When what was freed was given back.
+    given_back: Option<Instant>,
 }
 
 /// Looks at the group of this process.
@@ -114,6 +154,14 @@ impl MemoryWatch {
         memory: Arc<dyn WatchedMemory>,
         shares: &Arc<PoolShares>,
     ) -> io::Result<Arc<Self>> {
+        let watch = Self::new(group, memory, shares);
+        let of_thread = Arc::clone(&watch);
+        std::thread::Builder::new().name("memory".into()).spawn(move || of_thread.work())?;
+        Ok(watch)
+    }
+
+    /// One that looks only when more is used.
+    fn new(group: MemoryGroup, memory: Arc<dyn WatchedMemory>, shares: &Arc<PoolShares>) -> Arc<Self> {
         let (level, tables, signal, wake, cannot_read, ineffective) = Default::default();
         let shares = Arc::clone(shares);
         let watch = Arc::new(Self { group, memory, shares, level, tables, signal, wake, cannot_read, ineffective });
@@ -121,9 +169,7 @@ impl MemoryWatch {
         watch.memory.watch(Box::new(move || looking.upgrade().into_iter().for_each(|watch| watch.look())));
         let weighing = Arc::downgrade(&watch);
         watch.memory.weigh_by(Box::new(move || Some(weighing.upgrade()?.group.read().ok()?.kept)));
-        let of_thread = Arc::clone(&watch);
-        std::thread::Builder::new().name("memory".into()).spawn(move || of_thread.work())?;
-        Ok(watch)
+        watch
     }
 
     /// From here on nobody looks but who uses more.
@@ -143,9 +189,10 @@ impl MemoryWatch {
     #[must_use]
     pub fn status(&self) -> MemoryStatus {
         let level = lock(&self.level);
+        let (limit_bytes, kept_bytes) = level.limit_and_kept();
         MemoryStatus {
-            limit_bytes: level.limit,
-            kept_bytes: level.kept,
+            limit_bytes,
+            kept_bytes,
             state: level.state.name().to_owned(),
             shortages_total: level.shortages,
             segments_kept_total: self.ineffective.load(Ordering::Relaxed),
@@ -160,16 +207,24 @@ impl MemoryWatch {
     /// Looks, unless somebody is looking, and does what follows at once. The caller may hold locks of the cache and of an instance: this waits
     /// for none.
     fn look(&self) {
-        let Ok(mut level) = self.level.try_lock() else { return self.memory.look_after(SKIPPED_BYTES) };
+        let mut level = match self.level.try_lock() {
+            Ok(level) => level,
+            // Somebody has panicked in the middle of a look. What that one has left undone, this one does.
+            Err(TryLockError::Poisoned(left)) => left.into_inner(),
+            Err(TryLockError::WouldBlock) => return self.memory.look_after(SKIPPED_BYTES),
+        };
         let reading = match self.group.read() {
             Ok(reading) => reading,
             Err(error) => {
                 if !self.cannot_read.swap(true, Ordering::Relaxed) {
                     warn!(%error, "the memory of the service's control group is not watched");
                 }
-                return;
+                return self.memory.look_after(SKIPPED_BYTES);
             }
         };
+        if self.cannot_read.swap(false, Ordering::Relaxed) {
+            info!("the memory of the service's control group is watched again");
+        }
         let cache = self.memory.cache_use();
         let may_grow = level.grown.is_none_or(|grown| grown.elapsed() >= GROWTH_PAUSE);
         let outcome = level.state.after(reading, cache, may_grow);
@@ -180,19 +235,20 @@ impl MemoryWatch {
             }
         }
         self.memory.look_after(outcome.look_after);
-        (level.limit, level.kept) = (reading.limit, reading.kept);
+        level.reading = Some(reading);
         level.others = reading.kept.saturating_sub(cache.used);
         let others = level.others;
-        if level.strays.is_probe_due(others, Instant::now()) {
+        if level.strays.take_probe(others, Instant::now()) {
             level.is_probe_due = true;
             self.wake_thread();
         }
         if outcome.state != level.state {
             let (was_short, is_short) = (level.state.is_short(), outcome.state.is_short());
-            level.shortages += u64::from(is_short && !was_short);
-            level.state = outcome.state;
             self.memory.set_short(is_short);
             self.shares.tighten(outcome.state);
+            // Only now: should one of these panic, the next look does them.
+            level.shortages += u64::from(is_short && !was_short);
+            level.state = outcome.state;
             self.wake_thread();
         }
     }
@@ -203,25 +259,36 @@ impl MemoryWatch {
     }
 
     fn work(&self) {
-        let (mut told, mut given_back) = (State::Plenty, None);
+        let (mut past, mut has_panicked) = (Past::default(), false);
         for turn in 0.. {
             if !self.wait() {
                 return debug!("nobody looks at the memory any more");
             }
-            self.look();
-            let (state, is_probe_due) = {
-                let mut level = lock(&self.level);
-                (level.state, std::mem::take(&mut level.is_probe_due))
-            };
-            if is_probe_due || state.is_short() && given_back.is_none_or(|last: Instant| last.elapsed() >= HEAP_PAUSE) {
-                given_back = Some(Instant::now());
-                give_back_freed();
+            // Without this thread nobody would look while nobody uses more, and no segment would be retired.
+            let panics = catch_unwind(AssertUnwindSafe(|| self.turn(turn, &mut past))).is_err();
+            if panics && !has_panicked {
+                error!("a look at the memory panicked; it is tried again");
             }
-            self.look_after_segments(state, is_probe_due.then_some(turn));
-            if state != told {
-                self.tell(state);
-                told = state;
-            }
+            has_panicked = panics;
+        }
+    }
+
+    /// Looks, and does what has to wait for others.
+    fn turn(&self, turn: usize, past: &mut Past) {
+        self.look();
+        let (state, is_probe_due) = {
+            let mut level = lock(&self.level);
+            (level.state, std::mem::take(&mut level.is_probe_due))
+        };
+        let is_freed_due = || past.given_back.is_none_or(|last| last.elapsed() >= HEAP_PAUSE);
+        if is_probe_due || state.is_short() && is_freed_due() {
+            past.given_back = Some(Instant::now());
+            give_back_freed();
+        }
+        self.look_after_segments(state, is_probe_due.then_some(turn));
+        if state != past.told {
+            self.tell(state);
+            past.told = state;
         }
     }
 
@@ -261,10 +328,7 @@ impl MemoryWatch {
     }
 
     fn tell(&self, state: State) {
-        let (limit, kept) = {
-            let level = lock(&self.level);
-            (level.limit, level.kept)
-        };
+        let (limit, kept) = lock(&self.level).limit_and_kept();
         let cache = self.memory.cache_use().allowed;
         match state {
             State::Plenty => info!(limit, kept, cache, "there is plenty of memory"),
@@ -276,12 +340,7 @@ impl MemoryWatch {
 
     /// Waits until it is time to look, if there is to be another look.
     fn wait(&self) -> bool {
-        let pause = {
-            let level = lock(&self.level);
-            let is_near =
-                level.state != State::Plenty || level.is_probe_due || level.limit.saturating_sub(level.kept) < NEAR;
-            if is_near { PAUSE_NEAR } else { PAUSE }
-        };
+        let pause = lock(&self.level).pause();
         let signal = lock(&self.signal);
         let over = self.wake.wait_timeout_while(signal, pause, |signal| !signal.is_due && !signal.is_ending);
         let (mut signal, _) = over.unwrap_or_else(PoisonError::into_inner);

@@ -4,9 +4,13 @@
 //! room = limit - kept
 //!
 //! plenty --(room < RESERVE)--> short --(room >= RECOVERED)--> reduced --(all of the cache fits)--> plenty
-//!                                ^                               |
-//!                                +-------(room < RESERVE)--------+
+//!                              |   ^                             |
+//!         (room < EXHAUSTED)   |   +------(room < RESERVE)-------+
+//!                              v   |
+//!                          exhausted (room >= EXHAUSTED; what holds of short holds of it as well)
 //! ```
+//!
+//! What lies between two states need not be seen: plenty becomes exhausted at once when so little is left, and exhausted reduced when so much is.
 //!
 //! While it is short or reduced the cache has what leaves [`COMFORT`] free. It becomes less at once, and more by steps.
 
@@ -20,6 +24,8 @@ pub const RECOVERED: u64 = 40 << 20;
 pub const COMFORT: u64 = 48 << 20;
 /// Below so much it is exhausted: the cache has done what it can.
 pub const EXHAUSTED: u64 = 16 << 20;
+/// With less room it is looked at more often: it may be short soon.
+pub const NEAR: u64 = 2 * COMFORT;
 /// Of a group with a small limit these are parts of it: the reserve at most one in so many.
 const RESERVE_PART: u64 = 5;
 /// The cache gets back one part in so many of its limit at a time.
@@ -83,6 +89,14 @@ pub struct Outcome {
 /// Of `bytes`, what belongs to a group of this limit.
 fn part(bytes: u64, limit: u64) -> u64 {
     bytes.min((limit / RESERVE_PART).saturating_mul(bytes >> 20) / (RESERVE >> 20))
+}
+
+impl Reading {
+    /// Whether memory may soon be short.
+    #[must_use]
+    pub fn is_near(self) -> bool {
+        self.limit.saturating_sub(self.kept) < part(NEAR, self.limit)
+    }
 }
 
 impl State {
@@ -168,6 +182,9 @@ mod tests {
         let cache = CacheUse { limit: 4 << 20, allowed: 4 << 20, used: 4 << 20 };
         let small = |kept| State::Plenty.after(Reading { limit: 40 << 20, kept }, cache, true).state;
         assert_eq!((small(31 << 20), small(33 << 20)), (State::Plenty, State::Short));
+        let is_near = |kept, limit| Reading { limit, kept }.is_near();
+        assert!(!is_near(16 << 20, 40 << 20) && is_near((16 << 20) + 1, 40 << 20), "in proportion, as all of these");
+        assert!(!is_near(LIMIT - NEAR, LIMIT) && is_near(LIMIT - NEAR + 1, LIMIT) && !is_near(1 << 40, u64::MAX));
         let unlimited = Reading { limit: u64::MAX, kept: 1 << 40 };
         let outcome = State::Plenty.after(unlimited, cache, true);
         assert_eq!((outcome.state, outcome.allowed), (State::Plenty, 4 << 20));

@@ -20,8 +20,8 @@ pub struct Strays {
 }
 
 impl Strays {
-    /// There is so much now; whether it is time to look for who keeps it.
-    pub fn is_probe_due(&mut self, others: u64, now: Instant) -> bool {
+    /// There is so much now; whether it is time to look for who keeps it, which this takes for done.
+    pub fn take_probe(&mut self, others: u64, now: Instant) -> bool {
         self.most = self.most.max(others);
         let least = self.least.map_or(others, |least| least.min(others));
         let from = match self.probed {
@@ -56,7 +56,7 @@ mod tests {
     fn it_is_looked_for_at_each_step_up() {
         let (mut strays, start) = (Strays::default(), Instant::now());
         let mut is_due =
-            |mebibytes: u64, seconds| strays.is_probe_due(mebibytes << 20, start + Duration::from_secs(seconds));
+            |mebibytes: u64, seconds| strays.take_probe(mebibytes << 20, start + Duration::from_secs(seconds));
         assert!(!is_due(5, 0) && !is_due(21, 0) && is_due(22, 0));
         assert!(!is_due(22, 1) && !is_due(5, 2) && !is_due(38, 3), "it has been seen a moment ago");
         assert!(is_due(39, 4) && is_due(56, 4));
@@ -72,7 +72,7 @@ mod tests {
         let (mut strays, now) = (Strays::default(), Instant::now());
         strays.note_kept(100 << 20);
         assert!(!strays.has_fallen(93 << 20) && strays.has_fallen(92 << 20));
-        let _ = strays.is_probe_due(150 << 20, now);
+        let _ = strays.take_probe(150 << 20, now);
         assert!(strays.has_fallen(142 << 20) && !strays.has_fallen(143 << 20));
     }
 }
