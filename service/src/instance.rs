@@ -1,6 +1,8 @@
 //! One mounted filesystem: a stack of layers, what is open in it, what the kernel knows of it.
 
 mod telling;
+#[cfg(test)]
+mod tests;
 
 use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};

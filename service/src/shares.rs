@@ -325,6 +325,35 @@ pub(crate) mod tests {
         assert_eq!((memory.0.load(Ordering::Relaxed), all(&other)), (16 << 20, 32));
     }
 
+    /// One that counts what it need not do without.
+    #[derive(Default)]
+    struct Grown(AtomicU64);
+
+    impl PoolMemory for Grown {
+        fn charge(&self, _bytes: u64) {}
+
+        fn discharge(&self, _bytes: u64) {}
+
+        fn grew(&self, bytes: u64) {
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Memory of sessions is no part of what the cache makes room for: without that nobody would look in time.
+    #[test]
+    fn who_looks_at_the_memory_is_told_of_sessions_and_their_clients() {
+        let memory = Arc::new(Grown::default());
+        let instance = PoolShares::new(64 << 20, Arc::clone(&memory) as Arc<dyn PoolMemory>).join();
+        let grown = || memory.0.swap(0, Ordering::Relaxed);
+        assert!(instance.session_memory().take(3));
+        assert_eq!(grown(), 3 * PAGE_BYTES);
+        let client = instance.client(PAGE_BYTES + 1);
+        assert_eq!((client.is_some(), grown()), (true, PAGE_BYTES + 1));
+        assert_eq!(instance.session_pages.share.used(), 5);
+        drop(client);
+        assert_eq!(instance.session_pages.share.used(), 3);
+    }
+
     #[test]
     fn sessions_and_their_memory_are_divided() {
         let shares = PoolShares::new(64 << 20, Arc::new(Memory::default()));

@@ -221,7 +221,7 @@ fn outcome(reply: &Reply) -> &'static str {
 }
 
 /// What a new client is told, and what is kept with its session.
-fn admit(
+pub(super) fn admit(
     facts: &PeerFacts,
     adoptions: &Arc<Adoptions>,
     instance: &Weak<Instance>,

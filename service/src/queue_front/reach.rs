@@ -161,3 +161,19 @@ fn attributes(directory: &Statx) -> Attributes {
         changed: never,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Between the reading of the table and the walk the client may have got another root (by `chroot`, or a mount over it): the numbers of that table's mounts
+    /// say nothing of what is there.
+    #[test]
+    fn a_root_that_is_none_of_the_table_leads_nowhere() {
+        let credentials = Credentials { uid: 0, gid: 0, groups: vec![], capabilities: u64::MAX, user_namespace: None };
+        let client = Walker { process: std::process::id(), credentials, answering: HashSet::new() };
+        let id = known(CWD, Path::new("/")).expect("a root").stx_mnt_id;
+        let first_by = |root: u64| client.first_of(vec![Candidate { id, place: b"/".to_vec() }], root);
+        assert_eq!((first_by(id), first_by(id + 1)), (Some(0), None));
+    }
+}

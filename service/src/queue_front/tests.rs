@@ -9,11 +9,14 @@ use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
 use crate::mount_table::{Mount, MountTable};
+use crate::queue_front::front::admit;
 use crate::queue_front::view::View;
 use crate::request::{Context, Reply as Outcome, Request as Asked};
+use crate::shares::PoolShares;
+use crate::shares::tests::Memory as PoolMemory;
 use crate::stack::Stack;
 use poolfs_ipc::area::DATA_BYTES;
-use poolfs_ipc::service::DataError;
+use poolfs_ipc::service::{DataError, PeerFacts};
 use poolfs_ipc::wire::{Adopt, Operation, Reply, Request, RequestFlags, Status, WireStatfs, WireTime};
 use poolfs_ipc::{CallError, Connection};
 use poolfs_libservice::Memory;
@@ -52,6 +55,39 @@ fn instance() -> Arc<Instance> {
         ids: None,
     };
     Instance::new(spec, Stack::of(Memory::new()))
+}
+
+/// A process may be in as many groups as it likes, and have as much mounted: what is kept of that is of the memory of the instance's sessions.
+#[test]
+fn a_client_of_whom_more_is_to_be_kept_than_there_is_room_for_is_refused() {
+    const GROUPS: usize = 1000;
+    let instance = instance();
+    let shares = PoolShares::new(64 << 20, Arc::new(PoolMemory::default())).join();
+    let memory = shares.session_memory();
+    let all = std::iter::repeat_with(|| memory.take(1)).take_while(|&is_taken| is_taken).count();
+    assert!(all > 0);
+    let admit = |groups: usize| {
+        let facts = PeerFacts {
+            process: std::process::id(),
+            uid: 0,
+            gid: 0,
+            real_uid: 0,
+            real_gid: 0,
+            groups: vec![7; groups],
+            capabilities: u64::MAX,
+            permitted: u64::MAX,
+            user_namespace: None,
+        };
+        admit(&facts, &Arc::default(), &Arc::downgrade(&instance), Some(&*shares))
+    };
+    assert!(admit(0).is_ok(), "nothing is kept of it");
+    assert_eq!(admit(GROUPS).map(|_| ()).unwrap_err(), Errno::ENOMEM);
+    // Three times four bytes of each group.
+    memory.give(3);
+    let admitted = admit(GROUPS).expect("there is room");
+    assert!(!memory.take(1), "it takes none");
+    drop(admitted);
+    assert!(memory.take(3) && !memory.take(1), "it gives back what it took");
 }
 
 struct Served {

@@ -92,6 +92,11 @@ impl Seen {
         let mounted: BTreeSet<_> = table.mounted_on(is_own).take(MOUNTED_MAX + 1).collect::<Option<_>>()?;
         (mounted.len() <= MOUNTED_MAX).then_some(Self { is_read_only, is_read_only_somewhere, mounted })
     }
+
+    /// What it takes of memory: each name is in it, and in what is looked up by it.
+    fn bytes(&self) -> usize {
+        self.mounted.iter().map(|path| NAME_BYTES + 2 * path.len()).sum()
+    }
 }
 
 /// Names on which something is mounted, and what has them. The directories they are in are held.
@@ -181,7 +186,7 @@ struct Table {
 impl View {
     /// What it takes of memory.
     pub(super) fn bytes(&self) -> usize {
-        self.seen.mounted.iter().map(|path| NAME_BYTES + 2 * path.len()).sum()
+        self.seen.bytes()
     }
 
     /// That of a process. `device` is the number of the instance's mounts.
@@ -357,5 +362,7 @@ mod tests {
         };
         assert_eq!(with(2).map(|seen| seen.mounted), Some([b"/0".to_vec(), b"/1".to_vec()].into()));
         assert!(with(MOUNTED_MAX).is_some() && with(MOUNTED_MAX + 1).is_none());
+        let bytes = |count| with(count).map(|seen| seen.bytes());
+        assert_eq!((bytes(0), bytes(2)), (Some(0), Some(2 * (NAME_BYTES + 2 * "/0".len()))), "and counted");
     }
 }
