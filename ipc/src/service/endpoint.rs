@@ -77,7 +77,8 @@ const REFUSALS_REMEMBERED: usize = 64;
 
 impl EndpointCounters {
     /// Clients that got no session, by what stood against it: `EPERM` when they changed their rights on the way or have some
-    /// that nobody can vouch for, `E2BIG` when they have too many groups, `EUSERS` when there are too many, `EPIPE` or `ECONNRESET` when they did not wait so long, `ETIMEDOUT` when
+    /// that nobody can vouch for, `EACCES` when they do not see the instance as a whole where they reach it, `E2BIG` when they have too many groups, or too many mounts to be
+    /// looked at, `EUSERS` when there are too many, `ENOMEM` when there is no room for a session's memory or for what is kept of its client, `EPIPE` or `ECONNRESET` when they did not wait so long, `ETIMEDOUT` when
     /// they did not greet in time, `EMFILE` for each pause because this process had no descriptor left.
     pub fn refused(&self) -> BTreeMap<Errno, u64> {
         self.refusals().clone()
@@ -379,7 +380,7 @@ impl<C> Endpoint<C> {
                 continue;
             };
             let rung = Rung { session, doorbell, group };
-            if rung.session.is_to_be_looked_at() {
+            if rung.session.claim_look() {
                 return Some(Called(Call::Look(rung)));
             }
             if let Some(acquired) = self.answer(rung) {

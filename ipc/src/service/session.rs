@@ -143,9 +143,9 @@ impl<C> Session<C> {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether the calling thread has to look whether the client still is who it was, because that was done a second ago or longer. Looked
-    /// at only for who asks something: an idle client costs nothing.
-    pub(super) fn is_to_be_looked_at(&self) -> bool {
+    /// Whether the calling thread has to look whether the client still is who it was, because that was done a second ago or longer: no other
+    /// thread does it then. Looked at only for who asks something: an idle client costs nothing.
+    pub(super) fn claim_look(&self) -> bool {
         let (now, looked_at) = (coarse_ms(), self.looked_at_ms.load(Ordering::Relaxed));
         // Of several threads one looks; none goes on with the old answer for longer than that takes.
         now >= looked_at + RIGHTS_MS_MAX
