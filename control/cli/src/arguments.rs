@@ -125,7 +125,7 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = clap::value_parser!(u64).range(1..=3600))]
         watch: Option<u64>,
     },
-    /// Show requests while they are served: how long each waited, and its time in each layer
+    /// Show requests as they end: how long each waited, and its time in each layer
     Trace {
         /// The pool
         pool: String,

@@ -19,7 +19,7 @@ struct Summary<'a> {
     kinds: Vec<KindTimes>,
 }
 
-/// Print requests while they are served, or percentiles of all.
+/// Print requests as they end, or percentiles of all.
 pub fn trace(context: &Context, pool: &str, spec: TraceSpec) -> Result<()> {
     let pools = context.pools()?;
     let record: PoolRecord = pools.peek(pool)?.ok_or_else(|| pools.absent(pool))?;
