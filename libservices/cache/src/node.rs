@@ -77,7 +77,7 @@ pub(crate) struct State {
     pub(crate) huge: Option<Box<HugeRanges>>,
     /// Whose clients were given that segment.
     pub(crate) given: Vec<Weak<dyn Holder>>,
-    /// Nothing comes into that segment any more: with what is in it, it goes.
+    /// Nothing comes into that segment any more: with the last of what is in it, it goes, and this is over.
     pub(crate) is_retiring: bool,
     /// What the kernel may map by itself.
     pub(crate) program: Program,
@@ -236,6 +236,10 @@ impl Node {
         let core = &self.core;
         let budget = &core.pool.budget;
         let after = state.blocks.counts();
+        if state.is_retiring && after.resident == 0 {
+            // Whatever took the last of it away: eviction, a cut or a punched hole.
+            state.empty();
+        }
         budget.settle_used(before.charge(), after.charge(), reservation);
         budget.settle_dirty(before.unsettled() * BLOCK, after.unsettled() * BLOCK);
         core.settle(before, after);
@@ -314,7 +318,7 @@ impl Node {
         self.drop_clean_from(0, u64::MAX);
     }
 
-    /// The same until so many bytes have gone, beginning with any of its chunks.
+    /// The same until so many bytes of content have gone, beginning with any of its chunks.
     pub(crate) fn drop_clean_from(&self, first: usize, most: u64) {
         let mut indices = read(&self.state).blocks.indices();
         let count = indices.len();
@@ -326,8 +330,9 @@ impl Node {
                 Evicted::Hot => self.evict_chunk(index, ticket),
                 other => other,
             };
-            if let Evicted::Blocks { bytes, .. } = evicted {
-                gone += bytes;
+            // Of what is known to be zeros nothing has gone, however many chunks there are.
+            if let Evicted::Blocks { blocks, .. } = evicted {
+                gone += blocks * BLOCK;
             }
             if gone >= most {
                 return;

@@ -153,7 +153,7 @@ impl Pool {
     }
 
     /// Looks at what the readers of every such file brought back, and at what can be held in huge pages.
-    fn visit_segments(&self) {
+    pub(crate) fn visit_segments(&self) {
         let viewed = self.viewed_files();
         viewed.iter().for_each(|node| node.sweep_segment());
         Self::go_on_retiring(&viewed);

@@ -9,10 +9,10 @@
 use crate::blocks::BLOCK;
 use crate::budget::Look;
 use crate::content::Content;
-use crate::node::Node;
+use crate::node::{Node, State};
 use crate::pool::{CachePool, Pool};
-use crate::sync::{read, write};
-use poolfs_libservice::{Holder, Lease};
+use crate::sync::read;
+use poolfs_libservice::Holder;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -41,9 +41,20 @@ impl Piece {
     fn part(&self) -> f64 {
         self.stayed as f64 / self.taken as f64
     }
+
+    /// Whether so much was taken that what stayed of it says something.
+    fn is_large(&self) -> bool {
+        self.taken >= PIECE_BYTES / 2
+    }
+
+    /// Whether less stayed of it than of the other one. Beside a large one, a small one says nothing: a few pages that others free hide what stays.
+    fn says_more_than(&self, other: &Self) -> bool {
+        if self.is_large() == other.is_large() { self.part() < other.part() } else { self.is_large() }
+    }
 }
 
-/// Most holders remembered of a segment: those given it last.
+/// Most holders remembered of a segment. Beyond that, the one who was first given it longest ago is forgotten; to be given it again changes
+/// nothing about that.
 const GIVEN_MAX: usize = 64;
 
 impl Pool {
@@ -66,31 +77,35 @@ impl Pool {
     }
 }
 
-impl Node {
-    /// Notes who is given the segment.
-    pub(crate) fn note_given(&self, lease: &Arc<dyn Lease>) {
-        let Some(holder) = lease.holder() else { return };
-        let is_it = |known: &Weak<dyn Holder>| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(&holder));
-        if read(&self.state).given.iter().any(is_it) {
-            return;
-        }
-        let mut state = write(&self.state);
-        state.given.retain(|known| known.strong_count() > 0);
-        if state.given.len() >= GIVEN_MAX {
-            state.given.remove(0);
-        }
-        state.given.push(Arc::downgrade(&holder));
+impl State {
+    /// Whether those are known to have been given the segment.
+    pub(crate) fn was_given(&self, holder: &Arc<dyn Holder>) -> bool {
+        self.given.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(holder)))
     }
 
+    /// Notes that those are given the segment: under the lock under which they are, or it may be another one by then.
+    pub(crate) fn note_given(&mut self, holder: &Arc<dyn Holder>) {
+        if self.was_given(holder) {
+            return;
+        }
+        self.given.retain(|known| known.strong_count() > 0);
+        if self.given.len() >= GIVEN_MAX {
+            self.given.remove(0);
+        }
+        self.given.push(Arc::downgrade(holder));
+    }
+}
+
+impl Node {
     /// Ends what clients read by themselves, and drops what is clean of it. `kept` is what the process is counted for.
     fn retire(&self, kept: &Kept<'_>) {
         let (given, before) = self.update(None, |state| {
-            if state.is_pinned() || !matches!(state.content, Content::Segment(_)) {
+            // A segment that came after the one that clients were given is known to none of them.
+            if state.is_pinned() || state.huge.is_none() || !matches!(state.content, Content::Segment(_)) {
                 return (Vec::new(), 0);
             }
             let (given, before) = (state.given.clone(), state.blocks.counts().resident * BLOCK);
             state.is_retiring = true;
-            // Without content it is over.
             state.end_view();
             (given, before)
         });
@@ -112,15 +127,14 @@ impl Node {
     /// Drops what is clean, up to `most` bytes, and tells those who were given it how much of that stayed in memory. How much was dropped.
     ///
     /// What others do at the same moment is counted for the process as well. So it is done piece by piece, and what is told is what stayed of the piece of which
-    /// least did: nobody is taken for one who keeps pages because others do, or because they fill the cache just then.
+    /// least did, of the small ones only if there is no large one: nobody is taken for one who keeps pages because others do, or because they fill the
+    /// cache just then.
     fn take_away(&self, given: &[Weak<dyn Holder>], kept: &Kept<'_>, first: usize, most: u64) -> u64 {
         let (mut taken, mut least) = (0, None::<Piece>);
         while taken < most {
             let Some(piece) = self.take_piece_away(kept, first) else { break };
             taken += piece.taken;
-            // A small one says little, unless there is nothing else.
-            let says_more = |least: &Piece| piece.taken >= PIECE_BYTES / 2 && piece.part() < least.part();
-            if least.as_ref().is_none_or(says_more) {
+            if least.as_ref().is_none_or(|least| piece.says_more_than(least)) {
                 least = Some(piece);
             }
         }
@@ -247,15 +261,20 @@ impl CachePool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::CHUNK_BLOCKS;
     use crate::cache::Cache;
     use crate::config::CacheConfig;
-    use poolfs_libservice::{Durability, Libservice, Memory};
+    use poolfs_libservice::{Durability, Lease, Libservice, Memory};
     use poolfs_types::{AllocateMode, Caller, HandleId, Name, NodeId, OpenFlags, SetAttributes};
     use std::cell::Cell;
     use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
 
     const ROOT: Caller = Caller::ROOT;
     const FILE_BYTES: u64 = 6 << 20;
+    const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK;
+    /// What the process is counted for besides the cache.
+    const BASE: u64 = 100 << 20;
 
     #[derive(Default)]
     struct Clients {
@@ -297,8 +316,7 @@ mod tests {
     }
 
     fn told_by(take: &dyn Fn(&CachePool, &Cache, HandleId)) -> (u64, u64) {
-        let pool = CachePool::new(CacheConfig::with_limit(64 << 20)).unwrap();
-        let cache = Cache::new(&pool, Memory::new());
+        let (pool, cache) = idle();
         let (entry, handle) = cache.create(&ROOT, NodeId::ROOT, name(), 0o644, OpenFlags::READ_WRITE).unwrap();
         cache.write(&ROOT, handle, 0, &vec![7; FILE_BYTES as usize]).unwrap();
         cache.fsync(&ROOT, handle, Durability::All).unwrap();
@@ -308,6 +326,32 @@ mod tests {
         cache.forget(entry.node, 1);
         take(&pool, &cache, handle);
         (clients.taken.load(Ordering::Relaxed), clients.stayed.load(Ordering::Relaxed))
+    }
+
+    /// A cache whose threads do nothing by themselves.
+    fn idle() -> (Arc<CachePool>, Arc<Cache>) {
+        let hour = Duration::from_secs(3600);
+        let pool =
+            CachePool::new(CacheConfig { tick: hour, expire: hour, ..CacheConfig::with_limit(64 << 20) }).unwrap();
+        let cache = Cache::new(&pool, Memory::new());
+        (pool, cache)
+    }
+
+    /// Retires what clients have. `kept` says, by how often it was asked, what the process is counted for.
+    fn retire_by(pool: &CachePool, kept: impl Fn(u64) -> u64) {
+        let asked = Cell::new(0);
+        pool.retire_segments(&|| {
+            asked.set(asked.get() + 1);
+            Some(kept(asked.get()))
+        });
+    }
+
+    /// Another file of the same length, all of which is cached.
+    fn another(cache: &Cache) -> HandleId {
+        let name = Name::new(b"another").unwrap();
+        let (_, handle) = cache.create(&ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).unwrap();
+        cache.write(&ROOT, handle, 0, &vec![7; FILE_BYTES as usize]).unwrap();
+        handle
     }
 
     fn name() -> Name<'static> {
@@ -347,17 +391,110 @@ mod tests {
 
     #[test]
     fn who_keeps_pages_is_told_from_who_does_not() {
-        let base = 100 << 20;
-        assert_eq!(told(|_, used| base + used), (FILE_BYTES, 0), "all of it comes back");
-        assert_eq!(told(|_, _| base), (FILE_BYTES, FILE_BYTES), "all of it stays");
+        assert_eq!(told(|_, used| BASE + used), (FILE_BYTES, 0), "all of it comes back");
+        assert_eq!(told(|_, _| BASE), (FILE_BYTES, FILE_BYTES), "all of it stays");
     }
 
     /// What leaves the cache elsewhere at that moment, and stays in memory because others keep it, is not counted for who has this file.
     #[test]
     fn nobody_is_taken_for_one_who_keeps_pages_because_others_do() {
-        let base = 100 << 20;
         // From the second question on: in the middle of the first piece.
-        let others = |asked: u64, used: u64| base + used + if asked >= 2 { 50 << 20 } else { 0 };
+        let others = |asked: u64, used: u64| BASE + used + if asked >= 2 { 50 << 20 } else { 0 };
         assert_eq!(told(others), (FILE_BYTES, 0));
+    }
+
+    /// In each piece as much comes into the cache as is taken away, or leaves it and stays.
+    #[test]
+    fn nobody_is_taken_for_one_who_keeps_pages_because_of_what_comes_and_goes_elsewhere() {
+        let comes = told_by(&|pool, cache, _| {
+            let another = another(cache);
+            retire_by(pool, |asked| {
+                if asked % 2 == 0 {
+                    let end = FILE_BYTES + asked * PIECE_BYTES;
+                    cache.write(&ROOT, another, end, &vec![8; PIECE_BYTES as usize]).unwrap();
+                }
+                BASE + pool.pool.budget.used()
+            });
+        });
+        assert_eq!(comes, (FILE_BYTES, 0));
+        let leaves = told_by(&|pool, cache, _| {
+            let (another, stays) = (another(cache), Cell::new(0));
+            retire_by(pool, |asked| {
+                if asked % 2 == 0 {
+                    let before = pool.pool.budget.used();
+                    let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
+                    cache.fallocate(&ROOT, another, punch, (asked / 2 - 1) * PIECE_BYTES, PIECE_BYTES).unwrap();
+                    stays.set(stays.get() + before - pool.pool.budget.used());
+                }
+                BASE + pool.pool.budget.used() + stays.get()
+            });
+        });
+        assert_eq!(leaves, (FILE_BYTES, 0));
+    }
+
+    #[test]
+    fn the_piece_counts_of_which_least_stays_wherever_it_is() {
+        for back in 1..=FILE_BYTES / PIECE_BYTES {
+            let told = told_by(&|pool, _, _| {
+                let had = pool.pool.budget.used();
+                // Only of one piece memory comes back: between two questions.
+                retire_by(pool, |asked| BASE + if asked < 2 * back { had } else { had - PIECE_BYTES });
+            });
+            assert_eq!(told, (FILE_BYTES, 0), "the piece {back}");
+        }
+    }
+
+    #[test]
+    fn a_small_piece_does_not_hide_who_keeps_large_ones() {
+        let first_is_clean = |cache: &Cache, handle| {
+            cache.write(&ROOT, handle, CHUNK_BYTES, &vec![8; (FILE_BYTES - CHUNK_BYTES) as usize]).unwrap();
+        };
+        let told = told_by(&|pool, cache, handle| {
+            first_is_clean(cache, handle);
+            let had = pool.pool.budget.used();
+            retire_by(pool, |asked| {
+                if asked == 3 {
+                    cache.fsync(&ROOT, handle, Durability::All).unwrap();
+                }
+                BASE + if asked < 2 { had } else { had - CHUNK_BYTES }
+            });
+        });
+        assert_eq!(told, (FILE_BYTES, FILE_BYTES));
+        let told = told_by(&|pool, cache, handle| {
+            first_is_clean(cache, handle);
+            retire_by(pool, |_| BASE);
+        });
+        assert_eq!(told, (CHUNK_BYTES, CHUNK_BYTES), "there is no other");
+    }
+
+    #[test]
+    fn known_zeros_do_not_hide_who_keeps_what_is_behind_them() {
+        let told = told_by(&|pool, cache, _| {
+            let node = cache.lookup(&ROOT, NodeId::ROOT, name()).unwrap().node;
+            let size = FILE_BYTES + 6000 * CHUNK_BYTES;
+            cache.setattr(&ROOT, node, &SetAttributes { size: Some(size), ..SetAttributes::default() }, None).unwrap();
+            let zeros = FILE_BYTES / BLOCK..size / BLOCK;
+            let node = cache.core.get(node).unwrap();
+            node.update(None, |state| state.blocks.change(zeros, |chunk, mask| chunk.zero |= mask));
+            pool.probe_segments((FILE_BYTES / CHUNK_BYTES) as usize, &|| Some(BASE));
+        });
+        assert_eq!(told, (FILE_BYTES, FILE_BYTES));
+    }
+
+    #[test]
+    fn no_huge_pages_are_made_while_memory_is_short() {
+        for is_short in [false, true] {
+            let (pool, cache) = idle();
+            let (entry, handle) = cache.create(&ROOT, NodeId::ROOT, name(), 0o644, OpenFlags::READ_WRITE).unwrap();
+            cache.write(&ROOT, handle, 0, &vec![7; FILE_BYTES as usize]).unwrap();
+            let lease: Arc<dyn Lease> = Arc::new(Given(Arc::default()));
+            drop(cache.segment(handle, &lease).unwrap());
+            pool.set_short(is_short);
+            pool.pool.visit_segments();
+            let node = cache.core.get(entry.node).unwrap();
+            // What is whole at two visits is to be in huge pages: this is the first or the second.
+            let due = node.update(None, |state| state.huge.as_mut().unwrap().visit(&state.blocks));
+            assert_eq!(due.is_empty(), is_short);
+        }
     }
 }

@@ -179,6 +179,16 @@ impl State {
         self.is_retiring = false;
     }
 
+    /// What a client is given to read it by itself.
+    fn descriptors(&self) -> Result<Shared> {
+        let (Some(view), Content::Segment(segment)) = (&self.view, &self.content) else {
+            return fail(Errno::EOPNOTSUPP);
+        };
+        let files = view.file.reader().and_then(|map| Ok((map, segment.reader()?)));
+        let (map, data) = files.map_err(|error| cache_failure(&error))?;
+        Ok(Shared { map, data, capacity: view.map.capacity() })
+    }
+
     /// Frees what readers' faults have brought back of blocks that are not there. Nobody copies from those.
     fn sweep(&mut self) {
         if let Some(view) = &self.view {
@@ -248,14 +258,22 @@ impl Node {
             })?;
             pool.viewed(self);
         }
-        self.note_given(lease);
-        let state = read(&self.state);
-        let (Some(view), Content::Segment(segment)) = (&state.view, &state.content) else {
-            return fail(Errno::EOPNOTSUPP);
-        };
-        let files = view.file.reader().and_then(|map| Ok((map, segment.reader()?)));
-        let (map, data) = files.map_err(|error| cache_failure(&error))?;
-        Ok(Shared { map, data, capacity: view.map.capacity() })
+        self.give(lease)
+    }
+
+    /// The descriptors of what there is by now, which may be nothing any more; from then on it is known who has them.
+    fn give(&self, lease: &Arc<dyn Lease>) -> Result<Shared> {
+        let holder = lease.holder();
+        {
+            let state = read(&self.state);
+            if holder.as_ref().is_none_or(|holder| state.was_given(holder)) {
+                return state.descriptors();
+            }
+        }
+        let mut state = write(&self.state);
+        let shared = state.descriptors()?;
+        holder.iter().for_each(|holder| state.note_given(holder));
+        Ok(shared)
     }
 
     /// Looks for memory that readers brought back, and whether there still are any after the view's end, unless the file is busy.

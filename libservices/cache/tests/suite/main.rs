@@ -11,6 +11,7 @@ mod leaving;
 mod races;
 mod remains;
 mod segments;
+mod shortage;
 mod stress;
 mod support;
 mod texts;
