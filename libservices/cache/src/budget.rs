@@ -380,7 +380,9 @@ mod tests {
         };
         let budget = &cache.core.pool.budget;
         let kept = budget.reserve(3 << 20).unwrap();
+        assert_eq!(budget.dirty_max(), (16 << 20) / 100 * 50);
         assert_eq!(budget.allow(8 << 20), 8 << 20);
+        assert_eq!(budget.dirty_max(), (8 << 20) / 100 * 50, "a part of what may be used");
         assert!(budget.reserve(6 << 20).is_none() && budget.reserve(5 << 20).is_some());
         assert_eq!(budget.allow(0), 2 << 20, "the floor");
         assert!(budget.reserve(1).is_none());

@@ -24,7 +24,9 @@ pub struct Durable {
 pub enum Call {
     Create,
     Link,
+    Lookup,
     Setattr,
+    Setxattr,
     Unlink,
 }
 
@@ -151,7 +153,9 @@ impl Libservice for Fault {
     fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         self.lookups.fetch_add(1, Ordering::SeqCst);
         check(&self.fail_lookups)?;
-        self.memory.lookup(caller, parent, name)
+        let result = self.memory.lookup(caller, parent, name);
+        self.carried_out(Call::Lookup);
+        result
     }
     fn forget(&self, node: NodeId, count: u64) {
         self.memory.forget(node, count);
@@ -272,7 +276,9 @@ impl Libservice for Fault {
         self.memory.getxattr(caller, node, name)
     }
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        self.memory.setxattr(caller, node, name, value, flags)
+        let result = self.memory.setxattr(caller, node, name, value, flags);
+        self.carried_out(Call::Setxattr);
+        result
     }
     fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>> {
         self.memory.listxattr(caller, node)

@@ -162,6 +162,61 @@ fn a_file_that_is_looked_at_while_it_is_cut_has_nothing_behind_the_cut() {
     }
 }
 
+/// What a look-up is answered may be older than what has been written back since, when nothing of the file is known here any more.
+#[test]
+fn a_file_that_is_looked_up_while_the_last_of_it_is_written_back_has_all_of_it() {
+    let stack = Stack::new(patient(1 << 20));
+    let (file, handle) = stack.create("a");
+    stack.write(handle, 0, &pattern(1, 0, LENGTH));
+    // The name, that is.
+    stack.cache.drop_clean();
+    let cache = Arc::clone(&stack.cache);
+    stack.below.meanwhile(Call::Lookup, move || {
+        cache.fsync(&ROOT, handle, Durability::All).unwrap();
+        cache.release(handle);
+        cache.forget(file, 1);
+        cache.drop_clean();
+    });
+    let found = stack.cache.lookup(&ROOT, NodeId::ROOT, name("a")).unwrap();
+    assert_eq!((found.node, found.attributes.size), (file, LENGTH as u64));
+    assert_eq!(stack.cache.used_bytes(), 0, "it is known anew");
+    let again = stack.cache.open(&ROOT, file, poolfs_types::OpenFlags::READ_ONLY).unwrap();
+    assert!(stack.read(again, 0, LENGTH) == pattern(1, 0, LENGTH));
+}
+
+/// Something else makes the cache ask below again: an extended attribute that is removed in vain, or one that is set.
+#[test]
+fn times_of_a_file_that_is_written_back_are_those_that_were_seen() {
+    let Linked { stack, file, handle, .. } = Linked::new();
+    let shown = || stack.cache.getattr(&ROOT, file).unwrap();
+    let below = || stack.below.memory.getattr(&ROOT, file).unwrap();
+    let ask_anew = || {
+        let before = stack.below.getattrs.load(Ordering::SeqCst);
+        assert!(stack.cache.removexattr(&ROOT, file, b"user.none").is_err());
+        let shown = shown();
+        assert_eq!(stack.below.getattrs.load(Ordering::SeqCst), before + 1, "it is known already");
+        shown
+    };
+    let written = shown();
+    assert!(below().changed < written.changed, "nothing of it is below");
+    assert_eq!(ask_anew().changed, written.changed, "while it is dirty");
+    stack.cache.setxattr(&ROOT, file, b"user.x", b"1", XattrFlags::empty()).unwrap();
+    let set = shown();
+    assert!(set.changed > written.changed, "another change of a dirty file was below");
+    assert_eq!((set.changed, set.modified), (below().changed, written.modified));
+    stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
+    assert!(below().changed > set.changed, "writing back has moved it");
+    assert_eq!((shown().changed, ask_anew().changed), (set.changed, set.changed), "nothing else has");
+    assert!(stack.cache.removexattr(&ROOT, file, b"user.none").is_err());
+    let (cache, (told, seen)) = (Arc::clone(&stack.cache), channel());
+    stack.below.meanwhile(Call::Setxattr, move || {
+        told.send(cache.getattr(&ROOT, file).unwrap().changed).unwrap();
+    });
+    stack.cache.setxattr(&ROOT, file, b"user.x", b"2", XattrFlags::empty()).unwrap();
+    assert!(below().changed > set.changed, "something else has");
+    assert_eq!((seen.recv().unwrap(), shown().changed), (below().changed, below().changed));
+}
+
 #[test]
 fn a_file_keeps_its_data_when_its_other_name_is_replaced() {
     let linked = Linked::new();

@@ -153,23 +153,27 @@ impl Lease for Forever {
     fn revoke(&self) {}
 }
 
+fn view(stack: &Stack, handle: HandleId) -> SegmentView {
+    let lease: Arc<dyn Lease> = Arc::new(Forever);
+    let segment = stack.cache.segment(handle, &lease).unwrap();
+    SegmentView::new(&segment.map, &segment.data, segment.capacity).unwrap()
+}
+
+/// What is read without asking.
+fn direct(view: &SegmentView) -> Vec<u8> {
+    let mut buffer = vec![0; 60_000];
+    // SAFETY: the vector has that many bytes.
+    let read = unsafe { view.read(0, buffer.as_mut_ptr(), buffer.len(), || true) };
+    buffer.truncate(read.count);
+    buffer
+}
+
 #[test]
 fn clients_read_a_program_by_themselves_and_its_end_stays_where_it_is() {
     let bytes = program(7, 50_001);
     let stack = Stack::of(64 << 20, &[("p", &bytes)]);
     let opened = stack.open("p");
-    let lease: Arc<dyn Lease> = Arc::new(Forever);
-    let view = || {
-        let segment = stack.cache.segment(opened.1, &lease).unwrap();
-        SegmentView::new(&segment.map, &segment.data, segment.capacity).unwrap()
-    };
-    let direct = |view: &SegmentView| {
-        let mut buffer = vec![0; 60_000];
-        // SAFETY: the vector has that many bytes.
-        let read = unsafe { view.read(0, buffer.as_mut_ptr(), buffer.len(), || true) };
-        buffer.truncate(read.count);
-        buffer
-    };
+    let view = || view(&stack, opened.1);
     let before = view();
     let text = stack.text(opened.1).unwrap();
     assert_eq!(direct(&before), b"", "it has been moved");
@@ -180,6 +184,34 @@ fn clients_read_a_program_by_themselves_and_its_end_stays_where_it_is() {
     cache.release(opened.1);
     drop((cache, below, pool));
     assert_eq!(read(text).0, bytes);
+}
+
+#[test]
+fn what_is_pinned_stays_when_other_segments_go() {
+    let bytes = program(11, 50_001);
+    let stack = Stack::of(64 << 20, &[("p", &bytes)]);
+    let opened = stack.open("p");
+    let text = stack.text(opened.1).unwrap();
+    let seen = view(&stack, opened.1);
+    stack.pool.retire_segments(&|| Some(0));
+    assert_eq!(direct(&seen), bytes);
+    assert_eq!(read(text).0, bytes);
+    stack.pool.retire_segments(&|| Some(0));
+    assert_eq!(direct(&seen), b"", "nobody has it any more");
+    assert_eq!(stack.cache.used_bytes(), 0);
+}
+
+#[test]
+fn no_program_is_given_while_memory_is_short() {
+    let bytes = program(12, 50_001);
+    let stack = Stack::of(64 << 20, &[("p", &bytes)]);
+    let opened = stack.open("p");
+    stack.pool.set_short(true);
+    assert_eq!(stack.text(opened.1).err(), Some(Errno::ENOMEM), "the kernel is asked for one that nobody uses");
+    assert!(stack.cache.lend(opened.1).is_err());
+    assert_eq!(stack.pool.statistics().pinned_bytes, 0);
+    stack.pool.set_short(false);
+    assert_eq!(read(stack.text(opened.1).unwrap()).0, bytes);
 }
 
 #[test]
