@@ -219,6 +219,8 @@ fn noted_limit(upper: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount::has_suspects;
+    use crate::record::ProcessRecord;
     use poolfs_host::LinuxHost;
     use poolfs_service_protocol::MountSpec;
 
@@ -282,5 +284,39 @@ mod tests {
             assert_eq!(exclude(&one, &other, true, true), is_conflict, "{one:?} {other:?}");
             assert_eq!(exclude(&other, &one, true, true), is_conflict, "{other:?} {one:?}");
         }
+    }
+
+    #[test]
+    fn what_a_living_command_mounts_is_in_use_whatever_the_service_says() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let host = poolfs_host::RecordingHost::new();
+        host.set_process(42, 777);
+        host.set_process(43, 778);
+        let host = std::sync::Arc::new(host);
+        let mut context = Context::for_test(folder.path(), poolfs_host::RecordingHost::new());
+        context.host = Box::new(std::sync::Arc::clone(&host));
+        let stack = StackSpec::Directory { directory: "/data".into() };
+        let (instance, mount_point) = ("web-1".to_owned(), "/mnt".into());
+        let spec = MountSpec { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None };
+        let mounter = ProcessRecord::of(&*context.host, 42);
+        let known = InstanceRecord { spec, owner: None, container: None, mounter, places: Vec::new() };
+        let pool = PoolRecord {
+            version: crate::record::RECORD_VERSION,
+            name: "web".into(),
+            cpus: "0".into(),
+            memory_bytes: 1 << 30,
+            cache_bytes: 64 << 20,
+            owner: None,
+            service: ProcessRecord::of(&*context.host, 43),
+            next_instance: 2,
+            instances: vec![known.clone()],
+            in_memory: Vec::new(),
+        };
+        // It is in no mount table, and no service listens.
+        assert!(is_in_use(&context, &pool, &known).expect("nobody is asked"));
+        assert!(!has_suspects(&*context.host, &[], &pool));
+        host.set_process(42, 900);
+        assert!(is_in_use(&context, &pool, &known).is_err(), "the service would know");
+        assert!(has_suspects(&*context.host, &[], &pool));
     }
 }

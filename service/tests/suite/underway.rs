@@ -216,3 +216,23 @@ fn a_service_is_reached_however_many_mounts_are_under_way() {
         assert_eq!(fs::read(spec.mount_point.join("f")).expect("read"), b"in it");
     });
 }
+
+#[test]
+fn a_place_that_is_taken_while_a_branch_is_looked_at_is_not_mounted_on() {
+    isolated("underway::a_place_that_is_taken_while_a_branch_is_looked_at_is_not_mounted_on", |folder| {
+        let service = Running::start(folder);
+        let (spec, file) = union(&service, folder);
+        let lease = Leased::take(&file);
+        let mount = begun(&service, &Order::Mount(spec.clone()));
+        eventually("its branch is looked at", || lease.is_wanted());
+        fs::remove_dir(&spec.mount_point).expect("empty");
+        fs::write(&spec.mount_point, "somebody's").expect("written");
+        drop(lease);
+        let said = message(answer_of(&mount));
+        assert!(said.contains("mount point"), "{said}");
+        fs::remove_file(&spec.mount_point).expect("ours");
+        make(&spec.mount_point);
+        assert_eq!(service.order(&Order::Mount(spec.clone())), Answer::Done);
+        assert_eq!(fs::read(spec.mount_point.join("f")).expect("read"), b"in it");
+    });
+}
