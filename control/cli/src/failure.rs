@@ -1,6 +1,6 @@
 //! What a command says when it fails: the thing, the cause, the remedy.
 
-use crate::text::plain;
+use crate::text::{pasted, plain};
 use poolfs_host::HostError;
 use poolfs_image::ImageError;
 use poolfs_service_protocol::FailureCode;
@@ -13,17 +13,30 @@ pub trait FileCause: Display {
     fn is_no_space(&self) -> bool {
         false
     }
+
+    /// Whether there is nothing of that name.
+    fn is_absence(&self) -> bool {
+        false
+    }
 }
 
 impl FileCause for std::io::Error {
     fn is_no_space(&self) -> bool {
         matches!(self.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
     }
+
+    fn is_absence(&self) -> bool {
+        self.kind() == std::io::ErrorKind::NotFound
+    }
 }
 
 impl FileCause for rustix::io::Errno {
     fn is_no_space(&self) -> bool {
         matches!(*self, Self::NOSPC | Self::DQUOT)
+    }
+
+    fn is_absence(&self) -> bool {
+        *self == Self::NOENT
     }
 }
 
@@ -177,13 +190,12 @@ impl Failure {
 
     /// Something on a file failed for a reason only the kernel knows.
     pub fn file(path: &Path, cause: impl FileCause) -> Failure {
-        let code = if cause.is_no_space() { Code::NoSpace } else { Code::File };
-        Failure::new(
-            path.display().to_string(),
-            cause,
-            "check that the path exists and that poolfs runs as root with room on the disk",
-        )
-        .with_code(code)
+        let (code, remedy) = match (cause.is_no_space(), cause.is_absence()) {
+            (true, _) => (Code::NoSpace, "make room on its disk, then try again".to_owned()),
+            (_, true) => (Code::File, format!("check the path; `mkdir -p {}` makes a directory", pasted(path))),
+            _ => (Code::File, "check the path, and that poolfs runs as root".to_owned()),
+        };
+        Failure::new(path.display().to_string(), cause, remedy).with_code(code)
     }
 
     /// The same failure of a named thing.
@@ -269,7 +281,7 @@ impl From<ImageError> for Failure {
             // The kind and the remedy are those of what is wrong in it.
             ImageError::Within { cause, .. } => return Failure { cause: told, ..Failure::from(*cause) },
             ImageError::Exists(name) => {
-                let remedy = format!("remove it with `poolfs image rm {name}`, or import under another name");
+                let remedy = format!("remove it with `poolfs image rm {name}`, or take another name");
                 return Failure::new("image", told, remedy).with_code(Code::Exists);
             }
             ImageError::Absent(_) => {

@@ -167,6 +167,7 @@ fn flatten_union(context: &Context, pool: &str, place: &str, union: &MountSpec) 
     if done.failed == 0 {
         return Ok(());
     }
-    let remedy = "`poolfs status --json` names damaged files; remove them, or bring their lower files back";
+    let remedy = "correct what is named above for each, then try again; of files that `poolfs status --json` names as damaged the lower files \
+                  have to be brought back, or they have to be removed";
     Err(Failure::new(place, format!("{} could not be completed", count(done.failed, "file")), remedy))
 }
