@@ -48,6 +48,7 @@ pub mod shares;
 pub mod spans;
 pub mod stack;
 mod statistics;
+mod transfers;
 mod underway;
 mod walk;
 

@@ -2,6 +2,7 @@
 //! half of an equal share ([`Shares`]).
 
 use crate::memory::level::State;
+use crate::transfers::{MountTransfers, PoolTransfers};
 use poolfs_ipc::service::SessionMemory;
 use poolfs_libservice::{Room, Share, Shares, Taken};
 use rustix::process::{Resource, getrlimit};
@@ -77,13 +78,14 @@ pub struct PoolShares {
     leases: Arc<Shares>,
     names: Arc<Shares>,
     listings: Arc<Shares>,
+    transfers: PoolTransfers,
     memory: Arc<dyn PoolMemory>,
 }
 
 impl PoolShares {
-    /// For a service with so large a cache.
+    /// For a service with so large a cache, and such a limit of its control group if it has one.
     #[must_use]
-    pub fn new(cache_bytes: u64, memory: Arc<dyn PoolMemory>) -> Self {
+    pub fn new(cache_bytes: u64, group_limit: Option<u64>, memory: Arc<dyn PoolMemory>) -> Self {
         let part = |of: u64, bounds: RangeInclusive<u64>| of.clamp(*bounds.start(), *bounds.end());
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let nodes_kept = part(cache_bytes / CACHE_BYTES_PER_NODE, NODES);
@@ -97,6 +99,7 @@ impl PoolShares {
             leases: Shares::new(LEASES),
             names: Shares::new(part(cache_bytes / NAMES_PART, NAMES_BYTES)),
             listings: Shares::new(part(cache_bytes / LISTINGS_PART, LISTINGS_BYTES)),
+            transfers: PoolTransfers::new(group_limit, Arc::clone(&memory)),
             memory,
         }
     }
@@ -110,6 +113,7 @@ impl PoolShares {
     /// While there is too little memory, nobody has more than what is reserved for it: of what can be done without, in the end of anything.
     pub fn tighten(&self, state: State) {
         [&self.sessions, &self.session_pages].iter().for_each(|shares| shares.tighten(state.is_short()));
+        self.transfers.tighten(state.is_short());
         [&self.nodes, &self.open_files, &self.listings]
             .iter()
             .for_each(|shares| shares.tighten(state == State::Exhausted));
@@ -141,6 +145,7 @@ impl PoolShares {
             session_pages: SessionPages { share: self.session_pages.join(), memory: Arc::clone(&self.memory) },
             leases: self.leases.join(),
             names: self.names.join(),
+            transfers: self.transfers.join(),
             memory: Arc::clone(&self.memory),
         })
     }
@@ -154,6 +159,7 @@ pub struct InstanceShares {
     session_pages: SessionPages,
     leases: Arc<Share>,
     names: Arc<Share>,
+    transfers: Arc<MountTransfers>,
     memory: Arc<dyn PoolMemory>,
 }
 
@@ -196,6 +202,11 @@ impl InstanceShares {
         let pages = bytes.div_ceil(PAGE_BYTES);
         self.memory.grew(bytes);
         self.session_pages.share.take(pages)
+    }
+
+    /// What threads and rings of its mount may take.
+    pub(crate) fn transfers(&self) -> &Arc<MountTransfers> {
+        &self.transfers
     }
 
     /// Whether there is too little memory to give any of it away.
@@ -303,7 +314,7 @@ pub(crate) mod tests {
     #[test]
     fn open_files_are_charged_and_divided() {
         let memory = Arc::new(Memory::default());
-        let shares = PoolShares::new(64 << 20, Arc::clone(&memory) as Arc<dyn PoolMemory>);
+        let shares = PoolShares::new(64 << 20, None, Arc::clone(&memory) as Arc<dyn PoolMemory>);
         let [one, other] = [shares.join(), shares.join()];
         let all = |instance: &InstanceShares| std::iter::from_fn(|| instance.open_file()).collect::<Vec<_>>();
         let (first, second) = (all(&one), all(&other));
@@ -316,7 +327,7 @@ pub(crate) mod tests {
     #[test]
     fn listings_are_charged_and_divided() {
         let memory = Arc::new(Memory::default());
-        let shares = PoolShares::new(64 << 20, Arc::clone(&memory) as Arc<dyn PoolMemory>);
+        let shares = PoolShares::new(64 << 20, None, Arc::clone(&memory) as Arc<dyn PoolMemory>);
         let [one, other] = [shares.listings().join(), shares.listings().join()];
         let all = |room: &Arc<dyn Room>| (0..1000).take_while(|_| room.add(1 << 20)).count();
         assert_eq!((all(&one), all(&other)), (48, 16));
@@ -343,7 +354,7 @@ pub(crate) mod tests {
     #[test]
     fn who_looks_at_the_memory_is_told_of_sessions_and_their_clients() {
         let memory = Arc::new(Grown::default());
-        let instance = PoolShares::new(64 << 20, Arc::clone(&memory) as Arc<dyn PoolMemory>).join();
+        let instance = PoolShares::new(64 << 20, None, Arc::clone(&memory) as Arc<dyn PoolMemory>).join();
         let grown = || memory.0.swap(0, Ordering::Relaxed);
         assert!(instance.session_memory().take(3));
         assert_eq!(grown(), 3 * PAGE_BYTES);
@@ -356,7 +367,7 @@ pub(crate) mod tests {
 
     #[test]
     fn sessions_and_their_memory_are_divided() {
-        let shares = PoolShares::new(64 << 20, Arc::new(Memory::default()));
+        let shares = PoolShares::new(64 << 20, None, Arc::new(Memory::default()));
         let [one, other] = [shares.join(), shares.join()];
         let sessions = std::iter::from_fn(|| one.session()).collect::<Vec<_>>();
         assert!(!sessions.is_empty() && other.session().is_some());

@@ -36,7 +36,7 @@ fn no_segment_is_asked_for_while_memory_is_short_or_clients_keep_it() {
     let instance = Instance::new(spec, Stack::of(Memory::new()));
     let (memory, leases) = (Arc::new(MaybeShort::default()), table(4).0);
     instance.set_leases(Arc::clone(&leases));
-    instance.set_shares(&PoolShares::new(64 << 20, Arc::clone(&memory) as Arc<dyn PoolMemory>).join());
+    instance.set_shares(&PoolShares::new(64 << 20, None, Arc::clone(&memory) as Arc<dyn PoolMemory>).join());
     let (parent, name, flags) = (NodeId::ROOT, Name::new(b"f").expect("a name"), OpenFlags::READ_ONLY);
     let created =
         instance.dispatch(&Context::fuse(0, 0, 0, 0), Request::Create { parent, name, permissions: 0o644, flags });

@@ -2,6 +2,7 @@
 
 use super::abi::{self, notify};
 use crate::notify::KernelCache;
+use crate::transfers::{Charge, KEPT_BYTES, MountTransfers};
 use poolfs_libservice::types::Errno;
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -20,9 +21,8 @@ const PAGE: usize = 4096;
 /// What comes before the data of a WRITE.
 const WRITE_HEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
 
-/// How much of its buffer a thread keeps that has had nothing to do for so long. Only a buffer of which more was used is waited
-/// with: every mount has several threads, and most mounts nothing to do.
-const KEPT_BYTES: usize = 32 << 10;
+/// A thread that has had nothing to do for so long keeps little of its buffer. Only a buffer of which more was used is waited
+/// with, unless the thread is to end then: every mount has several threads, and most mounts nothing to do.
 const KEPT_FOR: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// The kernel takes errors above this one for a broken answer, and its caller would wait for good.
@@ -46,24 +46,31 @@ pub(super) struct Buffer {
     start: usize,
     /// How much of it was ever used.
     used: usize,
+    /// What of that the pool's memory is charged with.
+    charge: Charge,
+    transfers: Arc<MountTransfers>,
     /// What messages are waited for with, once that is done with a time-out.
     waiter: Option<OwnedFd>,
 }
 
 impl Buffer {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(transfers: &Arc<MountTransfers>) -> Self {
         // A page to align in, one for the head, the data, one for the answer to a WRITE.
         let bytes = vec![0; TRANSFER_BYTES_MAX + 3 * PAGE];
         let aligned = bytes.as_ptr().align_offset(PAGE).min(PAGE);
-        Self { bytes, start: aligned + PAGE - WRITE_HEAD, used: 0, waiter: None }
+        let start = aligned + PAGE - WRITE_HEAD;
+        Self { bytes, start, used: 0, charge: transfers.charge(), transfers: Arc::clone(transfers), waiter: None }
     }
 
-    /// The next message.
-    pub(super) fn receive(&mut self, device: &Device) -> io::Result<usize> {
-        if self.used > KEPT_BYTES
-            && let Err(error) = self.release_when_idle(device)
-        {
-            debug!(%error, "a thread keeps its memory");
+    /// The next message; nothing when a thread that `may_end` then had nothing to do for a while, and has given its memory back. For that it is
+    /// waited only with much memory, or where threads are scarce: elsewhere a message is one system call.
+    pub(super) fn receive(&mut self, device: &Device, may_end: bool) -> io::Result<Option<usize>> {
+        if self.used > KEPT_BYTES || may_end && self.transfers.is_scarce() {
+            match self.release_when_idle(device) {
+                Ok(is_idle) if is_idle && may_end => return Ok(None),
+                Ok(_) => {}
+                Err(error) => debug!(%error, "a thread keeps its memory"),
+            }
         }
         let room = &mut self.bytes[self.start..][..WRITE_HEAD + TRANSFER_BYTES_MAX];
         loop {
@@ -72,8 +79,8 @@ impl Buffer {
                 Err(OsErrno::INTR | OsErrno::AGAIN | OsErrno::NOENT) => {}
                 outcome => {
                     let length = outcome?;
-                    self.used = self.used.max(length);
-                    return Ok(length);
+                    self.note_used(length);
+                    return Ok(Some(length));
                 }
             }
         }
@@ -82,11 +89,18 @@ impl Buffer {
     /// Notes that so much was used for a message and its answer.
     pub(super) fn note_used(&mut self, bytes: usize) {
         self.used = self.used.max(bytes);
+        self.charge.note_used(self.used);
     }
 
-    /// Waits for a message, for a while; when there is none, the memory goes back to the kernel. One message wakes one of those who
-    /// wait, as it does without a time-out. Should another thread be faster with it, this one keeps its memory until the next.
-    fn release_when_idle(&mut self, device: &Device) -> io::Result<()> {
+    /// Gives what was used back to the kernel.
+    fn release(&mut self) {
+        let waiter = self.waiter.take();
+        *self = Self { waiter, ..Self::new(&self.transfers) };
+    }
+
+    /// Waits for a message, for a while; when there is none, the memory goes back to the kernel, and it is said. One message wakes one of those
+    /// who wait, as it does without a time-out. Should another thread be faster with it, this one keeps its memory until the next.
+    fn release_when_idle(&mut self, device: &Device) -> io::Result<bool> {
         let waiter = match self.waiter.take() {
             Some(waiter) => waiter,
             None => {
@@ -98,11 +112,15 @@ impl Buffer {
         };
         let mut events = Vec::with_capacity(1);
         let waited = epoll::wait(&waiter, spare_capacity(&mut events), Some(&KEPT_FOR));
-        if waited == Ok(0) {
-            *self = Self::new();
-        }
         self.waiter = Some(waiter);
-        waited.map(drop).or_else(|errno| if errno == OsErrno::INTR { Ok(()) } else { Err(errno.into()) })
+        if waited == Ok(0) {
+            self.release();
+        }
+        match waited {
+            Ok(count) => Ok(count == 0),
+            Err(OsErrno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// The message of `length` bytes that was received, and the room behind it.
@@ -246,13 +264,25 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shares::PoolMemory;
+    use crate::shares::tests::Memory;
+    use crate::transfers::PoolTransfers;
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+    use std::sync::atomic::Ordering;
 
     /// A device whose other end is not the kernel.
     fn device() -> (Device, UnixStream) {
         let (own, other) = UnixStream::pair().expect("sockets");
         (Device::new(own.into()), other)
+    }
+
+    fn received(buffer: &mut Buffer, device: &Device) -> usize {
+        buffer.receive(device, false).expect("received").expect("a message")
+    }
+
+    fn is_kept(buffer: &Buffer) -> bool {
+        buffer.bytes[buffer.start + 1..].iter().any(|&byte| byte != 0)
     }
 
     fn written<const COUNT: usize>(mut stream: &UnixStream) -> [u8; COUNT] {
@@ -289,31 +319,72 @@ mod tests {
     #[test]
     fn memory_of_a_long_message_goes_when_nothing_follows() {
         let (device, kernel) = device();
-        let mut buffer = Buffer::new();
-        let is_kept = |buffer: &Buffer| buffer.bytes[buffer.start + 1..].iter().any(|&byte| byte != 0);
+        let mut buffer = Buffer::new(&MountTransfers::alone());
         rustix::io::write(&kernel, &[1; KEPT_BYTES + PAGE]).expect("sent");
-        assert!(buffer.receive(&device).expect("received") > KEPT_BYTES);
+        assert!(received(&mut buffer, &device) > KEPT_BYTES);
         rustix::io::write(&kernel, &[2]).expect("sent");
-        assert_eq!(buffer.receive(&device).expect("received"), 1);
+        assert_eq!(received(&mut buffer, &device), 1);
         assert!(is_kept(&buffer), "something followed");
         let sender = std::thread::spawn(move || {
             std::thread::sleep(std::time::Duration::from_millis(500));
             rustix::io::write(&kernel, &[3]).expect("sent");
             kernel
         });
-        assert_eq!(buffer.receive(&device).expect("received"), 1);
+        assert_eq!(received(&mut buffer, &device), 1);
         assert!(!is_kept(&buffer), "nothing followed");
         let kernel = sender.join().expect("sent");
         rustix::io::write(&kernel, &[4]).expect("sent");
-        assert_eq!((buffer.receive(&device).expect("received"), buffer.split(1).0), (1, &[4][..]));
+        assert_eq!((received(&mut buffer, &device), buffer.split(1).0), (1, &[4][..]));
+    }
+
+    #[test]
+    fn the_pools_memory_is_charged_with_long_messages_until_their_memory_is_given_back() {
+        let (device, kernel) = device();
+        let memory = Arc::new(Memory::default());
+        let pool = PoolTransfers::new(None, Arc::clone(&memory) as Arc<dyn PoolMemory>);
+        let mut buffer = Buffer::new(&pool.join());
+        let receive = |buffer: &mut Buffer, length: usize| {
+            rustix::io::write(&kernel, &vec![1; length]).expect("sent");
+            assert_eq!(received(buffer, &device), length);
+            memory.0.load(Ordering::Relaxed) as usize
+        };
+        assert_eq!(receive(&mut buffer, KEPT_BYTES), 0);
+        assert_eq!(receive(&mut buffer, KEPT_BYTES + PAGE), KEPT_BYTES + PAGE);
+        assert_eq!(receive(&mut buffer, 1), KEPT_BYTES + PAGE);
+        assert_eq!(receive(&mut buffer, KEPT_BYTES + 2 * PAGE), KEPT_BYTES + 2 * PAGE, "only of what is more");
+        buffer.release();
+        assert_eq!(receive(&mut buffer, 1), 0);
+        assert_eq!(receive(&mut buffer, KEPT_BYTES + PAGE), KEPT_BYTES + PAGE);
+        drop(buffer);
+        assert_eq!(memory.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_thread_that_may_end_is_told_when_it_has_nothing_to_do() {
+        let (device, kernel) = device();
+        let transfers = PoolTransfers::new(Some(0), Arc::new(Memory::default())).join();
+        let mut buffer = Buffer::new(&transfers);
+        rustix::io::write(&kernel, &[1; KEPT_BYTES + PAGE]).expect("sent");
+        assert_eq!(buffer.receive(&device, true).expect("received"), Some(KEPT_BYTES + PAGE));
+        assert_eq!(buffer.receive(&device, true).expect("nothing"), None);
+        assert!(!is_kept(&buffer));
+        let permits: Vec<_> = std::iter::from_fn(|| transfers.permit()).collect();
+        assert_eq!(buffer.receive(&device, true).expect("nothing"), None, "threads are scarce");
+        drop(permits);
+        let sender = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            rustix::io::write(&kernel, &[2]).expect("sent");
+        });
+        assert_eq!(buffer.receive(&device, true).expect("received"), Some(1), "they are not");
+        sender.join().expect("sent");
     }
 
     #[test]
     fn data_begins_on_a_page_in_either_direction() {
         let (device, kernel) = device();
-        let mut buffer = Buffer::new();
+        let mut buffer = Buffer::new(&MountTransfers::alone());
         rustix::io::write(&kernel, &[1; WRITE_HEAD]).expect("sent");
-        assert_eq!(buffer.receive(&device).expect("received"), WRITE_HEAD);
+        assert_eq!(received(&mut buffer, &device), WRITE_HEAD);
         let (message, room) = buffer.split(WRITE_HEAD);
         assert_eq!((message, room.as_ptr().addr() % PAGE), (&[1; WRITE_HEAD][..], 0));
         assert!(room.len() >= TRANSFER_BYTES_MAX);

@@ -3,11 +3,12 @@
 use super::abi::{self, init};
 use super::device::{Buffer, Device, TRANSFER_BYTES_MAX};
 use super::incoming::{Message, Offer, Operation};
-use super::rings;
-use poolfs_fuse_ring::Entry;
+use super::rings::{self, Entries};
+use crate::transfers::MountTransfers;
 use poolfs_libservice::types::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
@@ -52,25 +53,29 @@ const BACKGROUND_MAX: u16 = 64;
 const CONGESTED: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// Connects with the kernel, which has sent its first message when the mount was made. Where it was agreed that requests come
-/// by rings, there are entries for all its queues, which it waits for.
+/// by rings, there are entries for all its queues, which it waits for. What they take is of `transfers`.
 ///
 /// # Errors
 /// Those of the device, and `EPROTO` when the kernel speaks another protocol.
-pub(super) fn connect(descriptor: OwnedFd, cpus: &[u32]) -> io::Result<(Device, Vec<Entry>)> {
+pub(super) fn connect(
+    descriptor: OwnedFd,
+    cpus: &[u32],
+    transfers: &Arc<MountTransfers>,
+) -> io::Result<(Device, Entries)> {
     let mut device = Device::new(descriptor);
-    let mut buffer = Buffer::new();
-    let length = buffer.receive(&device)?;
+    let mut buffer = Buffer::new(transfers);
+    let length = buffer.receive(&device, false)?.unwrap_or(0);
     let (message, _) = buffer.split(length);
     let Ok(Message::Call(call)) = Message::parse(message) else {
         return Err(io::Error::from_raw_os_error(Errno::EPROTO.raw()));
     };
-    let mut entries = Vec::new();
+    let mut entries = Entries::default();
     let agreed = match call.operation {
         Ok(Operation::Init(offer)) => {
             if offer.flags & init::OVER_IO_URING != 0 {
-                entries = rings::entries(&device, cpus);
+                entries = rings::entries(&device, cpus, transfers);
             }
-            agree(&offer, !entries.is_empty())
+            agree(&offer, !entries.all.is_empty())
         }
         _ => Err(Errno::EPROTO),
     };

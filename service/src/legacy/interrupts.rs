@@ -7,7 +7,8 @@
 //!
 //! The kernel says by a message when a waiting caller gets its first signal. That message finds no reader while all threads
 //! are serving, and a second signal sends none. So messages and a lack of threads only wake a watcher, which then
-//! looks at the callers itself, as long as requests stay that it has seen before.
+//! looks at the callers itself, as long as requests stay that it has seen before. Meanwhile it also sees to it that somebody reads, when no
+//! further thread could be had at first.
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -120,8 +121,8 @@ impl InService {
     }
 
     /// Watches until [`InService::end`]: `answer` is called with the place and the number of each request whose caller was
-    /// killed, and again later when it cannot answer yet.
-    pub(super) fn watch(&self, answer: impl Fn(usize, u64) -> bool) {
+    /// killed, and again later when it cannot answer yet; `stay` each time that requests stay.
+    pub(super) fn watch(&self, answer: impl Fn(usize, u64) -> bool, stay: impl Fn()) {
         let mut seen = Vec::new();
         let mut again = false;
         while let Some(asked) = self.wait(again) {
@@ -137,7 +138,11 @@ impl InService {
                 }
             }
             // Whoever asked may speak of a request that is only now being entered.
-            again = asked || now.iter().any(|unique| seen.contains(unique));
+            let is_any_left = now.iter().any(|unique| seen.contains(unique));
+            if is_any_left {
+                stay();
+            }
+            again = asked || is_any_left;
             seen = now;
         }
     }
@@ -202,7 +207,7 @@ mod tests {
         let (watched, mut watcher) = (Arc::clone(&in_service), None);
         assert_eq!(in_service.look(|| Err("no thread")), Err("no thread"));
         let start = || {
-            watcher = Some(thread::spawn(move || watched.watch(|_, unique| answered.send(unique).is_ok())));
+            watcher = Some(thread::spawn(move || watched.watch(|_, unique| answered.send(unique).is_ok(), || ())));
             Ok::<_, ()>(())
         };
         in_service.look(start).expect("started");

@@ -2,7 +2,7 @@
 
 use super::device::{Device, TRANSFER_BYTES_MAX};
 use super::handshake;
-use super::session::{OnEnd, Session};
+use super::session::{OnEnd, Session, transfers_of};
 use crate::instance::Instance;
 use crate::mount_table::{Mount, MountTable};
 use crate::notify::KernelCache;
@@ -28,7 +28,7 @@ const DEAD_MOUNTS_MAX: usize = 64;
 /// The mount table of the calling thread: others may have another.
 const OWN_TABLE: &str = "/proc/thread-self/mountinfo";
 
-/// Threads that serve the kernel: some wait for disks while others answer from the cache.
+/// Most threads that serve the kernel: some wait for disks while others answer from the cache.
 const THREADS_PER_CPU: usize = 2;
 const THREADS_MIN: usize = 6;
 const THREADS_MAX: usize = 32;
@@ -197,7 +197,7 @@ impl LegacyMount {
         let device = device.map_err(failed)??;
         let guard = MountGuard { instance: spec.instance.clone(), path: path.clone(), mounted: true };
 
-        let (device, entries) = handshake::connect(device, cpus).map_err(failed)?;
+        let (device, entries) = handshake::connect(device, cpus, &transfers_of(instance)).map_err(failed)?;
         let device = Arc::new(device);
         let place = (instance.name().to_owned(), path.clone());
         device.set_forget_unused(Box::new(move || {

@@ -9,20 +9,27 @@ use super::device::{Device, TRANSFER_BYTES_MAX, answerable};
 use super::incoming::Message;
 use super::session::{Served, Session};
 use crate::cpus::keep_on;
+use crate::transfers::{Charge, Counted, MountTransfers};
 use poolfs_fuse_ring::{Entry, Heir};
 use poolfs_libservice::types::Errno;
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use tracing::{error, info, warn};
 
 /// Entries, and so threads, of the queue of a CPU: one of the pool's, and any other. Requests that wait for a disk hold up their
 /// queue when they take all of them.
-const PER_OWN_QUEUE: usize = 4;
-const PER_OTHER_QUEUE: usize = 2;
+const ALL: PerQueue = PerQueue { own: 4, other: 2 };
+/// The same where there are many mounts: each entry is memory.
+const FEWEST: PerQueue = PerQueue { own: 2, other: 1 };
+
+struct PerQueue {
+    own: usize,
+    other: usize,
+}
 
 /// Most entries of a mount. Where the host has so many CPUs that there would be more, `/dev/fuse` is used.
 const ENTRIES_MAX: usize = 128;
@@ -33,23 +40,38 @@ const STUCK_MAX: usize = 32;
 /// Threads that read `/dev/fuse` beside the rings.
 pub(super) const READERS: usize = 2;
 
+/// The entries for a connection, and what they are counted by as long as they are used.
+#[derive(Default)]
+pub(super) struct Entries {
+    pub(super) all: Vec<Entry>,
+    pub(super) counted: Option<Counted>,
+}
+
 /// The entries for a connection: none when it has to do without.
-pub(super) fn entries(device: &Device, cpus: &[u32]) -> Vec<Entry> {
+pub(super) fn entries(device: &Device, cpus: &[u32], transfers: &MountTransfers) -> Entries {
     let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible");
     let Some(queues) = possible.ok().as_deref().and_then(queues) else {
         warn!("/dev/fuse is used: which CPUs are possible is not to be had");
-        return Vec::new();
+        return Entries::default();
     };
-    let wanted = layout(queues, cpus);
-    if wanted.len() > ENTRIES_MAX {
+    let [all, fewest] = [ALL, FEWEST].map(|per| layout(queues, cpus, &per));
+    if all.len() > ENTRIES_MAX {
         info!(queues, "/dev/fuse is used: there are too many CPUs for rings");
-        return Vec::new();
+        return Entries::default();
     }
+    let Some((count, counted)) = transfers.entries(all.len(), fewest.len()) else {
+        info!("/dev/fuse is used: other mounts have as many entries of rings as the pool has memory for");
+        return Entries::default();
+    };
+    let wanted = if count == all.len() { all } else { fewest };
     let made = wanted.into_iter().map(|queue| Entry::new(device.descriptor(), queue, TRANSFER_BYTES_MAX));
-    made.collect::<io::Result<_>>().unwrap_or_else(|error| {
-        warn!(%error, "/dev/fuse is used: rings cannot be made");
-        Vec::new()
-    })
+    match made.collect::<io::Result<_>>() {
+        Ok(all) => Entries { all, counted: Some(counted) },
+        Err(error) => {
+            warn!(%error, "/dev/fuse is used: rings cannot be made");
+            Entries::default()
+        }
+    }
 }
 
 /// How many queues the kernel has, by its list of possible CPUs. It numbers queues as CPUs; a list with holes is not relied on.
@@ -62,8 +84,8 @@ fn queues(possible: &str) -> Option<u16> {
 }
 
 /// The queue of each entry.
-fn layout(queues: u16, cpus: &[u32]) -> Vec<u16> {
-    let of = |queue| if cpus.contains(&u32::from(queue)) { PER_OWN_QUEUE } else { PER_OTHER_QUEUE };
+fn layout(queues: u16, cpus: &[u32], per: &PerQueue) -> Vec<u16> {
+    let of = |queue| if cpus.contains(&u32::from(queue)) { per.own } else { per.other };
     (0..queues).flat_map(|queue| std::iter::repeat_n(queue, of(queue))).collect()
 }
 
@@ -73,6 +95,7 @@ pub(super) struct Rings {
     /// By place.
     heirs: Vec<Heir>,
     stuck: AtomicUsize,
+    counted: OnceLock<Counted>,
 }
 
 /// What an entry is served with.
@@ -80,11 +103,19 @@ struct Lane {
     place: usize,
     entry: Entry,
     given: Vec<Given>,
+    /// What the pool's memory is charged with for the entry's.
+    charge: Charge,
 }
 
 impl Rings {
     pub(super) fn new(entries: &[Entry], cpus: &[u32]) -> Self {
-        Self { cpus: cpus.to_vec(), heirs: entries.iter().map(Entry::heir).collect(), stuck: AtomicUsize::new(0) }
+        let heirs = entries.iter().map(Entry::heir).collect();
+        Self { cpus: cpus.to_vec(), heirs, stuck: AtomicUsize::new(0), counted: OnceLock::new() }
+    }
+
+    /// The entries are used, and counted by this as long as the mount is there.
+    pub(super) fn count_by(&self, counted: Option<Counted>) {
+        counted.into_iter().for_each(|counted| drop(self.counted.set(counted)));
     }
 
     /// Keeps the calling thread on the queue's CPU if it is one of the pool's, to which it is confined in any case.
@@ -111,7 +142,7 @@ impl Session {
         for (place, entry) in entries.into_iter().enumerate() {
             let (decided, decision) = sync_channel(1);
             let (session, registered) = (Arc::clone(self), registered.clone());
-            let lane = Lane { place, entry, given: Vec::new() };
+            let lane = Lane { place, entry, given: Vec::new(), charge: self.transfers.charge() };
             let name = format!("fuse-ring-{}", lane.entry.queue());
             match thread::Builder::new().name(name).spawn(move || session.register(lane, registered, &decision)) {
                 Ok(_) => waiting.push(decided),
@@ -165,6 +196,7 @@ impl Session {
     /// Serves the request that was received; whether the entry still is the thread's.
     fn serve_one(self: &Arc<Self>, lane: &mut Lane) -> io::Result<bool> {
         let (message, room) = lane.entry.split();
+        let length = message.len();
         let outcome = match Message::parse(message) {
             Ok(Message::Call(call)) => {
                 let Served { outcome, is_waited_for, measured } = self.serve(lane.place, call, room, &mut lane.given);
@@ -172,6 +204,7 @@ impl Session {
                 if outcome.is_err() {
                     lane.given.drain(..).for_each(|given| self.front.take_back(given));
                 }
+                lane.charge.note_used(length + outcome.unwrap_or(0));
                 if !is_waited_for {
                     return Ok(false);
                 }
@@ -219,7 +252,7 @@ impl Session {
         let Some(entry) = self.in_service.take(place, unique, || successor.step_in(unique)) else { return Ok(None) };
         let mut entry = entry?;
         entry.answer(Err(Errno::EINTR.raw()))?;
-        Ok(Some(Lane { place, entry, given: Vec::new() }))
+        Ok(Some(Lane { place, entry, given: Vec::new(), charge: self.transfers.charge() }))
     }
 
     /// Whether a place is that of an entry.
@@ -244,7 +277,8 @@ mod tests {
 
     #[test]
     fn every_queue_has_entries_and_the_pools_own_have_more() {
-        assert_eq!(layout(3, &[1, 7]), [0, 0, 1, 1, 1, 1, 2, 2]);
-        assert_eq!(layout(1, &[]), [0, 0]);
+        assert_eq!(layout(3, &[1, 7], &ALL), [0, 0, 1, 1, 1, 1, 2, 2]);
+        assert_eq!(layout(1, &[], &ALL), [0, 0]);
+        assert_eq!(layout(3, &[1, 7], &FEWEST), [0, 1, 1, 2]);
     }
 }

@@ -1,7 +1,8 @@
 //! The threads that serve one mount: each receives a message, serves it and answers it, in one piece of memory.
 //!
 //! Most mounts of a host are idle most of the time, so threads are started when they are needed: there is always one that waits for a
-//! message, up to a number, and one that watches for callers that were killed from the first time somebody asks for it.
+//! message, up to a number and as far as the pool has room for them ([`crate::transfers`]), and one that watches for callers that were killed
+//! from the first time somebody asks for it. Threads that are needed no more end.
 
 use super::answer::{Answer, Given};
 use super::device::{Buffer, Device};
@@ -9,12 +10,12 @@ use super::following::{Following, Kept};
 use super::front::Front;
 use super::incoming::{Call, Message};
 use super::interrupts::InService;
-use super::readers::Readers;
-use super::rings::{READERS, Rings};
+use super::readers::{Added, Readers};
+use super::rings::{Entries, READERS, Rings};
 use crate::cpus::keep_on;
 use crate::instance::Instance;
 use crate::spans::Measured;
-use poolfs_fuse_ring::Entry;
+use crate::transfers::{MountTransfers, Permit};
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::{OperationPath, Transport};
 use rustix::io::Errno as OsErrno;
@@ -33,6 +34,7 @@ pub(super) struct Session {
     pub(super) in_service: Arc<InService>,
     pub(super) rings: Rings,
     readers: Readers,
+    pub(super) transfers: Arc<MountTransfers>,
     following: Following,
     /// Told at the end of the session.
     on_end: OnEnd,
@@ -50,6 +52,11 @@ pub(super) struct Served<'a> {
     /// Nobody else has answered meanwhile.
     pub(super) is_waited_for: bool,
     pub(super) measured: Option<Measured<'a>>,
+}
+
+/// What threads and rings of the mount of an instance may take.
+pub(super) fn transfers_of(instance: &Instance) -> Arc<MountTransfers> {
+    instance.shares().map_or_else(MountTransfers::alone, |shares| Arc::clone(shares.transfers()))
 }
 
 impl Drop for Session {
@@ -70,12 +77,14 @@ impl Session {
         instance: &Arc<Instance>,
         device: Arc<Device>,
         threads: usize,
-        entries: Vec<Entry>,
+        entries: Entries,
         cpus: &[u32],
         on_end: OnEnd,
     ) -> io::Result<Receiver<()>> {
         let (end, ended) = sync_channel(0);
+        let Entries { all: entries, counted } = entries;
         let first = entries.len();
+        let transfers = transfers_of(instance);
         let session = Arc::new(Self {
             device,
             front: Front::new(Arc::clone(instance)),
@@ -83,43 +92,71 @@ impl Session {
             in_service: Arc::new(InService::new(first + threads)),
             rings: Rings::new(&entries, cpus),
             readers: Readers::new(first),
+            transfers,
             following: Following::new(cpus),
             on_end,
             _end: end,
         });
         let by_rings = session.start_rings(entries)?;
+        session.rings.count_by(counted.filter(|_| by_rings));
         instance.set_transport(if by_rings { Transport::IoUring } else { Transport::DevFuse });
         session.readers.allow(if by_rings { READERS } else { threads });
         session.add_reader()?;
         Ok(ended)
     }
 
-    /// Starts one more thread that reads the device, if there may be more.
-    fn add_reader(self: &Arc<Self>) -> io::Result<()> {
-        self.readers.add(|place| {
+    /// Starts one more thread that reads the device, if one is needed and there may be more.
+    fn add_reader(self: &Arc<Self>) -> io::Result<Added> {
+        let start = |place: usize, permit: Option<Permit>| {
             let session = Arc::clone(self);
-            thread::Builder::new().name(format!("fuse-{place}")).spawn(move || session.work(place)).map(drop)
-        })
+            let work = move || {
+                session.work(place, permit.is_some());
+                // Only now that its memory is given back.
+                drop(permit);
+            };
+            thread::Builder::new().name(format!("fuse-{place}")).spawn(work).map(drop)
+        };
+        self.readers.add(|| self.transfers.permit(), start)
+    }
+
+    /// Has somebody read the device while all who do have something to do.
+    fn keep_reading(self: &Arc<Self>) {
+        match self.add_reader() {
+            Ok(Added::Enough) => return,
+            Ok(Added::Refused) => {}
+            Err(error) => debug!(instance = self.name, %error, "no further thread reads the device"),
+        }
+        // Nobody may be left who reads that a caller gets a signal.
+        self.look();
     }
 
     /// Has somebody look whether callers of requests in service were killed.
     fn look(self: &Arc<Self>) {
-        let watched = Arc::downgrade(self);
+        let [watched, for_readers] = [(); 2].map(|()| Arc::downgrade(self));
         let in_service = Arc::clone(&self.in_service);
         let cpus = self.following.all().to_vec();
         let started = self.in_service.look(|| {
             let watch = move || {
                 keep_on(&cpus);
                 // It must not keep the session from ending.
-                in_service.watch(|place, unique| match watched.upgrade() {
-                    Some(session) if session.is_ring(place) => session.take_over(place, unique),
-                    Some(session) => {
-                        // Whoever has been answered meanwhile needs nothing more.
-                        let _ = session.device.answer(unique, Err(Errno::EINTR));
-                        true
-                    }
-                    None => true,
-                });
+                in_service.watch(
+                    |place, unique| match watched.upgrade() {
+                        Some(session) if session.is_ring(place) => session.take_over(place, unique),
+                        Some(session) => {
+                            // Whoever has been answered meanwhile needs nothing more.
+                            let _ = session.device.answer(unique, Err(Errno::EINTR));
+                            true
+                        }
+                        None => true,
+                    },
+                    || {
+                        if let Some(session) = for_readers.upgrade()
+                            && let Err(error) = session.add_reader()
+                        {
+                            debug!(instance = session.name, %error, "no further thread reads the device");
+                        }
+                    },
+                );
             };
             thread::Builder::new().name("fuse-watch".into()).spawn(watch).map(drop)
         });
@@ -128,31 +165,30 @@ impl Session {
         }
     }
 
-    fn work(self: &Arc<Self>, place: usize) {
-        let mut buffer = Buffer::new();
+    /// Serves until the mount is gone, or, where the thread `may_end`, until it is needed no more.
+    fn work(self: &Arc<Self>, place: usize, may_end: bool) {
+        let mut buffer = Buffer::new(&self.transfers);
         let mut given = Vec::new();
         let mut kept = Kept::default();
         loop {
             kept.follow(&self.following);
-            let length = match buffer.receive(&self.device) {
-                Ok(length) => length,
+            let length = match buffer.receive(&self.device, may_end) {
+                Ok(Some(length)) => length,
+                Ok(None) if self.readers.retire(place) => return,
+                Ok(None) => continue,
                 Err(error) => return self.has_ended(&error),
             };
             let (message, room) = buffer.split(length);
             match Message::parse(message) {
                 Ok(Message::Call(call)) => {
                     let followed = self.following.enter(&call);
-                    if self.readers.begin()
-                        && let Err(error) = self.add_reader()
-                    {
-                        debug!(instance = self.name, %error, "no further thread reads the device");
-                        // Nobody may be left who reads that a caller gets a signal.
-                        self.look();
+                    if self.readers.begin() {
+                        self.keep_reading();
                     }
                     let answered = self.serve_read(place, call, room, &mut given);
+                    buffer.note_used(length + answered);
                     self.readers.end();
                     drop(followed);
-                    buffer.note_used(length + answered);
                 }
                 Ok(Message::Forget(forgets)) => self.front.forget(forgets),
                 Ok(Message::Interrupt) => self.look(),

@@ -144,7 +144,7 @@ impl WatchedMemory for Memory {
 
 fn memory_and_shares() -> (Arc<Memory>, Arc<PoolShares>) {
     let memory = Arc::new(Memory::default());
-    let shares = Arc::new(PoolShares::new(CACHE, Arc::clone(&memory) as Arc<dyn PoolMemory>));
+    let shares = Arc::new(PoolShares::new(CACHE, None, Arc::clone(&memory) as Arc<dyn PoolMemory>));
     (memory, shares)
 }
 

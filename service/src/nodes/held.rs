@@ -401,7 +401,7 @@ mod tests {
 
     #[test]
     fn names_take_room_of_the_pool_until_they_are_gone() {
-        let shares = crate::shares::PoolShares::new(64 << 20, Arc::new(crate::shares::tests::Memory::default()));
+        let shares = crate::shares::PoolShares::new(64 << 20, None, Arc::new(crate::shares::tests::Memory::default()));
         let instances = [shares.join(), shares.join()];
         let tables = [holding(), holding()];
         tables.iter().zip(&instances).for_each(|(table, instance)| table.set_names_room(instance.names()));

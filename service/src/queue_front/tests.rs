@@ -62,7 +62,7 @@ fn instance() -> Arc<Instance> {
 fn a_client_of_whom_more_is_to_be_kept_than_there_is_room_for_is_refused() {
     const GROUPS: usize = 1000;
     let instance = instance();
-    let shares = PoolShares::new(64 << 20, Arc::new(PoolMemory::default())).join();
+    let shares = PoolShares::new(64 << 20, None, Arc::new(PoolMemory::default())).join();
     let memory = shares.session_memory();
     let all = std::iter::repeat_with(|| memory.take(1)).take_while(|&is_taken| is_taken).count();
     assert!(all > 0);

@@ -6,6 +6,7 @@ use crate::over_rings::{self, is_over_rings};
 use crate::trap::Trap;
 use poolfs_libservice::Libservice;
 use poolfs_service::legacy::LegacyMount;
+use poolfs_service::shares::InstanceShares;
 use poolfs_service::stack::Stack;
 use poolfs_service::{Instance, ROOT_NUMBER};
 use poolfs_service_protocol::{MountSpec, OperationPath, StackSpec};
@@ -39,6 +40,15 @@ pub struct Mounted {
 
 impl Mounted {
     pub fn new(folder: &Path) -> Self {
+        Self::with(folder, None)
+    }
+
+    /// One that shares with others.
+    pub fn with_shares(folder: &Path, shares: &Arc<InstanceShares>) -> Self {
+        Self::with(folder, Some(shares))
+    }
+
+    fn with(folder: &Path, shares: Option<&Arc<InstanceShares>>) -> Self {
         let at = make(&folder.join("mnt"));
         let stack = StackSpec::Directory { directory: "/".into() };
         let spec = MountSpec {
@@ -52,6 +62,7 @@ impl Mounted {
         };
         let trap = Trap::new();
         let instance = Instance::new(spec, Stack::of(Arc::clone(&trap) as Arc<dyn Libservice>));
+        shares.into_iter().for_each(|shares| instance.set_shares(shares));
         let mount = LegacyMount::start(&instance, &[0], Box::new(|| {})).expect("mounted");
         over_rings::check([&instance.status()]);
         Self { trap, instance, mount, at }

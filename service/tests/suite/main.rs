@@ -29,6 +29,7 @@ mod storms;
 mod taken_away;
 mod times;
 mod traces;
+mod transfers;
 mod trap;
 mod underway;
 mod views;

@@ -9,7 +9,7 @@ use rustix::pipe::{SpliceFlags, fcntl_setpipe_size, pipe, splice};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -378,5 +378,53 @@ fn listings_of_open_directories() {
         drop(listings);
         assert_eq!(fs::read_dir(other.join("dir")).expect("opened").filter(Result::is_ok).count(), NAMES + 1);
         assert_eq!(service.status().instances.len(), INSTANCES.len());
+    });
+}
+
+#[test]
+fn large_requests_of_many_mounts_at_once() {
+    isolated("memory::large_requests_of_many_mounts_at_once", |folder| {
+        const MOUNTS: usize = 64;
+        const WRITERS: usize = 8;
+        const MEBIBYTE: usize = 1 << 20;
+        let group = Group::make(folder, LIMIT_BYTES);
+        let log = folder.join("log");
+        let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
+        let lower = make(&folder.join("lower"));
+        let mount = |number: usize| {
+            let upper = make(&folder.join(format!("upper-{number}")));
+            service.mount(&format!("mount-{number}"), StackSpec::union(upper, vec![lower.clone()]))
+        };
+        let mounted: Vec<_> = (0..MOUNTS).map(mount).collect();
+        let before = group.kept();
+        let bytes = content(1, MEBIBYTE);
+        // As a program without the library does it: each request has a thread's buffer to itself.
+        let write = |at: &Path, writer: usize| -> std::io::Result<()> {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT);
+            let path = at.join(format!("large-{writer}"));
+            let file = options.open(&path)?;
+            for _ in 0..3 {
+                (0..4).try_for_each(|piece| file.write_all_at(&bytes, (piece * MEBIBYTE) as u64))?;
+                let mut head = vec![0; 256 << 10];
+                file.read_exact_at(&mut head, 3 * MEBIBYTE as u64)?;
+                assert!(head == bytes[..head.len()]);
+            }
+            fs::remove_file(&path)
+        };
+        let failures = std::thread::scope(|scope| {
+            let all = mounted.iter().flat_map(|at| (0..WRITERS).map(move |writer| (at, writer)));
+            let writers: Vec<_> = all.map(|(at, writer)| scope.spawn(move || write(at, writer))).collect();
+            let outcomes = writers.into_iter().map(|writer| writer.join().expect("what was written is read"));
+            outcomes.filter_map(Result::err).collect::<Vec<_>>()
+        });
+        let said = fs::read_to_string(&log).expect("a log");
+        assert_eq!(group.kills(), 0, "{failures:?} {said}");
+        assert!(failures.is_empty(), "{failures:?} {said}");
+        mounted.iter().for_each(|at| goes_on(at));
+        let kept = [before, group.kept()].map(mebibytes);
+        println!("{} MiB before, {} MiB after", kept[0], kept[1]);
+        eventually("there is plenty again", || service.status().memory.is_some_and(|memory| memory.state == "plenty"));
+        assert_eq!(service.status().instances.len(), MOUNTS);
     });
 }
