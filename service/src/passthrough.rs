@@ -10,7 +10,7 @@ use crate::instance::Instance;
 use crate::nodes::texts::{Asking, Backing, Opening, TextCounts, Undecided};
 use crate::notify::KernelCache;
 use poolfs_libservice::types::{Errno, NodeId};
-use poolfs_libservice::{Text, fail};
+use poolfs_libservice::{Holder, Text, fail};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tracing::warn;
@@ -57,7 +57,7 @@ impl Instance {
     }
 
     fn decide(&self, undecided: &Undecided, file: &OpenFile) -> Option<Opening> {
-        let backing = match self.layer().text(file.handle()) {
+        let backing = match self.layer().text(file.handle(), self.holder().as_ref()) {
             Ok(text) => self.give(text),
             Err(error) => {
                 if error.errno() == Errno::ENOMEM {
@@ -77,11 +77,16 @@ impl Instance {
         if !file.flags().readable() || file.flags().writable() || file.is_directory() {
             return fail(Errno::EBADF);
         }
-        let lent = self.layer().lend(file.handle());
+        let lent = self.layer().lend(file.handle(), self.holder().as_ref());
         if matches!(&lent, Err(error) if error.errno() == Errno::ENOMEM) {
             self.ask_for_texts();
         }
         lent
+    }
+
+    /// Who is noted to have what is given, and is given nothing while somebody of the instance keeps what was taken away.
+    fn holder(&self) -> Option<Arc<dyn Holder>> {
+        self.leases().map(|leases| Arc::clone(leases) as Arc<dyn Holder>)
     }
 
     /// There is no more room for them: others may be used no more.

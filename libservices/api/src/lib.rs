@@ -468,24 +468,25 @@ pub trait Libservice: Send + Sync {
 
     /// All bytes of a program, for the kernel, which maps it from there and reads it by itself. They stay where they are until
     /// what comes with them is dropped. Only of a file that is a program (ELF) and whose bytes are where nothing ever changes: the
-    /// layer above may come to have others for the file, but these stay.
+    /// layer above may come to have others for the file, but these stay. `holder`: whose processes have them from here on; nothing is given
+    /// while it is suspended.
     ///
     /// # Errors
     /// `EBADF`; `EOPNOTSUPP` when the file is none of those, or too large; `ENOMEM` when there is no room for it now.
-    fn text(&self, handle: HandleId) -> Result<Text> {
-        let _ = handle;
+    fn text(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
+        let _ = (handle, holder);
         fail(Errno::EOPNOTSUPP)
     }
 
     /// All bytes of a file, in another one that a process may map instead. They stay there for as long as anybody has that one open
     /// or mapped. Only of a file that is opened to be read and whose bytes are where nothing ever changes, as [`Libservice::text`]:
-    /// what is mapped does not follow when the layer above comes to have others for the file.
+    /// what is mapped does not follow when the layer above comes to have others for the file. `holder`: as there.
     ///
     /// # Errors
     /// `EBADF`; `EOPNOTSUPP` when the file is none of those, too large, or so little of it cached that it is not worth reading all;
     /// `ENOMEM` when there is no room for it now.
-    fn lend(&self, handle: HandleId) -> Result<OwnedFd> {
-        let _ = handle;
+    fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
+        let _ = (handle, holder);
         fail(Errno::EOPNOTSUPP)
     }
 
@@ -527,10 +528,9 @@ pub trait Lease: Send + Sync {
     }
 }
 
-/// Clients that are given segments.
+/// Clients that are given segments, programs for their kernel, and files to map.
 pub trait Holder: Send + Sync {
-    /// Of a segment that they have, or had, `taken` bytes were taken away, and of those so many stayed in memory all the same: somebody keeps
-    /// them.
+    /// Of what they have, or had, `taken` bytes were taken away, and of those so many stayed in memory all the same: somebody keeps them.
     fn stayed(&self, taken: u64, stayed: u64);
 
     /// Whether they keep what is taken away, so that nothing more may come into what they have.

@@ -193,13 +193,13 @@ macro_rules! pass_through {
         }
     };
     (@ $below:ident text) => {
-        fn text(&self, handle: $crate::types::HandleId) -> $crate::Result<$crate::Text> {
-            self.$below.text(handle)
+        fn text(&self, handle: $crate::types::HandleId, holder: ::std::option::Option<&::std::sync::Arc<dyn $crate::Holder>>) -> $crate::Result<$crate::Text> {
+            self.$below.text(handle, holder)
         }
     };
     (@ $below:ident lend) => {
-        fn lend(&self, handle: $crate::types::HandleId) -> $crate::Result<::std::os::fd::OwnedFd> {
-            self.$below.lend(handle)
+        fn lend(&self, handle: $crate::types::HandleId, holder: ::std::option::Option<&::std::sync::Arc<dyn $crate::Holder>>) -> $crate::Result<::std::os::fd::OwnedFd> {
+            self.$below.lend(handle, holder)
         }
     };
     (@ $below:ident read_only) => {

@@ -6,8 +6,8 @@ use crate::format::{ATTRIBUTE, Record, reach_max};
 use crate::formatting::METACOPY;
 use crate::nodes::{Content, Node, Open};
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Lease, Libservice, NameChange, Result, Segment, Text, Written, copy_by_reading,
-    fail,
+    DirectoryEntry, Durability, Entry, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written,
+    copy_by_reading, fail,
 };
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
 use poolfs_types::{
@@ -561,17 +561,17 @@ impl Libservice for Bcow {
         }
     }
 
-    fn text(&self, handle: HandleId) -> Result<Text> {
+    fn text(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
         match self.formatted(handle) {
             Some(_) => fail(Errno::EOPNOTSUPP),
-            None => self.below.text(handle),
+            None => self.below.text(handle, holder),
         }
     }
 
-    fn lend(&self, handle: HandleId) -> Result<OwnedFd> {
+    fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
         match self.formatted(handle) {
             Some(_) => fail(Errno::EOPNOTSUPP),
-            None => self.below.lend(handle),
+            None => self.below.lend(handle, holder),
         }
     }
 

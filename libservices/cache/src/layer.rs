@@ -8,7 +8,7 @@ use crate::node::Node;
 use crate::sync::read;
 use crate::write_back::hold_is_bounded;
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Lease, Libservice, NameChange, Result, Segment, Text, Written, fail,
+    DirectoryEntry, Durability, Entry, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -379,14 +379,14 @@ impl Libservice for Cache {
         self.handles.readable(handle)?.node.0.segment(lease)
     }
 
-    fn text(&self, handle: HandleId) -> Result<Text> {
+    fn text(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
         let file = self.handles.readable(handle)?;
-        if self.read_only() { file.node.0.text() } else { fail(Errno::EOPNOTSUPP) }
+        if self.read_only() { file.node.0.text(holder) } else { fail(Errno::EOPNOTSUPP) }
     }
 
-    fn lend(&self, handle: HandleId) -> Result<OwnedFd> {
+    fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
         let file = self.handles.readable(handle)?;
-        if self.read_only() { file.node.0.lend() } else { fail(Errno::EOPNOTSUPP) }
+        if self.read_only() { file.node.0.lend(holder) } else { fail(Errno::EOPNOTSUPP) }
     }
 
     fn read_only(&self) -> bool {

@@ -75,7 +75,7 @@ pub(crate) struct State {
     pub(crate) view: Option<Box<View>>,
     /// Of a segment that clients read by themselves, or did before.
     pub(crate) huge: Option<Box<HugeRanges>>,
-    /// Whose clients were given that segment.
+    /// Whose clients were given that segment, or all of the file in one.
     pub(crate) given: Vec<Weak<dyn Holder>>,
     /// Nothing comes into that segment any more: with the last of what is in it, it goes, and this is over.
     pub(crate) is_retiring: bool,

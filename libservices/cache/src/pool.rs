@@ -83,9 +83,11 @@ pub(crate) struct Pool {
     pub(crate) is_short: AtomicBool,
     /// What the process is counted for.
     pub(crate) kept: OnceLock<Box<Weigh>>,
+    /// How many bytes of what is let go next are to be weighed.
+    pub(crate) weighing_due: AtomicU64,
     /// How many files have a view.
     pub(crate) views: Arc<AtomicUsize>,
-    /// The files that have one, or had, by their place in memory.
+    /// The files that have one, or had, or that were given as a whole, by their place in memory.
     viewed: Mutex<BTreeMap<usize, Weak<Node>>>,
     /// When huge pages are made next; never where the kernel cannot make any.
     huge_due: Mutex<Option<Instant>>,
@@ -142,7 +144,7 @@ impl Pool {
         dirty.values().filter(|file| pick(&file.node)).take(most).map(|file| Arc::clone(&file.node)).collect()
     }
 
-    /// Notes that clients may read the file by themselves.
+    /// Notes that clients may read the file by themselves, or the kernel for them.
     pub(crate) fn viewed(&self, node: &Arc<Node>) {
         lock(&self.viewed).insert(Arc::as_ptr(node).addr(), Arc::downgrade(node));
     }
@@ -305,6 +307,7 @@ impl CachePool {
             idle: IdleNodes::default(),
             is_short: AtomicBool::new(false),
             kept: OnceLock::new(),
+            weighing_due: AtomicU64::new(0),
             views: Arc::default(),
             viewed: Mutex::default(),
             huge_due: Mutex::new(Some(Instant::now())),

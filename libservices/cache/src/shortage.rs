@@ -5,6 +5,10 @@
 //! comes into them, what is in them is dropped as soon as it is clean, and then they go. What is cached of their files after that is in
 //! others, of which no client has a descriptor. Whether the memory came back is measured, and told to those whose clients had the segment;
 //! so it is whenever much of such a file is cut, punched or removed.
+//!
+//! Programs that the kernel was given, and files that were lent ([`crate::text`]), are such segments, too: who reads them may keep their pages in
+//! the same way. They stay as long as they are pinned. When they are not, nobody can come to keep more of them, but their memory may have been
+//! taken for others before anybody looks. So for a while after each look, what is no longer pinned is taken away at once.
 
 use crate::blocks::BLOCK;
 use crate::budget::Look;
@@ -20,6 +24,8 @@ use std::sync::{Arc, Weak};
 const PROBE_BYTES: u64 = 8 << 20;
 /// Most of all files at a time.
 const PROBES_BYTES_MAX: u64 = 64 << 20;
+/// So much of what is let go after that is taken away as well.
+const WEIGHED_AFTER_PROBE: u64 = 64 << 20;
 
 /// It is taken away in pieces, each of which is looked at by itself: several times what the kernel counts late, on a few processors.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -55,7 +61,7 @@ impl Piece {
 
 /// Most holders remembered of a segment. Beyond that, the one who was first given it longest ago is forgotten; to be given it again changes
 /// nothing about that.
-const GIVEN_MAX: usize = 64;
+pub(crate) const GIVEN_MAX: usize = 64;
 
 impl Pool {
     /// Whether there is too little memory.
@@ -83,13 +89,13 @@ impl State {
         self.given.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(holder)))
     }
 
-    /// Notes that those are given the segment: under the lock under which they are, or it may be another one by then.
-    pub(crate) fn note_given(&mut self, holder: &Arc<dyn Holder>) {
+    /// Notes that those are given the segment: under the lock under which they are, or it may be another one by then. `most`: so many are remembered.
+    pub(crate) fn note_given(&mut self, holder: &Arc<dyn Holder>, most: usize) {
         if self.was_given(holder) {
             return;
         }
         self.given.retain(|known| known.strong_count() > 0);
-        if self.given.len() >= GIVEN_MAX {
+        if self.given.len() >= most.max(1) {
             self.given.remove(0);
         }
         self.given.push(Arc::downgrade(holder));
@@ -101,7 +107,8 @@ impl Node {
     fn retire(&self, kept: &Kept<'_>) {
         let (given, before) = self.update(None, |state| {
             // A segment that came after the one that clients were given is known to none of them.
-            if state.is_pinned() || state.huge.is_none() || !matches!(state.content, Content::Segment(_)) {
+            let was_given = state.huge.is_some() || !state.given.is_empty();
+            if state.is_pinned() || !was_given || !matches!(state.content, Content::Segment(_)) {
                 return (Vec::new(), 0);
             }
             let (given, before) = (state.given.clone(), state.blocks.counts().resident * BLOCK);
@@ -116,12 +123,27 @@ impl Node {
 
     /// Drops a part of what clients read by themselves, to see whether its memory comes back; how much that was.
     fn probe(&self, first: usize, kept: &Kept<'_>) -> u64 {
-        let given = {
-            let state = read(&self.state);
-            let is_segment = matches!(state.content, Content::Segment(_));
-            if is_segment && !state.is_pinned() { state.given.clone() } else { Vec::new() }
-        };
+        let given = self.given();
         if given.is_empty() { 0 } else { self.take_away(&given, kept, first, PROBE_BYTES) }
+    }
+
+    /// The same when it is no longer pinned, if somebody looks who keeps what is taken away.
+    pub(crate) fn weigh_if_due(&self) {
+        let pool = &self.core.pool;
+        if pool.weighing_due.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let Some(kept) = pool.kept.get() else { return };
+        let taken = self.probe(0, kept);
+        let less = |due: u64| Some(due.saturating_sub(taken));
+        let _ = pool.weighing_due.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Those who may keep pages of what can be taken away.
+    fn given(&self) -> Vec<Weak<dyn Holder>> {
+        let state = read(&self.state);
+        let is_segment = matches!(state.content, Content::Segment(_));
+        if is_segment && !state.is_pinned() { state.given.clone() } else { Vec::new() }
     }
 
     /// Drops what is clean, up to `most` bytes, and tells those who were given it how much of that stayed in memory. How much was dropped.
@@ -243,8 +265,10 @@ impl CachePool {
         self.pool.viewed_files().iter().filter(|node| node.is_kept()).for_each(|node| node.retire(kept));
     }
 
-    /// Takes away a little of what clients have, and tells whose clients have it whether its memory came back. `turn`: others each time.
+    /// Takes away a little of what clients have, and tells whose clients have it whether its memory came back; so it does with what the kernel and
+    /// processes let go next. `turn`: others each time.
     pub fn probe_segments(&self, turn: usize, kept: &Kept<'_>) {
+        self.pool.weighing_due.store(WEIGHED_AFTER_PROBE, Ordering::Relaxed);
         let mut viewed = self.pool.viewed_files();
         let count = viewed.len();
         viewed.rotate_left(turn.checked_rem(count).unwrap_or(0));

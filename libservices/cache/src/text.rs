@@ -12,8 +12,9 @@ use crate::node::{Node, State};
 use crate::pins::{Permit, Refusal};
 use crate::read::cache_failure;
 use crate::segments::Segment;
+use crate::shortage::GIVEN_MAX;
 use crate::sync::{lock, read, write};
-use poolfs_libservice::{Result, Text, fail};
+use poolfs_libservice::{Holder, Result, Text, fail};
 use poolfs_types::{Errno, FileType};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -37,6 +38,8 @@ pub(crate) struct Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
+        // From here on it may leave, and there may be no other moment to see who keeps it.
+        self.node.weigh_if_due();
         self.core.forget(self.node.id, 1);
     }
 }
@@ -82,22 +85,34 @@ impl State {
     pub(crate) fn is_pinned(&self) -> bool {
         self.program.pin.strong_count() > 0
     }
+
+    /// Drops what was cached of a file in which nothing changes. Who reads that by themselves asks again.
+    fn leave_segment(&mut self) {
+        self.end_view();
+        self.blocks.change_existing(0..u64::MAX, Chunk::clear);
+        self.empty();
+    }
+}
+
+/// Whether it would go on with other files as it did with what was taken away.
+fn is_suspended(holder: Option<&Arc<dyn Holder>>) -> bool {
+    holder.is_some_and(|holder| holder.is_suspended())
 }
 
 impl Node {
     /// All of the file for the kernel, if it is a program. Only under a [`Use`](crate::node::Use), of a layer that nothing is
     /// changed in.
-    pub(crate) fn text(self: &Arc<Self>) -> Result<Text> {
+    pub(crate) fn text(self: &Arc<Self>, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
         let attributes = self.attributes()?;
-        if attributes.file_type != FileType::Regular || !self.is_program()? {
+        if attributes.file_type != FileType::Regular || is_suspended(holder) || !self.is_program()? {
             return fail(Errno::EOPNOTSUPP);
         }
-        let (file, pin) = self.whole(attributes.size, |_| Ok(()))?;
+        let (file, pin) = self.whole(attributes.size, holder, |_| Ok(()))?;
         Ok(Text { file, bytes: pin.permit.bytes(), pin })
     }
 
     /// All of the file for a process. Only as [`Self::text`].
-    pub(crate) fn lend(self: &Arc<Self>) -> Result<OwnedFd> {
+    pub(crate) fn lend(self: &Arc<Self>, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
         let attributes = self.attributes()?;
         let pool = &self.core.pool;
         let is_cached = || {
@@ -105,18 +120,21 @@ impl Node {
             state.is_pinned() || state.blocks.counts().resident >= blocks_for(attributes.size) / 2
         };
         let is_worth_it = attributes.size > 0 && (attributes.size <= READ_FOR_LOAN_MAX || is_cached());
-        if attributes.file_type != FileType::Regular || !is_worth_it || !pool.texts.tells_use() {
+        let is_refused = is_suspended(holder) || !is_worth_it || !pool.texts.tells_use();
+        if attributes.file_type != FileType::Regular || is_refused {
             return fail(Errno::EOPNOTSUPP);
         }
-        let (file, pin) = self.whole(attributes.size, Segment::hold)?;
+        let (file, pin) = self.whole(attributes.size, holder, Segment::hold)?;
         pool.loans.note(pin);
         Ok(file)
     }
 
-    /// All of the file, and what keeps it; `prepare` comes before there is a descriptor.
+    /// All of the file, and what keeps it; `prepare` comes before there is a descriptor, from which on it is known who has it: whoever reads by it may keep
+    /// its pages for longer than the pin is there.
     fn whole(
         self: &Arc<Self>,
         size: u64,
+        holder: Option<&Arc<dyn Holder>>,
         prepare: impl FnOnce(&mut Segment) -> io::Result<()>,
     ) -> Result<(OwnedFd, Arc<Pin>)> {
         // One fills it, the others have it from him. There are no writers in such a layer.
@@ -130,6 +148,12 @@ impl Node {
         let Content::Segment(segment) = &mut state.content else { return fail(Errno::ESTALE) };
         prepare(segment).map_err(|_| Errno::EOPNOTSUPP)?;
         let file = segment.reader().map_err(|error| cache_failure(&error))?;
+        if let Some(holder) = holder {
+            // What is noted of a small file takes less than the file.
+            state.note_given(holder, GIVEN_MAX.min(blocks_for(size) as usize));
+            drop(state);
+            self.core.pool.viewed(self);
+        }
         Ok((file, pin))
     }
 
@@ -165,11 +189,10 @@ impl Node {
         // The pin refers to the node as a user of the layer does.
         let Some(node) = self.core.reference(self.id) else { return fail(Errno::ESTALE) };
         let pin = Arc::new(Pin { core: Arc::clone(&self.core), node, permit });
+        // What clients have of another segment goes, and is seen to go.
+        self.taking_away(|| self.update(None, State::leave_segment));
         self.update(Some(&mut reservation), |state| {
-            // Who reads by themselves what was cached before asks again.
-            state.end_view();
-            state.blocks.change_existing(0..u64::MAX, Chunk::clear);
-            state.empty();
+            state.leave_segment();
             state.content = Content::Segment(segment);
             state.blocks.change(0..blocks, |chunk, mask| chunk.resident |= mask);
             state.program.pin = Arc::downgrade(&pin);

@@ -10,6 +10,7 @@ use crate::map_pages::{MapPages, PAGE_BLOCKS, PAGE_CHUNKS};
 use crate::node::{Node, State};
 use crate::read::cache_failure;
 use crate::segments::Segment;
+use crate::shortage::GIVEN_MAX;
 use crate::sync::{read, try_write, write};
 use poolfs_ipc::segment::{CAPACITY_MAX, Place, SegmentMap, capacity_for, collapse, map_length};
 use poolfs_libservice::{Error, Lease, Result, Segment as Shared, fail};
@@ -272,7 +273,7 @@ impl Node {
         }
         let mut state = write(&self.state);
         let shared = state.descriptors()?;
-        holder.iter().for_each(|holder| state.note_given(holder));
+        holder.iter().for_each(|holder| state.note_given(holder, GIVEN_MAX));
         Ok(shared)
     }
 
@@ -323,8 +324,9 @@ impl Node {
         read(&self.state).view.is_some()
     }
 
-    /// Whether clients read it by themselves, or did while what is cached of it came.
+    /// Whether clients read it by themselves, or did while what is cached of it came, or it was given as a whole.
     pub(crate) fn was_viewed(&self) -> bool {
-        read(&self.state).huge.is_some()
+        let state = read(&self.state);
+        state.huge.is_some() || !state.given.is_empty()
     }
 }

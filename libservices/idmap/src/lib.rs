@@ -18,7 +18,7 @@
 mod values;
 
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Lease, Libservice, NameChange, Result, Segment, Text, Written,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, IdMap, NO_ID, Name, NodeId,
@@ -282,12 +282,12 @@ impl Libservice for IdMapped {
         self.below.segment(handle, lease)
     }
 
-    fn text(&self, handle: HandleId) -> Result<Text> {
-        self.below.text(handle)
+    fn text(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
+        self.below.text(handle, holder)
     }
 
-    fn lend(&self, handle: HandleId) -> Result<OwnedFd> {
-        self.below.lend(handle)
+    fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
+        self.below.lend(handle, holder)
     }
 
     fn read_only(&self) -> bool {

@@ -5,7 +5,7 @@ use crate::copyup::Bytes;
 use crate::node::{Content, Node, OpenFile, State, lock};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
 use crate::transit::Copies;
-use poolfs_libservice::{Durability, Error, Held, Lease, Opened, Result, Segment, Text, Written, fail};
+use poolfs_libservice::{Durability, Error, Held, Holder, Lease, Opened, Result, Segment, Text, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Caller, Errno, OpenFlags, SetAttributes};
 use std::os::fd::OwnedFd;
@@ -137,17 +137,17 @@ impl Union {
     }
 
     /// The program that the content is, while all of it is below.
-    pub(crate) fn text_of(&self, file: &OpenFile) -> Result<Text> {
+    pub(crate) fn text_of(&self, file: &OpenFile, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
         // That may take its time, and is about what stays, whatever becomes of the file here.
         let below = self.whole_below(file)?;
-        below.branch().text(below.id())
+        below.branch().text(below.id(), holder)
     }
 
     /// The content, while all of it is below.
-    pub(crate) fn lend_of(&self, file: &OpenFile) -> Result<OwnedFd> {
+    pub(crate) fn lend_of(&self, file: &OpenFile, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
         // As above.
         let below = self.whole_below(file)?;
-        below.branch().lend(below.id())
+        below.branch().lend(below.id(), holder)
     }
 
     /// The file below, while all of the content is there.

@@ -5,7 +5,7 @@ use crate::names::New;
 use crate::node::{Content, Node, OpenFile, lock};
 use crate::rename::{End, Renamed};
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Lease, Libservice, Opened, Result, Segment, Text, Written, fail,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, Result, Segment, Text, Written, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -426,20 +426,20 @@ impl Libservice for Union {
         self.segment_of(&file, lease)
     }
 
-    fn text(&self, handle: HandleId) -> Result<Text> {
+    fn text(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
         let file = self.handles.file(handle)?;
         if !file.flags.readable() {
             return fail(Errno::EBADF);
         }
-        self.text_of(&file)
+        self.text_of(&file, holder)
     }
 
-    fn lend(&self, handle: HandleId) -> Result<OwnedFd> {
+    fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
         let file = self.handles.file(handle)?;
         if !file.flags.readable() || file.flags.writable() {
             return fail(Errno::EBADF);
         }
-        self.lend_of(&file)
+        self.lend_of(&file, holder)
     }
 
     fn read_only(&self) -> bool {

@@ -6,7 +6,7 @@ use poolfs_libservice::types::{
     SeekTo, SetAttributes, XattrFlags,
 };
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Lease, Libservice, NameChange, Result, Segment, Text, Written,
+    DirectoryEntry, Durability, Entry, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written,
 };
 use poolfs_service_protocol::Layer;
 use std::ops::{ControlFlow, Range};
@@ -76,8 +76,8 @@ impl Libservice for Timed {
         fn copy_range(&self, caller: &Caller, source: HandleId, source_offset: u64, target: HandleId, target_offset: u64, length: u64) -> Result<u64>;
         fn read_only(&self) -> bool;
         fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment>;
-        fn text(&self, handle: HandleId) -> Result<Text>;
-        fn lend(&self, handle: HandleId) -> Result<OwnedFd>;
+        fn text(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<Text>;
+        fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd>;
     }
 
     /// What is done with the entries is the time of whoever asked for them.

@@ -8,7 +8,7 @@ use poolfs_service_protocol::StackSpec;
 use rustix::pipe::{SpliceFlags, fcntl_setpipe_size, pipe, splice};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{self, File, OpenOptions};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -115,6 +115,36 @@ fn goes_on(at: &Path) {
     assert_eq!(fs::read_dir(at).expect("listed").count(), fs::read_dir(at).expect("again").count());
 }
 
+type Pipes = Vec<[OwnedFd; 2]>;
+
+/// Puts pages of a file into pipes, of which more are made; how many bytes.
+fn keep(file: &impl AsFd, offset: usize, length: usize, pipes: &mut Pipes) -> u64 {
+    let (mut at, end) = (offset as u64, (offset + length) as u64);
+    let mut is_new = false;
+    while at < end {
+        let (flags, left) = (SpliceFlags::NONBLOCK, (end - at) as usize);
+        let moved = pipes.last().map(|[_, writer]| splice(file, Some(&mut at), writer, None, left, flags));
+        match moved {
+            Some(Ok(0)) => break,
+            Some(Ok(_)) => is_new = false,
+            _ => {
+                assert!(!is_new, "an empty pipe takes nothing");
+                let (reader, writer) = pipe().expect("a pipe");
+                fcntl_setpipe_size(&writer, 1 << 20).expect("as every user may");
+                pipes.push([reader, writer]);
+                is_new = true;
+            }
+        }
+    }
+    at - offset as u64
+}
+
+fn allow_many_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    setrlimit(Resource::Nofile, raised).expect("everybody may");
+}
+
 /// A client that keeps pages of segments in pipes.
 struct Keeper {
     connection: Connection,
@@ -123,7 +153,7 @@ struct Keeper {
     handle: u64,
     length: usize,
     segment: Option<OwnedFd>,
-    pipes: Vec<[OwnedFd; 2]>,
+    pipes: Pipes,
     granted: u64,
     kept: u64,
 }
@@ -131,9 +161,7 @@ struct Keeper {
 impl Keeper {
     fn new(folder: &Path, instance: &str, path: &Path) -> Self {
         // Two for each MiB that it keeps.
-        let limit = getrlimit(Resource::Nofile);
-        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-        setrlimit(Resource::Nofile, raised).expect("everybody may");
+        allow_many_descriptors();
         let file = File::open(path).expect("there");
         let connection = connect(folder, instance);
         let (handle, length) = (handle(&file, &connection), file.metadata().expect("stat").len() as usize);
@@ -168,26 +196,7 @@ impl Keeper {
     /// Puts pages of the segment into pipes.
     fn keep(&mut self, offset: usize, length: usize) {
         let Some(segment) = &self.segment else { return };
-        let (mut at, end) = (offset as u64, (offset + length) as u64);
-        let mut is_new = false;
-        while at < end {
-            let (flags, left) = (SpliceFlags::NONBLOCK, (end - at) as usize);
-            let moved = self.pipes.last().map(|[_, writer]| splice(segment, Some(&mut at), writer, None, left, flags));
-            match moved {
-                Some(Ok(0)) => return,
-                Some(Ok(count)) => {
-                    self.kept += count as u64;
-                    is_new = false;
-                }
-                _ => {
-                    assert!(!is_new, "an empty pipe takes nothing");
-                    let (reader, writer) = pipe().expect("a pipe");
-                    fcntl_setpipe_size(&writer, 1 << 20).expect("as every user may");
-                    self.pipes.push([reader, writer]);
-                    is_new = true;
-                }
-            }
-        }
+        self.kept += keep(segment, offset, length, &mut self.pipes);
     }
 
     fn let_go(&mut self) {
@@ -255,6 +264,105 @@ fn pages_of_segments_that_clients_keep() {
         eventually("there is plenty again", || service.status().memory.is_some_and(|memory| memory.state == "plenty"));
         assert_eq!(service.status().cache.allowed_bytes, CACHE_BYTES);
         println!("{} MiB when it has let go", mebibytes(group.kept()));
+    });
+}
+
+const PROGRAM_BYTES: usize = 4 << 20;
+/// Of these, all together have more bytes than the service's group may have.
+const PROGRAMS: usize = 60;
+
+/// Opens programs one after the other, keeps all their pages in pipes, and closes them, until it is found to keep them. `between`: what it does after each.
+fn keeps_programs(service: &Running, at: &Path, mut between: impl FnMut()) -> Pipes {
+    allow_many_descriptors();
+    let mut pipes = Pipes::new();
+    for number in 0..PROGRAMS {
+        let mut file = None;
+        // As long as there is no room for it, the kernel caches it itself.
+        eventually("the kernel is given a program, or nobody is given any", || {
+            // All who have it open have it in the same way.
+            drop(file.take());
+            let before = opened_programs(service);
+            file = Some(File::open(at.join(format!("program-{number}"))).expect("there"));
+            let memory = service.status().memory.expect("watched");
+            opened_programs(service) > before || memory.instances_without_segments > 0 || memory.state != "plenty"
+        });
+        if service.status().memory.expect("watched").instances_without_segments > 0 {
+            break;
+        }
+        keep(&file.expect("opened"), 0, PROGRAM_BYTES, &mut pipes);
+        between();
+    }
+    pipes
+}
+
+/// How often a program was opened so that the kernel reads it by itself.
+fn opened_programs(service: &Running) -> u64 {
+    let programs = service.status().instances.into_iter().map(|instance| instance.programs);
+    programs.map(|programs| programs.expect("this kernel maps programs from the cache").opens).sum()
+}
+
+/// Whether the kernel is given a program that is opened.
+fn is_given(service: &Running, program: &Path) -> bool {
+    let before = opened_programs(service);
+    assert_eq!(fs::read(program).expect("readable").len(), PROGRAM_BYTES);
+    opened_programs(service) > before
+}
+
+/// One who keeps pages of programs is found whatever it does `between`, and a neighbour notices nothing.
+fn pages_of_programs(folder: &Path, between: impl Fn(&Path)) {
+    let group = Group::make(folder, LIMIT_BYTES);
+    let lower = make(&folder.join("lower"));
+    for number in 0..PROGRAMS {
+        let mut program = content(number as u8, PROGRAM_BYTES);
+        program[..4].copy_from_slice(b"\x7fELF");
+        fs::write(lower.join(format!("program-{number}")), program).expect("written");
+    }
+    fs::write(lower.join("large"), content(11, CACHE_BYTES as usize)).expect("written");
+    let log = folder.join("log");
+    let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
+    let [hostile, other] = ["hostile", "other"].map(|name| {
+        let upper = make(&folder.join(format!("upper-{name}")));
+        service.mount(name, StackSpec::union(upper, vec![lower.clone()]))
+    });
+    fs::write(other.join("short"), content(5, 1 << 20)).expect("written");
+    let mut neighbour = Keeper::new(folder, "other", &other.join("short"));
+    assert!(neighbour.ask(), "there is plenty");
+    let before = group.kept();
+    let pipes = keeps_programs(&service, &hostile, || {
+        between(&hostile);
+        goes_on(&other);
+    });
+    let (most, said) = (group.kept(), fs::read_to_string(&log).expect("a log"));
+    println!("{} MiB before, {} MiB with {} pipes: {said}", mebibytes(before), mebibytes(most), pipes.len());
+    let memory = service.status().memory.expect("watched");
+    assert_eq!((memory.instances_without_segments, memory.segments_kept_total), (1, 1), "{memory:?}");
+    assert_eq!((memory.shortages_total, group.kills()), (0, 0), "{memory:?}");
+    assert!(neighbour.ask(), "a neighbour has lost its segments");
+    assert!(
+        !is_given(&service, &hostile.join("program-59")),
+        "it is given programs though it keeps what was taken away"
+    );
+    eventually("another one is given programs", || is_given(&service, &other.join("program-59")));
+    drop(pipes);
+    eventually("it is given programs again when it has let go", || is_given(&service, &hostile.join("program-58")));
+    assert_eq!(service.status().memory.expect("watched").instances_without_segments, 0);
+}
+
+#[test]
+fn pages_of_programs_that_somebody_keeps() {
+    isolated("memory::pages_of_programs_that_somebody_keeps", |folder| pages_of_programs(folder, |_| {}));
+}
+
+/// When it is looked who keeps them, nothing of them is cached any more.
+#[test]
+fn pages_of_programs_that_somebody_keeps_when_the_cache_has_dropped_them() {
+    isolated("memory::pages_of_programs_that_somebody_keeps_when_the_cache_has_dropped_them", |folder| {
+        pages_of_programs(folder, |at| {
+            let large = File::open(at.join("large")).expect("there");
+            rustix::fs::fadvise(&large, 0, None, rustix::fs::Advice::DontNeed).expect("asked for");
+            let mut bytes = vec![0; 1 << 20];
+            (0..CACHE_BYTES).step_by(1 << 20).for_each(|at| large.read_exact_at(&mut bytes, at).expect("readable"));
+        });
     });
 }
 

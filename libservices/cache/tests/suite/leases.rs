@@ -125,11 +125,11 @@ fn clients_get_no_lease_of_what_they_read_by_themselves() {
 #[test]
 fn processes_get_no_lease_of_what_they_are_lent() {
     let stack = Stack::new(true);
-    let lent = stack.cache.lend(stack.handle).unwrap();
-    stack.crowd_out(|handle| drop(stack.cache.lend(handle).unwrap()));
+    let lent = stack.cache.lend(stack.handle, None).unwrap();
+    stack.crowd_out(|handle| drop(stack.cache.lend(handle, None).unwrap()));
     let (taken, again) = leases_of(&lent);
     let begun = Instant::now();
-    drop(stack.cache.lend(stack.handle).unwrap());
+    drop(stack.cache.lend(stack.handle, None).unwrap());
     assert!(begun.elapsed() < SOON, "it waited");
     assert!(taken.is_empty(), "{taken:?}");
     drop((lent, again));

@@ -6,6 +6,7 @@ mod contract;
 mod deferred;
 mod durability;
 mod fault;
+mod keepers;
 mod leases;
 mod leaving;
 mod races;

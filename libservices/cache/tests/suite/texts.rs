@@ -53,7 +53,7 @@ impl Stack {
     }
 
     fn text(&self, handle: HandleId) -> Result<Text, Errno> {
-        self.cache.text(handle).map_err(|error| error.errno())
+        self.cache.text(handle, None).map_err(|error| error.errno())
     }
 
     fn close(&self, (node, handle): (NodeId, HandleId)) {
@@ -208,7 +208,7 @@ fn no_program_is_given_while_memory_is_short() {
     let opened = stack.open("p");
     stack.pool.set_short(true);
     assert_eq!(stack.text(opened.1).err(), Some(Errno::ENOMEM), "the kernel is asked for one that nobody uses");
-    assert!(stack.cache.lend(opened.1).is_err());
+    assert!(stack.cache.lend(opened.1, None).is_err());
     assert_eq!(stack.pool.statistics().pinned_bytes, 0);
     stack.pool.set_short(false);
     assert_eq!(read(stack.text(opened.1).unwrap()).0, bytes);
@@ -242,7 +242,7 @@ fn what_is_lent_stays_until_nobody_has_it_open_or_mapped() {
     let (bytes, filler) = (pattern(9, 0, 300_000), pattern(3, 0, 8 << 20));
     let stack = Stack::of(4 << 20, &[("data", &bytes), ("filler", &filler), ("empty", b"")]);
     let (opened, other) = (stack.open("data"), stack.open("filler"));
-    let lend = |handle| stack.cache.lend(handle).map(File::from).map_err(|error| error.errno());
+    let lend = |handle| stack.cache.lend(handle, None).map(File::from).map_err(|error| error.errno());
     let first = lend(opened.1).unwrap();
     let mapping = Mapping::of_segment(&first, 300_000, false).unwrap();
     drop(first);
@@ -281,10 +281,10 @@ fn a_large_file_is_lent_when_it_is_cached_and_the_layers_end_takes_nothing() {
     let bytes = pattern(10, 0, 6 << 20);
     let stack = Stack::of(64 << 20, &[("data", &bytes)]);
     let opened = stack.open("data");
-    assert_eq!(stack.cache.lend(opened.1).err().map(|error| error.errno()), Some(Errno::EOPNOTSUPP));
+    assert_eq!(stack.cache.lend(opened.1, None).err().map(|error| error.errno()), Some(Errno::EOPNOTSUPP));
     let mut buffer = vec![0; bytes.len()];
     assert_eq!(stack.cache.read(&ROOT, opened.1, 0, &mut buffer).unwrap(), bytes.len());
-    let lent = File::from(stack.cache.lend(opened.1).unwrap());
+    let lent = File::from(stack.cache.lend(opened.1, None).unwrap());
     assert!(used_until(&stack, bytes.len() as u64));
     let Stack { pool, below, cache } = stack;
     let watched = Arc::downgrade(&pool);
