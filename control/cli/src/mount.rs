@@ -200,7 +200,7 @@ fn tell_to_mount(context: &Context, pool: &str, begun: &Begun) -> Result<()> {
 
 /// The lock of a pool in which one more instance can be mounted at the same time as others.
 fn turn(context: &Context, name: &str) -> Result<Locked<PoolRecord>> {
-    let wait = context.patience.begin();
+    let (mut wait, mut seen) = (context.patience.begin(), Vec::new());
     loop {
         let pool = pool::lock(context, name)?;
         let mounters = pool.record.instances.iter().filter(|known| known.is_being_mounted(&*context.host));
@@ -210,6 +210,11 @@ fn turn(context: &Context, name: &str) -> Result<Locked<PoolRecord>> {
             let cause = format!("{} commands are about to mount something in it, process {one} among them", pids.len());
             let remedy = format!("wait until one of them has ended; `kill {one}` ends that");
             return Err(Failure::in_use(format!("pool {name}"), cause, remedy));
+        }
+        if pids != seen {
+            // They come on.
+            wait.heard();
+            seen = pids;
         }
         drop(pool);
         std::thread::sleep(TURN_PAUSE);
