@@ -369,7 +369,7 @@ fn pages_of_programs_that_somebody_keeps_when_the_cache_has_dropped_them() {
 #[test]
 fn a_cache_that_no_longer_fits() {
     isolated("memory::a_cache_that_no_longer_fits", |folder| {
-        const SMALL_BYTES: u64 = 84 << 20;
+        const SMALL_BYTES: u64 = 78 << 20;
         let group = Group::make(folder, LIMIT_BYTES);
         let log = folder.join("log");
         let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
