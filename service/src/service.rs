@@ -24,7 +24,7 @@ use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -193,7 +193,10 @@ impl Service {
         let given = Given::from_control(&spec.stack, descriptors)?;
         let given_up = || ServiceError::GivenUp(spec.instance.clone());
         let underway = self.changes.enter(&spec).ok_or(ServiceError::TooManyUnderway)?;
-        let change = underway.turn(|other| is_related(&spec, other)).filter(|_| is_wanted()).ok_or_else(given_up)?;
+        let change = underway
+            .turn(|other, is_given_up| is_related(&spec, other, is_given_up))
+            .filter(|_| is_wanted())
+            .ok_or_else(given_up)?;
         self.end_unmounted();
         self.check(&spec, &given, &change)?;
         check_place(&spec.mount_point)?;
@@ -311,14 +314,21 @@ fn make_directory(path: &Path, private: bool) -> io::Result<()> {
 }
 
 /// Whether a mount may only be looked at when another one, which is under way, has come to its end: it is to have the same name or place, or lies behind
-/// the other.
-fn is_related(mount: &MountSpec, other: &MountSpec) -> bool {
+/// the other. Or the other was given up because what is written does not answer, and whoever tries it again would wait where he cannot be told that he is
+/// given up, too.
+fn is_related(mount: &MountSpec, other: &MountSpec, is_given_up: bool) -> bool {
     let (place, of_other) = (&mount.mount_point, &other.mount_point);
     let mut branches = mount.stack.branches().into_iter();
     mount.instance == other.instance
         || place.starts_with(of_other)
         || of_other.starts_with(place)
         || branches.any(|branch| branch.directory.starts_with(of_other))
+        || is_given_up && written(&mount.stack) == written(&other.stack)
+}
+
+/// The directory that a stack writes to.
+fn written(stack: &StackSpec) -> Option<PathBuf> {
+    stack.branches().into_iter().next().map(|branch| branch.directory.to_owned())
 }
 
 fn refuse_last(change: &Change<'_>) -> Result<(), ServiceError> {

@@ -93,6 +93,11 @@ impl Stack {
         directories.into_iter().any(|branch| other.branches.iter().any(|theirs| Arc::ptr_eq(branch, theirs)))
     }
 
+    /// Bytes that were accepted and are not below yet.
+    pub fn pending_bytes(&self) -> u64 {
+        self.branches.iter().map(|branch| branch.cache.pending_bytes()).sum()
+    }
+
     /// Nobody is going to look at what it has written, if others do not show the same: from here on nothing of it is made durable.
     pub fn discard(&self) {
         let own = self.branches.iter().filter(|branch| branch.role == Role::Upper);

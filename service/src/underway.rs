@@ -102,12 +102,13 @@ pub(crate) struct Underway<'a> {
 }
 
 impl<'a> Underway<'a> {
-    /// A change, when no mount that it awaits is under way of those that came before it; none when it was given up.
-    pub(crate) fn turn(&self, awaits: impl Fn(&MountSpec) -> bool) -> Option<Change<'a>> {
+    /// A change, when no mount that it awaits is under way of those that came before it; none when it was given up. `awaits` is told of each what it is, and whether it
+    /// was given up.
+    pub(crate) fn turn(&self, awaits: impl Fn(&MountSpec, bool) -> bool) -> Option<Change<'a>> {
         let Change { of, state } = self.of.begin();
         let waits = |state: &mut State| {
             let mut until_own = state.mounts.iter().take_while(|mount| mount.ticket != self.ticket);
-            !state.is_given_up(self.ticket) && until_own.any(|mount| awaits(&mount.spec))
+            !state.is_given_up(self.ticket) && until_own.any(|mount| awaits(&mount.spec, mount.is_given_up))
         };
         let state = of.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
         (!state.is_given_up(self.ticket)).then_some(Change { of, state })
@@ -175,7 +176,7 @@ mod tests {
     /// Does `work` with a mount under way that awaits nobody.
     fn beside<'a, T>(changes: &'a Changes, instance: &str, work: impl FnOnce() -> T) -> (T, bool, Change<'a>) {
         let underway = changes.enter(&mount(instance)).expect("there is room");
-        let change = underway.turn(|_| false).expect("it was not given up");
+        let change = underway.turn(|_, _| false).expect("it was not given up");
         let (done, is_given_up, mut change) = underway.beside(change, work);
         underway.end(&mut change);
         (done, is_given_up, change)
@@ -192,9 +193,9 @@ mod tests {
                     for awaited in ["one", "other"] {
                         let (changes, told) = (&changes, told.clone());
                         let later = changes.enter(&mount("later")).expect("there is room");
-                        drop(later.turn(|spec| spec.instance == "third").expect("nobody is awaited"));
+                        drop(later.turn(|spec, _| spec.instance == "third").expect("nobody is awaited"));
                         scope.spawn(move || {
-                            drop(later.turn(|spec| spec.instance == awaited).expect("it was not given up"));
+                            drop(later.turn(|spec, _| spec.instance == awaited).expect("it was not given up"));
                             told.send(awaited).expect("heard");
                         });
                     }
@@ -218,7 +219,7 @@ mod tests {
         drop(change);
         let waiting = changes.enter(&mount("one")).expect("there is room");
         thread::scope(|scope| {
-            let waits = scope.spawn(|| waiting.turn(|spec| spec.instance == "first").is_none());
+            let waits = scope.spawn(|| waiting.turn(|spec, _| spec.instance == "first").is_none());
             assert_eq!(names(&changes.begin()), ["first", "one"]);
             assert!(changes.begin().give_up("one") && waits.join().expect("it was told"));
         });

@@ -1,6 +1,6 @@
 //! What a command says when it fails: the thing, the cause, the remedy.
 
-use crate::text::{pasted, plain};
+use crate::text::plain;
 use poolfs_host::HostError;
 use poolfs_image::ImageError;
 use poolfs_service_protocol::FailureCode;
@@ -13,30 +13,17 @@ pub trait FileCause: Display {
     fn is_no_space(&self) -> bool {
         false
     }
-
-    /// Whether there is nothing of that name.
-    fn is_absence(&self) -> bool {
-        false
-    }
 }
 
 impl FileCause for std::io::Error {
     fn is_no_space(&self) -> bool {
         matches!(self.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
     }
-
-    fn is_absence(&self) -> bool {
-        self.kind() == std::io::ErrorKind::NotFound
-    }
 }
 
 impl FileCause for rustix::io::Errno {
     fn is_no_space(&self) -> bool {
         matches!(*self, Self::NOSPC | Self::DQUOT)
-    }
-
-    fn is_absence(&self) -> bool {
-        *self == Self::NOENT
     }
 }
 
@@ -190,10 +177,9 @@ impl Failure {
 
     /// Something on a file failed for a reason only the kernel knows.
     pub fn file(path: &Path, cause: impl FileCause) -> Failure {
-        let (code, remedy) = match (cause.is_no_space(), cause.is_absence()) {
-            (true, _) => (Code::NoSpace, "make room on its disk, then try again".to_owned()),
-            (_, true) => (Code::File, format!("check the path; `mkdir -p {}` makes a directory", pasted(path))),
-            _ => (Code::File, "check the path, and that poolfs runs as root".to_owned()),
+        let (code, remedy) = match cause.is_no_space() {
+            true => (Code::NoSpace, "make room on its disk, then try again"),
+            false => (Code::File, "check that the path exists, and that poolfs runs as root"),
         };
         Failure::new(path.display().to_string(), cause, remedy).with_code(code)
     }

@@ -11,6 +11,7 @@ use crate::{branches, memory, pool, service, signals, waiting};
 use poolfs_host::{Host, MountEntry, mount_table, mounted_over, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -96,8 +97,11 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     let flushed = service::flush(context, name, &instance, force);
     let mut pool = pool::lock(context, name)?;
     let unmounted = match flushed {
-        Err(failure) if failure.code() == Code::NoAnswer => Err(failure),
-        // What else is wrong with it the unmount finds itself.
+        Err(failure) if force && failure.code() == Code::NoAnswer => {
+            let place = mount_point.display().to_string();
+            Err(Failure::new(place, "its branch does not take what was written", "").with_code(Code::NoAnswer))
+        }
+        // Whatever else is wrong with it the unmount finds itself.
         _ => unmount_instance(context, &mut pool, &instance, Ending::Orderly),
     };
     match unmounted {
@@ -464,7 +468,11 @@ fn directory(context: &Context, path: &Path) -> Result<PathBuf> {
     let path = &std::path::absolute(path).map_err(|error| Failure::file(path, error))?;
     let looked_at = path.clone();
     let resolved = waiting::within(context, path, move || looked_at.canonicalize().map(|path| (path.is_dir(), path)))?;
-    let (is_directory, resolved) = resolved.map_err(|error| Failure::file(path, error))?;
+    let (is_directory, resolved) = resolved.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Failure::file(path, error)
+            .with_remedy(format!("check the path, or make it with `mkdir -p {}`", pasted(path))),
+        _ => Failure::file(path, error),
+    })?;
     if !is_directory {
         return Err(Failure::file(path, "it is not a directory"));
     }

@@ -100,9 +100,10 @@ pub fn silent(context: &Context, pool: &str, error: impl std::fmt::Display) -> F
     let record = context.pools().and_then(|pools| pools.peek::<PoolRecord>(pool)).ok().flatten();
     let living = record.and_then(|record| record.service).filter(|service| service.is_alive(&*context.host));
     let remedy = match living {
-        // Its socket was removed, or is to be found elsewhere only.
+        // Its socket was removed, or is in that directory of another mount namespace.
         Some(service) => format!(
-            "process {0} is this service: where another {1} is seen, it may answer; `kill -KILL {0}` ends it, {AFTERWARDS}",
+            "the service lives (process {0}), and nobody listens in {1} here: run the command in the mount namespace in which the pool was started; \
+             where the socket was removed, `kill -KILL {0}` ends the service: {AFTERWARDS}",
             service.pid,
             context.run.display()
         ),

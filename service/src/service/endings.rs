@@ -7,7 +7,7 @@ use crate::legacy::{LegacyMount, MountError};
 use poolfs_libservice::Error;
 use poolfs_service_protocol::Ending;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -21,7 +21,7 @@ const SHUTDOWN_WAIT: Duration = Duration::from_millis(500);
 const BUSY_WAIT: Duration = Duration::from_millis(500);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long what is forced waits for its branch.
+/// How long what is forced waits for a branch that takes nothing.
 const FORCED_FLUSH_WAIT: Duration = Duration::from_secs(10);
 
 impl Service {
@@ -58,13 +58,14 @@ impl Service {
         instance.layer().sync().map_err(|cause| not_written(&instance, cause))
     }
 
-    /// Whether the branch of an instance does not answer within the time that one has which is given up.
+    /// Whether the branch of an instance takes nothing any more of what was written.
     fn is_stuck(&self, name: &str) -> bool {
         let Some(instance) = self.instance(name) else { return false };
         let (send, flushed) = sync_channel(1);
-        let flush = move || send.send(instance.layer().sync().is_ok());
+        let flushing = Arc::clone(&instance);
+        let flush = move || send.send(flushing.layer().sync().is_ok());
         let spawned = std::thread::Builder::new().name("last-flush".into()).spawn(flush);
-        spawned.is_ok() && matches!(flushed.recv_timeout(FORCED_FLUSH_WAIT), Err(RecvTimeoutError::Timeout))
+        spawned.is_ok() && stands_still(&flushed, FORCED_FLUSH_WAIT, || instance.stack.pending_bytes())
     }
 
     /// Takes the mount of an instance away whose branch does not answer. The rest ends in the background, should it ever answer. Whoever calls has `changes`.
@@ -228,6 +229,19 @@ impl Service {
     }
 }
 
+/// Whether what is `awaited` neither comes nor comes nearer for so long, by what is `left` to be done.
+fn stands_still<T>(awaited: &Receiver<T>, longest: Duration, left: impl Fn() -> u64) -> bool {
+    let mut before = left();
+    while let Err(RecvTimeoutError::Timeout) = awaited.recv_timeout(longest) {
+        let now = left();
+        if now >= before {
+            return true;
+        }
+        before = now;
+    }
+    false
+}
+
 fn not_written(instance: &Instance, cause: Error) -> ServiceError {
     ServiceError::NotWritten { path: instance.spec().mount_point.clone(), cause }
 }
@@ -237,4 +251,29 @@ fn wind_up(instance: &Instance) -> Result<(), Error> {
         .wind_up()
         .inspect(|()| info!(instance = instance.name(), "unmounted"))
         .inspect_err(|error| error!(instance = instance.name(), %error, "flushing at the end failed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn what_goes_on_is_waited_for_and_what_stands_still_is_not() {
+        const LONGEST: Duration = Duration::from_millis(1);
+        let (send, awaited) = sync_channel(1);
+        let left = Cell::new(5);
+        let goes_on = || {
+            left.set(left.get() - 1);
+            if left.get() == 0 {
+                send.send(()).expect("room");
+            }
+            left.get()
+        };
+        assert!(!stands_still(&awaited, LONGEST, goes_on));
+        assert_eq!(left.get(), 0, "it came when all was done");
+        assert!(stands_still(&awaited, LONGEST, || 7));
+        drop(send);
+        assert!(!stands_still(&awaited, LONGEST, || 7), "whoever did it has ended");
+    }
 }

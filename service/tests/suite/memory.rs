@@ -222,6 +222,16 @@ fn content(seed: u8, length: usize) -> Vec<u8> {
     (0..length).map(|at| (at >> 12) as u8 ^ (at >> 20) as u8 ^ seed | 1).collect()
 }
 
+/// Two mounts over one lower branch, of which the second has a file of its own.
+fn neighbours(service: &Running, folder: &Path, lower: &Path) -> [PathBuf; 2] {
+    let mounted = ["hostile", "other"].map(|name| {
+        let upper = make(&folder.join(format!("upper-{name}")));
+        service.mount(name, StackSpec::union(upper, vec![lower.to_owned()]))
+    });
+    fs::write(mounted[1].join("short"), content(5, 1 << 20)).expect("written");
+    mounted
+}
+
 #[test]
 fn pages_of_segments_that_clients_keep() {
     isolated("memory::pages_of_segments_that_clients_keep", |folder| {
@@ -232,11 +242,7 @@ fn pages_of_segments_that_clients_keep() {
         fs::write(lower.join("long"), &long).expect("written");
         let log = folder.join("log");
         let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
-        let [hostile, other] = ["hostile", "other"].map(|name| {
-            let upper = make(&folder.join(format!("upper-{name}")));
-            service.mount(name, StackSpec::union(upper, vec![lower.clone()]))
-        });
-        fs::write(other.join("short"), content(5, 1 << 20)).expect("written");
+        let [hostile, other] = neighbours(&service, folder, &lower);
         let before = group.kept();
         let mut keeper = Keeper::new(folder, "hostile", &hostile.join("long"));
         for round in 0..8 {
@@ -320,11 +326,7 @@ fn pages_of_programs(folder: &Path, between: impl Fn(&Path)) {
     fs::write(lower.join("large"), content(11, CACHE_BYTES as usize)).expect("written");
     let log = folder.join("log");
     let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
-    let [hostile, other] = ["hostile", "other"].map(|name| {
-        let upper = make(&folder.join(format!("upper-{name}")));
-        service.mount(name, StackSpec::union(upper, vec![lower.clone()]))
-    });
-    fs::write(other.join("short"), content(5, 1 << 20)).expect("written");
+    let [hostile, other] = neighbours(&service, folder, &lower);
     let mut neighbour = Keeper::new(folder, "other", &other.join("short"));
     assert!(neighbour.ask(), "there is plenty");
     let before = group.kept();

@@ -137,6 +137,16 @@ fn a_mount_that_is_under_way_can_be_given_up() {
         // Whoever gives it up does not wait for it; whoever needs its branch does.
         assert_eq!(answered(&service, &unmount_of("one")), Answer::Done);
         let again = begun(&service, &Order::Mount(MountSpec { instance: "two".into(), ..spec.clone() }));
+        // So can whoever tries the same elsewhere, however often.
+        for _ in 0..3 {
+            let elsewhere = begun(&service, &Order::Mount(service.spec("three", spec.stack.clone())));
+            eventually("it is under way", || {
+                let answer = answered(&service, &Order::Instances);
+                matches!(answer, Answer::Instances { instances } if instances.contains(&"three".to_owned()))
+            });
+            assert_eq!(answered(&service, &unmount_of("three")), Answer::Done);
+            assert!(message(answer_of(&elsewhere)).contains("was unmounted while"));
+        }
         assert_eq!(answered(&service, &Order::Ping), Answer::Done);
         assert!(is_silent(&mount) && is_silent(&again));
         drop(lease);

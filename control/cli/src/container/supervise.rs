@@ -211,24 +211,30 @@ pub fn finish(
     container.record.exit_code = code.or(container.record.exit_code);
     container.record.monitor = None;
     let mut result = Ok(());
-    if let Some(instance) = container.record.instance.as_ref().filter(|_| !ending.is_forced()) {
-        // Whether it can be done, the unmount finds itself.
-        let _ = service::flush(context, &container.record.pool, instance, false);
-    }
-    if let Some(mut pool) = context.pools()?.try_lock::<PoolRecord>(&container.record.pool)?
-        && let Some(instance) = container.record.instance.clone().or_else(|| instance_of(&pool.record, name))
+    let pool_name = container.record.pool.clone();
+    if let Some(record) = context.pools()?.peek::<PoolRecord>(&pool_name)?
+        && let Some(instance) = container.record.instance.clone().or_else(|| instance_of(&record, name))
     {
         if let Ok(runtime) = Runtime::find(context) {
             runtime.delete(&instance);
         }
         // Absent is what is wanted.
         let _ = std::fs::remove_dir(shown_root(context, &instance));
-        let pool_name = pool.record.name.clone();
         let groups = context.groups()?;
         let kill = || groups.kill_container(&*context.host, &pool_name, name, KILL_WAIT);
         let killed = kill();
-        result = unmount_instance(context, &mut pool, &instance, ending);
-        if result.is_err() && is_recorded(&pool, &instance) {
+        if !ending.is_forced() {
+            // Nobody writes any more. Whether it can be done, the unmount finds itself.
+            let _ = service::flush(context, &pool_name, &instance, false);
+        }
+        let is_left = match context.pools()?.try_lock::<PoolRecord>(&pool_name)? {
+            Some(mut pool) => {
+                result = unmount_instance(context, &mut pool, &instance, ending);
+                is_recorded(&pool, &instance)
+            }
+            None => false,
+        };
+        if result.is_err() && is_left {
             container.record.state = ContainerState::Unwritten;
             // That is the failure to report, also when nothing can be saved any more.
             let _ = container.save();
