@@ -7,6 +7,7 @@ mod tests;
 use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
 use crate::jobs::Jobs;
+use crate::last_flush::LastFlush;
 use crate::leases::{LeaseTable, SegmentLease};
 use crate::nodes::NodeTable;
 use crate::nodes::content::UntoldSize;
@@ -105,6 +106,7 @@ pub struct Instance {
     /// How often somebody who asked to read a file by himself may not, by what stood against it.
     not_direct: Mutex<BTreeMap<NotDirect, u64>>,
     jobs: Jobs,
+    pub(crate) last_flush: LastFlush,
     /// Dropped after all that has its layer: branches end when what is above them has.
     pub(crate) stack: Stack,
 }
@@ -137,6 +139,7 @@ impl Instance {
             removals: std::array::from_fn(|_| Mutex::default()),
             not_direct: Mutex::default(),
             jobs: Jobs::default(),
+            last_flush: LastFlush::default(),
         })
     }
 

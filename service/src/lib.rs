@@ -30,6 +30,7 @@ pub mod failures;
 mod handles;
 mod instance;
 mod jobs;
+mod last_flush;
 mod layer_archive;
 pub mod leases;
 pub mod legacy;

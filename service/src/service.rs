@@ -25,6 +25,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -34,6 +35,9 @@ pub const INSTANCES_MAX: usize = 1024;
 
 /// After so long what could not be written back is tried once more, of an instance whose mount is gone.
 const RETRY_WAIT: Duration = Duration::from_secs(10);
+
+/// How long a service that begins waits for the branches of which dead ones have left something.
+const SWEEP_WAIT: Duration = Duration::from_secs(5);
 
 struct Mounted {
     instance: Arc<Instance>,
@@ -70,13 +74,7 @@ impl Service {
     /// When the pool's cache or its service threads cannot be made.
     pub fn new(config: ServiceConfig, group: Option<MemoryGroup>) -> Result<Self, ServiceError> {
         let kept_at = config.kept_directory();
-        let place = kept_at.clone();
-        match outside(Deed::Memory, move || sweep(&place)).flatten() {
-            Ok(kept) => kept.iter().for_each(|(upper, files)| {
-                warn!(upper = %upper.display(), files, "files that a service had accepted before it died wait for the next mount");
-            }),
-            Err(error) => warn!(place = %kept_at.display(), %error, "what dead services have left cannot be looked at"),
-        }
+        sweep_left(kept_at.clone());
         let builder = StackBuilder::new(config.cache_bytes, Some(kept_at.clone())).or_else(|error| {
             warn!(place = %kept_at.display(), %error, "what is accepted does not outlive the service");
             StackBuilder::new(config.cache_bytes, None)
@@ -120,7 +118,6 @@ impl Service {
             loop {
                 ends.wait(wait);
                 let Some(service) = service.upgrade() else { return };
-                let _one_at_a_time = service.changes.begin();
                 wait = service.end_unmounted().then_some(RETRY_WAIT);
             }
         };
@@ -155,8 +152,8 @@ impl Service {
     pub fn command(&self, command: Command, descriptors: Vec<OwnedFd>, is_wanted: &dyn Fn() -> bool) -> Answer {
         let done = match command {
             Command::Mount(spec) => self.mount(spec, descriptors, is_wanted),
-            Command::Unmount { instance, ending } => self.unmount(&instance, ending),
-            Command::Flush { instance } => self.flush(&instance),
+            Command::Unmount { instance, ending } => self.unmount(&instance, ending, is_wanted),
+            Command::Flush { instance } => self.flush(&instance, is_wanted),
             Command::Ping => Ok(()),
             Command::Instances => return Answer::Instances { instances: self.settled() },
             Command::Status => return Answer::Status(Box::new(self.status())),
@@ -192,12 +189,12 @@ impl Service {
         check_stack(&spec.stack)?;
         let given = Given::from_control(&spec.stack, descriptors)?;
         let given_up = || ServiceError::GivenUp(spec.instance.clone());
+        self.end_unmounted();
         let underway = self.changes.enter(&spec).ok_or(ServiceError::TooManyUnderway)?;
         let change = underway
             .turn(|other, is_given_up| is_related(&spec, other, is_given_up))
             .filter(|_| is_wanted())
             .ok_or_else(given_up)?;
-        self.end_unmounted();
         self.check(&spec, &given, &change)?;
         check_place(&spec.mount_point)?;
         let (stack, is_given_up, mut change) = underway.beside(change, || self.builder.build_of(&spec.stack, given));
@@ -272,8 +269,8 @@ impl Service {
 
     /// The instances, when none is being ended, and those that are about to be mounted: whoever asks must not take them for gone.
     fn settled(&self) -> Vec<String> {
-        let change = self.changes.begin();
         self.end_unmounted();
+        let change = self.changes.begin();
         let underway = change.mounts().map(str::to_owned);
         lock(&self.instances).keys().cloned().chain(underway).collect()
     }
@@ -299,6 +296,27 @@ impl Drop for Service {
         self.memory.iter().for_each(|memory| memory.end());
         // Whoever waits for it finds the service gone.
         self.ends.tell();
+    }
+}
+
+/// Gives back what dead services have left, or has that done when the branches answer that it is of.
+fn sweep_left(place: PathBuf) {
+    let (done, swept_all) = sync_channel::<()>(1);
+    let spawned = std::thread::Builder::new().name("sweep".into()).spawn(move || {
+        let _done = done;
+        let swept = place.clone();
+        match outside(Deed::Memory, move || sweep(&swept)).flatten() {
+            Ok(kept) => kept.iter().for_each(|(upper, files)| {
+                warn!(upper = %upper.display(), files, "files that a service had accepted before it died wait for the next mount");
+            }),
+            Err(error) => warn!(place = %place.display(), %error, "what dead services have left cannot be looked at"),
+        }
+    });
+    if let Err(error) = spawned {
+        warn!(%error, "no thread to look at what dead services have left");
+    }
+    if matches!(swept_all.recv_timeout(SWEEP_WAIT), Err(RecvTimeoutError::Timeout)) {
+        warn!("a branch does not answer of which a dead service has left something");
     }
 }
 

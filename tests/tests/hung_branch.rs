@@ -1,8 +1,11 @@
 //! A branch whose filesystem does not answer any more: whoever has nothing to do with it goes on, and it can be given up.
 
 use poolfs_tests::{Outcome, Pool, isolated, run_within};
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -27,11 +30,7 @@ impl Foreign {
         let mut command = Command::new("fuse-overlayfs");
         command.args(["-f", "-o", &options]).arg(&at).stdout(Stdio::null()).stderr(Stdio::null());
         let foreign = Self { process: command.spawn().expect("fuse-overlayfs starts"), at };
-        let end = Instant::now() + COMMAND_MAX;
-        while !fs::read_to_string("/proc/self/mounts").expect("readable").contains("fuse-overlayfs") {
-            assert!(Instant::now() < end, "it is not mounted");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("it is mounted", || is_mounted(&foreign.at));
         foreign
     }
 
@@ -52,6 +51,61 @@ impl Drop for Foreign {
 
 fn poolfs(pool: &Pool, line: &str) -> Outcome {
     run_within(&mut pool.line(line), COMMAND_MAX)
+}
+
+/// A pool with a mount over a branch of a filesystem that does not answer any more, with something that was written.
+fn hung(folder: &Path) -> (Foreign, Pool) {
+    let foreign = Foreign::mount(folder);
+    for name in ["mnt", "lower", "data", "more", "foreign/upper"] {
+        fs::create_dir(folder.join(name)).expect("a folder");
+    }
+    let pool = Pool::create(folder, "16M");
+    let _ = poolfs(&pool, "mount POOL @mnt --upper @foreign/upper --lower @lower").expect("mount");
+    fs::write(folder.join("mnt/f"), vec![7; 1 << 20]).expect("written");
+    foreign.signal(Signal::STOP);
+    (foreign, pool)
+}
+
+fn is_mounted(at: &Path) -> bool {
+    fs::read_to_string("/proc/self/mounts").expect("readable").contains(&format!(" {} ", at.display()))
+}
+
+/// A command to the service itself, and the connection on which it answers.
+fn send(pool: &Pool, command: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(format!("/run/poolfs/{}.control", pool.name())).expect("it listens");
+    stream.set_read_timeout(Some(COMMAND_MAX)).expect("set");
+    // One connection too many is closed at once.
+    let _ = writeln!(stream, "{command}");
+    stream
+}
+
+/// How many threads of the service have this name and are in this system call, or in any.
+fn threads(service: i32, name: &str, call: Option<i64>) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{service}/task")).expect("it lives").flatten();
+    let told = |task: &fs::DirEntry, what: &str| fs::read_to_string(task.path().join(what)).unwrap_or_default();
+    let is_in = |task: &fs::DirEntry, call: i64| told(task, "syscall").split(' ').next() == Some(&call.to_string());
+    let fits = |task: &fs::DirEntry| told(task, "comm").trim_end() == name && call.is_none_or(|call| is_in(task, call));
+    tasks.filter(fits).count()
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + COMMAND_MAX;
+    while !is_so() {
+        assert!(Instant::now() < end, "not so: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn answer(stream: UnixStream) -> String {
+    let mut line = String::new();
+    let _ = BufReader::new(stream).read_line(&mut line);
+    line
+}
+
+/// The first instance of a pool.
+fn instance(pool: &Pool) -> String {
+    let status = pool.status();
+    status["service"]["instances"][0]["instance"].as_str().unwrap_or_else(|| panic!("{status}")).to_owned()
 }
 
 #[test]
@@ -80,5 +134,97 @@ fn a_branch_that_does_not_answer_holds_up_nobody_else_and_can_be_given_up() {
         foreign.signal(Signal::CONT);
         waiting.wait().expect("ours");
         let _ = poolfs(&pool, "umount POOL @third").expect("umount");
+    });
+}
+
+#[test]
+fn a_mount_that_was_taken_away_and_whose_branch_does_not_answer_holds_up_nobody() {
+    isolated("a_mount_that_was_taken_away_and_whose_branch_does_not_answer_holds_up_nobody", |folder| {
+        let (foreign, pool) = hung(folder);
+        // The program would look at the root first.
+        unmount(folder.join("mnt"), UnmountFlags::empty()).expect("unmounted");
+        let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
+        let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+        let _ = poolfs(&pool, "status POOL").expect("status");
+        foreign.signal(Signal::CONT);
+        // Nothing is lost: it ends when its branch has taken what was written.
+        let mut again = || poolfs(&pool, "mount POOL @mnt --upper @foreign/upper --lower @lower").code == 0;
+        wait_until("its branch is free", &mut again);
+        assert_eq!(fs::read(folder.join("foreign-upper/upper/f")).expect("flushed"), vec![7; 1 << 20]);
+        let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
+    });
+}
+
+#[test]
+fn the_last_mount_of_a_pool_can_be_given_up_and_its_service_ends() {
+    isolated("the_last_mount_of_a_pool_can_be_given_up_and_its_service_ends", |folder| {
+        let (_foreign, pool) = hung(folder);
+        let service = pool.service_pid();
+        let forced = poolfs(&pool, "umount POOL @mnt --force --timeout 2");
+        assert!(forced.code == 0 && forced.err.contains("unmounted all the same"), "{forced:?}");
+        assert!(!is_mounted(&folder.join("mnt")) && !Path::new(&format!("/proc/{service}")).exists());
+        let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("another service");
+        let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+    });
+}
+
+#[test]
+fn what_is_thrown_away_waits_for_no_branch() {
+    isolated("what_is_thrown_away_waits_for_no_branch", |folder| {
+        let (_foreign, pool) = hung(folder);
+        let command = format!(r#"{{"command":"unmount","instance":"{}","ending":"discarded"}}"#, instance(&pool));
+        let answer = answer(send(&pool, &command));
+        assert!(answer.contains("done"), "{answer}");
+        assert!(!is_mounted(&folder.join("mnt")));
+        let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
+        let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+    });
+}
+
+#[test]
+fn flushes_that_nobody_waits_for_any_more_keep_no_connections() {
+    isolated("flushes_that_nobody_waits_for_any_more_keep_no_connections", |folder| {
+        let (foreign, pool) = hung(folder);
+        let service = pool.service_pid();
+        let command = format!(r#"{{"command":"flush","instance":"{}"}}"#, instance(&pool));
+        // All that a service has.
+        let waiting: Vec<_> = (0..32).map(|_| send(&pool, &command)).collect();
+        wait_until("they wait", || threads(service, "control", Some(libc::SYS_futex)) >= 30);
+        drop(waiting);
+        wait_until("there are connections", || answer(send(&pool, r#"{"command":"ping"}"#)).contains("done"));
+        foreign.signal(Signal::CONT);
+        let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
+    });
+}
+
+#[test]
+fn a_command_that_is_interrupted_while_its_mount_is_flushed_leaves_that_to_the_user() {
+    isolated("a_command_that_is_interrupted_while_its_mount_is_flushed_leaves_that_to_the_user", |folder| {
+        let foreign = Foreign::mount(folder);
+        for name in ["mnt", "lower", "data", "more", "foreign/upper"] {
+            fs::create_dir(folder.join(name)).expect("a folder");
+        }
+        let pool = Pool::create(folder, "16M");
+        let (at, upper, lower) = (folder.join("mnt"), folder.join("foreign/upper"), folder.join("lower"));
+        let spec = format!("at={},upper={},lower={}", at.display(), upper.display(), lower.display());
+        let script = format!("head -c 1M /dev/zero > {}/f; kill -STOP {}", at.display(), foreign.process.id());
+        let mut command = pool.command();
+        command.args(["exec", pool.name(), "--mount", &spec, "--", "/bin/sh", "-c", &script]);
+        let mut waiting = command.stderr(Stdio::null()).spawn().expect("poolfs starts");
+        // It has answered once before its branch is looked at again.
+        wait_until("it flushes", || {
+            let status = pool.status();
+            let pid = status["service"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+            pid.is_some_and(|pid| threads(pid, "last-flush", None) > 0)
+        });
+        let pid = Pid::from_raw(i32::try_from(waiting.id()).expect("a number")).expect("a number");
+        kill_process(pid, Signal::INT).expect("ours");
+        wait_until("it ends", || waiting.try_wait().expect("ours").is_some());
+        assert!(is_mounted(&at));
+        let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("nobody has the pool's lock");
+        foreign.signal(Signal::CONT);
+        let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
+        assert_eq!(fs::metadata(folder.join("foreign-upper/upper/f")).expect("flushed").len(), 1 << 20);
+        let _ = poolfs(&pool, "umount POOL @more").expect("umount");
     });
 }

@@ -3,7 +3,7 @@
 use crate::arguments::{EnterArguments, ExecArguments};
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
-use crate::mount::{Wanted, mount_instance, split_lowers, unmount_instance};
+use crate::mount::{Wanted, mount_instance, split_lowers, unmount_flushed};
 use crate::outlived::{self, group_name};
 use crate::pool::{self, NewPool};
 use crate::record::{PoolRecord, ProcessRecord};
@@ -117,14 +117,11 @@ fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessReco
     // What the program left running in the background stays in the pool as long as it lives.
     let is_over = outlived::remove_if_empty(context, &groups, name, &group_name(&own.identity()));
     let mut result = Ok(());
-    for instance in mounted {
-        // Whether it can be done, the unmount finds itself.
-        let _ = service::flush(context, name, instance, false);
-    }
+    let flushed: Vec<_> = mounted.iter().map(|instance| service::flush(context, name, instance, false)).collect();
     // Somebody may have removed the pool by force, with the program.
     let Some(mut pool) = context.pools()?.try_lock::<PoolRecord>(name)? else { return Ok(()) };
-    for instance in mounted.iter().rev() {
-        let unmounted = unmount_instance(context, &mut pool, instance, Ending::Detached);
+    for (instance, flushed) in mounted.iter().zip(flushed).rev() {
+        let unmounted = unmount_flushed(context, &mut pool, instance, Ending::Detached, flushed);
         result = result.and(unmounted.or_else(|failure| hand_over(&mut pool, instance, failure)));
     }
     if throw_away && pool.record.owner.is_some() {

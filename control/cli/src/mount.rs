@@ -94,12 +94,24 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     }
     // What there is to flush may take long, and its branch may never answer. Others go on meanwhile.
     drop(pool);
-    let flushed = service::flush(context, name, &instance, force);
+    let mut flushed = service::flush(context, name, &instance, force);
+    let gives_up = force && matches!(&flushed, Err(failure) if failure.code() == Code::NoAnswer);
+    if gives_up && waiting::ping(context, name).is_ok() {
+        let place = mount_point.display().to_string();
+        let failure = Failure::new(place, "its branch does not take what was written", "").with_code(Code::NoAnswer);
+        // A branch that is only slow may have time.
+        let command = Command::Unmount { instance: instance.clone(), ending: Ending::Forced };
+        flushed = service::tell(context, name, &command).and(Err(failure));
+    }
     let mut pool = pool::lock(context, name)?;
+    let has_died = |failure: &Failure, pool: &Locked<PoolRecord>| {
+        failure.code() == Code::NoAnswer && pool.record.service_alive(&*context.host) != Some(true)
+    };
     let unmounted = match flushed {
-        Err(failure) if force && failure.code() == Code::NoAnswer => {
-            let place = mount_point.display().to_string();
-            Err(Failure::new(place, "its branch does not take what was written", "").with_code(Code::NoAnswer))
+        Err(failure) if gives_up => Err(failure),
+        Err(failure) if has_died(&failure, &pool) => {
+            // What was written last may be lost with the service: that it is unmounted is not all there is to say.
+            return unmount_instance(context, &mut pool, &instance, Ending::Orderly).and(Err(failure));
         }
         // Whatever else is wrong with it the unmount finds itself.
         _ => unmount_instance(context, &mut pool, &instance, Ending::Orderly),
@@ -361,6 +373,21 @@ pub fn unmount_instance(
         result = result.and(service::end(context, pool));
     }
     result.and(noted)
+}
+
+/// The same after a flush without the pool's lock. Whoever has ended the wait for that does not wait for it again with the lock; whatever else was wrong with it the unmount
+/// finds itself.
+pub fn unmount_flushed(
+    context: &Context,
+    pool: &mut Locked<PoolRecord>,
+    instance: &str,
+    ending: Ending,
+    flushed: Result<()>,
+) -> Result<()> {
+    match flushed {
+        Err(failure) if failure.code() == Code::Interrupted => Err(failure),
+        _ => unmount_instance(context, pool, instance, ending),
+    }
 }
 
 /// That unmounting by its path takes this mount, and not somebody else's.

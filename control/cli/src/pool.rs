@@ -214,7 +214,7 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
         .collect();
     let is_alive = pool.record.service_alive(&*context.host) == Some(true);
     for instance in orphans {
-        // It may have to write for long, or to a branch that does not answer: then it goes on with that by itself.
+        // It may have to write for long: the service goes on with that by itself, and the next command finds it done.
         let command = Command::Unmount { instance: instance.clone(), ending: Ending::Detached };
         let told = if is_alive { service::tell_briefly(context, &pool_name, &command) } else { Ok(()) };
         if let Err(failure) =

@@ -16,7 +16,7 @@ use poolfs_service_protocol::{
 use std::fs::File;
 use std::io::{BufRead, ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -407,14 +407,9 @@ fn sweep(context: &Context, pool: &str) {
     if !place.is_dir() {
         return;
     }
-    let program = context.service_program();
-    let swept = program.and_then(|program| {
-        let output = std::process::Command::new(&program).arg("sweep").arg(&place).stderr(Stdio::null()).output();
-        output.map_err(|error| Failure::file(&program, error))
-    });
-    match swept {
-        Ok(output) => {
-            for line in String::from_utf8_lossy(&output.stdout).lines() {
+    match swept(context, &place) {
+        Ok(all) => {
+            for line in all.lines() {
                 complain(&format!(
                     "poolfs: {}, written before the service of pool {pool} died, wait in {}: mounting that once more brings them to \
                      disk, unmounting what is in {} gives them up",
@@ -424,8 +419,30 @@ fn sweep(context: &Context, pool: &str) {
                 ));
             }
         }
+        Err(failure) if failure.code() == Code::NoAnswer => complain(&format!(
+            "poolfs: what the service of pool {pool} has left in {} stays: a branch that it is of does not answer. Mounting that once more \
+             brings it to disk, should it answer again",
+            place.display()
+        )),
         Err(failure) => complain(&failure.to_string()),
     }
+}
+
+/// What is kept, a line for each branch.
+fn swept(context: &Context, place: &Path) -> Result<String> {
+    let program = context.service_program()?;
+    let failed = |error| Failure::file(&program, error);
+    let mut command = std::process::Command::new(&program);
+    command.arg("sweep").arg(place).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(failed)?;
+    let output = child.stdout.take();
+    // It looks at the branches.
+    let read = waiting::within(context, place, move || output.map(std::io::read_to_string));
+    match &read {
+        Ok(_) => drop(child.wait()),
+        Err(_) => waiting::end_child(context, &mut child),
+    }
+    read?.unwrap_or_else(|| Ok(String::new())).map_err(failed)
 }
 
 /// Remove the control groups of a pool, unless somebody still runs in it: a later command does it then.

@@ -7,7 +7,7 @@ use std::fmt;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// One errno for the application, and words for the log where there is more to say than the errno does.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Error {
     errno: Errno,
     message: Option<Box<str>>,

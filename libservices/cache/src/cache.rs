@@ -84,6 +84,12 @@ impl Cache {
         self.core.pending_bytes()
     }
 
+    /// Bytes that were written back so far, ever.
+    #[must_use]
+    pub fn taken_bytes(&self) -> u64 {
+        self.core.taken_bytes()
+    }
+
     /// Waits, for a bounded time, as long as files without a name may be about to end, until there is `enough` room; whether there is.
     pub fn wait_for_room(&self, enough: &mut dyn FnMut() -> bool) -> bool {
         self.core.leaving.wait(enough)

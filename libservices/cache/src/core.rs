@@ -37,6 +37,7 @@ pub(crate) struct Core {
     pub(crate) dirty: Arc<Share>,
     /// Bytes that are not dirty, but not stored below either.
     deferred: AtomicU64,
+    taken: AtomicU64,
     /// Pages of the maps by which clients read its files, beside those of other layers.
     pub(crate) map_pages: Arc<Share>,
     held: AtomicU64,
@@ -65,6 +66,7 @@ impl Core {
             keeps_deferred,
             dirty,
             deferred: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
             map_pages,
             held: AtomicU64::new(0),
             room: AtomicI64::new(0),
@@ -102,6 +104,16 @@ impl Core {
     /// be dirty, one of them has. To write back for a layer that has not makes no room for others.
     pub(crate) fn is_beyond_its_part(&self) -> bool {
         self.dirty.used() > self.dirty.reserved()
+    }
+
+    /// Bytes that were written back so far, ever.
+    pub(crate) fn taken_bytes(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// So many more were.
+    pub(crate) fn note_taken(&self, bytes: u64) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Dirty bytes that are not on hold.

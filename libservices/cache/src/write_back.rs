@@ -97,7 +97,10 @@ impl Node {
             let Some(piece) = self.take_piece(from..range.end) else { break };
             from = piece.blocks.end;
             match self.write_piece(&piece) {
-                Ok(()) => written += piece.bytes,
+                Ok(()) => {
+                    self.core.note_taken(piece.bytes);
+                    written += piece.bytes;
+                }
                 Err(error) => {
                     self.return_piece(piece.blocks, false);
                     return Err(error);

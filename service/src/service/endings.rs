@@ -3,8 +3,10 @@
 use super::{Mounted, Service, lock};
 use crate::failures::ServiceError;
 use crate::instance::Instance;
+use crate::last_flush::{LOOK, Standing, flush};
 use crate::legacy::{LegacyMount, MountError};
 use poolfs_libservice::Error;
+use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::Ending;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -21,75 +23,88 @@ const SHUTDOWN_WAIT: Duration = Duration::from_millis(500);
 const BUSY_WAIT: Duration = Duration::from_millis(500);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long what is forced waits for a branch that takes nothing.
-const FORCED_FLUSH_WAIT: Duration = Duration::from_secs(10);
+/// How long what is thrown away is written all the same.
+const DISCARD_WAIT: Duration = Duration::from_secs(10);
+
+/// Most instances that are wound up at once.
+const ENDING_MAX: usize = 64;
 
 impl Service {
     /// Flushes and unmounts an instance. One that does not exist (any more) is fine; one that is about to be mounted will not be.
     ///
     /// # Errors
-    /// It is still mounted then, unless the error says that something is lost.
-    pub fn unmount(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
+    /// It is still mounted then, unless the error says that something is lost; also when it is not `wanted` by anybody any more.
+    pub fn unmount(&self, name: &str, ending: Ending, is_wanted: &dyn Fn() -> bool) -> Result<(), ServiceError> {
         let mut one_at_a_time = self.changes.begin();
         if one_at_a_time.give_up(name) {
             info!(instance = name, "its mount is given up");
             return Ok(());
         }
         drop(one_at_a_time);
+        let Some(instance) = self.instance(name) else { return Ok(()) };
         // Beside what others do: it may take long, or for ever.
-        let is_stuck = match ending {
-            Ending::Orderly | Ending::Detached => {
-                self.flush(name)?;
-                false
+        let flushed = match ending {
+            Ending::Orderly => Some(flushed(&instance, is_wanted)?),
+            Ending::Detached => match flush(&instance, |standing| is_wanted() && !standing.is_stuck()) {
+                None if is_wanted() => return Err(not_written(&instance, does_not_answer())),
+                Some(Err(cause)) => return Err(not_written(&instance, cause)),
+                flushed => flushed.map(|_| ()),
+            },
+            Ending::Forced => flush(&instance, |standing| is_wanted() && !standing.is_stuck()).map(drop),
+            Ending::Discarded => {
+                instance.stack.discard();
+                // The work of it is for nothing.
+                let end = Instant::now() + DISCARD_WAIT;
+                flush(&instance, |_| is_wanted() && Instant::now() < end).map(drop)
             }
-            Ending::Forced => self.is_stuck(name),
-            Ending::Discarded => false,
         };
+        if flushed.is_none() && !is_wanted() {
+            return Err(ServiceError::GivenUp(name.to_owned()));
+        }
         let _one_at_a_time = self.changes.begin();
-        if is_stuck { self.abandon(name) } else { self.end_instance(name, ending) }
+        if flushed.is_some() { self.end_instance(name, ending) } else { self.abandon(name) }
     }
 
-    /// Brings what an instance has accepted to the disk. One that does not exist (any more) is fine.
+    /// Brings what an instance has accepted to the disk, as long as that is `wanted`. One that does not exist (any more) is fine.
     ///
     /// # Errors
-    /// The branch does not take it.
-    pub fn flush(&self, name: &str) -> Result<(), ServiceError> {
-        let Some(instance) = self.instance(name) else { return Ok(()) };
-        instance.layer().sync().map_err(|cause| not_written(&instance, cause))
-    }
-
-    /// Whether the branch of an instance takes nothing any more of what was written.
-    fn is_stuck(&self, name: &str) -> bool {
-        let Some(instance) = self.instance(name) else { return false };
-        let (send, flushed) = sync_channel(1);
-        let flushing = Arc::clone(&instance);
-        let flush = move || send.send(flushing.layer().sync().is_ok());
-        let spawned = std::thread::Builder::new().name("last-flush".into()).spawn(flush);
-        spawned.is_ok() && stands_still(&flushed, FORCED_FLUSH_WAIT, || instance.stack.pending_bytes())
+    /// The branch does not take it, or it is not wanted any more.
+    pub fn flush(&self, name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), ServiceError> {
+        self.instance(name).map_or(Ok(()), |instance| flushed(&instance, is_wanted))
     }
 
     /// Takes the mount of an instance away whose branch does not answer. The rest ends in the background, should it ever answer. Whoever calls has `changes`.
     fn abandon(&self, name: &str) -> Result<(), ServiceError> {
-        let Some(instance) = self.instance(name) else { return Ok(()) };
+        let Some(mounted) = self.take_away(name, Ending::Forced)? else { return Ok(()) };
         error!(instance = name, "its branch does not answer: unmounted all the same, as was asked for");
-        instance.stack.discard();
-        if let Some(mounted) = self.take_away(name, Ending::Forced)? {
-            mounted.front.close(&self.threads);
-            self.leave_behind(mounted.instance, mounted.mount);
-        }
+        // Nobody may believe that what he writes to what is left is stored.
+        mounted.instance.refuse();
+        mounted.front.close(&self.threads);
+        self.leave_behind(mounted.instance, mounted.mount);
         Ok(())
     }
 
     /// Ends the instances whose mounts others have taken away. Whether one stays, because what was written to it cannot be put on the
-    /// disk. Whoever calls has `changes`.
+    /// disk. Whoever calls does not have `changes`: to flush may take long, or for ever.
     pub(super) fn end_unmounted(&self) -> bool {
         let over = |mounted: &Mounted| mounted.mount.is_over();
-        let names: Vec<String> =
-            lock(&self.instances).iter().filter(|(_, mounted)| over(mounted)).map(|(name, _)| name.clone()).collect();
+        let all: Vec<Arc<Instance>> =
+            lock(&self.instances).values().filter(|mounted| over(mounted)).map(|it| Arc::clone(&it.instance)).collect();
         let mut is_left = false;
-        for name in names {
+        for instance in all {
+            let name = instance.name();
+            let flushed = flush(&instance, |standing| !standing.is_stuck());
+            let _one_at_a_time = self.changes.begin();
+            // Another one may have its name by now.
+            if !lock(&self.instances).get(name).is_some_and(over) {
+                continue;
+            }
             info!(instance = name, "its mount was taken away");
-            if let Err(error) = self.end_instance(&name, Ending::Orderly) {
+            let ended = match flushed {
+                Some(_) => self.end_instance(name, Ending::Orderly),
+                None => Err(not_written(&instance, does_not_answer())),
+            };
+            if let Err(error) = ended {
                 warn!(instance = name, %error, "an instance without a mount stays");
                 is_left = true;
             }
@@ -97,14 +112,15 @@ impl Service {
         is_left
     }
 
-    /// Flushes and unmounts an instance. Whoever calls has `changes`.
+    /// Unmounts an instance that was flushed just now, with what was written since. Whoever calls has `changes`.
     fn end_instance(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
         let Some(instance) = self.instance(name) else { return Ok(()) };
         let stopped = instance.jobs().stop();
-        if ending == Ending::Discarded {
-            instance.stack.discard();
-        }
-        if let Err(cause) = instance.layer().sync() {
+        let flushed = match flush(&instance, |standing| !standing.is_stuck()) {
+            None if ending.is_forced() => return self.abandon(name),
+            flushed => flushed.unwrap_or_else(|| Err(does_not_answer())),
+        };
+        if let Err(cause) = flushed {
             let error = not_written(&instance, cause);
             if !ending.is_forced() {
                 return Err(error);
@@ -202,15 +218,8 @@ impl Service {
                 warn!(instance = name, %error, "unmounting at the end failed");
             }
         }
-        let mut result = Ok(());
-        let mut end = |instance: &Instance| {
-            let lost = |cause| ServiceError::LostAtEnd { instance: instance.name().to_owned(), cause };
-            let ended = wind_up(instance).map_err(lost);
-            if result.is_ok() {
-                result = ended;
-            }
-        };
         let deadline = Instant::now() + SHUTDOWN_WAIT;
+        let mut left = Vec::new();
         for Mounted { instance, mount, front } in all.into_values() {
             instance.jobs().stop().for_good();
             front.close(&self.threads);
@@ -218,32 +227,70 @@ impl Service {
                 warn!(instance = instance.name(), "the mount is still used; its users lose it");
                 instance.refuse();
             }
-            end(&instance);
+            left.push((instance, true));
         }
         for instance in lock(&self.lingering).drain(..).filter_map(|instance| instance.upgrade()) {
+            // Of one that was given up has been told.
+            let is_news = !instance.is_refusing();
             instance.refuse();
-            end(&instance);
+            left.push((instance, is_news));
+        }
+        let mut result = Ok(());
+        for some in left.chunks(ENDING_MAX) {
+            let ending: Vec<_> = some.iter().map(|(instance, _)| wind_up_beside(instance)).collect();
+            for ((instance, is_news), ended) in some.iter().zip(ending) {
+                let lost = |cause| ServiceError::LostAtEnd { instance: instance.name().to_owned(), cause };
+                let ended = wait_for_end(instance, &ended).map_err(lost);
+                result = result.and(if *is_news { ended } else { Ok(()) });
+            }
         }
         self.builder.end();
         result
     }
 }
 
-/// Whether what is `awaited` neither comes nor comes nearer for so long, by what is `left` to be done.
-fn stands_still<T>(awaited: &Receiver<T>, longest: Duration, left: impl Fn() -> u64) -> bool {
-    let mut before = left();
-    while let Err(RecvTimeoutError::Timeout) = awaited.recv_timeout(longest) {
-        let now = left();
-        if now >= before {
-            return true;
-        }
-        before = now;
-    }
-    false
+/// Flushes an instance, as long as that is `wanted`.
+fn flushed(instance: &Arc<Instance>, is_wanted: &dyn Fn() -> bool) -> Result<(), ServiceError> {
+    let flushed = flush(instance, |_| is_wanted()).ok_or_else(|| ServiceError::GivenUp(instance.name().to_owned()))?;
+    flushed.map_err(|cause| not_written(instance, cause))
+}
+
+fn does_not_answer() -> Error {
+    Error::new(Errno::ETIMEDOUT, "its branch does not answer")
 }
 
 fn not_written(instance: &Instance, cause: Error) -> ServiceError {
     ServiceError::NotWritten { path: instance.spec().mount_point.clone(), cause }
+}
+
+/// Winds an instance up on a thread of its own, if there is one to be had.
+fn wind_up_beside(instance: &Arc<Instance>) -> Receiver<Result<(), Error>> {
+    let (send, ended) = sync_channel(1);
+    let (ending, tell) = (Arc::clone(instance), send.clone());
+    let wind_up_there = move || {
+        // Whoever waited may have given it up.
+        let _ = tell.send(wind_up(&ending));
+    };
+    if std::thread::Builder::new().name("last-end".into()).spawn(wind_up_there).is_err() {
+        let _ = send.send(wind_up(instance));
+    }
+    ended
+}
+
+/// Waits for the end of an instance as long as its branch answers.
+fn wait_for_end(instance: &Instance, ended: &Receiver<Result<(), Error>>) -> Result<(), Error> {
+    let mut standing = Standing::begin(&instance.stack);
+    loop {
+        match ended.recv_timeout(LOOK) {
+            Ok(outcome) => return outcome,
+            Err(RecvTimeoutError::Disconnected) => return Err(Error::new(Errno::EIO, "its end has failed")),
+            Err(RecvTimeoutError::Timeout) => standing.look(&instance.stack),
+        }
+        if standing.is_stuck() {
+            error!(instance = instance.name(), "its branch does not answer, and is not waited for");
+            return Err(does_not_answer());
+        }
+    }
 }
 
 fn wind_up(instance: &Instance) -> Result<(), Error> {
@@ -251,29 +298,4 @@ fn wind_up(instance: &Instance) -> Result<(), Error> {
         .wind_up()
         .inspect(|()| info!(instance = instance.name(), "unmounted"))
         .inspect_err(|error| error!(instance = instance.name(), %error, "flushing at the end failed"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::Cell;
-
-    #[test]
-    fn what_goes_on_is_waited_for_and_what_stands_still_is_not() {
-        const LONGEST: Duration = Duration::from_millis(1);
-        let (send, awaited) = sync_channel(1);
-        let left = Cell::new(5);
-        let goes_on = || {
-            left.set(left.get() - 1);
-            if left.get() == 0 {
-                send.send(()).expect("room");
-            }
-            left.get()
-        };
-        assert!(!stands_still(&awaited, LONGEST, goes_on));
-        assert_eq!(left.get(), 0, "it came when all was done");
-        assert!(stands_still(&awaited, LONGEST, || 7));
-        drop(send);
-        assert!(!stands_still(&awaited, LONGEST, || 7), "whoever did it has ended");
-    }
 }

@@ -6,7 +6,7 @@ use crate::container::spec::{self, Library, Wanted};
 use crate::container::user;
 use crate::context::{Context, SHOWN_ROOTS};
 use crate::failure::{Failure, Result};
-use crate::mount::{self, is_recorded, mount_instance, unmount_instance};
+use crate::mount::{self, is_recorded, mount_instance, unmount_flushed};
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::service;
 use crate::signals::{self, Signals, status_code};
@@ -223,13 +223,11 @@ pub fn finish(
         let groups = context.groups()?;
         let kill = || groups.kill_container(&*context.host, &pool_name, name, KILL_WAIT);
         let killed = kill();
-        if !ending.is_forced() {
-            // Nobody writes any more. Whether it can be done, the unmount finds itself.
-            let _ = service::flush(context, &pool_name, &instance, false);
-        }
+        // Nobody writes any more.
+        let flushed = if ending.is_forced() { Ok(()) } else { service::flush(context, &pool_name, &instance, false) };
         let is_left = match context.pools()?.try_lock::<PoolRecord>(&pool_name)? {
             Some(mut pool) => {
-                result = unmount_instance(context, &mut pool, &instance, ending);
+                result = unmount_flushed(context, &mut pool, &instance, ending, flushed);
                 is_recorded(&pool, &instance)
             }
             None => false,
