@@ -1,0 +1,21 @@
+//! What was written to a stack, on its way to the disk.
+
+use super::{Role, Stack};
+
+impl Stack {
+    /// Bytes that were accepted and are not below yet.
+    pub fn pending_bytes(&self) -> u64 {
+        self.branches.iter().map(|branch| branch.cache.pending_bytes()).sum()
+    }
+
+    /// Bytes of that kind that its branches have taken so far, ever.
+    pub fn taken_bytes(&self) -> u64 {
+        self.branches.iter().map(|branch| branch.cache.taken_bytes()).fold(0, u64::wrapping_add)
+    }
+
+    /// Nobody is going to look at what it has written, if others do not show the same: from here on nothing of it is made durable.
+    pub fn discard(&self) {
+        let own = self.branches.iter().filter(|branch| branch.role == Role::Upper);
+        own.for_each(|branch| branch.local.discard());
+    }
+}
