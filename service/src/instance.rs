@@ -106,7 +106,7 @@ pub struct Instance {
     /// How often somebody who asked to read a file by himself may not, by what stood against it.
     not_direct: Mutex<BTreeMap<NotDirect, u64>>,
     jobs: Jobs,
-    pub(crate) last_flush: LastFlush,
+    pub(crate) last_flush: Arc<LastFlush>,
     /// Dropped after all that has its layer: branches end when what is above them has.
     pub(crate) stack: Stack,
 }
@@ -139,7 +139,7 @@ impl Instance {
             removals: std::array::from_fn(|_| Mutex::default()),
             not_direct: Mutex::default(),
             jobs: Jobs::default(),
-            last_flush: LastFlush::default(),
+            last_flush: Arc::default(),
         })
     }
 

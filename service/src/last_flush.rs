@@ -97,11 +97,11 @@ pub(crate) fn flush(instance: &Arc<Instance>, mut goes_on: impl FnMut(&Standing)
             state.begun += 1;
             state.standing = Some(Standing::begin(&instance.stack));
             let flushing = Arc::clone(instance);
-            let spawned = thread::Builder::new().name("last-flush".into()).spawn(move || carry_out(&flushing));
+            let spawned = thread::Builder::new().name("last-flush".into()).spawn(move || carry_out(flushing));
             if let Err(cause) = spawned {
                 drop(state);
                 error!(instance = instance.name(), %cause, "no thread for a flush");
-                carry_out(instance);
+                carry_out(Arc::clone(instance));
                 state = flushes.lock();
                 continue;
             }
@@ -117,9 +117,12 @@ pub(crate) fn flush(instance: &Arc<Instance>, mut goes_on: impl FnMut(&Standing)
     state.outcome.clone()
 }
 
-fn carry_out(instance: &Instance) {
+fn carry_out(instance: Arc<Instance>) {
+    let flushes = Arc::clone(&instance.last_flush);
     let outcome = catch_unwind(AssertUnwindSafe(|| instance.layer().sync()));
-    instance.last_flush.end(outcome.unwrap_or_else(|_| Err(Error::new(Errno::EIO, "the flush has failed"))));
+    // Whoever hears of it may count on its branches being free when he has let go of it.
+    drop(instance);
+    flushes.end(outcome.unwrap_or_else(|_| Err(Error::new(Errno::EIO, "the flush has failed"))));
 }
 
 #[cfg(test)]

@@ -61,6 +61,8 @@ pub struct Service {
     lingering: Mutex<Vec<Weak<Instance>>>,
     /// Told by mounts that have ended.
     ends: Arc<Ends>,
+    /// Whoever ends what others have unmounted. Before [`Service::changes`].
+    unmounted: Mutex<()>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -104,6 +106,7 @@ impl Service {
             instances,
             lingering,
             ends,
+            unmounted: Mutex::default(),
         })
     }
 

@@ -58,6 +58,8 @@ impl Service {
                 flush(&instance, |_| is_wanted() && Instant::now() < end).map(drop)
             }
         };
+        // Its branches are free as soon as it has ended.
+        drop(instance);
         if flushed.is_none() && !is_wanted() {
             return Err(ServiceError::GivenUp(name.to_owned()));
         }
@@ -87,24 +89,28 @@ impl Service {
     /// Ends the instances whose mounts others have taken away. Whether one stays, because what was written to it cannot be put on the
     /// disk. Whoever calls does not have `changes`: to flush may take long, or for ever.
     pub(super) fn end_unmounted(&self) -> bool {
+        // Whoever comes next finds the branches free of those that have ended, and not in use for a flush.
+        let _alone = lock(&self.unmounted);
         let over = |mounted: &Mounted| mounted.mount.is_over();
-        let all: Vec<Arc<Instance>> =
-            lock(&self.instances).values().filter(|mounted| over(mounted)).map(|it| Arc::clone(&it.instance)).collect();
+        let names: Vec<String> =
+            lock(&self.instances).iter().filter(|(_, mounted)| over(mounted)).map(|(name, _)| name.clone()).collect();
         let mut is_left = false;
-        for instance in all {
-            let name = instance.name();
-            let flushed = flush(&instance, |standing| !standing.is_stuck());
+        for name in &names {
+            let Some(instance) = self.instance(name) else { continue };
+            if flush(&instance, |standing| !standing.is_stuck()).is_none() {
+                warn!(instance = name, "an instance without a mount stays: its branch does not answer");
+                is_left = true;
+                continue;
+            }
+            // Its branches are free as soon as it has ended.
+            drop(instance);
             let _one_at_a_time = self.changes.begin();
             // Another one may have its name by now.
             if !lock(&self.instances).get(name).is_some_and(over) {
                 continue;
             }
             info!(instance = name, "its mount was taken away");
-            let ended = match flushed {
-                Some(_) => self.end_instance(name, Ending::Orderly),
-                None => Err(not_written(&instance, does_not_answer())),
-            };
-            if let Err(error) = ended {
+            if let Err(error) = self.end_instance(name, Ending::Orderly) {
                 warn!(instance = name, %error, "an instance without a mount stays");
                 is_left = true;
             }
