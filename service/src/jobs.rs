@@ -1,7 +1,12 @@
 //! Long works on an instance, which end before it does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::thread;
+use std::time::Duration;
+
+/// Between two looks whether the last of them has ended.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The works on one instance.
 #[derive(Default)]
@@ -31,11 +36,29 @@ impl Jobs {
         job.goes_on().then_some(job)
     }
 
-    /// Asks all to end, and waits until they have.
-    pub(crate) fn stop(&self) -> Stopped<'_> {
+    /// Asks all to end, and waits for that as long as `goes_on` says; none if it was in vain.
+    pub(crate) fn stop(&self, mut goes_on: impl FnMut() -> bool) -> Option<Stopped<'_>> {
         self.is_ending.store(true, Ordering::SeqCst);
-        let alone = self.running.write().unwrap_or_else(PoisonError::into_inner);
-        Stopped { jobs: self, _alone: alone, is_final: false }
+        loop {
+            let alone = match self.running.try_write() {
+                Ok(alone) => alone,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if goes_on() => {
+                    thread::sleep(PAUSE);
+                    continue;
+                }
+                Err(TryLockError::WouldBlock) => {
+                    self.is_ending.store(false, Ordering::SeqCst);
+                    return None;
+                }
+            };
+            return Some(Stopped { jobs: self, _alone: alone, is_final: false });
+        }
+    }
+
+    /// Asks all to end, and for none to begin ever after.
+    pub(crate) fn end(&self) {
+        self.is_ending.store(true, Ordering::SeqCst);
     }
 }
 
@@ -69,7 +92,8 @@ mod tests {
         let job = jobs.begin().expect("nothing stands against it");
         assert!(jobs.begin().is_some(), "there may be several");
         std::thread::scope(|scope| {
-            let stopping = scope.spawn(|| drop(jobs.stop()));
+            assert!(jobs.stop(|| false).is_none() && job.goes_on(), "nobody waited for it");
+            let stopping = scope.spawn(|| drop(jobs.stop(|| true).expect("it waits")));
             while job.goes_on() {
                 std::thread::yield_now();
             }
@@ -79,7 +103,10 @@ mod tests {
             stopping.join().expect("no panic");
         });
         assert!(jobs.begin().is_some(), "the instance did not end");
-        jobs.stop().for_good();
+        jobs.stop(|| true).expect("none runs").for_good();
+        assert!(jobs.begin().is_none());
+        let jobs = Jobs::default();
+        jobs.end();
         assert!(jobs.begin().is_none());
     }
 }

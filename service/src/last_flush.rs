@@ -52,6 +52,11 @@ impl Standing {
     pub fn is_stuck(&self) -> bool {
         self.since.elapsed() >= if self.left > 0 { SILENCE_MAX } else { SYNC_MAX }
     }
+
+    /// The same for who loses what nobody has given up: he waits longer.
+    pub fn is_lost(&self) -> bool {
+        self.since.elapsed() >= SYNC_MAX
+    }
 }
 
 /// Flushes of an instance, of which one at a time goes on.
@@ -65,10 +70,12 @@ pub(crate) struct LastFlush {
 struct State {
     begun: u64,
     ended: u64,
-    /// What became of the last that has ended.
-    outcome: Option<Result<()>>,
+    /// The last that failed, and why. What a branch says only once is not forgotten before all have heard it who have waited for it.
+    failed: Option<(u64, Error)>,
     /// How the one that goes on stands.
     standing: Option<Standing>,
+    /// The instance has ended: there is nothing to flush any more.
+    is_closed: bool,
 }
 
 impl LastFlush {
@@ -79,9 +86,18 @@ impl LastFlush {
     fn end(&self, outcome: Result<()>) {
         let mut state = self.lock();
         state.ended += 1;
-        state.outcome = Some(outcome);
+        if let Err(error) = outcome {
+            state.failed = Some((state.ended, error));
+        }
         state.standing = None;
         self.ended.notify_all();
+    }
+}
+
+impl State {
+    /// What to say to whoever needed the flush of this number, or a later one.
+    fn outcome(&self, needed: u64) -> Result<()> {
+        self.failed.as_ref().filter(|(number, _)| *number >= needed).map_or(Ok(()), |(_, error)| Err(error.clone()))
     }
 }
 
@@ -94,8 +110,15 @@ pub(crate) fn flush(instance: &Arc<Instance>, mut goes_on: impl FnMut(&Standing)
     let needed = state.begun + 1;
     while state.ended < needed {
         if state.begun == state.ended {
+            let standing = Standing::begin(&instance.stack);
+            if !goes_on(&standing) {
+                return None;
+            }
+            if state.is_closed {
+                break;
+            }
             state.begun += 1;
-            state.standing = Some(Standing::begin(&instance.stack));
+            state.standing = Some(standing);
             let flushing = Arc::clone(instance);
             let spawned = thread::Builder::new().name("last-flush".into()).spawn(move || carry_out(flushing));
             if let Err(cause) = spawned {
@@ -105,8 +128,7 @@ pub(crate) fn flush(instance: &Arc<Instance>, mut goes_on: impl FnMut(&Standing)
                 state = flushes.lock();
                 continue;
             }
-        }
-        if let Some(standing) = &mut state.standing {
+        } else if let Some(standing) = &mut state.standing {
             standing.look(&instance.stack);
             if !goes_on(standing) {
                 return None;
@@ -114,15 +136,43 @@ pub(crate) fn flush(instance: &Arc<Instance>, mut goes_on: impl FnMut(&Standing)
         }
         state = flushes.ended.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
     }
-    state.outcome.clone()
+    Some(state.outcome(needed))
+}
+
+/// An instance was taken away: nobody flushes it from here on, so that what it stands on is free when it has ended. Whether no flush goes on any more, unless its
+/// branches do not answer.
+pub(crate) fn close(instance: &Instance) -> bool {
+    let flushes = &instance.last_flush;
+    let mut state = flushes.lock();
+    state.is_closed = true;
+    while state.begun != state.ended {
+        if let Some(standing) = &mut state.standing {
+            standing.look(&instance.stack);
+            if standing.is_stuck() {
+                return false;
+            }
+        }
+        state = flushes.ended.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    true
+}
+
+/// It is there all the same.
+pub(crate) fn reopen(instance: &Instance) {
+    instance.last_flush.lock().is_closed = false;
 }
 
 fn carry_out(instance: Arc<Instance>) {
     let flushes = Arc::clone(&instance.last_flush);
-    let outcome = catch_unwind(AssertUnwindSafe(|| instance.layer().sync()));
+    let outcome = catch_unwind(AssertUnwindSafe(|| instance.layer().sync()))
+        .unwrap_or_else(|_| Err(Error::new(Errno::EIO, "the flush has failed")));
+    if let Err(error) = &outcome {
+        // Somebody may wait for it, or not.
+        error!(instance = instance.name(), %error, "a flush before the end has failed");
+    }
     // Whoever hears of it may count on its branches being free when he has let go of it.
     drop(instance);
-    flushes.end(outcome.unwrap_or_else(|_| Err(Error::new(Errno::EIO, "the flush has failed"))));
+    flushes.end(outcome);
 }
 
 #[cfg(test)]
@@ -137,6 +187,7 @@ mod tests {
     fn a_branch_answers_as_long_as_it_takes_something_or_has_time_for_its_disk() {
         assert!(!ago(5, 1, 9).is_stuck() && ago(5, 10, 9).is_stuck());
         assert!(!ago(5, 10, 0).is_stuck() && ago(5, 60, 0).is_stuck());
+        assert!(!ago(5, 10, 9).is_lost() && ago(5, 60, 9).is_lost());
         let seen = |mut standing: Standing, taken, left| {
             standing.see(taken, left);
             standing
@@ -147,5 +198,18 @@ mod tests {
         assert!(!seen(ago(5, 60, 9), 5, 0).is_stuck(), "now it syncs");
         assert!(!seen(ago(5, 60, 0), 5, 9).is_stuck(), "and is given more");
         assert!(seen(ago(5, 60, 0), 5, 0).is_stuck());
+    }
+
+    #[test]
+    fn a_failure_is_told_to_all_who_waited_for_it_and_to_nobody_who_came_later() {
+        let flushes = LastFlush::default();
+        let state = || flushes.lock();
+        let failure = || Error::new(Errno::EIO, "told once");
+        for outcome in [Ok(()), Err(failure()), Ok(())] {
+            state().begun += 1;
+            flushes.end(outcome);
+        }
+        assert!(state().outcome(1).is_err() && state().outcome(2).is_err() && state().outcome(3).is_ok());
+        assert_eq!((state().begun, state().ended), (3, 3));
     }
 }

@@ -36,6 +36,9 @@ pub const INSTANCES_MAX: usize = 1024;
 /// After so long what could not be written back is tried once more, of an instance whose mount is gone.
 const RETRY_WAIT: Duration = Duration::from_secs(10);
 
+/// How long a command waits until what others have unmounted is on the disk.
+const UNMOUNTED_WAIT: Duration = Duration::from_secs(5);
+
 /// How long a service that begins waits for the branches of which dead ones have left something.
 const SWEEP_WAIT: Duration = Duration::from_secs(5);
 
@@ -121,7 +124,7 @@ impl Service {
             loop {
                 ends.wait(wait);
                 let Some(service) = service.upgrade() else { return };
-                wait = service.end_unmounted().then_some(RETRY_WAIT);
+                wait = service.end_unmounted(&|| true).then_some(RETRY_WAIT);
             }
         };
         std::thread::Builder::new().name("ends".into()).spawn(watch).map(drop)
@@ -158,7 +161,7 @@ impl Service {
             Command::Unmount { instance, ending } => self.unmount(&instance, ending, is_wanted),
             Command::Flush { instance } => self.flush(&instance, is_wanted),
             Command::Ping => Ok(()),
-            Command::Instances => return Answer::Instances { instances: self.settled() },
+            Command::Instances => return Answer::Instances { instances: self.settled(is_wanted) },
             Command::Status => return Answer::Status(Box::new(self.status())),
             Command::Client { pid } => {
                 let all: Vec<_> = lock(&self.instances).values().map(|m| Arc::clone(&m.instance)).collect();
@@ -192,7 +195,8 @@ impl Service {
         check_stack(&spec.stack)?;
         let given = Given::from_control(&spec.stack, descriptors)?;
         let given_up = || ServiceError::GivenUp(spec.instance.clone());
-        self.end_unmounted();
+        let begun = Instant::now();
+        self.end_unmounted(&|| is_wanted() && begun.elapsed() < UNMOUNTED_WAIT);
         let underway = self.changes.enter(&spec).ok_or(ServiceError::TooManyUnderway)?;
         let change = underway
             .turn(|other, is_given_up| is_related(&spec, other, is_given_up))
@@ -271,8 +275,9 @@ impl Service {
     }
 
     /// The instances, when none is being ended, and those that are about to be mounted: whoever asks must not take them for gone.
-    fn settled(&self) -> Vec<String> {
-        self.end_unmounted();
+    fn settled(&self, is_wanted: &dyn Fn() -> bool) -> Vec<String> {
+        let begun = Instant::now();
+        self.end_unmounted(&|| is_wanted() && begun.elapsed() < UNMOUNTED_WAIT);
         let change = self.changes.begin();
         let underway = change.mounts().map(str::to_owned);
         lock(&self.instances).keys().cloned().chain(underway).collect()

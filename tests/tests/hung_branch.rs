@@ -61,8 +61,11 @@ fn hung(folder: &Path) -> (Foreign, Pool) {
     }
     let pool = Pool::create(folder, "16M");
     let _ = poolfs(&pool, "mount POOL @mnt --upper @foreign/upper --lower @lower").expect("mount");
-    fs::write(folder.join("mnt/f"), vec![7; 1 << 20]).expect("written");
+    let mut file = fs::File::create(folder.join("mnt/f")).expect("made");
+    file.write_all(&[7]).expect("written");
     foreign.signal(Signal::STOP);
+    // Nothing of this is below, however long it takes until somebody looks.
+    file.write_all(&vec![7; (1 << 20) - 1]).expect("written");
     (foreign, pool)
 }
 
@@ -119,9 +122,12 @@ fn a_branch_that_does_not_answer_holds_up_nobody_else_and_can_be_given_up() {
         let _ = poolfs(&pool, "mount POOL @mnt --upper @foreign/upper --lower @lower").expect("mount");
         let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
         let _ = poolfs(&pool, "mount POOL @third --dir @rest").expect("mount");
-        fs::write(folder.join("mnt/f"), vec![7; 1 << 20]).expect("written");
         fs::write(folder.join("more/g"), vec![8; 1 << 20]).expect("written");
+        let mut file = fs::File::create(folder.join("mnt/f")).expect("made");
+        file.write_all(&[7]).expect("written");
         foreign.signal(Signal::STOP);
+        file.write_all(&vec![7; (1 << 20) - 1]).expect("written");
+        drop(file);
         let mut waiting = pool.line("umount POOL @mnt").stderr(Stdio::null()).spawn().expect("poolfs starts");
         let _ = poolfs(&pool, "umount POOL @more").expect("it is another one's branch");
         assert_eq!(fs::read(folder.join("data/g")).expect("flushed"), vec![8; 1 << 20]);
@@ -207,7 +213,11 @@ fn a_command_that_is_interrupted_while_its_mount_is_flushed_leaves_that_to_the_u
         let pool = Pool::create(folder, "16M");
         let (at, upper, lower) = (folder.join("mnt"), folder.join("foreign/upper"), folder.join("lower"));
         let spec = format!("at={},upper={},lower={}", at.display(), upper.display(), lower.display());
-        let script = format!("head -c 1M /dev/zero > {}/f; kill -STOP {}", at.display(), foreign.process.id());
+        let script = format!(
+            "exec 3> {}/f; printf x >&3; kill -STOP {}; printf %01048575d 0 >&3",
+            at.display(),
+            foreign.process.id()
+        );
         let mut command = pool.command();
         command.args(["exec", pool.name(), "--mount", &spec, "--", "/bin/sh", "-c", &script]);
         let mut waiting = command.stderr(Stdio::null()).spawn().expect("poolfs starts");

@@ -69,6 +69,9 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
     mount_instance(context, &arguments.pool, wanted).map(|_| ())
 }
 
+/// What is said of a mount that is unmounted by force before its branch has taken everything.
+const LATE: &str = "not all that was written was on the disk in time; what its branch has not taken since is lost";
+
 /// The command `umount`.
 pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) -> Result<()> {
     let pool = pool::lock(context, name)?;
@@ -96,16 +99,22 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     drop(pool);
     let mut flushed = service::flush(context, name, &instance, force);
     let gives_up = force && matches!(&flushed, Err(failure) if failure.code() == Code::NoAnswer);
+    if gives_up {
+        // The flush has had its time.
+        context.patience.renew();
+    }
     if gives_up && waiting::ping(context, name).is_ok() {
         let place = mount_point.display().to_string();
-        let failure = Failure::new(place, "its branch does not take what was written", "").with_code(Code::NoAnswer);
+        let failure = Failure::new(place, LATE, "").with_code(Code::NoAnswer);
         // A branch that is only slow may have time.
         let command = Command::Unmount { instance: instance.clone(), ending: Ending::Forced };
         flushed = service::tell(context, name, &command).and(Err(failure));
     }
     let mut pool = pool::lock(context, name)?;
     let has_died = |failure: &Failure, pool: &Locked<PoolRecord>| {
-        failure.code() == Code::NoAnswer && pool.record.service_alive(&*context.host) != Some(true)
+        failure.code() == Code::NoAnswer
+            && is_recorded(pool, &instance)
+            && pool.record.service_alive(&*context.host) != Some(true)
     };
     let unmounted = match flushed {
         Err(failure) if gives_up => Err(failure),
@@ -113,8 +122,7 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
             // What was written last may be lost with the service: that it is unmounted is not all there is to say.
             return unmount_instance(context, &mut pool, &instance, Ending::Orderly).and(Err(failure));
         }
-        // Whatever else is wrong with it the unmount finds itself.
-        _ => unmount_instance(context, &mut pool, &instance, Ending::Orderly),
+        flushed => unmount_flushed(context, &mut pool, &instance, Ending::Orderly, flushed),
     };
     match unmounted {
         Err(failure) if force => {
@@ -375,8 +383,8 @@ pub fn unmount_instance(
     result.and(noted)
 }
 
-/// The same after a flush without the pool's lock. Whoever has ended the wait for that does not wait for it again with the lock; whatever else was wrong with it the unmount
-/// finds itself.
+/// The same after a flush without the pool's lock. What was wrong with that the service may have been told only once; and whoever has ended the wait for it does not
+/// wait for it again with the lock.
 pub fn unmount_flushed(
     context: &Context,
     pool: &mut Locked<PoolRecord>,
@@ -385,7 +393,7 @@ pub fn unmount_flushed(
     flushed: Result<()>,
 ) -> Result<()> {
     match flushed {
-        Err(failure) if failure.code() == Code::Interrupted => Err(failure),
+        Err(failure) if failure.code() != Code::NoAnswer => Err(failure),
         _ => unmount_instance(context, pool, instance, ending),
     }
 }

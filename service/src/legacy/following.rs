@@ -44,7 +44,7 @@ impl Following {
         Self { cpus: cpus.to_vec(), calls, score, noted, seen, followed }
     }
 
-    /// A call has come, which is in service as long as there is what is returned.
+    /// A call has come, which is in service as long as there is what is returned: until just before its answer.
     pub(super) fn enter(&self, call: &Call<'_>) -> Option<Entered<'_>> {
         let is_waited_for = call.thread != 0 && !matches!(call.operation, Ok(Operation::Release { .. }));
         if self.cpus.len() < 2 || !is_waited_for {

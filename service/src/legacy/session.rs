@@ -6,7 +6,7 @@
 
 use super::answer::{Answer, Given};
 use super::device::{Buffer, Device};
-use super::following::{Following, Kept};
+use super::following::{self, Following, Kept};
 use super::front::Front;
 use super::incoming::{Call, Message};
 use super::interrupts::InService;
@@ -185,10 +185,9 @@ impl Session {
                     if self.readers.begin() {
                         self.keep_reading();
                     }
-                    let answered = self.serve_read(place, call, room, &mut given);
+                    let answered = self.serve_read(place, call, room, &mut given, followed);
                     buffer.note_used(length + answered);
                     self.readers.end();
-                    drop(followed);
                 }
                 Ok(Message::Forget(forgets)) => self.front.forget(forgets),
                 Ok(Message::Interrupt) => self.look(),
@@ -227,9 +226,18 @@ impl Session {
     }
 
     /// How long the answer was.
-    fn serve_read(self: &Arc<Self>, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) -> usize {
+    fn serve_read(
+        self: &Arc<Self>,
+        place: usize,
+        call: Call<'_>,
+        room: &mut [u8],
+        given: &mut Vec<Given>,
+        followed: Option<following::Entered<'_>>,
+    ) -> usize {
         let unique = call.unique;
         let Served { outcome, measured, .. } = self.serve(place, call, room, given);
+        // Its caller may ask again before this thread goes on, where both are on one CPU: that is no call beside this one.
+        drop(followed);
         let sent = self.device.answer(unique, outcome.map(|length| &room[..length]));
         measured.into_iter().for_each(|measured| measured.end(outcome.err().map_or("done", Errno::name)));
         if outcome.is_err() || sent.is_err() {

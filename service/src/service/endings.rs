@@ -3,13 +3,13 @@
 use super::{Mounted, Service, lock};
 use crate::failures::ServiceError;
 use crate::instance::Instance;
-use crate::last_flush::{LOOK, Standing, flush};
+use crate::last_flush::{LOOK, Standing, close, flush, reopen};
 use crate::legacy::{LegacyMount, MountError};
 use poolfs_libservice::Error;
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::Ending;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -25,6 +25,9 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long what is thrown away is written all the same.
 const DISCARD_WAIT: Duration = Duration::from_secs(10);
+
+/// How long a work on an instance that was asked to end may take for that.
+const JOBS_WAIT: Duration = Duration::from_secs(30);
 
 /// Most instances that are wound up at once.
 const ENDING_MAX: usize = 64;
@@ -81,26 +84,37 @@ impl Service {
         error!(instance = name, "its branch does not answer: unmounted all the same, as was asked for");
         // Nobody may believe that what he writes to what is left is stored.
         mounted.instance.refuse();
+        mounted.instance.jobs().end();
         mounted.front.close(&self.threads);
         self.leave_behind(mounted.instance, mounted.mount);
         Ok(())
     }
 
-    /// Ends the instances whose mounts others have taken away. Whether one stays, because what was written to it cannot be put on the
+    /// Ends the instances whose mounts others have taken away, as long as `goes_on` says. Whether one may be left, because what was written to it is not on the
     /// disk. Whoever calls does not have `changes`: to flush may take long, or for ever.
-    pub(super) fn end_unmounted(&self) -> bool {
+    pub(super) fn end_unmounted(&self, goes_on: &dyn Fn() -> bool) -> bool {
         // Whoever comes next finds the branches free of those that have ended, and not in use for a flush.
-        let _alone = lock(&self.unmounted);
+        let _alone = loop {
+            match self.unmounted.try_lock() {
+                Ok(alone) => break alone,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if goes_on() => std::thread::sleep(BUSY_PAUSE),
+                Err(TryLockError::WouldBlock) => return true,
+            }
+        };
         let over = |mounted: &Mounted| mounted.mount.is_over();
         let names: Vec<String> =
             lock(&self.instances).iter().filter(|(_, mounted)| over(mounted)).map(|(name, _)| name.clone()).collect();
         let mut is_left = false;
         for name in &names {
             let Some(instance) = self.instance(name) else { continue };
-            if flush(&instance, |standing| !standing.is_stuck()).is_none() {
-                warn!(instance = name, "an instance without a mount stays: its branch does not answer");
-                is_left = true;
-                continue;
+            match flush(&instance, |standing| goes_on() && !standing.is_stuck()) {
+                Some(Ok(())) => {}
+                outcome => {
+                    warn!(instance = name, ?outcome, "an instance without a mount stays");
+                    is_left = true;
+                    continue;
+                }
             }
             // Its branches are free as soon as it has ended.
             drop(instance);
@@ -121,7 +135,11 @@ impl Service {
     /// Unmounts an instance that was flushed just now, with what was written since. Whoever calls has `changes`.
     fn end_instance(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
         let Some(instance) = self.instance(name) else { return Ok(()) };
-        let stopped = instance.jobs().stop();
+        let end = Instant::now() + JOBS_WAIT;
+        let stopped = match instance.jobs().stop(|| Instant::now() < end) {
+            None if ending.is_forced() => return self.abandon(name),
+            stopped => stopped.ok_or_else(|| not_written(&instance, does_not_answer()))?,
+        };
         let flushed = match flush(&instance, |standing| !standing.is_stuck()) {
             None if ending.is_forced() => return self.abandon(name),
             flushed => flushed.unwrap_or_else(|| Err(does_not_answer())),
@@ -136,6 +154,10 @@ impl Service {
         match self.take_away(name, ending)? {
             Some(mounted) => {
                 stopped.for_good();
+                if !close(&instance) {
+                    warn!(instance = name, "its branch does not answer");
+                }
+                drop(instance);
                 self.linger(mounted, ending)
             }
             None => Ok(()),
@@ -171,14 +193,21 @@ impl Service {
         let files = mounted.instance.handles.len();
         if !is_over && ending == Ending::Orderly && files > 0 {
             let path = mounted.instance.spec().mount_point.clone();
+            reopen(&mounted.instance);
             lock(&self.instances).insert(mounted.instance.name().to_owned(), mounted);
             return Err(ServiceError::UsedElsewhere { path, files });
         }
         let Mounted { instance, mount, .. } = mounted;
         if is_over {
-            return match wind_up(&instance) {
-                Err(cause) if !ending.is_forced() => Err(self.mount_again(&instance, cause)),
-                _ => Ok(()),
+            return match wait_for_end(&instance, &wind_up_beside(&instance), Standing::is_stuck) {
+                None => {
+                    let outcome =
+                        if ending.is_forced() { Ok(()) } else { Err(not_written(&instance, does_not_answer())) };
+                    lock(&self.lingering).push(Arc::downgrade(&instance));
+                    outcome
+                }
+                Some(Err(cause)) if !ending.is_forced() => Err(self.mount_again(&instance, cause)),
+                Some(_) => Ok(()),
             };
         }
         warn!(instance = instance.name(), "the mount is still used elsewhere and ends with its last user");
@@ -225,9 +254,13 @@ impl Service {
             }
         }
         let deadline = Instant::now() + SHUTDOWN_WAIT;
+        let end_of_jobs = Instant::now() + JOBS_WAIT;
         let mut left = Vec::new();
         for Mounted { instance, mount, front } in all.into_values() {
-            instance.jobs().stop().for_good();
+            match instance.jobs().stop(|| Instant::now() < end_of_jobs) {
+                Some(stopped) => stopped.for_good(),
+                None => instance.jobs().end(),
+            }
             front.close(&self.threads);
             if !mount.wait(deadline.saturating_duration_since(Instant::now())) {
                 warn!(instance = instance.name(), "the mount is still used; its users lose it");
@@ -241,13 +274,17 @@ impl Service {
             instance.refuse();
             left.push((instance, is_news));
         }
+        left.sort_by_key(|(_, is_news)| !is_news);
         let mut result = Ok(());
         for some in left.chunks(ENDING_MAX) {
-            let ending: Vec<_> = some.iter().map(|(instance, _)| wind_up_beside(instance)).collect();
-            for ((instance, is_news), ended) in some.iter().zip(ending) {
+            let begin = |(instance, is_news): &(Arc<Instance>, bool)| (wind_up_beside(instance), *is_news);
+            let all: Vec<_> = some.iter().map(begin).collect();
+            let begun: Vec<_> = some.iter().map(|(instance, _)| Standing::begin(&instance.stack)).collect();
+            for (((instance, _), (ended, is_news)), standing) in some.iter().zip(all).zip(begun) {
+                let gives_up = if is_news { Standing::is_lost } else { Standing::is_stuck };
+                let ended = wait_from(standing, instance, &ended, gives_up).unwrap_or_else(|| Err(does_not_answer()));
                 let lost = |cause| ServiceError::LostAtEnd { instance: instance.name().to_owned(), cause };
-                let ended = wait_for_end(instance, &ended).map_err(lost);
-                result = result.and(if *is_news { ended } else { Ok(()) });
+                result = result.and(if is_news { ended.map_err(lost) } else { Ok(()) });
             }
         }
         self.builder.end();
@@ -274,8 +311,11 @@ fn wind_up_beside(instance: &Arc<Instance>) -> Receiver<Result<(), Error>> {
     let (send, ended) = sync_channel(1);
     let (ending, tell) = (Arc::clone(instance), send.clone());
     let wind_up_there = move || {
+        let outcome = wind_up(&ending);
+        // Whoever hears of it may count on its branches being free when he has let go of it.
+        drop(ending);
         // Whoever waited may have given it up.
-        let _ = tell.send(wind_up(&ending));
+        let _ = tell.send(outcome);
     };
     if std::thread::Builder::new().name("last-end".into()).spawn(wind_up_there).is_err() {
         let _ = send.send(wind_up(instance));
@@ -283,18 +323,31 @@ fn wind_up_beside(instance: &Arc<Instance>) -> Receiver<Result<(), Error>> {
     ended
 }
 
-/// Waits for the end of an instance as long as its branch answers.
-fn wait_for_end(instance: &Instance, ended: &Receiver<Result<(), Error>>) -> Result<(), Error> {
-    let mut standing = Standing::begin(&instance.stack);
+/// Waits for the end of an instance, unless it `gives_up` on its branch.
+fn wait_for_end(
+    instance: &Instance,
+    ended: &Receiver<Result<(), Error>>,
+    gives_up: fn(&Standing) -> bool,
+) -> Option<Result<(), Error>> {
+    wait_from(Standing::begin(&instance.stack), instance, ended, gives_up)
+}
+
+/// The same with what was seen of it when it began.
+fn wait_from(
+    mut standing: Standing,
+    instance: &Instance,
+    ended: &Receiver<Result<(), Error>>,
+    gives_up: fn(&Standing) -> bool,
+) -> Option<Result<(), Error>> {
     loop {
         match ended.recv_timeout(LOOK) {
-            Ok(outcome) => return outcome,
-            Err(RecvTimeoutError::Disconnected) => return Err(Error::new(Errno::EIO, "its end has failed")),
+            Ok(outcome) => return Some(outcome),
+            Err(RecvTimeoutError::Disconnected) => return Some(Err(Error::new(Errno::EIO, "its end has failed"))),
             Err(RecvTimeoutError::Timeout) => standing.look(&instance.stack),
         }
-        if standing.is_stuck() {
+        if gives_up(&standing) {
             error!(instance = instance.name(), "its branch does not answer, and is not waited for");
-            return Err(does_not_answer());
+            return None;
         }
     }
 }
