@@ -203,13 +203,13 @@ mod tests {
     #[test]
     fn a_failure_is_told_to_all_who_waited_for_it_and_to_nobody_who_came_later() {
         let flushes = LastFlush::default();
-        let state = || flushes.lock();
         let failure = || Error::new(Errno::EIO, "told once");
         for outcome in [Ok(()), Err(failure()), Ok(())] {
-            state().begun += 1;
+            flushes.lock().begun += 1;
             flushes.end(outcome);
         }
-        assert!(state().outcome(1).is_err() && state().outcome(2).is_err() && state().outcome(3).is_ok());
-        assert_eq!((state().begun, state().ended), (3, 3));
+        let state = flushes.lock();
+        assert!(state.outcome(1).is_err() && state.outcome(2).is_err() && state.outcome(3).is_ok());
+        assert_eq!((state.begun, state.ended), (3, 3));
     }
 }
