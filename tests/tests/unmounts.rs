@@ -387,3 +387,42 @@ fn of_two_pools_that_mount_at_one_place_at_once_one_does() {
         }
     });
 }
+
+/// Directories of the control groups that a process is in, where they are mounted as usual.
+fn groups_of(pid: i32) -> Vec<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
+    let group = |line: &str| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let mounted = Path::new("/sys/fs/cgroup").join(controllers.trim_start_matches("name="));
+        Some(mounted.join(path.trim_start_matches('/')))
+    };
+    text.lines().filter_map(group).filter(|group| group.ends_with("service")).collect()
+}
+
+#[test]
+fn a_control_group_that_the_kernel_does_not_let_go_of_goes_later() {
+    isolated("a_control_group_that_the_kernel_does_not_let_go_of_goes_later", |folder| {
+        for name in ["mnt", "data"] {
+            fs::create_dir(folder.join(name)).expect("a folder");
+        }
+        let pool = Pool::create(folder, "16M");
+        let _ = pool.line("mount POOL @mnt --dir @data").status().expect("mount");
+        let groups = groups_of(pool.service_pid());
+        assert!(!groups.is_empty() && groups.iter().all(|group| group.is_dir()), "{groups:?}");
+        // As what has ended may be for a while.
+        let mut sleeper = Command::new("sleep").arg("600").spawn().expect("sleep runs");
+        for group in &groups {
+            fs::write(group.join("cgroup.procs"), sleeper.id().to_string()).expect("moved");
+        }
+        let unmounted = run(&mut pool.line("umount POOL @mnt"));
+        assert!(unmounted.code == 0 && unmounted.err.contains("stay for now"), "{unmounted:?}");
+        let removed = run(&mut pool.line("pool rm POOL"));
+        assert!(removed.code != 0, "nobody would remove them: {removed:?}");
+        sleeper.kill().expect("ours");
+        sleeper.wait().expect("ours");
+        // Which succeeds.
+        drop(pool);
+        assert!(groups.iter().all(|group| !group.exists()), "{groups:?}");
+    });
+}

@@ -395,7 +395,7 @@ pub fn end(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
         pool.note()?;
     }
     sweep(context, &name);
-    remove_groups(context, &name)?;
+    clear_groups(context, &name);
     memory::forget(context, pool)?;
     context.remove_run_directory();
     result
@@ -445,8 +445,21 @@ fn swept(context: &Context, place: &Path) -> Result<String> {
     read?.unwrap_or_else(|| Ok(String::new())).map_err(failed)
 }
 
+/// Forget a pool, which has no service any more. Without its control groups: nobody would come to remove them.
+pub fn remove_pool(context: &Context, pool: Locked<PoolRecord>) -> Result<()> {
+    remove_groups(context, &pool.record.name)?;
+    pool.remove()
+}
+
+/// Remove the control groups of a pool as far as that can be done: the kernel may take long to let go of what has ended in them, and a later command does it then.
+pub fn clear_groups(context: &Context, pool: &str) {
+    if let Err(failure) = remove_groups(context, pool) {
+        complain(&format!("poolfs: control groups of pool {pool} stay for now: {}", failure.summary()));
+    }
+}
+
 /// Remove the control groups of a pool, unless somebody still runs in it: a later command does it then.
-pub fn remove_groups(context: &Context, pool: &str) -> Result<()> {
+fn remove_groups(context: &Context, pool: &str) -> Result<()> {
     let groups = context.groups()?;
     if !outlived::reap(context, &groups, pool) {
         return Ok(());

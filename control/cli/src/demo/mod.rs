@@ -119,7 +119,7 @@ fn clean_up(context: &Context, layout: &Path) -> Result<()> {
     for name in pools.names()? {
         if let Some(mut pool) = pools.try_lock::<PoolRecord>(&name)? {
             let ended = service::end(context, &mut pool);
-            result = result.and(ended).and(pool.remove());
+            result = result.and(ended).and(service::remove_pool(context, pool));
         }
     }
     result?;
