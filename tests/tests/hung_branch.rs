@@ -53,13 +53,18 @@ fn poolfs(pool: &Pool, line: &str) -> Outcome {
     run_within(&mut pool.line(line), COMMAND_MAX)
 }
 
-/// A pool with a mount over a branch of a filesystem that does not answer any more, with something that was written.
-fn hung(folder: &Path) -> (Foreign, Pool) {
+/// A foreign filesystem, a pool, and what to mount.
+fn places(folder: &Path) -> (Foreign, Pool) {
     let foreign = Foreign::mount(folder);
     for name in ["mnt", "lower", "data", "more", "foreign/upper"] {
         fs::create_dir(folder.join(name)).expect("a folder");
     }
-    let pool = Pool::create(folder, "16M");
+    (foreign, Pool::create(folder, "16M"))
+}
+
+/// The same with a mount over a branch of that filesystem, which does not answer any more, with something that was written.
+fn hung(folder: &Path) -> (Foreign, Pool) {
+    let (foreign, pool) = places(folder);
     let _ = poolfs(&pool, "mount POOL @mnt --upper @foreign/upper --lower @lower").expect("mount");
     let mut file = fs::File::create(folder.join("mnt/f")).expect("made");
     file.write_all(&[7]).expect("written");
@@ -206,11 +211,7 @@ fn flushes_that_nobody_waits_for_any_more_keep_no_connections() {
 #[test]
 fn a_command_that_is_interrupted_while_its_mount_is_flushed_leaves_that_to_the_user() {
     isolated("a_command_that_is_interrupted_while_its_mount_is_flushed_leaves_that_to_the_user", |folder| {
-        let foreign = Foreign::mount(folder);
-        for name in ["mnt", "lower", "data", "more", "foreign/upper"] {
-            fs::create_dir(folder.join(name)).expect("a folder");
-        }
-        let pool = Pool::create(folder, "16M");
+        let (foreign, pool) = places(folder);
         let (at, upper, lower) = (folder.join("mnt"), folder.join("foreign/upper"), folder.join("lower"));
         let spec = format!("at={},upper={},lower={}", at.display(), upper.display(), lower.display());
         let script = format!(

@@ -102,13 +102,12 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     if gives_up {
         // The flush has had its time.
         context.patience.renew();
-    }
-    if gives_up && waiting::ping(context, name).is_ok() {
-        let place = mount_point.display().to_string();
-        let failure = Failure::new(place, LATE, "").with_code(Code::NoAnswer);
-        // A branch that is only slow may have time.
-        let command = Command::Unmount { instance: instance.clone(), ending: Ending::Forced };
-        flushed = service::tell(context, name, &command).and(Err(failure));
+        if waiting::ping(context, name).is_ok() {
+            let failure = Failure::new(mount_point.display().to_string(), LATE, "").with_code(Code::NoAnswer);
+            // A branch that is only slow may have time.
+            let command = Command::Unmount { instance: instance.clone(), ending: Ending::Forced };
+            flushed = service::tell(context, name, &command).and(Err(failure));
+        }
     }
     let mut pool = pool::lock(context, name)?;
     let has_died = |failure: &Failure, pool: &Locked<PoolRecord>| {

@@ -46,28 +46,30 @@ impl Service {
         drop(one_at_a_time);
         let Some(instance) = self.instance(name) else { return Ok(()) };
         // Beside what others do: it may take long, or for ever.
-        let flushed = match ending {
-            Ending::Orderly => Some(flushed(&instance, is_wanted)?),
-            Ending::Detached => match flush(&instance, |standing| is_wanted() && !standing.is_stuck()) {
-                None if is_wanted() => return Err(not_written(&instance, does_not_answer())),
-                Some(Err(cause)) => return Err(not_written(&instance, cause)),
-                flushed => flushed.map(|_| ()),
-            },
-            Ending::Forced => flush(&instance, |standing| is_wanted() && !standing.is_stuck()).map(drop),
-            Ending::Discarded => {
-                instance.stack.discard();
-                // The work of it is for nothing.
-                let end = Instant::now() + DISCARD_WAIT;
-                flush(&instance, |_| is_wanted() && Instant::now() < end).map(drop)
-            }
-        };
+        let end_of_discarded = Instant::now() + DISCARD_WAIT;
+        if ending == Ending::Discarded {
+            instance.stack.discard();
+        }
+        let flushed = flush(&instance, |standing| {
+            is_wanted()
+                && match ending {
+                    Ending::Orderly => true,
+                    Ending::Detached | Ending::Forced => !standing.is_stuck(),
+                    // The work of it is for nothing.
+                    Ending::Discarded => Instant::now() < end_of_discarded,
+                }
+        });
+        let answers = flushed.is_some();
+        match flushed {
+            None if !is_wanted() => return Err(ServiceError::GivenUp(name.to_owned())),
+            None if !ending.is_forced() => return Err(not_written(&instance, does_not_answer())),
+            Some(Err(cause)) if !ending.is_forced() => return Err(not_written(&instance, cause)),
+            _ => {}
+        }
         // Its branches are free as soon as it has ended.
         drop(instance);
-        if flushed.is_none() && !is_wanted() {
-            return Err(ServiceError::GivenUp(name.to_owned()));
-        }
         let _one_at_a_time = self.changes.begin();
-        if flushed.is_some() { self.end_instance(name, ending) } else { self.abandon(name) }
+        if answers { self.end_instance(name, ending) } else { self.abandon(name) }
     }
 
     /// Brings what an instance has accepted to the disk, as long as that is `wanted`. One that does not exist (any more) is fine.
@@ -75,7 +77,9 @@ impl Service {
     /// # Errors
     /// The branch does not take it, or it is not wanted any more.
     pub fn flush(&self, name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), ServiceError> {
-        self.instance(name).map_or(Ok(()), |instance| flushed(&instance, is_wanted))
+        let Some(instance) = self.instance(name) else { return Ok(()) };
+        let flushed = flush(&instance, |_| is_wanted()).ok_or_else(|| ServiceError::GivenUp(name.to_owned()))?;
+        flushed.map_err(|cause| not_written(&instance, cause))
     }
 
     /// Takes the mount of an instance away whose branch does not answer. The rest ends in the background, should it ever answer. Whoever calls has `changes`.
@@ -199,7 +203,7 @@ impl Service {
         }
         let Mounted { instance, mount, .. } = mounted;
         if is_over {
-            return match wait_for_end(&instance, &wind_up_beside(&instance), Standing::is_stuck) {
+            return match WindingUp::begin(&instance).wait(Standing::is_stuck) {
                 None => {
                     let outcome =
                         if ending.is_forced() { Ok(()) } else { Err(not_written(&instance, does_not_answer())) };
@@ -277,25 +281,17 @@ impl Service {
         left.sort_by_key(|(_, is_news)| !is_news);
         let mut result = Ok(());
         for some in left.chunks(ENDING_MAX) {
-            let begin = |(instance, is_news): &(Arc<Instance>, bool)| (wind_up_beside(instance), *is_news);
-            let all: Vec<_> = some.iter().map(begin).collect();
-            let begun: Vec<_> = some.iter().map(|(instance, _)| Standing::begin(&instance.stack)).collect();
-            for (((instance, _), (ended, is_news)), standing) in some.iter().zip(all).zip(begun) {
-                let gives_up = if is_news { Standing::is_lost } else { Standing::is_stuck };
-                let ended = wait_from(standing, instance, &ended, gives_up).unwrap_or_else(|| Err(does_not_answer()));
+            let all: Vec<_> = some.iter().map(|(instance, _)| WindingUp::begin(instance)).collect();
+            for ((instance, is_news), winding_up) in some.iter().zip(all) {
+                let gives_up = if *is_news { Standing::is_lost } else { Standing::is_stuck };
+                let ended = winding_up.wait(gives_up).unwrap_or_else(|| Err(does_not_answer()));
                 let lost = |cause| ServiceError::LostAtEnd { instance: instance.name().to_owned(), cause };
-                result = result.and(if is_news { ended.map_err(lost) } else { Ok(()) });
+                result = result.and(if *is_news { ended.map_err(lost) } else { Ok(()) });
             }
         }
         self.builder.end();
         result
     }
-}
-
-/// Flushes an instance, as long as that is `wanted`.
-fn flushed(instance: &Arc<Instance>, is_wanted: &dyn Fn() -> bool) -> Result<(), ServiceError> {
-    let flushed = flush(instance, |_| is_wanted()).ok_or_else(|| ServiceError::GivenUp(instance.name().to_owned()))?;
-    flushed.map_err(|cause| not_written(instance, cause))
 }
 
 fn does_not_answer() -> Error {
@@ -306,48 +302,43 @@ fn not_written(instance: &Instance, cause: Error) -> ServiceError {
     ServiceError::NotWritten { path: instance.spec().mount_point.clone(), cause }
 }
 
-/// Winds an instance up on a thread of its own, if there is one to be had.
-fn wind_up_beside(instance: &Arc<Instance>) -> Receiver<Result<(), Error>> {
-    let (send, ended) = sync_channel(1);
-    let (ending, tell) = (Arc::clone(instance), send.clone());
-    let wind_up_there = move || {
-        let outcome = wind_up(&ending);
-        // Whoever hears of it may count on its branches being free when he has let go of it.
-        drop(ending);
-        // Whoever waited may have given it up.
-        let _ = tell.send(outcome);
-    };
-    if std::thread::Builder::new().name("last-end".into()).spawn(wind_up_there).is_err() {
-        let _ = send.send(wind_up(instance));
-    }
-    ended
+/// An instance that is being wound up, on a thread of its own if there is one to be had.
+struct WindingUp<'a> {
+    instance: &'a Instance,
+    ended: Receiver<Result<(), Error>>,
+    standing: Standing,
 }
 
-/// Waits for the end of an instance, unless it `gives_up` on its branch.
-fn wait_for_end(
-    instance: &Instance,
-    ended: &Receiver<Result<(), Error>>,
-    gives_up: fn(&Standing) -> bool,
-) -> Option<Result<(), Error>> {
-    wait_from(Standing::begin(&instance.stack), instance, ended, gives_up)
-}
-
-/// The same with what was seen of it when it began.
-fn wait_from(
-    mut standing: Standing,
-    instance: &Instance,
-    ended: &Receiver<Result<(), Error>>,
-    gives_up: fn(&Standing) -> bool,
-) -> Option<Result<(), Error>> {
-    loop {
-        match ended.recv_timeout(LOOK) {
-            Ok(outcome) => return Some(outcome),
-            Err(RecvTimeoutError::Disconnected) => return Some(Err(Error::new(Errno::EIO, "its end has failed"))),
-            Err(RecvTimeoutError::Timeout) => standing.look(&instance.stack),
+impl<'a> WindingUp<'a> {
+    fn begin(instance: &'a Arc<Instance>) -> Self {
+        let standing = Standing::begin(&instance.stack);
+        let (send, ended) = sync_channel(1);
+        let (ending, tell) = (Arc::clone(instance), send.clone());
+        let wind_up_there = move || {
+            let outcome = wind_up(&ending);
+            // Whoever hears of it may count on its branches being free when he has let go of it.
+            drop(ending);
+            // Whoever waited may have given it up.
+            let _ = tell.send(outcome);
+        };
+        if std::thread::Builder::new().name("last-end".into()).spawn(wind_up_there).is_err() {
+            let _ = send.send(wind_up(instance));
         }
-        if gives_up(&standing) {
-            error!(instance = instance.name(), "its branch does not answer, and is not waited for");
-            return None;
+        Self { instance, ended, standing }
+    }
+
+    /// Waits for its end, unless it `gives_up` on the branches.
+    fn wait(mut self, gives_up: fn(&Standing) -> bool) -> Option<Result<(), Error>> {
+        loop {
+            match self.ended.recv_timeout(LOOK) {
+                Ok(outcome) => return Some(outcome),
+                Err(RecvTimeoutError::Disconnected) => return Some(Err(Error::new(Errno::EIO, "its end has failed"))),
+                Err(RecvTimeoutError::Timeout) => self.standing.look(&self.instance.stack),
+            }
+            if gives_up(&self.standing) {
+                error!(instance = self.instance.name(), "its branch does not answer, and is not waited for");
+                return None;
+            }
         }
     }
 }
