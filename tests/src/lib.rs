@@ -23,6 +23,22 @@ pub use steps::{Stepper, compile, hash};
 pub use tree::{checksum, populate};
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// What is waited for comes long before, also on a busy machine.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Waits until it is so.
+///
+/// # Panics
+/// When it is not within a minute; with `what` should have come.
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WAIT_MAX;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
 
 /// Whether tests run in their long and strict form, alone on the machine (`make soak`).
 #[must_use]

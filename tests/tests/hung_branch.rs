@@ -1,6 +1,6 @@
 //! A branch whose filesystem does not answer any more: whoever has nothing to do with it goes on, and it can be given up.
 
-use poolfs_tests::{Outcome, Pool, isolated, run_within};
+use poolfs_tests::{Outcome, Pool, isolated, run_within, wait_until};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest that a command takes which waits for nobody but as long as its limit says: a machine may be busy.
 const COMMAND_MAX: Duration = Duration::from_secs(120);
@@ -94,14 +94,6 @@ fn threads(service: i32, name: &str, call: Option<i64>) -> usize {
     let is_in = |task: &fs::DirEntry, call: i64| told(task, "syscall").split(' ').next() == Some(&call.to_string());
     let fits = |task: &fs::DirEntry| told(task, "comm").trim_end() == name && call.is_none_or(|call| is_in(task, call));
     tasks.filter(fits).count()
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + COMMAND_MAX;
-    while !is_so() {
-        assert!(Instant::now() < end, "not so: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn answer(stream: UnixStream) -> String {

@@ -1,11 +1,11 @@
 //! What programs were told is written, and never synced, when their service dies: it is there at the next mount.
 
-use poolfs_tests::{Pool, Way, checksum, is_soak, isolated, populate, run, shell};
+use poolfs_tests::{Pool, Way, checksum, is_soak, isolated, populate, run, shell, wait_until};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const FORMATS: [&str; 3] = ["sparse", "bcow-performance", "bcow-space"];
 
@@ -231,15 +231,6 @@ enum Moment {
     Begun(&'static str),
     /// when its cache says that hardly anything waits
     Over,
-}
-
-/// Waits for it.
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! A service, or another command, that stands still: whoever waits for it says so within its limit, and what was begun is made good later.
 
-use poolfs_tests::{Pool, compile, import_small, isolated, run_within};
+use poolfs_tests::{Pool, compile, import_small, isolated, run_within, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The limit that commands are given, and the longest that one takes which waits for several things: a machine may be busy.
 const LIMIT: &str = "1";
@@ -23,14 +23,6 @@ fn pool(folder: &Path) -> Pool {
     let pool = Pool::create(folder, "16M");
     import_small(&pool, folder, "small", &[], |_| {});
     pool
-}
-
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + COMMAND_MAX;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Whether a process has a handler of its own for a signal.

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 const INSIDE: &str = "POOLFS_SERVICE_TEST_INSIDE";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_poolfs-service");
-const WAIT_MAX: Duration = Duration::from_secs(20);
+/// What is waited for comes long before, also on a busy machine.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// What services say, by environment.
 const LOG_LEVEL: &str = "POOLFS_LOG";
@@ -36,6 +37,15 @@ pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
         .status()
         .expect("setpriv and unshare (package util-linux) run");
     assert!(status.success(), "{name} failed in its namespaces, see above");
+}
+
+/// Waits until it is so; with `what` should have come.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WAIT_MAX;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A running `poolfs-service`.

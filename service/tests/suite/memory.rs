@@ -1,6 +1,6 @@
 //! A service in a control group with little memory: whatever its clients keep or have it keep, it lives, and others go on.
 
-use crate::harness::{Running, isolated, make};
+use crate::harness::{Running, eventually, isolated, make};
 use crate::queue::{connect, handle, read};
 use poolfs_ipc::Connection;
 use poolfs_ipc::wire::{Operation, Request, Status};
@@ -11,13 +11,12 @@ use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const CACHE_BYTES: u64 = 64 << 20;
 /// What the command line gives to a service with such a cache.
 const LIMIT_BYTES: u64 = CACHE_BYTES / 8 * 9 + (128 << 20);
 const PIECE: usize = 128 << 10;
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A memory control group.
 struct Group {
@@ -92,15 +91,6 @@ impl Drop for Group {
 
 fn mebibytes(bytes: u64) -> u64 {
     bytes >> 20
-}
-
-/// Waits for something that comes with time.
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WAIT_MAX;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// What every instance must be able to do.

@@ -1,23 +1,11 @@
 //! Mounts that others take away, by `umount(8)` and by cutting the connection: what is behind them ends in order, and is free again.
 
-use crate::harness::{Running, give, isolated, make, mounts};
+use crate::harness::{Running, eventually, give, isolated, make, mounts};
 use poolfs_service_protocol::{Answer, Command as Order, Ending, StackSpec};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// Longest wait for what a busy machine does late.
-const WAIT_MAX: Duration = Duration::from_secs(60);
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WAIT_MAX;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 fn umount(arguments: &[&str], at: &Path) {
     let status = Command::new("umount").args(arguments).arg(at).status().expect("umount (package mount) runs");
@@ -79,7 +67,7 @@ fn an_instance_whose_mount_is_unmounted_by_others_ends_by_itself() {
                 let now = held(&service);
                 now.0 <= before.0 && now.1 <= before.1
             };
-            wait_until(&format!("it gives everything back, {before:?}: {:?}", held(&service)), is_given_back);
+            eventually(&format!("it gives everything back, {before:?}: {:?}", held(&service)), is_given_back);
             assert_eq!(fs::read_to_string(upper.join("f")).expect("flushed"), name);
             assert!(service.status().instances.is_empty());
             assert!(!folder.join(format!("run/{name}.sock")).exists());
@@ -124,7 +112,7 @@ fn an_instance_lives_as_long_as_anybody_has_its_mount() {
         fs::write(&there, b"from elsewhere").expect("it works there");
         assert_eq!(fs::read(&there).expect("it works there"), b"from elsewhere");
         drop(elsewhere);
-        wait_until("it ends with its last user", || service.status().instances.is_empty());
+        eventually("it ends with its last user", || service.status().instances.is_empty());
         assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"from elsewhere");
 
         // The same with a file that is open.
@@ -134,7 +122,7 @@ fn an_instance_lives_as_long_as_anybody_has_its_mount() {
         assert_eq!(instances(&service), ["two"]);
         file.write_all(b"by a descriptor").expect("written");
         drop(file);
-        wait_until("it ends with the file", || service.status().instances.is_empty());
+        eventually("it ends with the file", || service.status().instances.is_empty());
         assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"by a descriptor");
         assert!(mounts(folder).is_empty());
     });
@@ -153,8 +141,8 @@ fn an_instance_whose_connection_is_cut_ends_with_its_mount() {
         let mounted = Command::new("mount").args(["-t", "fusectl", "none"]).arg(&connections).status();
         assert!(mounted.expect("mount runs").success());
         fs::write(connections.join(format!("{}/abort", rustix::fs::minor(device))), b"1").expect("cut");
-        wait_until("it ends", || service.status().instances.is_empty());
-        wait_until("its mount goes", || mounts(folder).is_empty());
+        eventually("it ends", || service.status().instances.is_empty());
+        eventually("its mount goes", || mounts(folder).is_empty());
         assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"accepted");
         umount(&[], &connections);
     });

@@ -1,6 +1,6 @@
 //! Threads that read `/dev/fuse`: the first of a mount serves everything by itself, others come where the pool has room for them, and end.
 
-use crate::harness::isolated;
+use crate::harness::{eventually, isolated};
 use crate::kernel::{Mounted, kill, killed_in_time, shell};
 use poolfs_service::memory::level::State;
 use poolfs_service::shares::{InstanceShares, PoolMemory, PoolShares};
@@ -13,10 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MEBIBYTE: usize = 1 << 20;
-const WAIT_MAX: Duration = Duration::from_secs(20);
 /// Longer than a thread with nothing to do stays.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -68,14 +67,6 @@ fn readers() -> usize {
     let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
     let is_reader = |name: &String| name.trim().strip_prefix("fuse-").is_some_and(|rest| rest.parse::<u32>().is_ok());
     names.map(name).filter(is_reader).count()
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WAIT_MAX;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn direct(path: &Path) -> File {

@@ -1,12 +1,12 @@
 //! A mount whose branch takes long to be looked at, beside other changes of the same service: those that have nothing to do with it go on.
 
-use crate::harness::{Running, answer_of, give, isolated, make, message, mounts};
+use crate::harness::{Running, answer_of, eventually, give, isolated, make, message, mounts};
 use poolfs_service_protocol::{Answer, Command as Order, Ending, MountSpec, StackSpec};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest that anything takes which is not waited for on purpose. The kernel takes a lease away after 45 s.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -30,14 +30,6 @@ impl Leased {
     fn is_wanted(&self) -> bool {
         // SAFETY: as above.
         unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETLEASE) != libc::F_WRLCK }
-    }
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < WAIT_MAX, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
