@@ -70,6 +70,16 @@ pub enum ServiceError {
         /// why it could not be mounted again
         again: Box<ServiceError>,
     },
+    /// The same, and its branch may still take it.
+    #[error(
+        "{path} is unmounted, but what was written to it last is not on the disk ({cause}): it is lost unless its branch answers before the service ends"
+    )]
+    LeftBehind {
+        /// the mount point
+        path: PathBuf,
+        /// why not
+        cause: Error,
+    },
     /// It is gone from its place, and still used.
     #[error(
         "{path} is in use: programs in another mount namespace, or that were there before it was unmounted by others, have {files} files of it \
@@ -117,7 +127,10 @@ impl ServiceError {
                 FailureCode::InUse
             }
             Self::Mount(_) | Self::Sessions { .. } => FailureCode::Host,
-            Self::NotWritten { cause, .. } | Self::Lost { cause, .. } | Self::LostAtEnd { cause, .. } => code_of(cause),
+            Self::NotWritten { cause, .. }
+            | Self::Lost { cause, .. }
+            | Self::LeftBehind { cause, .. }
+            | Self::LostAtEnd { cause, .. } => code_of(cause),
         }
     }
 

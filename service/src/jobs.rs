@@ -60,6 +60,11 @@ impl Jobs {
     pub(crate) fn end(&self) {
         self.is_ending.store(true, Ordering::SeqCst);
     }
+
+    /// They may begin again.
+    pub(crate) fn begin_again(&self) {
+        self.is_ending.store(false, Ordering::SeqCst);
+    }
 }
 
 impl Job<'_> {

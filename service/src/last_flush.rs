@@ -20,20 +20,27 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// The same once all was given to it, and it brings that to its disk: then nothing is seen of how far it has come.
 const SYNC_MAX: Duration = Duration::from_secs(60);
 
-/// What becomes of something that brings what was written to the branches of a stack.
+/// What becomes of something that brings what was written to the branches of a stack. What others write meanwhile counts for nothing: they could go on for ever.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
     /// Bytes that the branches have taken so far, ever.
     taken: u64,
-    /// Since when it has been so many.
+    /// When they have taken so many, all was given to them that there was at the beginning.
+    due: u64,
+    is_given: bool,
+    /// The last time that something became of it.
     since: Instant,
-    /// Bytes that they have not been given yet.
-    left: u64,
 }
 
 impl Standing {
     pub fn begin(stack: &Stack) -> Self {
-        Self { taken: stack.taken_bytes(), since: Instant::now(), left: stack.pending_bytes() }
+        let (taken, left) = (stack.taken_bytes(), stack.pending_bytes());
+        Self { taken, due: taken.wrapping_add(left), is_given: left == 0, since: Instant::now() }
+    }
+
+    /// All was given to the branches, just now.
+    pub fn given() -> Self {
+        Self { taken: 0, due: 0, is_given: true, since: Instant::now() }
     }
 
     /// How it is now.
@@ -42,15 +49,19 @@ impl Standing {
     }
 
     fn see(&mut self, taken: u64, left: u64) {
-        // With the last of it another limit begins.
-        if taken != self.taken || (left == 0) != (self.left == 0) {
-            *self = Self { taken, since: Instant::now(), left };
+        if self.is_given {
+            return;
+        }
+        // It wraps around.
+        self.is_given = left == 0 || self.due.wrapping_sub(taken).cast_signed() <= 0;
+        if self.is_given || taken != self.taken {
+            (self.taken, self.since) = (taken, Instant::now());
         }
     }
 
     /// Whether the branches do not answer any more, as far as one can tell.
     pub fn is_stuck(&self) -> bool {
-        self.since.elapsed() >= if self.left > 0 { SILENCE_MAX } else { SYNC_MAX }
+        self.since.elapsed() >= if self.is_given { SYNC_MAX } else { SILENCE_MAX }
     }
 
     /// The same for who loses what nobody has given up: he waits longer.
@@ -70,12 +81,20 @@ pub(crate) struct LastFlush {
 struct State {
     begun: u64,
     ended: u64,
-    /// The last that failed, and why. What a branch says only once is not forgotten before all have heard it who have waited for it.
-    failed: Option<(u64, Error)>,
+    /// The last that failed.
+    failed: Option<Failed>,
     /// How the one that goes on stands.
     standing: Option<Standing>,
     /// The instance has ended: there is nothing to flush any more.
     is_closed: bool,
+}
+
+/// A flush that failed. A branch may say so only once, and nothing of it to the flush after it: it is not forgotten before all have heard it who have waited
+/// for it, and at least one.
+struct Failed {
+    number: u64,
+    error: Error,
+    is_heard: bool,
 }
 
 impl LastFlush {
@@ -87,7 +106,7 @@ impl LastFlush {
         let mut state = self.lock();
         state.ended += 1;
         if let Err(error) = outcome {
-            state.failed = Some((state.ended, error));
+            state.failed = Some(Failed { number: state.ended, error, is_heard: false });
         }
         state.standing = None;
         self.ended.notify_all();
@@ -95,9 +114,15 @@ impl LastFlush {
 }
 
 impl State {
-    /// What to say to whoever needed the flush of this number, or a later one.
-    fn outcome(&self, needed: u64) -> Result<()> {
-        self.failed.as_ref().filter(|(number, _)| *number >= needed).map_or(Ok(()), |(_, error)| Err(error.clone()))
+    /// What to say to whoever has come before the flush of this number ended.
+    fn outcome(&mut self, first: u64) -> Result<()> {
+        match &mut self.failed {
+            Some(failed) if failed.number >= first || !failed.is_heard => {
+                failed.is_heard = true;
+                Err(failed.error.clone())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -107,7 +132,7 @@ pub(crate) fn flush(instance: &Arc<Instance>, mut goes_on: impl FnMut(&Standing)
     let flushes = &instance.last_flush;
     let mut state = flushes.lock();
     // One that goes on may have passed over what was accepted just now.
-    let needed = state.begun + 1;
+    let (first, needed) = (state.ended + 1, state.begun + 1);
     while state.ended < needed {
         if state.begun == state.ended {
             let standing = Standing::begin(&instance.stack);
@@ -136,7 +161,7 @@ pub(crate) fn flush(instance: &Arc<Instance>, mut goes_on: impl FnMut(&Standing)
         }
         state = flushes.ended.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
     }
-    Some(state.outcome(needed))
+    Some(state.outcome(first))
 }
 
 /// An instance was taken away: nobody flushes it from here on, so that what it stands on is free when it has ended. Whether no flush goes on any more, unless its
@@ -155,6 +180,14 @@ pub(crate) fn close(instance: &Instance) -> bool {
         state = flushes.ended.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
     }
     true
+}
+
+/// What a flush has said that nobody has heard of.
+///
+/// # Errors
+/// What was wrong with it.
+pub(crate) fn unheard(instance: &Instance) -> Result<()> {
+    instance.last_flush.lock().outcome(u64::MAX)
 }
 
 /// It is there all the same.
@@ -179,37 +212,65 @@ fn carry_out(instance: Arc<Instance>) {
 mod tests {
     use super::*;
 
-    fn ago(taken: u64, seconds: u64, left: u64) -> Standing {
-        Standing { taken, since: Instant::now() - Duration::from_secs(seconds), left }
+    /// As it was so many seconds ago, with 5 bytes taken and `left` to be given.
+    fn ago(seconds: u64, left: u64) -> Standing {
+        let since = Instant::now() - Duration::from_secs(seconds);
+        Standing { taken: 5, due: 5 + left, is_given: left == 0, since }
     }
 
     #[test]
     fn a_branch_answers_as_long_as_it_takes_something_or_has_time_for_its_disk() {
-        assert!(!ago(5, 1, 9).is_stuck() && ago(5, 10, 9).is_stuck());
-        assert!(!ago(5, 10, 0).is_stuck() && ago(5, 60, 0).is_stuck());
-        assert!(!ago(5, 10, 9).is_lost() && ago(5, 60, 9).is_lost());
+        assert!(!ago(1, 9).is_stuck() && ago(10, 9).is_stuck());
+        assert!(!ago(10, 0).is_stuck() && ago(60, 0).is_stuck());
+        assert!(!ago(10, 9).is_lost() && ago(60, 9).is_lost());
         let seen = |mut standing: Standing, taken, left| {
             standing.see(taken, left);
             standing
         };
-        assert!(seen(ago(5, 10, 9), 5, 9).is_stuck());
-        assert!(seen(ago(5, 10, 9), 5, 8).is_stuck(), "what is taken back was not taken by it");
-        assert!(!seen(ago(5, 10, 9), 6, 9).is_stuck(), "others go on writing");
-        assert!(!seen(ago(5, 60, 9), 5, 0).is_stuck(), "now it syncs");
-        assert!(!seen(ago(5, 60, 0), 5, 9).is_stuck(), "and is given more");
-        assert!(seen(ago(5, 60, 0), 5, 0).is_stuck());
+        assert!(seen(ago(10, 9), 5, 9).is_stuck());
+        assert!(seen(ago(10, 9), 5, 8).is_stuck(), "what is taken back was not taken by it");
+        assert!(!seen(ago(10, 9), 6, 9).is_stuck(), "it takes what it is given");
+        assert!(!seen(ago(60, 9), 5, 0).is_stuck(), "now it syncs");
+    }
+
+    #[test]
+    fn what_others_go_on_writing_lengthens_nothing() {
+        let mut standing = ago(10, 9);
+        standing.see(14, 100);
+        assert!(standing.is_given && !standing.is_stuck(), "it has taken all that there was");
+        standing.since -= SYNC_MAX;
+        for (taken, left) in [(15, 99), (200, 0), (200, 7)] {
+            standing.see(taken, left);
+            assert!(standing.is_stuck() && standing.is_lost());
+        }
+        let mut standing = Standing { taken: u64::MAX, due: 9, ..ago(10, 9) };
+        standing.see(3, 6);
+        assert!(!standing.is_given && !standing.is_stuck());
+    }
+
+    fn told(flushes: &LastFlush, outcome: Result<()>) {
+        flushes.lock().begun += 1;
+        flushes.end(outcome);
     }
 
     #[test]
     fn a_failure_is_told_to_all_who_waited_for_it_and_to_nobody_who_came_later() {
         let flushes = LastFlush::default();
-        let failure = || Error::new(Errno::EIO, "told once");
-        for outcome in [Ok(()), Err(failure()), Ok(())] {
-            flushes.lock().begun += 1;
-            flushes.end(outcome);
+        for outcome in [Ok(()), Err(Error::new(Errno::EIO, "told once")), Ok(())] {
+            told(&flushes, outcome);
         }
-        let state = flushes.lock();
+        let mut state = flushes.lock();
         assert!(state.outcome(1).is_err() && state.outcome(2).is_err() && state.outcome(3).is_ok());
         assert_eq!((state.begun, state.ended), (3, 3));
+    }
+
+    #[test]
+    fn a_failure_that_nobody_waited_for_is_told_to_the_next_and_only_to_him() {
+        let flushes = LastFlush::default();
+        told(&flushes, Err(Error::new(Errno::EIO, "told once")));
+        told(&flushes, Ok(()));
+        let mut state = flushes.lock();
+        assert!(state.outcome(3).is_err());
+        assert!(state.outcome(3).is_ok() && state.outcome(u64::MAX).is_ok());
     }
 }

@@ -46,16 +46,17 @@ use tracing::warn;
 pub struct Stack {
     /// The top layer.
     pub(crate) layer: Arc<dyn Libservice>,
-    union: Option<Arc<Union>>,
+    union: Option<Arc<OwnUnion>>,
     branches: Vec<Arc<Branch>>,
 }
 
-impl Drop for Stack {
+/// A union, whose threads end with the last stack that has it.
+struct OwnUnion(Arc<Union>);
+
+impl Drop for OwnUnion {
     fn drop(&mut self) {
         // Without them the union ends here, and not when one of its threads lets it go.
-        if let Some(union) = &self.union {
-            union.end_threads();
-        }
+        self.0.end_threads();
     }
 }
 
@@ -103,13 +104,13 @@ impl Stack {
     /// Its layer over read-only branches, if it has one.
     #[must_use]
     pub fn layered(&self) -> Option<Arc<dyn Layered>> {
-        self.union.clone().map(|union| union as Arc<dyn Layered>)
+        self.union.as_ref().map(|union| Arc::clone(&union.0) as Arc<dyn Layered>)
     }
 
     /// What its union did, if it has one.
     #[must_use]
     pub fn union_status(&self) -> Option<UnionStatus> {
-        let statistics = self.union.as_ref()?.statistics();
+        let statistics = self.union.as_ref()?.0.statistics();
         let damage = |damage: poolfs_union::Damage| SketchDamage { path: damage.path, cause: damage.cause };
         Some(UnionStatus {
             sketches: statistics.sketches,
@@ -255,7 +256,7 @@ impl StackBuilder {
                 let failed = |cause: String| StackError::Union { upper: branches[0].path.clone(), cause };
                 let union = Union::open(config).map_err(|error| failed(with_causes(&error)))?;
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
-                Ok(Stack { layer, union: Some(union), branches })
+                Ok(Stack { layer, union: Some(Arc::new(OwnUnion(union))), branches })
             }
         }
     }

@@ -26,12 +26,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// What is waited for comes long before, also on a busy machine.
-const WAIT_MAX: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// Waits until it is so.
 ///
 /// # Panics
-/// When it is not within a minute; with `what` should have come.
+/// When it is not within two minutes; with `what` should have come.
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + WAIT_MAX;
     while !is_so() {

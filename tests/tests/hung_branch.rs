@@ -185,6 +185,21 @@ fn what_is_thrown_away_waits_for_no_branch() {
 }
 
 #[test]
+fn an_unmount_in_order_gives_up_before_long_and_leaves_everything() {
+    isolated("an_unmount_in_order_gives_up_before_long_and_leaves_everything", |folder| {
+        let (foreign, pool) = hung(folder);
+        // As by whoever has flushed before, and has the pool's lock now.
+        let command = format!(r#"{{"command":"unmount","instance":"{}","ending":"orderly"}}"#, instance(&pool));
+        let answer = answer(send(&pool, &command));
+        assert!(answer.contains("its branch does not answer") && answer.contains("the mount stays"), "{answer}");
+        assert!(is_mounted(&folder.join("mnt")));
+        foreign.signal(Signal::CONT);
+        let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
+        assert_eq!(fs::read(folder.join("foreign-upper/upper/f")).expect("flushed"), vec![7; 1 << 20]);
+    });
+}
+
+#[test]
 fn flushes_that_nobody_waits_for_any_more_keep_no_connections() {
     isolated("flushes_that_nobody_waits_for_any_more_keep_no_connections", |folder| {
         let (foreign, pool) = hung(folder);

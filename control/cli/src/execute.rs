@@ -119,7 +119,12 @@ fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessReco
     let mut result = Ok(());
     let flushed: Vec<_> = mounted.iter().map(|instance| service::flush(context, name, instance, false)).collect();
     // Somebody may have removed the pool by force, with the program.
-    let Some(mut pool) = context.pools()?.try_lock::<PoolRecord>(name)? else { return Ok(()) };
+    let mut pool = match context.pools()?.try_lock::<PoolRecord>(name) {
+        Ok(Some(pool)) => pool,
+        Ok(None) => return Ok(()),
+        // What the flushes said may never be said again.
+        Err(failure) => return flushed.into_iter().collect::<Result<()>>().and(Err(failure)),
+    };
     for (instance, flushed) in mounted.iter().zip(flushed).rev() {
         let unmounted = unmount_flushed(context, &mut pool, instance, Ending::Detached, flushed);
         result = result.and(unmounted.or_else(|failure| hand_over(&mut pool, instance, failure)));

@@ -109,7 +109,11 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
             flushed = service::tell(context, name, &command).and(Err(failure));
         }
     }
-    let mut pool = pool::lock(context, name)?;
+    let mut pool = match pool::lock(context, name) {
+        Ok(pool) => pool,
+        // What the flush said may never be said again.
+        Err(failure) => return flushed.and(Err(failure)),
+    };
     let has_died = |failure: &Failure, pool: &Locked<PoolRecord>| {
         failure.code() == Code::NoAnswer
             && is_recorded(pool, &instance)
@@ -360,7 +364,7 @@ pub fn unmount_instance(
             match service::instances(context, &name) {
                 Ok(served) if !ending.is_forced() && served.iter().any(|known| known == instance) => return result,
                 // What it has is not known: it stays in the record until that is.
-                Err(failure) if !service::is_ending(context, &pool.record)? => return Err(failure),
+                Err(_) if !service::is_ending(context, &pool.record)? => return result,
                 _ => {}
             }
         }

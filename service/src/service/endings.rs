@@ -3,12 +3,12 @@
 use super::{Mounted, Service, lock};
 use crate::failures::ServiceError;
 use crate::instance::Instance;
-use crate::last_flush::{LOOK, Standing, close, flush, reopen};
+use crate::last_flush::{LOOK, Standing, close, flush, reopen, unheard};
 use crate::legacy::{LegacyMount, MountError};
 use poolfs_libservice::Error;
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::Ending;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
@@ -53,8 +53,8 @@ impl Service {
         let flushed = flush(&instance, |standing| {
             is_wanted()
                 && match ending {
-                    Ending::Orderly => true,
-                    Ending::Detached | Ending::Forced => !standing.is_stuck(),
+                    // Whoever wants to wait longer flushes first, and keeps nobody from anything meanwhile.
+                    Ending::Orderly | Ending::Detached | Ending::Forced => !standing.is_stuck(),
                     // The work of it is for nothing.
                     Ending::Discarded => Instant::now() < end_of_discarded,
                 }
@@ -145,7 +145,10 @@ impl Service {
             stopped => stopped.ok_or_else(|| not_written(&instance, does_not_answer()))?,
         };
         let flushed = match flush(&instance, |standing| !standing.is_stuck()) {
-            None if ending.is_forced() => return self.abandon(name),
+            None if ending.is_forced() => {
+                stopped.for_good();
+                return self.abandon(name);
+            }
             flushed => flushed.unwrap_or_else(|| Err(does_not_answer())),
         };
         if let Err(cause) = flushed {
@@ -198,20 +201,23 @@ impl Service {
         if !is_over && ending == Ending::Orderly && files > 0 {
             let path = mounted.instance.spec().mount_point.clone();
             reopen(&mounted.instance);
+            mounted.instance.jobs().begin_again();
             lock(&self.instances).insert(mounted.instance.name().to_owned(), mounted);
             return Err(ServiceError::UsedElsewhere { path, files });
         }
         let Mounted { instance, mount, .. } = mounted;
         if is_over {
-            return match WindingUp::begin(&instance).wait(Standing::is_stuck) {
-                None => {
-                    let outcome =
-                        if ending.is_forced() { Ok(()) } else { Err(not_written(&instance, does_not_answer())) };
-                    lock(&self.lingering).push(Arc::downgrade(&instance));
-                    outcome
+            let (path, left) = (instance.spec().mount_point.clone(), Arc::downgrade(&instance));
+            return match WindingUp::begin(instance).wait(Standing::is_stuck, ending.is_forced()) {
+                Ended::Well => Ok(()),
+                Ended::Failed(..) if ending.is_forced() => Ok(()),
+                Ended::Failed(Some(instance), cause) => Err(self.mount_again(&instance, cause)),
+                Ended::Failed(None, cause) => Err(ServiceError::LeftBehind { path, cause }),
+                Ended::GivenUp => {
+                    lock(&self.lingering).push(left);
+                    let cause = does_not_answer();
+                    if ending.is_forced() { Ok(()) } else { Err(ServiceError::LeftBehind { path, cause }) }
                 }
-                Some(Err(cause)) if !ending.is_forced() => Err(self.mount_again(&instance, cause)),
-                Some(_) => Ok(()),
             };
         }
         warn!(instance = instance.name(), "the mount is still used elsewhere and ends with its last user");
@@ -280,13 +286,31 @@ impl Service {
         }
         left.sort_by_key(|(_, is_news)| !is_news);
         let mut result = Ok(());
-        for some in left.chunks(ENDING_MAX) {
-            let all: Vec<_> = some.iter().map(|(instance, _)| WindingUp::begin(instance)).collect();
-            for ((instance, is_news), winding_up) in some.iter().zip(all) {
-                let gives_up = if *is_news { Standing::is_lost } else { Standing::is_stuck };
-                let ended = winding_up.wait(gives_up).unwrap_or_else(|| Err(does_not_answer()));
-                let lost = |cause| ServiceError::LostAtEnd { instance: instance.name().to_owned(), cause };
-                result = result.and(if *is_news { ended.map_err(lost) } else { Ok(()) });
+        while !left.is_empty() {
+            let some = left.drain(..left.len().min(ENDING_MAX));
+            let (mut all, news): (Vec<_>, Vec<_>) =
+                some.map(|(instance, is_news)| (WindingUp::begin(instance), is_news)).unzip();
+            // Each has its time, and all have it at once.
+            loop {
+                let (mut patience, mut are_over) = (LOOK, true);
+                for (winding_up, is_news) in all.iter_mut().zip(&news) {
+                    let gives_up = if *is_news { Standing::is_lost } else { Standing::is_stuck };
+                    if !winding_up.is_over(patience, gives_up, true) {
+                        (patience, are_over) = (Duration::ZERO, false);
+                    }
+                }
+                if are_over {
+                    break;
+                }
+            }
+            for (winding_up, is_news) in all.into_iter().zip(news) {
+                let instance = winding_up.name.clone();
+                let cause = match winding_up.outcome() {
+                    Ended::Well => continue,
+                    Ended::Failed(_, cause) => cause,
+                    Ended::GivenUp => does_not_answer(),
+                };
+                result = result.and(if is_news { Err(ServiceError::LostAtEnd { instance, cause }) } else { Ok(()) });
             }
         }
         self.builder.end();
@@ -302,50 +326,112 @@ fn not_written(instance: &Instance, cause: Error) -> ServiceError {
     ServiceError::NotWritten { path: instance.spec().mount_point.clone(), cause }
 }
 
-/// An instance that is being wound up, on a thread of its own if there is one to be had.
-struct WindingUp<'a> {
-    instance: &'a Instance,
-    ended: Receiver<Result<(), Error>>,
-    standing: Standing,
+/// What has become of an instance that was wound up.
+enum Ended {
+    /// All is on the disk, and its branches are free.
+    Well,
+    /// Not all is; the instance, if it was to be given back.
+    Failed(Option<Arc<Instance>>, Error),
+    /// Its branches do not answer. It ends should they ever do.
+    GivenUp,
 }
 
-impl<'a> WindingUp<'a> {
-    fn begin(instance: &'a Arc<Instance>) -> Self {
+/// An instance that is being wound up, on a thread of its own if there is one to be had. That lets it go, too: with its last reference all its layers end, which
+/// a branch can hold up that does not answer.
+struct WindingUp {
+    name: String,
+    /// As long as it may be given back.
+    instance: Option<Arc<Instance>>,
+    told: Receiver<Result<(), Error>>,
+    /// The thread keeps the instance as long as there is this, so that no other reference is the last.
+    keep: Option<SyncSender<()>>,
+    standing: Standing,
+    is_over: bool,
+    outcome: Option<Result<(), Error>>,
+}
+
+impl WindingUp {
+    fn begin(instance: Arc<Instance>) -> Self {
         let standing = Standing::begin(&instance.stack);
-        let (send, ended) = sync_channel(1);
-        let (ending, tell) = (Arc::clone(instance), send.clone());
+        let (send, told) = sync_channel(1);
+        let (keep, kept) = sync_channel(0);
+        let (ending, tell) = (Arc::clone(&instance), send.clone());
         let wind_up_there = move || {
             let outcome = wind_up(&ending);
-            // Whoever hears of it may count on its branches being free when he has let go of it.
-            drop(ending);
             // Whoever waited may have given it up.
             let _ = tell.send(outcome);
+            let _: Result<(), _> = kept.recv();
+            // Whoever sees the channel end may count on its branches being free.
+            drop(ending);
         };
         if std::thread::Builder::new().name("last-end".into()).spawn(wind_up_there).is_err() {
-            let _ = send.send(wind_up(instance));
+            let _ = send.send(wind_up(&instance));
         }
-        Self { instance, ended, standing }
+        let name = instance.name().to_owned();
+        Self { name, instance: Some(instance), told, keep: Some(keep), standing, is_over: false, outcome: None }
+    }
+
+    /// Has the thread let go of it, which this does before.
+    fn let_go(&mut self) {
+        self.instance = None;
+        self.keep = None;
+    }
+
+    /// Waits for a moment; whether it has ended, or `gives_up` on the branches. It is let go when it has failed, too, if it `lets_go` of it.
+    fn is_over(&mut self, patience: Duration, gives_up: fn(&Standing) -> bool, lets_go: bool) -> bool {
+        if self.is_over {
+            return true;
+        }
+        match self.told.recv_timeout(patience) {
+            Ok(outcome) => {
+                self.is_over = outcome.is_err() && !lets_go;
+                self.outcome = Some(outcome);
+                if !self.is_over {
+                    self.let_go();
+                    self.standing = Standing::given();
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                self.outcome.get_or_insert_with(|| Err(Error::new(Errno::EIO, "its end has failed")));
+                self.is_over = true;
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(instance) = &self.instance {
+                    self.standing.look(&instance.stack);
+                }
+                self.is_over = gives_up(&self.standing);
+                if self.is_over {
+                    error!(instance = self.name, "its branch does not answer, and is not waited for");
+                    self.let_go();
+                }
+            }
+        }
+        self.is_over
+    }
+
+    fn outcome(self) -> Ended {
+        match self.outcome {
+            Some(Ok(())) => Ended::Well,
+            Some(Err(cause)) => Ended::Failed(self.instance, cause),
+            None => Ended::GivenUp,
+        }
     }
 
     /// Waits for its end, unless it `gives_up` on the branches.
-    fn wait(mut self, gives_up: fn(&Standing) -> bool) -> Option<Result<(), Error>> {
-        loop {
-            match self.ended.recv_timeout(LOOK) {
-                Ok(outcome) => return Some(outcome),
-                Err(RecvTimeoutError::Disconnected) => return Some(Err(Error::new(Errno::EIO, "its end has failed"))),
-                Err(RecvTimeoutError::Timeout) => self.standing.look(&self.instance.stack),
-            }
-            if gives_up(&self.standing) {
-                error!(instance = self.instance.name(), "its branch does not answer, and is not waited for");
-                return None;
-            }
-        }
+    fn wait(mut self, gives_up: fn(&Standing) -> bool, lets_go: bool) -> Ended {
+        while !self.is_over(LOOK, gives_up, lets_go) {}
+        self.outcome()
     }
 }
 
 fn wind_up(instance: &Instance) -> Result<(), Error> {
-    instance
-        .wind_up()
+    let ended = instance.wind_up();
+    // A flush that goes on beside it may have been told what this was not.
+    if !close(instance) {
+        warn!(instance = instance.name(), "its branch does not answer");
+    }
+    ended
+        .and(unheard(instance))
         .inspect(|()| info!(instance = instance.name(), "unmounted"))
         .inspect_err(|error| error!(instance = instance.name(), %error, "flushing at the end failed"))
 }

@@ -1,6 +1,6 @@
 //! What becomes of written data when an instance or the service ends.
 
-use crate::harness::{Running, answer_of, give, isolated, make, mounts, spawn};
+use crate::harness::{Running, answer_of, eventually, give, isolated, make, mounts, spawn};
 use poolfs_service_protocol::{Answer, Command as Order, Ending, ServiceConfig, StackSpec};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -217,6 +217,43 @@ fn what_is_written_while_a_mount_goes_brings_it_back_when_it_cannot_be_kept() {
         fs::remove_file(directory.join("ballast")).expect("removed");
         assert_eq!(service.unmount("one"), Answer::Done);
         assert_eq!(fs::read(directory.join("f")).expect("on the disk"), content);
+    });
+}
+
+/// How many threads of a process have this name.
+fn threads(pid: u32, name: &str) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives").flatten();
+    tasks.filter(|task| fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)).count()
+}
+
+#[test]
+fn a_union_that_comes_back_goes_on_with_its_work() {
+    isolated("endings::a_union_that_comes_back_goes_on_with_its_work", |folder| {
+        let service = Running::start(folder);
+        let [branch, lower] = ["branch", "lower"].map(|name| make(&folder.join(name)));
+        run("mount", &["-t", "tmpfs", "-o", "size=4M", "tmpfs"], &branch);
+        fs::write(lower.join("l"), vec![3; 1 << 20]).expect("written");
+        let at = service.mount("one", StackSpec::union(make(&branch.join("upper")), vec![lower]));
+        let file = File::create(at.join("f")).expect("created");
+        let detached = Order::Unmount { instance: "one".into(), ending: Ending::Detached };
+        let content = vec![7; 1 << 20];
+        let answer = std::thread::scope(|scope| {
+            let unmounting = scope.spawn(|| service.order(&detached));
+            eventually("it is detached", || mounts(folder).is_empty());
+            file.write_all_at(&content, 0).expect("there is room");
+            let mut ballast = File::create(branch.join("ballast")).expect("created");
+            while std::io::Write::write_all(&mut ballast, &[1; 4096]).is_ok() {}
+            drop(file);
+            unmounting.join().expect("no panic")
+        });
+        assert!(matches!(&answer, Answer::Failed { message, .. } if message.contains("the mount stays")), "{answer:?}");
+        fs::remove_file(branch.join("ballast")).expect("removed");
+        let changed = fs::OpenOptions::new().write(true).open(at.join("l")).expect("there");
+        changed.write_all_at(b"x", 0).expect("written");
+        eventually("its sketch is to be flushed", || threads(service.pid(), "union-flush") == 1);
+        drop(changed);
+        assert_eq!(service.unmount("one"), Answer::Done);
+        assert_eq!(fs::read(branch.join("upper/f")).expect("on the disk"), content);
     });
 }
 

@@ -225,12 +225,14 @@ pub fn finish(
         let killed = kill();
         // Nobody writes any more.
         let flushed = if ending.is_forced() { Ok(()) } else { service::flush(context, &pool_name, &instance, false) };
-        let is_left = match context.pools()?.try_lock::<PoolRecord>(&pool_name)? {
-            Some(mut pool) => {
+        let is_left = match context.pools()?.try_lock::<PoolRecord>(&pool_name) {
+            Ok(Some(mut pool)) => {
                 result = unmount_flushed(context, &mut pool, &instance, ending, flushed);
                 is_recorded(&pool, &instance)
             }
-            None => false,
+            Ok(None) => false,
+            // What the flush said may never be said again.
+            Err(failure) => return flushed.and(Err(failure)),
         };
         if result.is_err() && is_left {
             container.record.state = ContainerState::Unwritten;
