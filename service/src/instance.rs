@@ -319,7 +319,10 @@ impl Instance {
         self.shared.store(true, Ordering::Release);
         let rest = self.nodes.stop_holding();
         let Some(notifications) = self.notifications.get() else { return };
-        rest.attributes.into_iter().for_each(|number| notifications.drop_attributes(number));
+        for number in rest.attributes {
+            let is_arriving = || self.nodes.node(number).is_some_and(|node| self.nodes.is_arriving(node));
+            let _ = notifications.drop_arriving(number, is_arriving);
+        }
         for (parent, name) in rest.names {
             let job = DirectoryJob::Name(NameJob { parent, name, change: NameChange::Appeared });
             if !notifications.tell_names([job]) {
@@ -379,8 +382,26 @@ impl Instance {
         if let Some(change) = view.size_since.filter(|_| may_wait) {
             self.tell_end(notifications, node, UntoldSize { number: view.number, change });
         }
-        notifications.drop_attributes(view.number);
-        self.nodes.attributes_told(node);
+        if notifications.drop_attributes(view.number) || self.drop_arriving(notifications, node, view.number, may_wait)
+        {
+            self.nodes.attributes_told(node);
+        }
+    }
+
+    /// The kernel did not know the node when it was told that its attributes have changed. Whether there is nothing more to tell.
+    fn drop_arriving(&self, notifications: &Notifications, node: NodeId, number: u64, may_wait: bool) -> bool {
+        let nodes = Arc::clone(&self.nodes);
+        let is_arriving = move || nodes.is_arriving(node);
+        if may_wait {
+            notifications.drop_arriving(number, is_arriving)
+        } else {
+            // Until then later changes have to be told as well.
+            let has_gone = !is_arriving();
+            if !has_gone && !notifications.drop_arriving_later(number, is_arriving) {
+                warn!(instance = self.name(), number, "the kernel could not be told of a change of attributes");
+            }
+            has_gone
+        }
     }
 
     /// Attributes, which clients are shown from here on that have a lease of the node, as long as they do not change.

@@ -137,6 +137,9 @@ pub struct NodeTable {
     cached_bytes: AtomicU64,
     /// The kernel may keep attributes and names at all.
     holding: AtomicBool,
+    /// Changes of attributes, of all nodes together.
+    changes_begun: AtomicU64,
+    changes_ended: AtomicU64,
     names_held: NamesHeld,
     texts: Texts,
 }
@@ -156,6 +159,8 @@ impl Default for NodeTable {
             entries: AtomicU64::new(0),
             cached_bytes: AtomicU64::new(0),
             holding: AtomicBool::new(false),
+            changes_begun: AtomicU64::new(0),
+            changes_ended: AtomicU64::new(0),
             names_held: NamesHeld::default(),
             texts: Texts::default(),
         };

@@ -16,16 +16,18 @@
 //!
 //! Dropping attributes neither waits nor locks anything, so it is done on the spot, by whoever changed them.
 
+mod names;
 mod worker;
 
 use crate::nodes::held::NAMES_HELD_MAX;
+use names::NamesWorker;
 use poolfs_ipc::service::CoreGroups;
-use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 use tracing::warn;
 use worker::Worker;
 
@@ -37,6 +39,12 @@ const OVERFLOW_MAX: usize = NAMES_HELD_MAX as usize;
 /// How long a change waits until the kernel has taken the notification about its name.
 const NAME_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// How long a change of attributes waits until who looked the node up has got them from before it: he has been answered, and needs a
+/// processor only.
+const ARRIVAL_WAIT_MAX: Duration = Duration::from_secs(10);
+const ARRIVAL_PAUSE_MIN: Duration = Duration::from_micros(20);
+const ARRIVAL_PAUSE_MAX: Duration = Duration::from_millis(1);
+
 const PAGE: u64 = 4096;
 
 /// Locks of content; nodes share them.
@@ -47,11 +55,11 @@ pub trait KernelCache: Send + Sync {
     /// Whether [`KernelCache::expire_name`] is supported.
     fn expires_names(&self) -> bool;
 
-    /// Drops the attributes and access lists of `number`. Never waits.
+    /// Drops the attributes and access lists of `number`; whether it knows the node. Never waits.
     ///
     /// # Errors
     /// Those of the device; an unknown node is none.
-    fn drop_attributes(&self, number: u64) -> io::Result<()>;
+    fn drop_attributes(&self, number: u64) -> io::Result<bool>;
 
     /// Drops the pages of `number` that hold the byte range (a negative length: to the end), and its attributes.
     ///
@@ -157,83 +165,22 @@ pub struct Job {
     pub grown_to: Option<(u64, u8)>,
 }
 
+/// What is told without anybody waiting.
+enum Later {
+    Content(Job),
+    /// The attributes of the node with this number, as long as this is true.
+    Arriving(u64, Box<dyn Fn() -> bool + Send + Sync>),
+}
+
 fn note(told: io::Result<()>) {
     if let Err(error) = told {
         warn!(%error, "the kernel did not take a notification");
     }
 }
 
-/// What a full queue of names had no room for: each name and each listing once, however often it has changed.
-#[derive(Default)]
-struct Overflow(Mutex<Overflowed>);
-
-#[derive(Default)]
-struct Overflowed {
-    names: HashMap<(u64, Box<[u8]>), NameChange>,
-    listings: HashSet<u64>,
-}
-
-impl Overflow {
-    /// Whether there was room.
-    fn add(&self, jobs: Vec<DirectoryJob>) -> bool {
-        let mut overflowed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if overflowed.names.len() + overflowed.listings.len() + jobs.len() > OVERFLOW_MAX {
-            return false;
-        }
-        for job in jobs {
-            match job {
-                DirectoryJob::Listing(number) => {
-                    overflowed.listings.insert(number);
-                }
-                DirectoryJob::Name(NameJob { parent, name, change }) => {
-                    let known = overflowed.names.entry((parent, name)).or_insert(change);
-                    if change == NameChange::Left {
-                        *known = change;
-                    }
-                }
-            }
-        }
-        true
-    }
-
-    fn take(&self) -> Vec<DirectoryJob> {
-        let taken = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        let names = taken.names.into_iter();
-        let names = names.map(|((parent, name), change)| DirectoryJob::Name(NameJob { parent, name, change }));
-        names.chain(taken.listings.into_iter().map(DirectoryJob::Listing)).collect()
-    }
-}
-
-/// The thread that tells of names from one core group, and what waits for it beside its queue.
-struct NamesWorker {
-    worker: Worker<Vec<DirectoryJob>>,
-    overflow: Arc<Overflow>,
-}
-
-impl NamesWorker {
-    fn new(name: String, cpus: &[u32], kernel: Arc<dyn KernelCache>) -> Self {
-        let overflow = Arc::new(Overflow::default());
-        let waiting = Arc::clone(&overflow);
-        let tell = move |jobs: &Vec<DirectoryJob>| {
-            let tell = |job: &DirectoryJob| note(tell_directory(kernel.as_ref(), job));
-            jobs.iter().for_each(tell);
-            waiting.take().iter().for_each(tell);
-        };
-        Self { worker: Worker::new(name, cpus, tell), overflow }
-    }
-
-    /// Has these told when there is time; whether that will be done.
-    fn put_off(&self, jobs: Vec<DirectoryJob>) -> bool {
-        let is_kept = self.overflow.add(jobs);
-        // Should it have worked off its queue meanwhile, this has it look. If the queue is still full, it will.
-        let _ = self.worker.ask_later(Vec::new());
-        is_kept
-    }
-}
-
 /// The way to the kernel, with the threads that tell it what nobody waits for, and names.
 pub struct Notifications {
-    content: Worker<Job>,
+    later: Worker<Later>,
     content_locks: Arc<ContentLocks>,
     /// by core groups
     names: Vec<NamesWorker>,
@@ -258,13 +205,18 @@ impl Notifications {
         let of_content = Arc::clone(&kernel);
         let content_locks = Arc::new(ContentLocks(std::array::from_fn(|_| Mutex::default())));
         let locks = Arc::clone(&content_locks);
-        let tell_content = move |job: &Job| {
-            let _one_at_a_time = locks.lock(job.number);
-            note(tell(of_content.as_ref(), *job));
+        let tell_later = move |job: &Later| match job {
+            Later::Content(job) => {
+                let _one_at_a_time = locks.lock(job.number);
+                note(tell(of_content.as_ref(), *job));
+            }
+            Later::Arriving(number, is_arriving) => {
+                let _ = drop_arriving(of_content.as_ref(), *number, is_arriving);
+            }
         };
         let of_names = |group| NamesWorker::new(format!("names-{instance}"), groups.cpus(group), Arc::clone(&kernel));
         Self {
-            content: Worker::new(format!("notify-{instance}"), &[], tell_content),
+            later: Worker::new(format!("notify-{instance}"), &[], tell_later),
             content_locks,
             names: (0..groups.count()).map(of_names).collect(),
             groups: groups.table(),
@@ -284,7 +236,7 @@ impl Notifications {
     /// Has the kernel told without waiting; whether that will be done.
     #[must_use]
     pub fn tell_later(&self, job: Job) -> bool {
-        self.content.ask_later(job).is_ok()
+        self.send_later(Later::Content(job))
     }
 
     /// Who tells of names from where this thread is.
@@ -324,12 +276,48 @@ impl Notifications {
         &self.kernel
     }
 
-    /// The kernel drops the attributes of a node at once. For everybody.
-    pub fn drop_attributes(&self, number: u64) {
-        if let Err(error) = self.kernel.drop_attributes(number) {
-            warn!(node = number, %error, "the kernel did not drop attributes");
-        }
+    /// The kernel drops the attributes of a node at once; whether it knows the node. For everybody.
+    pub fn drop_attributes(&self, number: u64) -> bool {
+        drop_attributes(self.kernel.as_ref(), number)
     }
+
+    /// The kernel drops the attributes of a node that it gets to know just now, with an answer from before the change, for as long as
+    /// `is_arriving`; whether that is done, within the time. Not for handlers of FUSE requests.
+    #[must_use]
+    pub fn drop_arriving(&self, number: u64, is_arriving: impl Fn() -> bool) -> bool {
+        drop_arriving(self.kernel.as_ref(), number, &is_arriving)
+    }
+
+    /// The same, without waiting; whether it will be done.
+    #[must_use]
+    pub fn drop_arriving_later(&self, number: u64, is_arriving: impl Fn() -> bool + Send + Sync + 'static) -> bool {
+        self.send_later(Later::Arriving(number, Box::new(is_arriving)))
+    }
+
+    fn send_later(&self, job: Later) -> bool {
+        self.later.ask_later(job).is_ok()
+    }
+}
+
+fn drop_attributes(kernel: &dyn KernelCache, number: u64) -> bool {
+    kernel.drop_attributes(number).unwrap_or_else(|error| {
+        warn!(node = number, %error, "the kernel did not drop attributes");
+        true
+    })
+}
+
+/// Nothing tells when the kernel has taken an answer, so it is asked again and again.
+fn drop_arriving(kernel: &dyn KernelCache, number: u64, is_arriving: &dyn Fn() -> bool) -> bool {
+    let (end, mut pause) = (Instant::now() + ARRIVAL_WAIT_MAX, ARRIVAL_PAUSE_MIN);
+    while !drop_attributes(kernel, number) && is_arriving() {
+        if Instant::now() >= end {
+            warn!(node = number, "whoever looked a name up does not take the answer");
+            return false;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(ARRIVAL_PAUSE_MAX);
+    }
+    true
 }
 
 fn tell_directory(kernel: &dyn KernelCache, job: &DirectoryJob) -> io::Result<()> {
@@ -357,9 +345,9 @@ fn tell(kernel: &dyn KernelCache, job: Job) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::names::Overflow;
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::thread;
 
     #[derive(Clone, Default)]
     struct Recorder(Arc<Mutex<Vec<String>>>);
@@ -369,9 +357,9 @@ mod tests {
             true
         }
 
-        fn drop_attributes(&self, number: u64) -> io::Result<()> {
+        fn drop_attributes(&self, number: u64) -> io::Result<bool> {
             self.0.lock().expect("unpoisoned").push(format!("drop {number}"));
-            Ok(())
+            Ok(true)
         }
 
         fn invalidate(&self, number: u64, offset: i64, length: i64) -> io::Result<()> {
@@ -437,8 +425,8 @@ mod tests {
             true
         }
 
-        fn drop_attributes(&self, _: u64) -> io::Result<()> {
-            Ok(())
+        fn drop_attributes(&self, _: u64) -> io::Result<bool> {
+            Ok(true)
         }
 
         fn invalidate(&self, number: u64, _: i64, _: i64) -> io::Result<()> {
@@ -527,13 +515,63 @@ mod tests {
         assert!(overflow.add(listings(0, 1).collect()));
     }
 
+    /// A kernel that knows a node from the second time on that it is told of it.
+    #[derive(Default)]
+    struct Late(std::sync::atomic::AtomicU64);
+
+    impl KernelCache for Late {
+        fn expires_names(&self) -> bool {
+            true
+        }
+
+        fn drop_attributes(&self, _: u64) -> io::Result<bool> {
+            Ok(self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst) >= 2)
+        }
+
+        fn invalidate(&self, _: u64, _: i64, _: i64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn store(&self, _: u64, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn invalidate_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn expire_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn prune(&self, _: &[u64]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn who_changes_what_the_kernel_gets_to_know_just_now_tells_it_until_it_does_or_never_will() {
+        let asked = |kernel: &Arc<Late>| kernel.0.load(std::sync::atomic::Ordering::SeqCst);
+        let kernel = Arc::new(Late::default());
+        let notifications = Notifications::new("x", kernel.clone(), &CoreGroups::of_cpus(&[]));
+        assert!(notifications.drop_arriving(5, || true));
+        assert_eq!(asked(&kernel), 3);
+        let kernel = Arc::new(Late::default());
+        let notifications = Notifications::new("x", kernel.clone(), &CoreGroups::of_cpus(&[]));
+        assert!(notifications.drop_arriving(5, || false));
+        assert_eq!(asked(&kernel), 1);
+        assert!(notifications.drop_arriving_later(5, || true));
+        drop(notifications);
+        assert_eq!(asked(&kernel), 3, "what was to be done later is done by the end");
+    }
+
     #[test]
     fn names_that_left_are_invalidated_others_expire_and_listings_are_dropped() {
         let recorder = Recorder::default();
         let notifications = Notifications::new("x", Arc::new(recorder.clone()), &CoreGroups::of_cpus(&[0, 1]));
         let job = |name: &[u8], change| DirectoryJob::Name(NameJob { parent: 1, name: name.into(), change });
         assert!(notifications.tell_names([job(b"a", NameChange::Appeared), job(b"b", NameChange::Left)]));
-        notifications.drop_attributes(5);
+        assert!(notifications.drop_attributes(5));
         assert!(notifications.tell_names([DirectoryJob::Listing(6)]));
         let expected = ["expire 1 [97]", "invalidate 1 [98]", "drop 5", "invalidate 6 0 -1"];
         assert_eq!(*recorder.0.lock().expect("unpoisoned"), expected);

@@ -126,6 +126,8 @@ impl Instance {
     }
 
     fn drop_attributes_of(&self, number: u64) {
-        self.notifications().into_iter().for_each(|notifications| notifications.drop_attributes(number));
+        if let Some(notifications) = self.notifications() {
+            let _ = notifications.drop_attributes(number);
+        }
     }
 }

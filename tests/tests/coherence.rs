@@ -1,8 +1,9 @@
 //! One file through both paths: whatever one process does, the other sees at once.
 
-use poolfs_tests::{Pool, Stepper, Way, compile, hash, isolated};
+use poolfs_tests::{Pool, Stepper, Way, compile, hash, isolated, run};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 /// A small deterministic generator (Marsaglia's xorshift64).
 struct Dice(u64);
@@ -233,5 +234,64 @@ fn who_has_a_description_and_no_library_goes_by_the_size_that_is() {
         for (how, count) in [("fork", 10), ("vfork", 10), ("spawn", 10), ("send", 10), ("exec", 4)] {
             assert!(fs::read(directory.join(how)).expect("read") == pages(count), "{how}: the disk has something else");
         }
+    });
+}
+
+/// Looks a directory up again and again, on a processor that it hardly gets, and with the kernel having forgotten it each time: who
+/// renames in it meanwhile has mostly been answered when the kernel has not got yet what the look-up found. `changed` has the directory's
+/// time as it is below, after each rename.
+const LOOKS_UP: &str = r#"
+import ctypes, mmap, os, struct, subprocess, sys
+mount, directory, changed = sys.argv[1:]
+file = open(changed, "r+b")
+changes = mmap.mmap(file.fileno(), 16)
+os.sched_setaffinity(0, {1})
+hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+try:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    libc = ctypes.CDLL(None)
+    for _ in range(60):
+        assert libc.mount(None, mount.encode(), None, 32, None) == 0
+        os.stat(directory)
+        known = struct.unpack("q", changes[:8])[0]
+        shown = os.stat(directory).st_mtime_ns
+        assert shown >= known, (shown, known)
+finally:
+    changes[8:16] = struct.pack("q", 1)
+    hog.kill()
+    hog.wait()
+"#;
+
+const RENAMES: &str = r#"
+import mmap, os, struct, sys
+directory, below, changed = sys.argv[1:]
+file = open(changed, "r+b")
+changes = mmap.mmap(file.fileno(), 16)
+one, other = directory + "/one", directory + "/other"
+while changes[8] == 0:
+    os.rename(one, other)
+    os.rename(other, one)
+    changes[:8] = struct.pack("q", os.stat(below).st_mtime_ns)
+"#;
+
+#[test]
+fn who_looks_a_name_up_while_it_changes_gets_to_know_the_newest() {
+    isolated("who_looks_a_name_up_while_it_changes_gets_to_know_the_newest", |folder| {
+        let pool = Pool::create(folder, "16M");
+        let (at, data, changed) = (folder.join("mnt"), folder.join("data"), folder.join("changed"));
+        fs::create_dir_all(data.join("d")).expect("a folder");
+        fs::write(data.join("d/one"), "").expect("a file");
+        fs::write(&changed, [0; 4096]).expect("a file");
+        let mount = pool.mount_directory(&at, &data);
+        let text = |path: &Path| path.to_str().expect("text").to_owned();
+        let mut looks_up = Command::new("python3");
+        looks_up.args(["-c", LOOKS_UP, &text(&at), &text(&at.join("d")), &text(&changed)]);
+        let mut looks_up = looks_up.spawn().expect("python3 runs");
+        let renames = [text(&at.join("d")), text(&data.join("d")), text(&changed)];
+        let mut command = pool.command();
+        command.args(["exec", pool.name(), "--", "python3", "-c", RENAMES]).args(renames);
+        let _ = run(&mut command).expect("it renames");
+        assert!(looks_up.wait().expect("ours").success());
+        let _ = mount.unmount().expect("umount");
     });
 }

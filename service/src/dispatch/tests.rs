@@ -29,9 +29,9 @@ impl KernelCache for Kernel {
         true
     }
 
-    fn drop_attributes(&self, number: u64) -> std::io::Result<()> {
+    fn drop_attributes(&self, number: u64) -> std::io::Result<bool> {
         self.0.lock().expect("unpoisoned").push(format!("drop attributes {number}"));
-        Ok(())
+        Ok(true)
     }
 
     fn invalidate(&self, number: u64, offset: i64, length: i64) -> std::io::Result<()> {

@@ -32,6 +32,28 @@ pub enum Given {
     File(u64),
 }
 
+/// What the kernel may keep of an entry.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keeps {
+    /// The name.
+    pub name: bool,
+    /// The attributes, for how long at most.
+    pub attributes: Duration,
+}
+
+impl Keeps {
+    /// The attributes of something that was made just now. The kernel takes them though it has been told of a change meanwhile, if it
+    /// knows the node by another name.
+    pub const OF_MADE: Duration = UNSETTLED_COUNT;
+    /// Those that it drops when it is told.
+    pub const UNTIL_TOLD: Duration = KEPT;
+
+    /// No more than the name.
+    pub fn name_only(name: bool) -> Self {
+        Self { name, attributes: Duration::ZERO }
+    }
+}
+
 /// An answer's body under construction.
 pub struct Answer<'a> {
     room: &'a mut [u8],
@@ -155,29 +177,32 @@ fn attr(from: &Attributes) -> abi::Attr {
     }
 }
 
-/// For how many seconds the kernel keeps these attributes, if it may keep any.
-fn attributes_kept(attributes: &Attributes, may_keep: bool) -> u64 {
-    if !may_keep || attributes.permissions & SET_ID != 0 && attributes.file_type == FileType::Regular {
+/// For how many seconds the kernel keeps these attributes, of those for which it may.
+fn attributes_kept(attributes: &Attributes, may_keep: Duration) -> u64 {
+    if attributes.permissions & SET_ID != 0 && attributes.file_type == FileType::Regular {
         return 0;
     }
     let kept = if is_unsettled(attributes) { UNSETTLED_COUNT } else { KEPT };
-    kept.as_secs()
+    kept.min(may_keep).as_secs()
+}
+
+fn until_told(may_keep: bool) -> Duration {
+    if may_keep { Keeps::UNTIL_TOLD } else { Duration::ZERO }
 }
 
 impl abi::AttrOut {
     /// Attributes, which the kernel may keep or not.
     pub(super) fn new(attributes: &Attributes, may_keep: bool) -> Self {
-        let valid_seconds = attributes_kept(attributes, may_keep);
+        let valid_seconds = attributes_kept(attributes, until_told(may_keep));
         Self { valid_seconds, attributes: attr(attributes), ..Self::default() }
     }
 }
 
 impl abi::EntryOut {
-    /// A node by its FUSE number, by a name which the kernel may keep or not.
-    ///
-    /// It never keeps these attributes: of a node that it does not know yet it could not be told that they have changed.
-    pub(super) fn new(node: u64, attributes: &Attributes, may_keep: bool) -> Self {
-        Self { node, attributes: attr(attributes), ..Self::missing(may_keep) }
+    /// A node by its FUSE number, by a name.
+    pub(super) fn new(node: u64, attributes: &Attributes, keeps: Keeps) -> Self {
+        let attr_valid_seconds = attributes_kept(attributes, keeps.attributes);
+        Self { node, attributes: attr(attributes), attr_valid_seconds, ..Self::missing(keeps.name) }
     }
 
     /// That there is no such name.
@@ -212,7 +237,7 @@ impl abi::StatxOut {
             device_minor: from.device & 0xff | from.device >> 12 & 0xf_ff00,
             ..abi::Statx::default()
         };
-        Self { valid_seconds: attributes_kept(from, may_keep), attributes, ..Self::default() }
+        Self { valid_seconds: attributes_kept(from, until_told(may_keep)), attributes, ..Self::default() }
     }
 }
 
@@ -310,7 +335,7 @@ mod tests {
     fn attributes_are_kept_unless_they_may_change_by_themselves() {
         let kept = |permissions, file_type, changed| {
             let changed = Timestamp { seconds: changed, nanoseconds: 0 };
-            attributes_kept(&Attributes { permissions, file_type, changed, ..example() }, true)
+            attributes_kept(&Attributes { permissions, file_type, changed, ..example() }, Keeps::UNTIL_TOLD)
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("later").as_secs() as i64;
         assert_eq!(kept(0o755, FileType::Regular, now - 100), KEPT.as_secs());
@@ -318,8 +343,11 @@ mod tests {
         assert_eq!(kept(0o755, FileType::Regular, now + 100), UNSETTLED_COUNT.as_secs());
         assert_eq!(kept(0o3755, FileType::Directory, now), KEPT.as_secs());
         assert_eq!((kept(0o4755, FileType::Regular, 0), kept(0o2755, FileType::Regular, 0)), (0, 0));
-        assert_eq!(attributes_kept(&example(), false), 0);
-        assert_eq!(abi::EntryOut::new(1, &example(), true).attr_valid_seconds, 0);
+        assert_eq!(attributes_kept(&example(), Duration::ZERO), 0);
+        for (attributes, seconds) in [(Duration::ZERO, 0), (Keeps::OF_MADE, 1), (Keeps::UNTIL_TOLD, KEPT.as_secs())] {
+            let entry = abi::EntryOut::new(1, &example(), Keeps { name: true, attributes });
+            assert_eq!((entry.attr_valid_seconds, entry.entry_valid_seconds), (seconds, KEPT.as_secs()));
+        }
     }
 
     #[test]

@@ -179,13 +179,13 @@ impl Device {
         self.write(error, unique, &[body])
     }
 
-    fn notify(&self, code: i32, head: &(impl IntoBytes + Immutable), rest: &[&[u8]]) -> io::Result<()> {
+    /// Whether there was something to tell: the kernel may have forgotten the node or the name.
+    fn notify(&self, code: i32, head: &(impl IntoBytes + Immutable), rest: &[&[u8]]) -> io::Result<bool> {
         let mut parts = [head.as_bytes(), &[], &[]];
         parts[1..][..rest.len()].copy_from_slice(rest);
         match self.write(code, 0, &parts) {
-            // The kernel has forgotten the node or the name: there is nothing to tell.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            outcome => outcome,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            outcome => outcome.map(|()| true),
         }
     }
 
@@ -207,17 +207,18 @@ impl KernelCache for Device {
         self.expires_names
     }
 
-    fn drop_attributes(&self, number: u64) -> io::Result<()> {
-        self.invalidate(number, -1, 0)
+    fn drop_attributes(&self, number: u64) -> io::Result<bool> {
+        let head = abi::InvalidateInodeOut { node: number, offset: -1, length: 0 };
+        self.notify(notify::INVALIDATE_INODE, &head, &[])
     }
 
     fn invalidate(&self, number: u64, offset: i64, length: i64) -> io::Result<()> {
-        self.notify(notify::INVALIDATE_INODE, &abi::InvalidateInodeOut { node: number, offset, length }, &[])
+        self.notify(notify::INVALIDATE_INODE, &abi::InvalidateInodeOut { node: number, offset, length }, &[]).map(drop)
     }
 
     fn store(&self, number: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let size = u32::try_from(bytes.len()).map_err(|_| OsErrno::TOOBIG)?;
-        self.notify(notify::STORE, &abi::StoreOut { node: number, offset, size, padding: 0 }, &[bytes])
+        self.notify(notify::STORE, &abi::StoreOut { node: number, offset, size, padding: 0 }, &[bytes]).map(drop)
     }
 
     fn invalidate_name(&self, parent: u64, name: &[u8]) -> io::Result<()> {
@@ -233,7 +234,7 @@ impl KernelCache for Device {
 
     fn prune(&self, numbers: &[u64]) -> io::Result<()> {
         let count = u32::try_from(numbers.len()).map_err(|_| OsErrno::TOOBIG)?;
-        self.notify(notify::PRUNE, &abi::PruneOut { count, padding: 0, spare: 0 }, &[numbers.as_bytes()])
+        self.notify(notify::PRUNE, &abi::PruneOut { count, padding: 0, spare: 0 }, &[numbers.as_bytes()]).map(drop)
     }
 
     fn forget_unused(&self) -> io::Result<()> {
@@ -257,7 +258,7 @@ impl Device {
     fn name(&self, parent: u64, name: &[u8], flags: u32) -> io::Result<()> {
         let name_length = u32::try_from(name.len()).map_err(|_| OsErrno::NAMETOOLONG)?;
         let head = abi::InvalidateEntryOut { parent, name_length, flags };
-        self.notify(notify::INVALIDATE_ENTRY, &head, &[name, &[0]])
+        self.notify(notify::INVALIDATE_ENTRY, &head, &[name, &[0]]).map(drop)
     }
 }
 

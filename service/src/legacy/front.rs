@@ -1,7 +1,7 @@
 //! One instance as the kernel sees it: calls into [`Request`]s, [`Reply`]s into answers.
 
 use super::abi;
-use super::answer::{Answer, Given};
+use super::answer::{Answer, Given, Keeps};
 use super::incoming::{Call, FileOperation, Forgets, NodeOperation, Operation};
 use super::listing::end_listing;
 use crate::handles::OpenFile;
@@ -14,6 +14,7 @@ use poolfs_libservice::Entry;
 use poolfs_libservice::types::{Attributes, Errno, Name, NodeId, OpenFlags, SetAttributes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::error;
 use zerocopy::FromBytes;
 
@@ -173,6 +174,28 @@ impl Front {
         }
     }
 
+    /// An entry that the kernel has been given a reference to, with attributes that it may keep, and for how long. `unchanging` is from
+    /// before it was looked up.
+    pub(super) fn arriving(
+        &self,
+        context: &Context<'_>,
+        number: u64,
+        entry: Entry,
+        unchanging: Option<u64>,
+    ) -> (Entry, Duration) {
+        let nodes = &self.instance.nodes;
+        if nodes.is_retired(number) || !nodes.hold_arriving(entry.node) {
+            return (entry, Duration::ZERO);
+        }
+        if unchanging.is_some_and(|since| nodes.still_unchanging(since)) {
+            return (entry, Keeps::UNTIL_TOLD);
+        }
+        match self.ask(context, Request::Stat { node: entry.node }) {
+            Ok(Reply::Attributes(attributes)) => (Entry { attributes, ..entry }, Keeps::UNTIL_TOLD),
+            _ => (entry, Duration::ZERO),
+        }
+    }
+
     fn look_up_or_miss(
         &self,
         context: &Context<'_>,
@@ -181,6 +204,7 @@ impl Front {
         answer: &mut Answer<'_>,
     ) -> Outcome<()> {
         let may_keep = self.holds_name(parent, name.as_bytes());
+        let unchanging = self.instance.nodes.unchanging();
         match self.ask(context, Request::Lookup { parent, name }) {
             Ok(Reply::Entry(entry)) => {
                 if !self.instance.nodes.admits(entry.node) {
@@ -188,7 +212,8 @@ impl Front {
                     return Err(Errno::ENOMEM);
                 }
                 let number = self.enter_name(context, (parent, name.as_bytes()), &entry);
-                put_entry(number, &entry, may_keep, answer)
+                let (entry, attributes) = self.arriving(context, number, entry, unchanging);
+                put_entry(number, &entry, Keeps { name: may_keep, attributes }, answer)
             }
             Ok(_) => Err(mistaken()),
             Err(Errno::ENOENT) if may_keep => answer.put(&abi::EntryOut::missing(true)),
@@ -265,7 +290,7 @@ impl Front {
                 let retry = lost && !flags.contains(OpenFlags::EXCLUSIVE);
                 let created = if retry { Err(Errno::ESTALE) } else { created }?;
                 answer.give(name_of(parent, name));
-                return self.put(created, may_keep, answer);
+                return self.put_made(context, created, may_keep, answer);
             }
             Op::CreateNameless { permissions, flags } => Request::CreateNameless { parent, permissions, flags },
             Op::Open { flags } => return self.open(context, asking, flags, answer),
@@ -298,7 +323,7 @@ impl Front {
         let may_keep = name.is_some_and(|name| makes && self.holds_name(parent, name.as_bytes()));
         let reply = self.ask(context, request)?;
         name.into_iter().for_each(|name| answer.give(name_of(parent, name)));
-        self.put(reply, may_keep, answer)
+        self.put_made(context, reply, may_keep, answer)
     }
 
     fn on_file(
@@ -377,19 +402,20 @@ impl Front {
     }
 
     /// The replies that look the same to whatever they are the answer. A name in them the kernel may keep or not; attributes
-    /// that are the answer to a change it may not: it takes them even if it has been told of a newer change meanwhile.
+    /// that are the answer to a change it may not: it takes them even if it has been told of a newer change meanwhile. Those of a node
+    /// that was made just now it may.
     fn put(&self, reply: Reply, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
         match reply {
             Reply::Done => Ok(()),
-            Reply::Entry(entry) => put_entry(self.enter(&entry), &entry, may_keep, answer),
+            Reply::Entry(entry) => put_entry(self.enter(&entry), &entry, Keeps::name_only(may_keep), answer),
             Reply::Attributes(attributes) => answer.put(&abi::AttrOut::new(&attributes, false)),
             Reply::Opened { file, entry } => {
                 answer.give(Given::File(file.key()));
-                if let Some(entry) = &entry {
-                    put_entry(self.enter(entry), entry, may_keep, answer)?;
+                let is_made = entry.is_some();
+                if let Some(entry) = entry {
+                    put_entry(self.enter(&entry), &entry, Keeps::name_only(may_keep), answer)?;
                 }
-                let flags = self.open_flags(&file, entry.is_some());
-                answer.put(&abi::OpenOut { handle: file.key(), flags, backing: 0 })
+                answer.put(&abi::OpenOut { handle: file.key(), flags: self.open_flags(&file, is_made), backing: 0 })
             }
             Reply::Written(written) => put_count(written.count as u64, answer),
             Reply::Offset(offset) => answer.put(&abi::SeekOut { offset }),
@@ -397,6 +423,21 @@ impl Front {
             Reply::Statistics(statistics) => answer.put(&abi::StatfsOut::from(&statistics)),
             Reply::Count(_) | Reply::Names(_) => Err(mistaken()),
         }
+    }
+
+    /// The reply to a request by which a node may have been made.
+    fn put_made(&self, context: &Context<'_>, reply: Reply, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
+        let (entry, file) = match reply {
+            Reply::Entry(entry) => (entry, None),
+            Reply::Opened { file, entry: Some(entry) } => (entry, Some(file)),
+            other => return self.put(other, may_keep, answer),
+        };
+        file.iter().for_each(|file| answer.give(Given::File(file.key())));
+        let number = self.enter(&entry);
+        let (entry, attributes) = self.arriving(context, number, entry, None);
+        put_entry(number, &entry, Keeps { name: may_keep, attributes: attributes.min(Keeps::OF_MADE) }, answer)?;
+        let Some(file) = file else { return Ok(()) };
+        answer.put(&abi::OpenOut { handle: file.key(), flags: self.open_flags(&file, true), backing: 0 })
     }
 
     /// How the kernel caches an open file. A description that appends goes past its pages: it would send a write that
@@ -428,9 +469,9 @@ impl Front {
 }
 
 /// An entry under a number that it was entered by.
-fn put_entry(number: u64, entry: &Entry, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
+fn put_entry(number: u64, entry: &Entry, keeps: Keeps, answer: &mut Answer<'_>) -> Outcome<()> {
     answer.give(Given::Reference(number));
-    answer.put(&abi::EntryOut::new(number, &entry.attributes, may_keep))
+    answer.put(&abi::EntryOut::new(number, &entry.attributes, keeps))
 }
 
 fn put_count(count: u64, answer: &mut Answer<'_>) -> Outcome<()> {

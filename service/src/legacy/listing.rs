@@ -1,7 +1,7 @@
 //! Directory listings. Cookies 1 and 2 are those of `.` and `..`, the layers' own follow behind them.
 
 use super::abi::EntryOut;
-use super::answer::{Answer, Given, Listed};
+use super::answer::{Answer, Given, Keeps, Listed};
 use super::front::{Front, Outcome, mistaken};
 use crate::handles::OpenFile;
 use crate::request::{Context, Reply, Request};
@@ -138,6 +138,7 @@ impl Front {
         answer: &mut Answer<'_>,
     ) -> bool {
         let may_keep = self.holds_name(directory.node(), name.bytes);
+        let unchanging = self.instance.nodes.unchanging();
         match self.look_up(context, directory, name.bytes) {
             Ok(found) if !self.instance.nodes.has_room() => {
                 let _ = self.ask(context, Request::Forget { node: found.node, count: 1 });
@@ -145,8 +146,10 @@ impl Front {
             }
             Ok(found) => {
                 let number = self.enter_name(context, (directory.node(), name.bytes), &found);
+                let (found, attributes) = self.arriving(context, number, found, unchanging);
+                let keeps = Keeps { name: may_keep, attributes };
                 let name = Listed { inode: found.attributes.inode, file_type: found.attributes.file_type, ..*name };
-                let fits = answer.put_name(Some(&EntryOut::new(number, &found.attributes, may_keep)), &name);
+                let fits = answer.put_name(Some(&EntryOut::new(number, &found.attributes, keeps)), &name);
                 if fits {
                     answer.give(Given::Reference(number));
                 } else {

@@ -92,6 +92,8 @@ struct NameState {
 pub(super) struct Held {
     /// Attributes or access lists.
     attributes: bool,
+    /// They came with a name, and maybe before the kernel knew the node.
+    arriving: bool,
     /// Changes whose notifications about attributes are on their way.
     telling_attributes: u32,
     /// Names in it, if it is a directory; also of objects that do not exist.
@@ -167,6 +169,22 @@ impl NodeTable {
         let Some(state) = states.get_mut(&node).filter(|_| self.is_holding()) else { return false };
         state.held.attributes = true;
         true
+    }
+
+    /// The kernel has been given a reference with a name, and is about to be answered attributes with it; whether it may keep them, if
+    /// they are from after this call or have not changed since before it.
+    #[must_use]
+    pub fn hold_arriving(&self, node: NodeId) -> bool {
+        let mut states = self.states(node);
+        let Some(state) = states.get_mut(&node).filter(|_| self.is_holding()) else { return false };
+        (state.held.attributes, state.held.arriving) = (true, true);
+        true
+    }
+
+    /// Whether the kernel may get to know the node, with attributes, just now.
+    #[must_use]
+    pub fn is_arriving(&self, node: NodeId) -> bool {
+        self.states(node).get(&node).is_some_and(|state| state.held.arriving && state.kernel_references > 0)
     }
 
     /// The kernel is about to be answered what `name` stands for, or that it stands for nothing; whether it may keep that.
@@ -273,6 +291,7 @@ impl NodeTable {
     #[must_use]
     pub fn attributes_changed(&self, changing: Changing) -> Option<AttributesView> {
         let mut states = self.states(changing.node);
+        self.changes_ended.fetch_add(1, Ordering::SeqCst);
         let state = states.get_mut(&changing.node)?;
         Self::end_change(state, changing);
         if !std::mem::take(&mut state.held.attributes) && state.held.telling_attributes == 0 {
@@ -281,6 +300,19 @@ impl NodeTable {
         state.held.telling_attributes += 1;
         let size_since = (state.changes > state.size_told).then_some(state.changes);
         Some(AttributesView { number: state.number, size_since })
+    }
+
+    /// The point in all changes of attributes at which this one finds the instance, if none is under way.
+    #[must_use]
+    pub fn unchanging(&self) -> Option<u64> {
+        let ended = self.changes_ended.load(Ordering::SeqCst);
+        (self.changes_begun.load(Ordering::SeqCst) == ended).then_some(ended)
+    }
+
+    /// Whether no attributes have begun to change since.
+    #[must_use]
+    pub fn still_unchanging(&self, since: u64) -> bool {
+        self.changes_begun.load(Ordering::SeqCst) == since
     }
 
     /// The kernel knows of a change of attributes.
@@ -350,6 +382,31 @@ mod tests {
         assert!(table.hold_name(DIRECTORY, b"n", false) && !table.is_name_being_told(DIRECTORY, b"n"));
         table.name_told(DIRECTORY, b"n");
         assert!(table.name_changed(DIRECTORY, b"n").is_some());
+    }
+
+    #[test]
+    fn attributes_that_came_with_a_name_may_be_on_their_way_while_the_kernel_has_a_reference() {
+        let table = holding();
+        assert!(table.hold_attributes(NodeId(7)));
+        assert!(!table.is_arriving(NodeId(7)));
+        assert!(!table.hold_arriving(NodeId(8)), "no reference was given");
+        assert!(table.hold_arriving(NodeId(7)) && table.is_arriving(NodeId(7)));
+        assert!(changed(&table, NodeId(7)).is_some());
+        table.forget(70, 1);
+        assert!(!table.is_arriving(NodeId(7)));
+    }
+
+    #[test]
+    fn attributes_may_have_changed_since_as_soon_as_a_change_begins_and_until_it_ends() {
+        let table = holding();
+        let before = table.unchanging().expect("nothing changes");
+        assert!(table.still_unchanging(before));
+        let [first, second] = [7, 8].map(|node| table.attributes_changing(NodeId(node)));
+        assert!(!table.still_unchanging(before) && table.unchanging().is_none());
+        let _ = table.attributes_changed(first);
+        assert_eq!(table.unchanging(), None);
+        let _ = table.attributes_changed(second);
+        assert!(!table.still_unchanging(before) && table.unchanging().is_some_and(|now| table.still_unchanging(now)));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use poolfs_ipc::notice::Version;
 use poolfs_ipc::segment::Noted;
 use poolfs_libservice::types::{Attributes, FileType, NodeId};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long after its last change a file may be on its way to the disk.
@@ -57,6 +58,7 @@ impl NodeTable {
     /// Attributes are about to change: from here on nobody is shown them who does not ask.
     pub fn attributes_changing(&self, node: NodeId) -> Changing {
         let mut states = self.states(node);
+        self.changes_begun.fetch_add(1, Ordering::SeqCst);
         let born = states.get_mut(&node).map(|state| {
             state.edition.begin_change();
             state.forget_noted();

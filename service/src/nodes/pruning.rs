@@ -369,8 +369,8 @@ pub(super) mod tests {
             true
         }
 
-        fn drop_attributes(&self, _: u64) -> io::Result<()> {
-            Ok(())
+        fn drop_attributes(&self, _: u64) -> io::Result<bool> {
+            Ok(true)
         }
 
         fn invalidate(&self, _: u64, _: i64, _: i64) -> io::Result<()> {
