@@ -14,7 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The disk first: the others are compared with it.
-const TARGETS: [Target; 5] = [Target::Ext4, Target::Library, Target::Fuse, Target::Overlayfs, Target::FuseOverlayfs];
+fn targets() -> Vec<Target> {
+    let others = Target::all().into_iter().filter(|target| *target != Target::Ext4);
+    std::iter::once(Target::Ext4).chain(others).collect()
+}
 
 /// Where the folder to work in is shown: databases that do not run as root reach it there wherever it is.
 const SHOWN: &str = "/run/disk";
@@ -24,7 +27,7 @@ const LIMIT: &str = "120";
 
 /// Medians of `rounds` rounds of the scripts in a folder.
 pub fn run(work: &Path, poolfs: &Path, scripts: &Path, rounds: u32) -> Result<Table> {
-    let scripts = scripts_in(&fs::canonicalize(scripts)?)?;
+    let (scripts, targets) = (scripts_in(&fs::canonicalize(scripts)?)?, targets());
     fs::create_dir_all(SHOWN)?;
     mount_bind(work, SHOWN)?;
     let folder = Path::new(SHOWN);
@@ -36,7 +39,7 @@ pub fn run(work: &Path, poolfs: &Path, scripts: &Path, rounds: u32) -> Result<Ta
         for script in &scripts {
             eprintln!("round {} of {rounds}: {}", round + 1, script.display());
             laboratory.mount()?;
-            for target in turned(&TARGETS, round) {
+            for target in turned(&targets, round) {
                 // The library and FUSE share a mount.
                 let place = laboratory.directory(target).join(format!("database-{}", target.title()));
                 fs::create_dir_all(&place)?;
@@ -49,11 +52,12 @@ pub fn run(work: &Path, poolfs: &Path, scripts: &Path, rounds: u32) -> Result<Ta
         }
     }
     let row = |(number, title): (usize, String)| {
-        let medians = TARGETS.map(|target| samples.get_mut(&(number, target)).map_or(0.0, |all| median(all)));
-        Row { title, medians: medians.to_vec() }
+        let middle = |target: &Target| samples.get_mut(&(number, *target)).map_or(0.0, |all| median(all));
+        Row { title, medians: targets.iter().map(middle).collect() }
     };
     let rows = titles.into_iter().enumerate().map(row).collect();
-    Ok(Table::of_operations(&TARGETS.map(Target::title), rows))
+    let columns: Vec<&str> = targets.iter().map(|target| target.title()).collect();
+    Ok(Table::of_operations(&columns, rows))
 }
 
 /// Puts times to those of other rounds and targets, each to its title's row.

@@ -31,6 +31,10 @@ const CASES: &[(&str, bool, &str)] = &[
     ("open-close", true, "open and close"),
     ("stat", true, "stat"),
     ("create-unlink", true, "create and unlink"),
+    ("create-write-unlink-4096", true, "create, write 4 KiB, close and unlink"),
+    ("rename-over", true, "create and rename over a file"),
+    ("append-128", true, "append 128 B"),
+    ("scattered-20", true, "20 scattered writes of 4 KiB, then fdatasync"),
 ];
 
 /// The same where the service, the caller and the kernel's flushing of pages share one CPU.
@@ -60,17 +64,19 @@ const SETTLING: Duration = Duration::from_secs(6);
 
 /// Runs all cases `rounds` times in `work`, a folder on the disk to measure on.
 pub fn run(work: &Path, poolfs: &Path, rounds: u32, milliseconds: u64) -> Result<Table> {
+    let all = Target::all();
     let mut laboratory = Laboratory::new(work, poolfs, "0-1")?;
     let mut rows = on_all_cores(&mut laboratory, rounds, milliseconds)?;
     drop(laboratory);
     let mut laboratory = Laboratory::new(&work.join("one-core"), poolfs, "0")?;
     rows.extend(on_one_core(&mut laboratory, rounds, milliseconds)?);
-    let columns: Vec<&str> = Target::ALL.iter().map(|target| target.title()).chain([MAPPED]).collect();
+    let columns: Vec<&str> = all.iter().map(|target| target.title()).chain([MAPPED]).collect();
     Ok(Table::of_operations(&columns, rows))
 }
 
 fn on_all_cores(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> Result<Vec<Row>> {
     prepare(laboratory, rounds)?;
+    let all = Target::all();
     let memory = Memory::mount(&laboratory.folder().join("memory"))?;
     let mut samples: BTreeMap<(usize, Target), Vec<f64>> = BTreeMap::new();
     let mut mapped: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
@@ -86,7 +92,7 @@ fn on_all_cores(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> 
             }
             eprintln!("round {} of {rounds}: {title}", round + 1);
             let processes = if *title == BY_TWO { 2 } else { 1 };
-            for target in turned(&Target::ALL, round) {
+            for target in turned(&all, round) {
                 if !warm {
                     drop_caches()?;
                 }
@@ -101,7 +107,7 @@ fn on_all_cores(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> 
         }
         eprintln!("round {} of {rounds}: first byte", round + 1);
         for time in round * COPY_UPS..(round + 1) * COPY_UPS {
-            for target in turned(&Target::ALL, time) {
+            for target in turned(&all, time) {
                 // The library and FUSE share a mount: each gets a file nobody has written yet.
                 let file = 2 * time + u32::from(target == Target::Fuse);
                 let operation = format!("one-byte-{file}");
@@ -114,8 +120,8 @@ fn on_all_cores(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> 
     laboratory.unmount()?;
     let titles = CASES.iter().map(|case| case.2).chain(["open, write 1 byte into a 64 MiB lower file, close"]);
     let row = |(case, title): (usize, &str)| {
-        let mut medians =
-            Target::ALL.map(|target| samples.get_mut(&(case, target)).map_or(0.0, |all| median(all))).to_vec();
+        let middle = |target: &Target| samples.get_mut(&(case, *target)).map_or(0.0, |all| median(all));
+        let mut medians: Vec<f64> = all.iter().map(middle).collect();
         medians.push(mapped.get_mut(&case).map_or(0.0, |all| median(all)));
         Row { title: title.to_owned(), medians }
     };
@@ -126,19 +132,20 @@ fn on_one_core(laboratory: &mut Laboratory, rounds: u32, milliseconds: u64) -> R
     for target in [Target::Library, Target::Fuse] {
         fill(&laboratory.lower().join(data_file(target, true)), LARGE_BYTES)?;
     }
-    let mut rows = Vec::new();
+    let (all, mut rows) = (Target::all(), Vec::new());
     for (operation, title) in ON_ONE_CORE {
         let mut samples: BTreeMap<Target, Vec<f64>> = BTreeMap::new();
         for round in 0..rounds {
             eprintln!("round {} of {rounds}: {title}", round + 1);
             laboratory.unmount()?;
             laboratory.mount()?;
-            for target in turned(&Target::ALL, round) {
+            for target in turned(&all, round) {
                 let work = Work { operation, warm: true, milliseconds, cpu: Some(0) };
                 samples.entry(target).or_default().extend(workers(laboratory, target, &work, 1)?);
             }
         }
-        let mut medians = Target::ALL.map(|target| samples.get_mut(&target).map_or(0.0, |all| median(all))).to_vec();
+        let middle = |target: &Target| samples.get_mut(target).map_or(0.0, |all| median(all));
+        let mut medians: Vec<f64> = all.iter().map(middle).collect();
         medians.push(0.0);
         rows.push(Row { title: (*title).to_owned(), medians });
     }
@@ -200,7 +207,7 @@ fn prepare(laboratory: &Laboratory, rounds: u32) -> Result<()> {
 
 /// Has every target read what is measured as cached.
 fn settle(laboratory: &Laboratory) -> Result<()> {
-    for target in Target::ALL {
+    for target in Target::all() {
         workers(laboratory, target, &Work { operation: "read-1048576", warm: true, milliseconds: 0, cpu: None }, 1)?;
     }
     sleep(SETTLING);

@@ -18,11 +18,32 @@ pub enum Target {
     Overlayfs,
     /// fuse-overlayfs
     FuseOverlayfs,
+    /// gVisor's kernel at user level (runsc), which opens the disk's files itself (directfs)
+    Gvisor,
+    /// the same, with what is written kept in memory
+    GvisorOverlay,
 }
 
 impl Target {
-    /// All of them, in the order of the tables.
-    pub const ALL: [Target; 5] = [Self::Library, Self::Fuse, Self::Ext4, Self::Overlayfs, Self::FuseOverlayfs];
+    /// Those that every machine has, in the order of the tables.
+    pub const USUAL: [Target; 5] = [Self::Library, Self::Fuse, Self::Ext4, Self::Overlayfs, Self::FuseOverlayfs];
+    /// Those that run in a sandbox of their own.
+    pub const SANDBOXES: [Target; 2] = [Self::Gvisor, Self::GvisorOverlay];
+
+    /// Whether this machine has what it needs.
+    pub fn is_there(self) -> bool {
+        !Self::SANDBOXES.contains(&self) || runsc().exists()
+    }
+
+    /// All that this machine has, in the order of the tables.
+    pub fn all() -> Vec<Target> {
+        Self::USUAL.into_iter().chain(Self::SANDBOXES).filter(|target| target.is_there()).collect()
+    }
+
+    /// Whether its files are in a union; else they are in a directory of the disk.
+    fn is_union(self) -> bool {
+        self != Self::Ext4 && !Self::SANDBOXES.contains(&self)
+    }
 
     /// The column's heading.
     pub fn title(self) -> &'static str {
@@ -32,8 +53,15 @@ impl Target {
             Self::Ext4 => "ext4",
             Self::Overlayfs => "overlayfs",
             Self::FuseOverlayfs => "fuse-overlayfs",
+            Self::Gvisor => "gVisor",
+            Self::GvisorOverlay => "gVisor, overlay",
         }
     }
+}
+
+/// gVisor's program, where `make bench` installs it.
+fn runsc() -> PathBuf {
+    PathBuf::from("target/tools/bin/runsc")
 }
 
 /// The targets in an order of each round's own.
@@ -92,25 +120,37 @@ impl Laboratory {
             Target::Ext4 => self.folder.join("native"),
             Target::Overlayfs => self.folder.join("overlayfs"),
             Target::FuseOverlayfs => self.folder.join("fuse-overlayfs"),
+            Target::Gvisor => self.folder.join("gvisor"),
+            Target::GvisorOverlay => self.folder.join("gvisor-overlay"),
         }
     }
 
     /// A command that runs in the target's way.
     pub fn command(&self, target: Target, program: &Path) -> Command {
-        if target == Target::Library {
-            let mut command = self.poolfs();
-            command.args(["exec", &self.pool, "--"]).arg(program);
-            return command;
-        }
-        Command::new(program)
+        let (mut command, words): (Command, &[&str]) = match target {
+            Target::Library => (self.poolfs(), &["exec", &self.pool, "--"]),
+            Target::Gvisor => (self.sandbox(), &["--overlay2=none", "do", "-force-overlay=false", "--"]),
+            Target::GvisorOverlay => (self.sandbox(), &["do", "--"]),
+            _ => return Command::new(program),
+        };
+        command.args(words).arg(program);
+        command
     }
 
-    /// Mounts everything with fresh upper directories and nothing cached. The copy for the disk's own filesystem is made
-    /// once.
+    /// gVisor's program, which has the whole host's files in view.
+    fn sandbox(&self) -> Command {
+        let mut command = Command::new(runsc());
+        command.arg("--root").arg(self.folder.join("gvisor-state")).args(["--network=none", "--ignore-cgroups"]);
+        command
+    }
+
+    /// Mounts everything with fresh upper directories and nothing cached. The copies for those that are no union are made once.
     pub fn mount(&mut self) -> Result<()> {
-        let native = self.directory(Target::Ext4);
-        if !native.exists() {
-            succeed(Command::new("cp").arg("-a").arg(self.lower()).arg(&native))?;
+        for target in Target::all().into_iter().filter(|target| !target.is_union()) {
+            let copy = self.directory(target);
+            if !copy.exists() {
+                succeed(Command::new("cp").arg("-a").arg(self.lower()).arg(&copy))?;
+            }
         }
         for target in [Target::Library, Target::Overlayfs, Target::FuseOverlayfs] {
             let branches = Branches::beside(&self.directory(target))?;
@@ -129,7 +169,7 @@ impl Laboratory {
                 succeed(Command::new("fuse-overlayfs").args(["-o", &options]).arg(&branches.at))
             }
             Target::Library | Target::Fuse => self.mount_stored(branches, "sparse"),
-            Target::Ext4 => bail!("{} is no union", target.title()),
+            Target::Ext4 | Target::Gvisor | Target::GvisorOverlay => bail!("{} is no union", target.title()),
         }
     }
 

@@ -3,10 +3,15 @@
 use crate::mapped::Mapped;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// Most bytes of the file that is appended to, before it begins anew.
+const APPENDED_MAX: u64 = 64 << 20;
+/// Bytes of each of several writes before a sync.
+const SCATTERED_BYTES: usize = 4096;
 
 /// Names of the files whose first byte written is measured.
 pub fn copy_up_file(number: u32) -> String {
@@ -34,6 +39,14 @@ pub enum Operation {
     RelativeStat,
     /// create, close and unlink
     CreateUnlink,
+    /// create, write so many bytes, close and unlink
+    CreateWriteUnlink(usize),
+    /// create an empty file and rename it over another one
+    RenameOver,
+    /// write of so many bytes to a descriptor opened with `O_APPEND`
+    Append(usize),
+    /// so many pwrites of 4 KiB to random blocks, then fdatasync
+    Scattered(usize),
     /// open, write one byte in the middle, close; a lower file nobody has written yet
     OneByte(u32),
 }
@@ -48,6 +61,7 @@ impl Operation {
             "stat" => Self::Stat,
             "relative-stat" => Self::RelativeStat,
             "create-unlink" => Self::CreateUnlink,
+            "rename-over" => Self::RenameOver,
             _ => {
                 if let Some(bytes) = number("read-") {
                     Self::Read(bytes as usize)
@@ -57,6 +71,12 @@ impl Operation {
                     Self::Follow(bytes as usize)
                 } else if let Some(bytes) = number("write-") {
                     Self::Write(bytes as usize)
+                } else if let Some(bytes) = number("create-write-unlink-") {
+                    Self::CreateWriteUnlink(bytes as usize)
+                } else if let Some(bytes) = number("append-") {
+                    Self::Append(bytes as usize)
+                } else if let Some(writes) = number("scattered-") {
+                    Self::Scattered(writes as usize)
                 } else if let Some(file) = number("one-byte-") {
                     Self::OneByte(file)
                 } else {
@@ -137,6 +157,47 @@ pub fn run(directory: &Path, data: &str, operation: Operation, time: Duration, w
             Box::new(move || {
                 File::create(&path)?;
                 Ok(fs::remove_file(&path)?)
+            })
+        }
+        Operation::CreateWriteUnlink(bytes) => {
+            let (path, buffer) = (directory.join("created"), vec![0x5a; bytes]);
+            Box::new(move || {
+                File::create(&path)?.write_all(&buffer)?;
+                Ok(fs::remove_file(&path)?)
+            })
+        }
+        Operation::RenameOver => {
+            let [from, to] = ["renamed", "replaced"].map(|name| directory.join(name));
+            File::create(&to)?;
+            Box::new(move || {
+                File::create(&from)?;
+                Ok(fs::rename(&from, &to)?)
+            })
+        }
+        Operation::Append(bytes) => {
+            let path = directory.join("appended");
+            let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+            let buffer = vec![0x5a; bytes];
+            let mut length = 0;
+            Box::new(move || {
+                length += bytes as u64;
+                if length > APPENDED_MAX {
+                    file.set_len(0)?;
+                    length = 0;
+                }
+                Ok(file.write_all(&buffer)?)
+            })
+        }
+        Operation::Scattered(writes) => {
+            let file = OpenOptions::new().write(true).open(&data)?;
+            let length = file.metadata()?.len();
+            let buffer = vec![0x5a; SCATTERED_BYTES];
+            let mut blocks = Blocks::new(length, SCATTERED_BYTES, true, &mut most);
+            Box::new(move || {
+                for _ in 0..writes {
+                    file.write_all_at(&buffer, blocks.next_offset())?;
+                }
+                Ok(file.sync_data()?)
             })
         }
         Operation::OneByte(number) => {
