@@ -50,11 +50,14 @@ suites: build tools $(WORK)/root.tar ## the long program lists, on the disk and 
 soak: build tools $(WORK)/root.tar $(WORK)/guest/vmlinuz ## what takes hours; writes docs/soak.md (one stage: cargo xtask soak --only NAME)
 	$(CARGO) xtask soak
 
-bench: build ## paired measurements (about half an hour; ONLY="NAME ..." for some); writes the tables of docs/benchmarks.md
+bench: build $(TOOLS)/bin/runsc ## paired measurements (about half an hour; ONLY="NAME ..." for some); writes the tables of docs/benchmarks.md
 	packaging/benchmarks.sh $(ONLY)
 
-bench-databases: build ## RocksDB, SQLite, Redis and PostgreSQL on every filesystem, fio and MariaDB on data of images (about half an hour); writes their tables of docs/benchmarks.md
+bench-databases: build $(TOOLS)/bin/runsc ## RocksDB, SQLite, Redis and PostgreSQL on every filesystem, fio and MariaDB on data of images (about half an hour); writes their tables of docs/benchmarks.md
 	packaging/benchmarks.sh image-data databases
+
+$(TOOLS)/bin/runsc:
+	packaging/install-runsc.sh $@
 
 lint: packages ## format, clippy, licences and sources of dependencies, the project's own rules
 	$(CARGO) fmt --all --check

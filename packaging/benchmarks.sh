@@ -40,6 +40,7 @@ about() {
     copy) echo "one copy of so many bytes, both areas in memory." ;;
     files)
         echo "a union over one lower directory on the same disk (ext4: a plain copy of the directory)."
+        echo "gVisor: its runsc with a directory of the disk (directfs); overlay: with what is written kept in memory. Neither where there is no Go to install it by."
         echo "What is called cached was read some seconds before, so that both caches hold it in large pages."
         echo "\"mapped memory\" is the limit of what is cached: the same loop copies from a mapping, with all its pages, of a tmpfs file of the same size."
         ;;

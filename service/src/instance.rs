@@ -314,6 +314,11 @@ impl Instance {
         let _ = self.transport.set(transport);
     }
 
+    /// How the kernel's requests come.
+    pub(crate) fn transport(&self) -> Transport {
+        self.transport.get().copied().unwrap_or_default()
+    }
+
     /// Another instance is about to show the same: from here on the kernel keeps nothing of this one, for good.
     pub fn share(&self) {
         self.shared.store(true, Ordering::Release);
@@ -485,7 +490,7 @@ impl Instance {
         InstanceStatus {
             instance: self.spec.instance.clone(),
             mount_point: self.spec.mount_point.clone(),
-            transport: self.transport.get().copied().unwrap_or_default(),
+            transport: self.transport(),
             sessions: self.adopter.get().map_or(0, |adopter| adopter.sessions()),
             sessions_refused: self.adopter.get().map_or_else(BTreeMap::new, |adopter| {
                 adopter.refused().into_iter().map(|(errno, count)| (errno.name().to_owned(), count)).collect()

@@ -166,6 +166,7 @@ mod tests {
             suid: false,
             is_root: false,
             ids: None,
+            transport: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! What poolfs tells of processes and of itself while it works: `why`, `status --watch`, `trace`, and the reports of the library.
 
-use poolfs_tests::{Pool, Stepper, Way, compile, isolated};
+use poolfs_tests::{Pool, Stepper, Way, compile, isolated, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
@@ -435,5 +435,39 @@ f = os.open(\"taken\", os.O_CREAT | os.O_RDWR)
         assert!(outcome.err.contains(" python3 library="), "{outcome:?}");
         assert_eq!(fs::read(at.join("taken")).expect("made"), b"");
         drop(mount);
+    });
+}
+
+#[test]
+fn the_kernels_requests_come_as_was_asked_for_or_the_mount_is_refused() {
+    isolated("the_kernels_requests_come_as_was_asked_for_or_the_mount_is_refused", |folder| {
+        for name in ["dir", "mnt"] {
+            fs::create_dir(folder.join(name)).expect("a folder");
+        }
+        let pool = Pool::create(folder, "16M");
+        let by = |way: &str| run(&mut pool.line(&format!("mount POOL @mnt --dir @dir --fuse-transport {way}")));
+        let transport = || pool.status()["service"]["instances"][0]["transport"].clone();
+        for way in ["dev-fuse", "auto", "io-uring"] {
+            let outcome = by(way);
+            if outcome.code != 0 {
+                // The kernel offers it only where its administrator says so.
+                assert!(way == "io-uring" && outcome.err.contains("poolfs doctor"), "{way}: {outcome:?}");
+                assert!(fs::read_dir(folder.join("mnt")).expect("nothing is mounted").next().is_none());
+                continue;
+            }
+            fs::write(folder.join("mnt/file"), way).expect("written");
+            let transport = transport();
+            assert!(way == "auto" || transport == way, "{way}: {transport}");
+            let _ = run(&mut pool.line("umount POOL @mnt")).expect("umount");
+        }
+        let ways = [
+            "exec POOL --fuse-transport dev-fuse --mount at=MNT,dir=DIR -- true",
+            "mount POOL @mnt --dir @dir --fuse-transport x",
+        ];
+        let places = |line: &str| {
+            line.replace("MNT", &folder.join("mnt").display().to_string())
+                .replace("DIR", &folder.join("dir").display().to_string())
+        };
+        assert_eq!(ways.map(|line| run(&mut pool.line(&places(line))).code), [0, 2]);
     });
 }

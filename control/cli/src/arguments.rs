@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::text::{parse_duration, parse_size, parse_upper_size};
-use clap::{Args, Parser, Subcommand};
-use poolfs_service_protocol::{IdRange, UpperFormat};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use poolfs_service_protocol::{IdRange, Transport, UpperFormat};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -271,6 +271,32 @@ pub struct MountArguments {
     /// Let its device files be opened
     #[arg(long)]
     pub dev: bool,
+    /// How the kernel's requests come to the service; auto: by io-uring where it can be had
+    #[arg(long, value_name = "WAY", value_enum, default_value_t)]
+    pub fuse_transport: FuseTransport,
+}
+
+/// How the kernel's requests come to the service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum FuseTransport {
+    /// By io-uring where it can be had
+    #[default]
+    Auto,
+    /// From /dev/fuse
+    DevFuse,
+    /// By io-uring, or not at all
+    IoUring,
+}
+
+impl FuseTransport {
+    /// The one that it has to be, if any.
+    pub fn chosen(self) -> Option<Transport> {
+        match self {
+            FuseTransport::Auto => None,
+            FuseTransport::DevFuse => Some(Transport::DevFuse),
+            FuseTransport::IoUring => Some(Transport::IoUring),
+        }
+    }
 }
 
 /// Arguments of `exec`.
@@ -288,6 +314,9 @@ pub struct ExecArguments {
     /// Without the library: everything by FUSE
     #[arg(long = "fuse", visible_alias = "legacy")]
     pub legacy: bool,
+    /// How the kernel's requests to what is mounted come to the service
+    #[arg(long, value_name = "WAY", value_enum, default_value_t)]
+    pub fuse_transport: FuseTransport,
     /// The command
     #[arg(last = true, required = true)]
     pub command: Vec<String>,
@@ -322,6 +351,9 @@ pub struct RunArguments {
     /// Most that what it writes may take on disk, as 10G: then ENOSPC [default: what the filesystem has]
     #[arg(long, value_name = "SIZE", value_parser = parse_upper_size)]
     pub upper_size: Option<u64>,
+    /// How the kernel's requests come to the service
+    #[arg(long, value_name = "WAY", value_enum, default_value_t)]
+    pub fuse_transport: FuseTransport,
     /// Keep the standard input open
     #[arg(short)]
     pub interactive: bool,

@@ -219,8 +219,8 @@ fn noted_limit(upper: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mount::has_suspects;
     use crate::record::ProcessRecord;
+    use crate::unmount::has_suspects;
     use poolfs_host::LinuxHost;
     use poolfs_service_protocol::MountSpec;
 
@@ -241,8 +241,16 @@ mod tests {
             let (found, others) = (find(wanted), find(used));
             let places = others.into_iter().map(|found| found.whereabouts).filter(|_| is_noted).collect();
             let (instance, mount_point, stack) = ("x-1".to_owned(), "/mnt".into(), used.clone());
-            let spec =
-                MountSpec { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None };
+            let spec = MountSpec {
+                instance,
+                mount_point,
+                stack,
+                devices: false,
+                suid: false,
+                is_root: false,
+                ids: None,
+                transport: None,
+            };
             let used = InstanceRecord { spec, owner: None, container: None, mounter: None, places };
             conflict((wanted, &found), &used, is_own_pool).is_some()
         };
@@ -297,7 +305,16 @@ mod tests {
         context.host = Box::new(std::sync::Arc::clone(&host));
         let stack = StackSpec::Directory { directory: "/data".into() };
         let (instance, mount_point) = ("web-1".to_owned(), "/mnt".into());
-        let spec = MountSpec { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None };
+        let spec = MountSpec {
+            instance,
+            mount_point,
+            stack,
+            devices: false,
+            suid: false,
+            is_root: false,
+            ids: None,
+            transport: None,
+        };
         let mounter = ProcessRecord::of(&*context.host, 42);
         let known = InstanceRecord { spec, owner: None, container: None, mounter, places: Vec::new() };
         let pool = PoolRecord {

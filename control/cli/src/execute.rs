@@ -3,7 +3,7 @@
 use crate::arguments::{EnterArguments, ExecArguments};
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
-use crate::mount::{Wanted, mount_instance, split_lowers, unmount_flushed};
+use crate::mount::{Wanted, mount_instance, split_lowers};
 use crate::outlived::{self, group_name};
 use crate::pool::{self, NewPool};
 use crate::record::{PoolRecord, ProcessRecord};
@@ -11,8 +11,9 @@ use crate::service;
 use crate::signals::{Signals, status_code};
 use crate::state::Locked;
 use crate::text::{parse_upper_size, pasted};
+use crate::unmount::unmount_flushed;
 use poolfs_host::{CpuSet, Leaf};
-use poolfs_service_protocol::{Ending, StackSpec, Storage, UpperFormat};
+use poolfs_service_protocol::{Ending, StackSpec, Storage, Transport, UpperFormat};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -44,7 +45,7 @@ pub fn execute(context: &Context, arguments: &ExecArguments) -> Result<u8> {
         None => throw_away_pool(context, own.clone())?,
     };
     let mut mounted = Vec::new();
-    let result = mount_all(context, &name, mounts, &own, &mut mounted)
+    let result = mount_all(context, &name, mounts, arguments.fuse_transport.chosen(), &own, &mut mounted)
         .and_then(|()| run_in_pool(context, arguments, &name, &own, &mut signals));
     let cleaned = clean_up(context, &name, &mounted, &own, arguments.pool.is_none());
     result.and_then(|status| cleaned.map(|()| status))
@@ -71,11 +72,12 @@ fn mount_all(
     context: &Context,
     name: &str,
     mounts: Vec<(PathBuf, StackSpec)>,
+    transport: Option<Transport>,
     own: &ProcessRecord,
     mounted: &mut Vec<String>,
 ) -> Result<()> {
     for (mount_point, stack) in mounts {
-        let wanted = Wanted { owner: Some(own.clone()), ..Wanted::new(mount_point, stack) };
+        let wanted = Wanted { owner: Some(own.clone()), transport, ..Wanted::new(mount_point, stack) };
         mounted.push(mount_instance(context, name, wanted)?.instance);
     }
     let pool = pool::lock(context, name)?;

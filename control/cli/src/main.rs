@@ -32,6 +32,7 @@ mod status;
 mod text;
 mod trace;
 mod trees;
+mod unmount;
 mod waiting;
 mod watch;
 mod why;
@@ -130,7 +131,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
             pool::sweep(context);
             mount::mount(context, arguments)?;
         }
-        Command::Umount { pool, mount_point, force } => mount::umount(context, &pool, &mount_point, force)?,
+        Command::Umount { pool, mount_point, force } => unmount::umount(context, &pool, &mount_point, force)?,
         Command::Diff { pool, place, blocks } => trees::diff(context, &pool, &place, blocks)?,
         Command::Commit { pool, place, image } => trees::commit(context, &pool, &place, &image)?,
         Command::Flatten { pool, place } => trees::flatten(context, &pool, &place)?,

@@ -1,16 +1,19 @@
-//! Mounts instances and unmounts them.
+//! Mounts instances.
 
 use crate::arguments::MountArguments;
 use crate::context::Context;
-use crate::failure::{Code, Failure, Result};
+use crate::failure::{Failure, Result};
 use crate::places::{self, Found};
 use crate::record::{InstanceRecord, MemoryRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
-use crate::text::{complain, pasted};
+use crate::text::pasted;
+use crate::unmount::unmount_instance;
 use crate::{branches, memory, pool, service, signals, waiting};
-use poolfs_host::{Host, MountEntry, mount_table, mounted_over, pool_mounts};
+use poolfs_host::{MountEntry, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
-use poolfs_service_protocol::{CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage};
+use poolfs_service_protocol::{
+    CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage, Transport,
+};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -38,12 +41,15 @@ pub struct Wanted {
     pub suid: bool,
     /// Whether device files of it can be opened.
     pub devices: bool,
+    /// How the kernel's requests are to come.
+    pub transport: Option<Transport>,
 }
 
 impl Wanted {
     /// A mount for everybody, as a user wants it who says nothing else.
     pub fn new(mount_point: PathBuf, stack: StackSpec) -> Wanted {
-        Wanted { mount_point, stack, owner: None, container: None, ids: None, suid: false, devices: false }
+        let (owner, container, ids, transport) = (None, None, None, None);
+        Wanted { mount_point, stack, owner, container, ids, suid: false, devices: false, transport }
     }
 }
 
@@ -65,80 +71,13 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
             ));
         }
     };
-    let wanted = Wanted { suid: arguments.suid, devices: arguments.dev, ..Wanted::new(arguments.mount_point, stack) };
+    let wanted = Wanted {
+        suid: arguments.suid,
+        devices: arguments.dev,
+        transport: arguments.fuse_transport.chosen(),
+        ..Wanted::new(arguments.mount_point, stack)
+    };
     mount_instance(context, &arguments.pool, wanted).map(|_| ())
-}
-
-/// What is said of a mount that is unmounted by force before its branch has taken everything.
-const LATE: &str = "not all that was written was on the disk in time; what its branch has not taken since is lost";
-
-/// The command `umount`.
-pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) -> Result<()> {
-    let pool = pool::lock(context, name)?;
-    let instance = instance_at(context, &pool.record, mount_point)?;
-    if let Some(container) = &instance.container {
-        let remedy = format!("end the container with `poolfs stop {container}`");
-        let cause = format!("it is the root of the container {container}");
-        return Err(Failure::in_use(mount_point.display().to_string(), cause, remedy));
-    }
-    if let Some(mounter) = instance.mounter.as_ref().filter(|mounter| mounter.is_alive(&*context.host)) {
-        let cause = format!("process {} is about to mount it", mounter.pid);
-        let remedy = format!("wait until it is mounted; `kill {}` gives that up", mounter.pid);
-        return Err(Failure::in_use(mount_point.display().to_string(), cause, remedy));
-    }
-    let instance = instance.spec.instance.clone();
-    if pool.record.service_alive(&*context.host) == Some(true) {
-        // What such a service has stays its own, also by force: only its end would give it back.
-        if let Err(failure) = waiting::ping(context, name)
-            && !service::is_ending(context, &pool.record)?
-        {
-            return Err(failure);
-        }
-    }
-    // What there is to flush may take long, and its branch may never answer. Others go on meanwhile.
-    drop(pool);
-    let mut flushed = service::flush(context, name, &instance, force);
-    let gives_up = force && matches!(&flushed, Err(failure) if failure.code() == Code::NoAnswer);
-    if gives_up {
-        // The flush has had its time.
-        context.patience.renew();
-        if waiting::ping(context, name).is_ok() {
-            let failure = Failure::new(mount_point.display().to_string(), LATE, "").with_code(Code::NoAnswer);
-            // A branch that is only slow may have time.
-            let command = Command::Unmount { instance: instance.clone(), ending: Ending::Forced };
-            flushed = service::tell(context, name, &command).and(Err(failure));
-        }
-    }
-    let mut pool = match pool::lock(context, name) {
-        Ok(pool) => pool,
-        // What the flush said may never be said again.
-        Err(failure) => return flushed.and(Err(failure)),
-    };
-    let has_died = |failure: &Failure, pool: &Locked<PoolRecord>| {
-        failure.code() == Code::NoAnswer
-            && is_recorded(pool, &instance)
-            && pool.record.service_alive(&*context.host) != Some(true)
-    };
-    let unmounted = match flushed {
-        Err(failure) if gives_up => Err(failure),
-        Err(failure) if has_died(&failure, &pool) => {
-            // What was written last may be lost with the service: that it is unmounted is not all there is to say.
-            return unmount_instance(context, &mut pool, &instance, Ending::Orderly).and(Err(failure));
-        }
-        flushed => unmount_flushed(context, &mut pool, &instance, Ending::Orderly, flushed),
-    };
-    match unmounted {
-        Err(failure) if force => {
-            complain(&format!("poolfs: unmounted all the same: {}", failure.summary()));
-            unmount_instance(context, &mut pool, &instance, Ending::Forced)
-        }
-        other => other.map_err(|failure| {
-            let again = format!("`poolfs umount {name} {}`", pasted(mount_point));
-            failure.with_remedy(format!(
-                "correct that, then {again} again; with --force, who uses it loses it, and so is what is not on the disk"
-            ))
-        }),
-    }
 }
 
 /// Symbolic links that are followed for one path, as by the kernel.
@@ -324,6 +263,7 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
         suid: wanted.suid,
         is_root: wanted.container.is_some(),
         ids: wanted.ids,
+        transport: wanted.transport,
     };
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
     let places = found.iter().map(|found| found.whereabouts.clone()).collect();
@@ -343,76 +283,6 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
             // The first failure is the one to report.
             let _ = unmount_instance(context, pool, &spec.instance, Ending::Forced);
             Err(failure)
-        }
-    }
-}
-
-/// Unmount an instance; the service ends with its last one. When it fails and the instance is still in the pool's record, it
-/// is still mounted.
-pub fn unmount_instance(
-    context: &Context,
-    pool: &mut Locked<PoolRecord>,
-    instance: &str,
-    ending: Ending,
-) -> Result<()> {
-    let mut result = Ok(());
-    // After a service's death its successor knows nothing of the old instances, and neither does the record.
-    if is_recorded(pool, instance) && pool.record.service_alive(&*context.host) == Some(true) {
-        let name = pool.record.name.clone();
-        result = service::tell(context, &name, &Command::Unmount { instance: instance.to_owned(), ending });
-        if result.is_err() {
-            match service::instances(context, &name) {
-                Ok(served) if !ending.is_forced() && served.iter().any(|known| known == instance) => return result,
-                // What it has is not known: it stays in the record until that is.
-                Err(_) if !service::is_ending(context, &pool.record)? => return result,
-                _ => {}
-            }
-        }
-    }
-    // The service has let it go, or is dead, or is not to be waited for: nothing of it may stay mounted.
-    let table = mount_table(&*context.host)?;
-    for entry in pool_mounts(&table, instance) {
-        uncovered(&table, entry)?;
-        context.host.detach(&entry.mount_point)?;
-    }
-    for known in pool.record.instances.extract_if(.., |known| known.spec.instance == instance) {
-        // Absent is what is wanted.
-        let _ = std::fs::remove_file(known.spec.socket(&context.run));
-    }
-    let noted = pool.note();
-    if pool.record.instances.is_empty() {
-        result = result.and(service::end(context, pool));
-    }
-    result.and(noted)
-}
-
-/// The same after a flush without the pool's lock. What was wrong with that the service may have been told only once; and whoever has ended the wait for it does not
-/// wait for it again with the lock.
-pub fn unmount_flushed(
-    context: &Context,
-    pool: &mut Locked<PoolRecord>,
-    instance: &str,
-    ending: Ending,
-    flushed: Result<()>,
-) -> Result<()> {
-    match flushed {
-        Err(failure) if failure.code() != Code::NoAnswer => Err(failure),
-        _ => unmount_instance(context, pool, instance, ending),
-    }
-}
-
-/// That unmounting by its path takes this mount, and not somebody else's.
-pub fn uncovered(table: &[MountEntry], entry: &MountEntry) -> Result<()> {
-    match mounted_over(table, entry) {
-        None => Ok(()),
-        Some(over) => {
-            let place = entry.mount_point.display();
-            let cause = format!("{} ({}) is mounted over it", over.source, over.kind);
-            Err(Failure::in_use(
-                place.to_string(),
-                cause,
-                format!("unmount that first, with `umount {}`", pasted(&entry.mount_point)),
-            ))
         }
     }
 }
@@ -518,28 +388,6 @@ fn directory(context: &Context, path: &Path) -> Result<PathBuf> {
         return Err(Failure::usage(resolved.display().to_string(), "its path is no UTF-8", "rename what is not"));
     }
     Ok(resolved)
-}
-
-/// Whether the record has instances that are mounted nowhere here, nor are to be: their service may not have them any more.
-pub fn has_suspects(host: &dyn Host, table: &[MountEntry], pool: &PoolRecord) -> bool {
-    let is_suspect = |known: &InstanceRecord| pool_mounts(table, &known.spec.instance).is_empty();
-    pool.instances.iter().any(|known| is_suspect(known) && !known.is_being_mounted(host))
-}
-
-/// Forget the instances that the pool's service does not have any more: their unmount was not noted, because the command that asked for it
-/// was killed, or because somebody else has unmounted them.
-pub fn forget_unserved(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
-    let is_alive = pool.record.service_alive(&*context.host) == Some(true);
-    if is_alive && has_suspects(&*context.host, &mount_table(&*context.host)?, &pool.record) {
-        let served = service::instances(context, &pool.record.name)?;
-        let settled = pool.record.instances.iter().filter(|known| !known.is_being_mounted(&*context.host));
-        let names = settled.map(|known| known.spec.instance.clone());
-        let gone: Vec<String> = names.filter(|name| !served.contains(name)).collect();
-        for instance in gone {
-            unmount_instance(context, pool, &instance, Ending::Orderly)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

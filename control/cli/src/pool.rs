@@ -3,12 +3,12 @@
 use crate::container::ContainerRecord;
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
-use crate::mount::has_suspects;
 use crate::outlived;
 use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION, memory_bytes_min};
 use crate::service;
 use crate::state::Locked;
 use crate::text::{complain, pasted, print, print_json, print_table, size, table};
+use crate::unmount::has_suspects;
 use poolfs_host::{CpuSet, Host, mount_table};
 use poolfs_service_protocol::{CACHE_BYTES_MIN, Command, Ending, is_valid_name};
 use std::path::Path;
@@ -218,13 +218,13 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
         let command = Command::Unmount { instance: instance.clone(), ending: Ending::Detached };
         let told = if is_alive { service::tell_briefly(context, &pool_name, &command) } else { Ok(()) };
         if let Err(failure) =
-            told.and_then(|()| crate::mount::unmount_instance(context, pool, &instance, Ending::Detached))
+            told.and_then(|()| crate::unmount::unmount_instance(context, pool, &instance, Ending::Detached))
         {
             // What is wrong with this mount is nothing to other commands on the pool; the next one tries again.
             warn(failure);
         }
     }
-    if let Err(failure) = crate::mount::forget_unserved(context, pool) {
+    if let Err(failure) = crate::unmount::forget_unserved(context, pool) {
         warn(failure);
     }
     let is_alive = pool.record.service_alive(&*context.host) == Some(true);
@@ -316,7 +316,16 @@ mod tests {
         pool.record.service = ProcessRecord::of(&*context.host, 42);
         let stack = StackSpec::Directory { directory: "/data".into() };
         let (instance, mount_point) = ("web-1".to_owned(), "/mnt/a".into());
-        let spec = MountSpec { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None };
+        let spec = MountSpec {
+            instance,
+            mount_point,
+            stack,
+            devices: false,
+            suid: false,
+            is_root: false,
+            ids: None,
+            transport: None,
+        };
         pool.record.instances.push(InstanceRecord {
             spec,
             owner: None,

@@ -348,7 +348,7 @@ fn detach_all(context: &Context, record: &PoolRecord) -> Result<u64> {
     for instance in &record.instances {
         for entry in pool_mounts(&table, &instance.spec.instance) {
             // What is over it is somebody's, and stays.
-            match crate::mount::uncovered(&table, entry) {
+            match crate::unmount::uncovered(&table, entry) {
                 Ok(()) => {
                     context.host.detach(&entry.mount_point)?;
                     detached += 1;

@@ -164,6 +164,9 @@ pub struct MountSpec {
     /// The ids of the host that stand for stored owners, and who else is nobody there; none: stored owners are the host's.
     #[serde(default, with = "ids", skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdMap>,
+    /// How the kernel's requests are to come, or the mount fails; none: by io_uring where it can be had, else from `/dev/fuse`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
 }
 
 /// Where containers' sockets are, below the directory of sockets: only root may look into it, because only root may look into
@@ -349,6 +352,7 @@ mod tests {
             suid: true,
             is_root: true,
             ids: Some(IdMap::parse_proc("0 100000 65536\n70000 5 1").expect("a map")),
+            transport: Some(Transport::IoUring),
         });
         let text = serde_json::to_string(&command).expect("serializable");
         assert_eq!(serde_json::from_str::<Command>(&text).expect("its own output"), command);

@@ -85,6 +85,7 @@ impl Fixture {
             suid: true,
             is_root: true,
             ids: None,
+            transport: None,
         };
         let instance = Instance::new(spec, Stack::of(layer));
         let kernel = Kernel::default();

@@ -32,6 +32,7 @@ fn no_segment_is_asked_for_while_memory_is_short_or_clients_keep_it() {
         suid: true,
         is_root: false,
         ids: None,
+        transport: None,
     };
     let instance = Instance::new(spec, Stack::of(Memory::new()));
     let (memory, leases) = (Arc::new(MaybeShort::default()), table(4).0);

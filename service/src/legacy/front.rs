@@ -11,7 +11,7 @@ use crate::nodes::texts::Asking;
 use crate::request::{Context, Reply, Request};
 use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC, SHARE, SYNC_ALL};
 use poolfs_libservice::Entry;
-use poolfs_libservice::types::{Attributes, Errno, Name, NodeId, OpenFlags, SetAttributes};
+use poolfs_libservice::types::{Attributes, Errno, FileType, Name, NodeId, OpenFlags, SetAttributes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -434,7 +434,11 @@ impl Front {
         };
         file.iter().for_each(|file| answer.give(Given::File(file.key())));
         let number = self.enter(&entry);
-        let (entry, attributes) = self.arriving(context, number, entry, None);
+        let (entry, attributes) = match entry.attributes {
+            // The kernel may know it by another name.
+            Attributes { links: 2.., file_type, .. } if file_type != FileType::Directory => (entry, Duration::ZERO),
+            _ => self.arriving(context, number, entry, None),
+        };
         put_entry(number, &entry, Keeps { name: may_keep, attributes: attributes.min(Keeps::OF_MADE) }, answer)?;
         let Some(file) = file else { return Ok(()) };
         answer.put(&abi::OpenOut { handle: file.key(), flags: self.open_flags(&file, true), backing: 0 })

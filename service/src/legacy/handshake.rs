@@ -6,6 +6,7 @@ use super::incoming::{Message, Offer, Operation};
 use super::rings::{self, Entries};
 use crate::transfers::MountTransfers;
 use poolfs_libservice::types::Errno;
+use poolfs_service_protocol::Transport;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -53,7 +54,7 @@ const BACKGROUND_MAX: u16 = 64;
 const CONGESTED: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// Connects with the kernel, which has sent its first message when the mount was made. Where it was agreed that requests come
-/// by rings, there are entries for all its queues, which it waits for. What they take is of `transfers`.
+/// by rings, there are entries for all its queues, which it waits for; not where it is to be `/dev/fuse`. What they take is of `transfers`.
 ///
 /// # Errors
 /// Those of the device, and `EPROTO` when the kernel speaks another protocol.
@@ -61,6 +62,7 @@ pub(super) fn connect(
     descriptor: OwnedFd,
     cpus: &[u32],
     transfers: &Arc<MountTransfers>,
+    transport: Option<Transport>,
 ) -> io::Result<(Device, Entries)> {
     let mut device = Device::new(descriptor);
     let mut buffer = Buffer::new(transfers);
@@ -72,7 +74,7 @@ pub(super) fn connect(
     let mut entries = Entries::default();
     let agreed = match call.operation {
         Ok(Operation::Init(offer)) => {
-            if offer.flags & init::OVER_IO_URING != 0 {
+            if offer.flags & init::OVER_IO_URING != 0 && transport != Some(Transport::DevFuse) {
                 entries = rings::entries(&device, cpus, transfers);
             }
             agree(&offer, !entries.all.is_empty())

@@ -8,7 +8,7 @@ use crate::mount_table::{Mount, MountTable};
 use crate::notify::KernelCache;
 use crate::outside::{Deed, outside};
 use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
-use poolfs_service_protocol::MountSpec;
+use poolfs_service_protocol::{MountSpec, Transport};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsPickFlags, MountFlags, UnmountFlags};
@@ -56,6 +56,16 @@ pub enum MountError {
         path: PathBuf,
         /// what went wrong
         cause: io::Error,
+    },
+    /// The kernel's requests would come in another way than was asked for.
+    #[error(
+        "{path}: its requests cannot come by {}; `poolfs doctor` says how to have it, --fuse-transport auto does without", wanted.name()
+    )]
+    Transport {
+        /// the mount point
+        path: PathBuf,
+        /// what was asked for
+        wanted: Transport,
     },
     /// Files are open, or something is mounted below.
     #[error("{path} is in use; end the programs that use it, or unmount what is mounted below it")]
@@ -197,7 +207,8 @@ impl LegacyMount {
         let device = device.map_err(failed)??;
         let guard = MountGuard { instance: spec.instance.clone(), path: path.clone(), mounted: true };
 
-        let (device, entries) = handshake::connect(device, cpus, &transfers_of(instance)).map_err(failed)?;
+        let connected = handshake::connect(device, cpus, &transfers_of(instance), spec.transport);
+        let (device, entries) = connected.map_err(failed)?;
         let device = Arc::new(device);
         let place = (instance.name().to_owned(), path.clone());
         device.set_forget_unused(Box::new(move || {
@@ -208,6 +219,9 @@ impl LegacyMount {
         instance.attach_kernel(kernel, cpus);
         let threads = (cpus.len() * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
         let ended = Session::start(instance, Arc::clone(&device), threads, entries, cpus, on_end).map_err(failed)?;
+        if let Some(wanted) = spec.transport.filter(|&wanted| wanted != instance.transport()) {
+            return Err(MountError::Transport { path, wanted });
+        }
         let name = instance.name().to_owned();
         if let Err(error) = outside(Deed::Mount, move || raise_read_ahead(&name)).flatten() {
             debug!(instance = instance.name(), %error, "the kernel's read-ahead stays at its default");

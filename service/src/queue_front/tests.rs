@@ -53,6 +53,7 @@ fn instance() -> Arc<Instance> {
         suid: true,
         is_root: false,
         ids: None,
+        transport: None,
     };
     Instance::new(spec, Stack::of(Memory::new()))
 }

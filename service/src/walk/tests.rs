@@ -36,6 +36,7 @@ fn instance(is_root: bool) -> (Arc<Memory>, Arc<Instance>) {
         suid: true,
         is_root,
         ids: None,
+        transport: None,
     };
     (Arc::clone(&layer), Instance::new(spec, Stack::of(layer)))
 }

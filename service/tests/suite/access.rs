@@ -410,7 +410,16 @@ pub fn instance_over(directory: &Path, ids: Option<IdMap>) -> Arc<Instance> {
     let layers = layers.with_ids(ids.as_ref());
     let mount_point = directory.to_owned();
     Instance::new(
-        MountSpec { instance: "x".into(), mount_point, stack, devices: true, suid: true, is_root: true, ids },
+        MountSpec {
+            instance: "x".into(),
+            mount_point,
+            stack,
+            devices: true,
+            suid: true,
+            is_root: true,
+            ids,
+            transport: None,
+        },
         layers,
     )
 }

@@ -91,6 +91,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
             suid: true,
             is_root: false,
             ids: None,
+            transport: None,
         };
         // What fails is logged.
         for _ in 0..2 {
@@ -119,6 +120,7 @@ impl Failing {
             suid: true,
             is_root: false,
             ids: None,
+            transport: None,
         };
         assert_eq!(order(&mut self.stream, &Order::Mount(spec)), Answer::Done);
     }

@@ -41,7 +41,16 @@ fn union_over(builder: &StackBuilder, upper: &Path) -> Arc<Instance> {
     let layers = builder.build(&stack).expect("usable");
     let (instance, mount_point) = ("foreign".into(), upper.to_owned());
     Instance::new(
-        MountSpec { instance, mount_point, stack, devices: true, suid: true, is_root: true, ids: None },
+        MountSpec {
+            instance,
+            mount_point,
+            stack,
+            devices: true,
+            suid: true,
+            is_root: true,
+            ids: None,
+            transport: None,
+        },
         layers,
     )
 }

@@ -59,6 +59,7 @@ impl Mounted {
             suid: true,
             is_root: false,
             ids: None,
+            transport: None,
         };
         let trap = Trap::new();
         let instance = Instance::new(spec, Stack::of(Arc::clone(&trap) as Arc<dyn Libservice>));

@@ -4,9 +4,9 @@
 //! this program again, for the others.
 
 use crate::bare::eventually;
-use crate::harness::{Running, isolated};
+use crate::harness::{Running, isolated, make, message, mounts};
 use crate::kernel::{MOMENT, Mounted, kill, killed_in_time, shell, threads};
-use poolfs_service_protocol::{InstanceStatus, Transport};
+use poolfs_service_protocol::{Answer, Command as Order, InstanceStatus, MountSpec, StackSpec, Transport};
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
 use std::fs::{self, File};
@@ -101,6 +101,42 @@ fn by_rings(name: &str, body: impl FnOnce(&Path)) {
 /// A shell whose program runs on CPU 0.
 fn on_first(script: &str, path: &Path) -> Child {
     shell(&format!("exec taskset -c 0 {script}"), path)
+}
+
+/// An order for a mount whose requests are to come in this way, and its name.
+fn by(service: &Running, folder: &Path, name: &str, transport: Transport) -> Order {
+    let stack = StackSpec::Directory { directory: make(&folder.join(format!("{name}-directory"))) };
+    Order::Mount(MountSpec { transport: Some(transport), ..service.spec(name, stack) })
+}
+
+#[test]
+fn by_rings_and_by_dev_fuse_is_what_was_asked_for() {
+    by_rings("over_rings::by_rings_and_by_dev_fuse_is_what_was_asked_for", |folder| {
+        let service = Running::start(folder);
+        for (name, transport) in [("one", Transport::DevFuse), ("two", Transport::IoUring)] {
+            assert_eq!(service.order(&by(&service, folder, name, transport)), Answer::Done);
+            fs::write(folder.join(format!("mnt-{name}/f")), name).expect("written");
+            let status = service.status();
+            let instance = status.instances.iter().find(|instance| instance.instance == name).expect("mounted");
+            assert_eq!(instance.transport, transport);
+        }
+    });
+}
+
+#[test]
+fn rings_that_are_not_offered_cannot_be_asked_for() {
+    isolated("over_rings::rings_that_are_not_offered_cannot_be_asked_for", |folder| {
+        let service = Running::start(folder);
+        let answer = service.order(&by(&service, folder, "one", Transport::IoUring));
+        if fs::read_to_string(PARAMETER).is_ok_and(|text| text.trim() == "Y") {
+            assert_eq!(answer, Answer::Done);
+            return;
+        }
+        let said = message(answer);
+        assert!(said.contains("cannot come by io_uring") && said.contains("poolfs doctor"), "{said}");
+        assert!(mounts(folder).is_empty());
+        assert_eq!(service.order(&by(&service, folder, "two", Transport::DevFuse)), Answer::Done);
+    });
 }
 
 #[test]

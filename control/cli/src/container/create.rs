@@ -78,6 +78,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         legacy: arguments.legacy,
         storage: Storage { format: arguments.upper_format, size_bytes: arguments.upper_size },
         userns: user_namespace(&arguments.userns)?,
+        transport: arguments.fuse_transport.chosen(),
         tty: arguments.tty,
         interactive: arguments.interactive,
         remove_at_end: arguments.rm,

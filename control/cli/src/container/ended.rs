@@ -4,9 +4,10 @@ use crate::container::record::{ContainerRecord, ContainerState};
 use crate::container::supervise::{remove_root, root_of};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::mount::{Wanted, mount_instance, unmount_instance};
+use crate::mount::{Wanted, mount_instance};
 use crate::pool;
 use crate::record::ProcessRecord;
+use crate::unmount::unmount_instance;
 use poolfs_service_protocol::{Ending, MountSpec};
 
 /// Calls `act` with the root of a container of `pool` that has ended, mounted as long as that takes; nothing, when there is no

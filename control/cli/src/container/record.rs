@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::record::{PoolRecord, ProcessRecord};
 use poolfs_image::Digest;
-use poolfs_service_protocol::{IdMap, Storage};
+use poolfs_service_protocol::{IdMap, Storage, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -67,6 +67,9 @@ pub struct ContainerRecord {
     /// The ids of the host in its user namespace, when it has one.
     #[serde(default, with = "poolfs_service_protocol::ids", skip_serializing_if = "Option::is_none")]
     pub userns: Option<IdMap>,
+    /// How the kernel's requests are to come, when that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
     /// With a terminal.
     pub tty: bool,
     /// Its standard input stays open.
@@ -161,6 +164,7 @@ mod tests {
             legacy: false,
             storage: Storage::default(),
             userns: None,
+            transport: None,
             tty: false,
             interactive: false,
             remove_at_end: false,

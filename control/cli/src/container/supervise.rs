@@ -6,12 +6,13 @@ use crate::container::spec::{self, Library, Wanted};
 use crate::container::user;
 use crate::context::{Context, SHOWN_ROOTS};
 use crate::failure::{Failure, Result};
-use crate::mount::{self, is_recorded, mount_instance, unmount_flushed};
+use crate::mount::{self, is_recorded, mount_instance};
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::service;
 use crate::signals::{self, Signals, status_code};
 use crate::state::Locked;
 use crate::text::{complain, pasted};
+use crate::unmount::unmount_flushed;
 use crate::waiting;
 use poolfs_host::{ControlGroups, GroupLayout, remove_tree};
 use poolfs_image::ImageConfig;
@@ -93,6 +94,7 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
         owner: None,
         container: Some(container.record.name.clone()),
         ids: container.record.userns.clone(),
+        transport: container.record.transport,
         suid: true,
         devices: true,
     })
