@@ -41,15 +41,15 @@ impl Local {
             .nodes
             .with_room(|| open_name(&directory, name.as_bytes(), OFlags::PATH, Mode::empty()))
             .map_err(|raw| backend("looking a name up", raw))?;
-        self.entry(Arc::new(found))
+        let first = stat(&found).map_err(|raw| backend("identifying a file", raw))?;
+        self.entry(Arc::new(found), &first)
     }
 
-    /// The entry of what the `O_PATH` descriptor `found` is.
-    pub(crate) fn entry(&self, found: Arc<OwnedFd>) -> Result<Entry> {
+    /// The entry of what the `O_PATH` descriptor `found` is; `first` is what a look at it has said.
+    pub(crate) fn entry(&self, found: Arc<OwnedFd>, first: &Statx) -> Result<Entry> {
         let fault = |raw| backend("identifying a file", raw);
-        let first = stat(&found).map_err(fault)?;
-        let identity = self.backing.identity(&found, &first).map_err(fault)?;
-        let node = self.nodes.acquire(identity, type_of(&first), device_of(&first), || Ok(Arc::clone(&found)))?;
+        let identity = self.backing.identity(&found, first).map_err(fault)?;
+        let node = self.nodes.acquire(identity, type_of(first), device_of(first), || Ok(Arc::clone(&found)))?;
         let checked = self.remembered(&node, &found);
         checked.map(|now| Entry { node: node.id, attributes: self.attributes(&now) }).inspect_err(|_| {
             self.nodes.forget(node.id, 1);

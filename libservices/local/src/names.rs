@@ -11,7 +11,7 @@ use crate::ownership::with_umask;
 use poolfs_libservice::{Entry, Error, Result, Taken, fail};
 use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno as Raw;
 use rustix::path::DecInt;
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
@@ -56,8 +56,9 @@ impl Local {
         let create = || with_umask(caller.umask, || open_name(&directory, name.as_bytes(), how, mode(permissions)));
         let file =
             self.nodes.with_room(|| self.backing.spend(create)).map_err(|raw| backend("creating a file", raw))?;
-        let inode = stat(&file).map(|stat| stat.stx_ino).ok();
-        let opened = self.settled(&file, caller, permissions).and_then(|entry| {
+        let made = stat(&file);
+        let inode = made.as_ref().map(|made| made.stx_ino).ok();
+        let opened = self.settled(&file, made, caller, permissions).and_then(|entry| {
             let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)));
             let handle = self.nodes.get(entry.node).and_then(open);
             handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
@@ -85,18 +86,25 @@ impl Local {
             .nodes
             .with_room(|| self.backing.spend(create))
             .map_err(|raw| backend("creating a file without a name", raw))?;
-        let entry = self.settled(&file, caller, permissions)?;
+        let entry = self.settled(&file, stat(&file), caller, permissions)?;
         let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)));
         let handle = self.nodes.get(entry.node).and_then(open);
         handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
     }
 
-    /// Puts the owner of a new object right and gives it a node.
-    fn settled(&self, made: &OwnedFd, caller: &Caller, permissions: u32) -> Result<Entry> {
+    /// Puts the owner of a new file right, which was found to be `made`, and gives it a node.
+    fn settled(
+        &self,
+        file: &OwnedFd,
+        made: rustix::io::Result<Statx>,
+        caller: &Caller,
+        permissions: u32,
+    ) -> Result<Entry> {
         let fault = |raw| backend("giving a new file its owner", raw);
-        self.backing.settle(made.as_fd(), caller, permissions).map_err(fault)?;
-        let path = self.nodes.with_room(|| self.backing.reopen(made, OFlags::PATH)).map_err(fault)?;
-        self.entry(Arc::new(path))
+        let settle = |made| self.backing.settle(file.as_fd(), made, caller, permissions);
+        let settled = made.and_then(settle).map_err(fault)?;
+        let path = self.nodes.with_room(|| self.backing.reopen(file, OFlags::PATH)).map_err(fault)?;
+        self.entry(Arc::new(path), &settled)
     }
 
     /// Makes one object that is not opened: `make` gives it its name, everything else is common.
@@ -116,9 +124,11 @@ impl Local {
         self.backing.spend(|| with_umask(caller.umask, || make(&directory))).map_err(fault)?;
         let made = self.nodes.with_room(|| open_name(&directory, name.as_bytes(), OFlags::PATH, Mode::empty()));
         let made = made.map_err(fault).inspect_err(|_| undo(&directory, name, None, remove))?;
-        let inode = stat(&made).map(|stat| stat.stx_ino).ok();
-        let settled = self.backing.settle(made.as_fd(), caller, permissions).map_err(fault);
-        settled.and_then(|()| self.entry(Arc::new(made))).inspect_err(|_| undo(&directory, name, inode, remove))
+        let seen = stat(&made);
+        let inode = seen.as_ref().map(|seen| seen.stx_ino).ok();
+        let settled = seen.and_then(|seen| self.backing.settle(made.as_fd(), seen, caller, permissions));
+        let entry = settled.map_err(fault).and_then(|settled| self.entry(Arc::new(made), &settled));
+        entry.inspect_err(|_| undo(&directory, name, inode, remove))
     }
 
     pub(crate) fn make_node(
@@ -183,7 +193,8 @@ impl Local {
         let (from, name) = (number.as_c_str(), name.as_bytes());
         let link = || rustix::fs::linkat(self.backing.proc(), from, &directory, name, AtFlags::SYMLINK_FOLLOW);
         self.backing.spend(link).map_err(|raw| backend("making a link", raw))?;
-        self.entry(descriptor)
+        let seen = stat(&descriptor).map_err(|raw| backend("making a link", raw))?;
+        self.entry(descriptor, &seen)
     }
 
     pub(crate) fn remove(&self, parent: NodeId, name: Name<'_>, flags: AtFlags) -> Result<()> {
@@ -244,4 +255,26 @@ fn undo(directory: &OwnedFd, name: Name<'_>, made: Option<u64>, flags: AtFlags) 
 /// The error of a change to a read-only layer.
 pub(crate) fn read_only() -> Error {
     Error::from(Errno::EROFS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_failed_call_has_made_is_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let directory = OwnedFd::from(std::fs::File::open(folder.path()).expect("the folder"));
+        let (ours, name) = (folder.path().join("x"), Name::new(b"x").expect("a name"));
+        let made = OwnedFd::from(std::fs::File::create(&ours).expect("a file"));
+        let inode = stat(&made).map(|made| made.stx_ino).expect("attributes");
+        // Somebody who knows nothing of this layer has put another file in its place.
+        std::fs::write(folder.path().join("other"), "theirs").expect("another file");
+        std::fs::rename(folder.path().join("other"), &ours).expect("moved");
+        undo(&directory, name, Some(inode), AtFlags::empty());
+        assert_eq!(std::fs::read(&ours).expect("theirs is there"), b"theirs");
+        let theirs = std::fs::File::open(&ours).expect("theirs is there");
+        undo(&directory, name, stat(&theirs).map(|theirs| theirs.stx_ino).ok(), AtFlags::empty());
+        assert!(!ours.exists());
+    }
 }

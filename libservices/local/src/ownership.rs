@@ -8,7 +8,7 @@ use crate::backing::{Backing, stat};
 use crate::sys;
 use poolfs_types::Caller;
 use rustix::fd::BorrowedFd;
-use rustix::fs::{AtFlags, Gid, Mode, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, Statx, Uid};
 use rustix::io::Result;
 use rustix::path::DecInt;
 use std::cell::Cell;
@@ -37,9 +37,9 @@ pub(crate) fn with_umask<T>(umask: u32, call: impl FnOnce() -> Result<T>) -> Res
 }
 
 impl Backing {
-    /// Gives the new object behind `fd` its owner and, but for symbolic links, its set-id bits.
-    pub(crate) fn settle(&self, fd: BorrowedFd<'_>, caller: &Caller, permissions: u32) -> Result<()> {
-        let made = stat(fd)?;
+    /// Gives the new object behind `fd`, which was found to be `made`, its owner and, but for symbolic links, its set-id bits.
+    /// What it is then.
+    pub(crate) fn settle(&self, fd: BorrowedFd<'_>, made: Statx, caller: &Caller, permissions: u32) -> Result<Statx> {
         let mode = u32::from(made.stx_mode);
         let foreign = (made.stx_uid, made.stx_gid) != (caller.uid, caller.gid);
         if foreign {
@@ -48,8 +48,11 @@ impl Backing {
         let symlink = mode & 0o170_000 == 0o120_000;
         let wanted = mode & 0o777 | permissions & 0o7000;
         // A change of owner takes set-id bits away.
-        let other_mode = mode & 0o7777 != wanted || foreign && wanted & 0o6000 != 0;
-        if other_mode && !symlink { self.change_mode(fd, wanted) } else { Ok(()) }
+        let other_mode = !symlink && (mode & 0o7777 != wanted || foreign && wanted & 0o6000 != 0);
+        if other_mode {
+            self.change_mode(fd, wanted)?;
+        }
+        if foreign || other_mode { stat(fd) } else { Ok(made) }
     }
 
     pub(crate) fn change_owner(&self, fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
