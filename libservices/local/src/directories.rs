@@ -42,28 +42,38 @@ impl Local {
             .with_room(|| open_name(&directory, name.as_bytes(), OFlags::PATH, Mode::empty()))
             .map_err(|raw| backend("looking a name up", raw))?;
         let first = stat(&found).map_err(|raw| backend("identifying a file", raw))?;
-        self.entry(Arc::new(found), &first)
+        self.entry(&Arc::new(found), &first)
     }
 
-    /// The entry of what the `O_PATH` descriptor `found` is; `first` is what a look at it has said.
-    pub(crate) fn entry(&self, found: Arc<OwnedFd>, first: &Statx) -> Result<Entry> {
+    /// The entry of what the `O_PATH` descriptor `found` is; `first` is what a look at it has said. It is looked at again after
+    /// its node is in the table: whoever removes the last name either finds the node there, or is noticed here.
+    pub(crate) fn entry(&self, found: &Arc<OwnedFd>, first: &Statx) -> Result<Entry> {
+        self.admitted(found, first, || stat(found))
+    }
+
+    /// The entry of what the caller has made, as it was `made`. There is no second look: what got a name cannot have lost it, because
+    /// the caller has kept those who remove names from the directory, and what got none has none to lose.
+    pub(crate) fn entry_of_new(&self, found: &Arc<OwnedFd>, made: &Statx) -> Result<Entry> {
+        self.admitted(found, made, || Ok(*made))
+    }
+
+    /// The entry of an inode, whose node and descriptor are remembered; `now` says what it is when the node is in the table.
+    fn admitted(
+        &self,
+        found: &Arc<OwnedFd>,
+        first: &Statx,
+        now: impl FnOnce() -> rustix::io::Result<Statx>,
+    ) -> Result<Entry> {
         let fault = |raw| backend("identifying a file", raw);
-        let identity = self.backing.identity(&found, first).map_err(fault)?;
-        let node = self.nodes.acquire(identity, type_of(first), device_of(first), || Ok(Arc::clone(&found)))?;
-        let checked = self.remembered(&node, &found);
-        checked.map(|now| Entry { node: node.id, attributes: self.attributes(&now) }).inspect_err(|_| {
-            self.nodes.forget(node.id, 1);
-        })
-    }
-
-    /// Remembers the descriptor of a node just acquired and returns its attributes. They are asked for again only after the
-    /// node is in the table: whoever removes the last name either finds the node there, or is noticed here.
-    fn remembered(&self, node: &Node, found: &Arc<OwnedFd>) -> Result<Statx> {
-        let now = stat(found).map_err(|raw| backend("identifying a file", raw))?;
-        if now.stx_nlink == 0 && !node.is_kept() {
-            self.nodes.keep(node, found, self.nodes.permit()?);
-        }
-        self.nodes.remember(node, found);
-        Ok(now)
+        let identity = self.backing.identity(found, first).map_err(fault)?;
+        let node = self.nodes.acquire(identity, type_of(first), device_of(first), || Ok(Arc::clone(found)))?;
+        let remembered = now().map_err(fault).and_then(|now| {
+            if now.stx_nlink == 0 && !node.is_kept() {
+                self.nodes.keep(&node, found, self.nodes.permit()?);
+            }
+            self.nodes.remember(&node, found);
+            Ok(Entry { node: node.id, attributes: self.attributes(&now) })
+        });
+        remembered.inspect_err(|_| self.nodes.forget(node.id, 1))
     }
 }

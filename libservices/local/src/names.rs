@@ -104,7 +104,7 @@ impl Local {
         let settle = |made| self.backing.settle(file.as_fd(), made, caller, permissions);
         let settled = made.and_then(settle).map_err(fault)?;
         let path = self.nodes.with_room(|| self.backing.reopen(file, OFlags::PATH)).map_err(fault)?;
-        self.entry(Arc::new(path), &settled)
+        self.entry_of_new(&Arc::new(path), &settled)
     }
 
     /// Makes one object that is not opened: `make` gives it its name, everything else is common.
@@ -127,7 +127,7 @@ impl Local {
         let seen = stat(&made);
         let inode = seen.as_ref().map(|seen| seen.stx_ino).ok();
         let settled = seen.and_then(|seen| self.backing.settle(made.as_fd(), seen, caller, permissions));
-        let entry = settled.map_err(fault).and_then(|settled| self.entry(Arc::new(made), &settled));
+        let entry = settled.map_err(fault).and_then(|settled| self.entry_of_new(&Arc::new(made), &settled));
         entry.inspect_err(|_| undo(&directory, name, inode, remove))
     }
 
@@ -194,7 +194,7 @@ impl Local {
         let link = || rustix::fs::linkat(self.backing.proc(), from, &directory, name, AtFlags::SYMLINK_FOLLOW);
         self.backing.spend(link).map_err(|raw| backend("making a link", raw))?;
         let seen = stat(&descriptor).map_err(|raw| backend("making a link", raw))?;
-        self.entry(descriptor, &seen)
+        self.entry(&descriptor, &seen)
     }
 
     pub(crate) fn remove(&self, parent: NodeId, name: Name<'_>, flags: AtFlags) -> Result<()> {

@@ -89,6 +89,53 @@ fn a_held_node_outlives_its_name() {
     });
 }
 
+/// Whoever has made something holds it, also when its name goes at once.
+#[test]
+fn what_was_made_outlives_a_name_that_is_removed_at_once() {
+    in_namespace("races::what_was_made_outlives_a_name_that_is_removed_at_once", || {
+        for kind in ["tmpfs", "ext4", "xfs", "btrfs", "overlay"] {
+            let filesystem = Filesystem::new(kind, 320);
+            let layer = forgetful(&filesystem);
+            let other = layer.mkdir(&ROOT, NodeId::ROOT, name("other"), 0o755).expect("mkdir").node;
+            let done = AtomicBool::new(false);
+            let removed = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let _done = Done(&done);
+                    let began = Instant::now();
+                    for round in (0..).take_while(|&round| goes_on(round, 200, &removed, began)) {
+                        let (made, handle) = if round % 2 == 0 {
+                            let made = layer.create(&ROOT, NodeId::ROOT, name("x"), 0o600, OpenFlags::READ_WRITE);
+                            made.map(|(entry, handle)| (entry, Some(handle))).expect("create")
+                        } else {
+                            let made = layer.mknod(&ROOT, NodeId::ROOT, name("x"), FileType::Regular, 0o600, 0);
+                            (made.expect("mknod"), None)
+                        };
+                        if let Some(handle) = handle {
+                            layer.release(handle);
+                        }
+                        while layer.lookup(&ROOT, NodeId::ROOT, name("x")).is_ok_and(|found| {
+                            layer.forget(found.node, 1);
+                            true
+                        }) {}
+                        // Pushes its descriptor out of what is remembered.
+                        layer.getattr(&ROOT, other).expect("getattr");
+                        let now = layer.getattr(&ROOT, made.node).expect("a held node");
+                        assert_eq!((now.inode, now.links), (made.attributes.inode, 0), "{kind}");
+                        layer.forget(made.node, 1);
+                    }
+                });
+                while !done.load(Ordering::Acquire) {
+                    match layer.unlink(&ROOT, NodeId::ROOT, name("x")) {
+                        Ok(()) => drop(removed.fetch_add(1, Ordering::Relaxed)),
+                        Err(error) => assert_eq!(error.errno(), Errno::ENOENT, "{kind}"),
+                    }
+                }
+            });
+        }
+    });
+}
+
 /// Whoever finds a name finds it complete: never with the owner or mode it had for a moment.
 #[test]
 fn nobody_sees_a_name_without_its_owner() {
