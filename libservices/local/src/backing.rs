@@ -66,6 +66,11 @@ impl Backing {
         self.root.as_fd()
     }
 
+    /// Whether inodes are found again by their handles.
+    pub(crate) fn has_handles(&self) -> bool {
+        self.handles
+    }
+
     /// Whether direct I/O can gain anything.
     pub(crate) fn has_device(&self) -> bool {
         self.kind != TMPFS

@@ -144,6 +144,11 @@ impl<T> Slot<T> {
     pub(crate) fn take(&self) -> Option<Arc<T>> {
         lock(&self.open).take()
     }
+
+    /// Takes out what is open, if it is `this`.
+    pub(crate) fn take_this(&self, this: &Weak<T>) -> Option<Arc<T>> {
+        lock(&self.open).take_if(|open| std::ptr::eq(Arc::as_ptr(open), this.as_ptr()))
+    }
 }
 
 impl<T: Send + Sync> Closable for Slot<T> {
@@ -197,6 +202,18 @@ mod tests {
         assert!(slot.take().is_none());
         assert_eq!(used.map(|used| used[0]), Ok(1));
         assert_eq!(lock(&descriptors.opened).len(), 1);
+    }
+
+    #[test]
+    fn one_thing_is_taken_out_and_no_other() {
+        let descriptors = Descriptors::new(3, 0);
+        let (slot, first) = (Slot::new(), Arc::new(7));
+        slot.put(&descriptors, Arc::clone(&first));
+        assert!(slot.take_this(&Arc::downgrade(&Arc::new(7))).is_none());
+        assert_eq!(slot.take_this(&Arc::downgrade(&first)).as_deref(), Some(&7));
+        assert!(slot.take_this(&Arc::downgrade(&first)).is_none());
+        assert!(opened(&slot, &descriptors), "it is empty");
+        assert!(slot.take_this(&Arc::downgrade(&first)).is_none(), "another one is in it");
     }
 
     #[test]

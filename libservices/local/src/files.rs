@@ -13,7 +13,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno as Raw;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// Most bytes one `copy_file_range` is asked to move.
 const COPY_BYTES_MAX: u64 = 1 << 30;
@@ -27,6 +27,8 @@ pub(crate) struct OpenFile {
     pub(crate) node: Arc<Node>,
     flags: OpenFlags,
     opened: Arc<Slot<Opened>>,
+    /// The descriptor of a file that was opened as it was made: its node may have it as well.
+    made: Weak<OwnedFd>,
     /// Held while the description's position matters: it tells where an append went.
     position: Mutex<()>,
 }
@@ -34,12 +36,12 @@ pub(crate) struct OpenFile {
 /// Its descriptors. A file that was closed meanwhile is opened again by its node.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
     direct: OnceLock<Option<Direct>>,
 }
 
 impl Opened {
-    fn new(file: OwnedFd) -> Self {
+    fn new(file: Arc<OwnedFd>) -> Self {
         Self { file, direct: OnceLock::new() }
     }
 }
@@ -57,10 +59,21 @@ pub(crate) fn backing_flags(flags: OpenFlags) -> OFlags {
 }
 
 impl OpenFile {
-    pub(crate) fn new(node: Arc<Node>, flags: OpenFlags, file: OwnedFd, descriptors: &Descriptors) -> Self {
+    fn new(node: Arc<Node>, flags: OpenFlags, file: OwnedFd, descriptors: &Descriptors) -> Self {
+        Self { made: Weak::new(), ..Self::of_new(node, flags, Arc::new(file), descriptors) }
+    }
+
+    /// A file that was opened as it was made, by `file`.
+    pub(crate) fn of_new(node: Arc<Node>, flags: OpenFlags, file: Arc<OwnedFd>, descriptors: &Descriptors) -> Self {
         let opened = Slot::new();
+        let made = Arc::downgrade(&file);
         opened.put(descriptors, Arc::new(Opened::new(file)));
-        Self { node, flags, opened, position: Mutex::new(()) }
+        Self { node, flags, opened, made, position: Mutex::new(()) }
+    }
+
+    /// It is closed: its node goes on without its descriptor.
+    pub(crate) fn part(&self) {
+        self.node.part_with(&self.made);
     }
 
     fn readable(&self) -> Result<&Self> {
@@ -99,7 +112,8 @@ impl Local {
         open.opened.get(&self.nodes.descriptors, || {
             let descriptor = self.nodes.descriptor(&open.node)?;
             let reopen = || self.backing.reopen(&descriptor, backing_flags(open.flags));
-            self.nodes.with_room(reopen).map(Opened::new).map_err(|raw| backend("opening a file again", raw))
+            let file = self.nodes.with_room(reopen).map_err(|raw| backend("opening a file again", raw))?;
+            Ok(Opened::new(Arc::new(file)))
         })
     }
 

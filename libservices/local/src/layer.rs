@@ -299,9 +299,11 @@ impl Libservice for Local {
 
     fn release(&self, handle: HandleId) {
         let removed = self.handles(handle).write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
-        if let Some(open) = removed {
-            self.nodes.handle_closed(open.node());
+        let Some(open) = removed else { return };
+        if let Handle::File(file) = &*open {
+            file.part();
         }
+        self.nodes.handle_closed(open.node());
     }
 
     fn opendir(&self, _caller: &Caller, node: NodeId) -> Result<HandleId> {

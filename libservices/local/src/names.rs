@@ -58,11 +58,7 @@ impl Local {
             self.nodes.with_room(|| self.backing.spend(create)).map_err(|raw| backend("creating a file", raw))?;
         let made = stat(&file);
         let inode = made.as_ref().map(|made| made.stx_ino).ok();
-        let opened = self.settled(&file, made, caller, permissions).and_then(|entry| {
-            let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)));
-            let handle = self.nodes.get(entry.node).and_then(open);
-            handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
-        });
+        let opened = self.open_new(file, made, caller, permissions, flags);
         opened.inspect_err(|_| undo(&directory, name, inode, AtFlags::empty()))
     }
 
@@ -86,25 +82,33 @@ impl Local {
             .nodes
             .with_room(|| self.backing.spend(create))
             .map_err(|raw| backend("creating a file without a name", raw))?;
-        let entry = self.settled(&file, stat(&file), caller, permissions)?;
-        let open = |node| self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)));
-        let handle = self.nodes.get(entry.node).and_then(open);
-        handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
+        let made = stat(&file);
+        self.open_new(file, made, caller, permissions, flags)
     }
 
-    /// Puts the owner of a new file right, which was found to be `made`, and gives it a node.
-    fn settled(
+    /// Puts the owner of a new file right, which is open as `file` and was found to be `made`, and gives it a node and a handle.
+    fn open_new(
         &self,
-        file: &OwnedFd,
+        file: OwnedFd,
         made: rustix::io::Result<Statx>,
         caller: &Caller,
         permissions: u32,
-    ) -> Result<Entry> {
+        flags: OpenFlags,
+    ) -> Result<(Entry, HandleId)> {
         let fault = |raw| backend("giving a new file its owner", raw);
         let settle = |made| self.backing.settle(file.as_fd(), made, caller, permissions);
         let settled = made.and_then(settle).map_err(fault)?;
-        let path = self.nodes.with_room(|| self.backing.reopen(file, OFlags::PATH)).map_err(fault)?;
-        self.entry_of_new(&Arc::new(path), &settled)
+        let file = Arc::new(file);
+        // What is kept for longer than the file is open must not be what it can be written by.
+        let path = if self.backing.has_handles() && settled.stx_nlink > 0 {
+            Arc::clone(&file)
+        } else {
+            Arc::new(self.nodes.with_room(|| self.backing.reopen(&file, OFlags::PATH)).map_err(fault)?)
+        };
+        let entry = self.entry_of_new(&path, &settled)?;
+        let open = |node| self.add_handle(Handle::File(OpenFile::of_new(node, flags, file, &self.nodes.descriptors)));
+        let handle = self.nodes.get(entry.node).and_then(open);
+        handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
     }
 
     /// Makes one object that is not opened: `make` gives it its name, everything else is common.
@@ -191,10 +195,19 @@ impl Local {
         let descriptor = self.nodes.descriptor(&node)?;
         let number = DecInt::from_fd(descriptor.as_fd());
         let (from, name) = (number.as_c_str(), name.as_bytes());
+        if !self.nodes.acquire_again(&node) {
+            return fail(Errno::ESTALE);
+        }
         let link = || rustix::fs::linkat(self.backing.proc(), from, &directory, name, AtFlags::SYMLINK_FOLLOW);
-        self.backing.spend(link).map_err(|raw| backend("making a link", raw))?;
-        let seen = stat(&descriptor).map_err(|raw| backend("making a link", raw))?;
-        self.entry(&descriptor, &seen)
+        // The node is in the table all the time: whoever removes the last name finds it there.
+        let linked = self.backing.spend(link).and_then(|()| stat(&descriptor));
+        match linked {
+            Ok(now) => Ok(Entry { node: node.id, attributes: self.attributes(&now) }),
+            Err(raw) => {
+                self.nodes.forget(node.id, 1);
+                Err(backend("making a link", raw))
+            }
+        }
     }
 
     pub(crate) fn remove(&self, parent: NodeId, name: Name<'_>, flags: AtFlags) -> Result<()> {

@@ -1,8 +1,8 @@
 //! The table of nodes: which number stands for which inode, and how its descriptor is found again.
 //!
 //! Where the filesystem has file handles, a node is a handle, and an `O_PATH` descriptor of it is opened when needed
-//! and may be closed again (`descriptors`); so a tree may have more nodes than the process may have descriptors. A node that has lost
-//! its last name keeps a descriptor of its own, because its handle may no longer open. Where the filesystem has no
+//! and may be closed again (`descriptors`); so a tree may have more nodes than the process may have descriptors. A file that was made open
+//! needs none as long as it is: it is found by the descriptor that it was made with. A node that has lost its last name keeps a descriptor of its own, because its handle may no longer open. Where the filesystem has no
 //! handles every node keeps one. Kept descriptors are bounded.
 
 pub(crate) use crate::descriptors::lock;
@@ -15,7 +15,7 @@ use poolfs_types::{Errno, FileType, NodeId};
 use rustix::fd::OwnedFd;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 /// Shards of each table; a power of two.
 const SHARDS: usize = 64;
@@ -39,7 +39,7 @@ pub(crate) struct Node {
     /// Of a directory: held for writing while a new entry gets its owner, so that nobody sees it without.
     pub(crate) names: RwLock<()>,
     identity: Identity,
-    /// An `O_PATH` descriptor of it.
+    /// A descriptor of it: an `O_PATH` one, or that of the file that was opened as it was made (see [`Node::part_with`]).
     path: Arc<DescriptorSlot<OwnedFd>>,
     kept: OnceLock<Kept>,
 }
@@ -76,6 +76,11 @@ impl Node {
     /// Whether a descriptor is kept for good.
     pub(crate) fn is_kept(&self) -> bool {
         self.kept.get().is_some()
+    }
+
+    /// Forgets the descriptor of a file, which is closed now: none by which something can be written stays.
+    pub(crate) fn part_with(&self, file: &Weak<OwnedFd>) {
+        drop(self.path.take_this(file));
     }
 }
 
@@ -152,6 +157,11 @@ impl Nodes {
         self.identities(identity).get(identity).map(|slot| Arc::clone(&slot.node))
     }
 
+    /// One more reference for the caller, who holds one; false when that is not so.
+    pub(crate) fn acquire_again(&self, node: &Node) -> bool {
+        self.change(node, |slot| slot.references = slot.references.saturating_add(1))
+    }
+
     /// Gives back `count` references of the caller.
     pub(crate) fn forget(&self, id: NodeId, count: u64) {
         if id == NodeId::ROOT {
@@ -185,7 +195,7 @@ impl Nodes {
         true
     }
 
-    /// An `O_PATH` descriptor of `node`.
+    /// A descriptor of `node`, which may not be what it can be read or written by, and is not to be remembered as another one's.
     pub(crate) fn descriptor(&self, node: &Node) -> Result<Arc<OwnedFd>> {
         if let Some(kept) = node.kept.get() {
             return Ok(Arc::clone(&kept.descriptor));
@@ -212,14 +222,14 @@ impl Nodes {
         self.removing.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps `descriptor` for a while, since the node was just found by it.
+    /// Keeps `descriptor` for a while, since the node was just found or made by it.
     pub(crate) fn remember(&self, node: &Node, descriptor: &Arc<OwnedFd>) {
         if !node.is_kept() {
             node.path.put(&self.descriptors, Arc::clone(descriptor));
         }
     }
 
-    /// Keeps `descriptor` for as long as the node lives, because its last name is gone.
+    /// Keeps `descriptor`, an `O_PATH` one, for as long as the node lives, because its last name is gone.
     pub(crate) fn keep(&self, node: &Node, descriptor: &Arc<OwnedFd>, permit: Taken) {
         node.kept.get_or_init(|| Kept { descriptor: Arc::clone(descriptor), _permit: permit });
         drop(node.path.take());

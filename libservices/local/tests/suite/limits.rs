@@ -4,7 +4,9 @@ use crate::support::{Filesystem, ROOT, create, in_namespace, name, open, read, w
 use poolfs_libservice::Libservice;
 use poolfs_local::{Descriptors, Local, LocalOptions};
 use poolfs_types::{AllocateMode, Errno, FileType, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime, XattrFlags};
+use rustix::fs::OFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
+use std::fs::Metadata;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 
@@ -167,6 +169,78 @@ fn however_many_files_are_open_they_take_few_descriptors() {
                 layer.release(listing);
             }
             files.iter().for_each(|&(_, handle)| layer.release(handle));
+        }
+    });
+}
+
+/// Descriptors of this process that are open on a file: those by which it can be written, and all of them.
+fn descriptors_of(file: &Metadata) -> (usize, usize) {
+    let mut counts = (0, 0);
+    for entry in std::fs::read_dir("/proc/self/fd").expect("proc") {
+        let number = entry.expect("an entry").file_name().into_string().expect("a number");
+        // One is that of this listing.
+        let Ok(found) = std::fs::metadata(format!("/proc/self/fd/{number}")) else { continue };
+        if (found.dev(), found.ino()) != (file.dev(), file.ino()) {
+            continue;
+        }
+        let facts = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).expect("facts");
+        let flags = facts.lines().find_map(|line| line.strip_prefix("flags:")).expect("flags");
+        let flags = OFlags::from_bits_retain(u32::from_str_radix(flags.trim(), 8).expect("octal"));
+        counts.0 += usize::from(!flags.contains(OFlags::PATH) && flags.intersects(OFlags::RDWR | OFlags::WRONLY));
+        counts.1 += 1;
+    }
+    counts
+}
+
+#[test]
+fn nothing_to_write_by_outlives_an_open_file() {
+    in_namespace("limits::nothing_to_write_by_outlives_an_open_file", || {
+        let kinds = ["tmpfs", "ext4", "xfs", "btrfs", "overlay"];
+        for (kind, most) in kinds.into_iter().flat_map(|kind| [(kind, 1), (kind, 64)]) {
+            let filesystem = Filesystem::new(kind, 320);
+            let options = LocalOptions { descriptors: Descriptors::new(most, 1 << 12), ..LocalOptions::default() };
+            let layer = Local::open(&filesystem.path(), options).expect("open");
+            let host = |at: &str| std::fs::metadata(filesystem.path().join(at)).expect("it is there");
+            let other = layer.mkdir(&ROOT, NodeId::ROOT, name("other"), 0o755).expect("mkdir").node;
+
+            let (node, handle) = create(&layer, NodeId::ROOT, "f");
+            let file = host("f");
+            if most > 1 && kind != "overlay" {
+                assert_eq!(descriptors_of(&file), (1, 1), "{kind}: one is enough for the file and its node");
+            }
+            write(&layer, handle, 0, b"content");
+            layer.link(&ROOT, node, NodeId::ROOT, name("g")).expect("link");
+            // Where there is room for one alone, the file itself is closed before its handle is.
+            layer.getattr(&ROOT, other).expect("getattr");
+            layer.release(handle);
+            assert_eq!(descriptors_of(&file).0, 0, "{kind} {most}");
+            assert_eq!(layer.getattr(&ROOT, node).expect("getattr").links, 2);
+            let handle = layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect("open");
+            assert_eq!(read(&layer, handle, 0, 100), b"content");
+            layer.release(handle);
+
+            let (node, handle) = create(&layer, NodeId::ROOT, "removed");
+            let file = host("removed");
+            layer.unlink(&ROOT, NodeId::ROOT, name("removed")).expect("unlink");
+            layer.release(handle);
+            assert_eq!(descriptors_of(&file).0, 0, "{kind} {most}: removed while it was open");
+            assert_eq!(layer.getattr(&ROOT, node).expect("getattr").links, 0);
+
+            let (nameless, handle) =
+                layer.tmpfile(&ROOT, NodeId::ROOT, 0o600, OpenFlags::READ_WRITE).expect("a nameless file");
+            layer.release(handle);
+            layer.link(&ROOT, nameless.node, NodeId::ROOT, name("named")).expect("link");
+            assert_eq!(descriptors_of(&host("named")).0, 0, "{kind} {most}: made without a name");
+
+            for round in 0..50 {
+                let (from, to) = (format!("x{round}"), format!("y{round}"));
+                let (node, handle) = create(&layer, NodeId::ROOT, &from);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| layer.link(&ROOT, node, NodeId::ROOT, name(&to)).expect("link"));
+                    layer.release(handle);
+                });
+                assert_eq!(descriptors_of(&host(&from)).0, 0, "{kind} {most}: linked while it was closed");
+            }
         }
     });
 }
