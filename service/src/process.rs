@@ -5,6 +5,7 @@ use crate::control::{self, ControlSocket};
 use crate::failures::ServiceError;
 use crate::memory::group::MemoryGroup;
 use crate::service::Service;
+use crate::stack;
 use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use poolfs_service_protocol::{Answer, ServiceConfig, is_valid_name};
@@ -55,8 +56,11 @@ fn prepare(config: &ServiceConfig) -> anyhow::Result<()> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     rustix::process::setrlimit(Resource::Nofile, raised).context("raising the limit of open files")?;
-    // Modes are decided by the callers' umasks, never by ours.
+    // Modes are decided by the callers' umasks, never by ours. What the service makes itself while it serves is its owner's alone
+    // (the cache's memory, archives) or is given its mode afterwards (sockets, the memory of sessions), so that a thread may have the umask
+    // of whoever it worked for last.
     rustix::process::umask(rustix::fs::Mode::empty());
+    stack::leave_umasks();
     Ok(())
 }
 

@@ -425,6 +425,11 @@ pub(crate) fn keep_own_descriptors() -> Result<(), String> {
     poolfs_local::keep_own_descriptors().map_err(|error| with_causes(&error))
 }
 
+/// Lets threads go on with the umask of the last caller: nothing that the service makes itself depends on it.
+pub(crate) fn leave_umasks() {
+    poolfs_local::leave_umasks();
+}
+
 /// The directory as a layer. All later use of it is by descriptors.
 fn local(given: &Given, options: LocalOptions) -> Result<Arc<Local>, String> {
     Local::over(Arc::clone(&given.mount), &given.path, options).map_err(|error| with_causes(&error))

@@ -60,5 +60,6 @@ pub use descriptors::Descriptors;
 pub use error::OpenError;
 pub use layer::{Local, LocalOptions};
 pub use mount::{InMemory, PrivateMount};
+pub use ownership::leave_umasks;
 pub use place::{DirectoryId, LastingName, Place};
 pub use xattrs::needs_links_of_proc;

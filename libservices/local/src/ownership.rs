@@ -12,9 +12,26 @@ use rustix::fs::{AtFlags, Gid, Mode, Statx, Uid};
 use rustix::io::Result;
 use rustix::path::DecInt;
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What a umask takes from a file's owner.
+const OF_OWNER: u32 = 0o700;
+
+/// Whether threads go on with the umask of the last caller they made something for.
+static LEAVES_UMASKS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static HAS_OWN_UMASK: Cell<bool> = const { Cell::new(false) };
+    /// The umask that this thread goes on with, if it was left so.
+    static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// From now on a thread of this process that makes something for a caller goes on with that caller's umask until it makes something for one
+/// with another: most have the same, and each is then set once. A umask that takes something from the owner of a file is not left
+/// behind. So this is for a process that sets no umasks itself and makes, without layers, only what is its owner's alone, or sets
+/// the mode of what it makes.
+pub fn leave_umasks() {
+    LEAVES_UMASKS.store(true, Ordering::Relaxed);
 }
 
 /// Puts the thread's umask back, also when the call between panics.
@@ -32,7 +49,15 @@ pub(crate) fn with_umask<T>(umask: u32, call: impl FnOnce() -> Result<T>) -> Res
         sys::own_thread_state()?;
         HAS_OWN_UMASK.set(true);
     }
-    let _restore = Restore(rustix::process::umask(Mode::from_raw_mode(umask & 0o777)));
+    let umask = umask & 0o777;
+    if LEAVES_UMASKS.load(Ordering::Relaxed) && umask & OF_OWNER == 0 {
+        if LEFT.get() != Some(umask) {
+            rustix::process::umask(Mode::from_raw_mode(umask));
+            LEFT.set(Some(umask));
+        }
+        return call();
+    }
+    let _restore = Restore(rustix::process::umask(Mode::from_raw_mode(umask)));
     call()
 }
 

@@ -3,6 +3,8 @@
 use crate::support::{Filesystem, in_namespace, name, open, run};
 use poolfs_libservice::Libservice;
 use poolfs_types::{Attributes, Caller, FileType, NodeId, OpenFlags, SetAttributes};
+use rustix::fs::Mode;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 const KINDS: [&str; 4] = ["tmpfs", "ext4", "xfs", "btrfs"];
 
@@ -120,5 +122,67 @@ fn umasks_of_threads_do_not_mix() {
                 });
             }
         });
+    });
+}
+
+/// Where threads go on with a umask, it is never one of whoever they work for next.
+#[test]
+fn callers_of_one_thread_have_their_own_umasks() {
+    in_namespace("ownership::callers_of_one_thread_have_their_own_umasks", || {
+        poolfs_local::leave_umasks();
+        let filesystem = Filesystem::new("tmpfs", 64);
+        let layer = open(&filesystem.path());
+        let umask_now = || {
+            let now = rustix::process::umask(Mode::empty());
+            rustix::process::umask(now);
+            now.bits()
+        };
+        let own = tempfile::tempdir().expect("a folder");
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let (layer, own, umask_now) = (&layer, own.path(), &umask_now);
+                scope.spawn(move || {
+                    let mut left = 0;
+                    // The two threads never have the same one at a time.
+                    let umasks = [0o022, 0o022, 0o077, 0o777, 0o077, 0o000, 0o137, 0o027];
+                    for round in 0..400 {
+                        let umask = umasks[(round + thread * 4) % umasks.len()];
+                        let caller = Caller { uid: 1000, gid: 1001, umask };
+                        let text = format!("{thread}-{round}");
+                        let made = if round % 3 == 0 {
+                            let made = layer.create(&caller, NodeId::ROOT, name(&text), 0o777, OpenFlags::READ_WRITE);
+                            let (entry, handle) = made.expect("create");
+                            layer.release(handle);
+                            entry
+                        } else {
+                            layer.mkdir(&caller, NodeId::ROOT, name(&text), 0o777).expect("mkdir")
+                        };
+                        assert_eq!(made.attributes.permissions, 0o777 & !umask, "{umask:o}");
+                        layer.forget(made.node, 1);
+                        if umask & 0o700 == 0 {
+                            left = umask;
+                        }
+                        assert_eq!(umask_now(), left, "after {umask:o}");
+                        let file =
+                            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(own.join(&text));
+                        let mode = file.and_then(|file| file.metadata()).expect("a file of the process's own").mode();
+                        assert_eq!(mode & 0o7777, 0o600, "after {umask:o}");
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// A process that has not said that it can bear that finds its threads' umasks as they were.
+#[test]
+fn no_umask_stays_behind_unasked() {
+    in_namespace("ownership::no_umask_stays_behind_unasked", || {
+        let filesystem = Filesystem::new("tmpfs", 64);
+        let layer = open(&filesystem.path());
+        rustix::process::umask(Mode::from_raw_mode(0o026));
+        let caller = Caller { umask: 0o077, ..Caller::ROOT };
+        layer.mkdir(&caller, NodeId::ROOT, name("d"), 0o777).expect("mkdir");
+        assert_eq!(rustix::process::umask(Mode::empty()).bits(), 0o026);
     });
 }
