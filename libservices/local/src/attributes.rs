@@ -106,6 +106,7 @@ impl Local {
                 let reopen = || self.backing.reopen(&descriptor, OFlags::WRONLY);
                 let file = self.nodes.with_room(reopen).map_err(fault)?;
                 rustix::fs::ftruncate(&file, size).map_err(fault)?;
+                node.size.forget();
             }
         }
         self.change_owner_and_mode(descriptor.as_fd(), changes)?;

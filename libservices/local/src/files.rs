@@ -104,6 +104,9 @@ impl Local {
             .nodes
             .with_room(|| self.backing.reopen(&descriptor, how))
             .map_err(|raw| backend("opening a file", raw))?;
+        if truncate {
+            node.size.forget();
+        }
         self.add_handle(Handle::File(OpenFile::new(node, flags, file, &self.nodes.descriptors)))
     }
 
@@ -118,7 +121,9 @@ impl Local {
     }
 
     pub(crate) fn truncate(&self, open: &OpenFile, size: u64) -> Result<()> {
-        rustix::fs::ftruncate(&self.opened(open)?.file, size).map_err(|raw| backend("truncating a file", raw))
+        rustix::fs::ftruncate(&self.opened(open)?.file, size).map_err(|raw| backend("truncating a file", raw))?;
+        open.node.size.forget();
+        Ok(())
     }
 
     /// The direct description of an open file, made when first needed.
@@ -136,19 +141,20 @@ impl Local {
     /// The part of `range` that moves by direct I/O, if the file is large enough, and the description to move it by.
     fn direct_part<'a>(
         &self,
+        open: &OpenFile,
         opened: &'a Opened,
-        flags: OpenFlags,
         range: &Range<u64>,
-        grows: bool,
+        writes: bool,
     ) -> Option<(&'a Direct, Range<u64>)> {
         if range.end - range.start < 4096 {
             return None;
         }
         let size = || rustix::fs::fstat(&opened.file).map_or(0, |stat| stat.st_size as u64);
-        if !(grows && range.end >= DIRECT_SIZE_MIN) && size() < DIRECT_SIZE_MIN {
+        let becomes_large = writes && range.end >= DIRECT_SIZE_MIN;
+        if !becomes_large && !open.node.size.is_large(writes, size) {
             return None;
         }
-        let direct = self.direct(opened, flags)?;
+        let direct = self.direct(opened, open.flags)?;
         let body = direct.body(range);
         (!body.is_empty()).then_some((direct, body))
     }
@@ -160,7 +166,7 @@ impl Local {
         let buffer = &mut buffer[..room];
         let fault = |raw| backend("reading a file", raw);
         let range = offset..offset + room as u64;
-        let Some((direct, body)) = self.direct_part(&opened, open.flags, &range, false) else {
+        let Some((direct, body)) = self.direct_part(open, &opened, &range, false) else {
             return self.buffered.read(file, offset, buffer).map_err(fault);
         };
         let head = (body.start - offset) as usize;
@@ -201,8 +207,9 @@ impl Local {
         }
         let data = &data[..room];
         let range = offset..offset.saturating_add(room as u64);
-        let Some((direct, body)) = self.direct_part(&opened, open.flags, &range, true) else {
+        let Some((direct, body)) = self.direct_part(open, &opened, &range, true) else {
             let count = self.backing.spend(|| self.buffered.write(file, offset, data)).map_err(fault)?;
+            open.node.size.written(offset, count as u64);
             return Ok(Written { count, offset });
         };
         let (first, rest) = data.split_at((body.start - offset) as usize);
@@ -226,6 +233,7 @@ impl Local {
                 break;
             }
         }
+        open.node.size.written(offset, count as u64);
         Ok(Written { count, offset })
     }
 
@@ -239,7 +247,9 @@ impl Local {
         }
         let count = self.backing.spend(|| self.buffered.append(file, data)).map_err(fault)?;
         let end = rustix::fs::tell(file).map_err(fault)?;
-        Ok(Written { count, offset: end.saturating_sub(count as u64) })
+        let offset = end.saturating_sub(count as u64);
+        open.node.size.written(offset, count as u64);
+        Ok(Written { count, offset })
     }
 
     pub(crate) fn allocate(&self, open: &OpenFile, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
@@ -266,6 +276,7 @@ impl Local {
                 Ok(()) => break,
             }
         }
+        open.node.size.forget();
         if punch && self.backing.skips_times() {
             let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
             let last_modification = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
@@ -346,7 +357,10 @@ impl Local {
                 || rustix::fs::copy_file_range(&reading.file, Some(&mut at), &writing.file, Some(&mut into), want);
             match self.backing.spend(copy) {
                 Ok(0) => break,
-                Ok(copied) => done += copied as u64,
+                Ok(copied) => {
+                    target.node.size.written(to + done, copied as u64);
+                    done += copied as u64;
+                }
                 Err(Raw::INTR) => {}
                 Err(Raw::XDEV | Raw::OPNOTSUPP | Raw::NOSYS | Raw::INVAL) => {
                     return self.copy_through(source, from, target, to, length, done);

@@ -9,6 +9,7 @@ pub(crate) use crate::descriptors::lock;
 use crate::descriptors::{Descriptors, Slot as DescriptorSlot};
 use crate::error::backend;
 use crate::sys::{self, FileHandle};
+use crate::transfer::SizeClass;
 use hashbrown::HashMap;
 use poolfs_libservice::{Error, Result, Share, Taken};
 use poolfs_types::{Errno, FileType, NodeId};
@@ -38,6 +39,8 @@ pub(crate) struct Node {
     pub(crate) device: u64,
     /// Of a directory: held for writing while a new entry gets its owner, so that nobody sees it without.
     pub(crate) names: RwLock<()>,
+    /// Of a file: whether it is large.
+    pub(crate) size: SizeClass,
     identity: Identity,
     /// A descriptor of it: an `O_PATH` one, or that of the file that was opened as it was made (see [`Node::part_with`]).
     path: Arc<DescriptorSlot<OwnedFd>>,
@@ -139,8 +142,8 @@ impl Nodes {
         }
         let id = NodeId(self.next.fetch_add(1, Ordering::Relaxed));
         let (path, own_identity) = (DescriptorSlot::new(), identity.clone());
-        let names = RwLock::default();
-        let node = Arc::new(Node { id, file_type, device, names, identity: own_identity, path, kept });
+        let (names, size) = (RwLock::default(), SizeClass::default());
+        let node = Arc::new(Node { id, file_type, device, names, size, identity: own_identity, path, kept });
         self.ids(id).write().unwrap_or_else(PoisonError::into_inner).insert(id.0, Arc::clone(&node));
         slots.insert(identity, Slot { node: Arc::clone(&node), references: 1, handles: 0 });
         Ok(node)

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags, Result};
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// Files below this size are left to the kernel's page cache.
 pub(crate) const DIRECT_SIZE_MIN: u64 = 64 << 10;
@@ -23,6 +23,44 @@ const CALL_BYTES_MAX: usize = 1 << 30;
 
 /// `RWF_DONTCACHE` (Linux 6.14), which rustix does not name yet.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
+
+/// What is known of a file's size: whether it is one for direct I/O. This decides how bytes move, never which, so that what others do
+/// behind the layer's back makes them no worse than slower.
+#[derive(Debug, Default)]
+pub(crate) struct SizeClass(AtomicU8);
+
+const UNKNOWN: u8 = 0;
+const SMALL: u8 = 1;
+const LARGE: u8 = 2;
+
+impl SizeClass {
+    /// Whether it is large, for a request that `writes` or one that reads. `size` asks how large it is, where that is not known: a file that
+    /// was small is asked about again by those who read, as it may have grown elsewhere.
+    pub(crate) fn is_large(&self, writes: bool, size: impl FnOnce() -> u64) -> bool {
+        match self.0.load(Ordering::Relaxed) {
+            LARGE => true,
+            SMALL if writes => false,
+            known => {
+                let now = if size() < DIRECT_SIZE_MIN { SMALL } else { LARGE };
+                // Whoever has changed it meanwhile knows better.
+                let _ = self.0.compare_exchange(known, now, Ordering::Relaxed, Ordering::Relaxed);
+                now == LARGE
+            }
+        }
+    }
+
+    /// So many bytes were written at `offset`.
+    pub(crate) fn written(&self, offset: u64, count: u64) {
+        if count > 0 && offset + count >= DIRECT_SIZE_MIN && self.0.load(Ordering::Relaxed) != LARGE {
+            self.0.store(LARGE, Ordering::Relaxed);
+        }
+    }
+
+    /// It may have any size.
+    pub(crate) fn forget(&self) {
+        self.0.store(UNKNOWN, Ordering::Relaxed);
+    }
+}
 
 /// A second description of an open file, for direct I/O.
 #[derive(Debug)]
@@ -233,6 +271,23 @@ mod tests {
         }
         assert!(direct.judge(Err(Errno::INVAL)).is_none());
         assert!(direct.body(&(0..8192)).is_empty(), "it was refused once");
+    }
+
+    #[test]
+    fn a_size_is_asked_for_until_it_is_known() {
+        let class = SizeClass::default();
+        let known = |writes| class.is_large(writes, || panic!("it is known"));
+        assert!(!class.is_large(true, || DIRECT_SIZE_MIN - 1));
+        assert!(!known(true));
+        class.written(0, DIRECT_SIZE_MIN - 1);
+        class.written(DIRECT_SIZE_MIN, 0);
+        assert!(!known(true));
+        assert!(class.is_large(false, || DIRECT_SIZE_MIN), "it has grown elsewhere");
+        assert!(known(true) && known(false));
+        class.forget();
+        assert!(!class.is_large(true, || 0));
+        class.written(DIRECT_SIZE_MIN - 1, 1);
+        assert!(known(true) && known(false));
     }
 
     #[test]
