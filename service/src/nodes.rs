@@ -17,6 +17,7 @@ pub mod content;
 pub mod held;
 pub mod listings;
 pub mod notices;
+pub(crate) mod privileges;
 pub mod pruning;
 pub mod texts;
 
@@ -91,15 +92,6 @@ struct NodeState {
     born: u64,
 }
 
-/// What is known of a node's set-id bits and capabilities.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Privileges {
-    /// It has none.
-    pub none: bool,
-    /// Tells whether they have changed when somebody has looked at the node.
-    version: u64,
-}
-
 impl NodeState {
     /// Nobody may take what he reads by himself for the content any more.
     fn revoke(&mut self) {
@@ -124,6 +116,8 @@ pub struct NodeTable {
     next_own: AtomicU64,
     /// Changes of privileges, and states made, so far.
     privileges: AtomicU64,
+    /// Changes of privileges alone.
+    privileges_changes: AtomicU64,
     count: AtomicU64,
     /// The count of all mounts together.
     known: OnceLock<Arc<Known>>,
@@ -151,6 +145,7 @@ impl Default for NodeTable {
             numbers: std::array::from_fn(|_| Mutex::default()),
             next_own: AtomicU64::new(OWN_NUMBERS),
             privileges: AtomicU64::new(1),
+            privileges_changes: AtomicU64::new(0),
             count: AtomicU64::new(0),
             known: OnceLock::new(),
             share: OnceLock::new(),
@@ -451,33 +446,6 @@ impl NodeTable {
         }
     }
 
-    /// What is known of the node's set-id bits and capabilities.
-    pub fn privileges(&self, node: NodeId) -> Privileges {
-        let states = self.states(node);
-        states.get(&node).map_or(Privileges { none: false, version: 0 }, |state| Privileges {
-            none: state.unprivileged,
-            version: state.privileges,
-        })
-    }
-
-    /// Notes that the node was found without set-id bits and capabilities after `seen` was known of it, unless they have
-    /// changed since.
-    pub fn note_unprivileged(&self, node: NodeId, seen: Privileges) {
-        if let Some(state) = self.states(node).get_mut(&node).filter(|state| state.privileges == seen.version) {
-            state.unprivileged = true;
-        }
-    }
-
-    /// Its set-id bits or capabilities may have changed. To be called after the change: whoever looked before it and notes
-    /// what he saw later is too late then, and what he noted earlier is forgotten.
-    pub fn privileges_changed(&self, node: NodeId) {
-        let version = self.privileges.fetch_add(1, Ordering::Relaxed);
-        if let Some(state) = self.states(node).get_mut(&node) {
-            state.unprivileged = false;
-            state.privileges = version;
-        }
-    }
-
     /// Nodes the kernel knows.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -516,26 +484,6 @@ mod tests {
         assert_eq!((table.node(70), table.forget(70, 1)), (None, None));
         assert_eq!(table.len(), 2);
         assert_eq!(table.enter(NodeId::ROOT, 2), ROOT_NUMBER);
-    }
-
-    #[test]
-    fn what_was_seen_before_a_change_of_privileges_is_not_noted_after_it() {
-        let table = NodeTable::default();
-        let node = NodeId(7);
-        table.note_unprivileged(node, table.privileges(node));
-        table.enter(node, 70);
-        let early = table.privileges(node);
-        assert!(!early.none);
-        table.note_unprivileged(node, early);
-        assert!(table.privileges(node).none);
-        table.privileges_changed(node);
-        table.note_unprivileged(node, early);
-        assert!(!table.privileges(node).none);
-        let seen = table.privileges(node);
-        table.forget(70, 1);
-        table.enter(node, 70);
-        table.note_unprivileged(node, seen);
-        assert!(!table.privileges(node).none, "another state of the node");
     }
 
     #[test]

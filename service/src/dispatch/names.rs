@@ -110,9 +110,11 @@ impl Instance {
     ) -> Served {
         let (caller, permissions) = self.prepare(context, parent, name, FileType::Regular, permissions)?;
         let room = self.handles.reserve()?;
+        let privileges = self.nodes.privileges_changes();
         let (entry, handle) = self.layer().create(&caller, parent, name, permissions, layer_flags(flags))?;
         self.name_appeared(context, parent, name);
         let file = room.enter(entry.node, handle, flags, false);
+        self.note_made(&entry, privileges);
         self.note_writer(context, &file);
         Ok(Reply::Opened { file, entry: Some(entry) })
     }
@@ -128,8 +130,10 @@ impl Instance {
         let (caller, permissions) = Self::passed_on(context, &directory, FileType::Regular, permissions);
         let room = self.handles.reserve()?;
         let layer_flags = layer_flags(flags) | flags & OpenFlags::EXCLUSIVE;
+        let privileges = self.nodes.privileges_changes();
         let (entry, handle) = self.layer().tmpfile(&caller, parent, permissions, layer_flags)?;
         let file = room.enter(entry.node, handle, flags, false);
+        self.note_made(&entry, privileges);
         self.note_writer(context, &file);
         Ok(Reply::Opened { file, entry: Some(entry) })
     }

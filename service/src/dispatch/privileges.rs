@@ -4,6 +4,7 @@ use super::Served;
 use crate::access::{Capability, Credentials, strips_set_group_id, without_set_id};
 use crate::instance::Instance;
 use crate::request::Context;
+use poolfs_libservice::Entry;
 use poolfs_libservice::types::{Attributes, Caller, Errno, FileType, NodeId, SetAttributes};
 use std::borrow::Cow;
 
@@ -44,6 +45,13 @@ impl Instance {
     pub(super) fn is_unprivileged(&self, node: NodeId) -> bool {
         // Another instance over the same directory changes them without telling this one.
         self.nodes.privileges(node).none && self.stack.is_private()
+    }
+
+    /// A file was made: nobody looks whether it has set-id bits or capabilities before its first write. `seen` is from before it.
+    pub(super) fn note_made(&self, made: &Entry, seen: u64) {
+        if made.attributes.permissions & SET_ID == 0 {
+            self.nodes.note_made_unprivileged(made.node, seen);
+        }
     }
 
     /// Before the content of `node` changes: what its writer may not keep goes.

@@ -364,6 +364,21 @@ fn a_mode_that_was_the_owners_to_give_is_not_set_on_another_owners_file() {
 }
 
 #[test]
+fn nobody_looks_for_privileges_of_what_was_just_made_unless_it_was_given_some() {
+    let fixture = Fixture::new();
+    let knows = |node| fixture.instance.nodes.privileges(node).none;
+    let made = fixture.create("f", OpenFlags::READ_WRITE).node();
+    assert!(knows(made));
+    let changes = SetAttributes { permissions: Some(0o4755), ..SetAttributes::default() };
+    fixture.change(&Fixture::fuse(), made, changes).expect("root's");
+    assert!(!knows(made));
+    let request =
+        Request::Create { parent: NodeId::ROOT, name: name("g"), permissions: 0o4755, flags: OpenFlags::READ_WRITE };
+    let Ok(Reply::Opened { file, .. }) = fixture.instance.dispatch(&Fixture::fuse(), request) else { panic!("made") };
+    assert!(!knows(file.node()));
+}
+
+#[test]
 fn a_set_user_id_bit_that_comes_while_somebody_writes_is_taken_away_by_the_next_write() {
     let fixture = Fixture::new();
     let file = fixture.create("f", OpenFlags::READ_WRITE);

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
-use tracing::{debug, warn};
+use tracing::warn;
 
 /// Dead mounts stacked on one directory that are taken away before giving up.
 const DEAD_MOUNTS_MAX: usize = 64;
@@ -224,7 +224,7 @@ impl LegacyMount {
         }
         let name = instance.name().to_owned();
         if let Err(error) = outside(Deed::Mount, move || raise_read_ahead(&name)).flatten() {
-            debug!(instance = instance.name(), %error, "the kernel's read-ahead stays at its default");
+            warn!(instance = instance.name(), %error, "the kernel's read-ahead stays at its default: files are read by FUSE in small pieces");
         }
         Ok(Self { guard, device, instance: spec.instance.clone(), ended })
     }
