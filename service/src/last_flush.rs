@@ -20,14 +20,19 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// The same once all was given to it, and it brings that to its disk: then nothing is seen of how far it has come.
 const SYNC_MAX: Duration = Duration::from_secs(60);
 
-/// What becomes of something that brings what was written to the branches of a stack. What others write meanwhile counts for nothing: they could go on for ever.
+/// What becomes of something that brings what was written to the branches of a stack. What others write meanwhile does not count for ever: as much as there was at the
+/// beginning, and then as much as there was left.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
     /// Bytes that the branches have taken so far, ever.
     taken: u64,
-    /// When they have taken so many, all was given to them that there was at the beginning.
+    /// When they have taken so many, all may have been given to them that there was at the beginning.
     due: u64,
+    /// Others may have had a part of it: as much once more.
+    is_extended: bool,
     is_given: bool,
+    /// What waited above the branches, and was brought to them. It is found only on the way.
+    settled: u64,
     /// The last time that something became of it.
     since: Instant,
 }
@@ -35,27 +40,31 @@ pub(crate) struct Standing {
 impl Standing {
     pub fn begin(stack: &Stack) -> Self {
         let (taken, left) = (stack.taken_bytes(), stack.pending_bytes());
-        Self { taken, due: taken.wrapping_add(left), is_given: left == 0, since: Instant::now() }
+        let due = taken.wrapping_add(left);
+        let settled = stack.settled();
+        Self { taken, due, is_extended: false, is_given: left == 0, settled, since: Instant::now() }
     }
 
     /// All was given to the branches, just now.
     pub fn given() -> Self {
-        Self { taken: 0, due: 0, is_given: true, since: Instant::now() }
+        Self { taken: 0, due: 0, is_extended: true, is_given: true, settled: 0, since: Instant::now() }
     }
 
     /// How it is now.
     pub fn look(&mut self, stack: &Stack) {
-        self.see(stack.taken_bytes(), stack.pending_bytes());
+        self.see(stack.taken_bytes(), stack.pending_bytes(), stack.settled());
     }
 
-    fn see(&mut self, taken: u64, left: u64) {
-        if self.is_given {
-            return;
-        }
+    fn see(&mut self, taken: u64, left: u64, settled: u64) {
+        let was_given = self.is_given;
         // It wraps around.
-        self.is_given = left == 0 || self.due.wrapping_sub(taken).cast_signed() <= 0;
-        if self.is_given || taken != self.taken {
-            (self.taken, self.since) = (taken, Instant::now());
+        if !was_given && self.due.wrapping_sub(taken).cast_signed() <= 0 {
+            self.is_given = self.is_extended;
+            (self.due, self.is_extended) = (taken.wrapping_add(left), true);
+        }
+        self.is_given |= left == 0;
+        if settled != self.settled || !was_given && (self.is_given || taken != self.taken) {
+            (self.taken, self.settled, self.since) = (taken, settled, Instant::now());
         }
     }
 
@@ -182,12 +191,17 @@ pub(crate) fn close(instance: &Instance) -> bool {
     true
 }
 
-/// What a flush has said that nobody has heard of.
+/// The number of the next flush that ends.
+pub(crate) fn next(instance: &Instance) -> u64 {
+    instance.last_flush.lock().ended + 1
+}
+
+/// What flushes have said since `first`, and before that and nobody has heard of.
 ///
 /// # Errors
-/// What was wrong with it.
-pub(crate) fn unheard(instance: &Instance) -> Result<()> {
-    instance.last_flush.lock().outcome(u64::MAX)
+/// What was wrong with them.
+pub(crate) fn said_since(instance: &Instance, first: u64) -> Result<()> {
+    instance.last_flush.lock().outcome(first)
 }
 
 /// It is there all the same.
@@ -215,7 +229,12 @@ mod tests {
     /// As it was so many seconds ago, with 5 bytes taken and `left` to be given.
     fn ago(seconds: u64, left: u64) -> Standing {
         let since = Instant::now() - Duration::from_secs(seconds);
-        Standing { taken: 5, due: 5 + left, is_given: left == 0, since }
+        Standing { taken: 5, due: 5 + left, is_given: left == 0, since, ..Standing::given() }
+    }
+
+    fn seen(mut standing: Standing, taken: u64, left: u64) -> Standing {
+        standing.see(taken, left, 0);
+        standing
     }
 
     #[test]
@@ -223,10 +242,6 @@ mod tests {
         assert!(!ago(1, 9).is_stuck() && ago(10, 9).is_stuck());
         assert!(!ago(10, 0).is_stuck() && ago(60, 0).is_stuck());
         assert!(!ago(10, 9).is_lost() && ago(60, 9).is_lost());
-        let seen = |mut standing: Standing, taken, left| {
-            standing.see(taken, left);
-            standing
-        };
         assert!(seen(ago(10, 9), 5, 9).is_stuck());
         assert!(seen(ago(10, 9), 5, 8).is_stuck(), "what is taken back was not taken by it");
         assert!(!seen(ago(10, 9), 6, 9).is_stuck(), "it takes what it is given");
@@ -234,17 +249,30 @@ mod tests {
     }
 
     #[test]
-    fn what_others_go_on_writing_lengthens_nothing() {
-        let mut standing = ago(10, 9);
-        standing.see(14, 100);
-        assert!(standing.is_given && !standing.is_stuck(), "it has taken all that there was");
+    fn what_a_flush_finds_on_its_way_lengthens_it() {
+        for left in [0, 9] {
+            let mut standing = ago(60, left);
+            standing.see(5, left, 1);
+            assert!(!standing.is_stuck() && !standing.is_lost());
+            standing.since -= SYNC_MAX;
+            standing.see(5, left, 1);
+            assert!(standing.is_stuck());
+        }
+    }
+
+    #[test]
+    fn what_others_go_on_writing_lengthens_nothing_for_ever() {
+        let mut standing = Standing { is_extended: false, ..ago(10, 9) };
+        standing.see(14, 100, 0);
+        assert!(!standing.is_given && !standing.is_stuck(), "they may have had a part of it");
+        standing.see(114, 50, 0);
+        assert!(standing.is_given && !standing.is_stuck());
         standing.since -= SYNC_MAX;
-        for (taken, left) in [(15, 99), (200, 0), (200, 7)] {
-            standing.see(taken, left);
+        for (taken, left) in [(115, 99), (200, 0), (200, 7)] {
+            standing.see(taken, left, 0);
             assert!(standing.is_stuck() && standing.is_lost());
         }
-        let mut standing = Standing { taken: u64::MAX, due: 9, ..ago(10, 9) };
-        standing.see(3, 6);
+        let standing = seen(Standing { taken: u64::MAX, due: 9, ..ago(10, 9) }, 3, 6);
         assert!(!standing.is_given && !standing.is_stuck());
     }
 

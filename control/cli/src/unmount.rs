@@ -74,6 +74,7 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
             complain(&format!("poolfs: unmounted all the same: {}", failure.summary()));
             unmount_instance(context, &mut pool, &instance, Ending::Forced)
         }
+        Err(failure) if !is_recorded(&pool, &instance) => Err(failure),
         other => other.map_err(|failure| {
             let again = format!("`poolfs umount {name} {}`", pasted(mount_point));
             failure.with_remedy(format!(

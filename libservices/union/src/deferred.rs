@@ -236,6 +236,7 @@ impl Union {
             let _spending = Spending::of_service();
             let _names = self.names_mut();
             self.copy_up(node, Bytes::Sketch)?;
+            self.statistics.settled();
         }
         let removed = {
             // A first write that is noted from here on stays among those that wait.

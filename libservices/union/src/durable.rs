@@ -211,7 +211,11 @@ impl Union {
             let data = Opened::file(&self.upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
             self.upper.fsync(ROOT, data.id(), durability)
         };
-        if matches!(node.read().content, Content::Sketch(_)) { self.flush_with(node, &held, &sync) } else { Ok(()) }
+        if matches!(node.read().content, Content::Sketch(_)) {
+            self.flush_with(node, &held, &sync)?;
+            self.statistics.settled();
+        }
+        Ok(())
     }
 
     /// The same, where `sync` makes the upper file's data durable, which is done in any case.

@@ -49,6 +49,7 @@ pub(crate) struct Counters {
     blocks_moved: AtomicU64,
     blocks_copied: AtomicU64,
     objects_copied: AtomicU64,
+    settled: AtomicU64,
     damaged: Mutex<BTreeMap<NodeId, Arc<str>>>,
 }
 
@@ -63,6 +64,11 @@ impl Counters {
         self.blocks_copied.fetch_add(copied, Ordering::Relaxed);
     }
 
+    /// Something that waited was brought further towards the disk.
+    pub fn settled(&self) {
+        self.settled.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Remembers a damaged node; whether it is a new one, which then has to be pinned.
     pub fn damage(&self, node: NodeId, cause: &Arc<str>) -> bool {
         let mut damaged = lock(&self.damaged);
@@ -75,6 +81,13 @@ impl Counters {
 }
 
 impl Union {
+    /// How often something was brought further towards the disk that waited for it: a sketch, a file to be copied up, blocks in transit. Whoever waits
+    /// for a sync sees by that how it goes on.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.statistics.settled.load(Ordering::Relaxed)
+    }
+
     /// What the union has done since it was opened, and which files it cannot read.
     #[must_use]
     pub fn statistics(&self) -> Statistics {

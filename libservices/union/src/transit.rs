@@ -190,6 +190,7 @@ impl Copies {
             };
             read_run(&files.lower, &run, &mut pieces.below)?;
             self.settle_with(node, &mut node.write(), run.clone(), pieces, Some(run))?;
+            self.statistics.settled();
         }
     }
 

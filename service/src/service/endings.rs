@@ -3,11 +3,12 @@
 use super::{Mounted, Service, lock};
 use crate::failures::ServiceError;
 use crate::instance::Instance;
-use crate::last_flush::{LOOK, Standing, close, flush, reopen, unheard};
+use crate::last_flush::{LOOK, Standing, close, flush, next, reopen, said_since};
 use crate::legacy::{LegacyMount, MountError};
 use poolfs_libservice::Error;
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::Ending;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
@@ -28,6 +29,9 @@ const DISCARD_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a work on an instance that was asked to end may take for that.
 const JOBS_WAIT: Duration = Duration::from_secs(30);
+
+/// No flush that somebody has waited for.
+const NONE: u64 = u64::MAX;
 
 /// Most instances that are wound up at once.
 const ENDING_MAX: usize = 64;
@@ -129,8 +133,8 @@ impl Service {
             }
             info!(instance = name, "its mount was taken away");
             if let Err(error) = self.end_instance(name, Ending::Orderly) {
-                warn!(instance = name, %error, "an instance without a mount stays");
-                is_left = true;
+                is_left |= self.instance(name).is_some();
+                warn!(instance = name, %error, is_left, "an instance without a mount did not end well");
             }
         }
         is_left
@@ -146,8 +150,11 @@ impl Service {
         };
         let flushed = match flush(&instance, |standing| !standing.is_stuck()) {
             None if ending.is_forced() => {
-                stopped.for_good();
-                return self.abandon(name);
+                let abandoned = self.abandon(name);
+                if abandoned.is_ok() {
+                    stopped.for_good();
+                }
+                return abandoned;
             }
             flushed => flushed.unwrap_or_else(|| Err(does_not_answer())),
         };
@@ -158,6 +165,8 @@ impl Service {
             }
             warn!(instance = name, %error, "unmounted all the same, as was asked for");
         }
+        // What one that was begun beside it says from here on concerns whoever unmounts as well.
+        let first = next(&instance);
         match self.take_away(name, ending)? {
             Some(mounted) => {
                 stopped.for_good();
@@ -165,7 +174,7 @@ impl Service {
                     warn!(instance = name, "its branch does not answer");
                 }
                 drop(instance);
-                self.linger(mounted, ending)
+                self.linger(mounted, ending, first)
             }
             None => Ok(()),
         }
@@ -194,7 +203,7 @@ impl Service {
     /// After the mount is gone from its place: waits for its last users, then flushes. Whoever has files of it open in another mount
     /// namespace keeps the instance, if it is to end in order; a mount that is only seen there goes on in the background until the service
     /// ends.
-    fn linger(&self, mounted: Mounted, ending: Ending) -> Result<(), ServiceError> {
+    fn linger(&self, mounted: Mounted, ending: Ending, first: u64) -> Result<(), ServiceError> {
         mounted.front.close(&self.threads);
         let is_over = mounted.mount.wait(UNMOUNT_WAIT);
         let files = mounted.instance.handles.len();
@@ -208,7 +217,7 @@ impl Service {
         let Mounted { instance, mount, .. } = mounted;
         if is_over {
             let (path, left) = (instance.spec().mount_point.clone(), Arc::downgrade(&instance));
-            return match WindingUp::begin(instance).wait(Standing::is_stuck, ending.is_forced()) {
+            return match WindingUp::begin(instance, first).wait(Standing::is_stuck, ending.is_forced()) {
                 Ended::Well => Ok(()),
                 Ended::Failed(..) if ending.is_forced() => Ok(()),
                 Ended::Failed(Some(instance), cause) => Err(self.mount_again(&instance, cause)),
@@ -234,7 +243,7 @@ impl Service {
         let spawned = std::thread::Builder::new().name("lingering".into()).spawn(move || {
             while !mount.wait(Duration::from_secs(3600)) {}
             // What fails is in the log: whoever asked for the unmount has had an answer.
-            let _ = wind_up(&instance);
+            let _ = wind_up(&instance, NONE);
         });
         if let Err(error) = spawned {
             error!(%error, "no thread for a mount that lingers");
@@ -289,7 +298,7 @@ impl Service {
         while !left.is_empty() {
             let some = left.drain(..left.len().min(ENDING_MAX));
             let (mut all, news): (Vec<_>, Vec<_>) =
-                some.map(|(instance, is_news)| (WindingUp::begin(instance), is_news)).unzip();
+                some.map(|(instance, is_news)| (WindingUp::begin(instance, NONE), is_news)).unzip();
             // Each has its time, and all have it at once.
             loop {
                 let (mut patience, mut are_over) = (LOOK, true);
@@ -351,13 +360,14 @@ struct WindingUp {
 }
 
 impl WindingUp {
-    fn begin(instance: Arc<Instance>) -> Self {
+    fn begin(instance: Arc<Instance>, first: u64) -> Self {
         let standing = Standing::begin(&instance.stack);
         let (send, told) = sync_channel(1);
         let (keep, kept) = sync_channel(0);
         let (ending, tell) = (Arc::clone(&instance), send.clone());
         let wind_up_there = move || {
-            let outcome = wind_up(&ending);
+            let failed = |_| Err(Error::new(Errno::EIO, "its end has failed"));
+            let outcome = catch_unwind(AssertUnwindSafe(|| wind_up(&ending, first))).unwrap_or_else(failed);
             // Whoever waited may have given it up.
             let _ = tell.send(outcome);
             let _: Result<(), _> = kept.recv();
@@ -365,7 +375,7 @@ impl WindingUp {
             drop(ending);
         };
         if std::thread::Builder::new().name("last-end".into()).spawn(wind_up_there).is_err() {
-            let _ = send.send(wind_up(&instance));
+            let _ = send.send(wind_up(&instance, first));
         }
         let name = instance.name().to_owned();
         Self { name, instance: Some(instance), told, keep: Some(keep), standing, is_over: false, outcome: None }
@@ -424,14 +434,15 @@ impl WindingUp {
     }
 }
 
-fn wind_up(instance: &Instance) -> Result<(), Error> {
+/// Ends it, and says what flushes have said since `first`, too.
+fn wind_up(instance: &Instance, first: u64) -> Result<(), Error> {
     let ended = instance.wind_up();
     // A flush that goes on beside it may have been told what this was not.
     if !close(instance) {
         warn!(instance = instance.name(), "its branch does not answer");
     }
     ended
-        .and(unheard(instance))
+        .and(said_since(instance, first))
         .inspect(|()| info!(instance = instance.name(), "unmounted"))
         .inspect_err(|error| error!(instance = instance.name(), %error, "flushing at the end failed"))
 }

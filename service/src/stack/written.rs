@@ -13,6 +13,11 @@ impl Stack {
         self.branches.iter().map(|branch| branch.cache.taken_bytes()).fold(0, u64::wrapping_add)
     }
 
+    /// How often what waits above its branches was brought further towards them.
+    pub fn settled(&self) -> u64 {
+        self.union.as_ref().map_or(0, |union| union.0.settled())
+    }
+
     /// Nobody is going to look at what it has written, if others do not show the same: from here on nothing of it is made durable.
     pub fn discard(&self) {
         let own = self.branches.iter().filter(|branch| branch.role == Role::Upper);

@@ -5,9 +5,9 @@ use crate::container::supervise::{remove_root, root_of};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::mount::{Wanted, mount_instance};
-use crate::pool;
 use crate::record::ProcessRecord;
-use crate::unmount::unmount_instance;
+use crate::unmount::unmount_flushed;
+use crate::{pool, service};
 use poolfs_service_protocol::{Ending, MountSpec};
 
 /// Calls `act` with the root of a container of `pool` that has ended, mounted as long as that takes; nothing, when there is no
@@ -31,7 +31,12 @@ pub fn with_ended_root<T>(
         std::fs::create_dir_all(&root).map_err(|error| Failure::file(&root, error))?;
         let spec = mount_instance(context, pool, wanted)?;
         let result = act(&spec);
-        let unmounted = unmount_instance(context, &mut pool::lock(context, pool)?, &spec.instance, Ending::Orderly);
+        // It may take long: nobody waits for the pool's lock meanwhile.
+        let flushed = service::flush(context, pool, &spec.instance, false);
+        let unmounted = match pool::lock(context, pool) {
+            Ok(mut pool) => unmount_flushed(context, &mut pool, &spec.instance, Ending::Orderly, flushed),
+            Err(failure) => flushed.and(Err(failure)),
+        };
         let removed = unmounted.and_then(|()| remove_root(&root));
         return result.and_then(|done| removed.map(|()| Some(done)));
     }
