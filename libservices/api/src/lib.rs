@@ -68,6 +68,7 @@
 
 mod changed;
 pub mod conformance;
+mod durability;
 mod error;
 mod findings;
 mod held;
@@ -83,6 +84,7 @@ mod spending;
 pub mod walk;
 
 pub use changed::{Changed, Unseen};
+pub use durability::{Durability, NameChange};
 pub use error::{Error, Result};
 pub use findings::{Finding, Findings, Outcome, Tally};
 pub use held::{Branch, Held, Opened};
@@ -122,37 +124,6 @@ pub struct DirectoryEntry<'a> {
     pub file_type: FileType,
     /// Where a listing goes on after this entry; never 0, and at most `i64::MAX - 16`.
     pub cookie: u64,
-}
-
-/// How much `fsync` makes durable, the lesser one first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Durability {
-    /// content and what is needed to read it back (`fdatasync`)
-    Data,
-    /// all attributes as well (`fsync`)
-    All,
-}
-
-impl Durability {
-    /// What a write has to be before it returns, by the flags of its open file or its own; nothing: what it will be in its own time.
-    #[must_use]
-    pub fn of_writes(flags: OpenFlags) -> Option<Self> {
-        let all = OpenFlags::DATA_SYNC | OpenFlags::FILE_SYNC;
-        match flags & all {
-            both if both == all => Some(Self::All),
-            OpenFlags::DATA_SYNC => Some(Self::Data),
-            _ => None,
-        }
-    }
-}
-
-/// What a change of names does that is about to come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NameChange {
-    /// it gives a file a name that nothing had
-    Adds,
-    /// it puts a file in the place of another, whose content would be missed if this file's did not arrive
-    Replaces,
 }
 
 /// What a write did.
@@ -264,6 +235,22 @@ pub trait Libservice: Send + Sync {
     /// # Errors
     /// `ENOENT`, `ENOTDIR` when `parent` is none, `EISDIR` for a directory.
     fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()>;
+
+    /// Removes a name as [`Libservice::unlink`] does, for a caller who holds what it is of and knows that: `victim`, and with `is_last`
+    /// whether it has no other name. A layer need not look then, as long as nobody else changes names of it.
+    ///
+    /// # Errors
+    /// Those of [`Libservice::unlink`].
+    fn unlink_known(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        _victim: NodeId,
+        _is_last: Option<bool>,
+    ) -> Result<()> {
+        self.unlink(caller, parent, name)
+    }
 
     /// Removes an empty directory.
     ///

@@ -67,6 +67,11 @@ macro_rules! pass_through {
             self.$below.unlink(caller, parent, name)
         }
     };
+    (@ $below:ident unlink_known) => {
+        fn unlink_known(&self, caller: &$crate::types::Caller, parent: $crate::types::NodeId, name: $crate::types::Name<'_>, victim: $crate::types::NodeId, is_last: Option<bool>) -> $crate::Result<()> {
+            self.$below.unlink_known(caller, parent, name, victim, is_last)
+        }
+    };
     (@ $below:ident rmdir) => {
         fn rmdir(&self, caller: &$crate::types::Caller, parent: $crate::types::NodeId, name: $crate::types::Name<'_>) -> $crate::Result<()> {
             self.$below.rmdir(caller, parent, name)

@@ -319,6 +319,17 @@ impl Libservice for Bcow {
         self.below.unlink(caller, parent, name)
     }
 
+    fn unlink_known(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        victim: NodeId,
+        is_last: Option<bool>,
+    ) -> Result<()> {
+        self.below.unlink_known(caller, parent, name, victim, is_last)
+    }
+
     fn rmdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
         self.below.rmdir(caller, parent, name)
     }

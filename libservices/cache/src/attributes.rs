@@ -104,8 +104,8 @@ impl Node {
         result
     }
 
-    /// Takes one of its names from the node by `remove`, which asks the layer below.
-    pub(crate) fn lose_name(&self, remove: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Takes one of its names from the node by `remove`, which asks the layer below, and is told whether it is the last, if that is known.
+    pub(crate) fn lose_name(&self, remove: impl FnOnce(Option<bool>) -> Result<()>) -> Result<()> {
         let _links = lock(&self.links);
         // Only names change the number, and nobody else changes names now. Afterwards it would be too late to look: somebody
         // may have asked below in the middle of it.
@@ -113,7 +113,7 @@ impl Node {
             let state = read(&self.state);
             (!state.stale).then_some(state.attributes.links)
         };
-        remove()?;
+        remove(before.map(|before| before == 1))?;
         let directory = self.update(None, |state| {
             state.stale = true;
             state.stamp += 1;

@@ -201,20 +201,21 @@ impl Cache {
         }
     }
 
-    /// Removes a name by `remove`, which asks the layer below.
+    /// Removes a name by `remove`, which asks the layer below, and is told what the name is of and whether that has no other, where it is
+    /// known.
     pub(crate) fn remove_name(
         &self,
         parent: NodeId,
         name: Name<'_>,
-        remove: impl FnOnce(&dyn Libservice) -> Result<()>,
+        remove: impl FnOnce(&dyn Libservice, Option<(NodeId, Option<bool>)>) -> Result<()>,
     ) -> Result<()> {
         let directory = self.directory(parent)?;
         let changing = write(&directory.names);
         let victim = self.peek(&changing, parent, name)?;
-        let remove = || remove(&*self.core.below);
+        let below = &*self.core.below;
         match &victim {
-            Some(victim) => victim.node.lose_name(remove)?,
-            None => remove()?,
+            Some(Peeked { node, .. }) => node.lose_name(|is_last| remove(below, Some((node.id, is_last))))?,
+            None => remove(below, None)?,
         }
         self.core.names.set(parent, name, Known::Absent);
         directory.outdate();

@@ -168,11 +168,14 @@ impl Libservice for Cache {
     }
 
     fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
-        self.remove_name(parent, name, |below| below.unlink(caller, parent, name))
+        self.remove_name(parent, name, |below, known| match known {
+            Some((victim, is_last)) => below.unlink_known(caller, parent, name, victim, is_last),
+            None => below.unlink(caller, parent, name),
+        })
     }
 
     fn rmdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
-        self.remove_name(parent, name, |below| below.rmdir(caller, parent, name))
+        self.remove_name(parent, name, |below, _| below.rmdir(caller, parent, name))
     }
 
     fn rename(

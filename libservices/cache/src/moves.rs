@@ -51,7 +51,7 @@ impl Cache {
         let same = source.is_some_and(|source| target.is_some_and(|target| Arc::ptr_eq(source, target)));
         let rename = || self.core.below.rename(caller, parent, name, new_parent, new_name, flags);
         match target.filter(|_| !same && !exchange) {
-            Some(victim) => victim.lose_name(rename)?,
+            Some(victim) => victim.lose_name(|_| rename())?,
             None => rename()?,
         }
         from.outdate();

@@ -235,6 +235,17 @@ impl Libservice for Local {
         self.remove(parent, name, AtFlags::empty())
     }
 
+    fn unlink_known(
+        &self,
+        _caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        victim: NodeId,
+        is_last: Option<bool>,
+    ) -> Result<()> {
+        self.remove_known(parent, name, victim, is_last)
+    }
+
     fn rmdir(&self, _caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
         self.remove(parent, name, AtFlags::REMOVEDIR)
     }

@@ -106,7 +106,10 @@ impl Local {
             Arc::new(self.nodes.with_room(|| self.backing.reopen(&file, OFlags::PATH)).map_err(fault)?)
         };
         let entry = self.entry_of_new(&path, &settled)?;
-        let open = |node| self.add_handle(Handle::File(OpenFile::of_new(node, flags, file, &self.nodes.descriptors)));
+        let open = |node: Arc<Node>| {
+            node.open_by(&file);
+            self.add_handle(Handle::File(OpenFile::of_new(node, flags, file, &self.nodes.descriptors)))
+        };
         let handle = self.nodes.get(entry.node).and_then(open);
         handle.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
     }
@@ -219,6 +222,48 @@ impl Local {
         rustix::fs::unlinkat(&directory, name.as_bytes(), flags).map_err(|raw| backend("removing a name", raw))?;
         self.removed(removal);
         Ok(())
+    }
+
+    /// Removes a name of `victim`, which its caller holds. If it is the last name, a descriptor is kept; whether it is, the caller may know.
+    /// Where either is wrong, because others change names behind the layer's back, what has really lost its name is as if they had removed it.
+    pub(crate) fn remove_known(
+        &self,
+        parent: NodeId,
+        name: Name<'_>,
+        victim: NodeId,
+        is_last: Option<bool>,
+    ) -> Result<()> {
+        let directory = self.directory(parent)?;
+        self.changeable()?;
+        let known = self.nodes.get(victim).ok().filter(|victim| victim.file_type != FileType::Directory);
+        let Some(victim) = known else { return self.remove(parent, name, AtFlags::empty()) };
+        let kept = if is_last == Some(false) || victim.is_kept() {
+            None
+        } else {
+            let Ok(found) = self.keepable(&victim) else { return self.remove(parent, name, AtFlags::empty()) };
+            Some((found, self.nodes.permit()?))
+        };
+        let _names = shared(&directory);
+        let directory = self.entered(&directory)?;
+        let _announced = self.nodes.begin_removal();
+        rustix::fs::unlinkat(&directory, name.as_bytes(), AtFlags::empty())
+            .map_err(|raw| backend("removing a name", raw))?;
+        if let Some((found, permit)) = kept
+            && (is_last == Some(true) || stat(&found).is_ok_and(|now| now.stx_nlink == 0))
+        {
+            self.nodes.keep(&victim, &found, permit);
+        }
+        Ok(())
+    }
+
+    /// A descriptor of a node that may be kept for longer than any file is open.
+    fn keepable(&self, node: &Node) -> Result<Arc<OwnedFd>> {
+        let found = self.nodes.descriptor(node)?;
+        if !node.is_open_by(&found) {
+            return Ok(found);
+        }
+        let path = self.nodes.with_room(|| self.backing.reopen(&found, OFlags::PATH));
+        path.map(Arc::new).map_err(|raw| backend("removing a name", raw))
     }
 
     /// Takes hold of what `name` is, before the name goes.

@@ -44,6 +44,8 @@ pub(crate) struct Node {
     identity: Identity,
     /// A descriptor of it: an `O_PATH` one, or that of the file that was opened as it was made (see [`Node::part_with`]).
     path: Arc<DescriptorSlot<OwnedFd>>,
+    /// The descriptor that a file was opened by as it was made.
+    made: OnceLock<Weak<OwnedFd>>,
     kept: OnceLock<Kept>,
 }
 
@@ -79,6 +81,16 @@ impl Node {
     /// Whether a descriptor is kept for good.
     pub(crate) fn is_kept(&self) -> bool {
         self.kept.get().is_some()
+    }
+
+    /// It is the node of a file that is open by the descriptor it was made with, which may be remembered as long as it is.
+    pub(crate) fn open_by(&self, file: &Arc<OwnedFd>) {
+        self.made.get_or_init(|| Arc::downgrade(file));
+    }
+
+    /// Whether `descriptor` is the one that the file was opened by as it was made.
+    pub(crate) fn is_open_by(&self, descriptor: &Arc<OwnedFd>) -> bool {
+        self.made.get().is_some_and(|made| std::ptr::eq(made.as_ptr(), Arc::as_ptr(descriptor)))
     }
 
     /// Forgets the descriptor of a file, which is closed now: none by which something can be written stays.
@@ -143,7 +155,17 @@ impl Nodes {
         let id = NodeId(self.next.fetch_add(1, Ordering::Relaxed));
         let (path, own_identity) = (DescriptorSlot::new(), identity.clone());
         let (names, size) = (RwLock::default(), SizeClass::default());
-        let node = Arc::new(Node { id, file_type, device, names, size, identity: own_identity, path, kept });
+        let node = Arc::new(Node {
+            id,
+            file_type,
+            device,
+            names,
+            size,
+            identity: own_identity,
+            path,
+            made: OnceLock::new(),
+            kept,
+        });
         self.ids(id).write().unwrap_or_else(PoisonError::into_inner).insert(id.0, Arc::clone(&node));
         slots.insert(identity, Slot { node: Arc::clone(&node), references: 1, handles: 0 });
         Ok(node)

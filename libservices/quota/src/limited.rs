@@ -192,7 +192,7 @@ impl Limited {
 }
 
 impl Libservice for Limited {
-    pass_through!(below: lookup forget getattr setattr readlink unlink rmdir rename read seek fsync flush opendir readdir getxattr listxattr
+    pass_through!(below: lookup forget getattr setattr readlink unlink unlink_known rmdir rename read seek fsync flush opendir readdir getxattr listxattr
         removexattr sync flush_range write_before_names defers store_deferred hold segment text lend read_only);
 
     fn create(

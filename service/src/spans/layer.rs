@@ -51,6 +51,7 @@ impl Libservice for Timed {
         fn symlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry>;
         fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry>;
         fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()>;
+        fn unlink_known(&self, caller: &Caller, parent: NodeId, name: Name<'_>, victim: NodeId, is_last: Option<bool>) -> Result<()>;
         fn rmdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()>;
         fn rename(&self, caller: &Caller, parent: NodeId, name: Name<'_>, new_parent: NodeId, new_name: Name<'_>, flags: RenameFlags) -> Result<()>;
         fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId>;

@@ -16,6 +16,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new("names/taken", taken_names_are_refused),
     Case::new("names/parent_is_no_directory", parents_must_be_directories),
     Case::new("names/unlink", unlink_removes_names),
+    Case::new("names/unlink_known", what_a_name_is_of_may_be_told),
     Case::new("names/rmdir", rmdir_removes_empty_directories),
     Case::new("names/removed_directory", nothing_is_made_in_a_removed_directory),
     Case::new("names/unknown_node", unknown_nodes_are_stale),
@@ -194,6 +195,34 @@ fn unlink_removes_names(layer: Layer<'_>) {
     assert_eq!(names(layer, ROOT), ["directory"]);
     let again = file(layer, ROOT, "file", b"");
     assert_eq!(attributes(layer, again).size, 0);
+}
+
+fn what_a_name_is_of_may_be_told(layer: Layer<'_>) {
+    for (text, is_last) in [("told", Some(true)), ("not told", None)] {
+        for _ in 0..2 {
+            let (entry, handle) = ok(layer.create(&ME, ROOT, name(text), 0o644, READ_WRITE));
+            write(layer, handle, 0, b"content");
+            ok(layer.unlink_known(&ME, ROOT, name(text), entry.node, is_last));
+            missing(layer, ROOT, text);
+            same_bytes(&read(layer, handle, 0, 100), b"content");
+            layer.release(handle);
+            assert_eq!(attributes(layer, entry.node).links, 0);
+            refused(layer.unlink_known(&ME, ROOT, name(text), entry.node, is_last), Errno::ENOENT);
+            layer.forget(entry.node, 1);
+        }
+    }
+    let node = file(layer, ROOT, "one", b"content");
+    ok(layer.link(&ME, node, ROOT, name("other")));
+    ok(layer.unlink_known(&ME, ROOT, name("one"), node, Some(false)));
+    missing(layer, ROOT, "one");
+    assert_eq!((lookup(layer, ROOT, "other").node, attributes(layer, node).links), (node, 1));
+    ok(layer.symlink(&ME, ROOT, name("link"), b"other"));
+    let link = lookup(layer, ROOT, "link").node;
+    ok(layer.unlink_known(&ME, ROOT, name("link"), link, Some(true)));
+    assert_eq!(names(layer, ROOT), ["other"]);
+    let directory = mkdir(layer, ROOT, "directory");
+    refused(layer.unlink_known(&ME, ROOT, name("directory"), directory, None), Errno::EISDIR);
+    refused(layer.unlink_known(&ME, node, name("x"), node, None), Errno::ENOTDIR);
 }
 
 fn rmdir_removes_empty_directories(layer: Layer<'_>) {

@@ -219,12 +219,18 @@ fn nothing_to_write_by_outlives_an_open_file() {
             assert_eq!(read(&layer, handle, 0, 100), b"content");
             layer.release(handle);
 
-            let (node, handle) = create(&layer, NodeId::ROOT, "removed");
-            let file = host("removed");
-            layer.unlink(&ROOT, NodeId::ROOT, name("removed")).expect("unlink");
-            layer.release(handle);
-            assert_eq!(descriptors_of(&file).0, 0, "{kind} {most}: removed while it was open");
-            assert_eq!(layer.getattr(&ROOT, node).expect("getattr").links, 0);
+            for is_known in [false, true] {
+                let (node, handle) = create(&layer, NodeId::ROOT, "removed");
+                let file = host("removed");
+                if is_known {
+                    layer.unlink_known(&ROOT, NodeId::ROOT, name("removed"), node, Some(true)).expect("unlink");
+                } else {
+                    layer.unlink(&ROOT, NodeId::ROOT, name("removed")).expect("unlink");
+                }
+                layer.release(handle);
+                assert_eq!(descriptors_of(&file).0, 0, "{kind} {most}: removed while it was open");
+                assert_eq!(layer.getattr(&ROOT, node).expect("getattr").links, 0);
+            }
 
             let (nameless, handle) =
                 layer.tmpfile(&ROOT, NodeId::ROOT, 0o600, OpenFlags::READ_WRITE).expect("a nameless file");
