@@ -1,4 +1,4 @@
-/* Processes that are killed, or whose service is. Each goes on until something fails, and then ends with 3: nothing waits for
+/* Processes that are killed, or whose service is. Each goes on until something fails, says so, and ends with 3: nothing waits for
  * ever. Whatever it says on standard output was true when it said it.
  *
  *   busy DIRECTORY   replaces a file by rename, appends records, makes and removes names
@@ -19,11 +19,15 @@
 
 enum { BLOCK = 4096, BLOCKS = 64, WHOLE = 9000 };
 
-static void need(int fine)
+static void needed(int fine, int line, const char *what)
 {
-    if (!fine)
+    if (!fine) {
+        fprintf(stderr, "line %d: %s: %s\n", line, what, strerror(errno));
         exit(3);
+    }
 }
+
+#define need(what) needed((what), __LINE__, #what)
 
 static int opened(const char *path, int flags)
 {

@@ -42,9 +42,6 @@ pub(super) struct Keeps {
 }
 
 impl Keeps {
-    /// The attributes of something that was made just now. The kernel takes them though it has been told of a change meanwhile, if it
-    /// knows the node by another name.
-    pub const OF_MADE: Duration = UNSETTLED_COUNT;
     /// Those that it drops when it is told.
     pub const UNTIL_TOLD: Duration = KEPT;
 
@@ -344,7 +341,9 @@ mod tests {
         assert_eq!(kept(0o3755, FileType::Directory, now), KEPT.as_secs());
         assert_eq!((kept(0o4755, FileType::Regular, 0), kept(0o2755, FileType::Regular, 0)), (0, 0));
         assert_eq!(attributes_kept(&example(), Duration::ZERO), 0);
-        for (attributes, seconds) in [(Duration::ZERO, 0), (Keeps::OF_MADE, 1), (Keeps::UNTIL_TOLD, KEPT.as_secs())] {
+        for (attributes, seconds) in
+            [(Duration::ZERO, 0), (Duration::from_secs(1), 1), (Keeps::UNTIL_TOLD, KEPT.as_secs())]
+        {
             let entry = abi::EntryOut::new(1, &example(), Keeps { name: true, attributes });
             assert_eq!((entry.attr_valid_seconds, entry.entry_valid_seconds), (seconds, KEPT.as_secs()));
         }

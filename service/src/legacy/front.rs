@@ -11,7 +11,7 @@ use crate::nodes::texts::Asking;
 use crate::request::{Context, Reply, Request};
 use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC, SHARE, SYNC_ALL};
 use poolfs_libservice::Entry;
-use poolfs_libservice::types::{Attributes, Errno, FileType, Name, NodeId, OpenFlags, SetAttributes};
+use poolfs_libservice::types::{Attributes, Errno, Name, NodeId, OpenFlags, SetAttributes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -290,7 +290,7 @@ impl Front {
                 let retry = lost && !flags.contains(OpenFlags::EXCLUSIVE);
                 let created = if retry { Err(Errno::ESTALE) } else { created }?;
                 answer.give(name_of(parent, name));
-                return self.put_made(context, created, may_keep, answer);
+                return self.put(created, may_keep, answer);
             }
             Op::CreateNameless { permissions, flags } => Request::CreateNameless { parent, permissions, flags },
             Op::Open { flags } => return self.open(context, asking, flags, answer),
@@ -323,7 +323,7 @@ impl Front {
         let may_keep = name.is_some_and(|name| makes && self.holds_name(parent, name.as_bytes()));
         let reply = self.ask(context, request)?;
         name.into_iter().for_each(|name| answer.give(name_of(parent, name)));
-        self.put_made(context, reply, may_keep, answer)
+        self.put(reply, may_keep, answer)
     }
 
     fn on_file(
@@ -402,8 +402,8 @@ impl Front {
     }
 
     /// The replies that look the same to whatever they are the answer. A name in them the kernel may keep or not; attributes
-    /// that are the answer to a change it may not: it takes them even if it has been told of a newer change meanwhile. Those of a node
-    /// that was made just now it may.
+    /// that are the answer to a change it may not: it takes them even if it has been told of a newer change meanwhile, and those of a node
+    /// that was made just now even after it has dropped what it has of it.
     fn put(&self, reply: Reply, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
         match reply {
             Reply::Done => Ok(()),
@@ -423,25 +423,6 @@ impl Front {
             Reply::Statistics(statistics) => answer.put(&abi::StatfsOut::from(&statistics)),
             Reply::Count(_) | Reply::Names(_) => Err(mistaken()),
         }
-    }
-
-    /// The reply to a request by which a node may have been made.
-    fn put_made(&self, context: &Context<'_>, reply: Reply, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
-        let (entry, file) = match reply {
-            Reply::Entry(entry) => (entry, None),
-            Reply::Opened { file, entry: Some(entry) } => (entry, Some(file)),
-            other => return self.put(other, may_keep, answer),
-        };
-        file.iter().for_each(|file| answer.give(Given::File(file.key())));
-        let number = self.enter(&entry);
-        let (entry, attributes) = match entry.attributes {
-            // The kernel may know it by another name.
-            Attributes { links: 2.., file_type, .. } if file_type != FileType::Directory => (entry, Duration::ZERO),
-            _ => self.arriving(context, number, entry, None),
-        };
-        put_entry(number, &entry, Keeps { name: may_keep, attributes: attributes.min(Keeps::OF_MADE) }, answer)?;
-        let Some(file) = file else { return Ok(()) };
-        answer.put(&abi::OpenOut { handle: file.key(), flags: self.open_flags(&file, true), backing: 0 })
     }
 
     /// How the kernel caches an open file. A description that appends goes past its pages: it would send a write that

@@ -118,6 +118,33 @@ fn only_who_may_write_hears_at_close() {
     });
 }
 
+/// The kernel would take them after it has been told that they have changed.
+#[test]
+fn attributes_of_what_was_made_are_asked_for_and_those_of_what_was_found_are_kept() {
+    isolated("kernel::attributes_of_what_was_made_are_asked_for_and_those_of_what_was_found_are_kept", |folder| {
+        let mounted = Mounted::new(folder);
+        let requests = || {
+            let status = mounted.instance.status();
+            let of_attributes = |(name, _): &(&String, _)| ["getattr", "stat"].contains(&name.as_str());
+            status.operations[&OperationPath::Fuse].iter().filter(of_attributes).map(|(_, all)| all.count).sum::<u64>()
+        };
+        let asks = |name: &str| {
+            let before = requests();
+            // The standard library asks for the time of birth as well, which no name comes with.
+            rustix::fs::statat(rustix::fs::CWD, mounted.at.join(name), AtFlags::SYMLINK_NOFOLLOW).expect("there");
+            requests() > before
+        };
+        fs::File::create(mounted.at.join("file")).expect("made");
+        fs::create_dir(mounted.at.join("directory")).expect("made");
+        std::os::unix::fs::symlink("x", mounted.at.join("link")).expect("made");
+        for name in ["file", "directory", "link"] {
+            assert_eq!([asks(name), asks(name)], [true, false], "{name}");
+        }
+        mounted.trap.make("found");
+        assert!(!asks("found"), "they came with the name");
+    });
+}
+
 #[test]
 fn a_layer_that_panics_costs_the_request_and_no_thread() {
     isolated("kernel::a_layer_that_panics_costs_the_request_and_no_thread", |folder| {

@@ -252,10 +252,13 @@ fn pages_of_segments_that_clients_keep() {
         println!("{} MiB before, {} MiB while it keeps them: {said}", mebibytes(before), mebibytes(most));
         assert!(!keeper.ask(), "it is given segments though it keeps what was taken away");
         let mut reader = Keeper::new(folder, "other", &other.join("short"));
-        eventually("who keeps nothing is given segments", || reader.ask());
+        // What was given before it was known what becomes of it may be so much that there is none left to give.
+        let is_short = || service.status().memory.is_some_and(|memory| memory.state == "short");
+        eventually("who keeps nothing is given segments while there are any", || reader.ask() || is_short());
         let memory = service.status().memory.expect("watched");
         assert_eq!((memory.limit_bytes, memory.instances_without_segments), (LIMIT_BYTES, 1), "{memory:?}");
         keeper.let_go();
+        eventually("who keeps nothing is given segments", || reader.ask());
         eventually("it is given segments again when it has let go", || keeper.ask());
         eventually("there is plenty again", || service.status().memory.is_some_and(|memory| memory.state == "plenty"));
         assert_eq!(service.status().cache.allowed_bytes, CACHE_BYTES);

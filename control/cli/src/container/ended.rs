@@ -25,7 +25,10 @@ pub fn with_ended_root<T>(
         let container = containers.lock::<ContainerRecord>(name)?;
         // Should this process be killed, the next command on the pool unmounts it.
         let owner = ProcessRecord::of(&*context.host, std::process::id());
-        let wanted = Wanted { owner, container: None, suid: false, devices: false, ..root_of(context, &container)? };
+        // However the kernel's requests were to come while it ran: that may not be had any more.
+        let transport = None;
+        let of_container = root_of(context, &container)?;
+        let wanted = Wanted { owner, container: None, suid: false, devices: false, transport, ..of_container };
         // It went when the container had ended, and goes again.
         let root = wanted.mount_point.clone();
         std::fs::create_dir_all(&root).map_err(|error| Failure::file(&root, error))?;
