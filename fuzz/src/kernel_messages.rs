@@ -141,6 +141,7 @@ pub fn kernel_messages(mut bytes: &[u8]) {
         suid: true,
         is_root: true,
         ids: None,
+        transport: None,
     };
     let instance = Instance::new(spec, Stack::of(Arc::clone(&memory) as Arc<dyn Libservice>));
     let front = Front::new(Arc::clone(&instance));

@@ -69,6 +69,7 @@ impl World {
             suid: true,
             is_root: true,
             ids: None,
+            transport: None,
         };
         let instance = Instance::new(spec, Stack::of(Arc::clone(&memory) as Arc<dyn Libservice>));
         let user = Credentials { uid: 1000, gid: 1000, groups: vec![5], capabilities: 0, user_namespace: None };
