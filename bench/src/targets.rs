@@ -4,6 +4,7 @@ use crate::isolation;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// A way to reach a union (or a plain directory) of the same files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,7 +33,8 @@ impl Target {
 
     /// Whether this machine has what it needs.
     pub fn is_there(self) -> bool {
-        !Self::SANDBOXES.contains(&self) || runsc().exists()
+        static STARTS: OnceLock<bool> = OnceLock::new();
+        !Self::SANDBOXES.contains(&self) || *STARTS.get_or_init(sandboxes_start)
     }
 
     /// All that this machine has, in the order of the tables.
@@ -59,9 +61,24 @@ impl Target {
     }
 }
 
+/// What every sandbox is started with.
+const SANDBOX: [&str; 2] = ["--network=none", "--ignore-cgroups"];
+
 /// gVisor's program, where `make bench` installs it.
 fn runsc() -> PathBuf {
     PathBuf::from("target/tools/bin/runsc")
+}
+
+/// Whether sandboxes start on this machine: not in every container, for example.
+fn sandboxes_start() -> bool {
+    let state = std::env::temp_dir().join(format!("poolfs-bench-sandbox-{}", std::process::id()));
+    let started = Command::new(runsc()).arg("--root").arg(&state).args(SANDBOX).args(["do", "--", "true"]).output();
+    let _ = std::fs::remove_dir_all(&state);
+    let starts = started.as_ref().is_ok_and(|output| output.status.success());
+    if !starts && runsc().exists() {
+        eprintln!("gVisor does not start here: {started:?}");
+    }
+    starts
 }
 
 /// The targets in an order of each round's own.
@@ -140,7 +157,7 @@ impl Laboratory {
     /// gVisor's program, which has the whole host's files in view.
     fn sandbox(&self) -> Command {
         let mut command = Command::new(runsc());
-        command.arg("--root").arg(self.folder.join("gvisor-state")).args(["--network=none", "--ignore-cgroups"]);
+        command.arg("--root").arg(self.folder.join("gvisor-state")).args(SANDBOX);
         command
     }
 
