@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs gVisor's runsc, a peer of the measurements, by Go's module registry: install-runsc.sh PROGRAM
-# Without Go it says so, and the measurements have no columns of it.
+# Where it cannot be had, it says so, and the measurements have no columns of it.
 set -eu
 version=v0.0.0-20260905035102-160fafc42237
 if ! command -v go >/dev/null; then
@@ -9,4 +9,6 @@ if ! command -v go >/dev/null; then
 fi
 mkdir -p "$(dirname "$1")"
 echo "installing gVisor's runsc"
-GOBIN=$(realpath "$(dirname "$1")") GOFLAGS=-modcacherw go install "gvisor.dev/gvisor/runsc@$version"
+if ! GOBIN=$(realpath "$(dirname "$1")") GOFLAGS=-modcacherw go install "gvisor.dev/gvisor/runsc@$version"; then
+    echo "gVisor's runsc could not be installed: the measurements go without it"
+fi

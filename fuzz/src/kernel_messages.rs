@@ -134,14 +134,10 @@ fn check(opcode: u32, length: usize) {
 pub fn kernel_messages(mut bytes: &[u8]) {
     let memory = Memory::with_capacity(CAPACITY);
     let spec = MountSpec {
-        instance: "fuzz".into(),
-        mount_point: "/".into(),
-        stack: StackSpec::Directory { directory: "/".into() },
         devices: true,
         suid: true,
         is_root: true,
-        ids: None,
-        transport: None,
+        ..MountSpec::new("fuzz", "/", StackSpec::Directory { directory: "/".into() })
     };
     let instance = Instance::new(spec, Stack::of(Arc::clone(&memory) as Arc<dyn Libservice>));
     let front = Front::new(Arc::clone(&instance));

@@ -62,14 +62,10 @@ impl World {
     fn new() -> Self {
         let memory = Memory::with_capacity(CAPACITY);
         let spec = MountSpec {
-            instance: "fuzz".into(),
-            mount_point: "/".into(),
-            stack: StackSpec::Directory { directory: "/".into() },
             devices: true,
             suid: true,
             is_root: true,
-            ids: None,
-            transport: None,
+            ..MountSpec::new("fuzz", "/", StackSpec::Directory { directory: "/".into() })
         };
         let instance = Instance::new(spec, Stack::of(Arc::clone(&memory) as Arc<dyn Libservice>));
         let user = Credentials { uid: 1000, gid: 1000, groups: vec![5], capabilities: 0, user_namespace: None };

@@ -196,12 +196,12 @@ pub(crate) fn next(instance: &Instance) -> u64 {
     instance.last_flush.lock().ended + 1
 }
 
-/// What flushes have said since `first`, and before that and nobody has heard of.
+/// What flushes have said since the one with the number `first`, and what nobody has heard of those before it, or of any.
 ///
 /// # Errors
 /// What was wrong with them.
-pub(crate) fn said_since(instance: &Instance, first: u64) -> Result<()> {
-    instance.last_flush.lock().outcome(first)
+pub(crate) fn said_since(instance: &Instance, first: Option<u64>) -> Result<()> {
+    instance.last_flush.lock().outcome(first.unwrap_or(u64::MAX))
 }
 
 /// It is there all the same.

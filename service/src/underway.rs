@@ -158,16 +158,7 @@ mod tests {
     use std::thread;
 
     fn mount(instance: &str) -> MountSpec {
-        MountSpec {
-            instance: instance.into(),
-            mount_point: "/mnt".into(),
-            stack: StackSpec::Directory { directory: "/nowhere".into() },
-            devices: false,
-            suid: false,
-            is_root: false,
-            ids: None,
-            transport: None,
-        }
+        MountSpec::new(instance, "/mnt", StackSpec::Directory { directory: "/nowhere".into() })
     }
 
     fn names(change: &Change<'_>) -> Vec<String> {

@@ -240,17 +240,7 @@ mod tests {
             let find = |stack: &StackSpec| places::find(&context, stack.branches()).expect("there").0;
             let (found, others) = (find(wanted), find(used));
             let places = others.into_iter().map(|found| found.whereabouts).filter(|_| is_noted).collect();
-            let (instance, mount_point, stack) = ("x-1".to_owned(), "/mnt".into(), used.clone());
-            let spec = MountSpec {
-                instance,
-                mount_point,
-                stack,
-                devices: false,
-                suid: false,
-                is_root: false,
-                ids: None,
-                transport: None,
-            };
+            let spec = MountSpec::new("x-1", "/mnt", used.clone());
             let used = InstanceRecord { spec, owner: None, container: None, mounter: None, places };
             conflict((wanted, &found), &used, is_own_pool).is_some()
         };
@@ -304,17 +294,7 @@ mod tests {
         let mut context = Context::for_test(folder.path(), poolfs_host::RecordingHost::new());
         context.host = Box::new(std::sync::Arc::clone(&host));
         let stack = StackSpec::Directory { directory: "/data".into() };
-        let (instance, mount_point) = ("web-1".to_owned(), "/mnt".into());
-        let spec = MountSpec {
-            instance,
-            mount_point,
-            stack,
-            devices: false,
-            suid: false,
-            is_root: false,
-            ids: None,
-            transport: None,
-        };
+        let spec = MountSpec::new("web-1", "/mnt", stack);
         let mounter = ProcessRecord::of(&*context.host, 42);
         let known = InstanceRecord { spec, owner: None, container: None, mounter, places: Vec::new() };
         let pool = PoolRecord {

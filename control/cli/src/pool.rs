@@ -315,17 +315,7 @@ mod tests {
         let mut pool = context.pools().expect("opened").lock::<PoolRecord>("web").expect("locked");
         pool.record.service = ProcessRecord::of(&*context.host, 42);
         let stack = StackSpec::Directory { directory: "/data".into() };
-        let (instance, mount_point) = ("web-1".to_owned(), "/mnt/a".into());
-        let spec = MountSpec {
-            instance,
-            mount_point,
-            stack,
-            devices: false,
-            suid: false,
-            is_root: false,
-            ids: None,
-            transport: None,
-        };
+        let spec = MountSpec::new("web-1", "/mnt/a", stack);
         pool.record.instances.push(InstanceRecord {
             spec,
             owner: None,

@@ -169,6 +169,15 @@ pub struct MountSpec {
     pub transport: Option<Transport>,
 }
 
+impl MountSpec {
+    /// A mount whose device files cannot be opened, without set-id bits, with owners as they are stored, and however the kernel's requests come.
+    #[must_use]
+    pub fn new(instance: impl Into<String>, mount_point: impl Into<PathBuf>, stack: StackSpec) -> Self {
+        let (instance, mount_point) = (instance.into(), mount_point.into());
+        Self { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None, transport: None }
+    }
+}
+
 /// Where containers' sockets are, below the directory of sockets: only root may look into it, because only root may look into
 /// the directories above a container's root, and a socket asks for no way to it.
 pub const CONTAINER_SOCKETS: &str = "containers";

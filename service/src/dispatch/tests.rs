@@ -77,16 +77,7 @@ impl Fixture {
 
     fn over(layer: Arc<dyn Libservice>) -> Self {
         let stack = StackSpec::Directory { directory: "/".into() };
-        let spec = MountSpec {
-            instance: "x".into(),
-            mount_point: "/".into(),
-            stack,
-            devices: true,
-            suid: true,
-            is_root: true,
-            ids: None,
-            transport: None,
-        };
+        let spec = MountSpec { devices: true, suid: true, is_root: true, ..MountSpec::new("x", "/", stack) };
         let instance = Instance::new(spec, Stack::of(layer));
         let kernel = Kernel::default();
         instance.attach_kernel(Arc::new(kernel.clone()), &[]);

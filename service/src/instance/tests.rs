@@ -25,14 +25,9 @@ impl PoolMemory for MaybeShort {
 #[test]
 fn no_segment_is_asked_for_while_memory_is_short_or_clients_keep_it() {
     let spec = MountSpec {
-        instance: "test-1".into(),
-        mount_point: "/nowhere".into(),
-        stack: StackSpec::Directory { directory: "/nowhere".into() },
         devices: true,
         suid: true,
-        is_root: false,
-        ids: None,
-        transport: None,
+        ..MountSpec::new("test-1", "/nowhere", StackSpec::Directory { directory: "/nowhere".into() })
     };
     let instance = Instance::new(spec, Stack::of(Memory::new()));
     let (memory, leases) = (Arc::new(MaybeShort::default()), table(4).0);

@@ -46,14 +46,9 @@ fn mounted() -> PathBuf {
 
 fn instance() -> Arc<Instance> {
     let spec = MountSpec {
-        instance: "test-1".into(),
-        mount_point: mounted(),
-        stack: StackSpec::Directory { directory: "/nowhere".into() },
         devices: true,
         suid: true,
-        is_root: false,
-        ids: None,
-        transport: None,
+        ..MountSpec::new("test-1", mounted(), StackSpec::Directory { directory: "/nowhere".into() })
     };
     Instance::new(spec, Stack::of(Memory::new()))
 }

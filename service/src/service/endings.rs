@@ -30,9 +30,6 @@ const DISCARD_WAIT: Duration = Duration::from_secs(10);
 /// How long a work on an instance that was asked to end may take for that.
 const JOBS_WAIT: Duration = Duration::from_secs(30);
 
-/// No flush that somebody has waited for.
-const NONE: u64 = u64::MAX;
-
 /// Most instances that are wound up at once.
 const ENDING_MAX: usize = 64;
 
@@ -217,7 +214,7 @@ impl Service {
         let Mounted { instance, mount, .. } = mounted;
         if is_over {
             let (path, left) = (instance.spec().mount_point.clone(), Arc::downgrade(&instance));
-            return match WindingUp::begin(instance, first).wait(Standing::is_stuck, ending.is_forced()) {
+            return match WindingUp::begin(instance, Some(first)).wait(Standing::is_stuck, ending.is_forced()) {
                 Ended::Well => Ok(()),
                 Ended::Failed(..) if ending.is_forced() => Ok(()),
                 Ended::Failed(Some(instance), cause) => Err(self.mount_again(&instance, cause)),
@@ -243,7 +240,7 @@ impl Service {
         let spawned = std::thread::Builder::new().name("lingering".into()).spawn(move || {
             while !mount.wait(Duration::from_secs(3600)) {}
             // What fails is in the log: whoever asked for the unmount has had an answer.
-            let _ = wind_up(&instance, NONE);
+            let _ = wind_up(&instance, None);
         });
         if let Err(error) = spawned {
             error!(%error, "no thread for a mount that lingers");
@@ -298,7 +295,7 @@ impl Service {
         while !left.is_empty() {
             let some = left.drain(..left.len().min(ENDING_MAX));
             let (mut all, news): (Vec<_>, Vec<_>) =
-                some.map(|(instance, is_news)| (WindingUp::begin(instance, NONE), is_news)).unzip();
+                some.map(|(instance, is_news)| (WindingUp::begin(instance, None), is_news)).unzip();
             // Each has its time, and all have it at once.
             loop {
                 let (mut patience, mut are_over) = (LOOK, true);
@@ -360,7 +357,7 @@ struct WindingUp {
 }
 
 impl WindingUp {
-    fn begin(instance: Arc<Instance>, first: u64) -> Self {
+    fn begin(instance: Arc<Instance>, first: Option<u64>) -> Self {
         let standing = Standing::begin(&instance.stack);
         let (send, told) = sync_channel(1);
         let (keep, kept) = sync_channel(0);
@@ -434,8 +431,8 @@ impl WindingUp {
     }
 }
 
-/// Ends it, and says what flushes have said since `first`, too.
-fn wind_up(instance: &Instance, first: u64) -> Result<(), Error> {
+/// Ends it, and says what flushes have said since the one with the number `first`, too, and what nobody has heard.
+fn wind_up(instance: &Instance, first: Option<u64>) -> Result<(), Error> {
     let ended = instance.wind_up();
     // A flush that goes on beside it may have been told what this was not.
     if !close(instance) {

@@ -28,16 +28,7 @@ fn instance(is_root: bool) -> (Arc<Memory>, Arc<Instance>) {
         layer.forget(node, 1);
     }
     let stack = StackSpec::Directory { directory: "/".into() };
-    let spec = MountSpec {
-        instance: "x".into(),
-        mount_point: "/".into(),
-        stack,
-        devices: true,
-        suid: true,
-        is_root,
-        ids: None,
-        transport: None,
-    };
+    let spec = MountSpec { devices: true, suid: true, is_root, ..MountSpec::new("x", "/", stack) };
     (Arc::clone(&layer), Instance::new(spec, Stack::of(layer)))
 }
 

@@ -408,18 +408,8 @@ pub fn instance_over(directory: &Path, ids: Option<IdMap>) -> Arc<Instance> {
     let stack = StackSpec::Directory { directory: directory.to_owned() };
     let layers = StackBuilder::new(64 << 20, None).expect("a cache").build(&stack).expect("a directory");
     let layers = layers.with_ids(ids.as_ref());
-    let mount_point = directory.to_owned();
     Instance::new(
-        MountSpec {
-            instance: "x".into(),
-            mount_point,
-            stack,
-            devices: true,
-            suid: true,
-            is_root: true,
-            ids,
-            transport: None,
-        },
+        MountSpec { devices: true, suid: true, is_root: true, ids, ..MountSpec::new("x", directory, stack) },
         layers,
     )
 }

@@ -84,14 +84,9 @@ fn a_log_that_cannot_be_written_ends_nothing() {
         let (mut child, mut stream) = start(folder, File::options().write(true).open("/dev/full").expect("opened"));
         let directory = make(&folder.join("dir"));
         let spec = poolfs_service_protocol::MountSpec {
-            instance: "one".into(),
-            mount_point: folder.join("absent"),
-            stack: StackSpec::Directory { directory },
             devices: true,
             suid: true,
-            is_root: false,
-            ids: None,
-            transport: None,
+            ..poolfs_service_protocol::MountSpec::new("one", folder.join("absent"), StackSpec::Directory { directory })
         };
         // What fails is logged.
         for _ in 0..2 {
@@ -113,14 +108,13 @@ struct Failing {
 impl Failing {
     fn mount(&mut self) {
         let spec = poolfs_service_protocol::MountSpec {
-            instance: "one".into(),
-            mount_point: self.mount_point.clone(),
-            stack: StackSpec::Directory { directory: self.directory.clone() },
             devices: true,
             suid: true,
-            is_root: false,
-            ids: None,
-            transport: None,
+            ..poolfs_service_protocol::MountSpec::new(
+                "one",
+                self.mount_point.clone(),
+                StackSpec::Directory { directory: self.directory.clone() },
+            )
         };
         assert_eq!(order(&mut self.stream, &Order::Mount(spec)), Answer::Done);
     }

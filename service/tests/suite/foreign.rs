@@ -39,18 +39,8 @@ fn union_over(builder: &StackBuilder, upper: &Path) -> Arc<Instance> {
     fs::create_dir_all(upper).expect("a folder");
     let stack = StackSpec::union(upper, vec![lower]);
     let layers = builder.build(&stack).expect("usable");
-    let (instance, mount_point) = ("foreign".into(), upper.to_owned());
     Instance::new(
-        MountSpec {
-            instance,
-            mount_point,
-            stack,
-            devices: true,
-            suid: true,
-            is_root: true,
-            ids: None,
-            transport: None,
-        },
+        MountSpec { devices: true, suid: true, is_root: true, ..MountSpec::new("foreign", upper, stack) },
         layers,
     )
 }

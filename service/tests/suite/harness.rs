@@ -162,16 +162,7 @@ impl Running {
         let mount_point = self.folder.join(format!("mnt-{name}"));
         // It may be there with a dead mount on it.
         let _ = std::fs::create_dir_all(&mount_point);
-        MountSpec {
-            instance: name.into(),
-            mount_point,
-            stack,
-            devices: true,
-            suid: true,
-            is_root: false,
-            ids: None,
-            transport: None,
-        }
+        MountSpec { devices: true, suid: true, ..MountSpec::new(name, mount_point, stack) }
     }
 
     pub fn mount(&self, name: &str, stack: StackSpec) -> PathBuf {

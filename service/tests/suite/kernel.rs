@@ -51,16 +51,7 @@ impl Mounted {
     fn with(folder: &Path, shares: Option<&Arc<InstanceShares>>) -> Self {
         let at = make(&folder.join("mnt"));
         let stack = StackSpec::Directory { directory: "/".into() };
-        let spec = MountSpec {
-            instance: "x".into(),
-            mount_point: at.clone(),
-            stack,
-            devices: true,
-            suid: true,
-            is_root: false,
-            ids: None,
-            transport: None,
-        };
+        let spec = MountSpec { devices: true, suid: true, ..MountSpec::new("x", at.clone(), stack) };
         let trap = Trap::new();
         let instance = Instance::new(spec, Stack::of(Arc::clone(&trap) as Arc<dyn Libservice>));
         shares.into_iter().for_each(|shares| instance.set_shares(shares));
