@@ -37,18 +37,8 @@ pub enum Given {
 pub(super) struct Keeps {
     /// The name.
     pub name: bool,
-    /// The attributes, for how long at most.
-    pub attributes: Duration,
-}
-
-impl Keeps {
-    /// Those that it drops when it is told.
-    pub const UNTIL_TOLD: Duration = KEPT;
-
-    /// No more than the name.
-    pub fn name_only(name: bool) -> Self {
-        Self { name, attributes: Duration::ZERO }
-    }
+    /// The attributes.
+    pub attributes: bool,
 }
 
 /// An answer's body under construction.
@@ -174,23 +164,19 @@ fn attr(from: &Attributes) -> abi::Attr {
     }
 }
 
-/// For how many seconds the kernel keeps these attributes, of those for which it may.
-fn attributes_kept(attributes: &Attributes, may_keep: Duration) -> u64 {
-    if attributes.permissions & SET_ID != 0 && attributes.file_type == FileType::Regular {
+/// For how many seconds the kernel keeps these attributes, if it may keep any.
+fn attributes_kept(attributes: &Attributes, may_keep: bool) -> u64 {
+    if !may_keep || attributes.permissions & SET_ID != 0 && attributes.file_type == FileType::Regular {
         return 0;
     }
     let kept = if is_unsettled(attributes) { UNSETTLED_COUNT } else { KEPT };
-    kept.min(may_keep).as_secs()
-}
-
-fn until_told(may_keep: bool) -> Duration {
-    if may_keep { Keeps::UNTIL_TOLD } else { Duration::ZERO }
+    kept.as_secs()
 }
 
 impl abi::AttrOut {
     /// Attributes, which the kernel may keep or not.
     pub(super) fn new(attributes: &Attributes, may_keep: bool) -> Self {
-        let valid_seconds = attributes_kept(attributes, until_told(may_keep));
+        let valid_seconds = attributes_kept(attributes, may_keep);
         Self { valid_seconds, attributes: attr(attributes), ..Self::default() }
     }
 }
@@ -234,7 +220,7 @@ impl abi::StatxOut {
             device_minor: from.device & 0xff | from.device >> 12 & 0xf_ff00,
             ..abi::Statx::default()
         };
-        Self { valid_seconds: attributes_kept(from, until_told(may_keep)), attributes, ..Self::default() }
+        Self { valid_seconds: attributes_kept(from, may_keep), attributes, ..Self::default() }
     }
 }
 
@@ -332,7 +318,7 @@ mod tests {
     fn attributes_are_kept_unless_they_may_change_by_themselves() {
         let kept = |permissions, file_type, changed| {
             let changed = Timestamp { seconds: changed, nanoseconds: 0 };
-            attributes_kept(&Attributes { permissions, file_type, changed, ..example() }, Keeps::UNTIL_TOLD)
+            attributes_kept(&Attributes { permissions, file_type, changed, ..example() }, true)
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("later").as_secs() as i64;
         assert_eq!(kept(0o755, FileType::Regular, now - 100), KEPT.as_secs());
@@ -340,10 +326,8 @@ mod tests {
         assert_eq!(kept(0o755, FileType::Regular, now + 100), UNSETTLED_COUNT.as_secs());
         assert_eq!(kept(0o3755, FileType::Directory, now), KEPT.as_secs());
         assert_eq!((kept(0o4755, FileType::Regular, 0), kept(0o2755, FileType::Regular, 0)), (0, 0));
-        assert_eq!(attributes_kept(&example(), Duration::ZERO), 0);
-        for (attributes, seconds) in
-            [(Duration::ZERO, 0), (Duration::from_secs(1), 1), (Keeps::UNTIL_TOLD, KEPT.as_secs())]
-        {
+        assert_eq!(attributes_kept(&example(), false), 0);
+        for (attributes, seconds) in [(false, 0), (true, KEPT.as_secs())] {
             let entry = abi::EntryOut::new(1, &example(), Keeps { name: true, attributes });
             assert_eq!((entry.attr_valid_seconds, entry.entry_valid_seconds), (seconds, KEPT.as_secs()));
         }

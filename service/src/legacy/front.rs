@@ -14,7 +14,6 @@ use poolfs_libservice::Entry;
 use poolfs_libservice::types::{Attributes, Errno, Name, NodeId, OpenFlags, SetAttributes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 use tracing::error;
 use zerocopy::FromBytes;
 
@@ -174,25 +173,24 @@ impl Front {
         }
     }
 
-    /// An entry that the kernel has been given a reference to, with attributes that it may keep, and for how long. `unchanging` is from
-    /// before it was looked up.
+    /// An entry that the kernel has been given a reference to, and whether it may keep its attributes. `unchanging` is from before it was looked up.
     pub(super) fn arriving(
         &self,
         context: &Context<'_>,
         number: u64,
         entry: Entry,
         unchanging: Option<u64>,
-    ) -> (Entry, Duration) {
+    ) -> (Entry, bool) {
         let nodes = &self.instance.nodes;
         if nodes.is_retired(number) || !nodes.hold_arriving(entry.node) {
-            return (entry, Duration::ZERO);
+            return (entry, false);
         }
         if unchanging.is_some_and(|since| nodes.still_unchanging(since)) {
-            return (entry, Keeps::UNTIL_TOLD);
+            return (entry, true);
         }
         match self.ask(context, Request::Stat { node: entry.node }) {
-            Ok(Reply::Attributes(attributes)) => (Entry { attributes, ..entry }, Keeps::UNTIL_TOLD),
-            _ => (entry, Duration::ZERO),
+            Ok(Reply::Attributes(attributes)) => (Entry { attributes, ..entry }, true),
+            _ => (entry, false),
         }
     }
 
@@ -407,13 +405,15 @@ impl Front {
     fn put(&self, reply: Reply, may_keep: bool, answer: &mut Answer<'_>) -> Outcome<()> {
         match reply {
             Reply::Done => Ok(()),
-            Reply::Entry(entry) => put_entry(self.enter(&entry), &entry, Keeps::name_only(may_keep), answer),
+            Reply::Entry(entry) => {
+                put_entry(self.enter(&entry), &entry, Keeps { name: may_keep, attributes: false }, answer)
+            }
             Reply::Attributes(attributes) => answer.put(&abi::AttrOut::new(&attributes, false)),
             Reply::Opened { file, entry } => {
                 answer.give(Given::File(file.key()));
                 let is_made = entry.is_some();
                 if let Some(entry) = entry {
-                    put_entry(self.enter(&entry), &entry, Keeps::name_only(may_keep), answer)?;
+                    put_entry(self.enter(&entry), &entry, Keeps { name: may_keep, attributes: false }, answer)?;
                 }
                 answer.put(&abi::OpenOut { handle: file.key(), flags: self.open_flags(&file, is_made), backing: 0 })
             }
