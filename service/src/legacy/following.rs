@@ -11,6 +11,8 @@
 //! that nobody waits for count neither way.
 
 use super::incoming::{Call, Operation};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// So many calls come one after the other before anybody is followed.
@@ -18,7 +20,7 @@ const SCORE_MIN: u32 = 64;
 const SCORE_MAX: u32 = 128;
 /// What one call that came while another was in service counts against those.
 const BESIDE: u32 = 16;
-/// Calls between two looks where the caller may be: a look takes as long as a short request.
+/// Calls between two looks where the caller may be, which is one system call more.
 const LOOK_EVERY: u32 = 64;
 /// No CPU.
 const NONE: u32 = u32::MAX;
@@ -116,14 +118,10 @@ impl Kept {
 
 /// The only CPU on which a thread may run.
 fn only_cpu_of(thread: u32) -> Option<u32> {
-    parse_only_cpu(&std::fs::read(format!("/proc/{thread}/status")).ok()?)
-}
-
-/// From `/proc/PID/status`, proc_pid_status(5). The first line has a name, in which the kernel shows no line end.
-fn parse_only_cpu(status: &[u8]) -> Option<u32> {
-    let mut lines = status.split(|&byte| byte == b'\n');
-    let list = lines.find_map(|line| line.strip_prefix(b"Cpus_allowed_list:"))?;
-    std::str::from_utf8(list).ok()?.trim().parse().ok()
+    let thread = Pid::from_raw(i32::try_from(thread).ok()?)?;
+    let allowed = sched_getaffinity(Some(thread)).ok()?;
+    let only = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).filter(|_| allowed.count() == 1)?;
+    u32::try_from(only).ok()
 }
 
 #[cfg(test)]
@@ -185,24 +183,20 @@ mod tests {
 
     #[test]
     fn whoever_may_run_on_several_cpus_is_confined_to_none() {
-        let status = |list: &str| {
-            format!("Name:\tCpus_allowed_list: 7\nCpus_allowed:\t2\nCpus_allowed_list:\t{list}\nMems:\t0\n")
-        };
-        assert_eq!(parse_only_cpu(status("5").as_bytes()), Some(5));
-        for several in ["0-1", "0,5", "", "x"] {
-            assert_eq!(parse_only_cpu(status(several).as_bytes()), None, "{several}");
-        }
-        assert_eq!((parse_only_cpu(b""), parse_only_cpu(b"\xff\n")), (None, None));
         let confined = std::thread::spawn(|| {
-            let mut one = rustix::thread::CpuSet::new();
-            let allowed = rustix::thread::sched_getaffinity(None).expect("known");
-            let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).expect("it has one");
+            let mut one = CpuSet::new();
+            let allowed = sched_getaffinity(None).expect("known");
+            let first = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).expect("it has one");
             one.set(first);
             rustix::thread::sched_setaffinity(None, &one).expect("it may run there");
-            (only_cpu_of(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()), first)
+            let this = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+            let (alone, another) = (only_cpu_of(this), if first == 0 { 1 } else { 0 });
+            one.set(another);
+            let is_several = allowed.is_set(another) && rustix::thread::sched_setaffinity(None, &one).is_ok();
+            (alone, first, is_several.then(|| only_cpu_of(this)))
         });
-        let (seen, cpu) = confined.join().expect("no panic");
-        assert_eq!(seen, u32::try_from(cpu).ok());
-        assert_eq!(only_cpu_of(u32::MAX), None);
+        let (alone, cpu, several) = confined.join().expect("no panic");
+        assert_eq!((alone, several.unwrap_or(None)), (u32::try_from(cpu).ok(), None));
+        assert_eq!((only_cpu_of(u32::MAX), only_cpu_of(i32::MAX.unsigned_abs())), (None, None));
     }
 }
