@@ -292,7 +292,7 @@ impl Service {
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
             cache: self.builder.cache_status(),
-            memory: self.memory.as_ref().map(|memory| memory.status()),
+            memory: self.memory.as_ref().and_then(|memory| memory.status()),
             instances: instances.values().map(|mounted| mounted.instance.status()).collect(),
         }
     }
