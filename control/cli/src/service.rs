@@ -164,10 +164,14 @@ pub fn tell(context: &Context, pool: &str, command: &Command) -> Result<()> {
     tell_with(context, pool, command, &[])
 }
 
-/// The same with branches.
+/// The same with branches; what the service says of them is said.
 pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[PrivateMount]) -> Result<()> {
     match ask_with(context, pool, command, branches)? {
         Answer::Done => Ok(()),
+        Answer::Mounted { notes } => {
+            notes.iter().for_each(|note| complain(&format!("poolfs: note: {note}")));
+            Ok(())
+        }
         _ => Err(unexpected(pool)),
     }
 }
