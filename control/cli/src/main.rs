@@ -33,6 +33,7 @@ mod text;
 mod trace;
 mod trees;
 mod unmount;
+mod users;
 mod waiting;
 mod watch;
 mod why;
@@ -95,7 +96,6 @@ fn not_understood(mut error: clap::Error) -> ExitCode {
     complained(&Failure::usage("command line", cause, parts.collect::<Vec<_>>().join("\n")))
 }
 
-fn complained(failure: &Failure) -> ExitCode {
 /// Commands that poolfs gives to itself are no advice.
 fn suggest_no_hidden(error: &mut clap::Error) {
     use clap::error::{ContextKind, ContextValue};
@@ -112,6 +112,7 @@ fn suggest_no_hidden(error: &mut clap::Error) {
     }
 }
 
+fn complained(failure: &Failure) -> ExitCode {
     text::complain_as_json();
     text::complain_of(failure);
     ExitCode::from(failure.status())
@@ -220,7 +221,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[test]
     fn options_of_a_command_are_listed_before_those_of_all() {
         use clap::CommandFactory;
         let mut all = Arguments::command();
@@ -243,6 +243,7 @@ mod tests {
         assert!(text.contains("'mount'") && !text.contains("__"), "{text}");
     }
 
+    #[test]
     fn whoever_is_not_root_is_told_so() {
         let refused = |line: &str, user| {
             let arguments = Arguments::try_parse_from(line.split(' ')).expect("a command");
