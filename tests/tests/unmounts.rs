@@ -355,7 +355,9 @@ fn where_dead_mounts_were_is_said() {
         union.mount();
         union.pool.kill_service();
         let [data, other] = ["data", "other"].map(|name| folder.join(name));
-        [&data, &other].map(|path| fs::create_dir(path).expect("a folder"));
+        for path in [&data, &other] {
+            fs::create_dir(path).expect("a folder");
+        }
         let mounted = run(&mut union.pool.line("mount POOL @other --dir @data"));
         let wanted = format!("1 dead mount was detached: {}\n", union.at.display());
         assert!(mounted.code == 0 && mounted.err.contains(&wanted), "{mounted:?}");
