@@ -185,19 +185,19 @@ impl MemoryWatch {
         tables.push(Arc::downgrade(leases));
     }
 
-    /// What was last seen.
+    /// What was last seen; nothing before the first look.
     #[must_use]
-    pub fn status(&self) -> MemoryStatus {
+    pub fn status(&self) -> Option<MemoryStatus> {
         let level = lock(&self.level);
         let (limit_bytes, kept_bytes) = level.limit_and_kept();
-        MemoryStatus {
+        (limit_bytes > 0).then(|| MemoryStatus {
             limit_bytes,
             kept_bytes,
             state: level.state.name().to_owned(),
             shortages_total: level.shortages,
             segments_kept_total: self.ineffective.load(Ordering::Relaxed),
             instances_without_segments: self.tables().iter().filter(|table| table.is_suspended()).count() as u64,
-        }
+        })
     }
 
     fn tables(&self) -> Vec<Arc<LeaseTable>> {

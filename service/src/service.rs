@@ -157,7 +157,16 @@ impl Service {
     #[must_use]
     pub fn command(&self, command: Command, descriptors: Vec<OwnedFd>, is_wanted: &dyn Fn() -> bool) -> Answer {
         let done = match command {
-            Command::Mount(spec) => self.mount(spec, descriptors, is_wanted),
+            Command::Mount(spec) => {
+                let name = spec.instance.clone();
+                let mounted = self.mount(spec, descriptors, is_wanted);
+                let notes =
+                    self.instance(&name).filter(|_| mounted.is_ok()).map_or_else(Vec::new, |own| own.stack.notes());
+                if !notes.is_empty() {
+                    return Answer::Mounted { notes };
+                }
+                mounted
+            }
             Command::Unmount { instance, ending } => self.unmount(&instance, ending, is_wanted),
             Command::Flush { instance } => self.flush(&instance, is_wanted),
             Command::Ping => Ok(()),
@@ -292,7 +301,7 @@ impl Service {
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
             cache: self.builder.cache_status(),
-            memory: self.memory.as_ref().map(|memory| memory.status()),
+            memory: self.memory.as_ref().and_then(|memory| memory.status()),
             instances: instances.values().map(|mounted| mounted.instance.status()).collect(),
         }
     }

@@ -11,6 +11,7 @@ mod error;
 mod given;
 pub mod kept;
 mod memory;
+mod uppers;
 mod written;
 
 pub use error::{Role, StackError};
@@ -241,6 +242,7 @@ impl StackBuilder {
                 let kind = if is_shared { ClaimKind::Shared } else { ClaimKind::Alone };
                 let storage = Storage { size_bytes, ..Storage::default() };
                 let branch = self.branch(&first, Role::Directory, &storage, Some(kind))?;
+                uppers::refuse_alone(&branch)?;
                 Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch] })
             }
             StackSpec::Union { storage, .. } => {

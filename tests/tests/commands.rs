@@ -74,7 +74,7 @@ impl<'a> Place<'a> {
             while outcome.err.contains("only just being started") && Instant::now() < deadline {
                 outcome = self.poolfs(line);
             }
-            let absent = ["there is no such", "has no mount there", "image other does not exist"];
+            let absent = ["there is no such", "has no mount there", "image other: it does not exist"];
             let fine = outcome.code == 0 || absent.iter().any(|part| outcome.err.contains(part));
             assert!(fine, "after {what}: {line}: {}\n{}", outcome.err, self.pool.service_log());
         }

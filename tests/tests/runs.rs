@@ -177,6 +177,36 @@ fn input_signals_and_exit_codes_are_passed_on() {
 }
 
 #[test]
+fn who_asks_a_container_to_end_hears_what_comes_of_it() {
+    isolated("who_asks_a_container_to_end_hears_what_comes_of_it", |folder| {
+        let pool = pool_with_image(folder);
+        let script = "trap '' TERM INT; echo ready >&2; while :; do sleep 0.05; done";
+        for signal in [Signal::TERM, Signal::INT] {
+            let mut command = run_command(&pool, &["--rm", "--name", "c"], &["/bin/sh", "-c", script]);
+            let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
+            let mut output = std::io::BufReader::new(child.stderr.take().expect("piped"));
+            let mut expect = |wanted: &str| {
+                let mut line = String::new();
+                std::io::BufRead::read_line(&mut output, &mut line).expect("readable");
+                assert!(line.contains(wanted), "{wanted}: {line}");
+            };
+            expect("ready");
+            for wanted in [
+                "asked to end, and may take its time; asked 2 times more",
+                "asked once more, it is killed",
+                "3 times, and is killed",
+            ] {
+                kill_process(Pid::from_child(&child), signal).expect("ours");
+                expect(wanted);
+            }
+            assert_eq!(child.wait().expect("ended").code(), Some(137));
+        }
+        let help = pool.poolfs(&["run", "--help"]).expect("help");
+        assert!(help.contains("the third of them kills it"), "{help}");
+    });
+}
+
+#[test]
 fn a_container_that_runs_out_of_memory_ends_alone() {
     isolated("a_container_that_runs_out_of_memory_ends_alone", |folder| {
         let program = compile(folder, "steps", false);

@@ -80,6 +80,13 @@ fn every_command_ends_when_the_service_stands_still() {
             assert!(names_it || names_mount, "{line}: {outcome:?}");
             assert!(outcome.err.contains("remedy"), "{line}: {outcome:?}");
         }
+        // What could not be mounted is neither a container nor a mount.
+        let containers = poolfs("ps --json").expect("ps");
+        assert!(!containers.contains("\"d\"") && !containers.contains("\"e\""), "{containers}");
+        let inspected = poolfs("pool inspect POOL --json").expect("pool inspect");
+        assert!(!inspected.contains("mounter"), "{inspected}");
+        let inspected = poolfs("pool inspect POOL").expect("pool inspect");
+        assert!(inspected.contains("\nfailed "), "{inspected}");
         for line in ["ps", "logs c", "pool ls", "pool inspect POOL", "image ls", "why 1"] {
             let _ = poolfs(&format!("{line} --timeout {LIMIT}")).expect(line);
         }
@@ -201,9 +208,12 @@ fn the_third_interrupt_ends_a_container_that_ignores_them() {
             kill_process(number(child.id()), Signal::INT).expect("ours");
             expect("interrupted");
         }
-        let mut said = String::new();
-        BufReader::new(child.stderr.take().expect("piped")).read_line(&mut said).expect("readable");
-        assert!(said.contains("once more"), "{said}");
+        let mut said = BufReader::new(child.stderr.take().expect("piped"));
+        for wanted in ["asked 2 times more", "asked once more"] {
+            let mut line = String::new();
+            said.read_line(&mut line).expect("readable");
+            assert!(line.contains(wanted), "{wanted}: {line}");
+        }
         kill_process(number(child.id()), Signal::INT).expect("ours");
         assert_eq!(child.wait().expect("ours").code(), Some(137));
         let listed = pool.poolfs(&["ps"]).expect("ps");

@@ -318,6 +318,54 @@ fn who_has_files_open_in_another_mount_namespace_keeps_them_until_he_lets_go() {
 }
 
 #[test]
+fn who_uses_a_mount_is_named() {
+    isolated("who_uses_a_mount_is_named", |folder| {
+        let union = Union::make(folder);
+        union.mount();
+        union.write("f");
+        let user = |script: &str, place: &Path| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).current_dir(place).stdout(Stdio::piped());
+            let mut child = command.env("F", union.at.join("f")).spawn().expect("sh");
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("it begins");
+            child
+        };
+        let mut all = [
+            (user("echo; exec sleep 600 >/dev/null", &union.at), "works in it"),
+            (user("exec 3<$F; echo; exec sleep 600 >/dev/null", Path::new("/")), "has files of it open"),
+        ];
+        let refused = union.umount();
+        assert!(refused.code != 0 && refused.err.contains("used by: "), "{refused:?}");
+        for (child, how) in &all {
+            let (pid, err) = (child.id(), &refused.err);
+            assert!([("sh"), ("sleep")].iter().any(|name| err.contains(&format!("{pid} ({name}) {how}"))), "{err}");
+        }
+        for (child, _) in &mut all {
+            child.kill().and_then(|()| child.wait()).expect("ours");
+        }
+        let _ = union.umount().expect("umount");
+    });
+}
+
+#[test]
+fn where_dead_mounts_were_is_said() {
+    isolated("where_dead_mounts_were_is_said", |folder| {
+        let union = Union::make(folder);
+        union.mount();
+        union.pool.kill_service();
+        let [data, other] = ["data", "other"].map(|name| folder.join(name));
+        for path in [&data, &other] {
+            fs::create_dir(path).expect("a folder");
+        }
+        let mounted = run(&mut union.pool.line("mount POOL @other --dir @data"));
+        let wanted = format!("1 dead mount was detached: {}\n", union.at.display());
+        assert!(mounted.code == 0 && mounted.err.contains(&wanted), "{mounted:?}");
+        drop(union.pool.mounted(&other));
+    });
+}
+
+#[test]
 fn what_is_mounted_over_a_union_stays() {
     isolated("what_is_mounted_over_a_union_stays", |folder| {
         let union = Union::make(folder);
@@ -334,7 +382,8 @@ fn what_is_mounted_over_a_union_stays() {
         over("first");
         for force in [&[][..], &["--force"]] {
             let refused = run(union.umount_command().args(force));
-            assert!(refused.code != 0 && refused.err.contains("is mounted over"), "{refused:?}");
+            assert!(refused.code != 0 && refused.err.contains("is mounted over it, a tmpfs\n"), "{refused:?}");
+            assert!(!refused.err.contains("all the same") && !refused.err.contains("--force"), "{refused:?}");
             check("first");
         }
         take_away();

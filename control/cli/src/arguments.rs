@@ -6,21 +6,24 @@ use poolfs_service_protocol::{IdRange, Transport, UpperFormat};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// What options are listed under that every command has, apart from its own.
+const EVERY_COMMAND: &str = "Options of every command";
+
 /// Filesystems at user level, one service for each pool of containers.
 #[derive(Debug, Parser)]
 #[command(name = "poolfs", version, propagate_version = true, disable_help_subcommand = true)]
 pub struct Arguments {
     /// The directory of pools, images and containers
-    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/poolfs")]
+    #[arg(long, global = true, help_heading = EVERY_COMMAND, value_name = "DIR", default_value = "/var/lib/poolfs")]
     pub state: PathBuf,
     /// The directory of sockets
-    #[arg(long, global = true, value_name = "DIR", default_value = "/run/poolfs")]
+    #[arg(long, global = true, help_heading = EVERY_COMMAND, value_name = "DIR", default_value = "/run/poolfs")]
     pub run_dir: PathBuf,
     /// Print JSON instead of tables and messages
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERY_COMMAND)]
     pub json: bool,
     /// How long a command waits, in all its steps together, for who gives no sign of life
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = crate::patience::LIMIT_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, global = true, help_heading = EVERY_COMMAND, value_name = "SECONDS", default_value_t = crate::patience::LIMIT_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
     /// What to do
     #[command(subcommand)]
@@ -92,7 +95,7 @@ pub enum Command {
     /// Import, list and remove images
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Run a container
+    /// Run a container. SIGINT (Ctrl-C) and SIGTERM are passed on to its command, which may take its time; the third of them kills it
     Run(RunArguments),
     /// List the containers
     Ps,

@@ -107,6 +107,9 @@ fn fine_or(good: bool, otherwise: Verdict) -> Verdict {
     if good { Verdict::Fine } else { otherwise }
 }
 
+/// The remedy for missing rights.
+const AS_ROOT: &str = "run poolfs as root, with all of root's capabilities";
+
 fn user() -> Finding {
     let uid = rustix::process::geteuid();
     judged(
@@ -185,11 +188,17 @@ fn confinement(host: &dyn Host) -> Finding {
     )
 }
 
+/// The remedy for what failed, which is another one where only the rights are missing.
+fn or_as_root(error: &std::io::Error, remedy: &'static str) -> &'static str {
+    if error.kind() == std::io::ErrorKind::PermissionDenied { AS_ROOT } else { remedy }
+}
+
 fn fuse_device() -> Finding {
     let opened = std::fs::File::options().read(true).write(true).open("/dev/fuse");
     let found = opened.as_ref().map_or_else(ToString::to_string, |_| "can be opened".to_owned());
     let consequence = "nothing can be mounted: programs cannot be started from a pool's filesystem";
-    judged("/dev/fuse", fine_or(opened.is_ok(), Verdict::Broken), found, consequence, "modprobe fuse")
+    let remedy = opened.as_ref().map_or_else(|error| or_as_root(error, "modprobe fuse"), |_| "");
+    judged("/dev/fuse", fine_or(opened.is_ok(), Verdict::Broken), found, consequence, remedy)
 }
 
 fn fuse_features(host: &dyn Host, kernel: Option<(u32, u32)>) -> Vec<Finding> {
@@ -269,6 +278,7 @@ fn state_directory(state: &Path) -> Finding {
     let consequence =
         "images cannot be imported, and no container can be run: whiteouts and marks cannot be kept there";
     let remedy = "use --state on a local disk with ext4, xfs or btrfs, with room left";
+    let remedy = tried.as_ref().map_or_else(|error| or_as_root(error, remedy), |()| "");
     judged("state directory", fine_or(tried.is_ok(), Verdict::Broken), found, consequence, remedy)
 }
 

@@ -191,6 +191,12 @@ impl Failure {
         self
     }
 
+    /// The same failure with more of its cause.
+    pub fn because(mut self, more: impl Display) -> Failure {
+        self.cause = format!("{}; {more}", self.cause);
+        self
+    }
+
     /// The same failure with another remedy.
     pub fn with_remedy(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = remedy.into();
@@ -268,12 +274,20 @@ impl From<ImageError> for Failure {
             ImageError::Within { cause, .. } => return Failure { cause: told, ..Failure::from(*cause) },
             ImageError::Exists(name) => {
                 let remedy = format!("remove it with `poolfs image rm {name}`, or take another name");
-                return Failure::new("image", told, remedy).with_code(Code::Exists);
+                return Failure::new(format!("image {name}"), "it exists already", remedy).with_code(Code::Exists);
             }
-            ImageError::Absent(_) => {
-                (Code::NotFound, "`poolfs image ls` lists the images, `poolfs image import` adds one")
+            ImageError::Absent(name) => {
+                let remedy = "`poolfs image ls` lists the images, `poolfs image import` adds one";
+                return Failure::not_found(format!("image {name}"), "it does not exist", remedy);
             }
             ImageError::UnknownSource(_) | ImageError::BadName(_) => (Code::Usage, "correct the argument"),
+            ImageError::OtherKind(_) => (
+                Code::Usage,
+                "name it by what it is: oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE (of `docker save`), tar:FILE or dir:DIR",
+            ),
+            ImageError::NotChosen { .. } => {
+                (Code::Usage, "name one of them, as oci:DIR:TAG (of an archive, when it is unpacked)")
+            }
             ImageError::Damaged { .. } | ImageError::Archive(_) => (Code::Damaged, "fetch or build the image again"),
             ImageError::Member { .. } | ImageError::Description { .. } | ImageError::TooLarge { .. } => {
                 (Code::Damaged, "repair the image at its source; nothing of it was kept")

@@ -4,7 +4,9 @@ use crate::branches;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::text::{complain, count, plain, print};
-use poolfs_service_protocol::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary};
+use poolfs_service_protocol::{
+    CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FailureCode,
+};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,6 +16,9 @@ const CLEAN: u8 = 0;
 const REPAIRED: u8 = 1;
 const LEFT: u8 = 4;
 pub const NOT_CHECKED: u8 = 8;
+
+/// The problem whose presence makes a mount repair what can be repaired.
+const UNCLEAN_END: &str = "unclean-end";
 
 /// The command `fsck`.
 pub fn fsck(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> Result<u8> {
@@ -41,7 +46,7 @@ fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> R
     // What it logs is not for programs as it is.
     let log = child.stderr.take().map(|errors| std::thread::spawn(move || pass_on(errors)));
     let mut output = BufReader::new(child.stdout.take().ok_or_else(|| failed(&"it has no output"))?);
-    let mut summary = None;
+    let (mut summary, mut is_unclean) = (None, false);
     loop {
         let mut line = Vec::new();
         let count = (&mut output).take(CHECK_LINE_BYTES_MAX).read_until(b'\n', &mut line);
@@ -49,11 +54,17 @@ fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> R
             break;
         }
         match serde_json::from_slice(&line).map_err(|error| failed(&error))? {
-            CheckLine::Finding(finding) => show(context, &finding)?,
+            CheckLine::Finding(finding) => {
+                is_unclean |= finding.problem == UNCLEAN_END;
+                show(context, &finding)?;
+            }
             CheckLine::Summary(done) => summary = Some(done),
             CheckLine::Failed { code, message } => {
-                let remedy =
-                    "a branch that is mounted cannot be checked; the others as root, with room on the disk for repairs";
+                let remedy = match code {
+                    FailureCode::InUse => "unmount it first: a branch that is mounted cannot be checked",
+                    FailureCode::NoSpace => "make room on its disk for what is repaired",
+                    _ => "correct that, and check again",
+                };
                 return Err(Failure::new(upper.display().to_string(), message, remedy).with_code(code.into()));
             }
         }
@@ -64,7 +75,7 @@ fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> R
     let Some(summary) = summary.filter(|_| status.success()) else {
         return Err(failed(&format!("the check did not come to its end ({status})")));
     };
-    conclude(context, upper, &summary)?;
+    conclude(context, upper, &summary, is_unclean)?;
     Ok(match summary {
         CheckSummary { damaged: 0, repairable: 0, repaired: 0, .. } => CLEAN,
         CheckSummary { damaged: 0, repairable: 0, .. } => REPAIRED,
@@ -91,10 +102,11 @@ fn show(context: &Context, finding: &CheckFinding) -> Result<()> {
         CheckOutcome::Repairable => "repairable",
         CheckOutcome::Repaired => "repaired",
     };
-    print(&format!("{outcome}: /{}: {} ({})\n", plain(&finding.path), plain(&finding.cause), finding.problem))
+    let path = if finding.path.is_empty() { "." } else { &finding.path };
+    print(&format!("{outcome}: {}: {} ({})\n", plain(path), plain(&finding.cause), finding.problem))
 }
 
-fn conclude(context: &Context, upper: &Path, summary: &CheckSummary) -> Result<()> {
+fn conclude(context: &Context, upper: &Path, summary: &CheckSummary, is_unclean: bool) -> Result<()> {
     if context.json {
         return print_line(summary);
     }
@@ -116,7 +128,9 @@ fn conclude(context: &Context, upper: &Path, summary: &CheckSummary) -> Result<(
     let untold = if untold > 0 { format!("; {untold} of them not shown") } else { String::new() };
     print(&format!("{place}: {found}{untold} ({looked_at})\n"))?;
     if repairable > 0 {
-        print("what is repairable is repaired by --repair, and by the next mount\n")?;
+        // A mount looks at nothing after a clean end.
+        let next_mount = if is_unclean { ", and by the next mount" } else { "" };
+        print(&format!("what is repairable is repaired by --repair{next_mount}\n"))?;
     }
     Ok(())
 }

@@ -33,6 +33,7 @@ mod text;
 mod trace;
 mod trees;
 mod unmount;
+mod users;
 mod waiting;
 mod watch;
 mod why;
@@ -50,7 +51,7 @@ use std::time::Duration;
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => return not_understood(&error),
+        Err(error) => return not_understood(error),
     };
     if arguments.json {
         text::complain_as_json();
@@ -75,7 +76,8 @@ fn main() -> ExitCode {
 }
 
 /// A command line that is wrong, or asks for help. What follows `--` is another program's, and says nothing about how to complain.
-fn not_understood(error: &clap::Error) -> ExitCode {
+fn not_understood(mut error: clap::Error) -> ExitCode {
+    suggest_no_hidden(&mut error);
     let json = std::env::args_os().take_while(|argument| argument != "--").any(|argument| argument == "--json");
     if !error.use_stderr() || !json {
         error.exit();
@@ -94,6 +96,22 @@ fn not_understood(error: &clap::Error) -> ExitCode {
     complained(&Failure::usage("command line", cause, parts.collect::<Vec<_>>().join("\n")))
 }
 
+/// Commands that poolfs gives to itself are no advice.
+fn suggest_no_hidden(error: &mut clap::Error) {
+    use clap::error::{ContextKind, ContextValue};
+    let kind = ContextKind::SuggestedSubcommand;
+    let suggested = match error.get(kind) {
+        Some(ContextValue::Strings(names)) => names.clone(),
+        Some(ContextValue::String(name)) => vec![name.clone()],
+        _ => return,
+    };
+    let shown: Vec<String> = suggested.into_iter().filter(|name| !name.starts_with("__")).collect();
+    let _ = error.remove(kind);
+    if !shown.is_empty() {
+        let _ = error.insert(kind, ContextValue::Strings(shown));
+    }
+}
+
 fn complained(failure: &Failure) -> ExitCode {
     text::complain_as_json();
     text::complain_of(failure);
@@ -106,9 +124,9 @@ fn refuse_without_root(command: &Command, user: u32) -> Result<()> {
         return Ok(());
     }
     let failure = Failure::host(
-        "poolfs",
-        format!("it runs as user {user}"),
-        "run it as root; `poolfs doctor` says what works without",
+        format!("user {user}"),
+        "only root can do this",
+        "run poolfs as root; `poolfs doctor` says what works without",
     );
     // As other failures of these commands before anything was done.
     Err(if matches!(command, Command::Fsck { .. }) { failure.with_status(fsck::NOT_CHECKED) } else { failure })
@@ -201,6 +219,29 @@ fn image_command(context: &Context, command: ImageCommand) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_of_a_command_are_listed_before_those_of_all() {
+        use clap::CommandFactory;
+        let mut all = Arguments::command();
+        all.build();
+        let text = all.find_subcommand_mut("run").expect("a command").render_help().to_string();
+        let at = |option: &str| text.find(option).unwrap_or_else(|| panic!("{option} in {text}"));
+        assert!(at("--name") < at("--env") && at("--env") < at("--rm") && at("--rm") < at("--state"), "{text}");
+        assert!(
+            at("--state") < at("--run-dir") && at("--run-dir") < at("--json") && at("--json") < at("--timeout"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_hidden_command_is_never_suggested() {
+        let mut error = Arguments::try_parse_from(["poolfs", "mounts"]).expect_err("no command");
+        assert!(error.to_string().contains("mount"), "{error}");
+        suggest_no_hidden(&mut error);
+        let text = error.to_string();
+        assert!(text.contains("'mount'") && !text.contains("__"), "{text}");
+    }
 
     #[test]
     fn whoever_is_not_root_is_told_so() {

@@ -382,7 +382,7 @@ fn directory(context: &Context, path: &Path) -> Result<PathBuf> {
         _ => Failure::file(path, error),
     })?;
     if !is_directory {
-        return Err(Failure::file(path, "it is not a directory"));
+        return Err(Failure::file(path, "it is not a directory").with_remedy("name a directory"));
     }
     if resolved.to_str().is_none() {
         return Err(Failure::usage(resolved.display().to_string(), "its path is no UTF-8", "rename what is not"));

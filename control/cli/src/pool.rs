@@ -7,7 +7,7 @@ use crate::outlived;
 use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION, memory_bytes_min};
 use crate::service;
 use crate::state::Locked;
-use crate::text::{complain, pasted, print, print_json, print_table, size, table};
+use crate::text::{complain, count, least_size, pasted, print, print_json, print_table, size, table};
 use crate::unmount::has_suspects;
 use poolfs_host::{CpuSet, Host, mount_table};
 use poolfs_service_protocol::{CACHE_BYTES_MIN, Command, Ending, is_valid_name};
@@ -44,7 +44,12 @@ pub fn create(context: &Context, new: NewPool) -> Result<()> {
     };
     let missing = cpus.missing_from(&online);
     if !missing.is_empty() {
-        return Err(Failure::usage(thing, format!("CPUs {missing:?} are not online"), format!("online are {online}")));
+        let cause = match missing.as_slice() {
+            [one] => format!("CPU {one} is not online"),
+            [first, .., last] => format!("{} of {first} to {last} are not online", count(missing.len() as u64, "CPU")),
+            [] => String::new(),
+        };
+        return Err(Failure::usage(thing, cause, format!("online are {online}")));
     }
     if new.cache_bytes < CACHE_BYTES_MIN {
         let cause = format!("a cache of {} is too small to work", size(new.cache_bytes));
@@ -52,7 +57,7 @@ pub fn create(context: &Context, new: NewPool) -> Result<()> {
     }
     let memory_min = memory_bytes_min(new.cache_bytes);
     if new.memory_bytes < memory_min {
-        let cause = format!("a cache of {} needs {} of memory at least", size(new.cache_bytes), size(memory_min));
+        let cause = format!("a cache of {} needs {} of memory at least", size(new.cache_bytes), least_size(memory_min));
         return Err(Failure::usage(thing, cause, "give it more --memory or less --cache"));
     }
     if let Ok(groups) = context.groups() {
@@ -103,15 +108,19 @@ pub fn list(context: &Context) -> Result<()> {
     for pool in &pools {
         let service = service_state(context, pool);
         let (memory, cache) = (size(pool.memory_bytes), size(pool.cache_bytes));
-        table.add_row([&pool.name, &pool.cpus, &memory, &cache, service, &pool.instances.len().to_string()]);
+        let mounts =
+            pool.instances.iter().filter(|instance| !instance.was_given_up(&*context.host)).count().to_string();
+        table.add_row([&pool.name, &pool.cpus, &memory, &cache, service, &mounts]);
     }
     print_table(&table)
 }
 
 /// What is recorded of a pool, and the state of its service that the table shows.
 fn json(context: &Context, pool: &PoolRecord) -> Result<serde_json::Value> {
-    let mut object = serde_json::to_value(pool).map_err(|error| Failure::new("output", error, ""))?;
-    object["state"] = service_state(context, pool).into();
+    let mut pool = pool.clone();
+    pool.instances.retain(|instance| !instance.was_given_up(&*context.host));
+    let mut object = serde_json::to_value(&pool).map_err(|error| Failure::new("output", error, ""))?;
+    object["state"] = service_state(context, &pool).into();
     Ok(object)
 }
 
@@ -143,8 +152,16 @@ pub fn inspect(context: &Context, name: &str) -> Result<()> {
         text += &format!(" (process {})", process.pid);
     }
     for instance in &pool.instances {
-        let is_mounted = if instance.is_being_mounted(&*context.host) { "mounting" } else { "mounted" };
-        text += &format!("\n{is_mounted:<9} {} at {}", instance.spec.instance, instance.spec.mount_point.display());
+        let (name, place) = (&instance.spec.instance, instance.spec.mount_point.display());
+        text += &match instance {
+            known if known.is_being_mounted(&*context.host) => format!("\nmounting  {name} at {place}"),
+            known if known.was_given_up(&*context.host) => {
+                format!(
+                    "\nfailed    {name} at {place}: the next command on the pool that its service answers forgets it"
+                )
+            }
+            _ => format!("\nmounted   {name} at {place}"),
+        };
     }
     print(&(text + "\n"))
 }
@@ -296,7 +313,9 @@ mod tests {
             (new("web", "0", 1 << 30), "the name is taken"),
             (new("../web", "0", 1 << 30), "not allowed"),
             (new(&"x".repeat(49), "0", 1 << 30), "not allowed"),
-            (new("b", "1-2", 1 << 30), "CPUs [2] are not online"),
+            (new("b", "1-2", 1 << 30), "CPU 2 is not online"),
+            (new("b", "0-99", 1 << 30), "98 CPUs of 2 to 99 are not online"),
+            (NewPool { cache_bytes: 1 << 20, ..new("b", "0", 193 << 20) }, "needs 194 MiB of memory"),
             (new("b", "first", 1 << 30), "list of CPUs"),
             (NewPool { cache_bytes: CACHE_BYTES_MIN - 1, ..new("b", "0", 1 << 30) }, "too small to work"),
             (new("b", "0", 64 << 20), "needs 264 MiB of memory"),

@@ -67,6 +67,11 @@ impl InstanceRecord {
     pub fn is_being_mounted(&self, host: &dyn Host) -> bool {
         self.mounter.as_ref().is_some_and(|mounter| mounter.is_alive(host))
     }
+
+    /// Whether the command that was to mount it has ended without that: nobody was told that it is there.
+    pub fn was_given_up(&self, host: &dyn Host) -> bool {
+        self.mounter.is_some() && !self.is_being_mounted(host)
+    }
 }
 
 /// A pool.

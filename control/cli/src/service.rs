@@ -5,7 +5,7 @@ use crate::failure::{Code, Failure, Result};
 use crate::patience::Wait;
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
-use crate::text::{complain, plain};
+use crate::text::{complain, count, plain};
 use crate::waiting::{self, Until, connect_within, silent};
 use crate::{memory, outlived};
 use poolfs_host::{CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
@@ -70,7 +70,7 @@ fn ask_within(
         _ => Until::Done,
     };
     let mut input = waiting::send(context, pool, command, branches, wait)?;
-    let answer = waiting::answer_line(context, pool, &mut input, until, wait)?;
+    let answer = waiting::answer_line(context, pool, &mut input, (until, command), wait)?;
     understood(context, pool, &answer)
 }
 
@@ -152,7 +152,7 @@ pub fn converse(
     let mut wait = context.patience.begin();
     let mut input = waiting::send(context, pool, command, &[], &wait)?;
     loop {
-        let line = waiting::answer_line(context, pool, &mut input, Until::Done, &mut wait)?;
+        let line = waiting::answer_line(context, pool, &mut input, (Until::Done, command), &mut wait)?;
         if !take(understood(context, pool, &line)?)? {
             return Ok(());
         }
@@ -164,10 +164,14 @@ pub fn tell(context: &Context, pool: &str, command: &Command) -> Result<()> {
     tell_with(context, pool, command, &[])
 }
 
-/// The same with branches.
+/// The same with branches; what the service says of them is said.
 pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[PrivateMount]) -> Result<()> {
     match ask_with(context, pool, command, branches)? {
         Answer::Done => Ok(()),
+        Answer::Mounted { notes } => {
+            notes.iter().for_each(|note| complain(&format!("poolfs: note: {note}")));
+            Ok(())
+        }
         _ => Err(unexpected(pool)),
     }
 }
@@ -176,7 +180,7 @@ pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[P
 pub fn tell_briefly(context: &Context, pool: &str, command: &Command) -> Result<()> {
     let mut wait = context.patience.begin();
     let mut input = waiting::send(context, pool, command, &[], &wait)?;
-    let answer = waiting::answer_line(context, pool, &mut input, Until::Answered, &mut wait)?;
+    let answer = waiting::answer_line(context, pool, &mut input, (Until::Answered, command), &mut wait)?;
     match understood(context, pool, &answer)? {
         Answer::Done => Ok(()),
         _ => Err(unexpected(pool)),
@@ -331,9 +335,15 @@ fn last_lines(pool: &Locked<PoolRecord>) -> String {
 /// Clean up after a service that died: detach its mounts, forget its instances.
 fn bury(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     let detached = detach_all(context, &pool.record)?;
-    if detached > 0 {
+    if !detached.is_empty() {
         let name = &pool.record.name;
-        complain(&format!("poolfs: the service of pool {name} had died: {detached} dead mounts were detached"));
+        let mounts = count(detached.len() as u64, "dead mount");
+        let places: Vec<String> = detached.iter().map(|place| plain(&place.display().to_string())).collect();
+        let verb = if detached.len() == 1 { "was" } else { "were" };
+        complain(&format!(
+            "poolfs: the service of pool {name} had died: {mounts} {verb} detached: {}",
+            places.join(", ")
+        ));
     }
     remove_sockets(context, &pool.record);
     pool.record.instances.clear();
@@ -341,17 +351,17 @@ fn bury(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     pool.note()
 }
 
-/// Detach whatever the mount table still has of a pool; how many mounts that were.
-fn detach_all(context: &Context, record: &PoolRecord) -> Result<u64> {
+/// Detach whatever the mount table still has of a pool; where that was.
+fn detach_all(context: &Context, record: &PoolRecord) -> Result<Vec<PathBuf>> {
     let table = mount_table(&*context.host)?;
-    let mut detached = 0;
+    let mut detached = Vec::new();
     for instance in &record.instances {
         for entry in pool_mounts(&table, &instance.spec.instance) {
             // What is over it is somebody's, and stays.
             match crate::unmount::uncovered(&table, entry) {
                 Ok(()) => {
                     context.host.detach(&entry.mount_point)?;
-                    detached += 1;
+                    detached.push(entry.mount_point.clone());
                 }
                 Err(covered) => complain(&format!("poolfs: a dead mount stays: {}", covered.summary())),
             }

@@ -74,6 +74,16 @@ pub fn size(bytes: u64) -> String {
     if unit == 0 || value >= 100.0 { format!("{value:.0} {unit_name}") } else { format!("{value:.1} {unit_name}") }
 }
 
+/// The same, rounded up to what can be written as a size: for the least that will do.
+pub fn least_size(bytes: u64) -> String {
+    let (shift, unit) = match bytes {
+        0..1024 => return format!("{bytes} B"),
+        1024..0x10_0000 => (10, "KiB"),
+        _ => (20, "MiB"),
+    };
+    format!("{} {unit}", bytes.div_ceil(1 << shift))
+}
+
 /// A duration in nanoseconds with a unit.
 pub fn duration(nanoseconds: u64) -> String {
     match nanoseconds {

@@ -6,7 +6,7 @@ use crate::mount::{instance_at, is_recorded};
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::state::Locked;
 use crate::text::{complain, pasted};
-use crate::{pool, service, waiting};
+use crate::{pool, service, users, waiting};
 use poolfs_host::{Host, MountEntry, mount_table, mounted_over, pool_mounts};
 use poolfs_service_protocol::{Command, Ending};
 use std::path::Path;
@@ -28,7 +28,10 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
         let remedy = format!("wait until it is mounted; `kill {}` gives that up", mounter.pid);
         return Err(Failure::in_use(mount_point.display().to_string(), cause, remedy));
     }
-    let instance = instance.spec.instance.clone();
+    let (instance, place) = (instance.spec.instance.clone(), instance.spec.mount_point.clone());
+    // Force would not help, and what is written would be flushed for nothing.
+    let table = mount_table(&*context.host)?;
+    pool_mounts(&table, &instance).into_iter().try_for_each(|entry| uncovered(&table, entry))?;
     if pool.record.service_alive(&*context.host) == Some(true) {
         // What such a service has stays its own, also by force: only its end would give it back.
         if let Err(failure) = waiting::ping(context, name)
@@ -71,11 +74,19 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     };
     match unmounted {
         Err(failure) if force => {
-            complain(&format!("poolfs: unmounted all the same: {}", failure.summary()));
-            unmount_instance(context, &mut pool, &instance, Ending::Forced)
+            let ended = unmount_instance(context, &mut pool, &instance, Ending::Forced);
+            if !is_recorded(&pool, &instance) {
+                complain(&format!("poolfs: unmounted all the same: {}", failure.summary()));
+            }
+            ended
         }
         Err(failure) if !is_recorded(&pool, &instance) => Err(failure),
         other => other.map_err(|failure| {
+            let is_used = failure.code() == Code::InUse;
+            let failure = match users::described(&*context.host, &place).filter(|_| is_used) {
+                Some(who) => failure.because(format!("used by: {who}")),
+                None => failure,
+            };
             let again = format!("`poolfs umount {name} {}`", pasted(mount_point));
             failure.with_remedy(format!(
                 "correct that, then {again} again; with --force, who uses it loses it, and so is what is not on the disk"
@@ -144,7 +155,10 @@ pub fn uncovered(table: &[MountEntry], entry: &MountEntry) -> Result<()> {
         None => Ok(()),
         Some(over) => {
             let place = entry.mount_point.display();
-            let cause = format!("{} ({}) is mounted over it", over.source, over.kind);
+            // Filesystems without a device have any word for it.
+            let source =
+                Some(&over.source).filter(|source| source.starts_with('/')).map(|source| format!(" of {source}"));
+            let cause = format!("something else is mounted over it, a {}{}", over.kind, source.unwrap_or_default());
             Err(Failure::in_use(
                 place.to_string(),
                 cause,

@@ -162,12 +162,29 @@ pub fn ping_within(context: &Context, pool: &str, wait: &Wait<'_>) -> Result<()>
     if line.is_empty() { Err(silent(context, pool, HUNG_UP)) } else { Ok(()) }
 }
 
-/// The next answer, with its line end; nothing when the service has closed the connection.
+/// What a service does that carries out a command.
+fn work_of(command: &Command) -> String {
+    match command {
+        Command::Mount(spec) => format!("mounts {}", spec.mount_point.display()),
+        Command::Flush { instance } => format!("brings what was written to {instance} to the disk"),
+        Command::Unmount { instance, .. } => {
+            format!("brings what was written to {instance} to the disk and unmounts it")
+        }
+        Command::Instances => "ends what others have unmounted".to_owned(),
+        Command::Differences { instance, .. } => format!("compares {instance} with its lower branches"),
+        Command::Commit { instance, .. } => format!("makes a layer of {instance}"),
+        Command::Flatten { instance } => format!("copies what files of {instance} have in lower branches"),
+        Command::Shutdown => "brings what was written to the disk and ends".to_owned(),
+        Command::Ping | Command::Status | Command::Client { .. } | Command::Trace(_) => "answers".to_owned(),
+    }
+}
+
+/// The next answer to a command, with its line end; nothing when the service has closed the connection.
 pub fn answer_line(
     context: &Context,
     pool: &str,
     input: &mut BufReader<UnixStream>,
-    until: Until,
+    (until, command): (Until, &Command),
     wait: &mut Wait<'_>,
 ) -> Result<Vec<u8>> {
     let mut line = Vec::new();
@@ -178,7 +195,9 @@ pub fn answer_line(
             Until::Done if wait.is_half_over() => {
                 ping_within(context, pool, wait)?;
                 wait.heard();
-                tell_once(&mut is_told, || format!("the service of pool {pool} is still at it, and alive"));
+                tell_once(&mut is_told, || {
+                    format!("the service of pool {pool} is alive, and still {}", work_of(command))
+                });
             }
             _ => {}
         }
@@ -424,7 +443,7 @@ mod tests {
             });
             let mut wait = context.patience.begin();
             let mut input = send(&context, "web", &Command::Shutdown, &[], &wait).expect("sent");
-            let answer = answer_line(&context, "web", &mut input, Until::Done, &mut wait);
+            let answer = answer_line(&context, "web", &mut input, (Until::Done, &Command::Ping), &mut wait);
             assert_eq!(answer.expect("alive"), b"at last\n");
         });
         // Nobody accepts from here on.

@@ -21,16 +21,27 @@ pub enum ImageError {
         "image source {0:?} is not understood: oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE, tar:FILE and dir:DIR are"
     )]
     UnknownSource(String),
+    /// A source that is there, and is none of its kind.
+    #[error("{0}")]
+    OtherKind(&'static str),
+    /// A layout that has no image of the name that was asked for, or several and none was.
+    #[error("{cause}; it has: {names}")]
+    NotChosen {
+        /// What is wrong.
+        cause: String,
+        /// What could have been asked for.
+        names: String,
+    },
     /// A name that cannot name an image.
     #[error(
         "image name {0:?} is not allowed: letters, digits, '.', '_', '-' and ':' are, at most 128, a letter or digit first"
     )]
     BadName(String),
     /// The image is there already.
-    #[error("image {0} exists already")]
+    #[error("image {0}: it exists already")]
     Exists(String),
     /// There is no such image.
-    #[error("image {0} does not exist")]
+    #[error("image {0}: it does not exist")]
     Absent(String),
     /// A member of an archive that must not be unpacked.
     #[error("archive member {member:?}: {cause}")]

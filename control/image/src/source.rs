@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// The annotation by which an OCI layout names its images.
@@ -98,6 +98,16 @@ impl<'a> BlobDirectory<'a> {
         File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(failed)
     }
 
+    /// That what every source of its kind has is there.
+    fn refuse_without(&self, name: &str, cause: &'static str) -> Result<()> {
+        match self.file(name) {
+            Err(ImageError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                Err(ImageError::OtherKind(cause))
+            }
+            found => found.map(drop),
+        }
+    }
+
     fn bytes(&self, name: &str) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let limit = self.limits.document_bytes;
@@ -131,6 +141,7 @@ impl<'a> BlobDirectory<'a> {
 
     /// The image named `tag` of an OCI layout, or the only one.
     pub(crate) fn oci(&self, tag: Option<&str>) -> Result<Described> {
+        self.refuse_without("index.json", "it is no OCI layout: it has no index.json")?;
         let index: ImageIndex = self.document("index.json")?;
         let name_of = |d: &Descriptor| d.annotations().as_ref().and_then(|a| a.get(REFERENCE_ANNOTATION)).cloned();
         let chosen: Vec<&Descriptor> =
@@ -138,11 +149,11 @@ impl<'a> BlobDirectory<'a> {
         let names = || index.manifests().iter().filter_map(name_of).collect::<Vec<_>>().join(", ");
         match chosen.as_slice() {
             [descriptor] => self.manifest(descriptor, INDEX_DEPTH_MAX),
-            [] => Err(ImageError::description("index.json", format!("no such image; it has: {}", names()))),
-            _ => Err(ImageError::description(
-                "index.json",
-                format!("several images, name one as :TAG; it has: {}", names()),
-            )),
+            [] => {
+                let cause = format!("it has no image {}", tag.unwrap_or_default());
+                Err(ImageError::NotChosen { cause, names: names() })
+            }
+            _ => Err(ImageError::NotChosen { cause: "it has several images".to_owned(), names: names() }),
         }
     }
 
@@ -170,6 +181,7 @@ impl<'a> BlobDirectory<'a> {
 
     /// The first image of a `docker save` archive.
     pub(crate) fn docker(&self) -> Result<Described> {
+        self.refuse_without("manifest.json", "it is no archive of `docker save`: it has no manifest.json")?;
         let images: Vec<DockerImage> = self.document("manifest.json")?;
         let [image] = images.as_slice() else {
             return Err(ImageError::description("manifest.json", format!("{} images, one is expected", images.len())));

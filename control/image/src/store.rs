@@ -271,7 +271,11 @@ impl ImageStore {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|source| ImageError::io("open", path, source))
+    let file = File::open(path).map_err(|source| ImageError::io("open", path, source))?;
+    if file.metadata().is_ok_and(|found| found.is_dir()) {
+        return Err(ImageError::OtherKind("it is a directory, and no archive"));
+    }
+    Ok(file)
 }
 
 /// Unpack an archive of documents and blobs.

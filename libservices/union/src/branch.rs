@@ -53,7 +53,7 @@ pub(crate) fn lower_of(
     let Some(layer) = lowers.iter().position(|lower| lower.layer_id == origin.layer_id) else {
         return Ok(Err(format!("its lower layer {} is not part of the union", origin.layer_id)));
     };
-    let gone = || format!("its lower file {shown} of layer {} is gone", origin.layer_id);
+    let gone = || format!("its lower file \"{shown}\" of layer {} is gone", origin.layer_id);
     let mut held = Arc::new(Held::new(&lowers[layer].layer, NodeId::ROOT));
     let mut path: Arc<[u8]> = Arc::from(&b""[..]);
     let mut reached = None;
@@ -67,7 +67,7 @@ pub(crate) fn lower_of(
     Ok(match reached {
         None => Err(gone()),
         Some((_, attributes)) if attributes.size != origin.size || attributes.modified != origin.modified => {
-            Err(format!("its lower file {shown} of layer {} has changed", origin.layer_id))
+            Err(format!("its lower file \"{shown}\" of layer {} has changed", origin.layer_id))
         }
         Some(found) => Ok(found),
     })

@@ -13,11 +13,11 @@ mod bitmaps;
 mod objects;
 
 use crate::Lower;
-use crate::format::{bitmap_id, bitmap_name};
+use crate::format::{SketchRecord, bitmap_id, bitmap_name};
 use crate::journal::{self, journal_name};
 use crate::replay;
 use crate::work::{self, DIRECTORY, FORMAT_NAME, Format, OPEN, find, foreign_format};
-use crate::{links, marks};
+use crate::{attributed, links, marks};
 use hashbrown::{HashMap, HashSet};
 use poolfs_libservice::walk::{each_name, walk};
 use poolfs_libservice::{
@@ -45,7 +45,8 @@ pub enum Problem {
     UncleanEnd,
     /// Repairable: an object that was being made or removed.
     Leftover,
-    /// Repairable: a bitmap that no sketch names, or a file in the index without names. Damage where it may belong to what cannot be read.
+    /// Repairable: a bitmap that no sketch names, or a file in the index without names. Damage where it may belong to what
+    /// cannot be read, or to what has lost its attributes.
     Orphan,
     /// Damage: something in the work directory that poolfs does not make.
     Stranger,
@@ -73,6 +74,8 @@ pub enum Problem {
     Lower,
     /// Damage: what a service had accepted before it died waits in a journal for the next union over this branch and its lower ones.
     Journal,
+    /// Damage: the branch was copied without its extended attributes, or without its work directory.
+    Attributes,
     /// Damage: what cannot be looked up, listed or read.
     Unreadable,
 }
@@ -100,6 +103,7 @@ impl Problem {
             Problem::Links => "links",
             Problem::Lower => "lower",
             Problem::Journal => "journal",
+            Problem::Attributes => "attributes",
             Problem::Unreadable => "unreadable",
         }
     }
@@ -200,6 +204,10 @@ struct Checker<'a> {
     lowers: Option<&'a [Lower]>,
     findings: Findings<'a, Problem>,
     is_unclean: bool,
+    /// the branch says that it had attributes which are not there
+    has_lost_attributes: bool,
+    /// bitmaps of files whose last name was removed
+    nameless: HashSet<[u8; 16]>,
     /// the bitmaps there are, each with the inode of the sketch that names it, once that is found
     bitmaps: HashMap<[u8; 16], Option<u64>>,
     /// by inode
@@ -224,6 +232,8 @@ impl<'a> Checker<'a> {
             lowers,
             findings,
             is_unclean: false,
+            has_lost_attributes: false,
+            nameless: HashSet::new(),
             bitmaps: HashMap::new(),
             index: HashMap::new(),
             told: HashSet::new(),
@@ -262,6 +272,11 @@ impl<'a> Checker<'a> {
                 return Ok(());
             }
             self.is_unclean = find(self.upper, top.node(), OPEN)?.is_some();
+        }
+        if let Some(cause) = attributed::left_behind(self.upper, places.top.as_ref())? {
+            let path = if places.top.is_some() { attributed::path() } else { DIRECTORY.to_vec() };
+            (self.checked.is_upper, self.is_incomplete, self.has_lost_attributes) = (true, true, true);
+            self.findings.damage(&path, Problem::Attributes, cause);
         }
         self.leftovers(&places)?;
         self.journals(&places)?;
@@ -434,6 +449,9 @@ impl<'a> Checker<'a> {
             let Some((file, attributes)) = self.readable(&path, held, &name)? else { continue };
             let value = upper.getxattr(ROOT, file.node(), marks::LINKS);
             if attributes.links == 1 && value.as_ref().is_ok_and(|value| value == b"U-1") {
+                let record = upper.getxattr(ROOT, file.node(), marks::SKETCH).ok();
+                self.nameless
+                    .extend(record.and_then(|record| SketchRecord::decode(&record).ok()).map(|record| record.id));
                 let mend = || upper.unlink(ROOT, held.node(), Name::new(&name)?);
                 let _ = self.mendable(&path, Problem::Orphan, "its last name was removed", mend);
                 continue;
@@ -555,8 +573,16 @@ impl<'a> Checker<'a> {
             }
             let name = bitmap_name(&id);
             let path = in_work_directory("bitmaps", name.as_bytes());
-            if self.has_unknown {
-                let cause = "no sketch names it, but it may belong to one that cannot be read";
+            let doubt = match (self.has_lost_attributes, self.has_unknown) {
+                (true, _) => Some("no sketch names it: its file has lost its extended attributes"),
+                (_, true) => Some("no sketch names it, but it may belong to one that cannot be read"),
+                // What a crash leaves, or goes with what is repaired.
+                _ if self.is_unclean || self.nameless.contains(&id) => None,
+                _ => Some(
+                    "no sketch names it: its file was copied without extended attributes, or removed by hand, then remove this too",
+                ),
+            };
+            if let Some(cause) = doubt {
                 self.findings.damage(&path, Problem::Orphan, cause);
                 continue;
             }

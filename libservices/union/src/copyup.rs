@@ -209,6 +209,7 @@ impl Union {
     ) -> Result<Content> {
         let size = attributes.size;
         let record = SketchRecord { id, bitmap_durable: false, limit: size, size, epoch: 0 };
+        self.needed.note(&self.work, lower.layer, &origin.layer_id);
         marks::set(&*self.upper, held.node(), marks::METACOPY, b"")?;
         marks::set(&*self.upper, held.node(), marks::SKETCH, &record.encode())?;
         Ok(Content::Sketch(Box::new(Sketch::fresh(record, origin, lower.clone(), &self.sectors))))

@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod ahead;
+mod attributed;
 mod attributes;
 mod background;
 mod bitmap;
@@ -45,6 +46,7 @@ mod links;
 mod listing;
 mod marks;
 mod names;
+mod needed;
 mod node;
 mod rename;
 mod replay;
@@ -142,6 +144,7 @@ pub struct Union {
     upper: Branch,
     lowers: Vec<Lower>,
     work: work::Work,
+    needed: needed::Needed,
     /// set when it is opened, if anything does
     waiting: OnceLock<waiting::Waiting>,
     nodes: Nodes,
@@ -169,7 +172,7 @@ impl Union {
     /// journal says.
     ///
     /// # Errors
-    /// `EINVAL` for unusable layer ids, `EROFS` for an upper branch that refuses changes, `EIO` for one written by another release; else
+    /// `EINVAL` for unusable layer ids, `EROFS` for an upper branch that refuses changes, `EIO` for one written by another release, or copied in part; else
     /// what the branches answer.
     pub fn open(config: UnionConfig) -> Result<Arc<Self>> {
         check_layers(&config.lowers)?;
@@ -206,6 +209,7 @@ impl Union {
         let deferred = Arc::new(Deferred::new(config.deferred_copy_ups_max));
         let UnionConfig { transit_blocks_max, journal_bytes, listings_bytes_max, listings_room, .. } = config;
         let nodes = Nodes::new(root(&upper, &lowers)?);
+        let needed = needed::Needed::read(&work.upper, &work.top, &lowers)?;
         let calls = Arc::new(durable::Calls::default());
         let statistics = Arc::new(statistics::Counters::default());
         let journal = Arc::new(Journal::new(&work.upper, journal_bytes)?);
@@ -216,6 +220,7 @@ impl Union {
             upper,
             lowers,
             work,
+            needed,
             waiting: OnceLock::new(),
             nodes,
             handles: handles::Handles::default(),
@@ -242,6 +247,13 @@ impl Union {
         self.copies.stop();
         self.deferred.stop();
         self.background.join();
+    }
+
+    /// The layers that files of the upper branch need, or needed once, as far as it is noted there, and that are not among the lower branches: what
+    /// of these files is in a layer answers `EIO`.
+    #[must_use]
+    pub fn missing_layers(&self) -> &[String] {
+        self.needed.missing()
     }
 
     fn names(&self) -> RwLockReadGuard<'_, ()> {

@@ -1,5 +1,6 @@
 //! The work directory in the upper branch's root: objects on their way, bitmaps, the index of hard links.
 
+use crate::attributed::{self, Pending};
 use crate::format::bitmap_name;
 use crate::node::lock;
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
@@ -30,6 +31,7 @@ pub(crate) struct Work {
     pub bitmaps: Held,
     pub index: Held,
     counter: AtomicU64,
+    attributed: Pending,
     /// whether names were made in `index` or above that are not durable yet
     pub undurable: AtomicBool,
     /// held by whoever makes them durable
@@ -46,7 +48,7 @@ pub(crate) fn list(upper: &Branch, node: NodeId) -> Result<Vec<Listed>> {
 }
 
 /// The first names of a directory of the upper branch.
-fn first_names(upper: &Branch, node: NodeId, most: usize) -> Result<Vec<Listed>> {
+pub(crate) fn first_names(upper: &Branch, node: NodeId, most: usize) -> Result<Vec<Listed>> {
     let directory = Opened::directory(upper, node)?;
     let mut names = Vec::new();
     upper.readdir(ROOT, directory.id(), 0, &mut |entry| {
@@ -84,15 +86,20 @@ fn directory(upper: &Branch, parent: NodeId, name: &[u8]) -> Result<Held> {
 impl Work {
     /// Opens or makes the work directory. Says as well whether the last end was unclean.
     pub fn open(upper: &Branch) -> Result<(Self, bool)> {
+        let there = find(upper, NodeId::ROOT, DIRECTORY)?;
+        if there.as_ref().is_none_or(|(_, found)| found.is_directory()) {
+            refuse_parts(upper, there.as_ref().map(|(held, _)| held))?;
+        }
         let top = directory(upper, NodeId::ROOT, DIRECTORY)?;
         let format = checked_format(upper, &top)?;
-        let work = Work {
+        let mut work = Work {
             upper: upper.clone(),
             format,
             work: directory(upper, top.node(), b"work")?,
             bitmaps: directory(upper, top.node(), b"bitmaps")?,
             index: directory(upper, top.node(), b"index")?,
             top,
+            attributed: Pending::default(),
             counter: AtomicU64::new(0),
             undurable: AtomicBool::new(true),
             syncing: Mutex::new(()),
@@ -110,6 +117,11 @@ impl Work {
             }
             names.iter().try_for_each(|(name, file_type)| remove_tree(upper, &work.work, name, *file_type))?;
         }
+        // After an unclean end all of it is looked at.
+        let is_whole = unclean
+            || first_names(upper, work.bitmaps.node(), 1)?.is_empty()
+                && first_names(upper, work.index.node(), 1)?.is_empty();
+        work.attributed = Pending::begin(upper, &work.top, is_whole)?;
         Ok((work, unclean))
     }
 
@@ -126,6 +138,7 @@ impl Work {
             Format::Cut => return Err(Error::new(Errno::EIO, "its .poolfs/format is not whole")),
             Format::Foreign(text) => return Err(Error::new(Errno::EIO, foreign_format(&text))),
         }
+        refuse_parts(upper, Some(&top))?;
         if find(upper, top.node(), OPEN)?.is_some() || !crate::replay::generations(upper, top.node())?.is_empty() {
             let cause =
                 "it is in use as an upper branch, or its last use did not end in good order: then mount it once as one";
@@ -138,6 +151,7 @@ impl Work {
             bitmaps: found(top.node(), b"bitmaps")?,
             index: found(top.node(), b"index")?,
             top,
+            attributed: Pending::default(),
             counter: AtomicU64::new(0),
             undurable: AtomicBool::new(false),
             syncing: Mutex::new(()),
@@ -155,8 +169,9 @@ impl Work {
         if self.is_frozen { OpenFlags::READ_ONLY } else { OpenFlags::READ_WRITE }
     }
 
-    /// Says that everything is in order on disk.
+    /// Says that everything is in order on disk, where it has been brought.
     pub fn close(&self) -> Result<()> {
+        self.attributed.end(&self.upper, &self.top);
         match self.upper.unlink(ROOT, self.top.node(), Name::new(OPEN)?) {
             Err(error) if error != Errno::ENOENT => Err(error),
             _ => Ok(()),
@@ -207,11 +222,13 @@ impl Work {
             let directories = [self.index.node(), self.top.node(), NodeId::ROOT];
             let result = self
                 .sync_format()
+                .and_then(|()| self.attributed.sync(&self.upper))
                 .and_then(|()| directories.into_iter().try_for_each(|node| self.sync_directory(node)));
             if result.is_err() {
                 self.undurable.store(true, Ordering::Release);
             }
             result?;
+            self.attributed.end(&self.upper, &self.top);
         }
         Ok(())
     }
@@ -225,6 +242,19 @@ impl Work {
     pub fn sync_directory(&self, node: NodeId) -> Result<()> {
         let directory = Opened::directory(&self.upper, node)?;
         self.upper.fsync(ROOT, directory.id(), Durability::All)
+    }
+}
+
+/// Refuses a branch of which something was left behind when it was copied. What cannot be read of its marks says nothing: files may be readable that are
+/// elsewhere on the disk.
+fn refuse_parts(upper: &Branch, top: Option<&Held>) -> Result<()> {
+    match attributed::left_behind(upper, top) {
+        Ok(None) => Ok(()),
+        Ok(Some(cause)) => Err(Error::new(Errno::EIO, cause)),
+        Err(error) => {
+            tracing::warn!(%error, "whether the upper branch has its extended attributes cannot be read");
+            Ok(())
+        }
     }
 }
 

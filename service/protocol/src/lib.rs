@@ -281,6 +281,11 @@ impl Ending {
 pub enum Answer {
     /// Done, and everything is on the disk.
     Done,
+    /// To [`Command::Mount`], in the place of [`Self::Done`]: it is mounted, and there is something to say of it.
+    Mounted {
+        /// What, each a sentence or two for people.
+        notes: Vec<String>,
+    },
     /// Not done. Nothing changed, unless the message says so.
     Failed {
         /// What kind of failure it is.

@@ -309,7 +309,7 @@ pub struct ServiceStatus {
     pub uptime_seconds: u64,
     /// The cache.
     pub cache: CacheStatus,
-    /// Its memory; nothing where it has no control group for it.
+    /// Its memory; nothing where it has no control group for it, and until it has first looked at that.
     #[serde(default)]
     pub memory: Option<MemoryStatus>,
     /// The instances.

@@ -175,12 +175,13 @@ fn gets(shares: &PoolShares) -> [u64; 6] {
 fn a_look_that_panics_is_not_the_last_one() {
     let group = Group::new(LIMIT);
     let (memory, _, watch) = watched(&group);
+    assert_eq!(watch.status(), None, "nobody has looked");
     memory.panics.store(true, Ordering::Relaxed);
     assert!(catch_unwind(AssertUnwindSafe(|| memory.uses_more())).is_err());
     group.leaves(level::EXHAUSTED - 1);
     memory.uses_more();
     assert!(memory.is_short(), "nobody looks any more");
-    assert_eq!(watch.status().state, "exhausted");
+    assert_eq!(watch.status().expect("it was looked at").state, "exhausted");
 }
 
 #[test]
@@ -245,7 +246,11 @@ fn the_less_there_is_the_more_is_refused() {
     let look = |room: u64| {
         group.leaves(room);
         memory.uses_more();
-        (memory.told_of(|told| matches!(told, Told::Short(_))), watch.status().state, gets(&shares))
+        (
+            memory.told_of(|told| matches!(told, Told::Short(_))),
+            watch.status().expect("it was looked at").state,
+            gets(&shares),
+        )
     };
     // One of two has a quarter reserved, and gets half of all beyond that.
     let reserved = |at: usize| plenty[at] / 3;
@@ -256,7 +261,13 @@ fn the_less_there_is_the_more_is_refused() {
     assert_eq!(look(level::EXHAUSTED - 1), (vec![Told::Short(true)], "exhausted".into(), exhausted));
     assert_eq!(look(level::RECOVERED - 1), (vec![Told::Short(true)], "short".into(), short));
     assert_eq!(look(level::RECOVERED), (vec![Told::Short(false)], "reduced".into(), plenty));
-    assert_eq!((watch.status().shortages_total, watch.status().limit_bytes), (1, LIMIT));
+    assert_eq!(
+        (
+            watch.status().expect("it was looked at").shortages_total,
+            watch.status().expect("it was looked at").limit_bytes
+        ),
+        (1, LIMIT)
+    );
 }
 
 #[test]
@@ -318,7 +329,7 @@ fn who_keeps_what_was_taken_away_is_looked_for_and_given_no_more_until_it_lets_g
     let mut turn = |number: usize, kept: u64| {
         group.has(kept);
         watch.turn(number, &mut past);
-        let without = watch.status().instances_without_segments;
+        let without = watch.status().expect("it was looked at").instances_without_segments;
         (memory.told_of(is_of_segments), tables.each_ref().map(|table| table.is_suspended()), without)
     };
     assert_eq!(turn(0, 10 << 20), (vec![], [false; 2], 0));
@@ -329,5 +340,5 @@ fn who_keeps_what_was_taken_away_is_looked_for_and_given_no_more_until_it_lets_g
     assert_eq!(turn(3, 40 << 20), (vec![Told::RetireKept], [true, false], 1));
     assert_eq!(turn(4, 33 << 20), (vec![Told::RetireKept], [true, false], 1), "it has not let go");
     assert_eq!(turn(5, 32 << 20), (vec![], [false; 2], 0));
-    assert_eq!(watch.status().segments_kept_total, 1);
+    assert_eq!(watch.status().expect("it was looked at").segments_kept_total, 1);
 }

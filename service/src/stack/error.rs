@@ -30,6 +30,16 @@ pub enum StackError {
         /// what is wrong
         cause: String,
     },
+    /// It is an upper branch, and was to be mounted by itself.
+    #[error(
+        "the directory {path} cannot be mounted by itself: {cause}; mount it with --upper, and with --lower naming what it was written over"
+    )]
+    Upper {
+        /// the directory
+        path: PathBuf,
+        /// what is wrong
+        cause: String,
+    },
     /// Another process has the branch.
     #[error("the directory {path} cannot be used: {cause}")]
     Held {
@@ -59,7 +69,7 @@ impl StackError {
     #[must_use]
     pub fn code(&self) -> FailureCode {
         match self {
-            Self::Branch { .. } | Self::Union { .. } => FailureCode::File,
+            Self::Branch { .. } | Self::Union { .. } | Self::Upper { .. } => FailureCode::File,
             Self::Cache { .. } => FailureCode::Host,
             Self::Held { .. } | Self::Conflict { .. } => FailureCode::InUse,
         }

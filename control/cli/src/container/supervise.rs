@@ -14,7 +14,7 @@ use crate::state::Locked;
 use crate::text::{complain, pasted};
 use crate::unmount::unmount_flushed;
 use crate::waiting;
-use poolfs_host::{ControlGroups, GroupLayout, remove_tree};
+use poolfs_host::{ControlGroups, GroupLayout, mount_table, remove_tree};
 use poolfs_image::ImageConfig;
 use poolfs_service_protocol::{Ending, MountSpec, StackSpec};
 use std::path::{Path, PathBuf};
@@ -155,9 +155,17 @@ fn run_mounted(
     context.begin_anew();
     let status = signals.wait(&*context.host, &mut child, |asked| {
         match asked {
-            0 | 1 => {}
-            2 => complain(&format!("poolfs: asked to end once more, container {name} is killed")),
-            KILLING_REQUEST => kill(context, &record.pool, name, &runtime, &spec.instance)?,
+            _ if asked < KILLING_REQUEST => {
+                let more = KILLING_REQUEST - asked;
+                let times = if more == 1 { "once more".to_owned() } else { format!("{more} times more") };
+                complain(&format!(
+                    "poolfs: container {name} was asked to end, and may take its time; asked {times}, it is killed"
+                ));
+            }
+            KILLING_REQUEST => {
+                complain(&format!("poolfs: container {name} was asked to end {KILLING_REQUEST} times, and is killed"));
+                kill(context, &record.pool, name, &runtime, &spec.instance)?;
+            }
             // Who waits for a filesystem that does not answer cannot be ended.
             _ => {
                 signals::forget_end();
@@ -236,7 +244,9 @@ pub fn finish(
             // What the flush said may never be said again.
             Err(failure) => return flushed.and(Err(failure)),
         };
-        if result.is_err() && is_left {
+        // What never was mounted holds nothing: the pool's next command forgets it.
+        let was_mounted = container.record.state != ContainerState::Created || is_mounted(context, &container)?;
+        if result.is_err() && is_left && was_mounted {
             container.record.state = ContainerState::Unwritten;
             // That is the failure to report, also when nothing can be saved any more.
             let _ = container.save();
@@ -259,6 +269,14 @@ pub fn finish(
     container.record.state = ContainerState::Ended;
     container.record.instance = None;
     result.and(container.save())
+}
+
+/// Whether something is mounted where the root of a container is to be.
+fn is_mounted(context: &Context, container: &Locked<ContainerRecord>) -> Result<bool> {
+    // Without links, as the mount table has it.
+    let above = container.path().canonicalize().map_err(|error| Failure::file(container.path(), error))?;
+    let root = Places::of(&above).root;
+    Ok(mount_table(&*context.host)?.iter().any(|entry| entry.mount_point == root))
 }
 
 /// The instance that was mounted for a container by a command that was killed before it could note that.

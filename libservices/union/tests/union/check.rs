@@ -233,7 +233,15 @@ const CASES: &[Case] = &[
     (
         "an orphaned bitmap",
         |b| put(&*b.upper, ".poolfs/bitmaps/00000000000000000000000000000001", b"x"),
-        &[mended(".poolfs/bitmaps/0", Problem::Orphan)],
+        &[damage(".poolfs/bitmaps/0", Problem::Orphan)],
+    ),
+    (
+        "an orphaned bitmap after an unclean end",
+        |b| {
+            put(&*b.upper, ".poolfs/bitmaps/00000000000000000000000000000001", b"x");
+            put(&*b.upper, ".poolfs/open", b"");
+        },
+        &[mended(".poolfs/bitmaps/0", Problem::Orphan), mended(".poolfs/open", Problem::UncleanEnd)],
     ),
     (
         "an orphan that may belong to what is damaged",
@@ -318,7 +326,7 @@ const CASES: &[Case] = &[
     (
         "no sketch",
         |b| unset(&*b.upper, "s", SKETCH),
-        &[mended("s", Problem::MetacopyLeft), mended(".poolfs/bitmaps", Problem::Orphan)],
+        &[mended("s", Problem::MetacopyLeft), damage(".poolfs/bitmaps", Problem::Orphan)],
     ),
     ("no bitmap", |b| unlink(&*b.upper, &bitmap_of(&*b.upper, "s")), &[damage("s", Problem::Bitmap)]),
     ("a short bitmap", |b| resize(&*b.upper, &bitmap_of(&*b.upper, "s"), 100), &[damage("s", Problem::Bitmap)]),

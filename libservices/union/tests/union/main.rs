@@ -5,6 +5,7 @@ mod blocks;
 mod calls;
 mod check;
 mod content_first;
+mod copied;
 mod crash;
 mod death;
 mod deferred;

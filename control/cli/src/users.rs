@@ -1,0 +1,82 @@
+//! Who keeps a mount in use: processes that work in it, run a program of it or have files of it open, and what is mounted below it.
+
+use crate::text::plain;
+use poolfs_host::{Host, mount_table};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Most that are named.
+const NAMED_MAX: usize = 8;
+
+/// Who uses what is mounted at a place, in words; nothing where nobody is found. Nothing of the mount is looked at: it may not answer.
+pub fn described(host: &dyn Host, place: &Path) -> Option<String> {
+    let mut all = in_use_by(Path::new("/proc"), place, std::process::id());
+    let below = mount_table(host).unwrap_or_default().into_iter().map(|entry| entry.mount_point);
+    let below: Vec<PathBuf> = below.filter(|at| at != place && at.starts_with(place)).collect();
+    all.extend(below.into_iter().map(|at| format!("the mount {}", at.display())));
+    let more = all.len().saturating_sub(NAMED_MAX);
+    all.truncate(NAMED_MAX);
+    if more > 0 {
+        all.push(format!("{more} more"));
+    }
+    (!all.is_empty()).then(|| plain(&all.join(", ")))
+}
+
+/// The processes of this mount namespace that use it, but for one.
+fn in_use_by(proc: &Path, place: &Path, but: u32) -> Vec<String> {
+    let namespace = |pid: u32| fs::read_link(proc.join(format!("{pid}/ns/mnt"))).ok();
+    let own = namespace(but);
+    let numbers = fs::read_dir(proc).into_iter().flatten().flatten();
+    let mut pids: Vec<u32> = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    let others = pids.into_iter().filter(|&pid| pid != but && namespace(pid) == own);
+    others.filter_map(|pid| use_by(&proc.join(pid.to_string()), pid, place)).collect()
+}
+
+/// What a process uses a place for, with its number and program.
+fn use_by(own: &Path, pid: u32, place: &Path) -> Option<String> {
+    let is_there = |link: PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(place));
+    let files = || fs::read_dir(own.join("fd")).into_iter().flatten().flatten().any(|entry| is_there(entry.path()));
+    let how = match () {
+        () if is_there(own.join("cwd")) => "works in it",
+        () if is_there(own.join("root")) => "has it as its root",
+        () if is_there(own.join("exe")) => "is a program of it",
+        () if files() => "has files of it open",
+        () => return None,
+    };
+    let name = fs::read_to_string(own.join("comm")).unwrap_or_else(|_| "?".to_owned());
+    Some(format!("{pid} ({}) {how}", name.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn who_works_in_a_place_or_has_a_file_of_it_open_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().canonicalize().expect("there");
+        fs::write(place.join("f"), "x").expect("written");
+        let named = || in_use_by(Path::new("/proc"), &place, std::process::id());
+        assert_eq!(named(), [] as [String; 0]);
+        for (script, directory, how) in [
+            ("exec sleep 1000", &*place, "works in it"),
+            ("exec sleep 1000 < $F", Path::new("/"), "has files of it open"),
+        ] {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).current_dir(directory).env("F", place.join("f"));
+            let mut child = command.spawn().expect("sh");
+            let expected = format!("{} (sleep) {how}", child.id());
+            // It is the shell first.
+            let found = (0..500).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                named() == [expected.clone()]
+            });
+            let last = named();
+            child.kill().expect("ours");
+            let _ = child.wait().expect("ours");
+            assert!(found, "{expected}: {last:?}");
+        }
+    }
+}

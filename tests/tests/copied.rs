@@ -1,0 +1,141 @@
+//! Upper branches that were copied, moved, or used otherwise than they were written: what shows zeros, or cannot be read, is refused or told of.
+
+use poolfs_tests::{Outcome, Pool, isolated, run, shell};
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// What the file shows that was written in part.
+fn content() -> Vec<u8> {
+    let mut content = vec![b'l'; 100_000];
+    content[50_000] = b'X';
+    content
+}
+
+/// A pool, and an unmounted upper branch in which one file was written in part, and one removed.
+fn written(folder: &Path) -> Pool {
+    for name in ["mnt", "upper", "lower"] {
+        fs::create_dir(folder.join(name)).expect("a folder");
+    }
+    for name in ["file", "gone"] {
+        fs::write(folder.join("lower").join(name), vec![b'l'; 100_000]).expect("a file");
+    }
+    let pool = Pool::create(folder, "16M");
+    let mounted = pool.mount_union(&folder.join("mnt"), &folder.join("upper"), &[&folder.join("lower")]);
+    let file = fs::File::options().write(true).open(folder.join("mnt/file")).expect("there");
+    file.write_all_at(b"X", 50_000).expect("written");
+    drop(file);
+    fs::remove_file(folder.join("mnt/gone")).expect("there");
+    let _ = mounted.unmount().expect("umount");
+    pool
+}
+
+fn try_line(pool: &Pool, line: &str) -> Outcome {
+    run(&mut pool.line(line))
+}
+
+#[test]
+fn a_copy_of_an_upper_branch_is_whole_or_refused() {
+    isolated("a_copy_of_an_upper_branch_is_whole_or_refused", |folder| {
+        let pool = written(folder);
+        let at = folder.display();
+        let copy = |script: &str| {
+            let _ = shell(&format!("cd {at}; rm -rf copy; mkdir copy; {script}")).expect(script);
+        };
+        for script in [
+            "tar -C upper -cf - . | tar -C copy -xf -",
+            "cp -r upper/. copy",
+            "tar --xattrs --xattrs-include='*' -C upper -cf - . | tar -C copy -xf -",
+            "cp -a upper/. copy; setfattr -x trusted.poolfs.attributed copy",
+        ] {
+            copy(script);
+            let refused = try_line(&pool, "mount POOL @mnt --upper @copy --lower @lower");
+            assert_ne!(refused.code, 0, "{script}: {refused:?}");
+            for part in ["without its extended attributes", "`cp -a`", "--xattrs-include='*'", "rsync -aX"] {
+                assert!(refused.err.contains(part), "{script}: {part} in {refused:?}");
+            }
+            let bitmaps = || fs::read_dir(folder.join("copy/.poolfs/bitmaps")).expect("there").count();
+            for repair in ["", " --repair"] {
+                let found = try_line(&pool, &format!("fsck @copy --lower @lower{repair}"));
+                assert!(
+                    found.code == 4 && found.out.contains("without its extended attributes"),
+                    "{script}: {found:?}"
+                );
+                assert!(!found.out.contains("by the next mount"), "{script}: {found:?}");
+                assert_eq!(bitmaps(), 1, "{script}");
+            }
+        }
+        // As a lower branch as well.
+        fs::create_dir(folder.join("new")).expect("a folder");
+        let refused = try_line(&pool, "mount POOL @mnt --upper @new --lower @copy:@lower");
+        assert!(refused.code != 0 && refused.err.contains("without its extended attributes"), "{refused:?}");
+
+        copy("cp -a upper/. copy; rm -r copy/.poolfs");
+        let refused = try_line(&pool, "mount POOL @mnt --upper @copy --lower @lower");
+        assert!(refused.code != 0 && refused.err.contains("without its .poolfs"), "{refused:?}");
+
+        for script in [
+            "cp -a upper/. copy",
+            "tar --xattrs --xattrs-include='*' -C upper -cf - . | tar --xattrs --xattrs-include='*' -C copy -xf -",
+            "rmdir copy; cp -a upper copy",
+        ] {
+            copy(script);
+            let found = try_line(&pool, "fsck @copy --lower @lower");
+            assert_eq!(found.code, 0, "{script}: {found:?}");
+            let mounted = pool.mount_union(&folder.join("mnt"), &folder.join("copy"), &[&folder.join("lower")]);
+            assert!(fs::read(folder.join("mnt/file")).expect("there") == content(), "{script}");
+            assert!(!folder.join("mnt/gone").exists(), "{script}");
+            let _ = mounted.unmount().expect("umount");
+        }
+    });
+}
+
+#[test]
+fn an_upper_branch_is_not_mounted_by_itself() {
+    isolated("an_upper_branch_is_not_mounted_by_itself", |folder| {
+        let pool = written(folder);
+        for options in ["", " --shared"] {
+            let refused = try_line(&pool, &format!("mount POOL @mnt --dir @upper{options}"));
+            assert!(refused.code != 0 && refused.err.contains("upper branch"), "{refused:?}");
+            assert!(refused.err.contains("--upper") && refused.err.contains("--lower"), "{refused:?}");
+        }
+        // It has been let go of.
+        drop(pool.mount_union(&folder.join("mnt"), &folder.join("upper"), &[&folder.join("lower")]));
+        drop(pool.mount_directory(&folder.join("mnt"), &folder.join("lower")));
+    });
+}
+
+#[test]
+fn a_mount_over_other_lower_branches_than_files_need_says_so() {
+    isolated("a_mount_over_other_lower_branches_than_files_need_says_so", |folder| {
+        let pool = written(folder);
+        let place = |name: &str| folder.join(name);
+        let mount = |lower: &str| {
+            let outcome = try_line(&pool, &format!("mount POOL @mnt --upper @upper --lower {lower}"));
+            assert_eq!(outcome.code, 0, "{outcome:?}");
+            (outcome.err, pool.mounted(&place("mnt")))
+        };
+        fs::create_dir(place("other")).expect("a folder");
+        fs::create_dir(place("bound")).expect("a folder");
+        let _ =
+            shell(&format!("mount --bind {} {}", place("lower").display(), place("bound").display())).expect("bound");
+        for lower in ["@other", "@bound"] {
+            let (said, mounted) = mount(lower);
+            for part in ["note", text(&place("lower")), "EIO", "known by their paths"] {
+                assert!(said.contains(part), "{lower}: {part} in {said}");
+            }
+            if lower == "@bound" {
+                assert_eq!(fs::read(place("mnt/file")).expect_err("it is needed").raw_os_error(), Some(5));
+            }
+            let _ = mounted.unmount().expect("umount");
+        }
+        let (said, mounted) = mount("@other:@lower");
+        assert!(!said.contains("note"), "{said}");
+        assert!(fs::read(place("mnt/file")).expect("there") == content());
+        let _ = mounted.unmount().expect("umount");
+    });
+}
