@@ -152,11 +152,10 @@ impl<'a> Turn<'a> {
         if !continues || !area.extent().is_open(latest.number, latest.length) || !owner.take(self.frame) {
             return false;
         }
-        // Only a post that nobody has taken is open: its buffer is not borrowed.
-        let grown = area.extent().is_open(latest.number, latest.length)
+        let grown = area.extent().grow(latest.number, latest.length, end as u32, || {
             // SAFETY: the caller vouches for the source; no program has a pointer into the session's memory.
-            && unsafe { area.put_data_raw(latest.length as usize, source, length) }.is_ok()
-            && area.extent().grow(latest.number, latest.length, end as u32);
+            unsafe { area.put_data_raw(latest.length as usize, source, length) }.is_ok()
+        });
         if grown {
             self.poster.length.store(end as u32, Ordering::Relaxed);
         }
@@ -225,6 +224,12 @@ impl Drop for Turn<'_> {
 impl Connection {
     pub(crate) fn post_slots(&self) -> PostSlots<'_> {
         PostSlots::new(&self.buffers)
+    }
+
+    /// The page of its slots' words.
+    #[must_use]
+    pub fn posts_range(&self) -> (usize, usize) {
+        self.post_slots().range()
     }
 
     /// Whether a write by this grant would be posted now, as far as the grant goes. Nobody vouches for the next moment.

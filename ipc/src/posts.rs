@@ -181,9 +181,13 @@ impl<'a> Extent<'a> {
         self.0.load(Ordering::Relaxed) == Self::open(number, length)
     }
 
-    /// The caller: makes it longer, by bytes that are in their place; nothing happens once it was taken.
-    #[must_use]
-    pub fn grow(&self, number: u32, from: u32, to: u32) -> bool {
+    /// The caller, who holds the buffer: makes it longer, by bytes that `put` brings to their place. Whether it did: not once
+    /// the post was taken.
+    pub fn grow(&self, number: u32, from: u32, to: u32, put: impl FnOnce() -> bool) -> bool {
+        // Only a buffer that nobody has borrowed since has it open.
+        if !self.is_open(number, from) || !put() {
+            return false;
+        }
         let (old, new) = (Self::open(number, from), Self::open(number, to));
         self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -241,6 +245,19 @@ pub fn take(
     acquired.map(|sequence| (sequence, extent.close(sequence)))
 }
 
+/// The service: publishes the reply, written before, to the post in `buffer`; whether its caller waits for it after all and has
+/// to be woken.
+pub fn finish(
+    words: &SlotWords<'_>,
+    record: &Acquisition,
+    word: &AtomicU32,
+    (buffer, sequence): (usize, Sequence),
+) -> bool {
+    // The bit before the buffer, which the next post may be in as soon as it is DONE.
+    words.clear(1 << buffer);
+    record.finish(word, sequence)
+}
+
 #[cfg(not(loom))]
 pub use page::PostSlots;
 
@@ -262,6 +279,12 @@ mod page {
         #[must_use]
         pub fn new(buffers: &'a Mapping) -> Self {
             Self(buffers)
+        }
+
+        /// Where they are.
+        #[must_use]
+        pub fn range(&self) -> (usize, usize) {
+            (self.0.base().as_ptr().addr() + self.0.length() - POSTS_LENGTH, POSTS_LENGTH)
         }
 
         /// A slot. Panics for one that does not exist.

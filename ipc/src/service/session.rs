@@ -4,6 +4,7 @@ use crate::area::{BufferArea, DirectReads, OutOfBounds, TAIL_LENGTH};
 use crate::futex;
 use crate::handshake::send_grant;
 use crate::memory::{Mapping, PAGE};
+use crate::posts;
 use crate::service::budget::{Paid, SessionMemory};
 use crate::service::peer::PeerFacts;
 use crate::service::tasks::Tasks;
@@ -285,11 +286,13 @@ impl<C> Drop for Acquired<C> {
         let failed = Reply { status: Status::Failed as u32, errno: Errno::EIO.raw(), ..Reply::default() };
         let area = self.session.area(self.index);
         area.put_reply(self.reply.as_ref().unwrap_or(&failed));
-        if let Some(slot) = self.slot {
-            self.session.slot(slot).clear(1 << self.index);
-        }
-        if self.session.records[self.index].finish(area.state(), self.sequence) {
-            futex::wake_all(area.state());
+        let (record, word) = (&self.session.records[self.index], area.state());
+        let must_wake = match self.slot {
+            Some(slot) => posts::finish(&self.session.slot(slot), record, word, (self.index, self.sequence)),
+            None => record.finish(word, self.sequence),
+        };
+        if must_wake {
+            futex::wake_all(word);
         }
     }
 }
