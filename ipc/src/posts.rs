@@ -301,3 +301,140 @@ mod page {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Memory {
+        granted: AtomicU32,
+        tended: AtomicU32,
+        posted: AtomicU64,
+        word: AtomicU32,
+        extent: AtomicU64,
+        record: Acquisition,
+    }
+
+    impl Memory {
+        fn words(&self) -> SlotWords<'_> {
+            SlotWords::new(&self.granted, &self.tended, &self.posted)
+        }
+
+        fn place(&self) -> (CallerState<'_>, Extent<'_>) {
+            (CallerState::new(&self.word), Extent::new(&self.extent))
+        }
+
+        fn submit(&self, buffer: usize, epoch: u32, length: u32) -> (Sequence, Published) {
+            let (state, extent) = self.place();
+            let borrowed = state.borrow().expect("free");
+            super::submit(&self.words(), (&state, extent), (buffer, borrowed), epoch, length)
+        }
+
+        fn take(&self, buffer: usize) -> Option<(Sequence, Option<u32>)> {
+            super::take(&self.words(), &self.record, (&self.word, Extent::new(&self.extent)), buffer)
+        }
+
+        fn finish(&self, buffer: usize, sequence: Sequence) -> bool {
+            super::finish(&self.words(), &self.record, &self.word, (buffer, sequence))
+        }
+    }
+
+    #[test]
+    fn grants_survive_their_bits_and_nothing_else_is_one() {
+        for (slot, epoch) in [(0, 1), (15, u32::MAX), (7, 1 << 31)] {
+            let grant = PostGrant::new(slot, epoch).expect("a grant");
+            assert_eq!((PostGrant::from_bits(grant.bits()), grant.slot(), grant.epoch()), (Some(grant), slot, epoch));
+            let reply = Reply { post_slot: slot + 1, post_epoch: epoch, ..Reply::default() };
+            assert_eq!(PostGrant::of_reply(&reply), Some(grant));
+        }
+        for (post_slot, post_epoch) in [(0, 0), (0, 1), (1, 0), (17, 1), (u32::MAX, 1)] {
+            assert_eq!(PostGrant::of_reply(&Reply { post_slot, post_epoch, ..Reply::default() }), None);
+            assert_eq!(PostGrant::from_bits(u64::from(post_epoch) << 32 | u64::from(post_slot)), None);
+        }
+    }
+
+    #[test]
+    fn a_post_grows_until_it_is_taken_and_leaves_its_buffer_free() {
+        let memory = Memory::default();
+        memory.words().grant(3);
+        memory.words().tend(true);
+        for round in 1..4 {
+            let (posted, published) = memory.submit(63, 3, 5);
+            assert_eq!(published, Published { is_granted: true, must_ring: false });
+            let (state, extent) = memory.place();
+            assert!(!state.is_free() && memory.words().posted() == 1 << 63);
+            let number = posted.number();
+            assert_eq!(number, round);
+            assert!(extent.grow(number, 5, 9, || true));
+            assert!(!extent.grow(number, 5, 9, || panic!("it is longer")) && !extent.grow(number, 9, 12, || false));
+            let (taken, length) = memory.take(63).expect("posted");
+            assert_eq!((taken, length), (posted, Some(9)));
+            assert!(!extent.grow(number, 9, 10, || panic!("it is closed")) && memory.take(63).is_none());
+            assert!(!state.is_done(posted) && memory.words().posted() == 1 << 63, "it is being served");
+            assert!(!memory.finish(63, taken), "nobody sleeps");
+            assert!(state.is_done(posted) && state.is_free() && memory.words().posted() == 0);
+        }
+    }
+
+    #[test]
+    fn who_finds_the_grant_gone_waits_and_is_woken() {
+        let memory = Memory::default();
+        memory.words().grant(3);
+        memory.words().revoke();
+        let (posted, published) = memory.submit(1, 3, 5);
+        assert_eq!(published, Published { is_granted: false, must_ring: true });
+        let (state, _) = memory.place();
+        assert!(state.announce_sleep(posted).is_some());
+        assert!(memory.record.acquire(&memory.word).is_none(), "a doorbell of the buffer does not call for it");
+        assert!(!memory.record.is_due(&memory.word));
+        let (taken, _) = memory.take(1).expect("posted");
+        assert!(memory.finish(1, taken) && state.is_done(posted));
+        state.give_back(posted);
+        assert!(state.is_free());
+    }
+
+    #[test]
+    fn many_outstanding_ring_though_somebody_tends_them() {
+        let memory = Memory::default();
+        memory.words().tend(true);
+        let rings: Vec<bool> = (0..8).map(|buffer| memory.words().publish(buffer, 1).must_ring).collect();
+        assert_eq!(rings, [false, false, false, false, true, true, true, true]);
+    }
+
+    #[test]
+    fn a_bit_without_a_post_is_cleared_and_extents_of_others_tell_no_length() {
+        let memory = Memory::default();
+        memory.words().publish(0, 1);
+        assert!(memory.take(0).is_none() && memory.words().posted() == 0);
+        for forged in [0, u64::MAX, 1 << 63 | 1 << 32 | 5, 2 << 32 | 5] {
+            let fresh = Memory::default();
+            let (posted, _) = fresh.submit(0, 1, 5);
+            fresh.extent.store(forged, Ordering::Relaxed);
+            assert_eq!(fresh.take(0), Some((posted, None)), "{forged:#x}");
+        }
+        // A running request keeps a bit that somebody has set for it.
+        let (state, _) = memory.place();
+        state.submit(state.borrow().expect("free"));
+        let running = memory.record.acquire(&memory.word).expect("submitted");
+        memory.words().publish(0, 1);
+        assert!(memory.take(0).is_none() && memory.words().posted() == 1);
+        memory.record.finish(&memory.word, running);
+    }
+
+    #[test]
+    fn what_was_not_published_is_taken_back_once() {
+        let memory = Memory::default();
+        let (posted, _) = memory.submit(4, 1, 5);
+        let (state, extent) = memory.place();
+        let take_back =
+            |posted_bits: u64| super::take_back([0, posted_bits].into_iter(), (&state, extent), (4, posted));
+        assert_eq!(take_back(memory.words().posted()), None, "the service knows of it");
+        let again = take_back(0).expect("taken back");
+        assert_eq!(again.next().number(), posted.number());
+        state.give_back(again);
+        assert_eq!(memory.submit(4, 1, 6).0, posted, "the service waits for this number");
+        assert_eq!(memory.take(4), Some((posted, Some(6))));
+        assert_eq!(take_back(0), None, "it is being served");
+    }
+}
