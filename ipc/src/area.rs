@@ -1,8 +1,9 @@
 //! Where things lie in the memory files: request buffers and queues.
 //!
 //! ```text
-//! buffer n at n * (4096 + data):  0x000 state word   0x040 Request   0x100 Reply   0x1000 data
+//! buffer n at n * (4096 + data):  0x000 state word   0x008 extent   0x040 Request   0x100 Reply   0x1000 data
 //! behind the last buffer:  0x000 reads without a request, 128 times: handle, reads   0x800 reads of other handles
+//! behind that:  posts, 16 slots of 64 bytes: 0x00 granted   0x04 tended   0x08 posted
 //! queue:  0x000 head  0x040 tail  0x080 events, sleepers  0x0C0 space, producers asleep, stamps  0x100 slots, 8 bytes each
 //! ```
 //!
@@ -11,6 +12,7 @@
 
 use crate::copy::copy;
 use crate::memory::{Mapping, PAGE};
+use crate::posts::Extent;
 use crate::queue::{QueueWords, RelaxedQueue};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wire::{Reply, Request};
@@ -18,6 +20,7 @@ use core::mem::{align_of, size_of};
 use core::ptr::NonNull;
 use zerocopy::{FromZeros, IntoBytes};
 
+const EXTENT: usize = 0x08;
 const REQUEST: usize = 0x40;
 const REPLY: usize = 0x100;
 const COUNTS: usize = 0;
@@ -34,6 +37,12 @@ pub const DATA_BYTES: usize = 128 * 1024;
 /// Bytes for the reads that a client counts: a page of their own, which tells nothing else of the session.
 pub const COUNTS_LENGTH: usize = PAGE;
 
+/// Bytes for the words of posted writes ([`crate::posts`]): the last page.
+pub const POSTS_LENGTH: usize = PAGE;
+
+/// Bytes behind the last request buffer.
+pub const TAIL_LENGTH: usize = COUNTS_LENGTH + POSTS_LENGTH;
+
 /// Handles whose reads a client counts at a time.
 pub const COUNTED_MAX: usize = 128;
 
@@ -48,17 +57,17 @@ pub struct DirectReads<'a> {
 }
 
 impl<'a> DirectReads<'a> {
-    /// Those behind the request buffers, which the mapping ends with.
+    /// Those behind the request buffers.
     pub fn new(buffers: &'a Mapping) -> Self {
         let (start, _) = Self::range(buffers);
-        // SAFETY: the last page of the mapping, mapped as long as it is borrowed.
+        // SAFETY: the last page but one of the mapping, mapped as long as it is borrowed.
         unsafe { Self::at(start as *const u8) }
     }
 
     /// Where they are in the memory of such a mapping.
     pub fn range(buffers: &Mapping) -> (usize, usize) {
-        assert!(buffers.length() >= COUNTS_LENGTH && buffers.length().is_multiple_of(PAGE));
-        (buffers.base().as_ptr().addr() + buffers.length() - COUNTS_LENGTH, COUNTS_LENGTH)
+        assert!(buffers.length() >= TAIL_LENGTH && buffers.length().is_multiple_of(PAGE));
+        (buffers.base().as_ptr().addr() + buffers.length() - TAIL_LENGTH, COUNTS_LENGTH)
     }
 
     /// Those at an address.
@@ -121,9 +130,9 @@ pub const SLOTS_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfBounds;
 
-/// Bytes of the memory file of `buffers` request buffers with `data` bytes each, and of what is counted.
+/// Bytes of the memory file of `buffers` request buffers with `data` bytes each, of what is counted, and of the posts' words.
 pub const fn buffers_length(buffers: usize, data: usize) -> usize {
-    buffers * (DATA + data) + COUNTS_LENGTH
+    buffers * (DATA + data) + TAIL_LENGTH
 }
 
 /// Bytes of the memory file of a queue.
@@ -178,6 +187,11 @@ impl<'a> BufferArea<'a> {
     /// The state word.
     pub fn state(&self) -> &'a AtomicU32 {
         word(self.mapping, self.start)
+    }
+
+    /// How far the post in it goes.
+    pub fn extent(&self) -> Extent<'a> {
+        Extent::new(word(self.mapping, self.start + EXTENT))
     }
 
     /// Bytes of the data area.

@@ -3,7 +3,8 @@
 use crate::area::{BufferArea, OutOfBounds};
 use crate::connection::{CallError, Connection};
 use crate::futex::{self, Woken};
-use crate::queue::{Doorbell, DoorbellQueue, Full};
+use crate::posts::{self, PostGrant, Published, SlotWords};
+use crate::queue::{Doorbell, DoorbellQueue, Full, RelaxedQueue};
 use crate::state::{CallerState, Sequence};
 use crate::sync::Ordering;
 use crate::wire::{Reply, Request};
@@ -15,6 +16,18 @@ const SLEEP_MAX: Duration = Duration::from_millis(40);
 
 /// Longest sleep for a free slot of a full queue.
 const FULL_SLEEP_MAX: Duration = Duration::from_millis(5);
+
+/// Such sleeps of who rings for a post that nobody waits for.
+const FULL_SLEEPS_MAX: usize = 4;
+
+/// Sleeps until a full queue has a free slot again, or for a while.
+fn wait_for_space(queue: &RelaxedQueue<'_>) -> Woken {
+    futex::wake_all(queue.ring());
+    let seen = queue.announce_full();
+    let woken = futex::wait(queue.space(), seen, FULL_SLEEP_MAX);
+    queue.end_full();
+    woken
+}
 
 /// Now, as requests say when they were submitted.
 fn monotonic_ns() -> u64 {
@@ -28,11 +41,13 @@ pub struct Borrowed<'a> {
     index: usize,
     sequence: Sequence,
     in_flight: bool,
+    /// Whose doorbell calls for it: that of a slot, for a post.
+    slot: Option<u16>,
 }
 
 impl<'a> Borrowed<'a> {
     pub(crate) fn new(connection: &'a Connection, index: usize, sequence: Sequence) -> Self {
-        Self { connection, index, sequence, in_flight: false }
+        Self { connection, index, sequence, in_flight: false, slot: None }
     }
 
     fn area(&self) -> BufferArea<'_> {
@@ -105,15 +120,15 @@ impl<'a> Borrowed<'a> {
         if !self.connection.is_usable() {
             return Err(CallError::NoSession);
         }
-        if self.connection.wants_stamps() {
-            let stamped = Request { submitted_ns: monotonic_ns(), ..*request };
-            self.area().put_request(&stamped);
-        } else {
-            self.area().put_request(request);
-        }
+        self.put_request(request);
         self.sequence = CallerState::new(self.area().state()).submit(self.sequence);
         self.in_flight = true;
         self.connection.calls.fetch_add(1, Ordering::Relaxed);
+        self.complete()
+    }
+
+    /// Has what was submitted served, and waits for the reply.
+    fn complete(&mut self) -> Result<Reply, CallError> {
         let group = self.ring(false)?;
         self.wait(group)?;
         let reply = self.area().get_reply();
@@ -122,9 +137,69 @@ impl<'a> Borrowed<'a> {
         Ok(reply)
     }
 
+    /// Submits `request` as a post of the slot with these words, of `length` bytes that are in the data area. It is served
+    /// from then on: when dropped, the buffer is left to who serves it.
+    pub(crate) fn post(
+        &mut self,
+        request: &Request,
+        words: &SlotWords<'_>,
+        grant: PostGrant,
+        length: u32,
+    ) -> (Sequence, Published) {
+        self.put_request(request);
+        self.slot = Some(grant.slot() as u16);
+        self.in_flight = true;
+        let area = self.area();
+        let state = CallerState::new(area.state());
+        let borrowed = (self.index, self.sequence);
+        let (sequence, published) = posts::submit(words, (&state, area.extent()), borrowed, grant.epoch(), length);
+        self.sequence = sequence;
+        self.connection.calls.fetch_add(1, Ordering::Relaxed);
+        (sequence, published)
+    }
+
+    /// Waits for the answer to a post after all.
+    ///
+    /// # Errors
+    /// As [`Borrowed::execute`].
+    pub(crate) fn answer(&mut self) -> Result<Reply, CallError> {
+        self.complete().map_err(|error| if self.connection.is_inherited() { CallError::NoSession } else { error })
+    }
+
+    /// Rings for a post that nobody waits for. Should the queue stay full, the next post or request has it served.
+    pub(crate) fn announce(&self) {
+        for _ in 0..FULL_SLEEPS_MAX {
+            let (_, Some(queue)) = self.connection.queue() else { return };
+            match queue.publish(self.doorbell(false)) {
+                Ok(true) => return futex::wake_one(queue.ring()),
+                Ok(false) => return,
+                Err(Full) => _ = wait_for_space(&queue),
+            }
+        }
+    }
+
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    fn doorbell(&self, again: bool) -> Doorbell {
+        let session = self.connection.welcome.session;
+        let bell = self.slot.map(|slot| Doorbell::of_posts(session, slot));
+        Doorbell { again, ..bell.unwrap_or(Doorbell { session, buffer: self.index as u16, again }) }
+    }
+
+    fn put_request(&self, request: &Request) {
+        if self.connection.wants_stamps() {
+            let stamped = Request { submitted_ns: monotonic_ns(), ..*request };
+            self.area().put_request(&stamped);
+        } else {
+            self.area().put_request(request);
+        }
+    }
+
     /// Puts the doorbell into the queue of this CPU's core group and wakes a service thread if one may sleep.
     fn ring(&self, again: bool) -> Result<usize, CallError> {
-        let doorbell = Doorbell { session: self.connection.welcome.session, buffer: self.index as u16, again };
+        let doorbell = self.doorbell(again);
         loop {
             let (group, queue) = self.connection.queue();
             let Some(queue) = queue else { return Err(CallError::Dead) };
@@ -139,11 +214,7 @@ impl<'a> Borrowed<'a> {
                     return Ok(group);
                 }
                 Err(Full) => {
-                    futex::wake_all(queue.ring());
-                    let seen = queue.announce_full();
-                    let woken = futex::wait(queue.space(), seen, FULL_SLEEP_MAX);
-                    queue.end_full();
-                    if woken == Woken::TimedOut {
+                    if wait_for_space(&queue) == Woken::TimedOut {
                         self.test_service()?;
                     }
                 }
@@ -196,7 +267,7 @@ impl<'a> Borrowed<'a> {
 
 impl Drop for Borrowed<'_> {
     fn drop(&mut self) {
-        // A request whose end is not known keeps its buffer: the service might still write there.
+        // A request whose end is not known keeps its buffer, as a post does: the service might still write there.
         if self.connection.marker.is_ours() {
             if !self.in_flight {
                 CallerState::new(self.area().state()).give_back(self.sequence);

@@ -8,10 +8,12 @@ use crate::futex;
 use crate::handshake::{DESCRIPTORS_MAX, Granted, receive_grant, receive_welcome, send_hello, wait_readable};
 use crate::hold::{Frame, Hold, thread_token};
 use crate::memory::{ForkMarker, Mapping, errno};
+use crate::poster::Poster;
+use crate::posts::POST_SLOTS;
 use crate::queue::RelaxedQueue;
 use crate::segment::{FileNotice, Leases, SegmentView};
 use crate::spin::Spinner;
-use crate::state::CallerState;
+use crate::state::{CallerState, Left};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::wire::{Grant, Reply, Request, Welcome};
 use core::ffi::CStr;
@@ -57,13 +59,15 @@ pub struct Connection {
     socket: i32,
     cookie: u64,
     pub(crate) welcome: Welcome,
-    buffers: ManuallyDrop<Mapping>,
+    pub(crate) buffers: ManuallyDrop<Mapping>,
     queues: ManuallyDrop<[Option<Mapping>; QUEUES_MAX]>,
-    leases: ManuallyDrop<Option<Leases>>,
+    pub(crate) leases: ManuallyDrop<Option<Leases>>,
     /// Per queue: whether another CPU serves it too, so that spinning can pay.
     pub(crate) shared_by_cpus: u64,
     /// Which call borrowed each buffer.
     pub(crate) owners: [Hold; BUFFERS_MAX],
+    /// Who posts in each slot.
+    pub(crate) posters: [Poster; POST_SLOTS],
     pub(crate) closed: AtomicBool,
     pub(crate) spinner: Spinner,
     pub(crate) calls: AtomicU64,
@@ -132,6 +136,7 @@ impl Connection {
             queues: ManuallyDrop::new(queues),
             leases: ManuallyDrop::new(leases),
             owners: [const { Hold::new() }; BUFFERS_MAX],
+            posters: Default::default(),
             closed: AtomicBool::new(false),
             spinner: Spinner::default(),
             calls: AtomicU64::new(0),
@@ -246,7 +251,7 @@ impl Connection {
 
     /// Whether no call is under way, so that the value may be dropped once nobody can start one.
     pub fn is_idle(&self) -> bool {
-        self.owners.iter().all(Hold::is_free)
+        self.owners.iter().all(Hold::is_free) && self.posters.iter().all(Poster::is_free)
     }
 
     /// Runs `use_it` with the socket, if the number still is our socket's.
@@ -324,30 +329,46 @@ impl Connection {
     /// [`CallError::NoSession`] or [`CallError::Busy`]; [`CallError::Dead`] when this thread left a call by a jump while its
     /// request was under way: only with the session it is sure that nothing comes of it any more.
     pub fn borrow(&self, frame: Frame) -> Result<Borrowed<'_>, CallError> {
+        self.borrow_from(0, frame)
+    }
+
+    /// As [`Connection::borrow`]. Buffers before `first` are borrowed only if the thread has left them.
+    pub(crate) fn borrow_from(&self, first: usize, frame: Frame) -> Result<Borrowed<'_>, CallError> {
         if !self.is_usable() {
             return Err(CallError::NoSession);
         }
         let count = self.welcome.buffers as usize;
         let mut depth = 0;
         for (index, owner) in self.owners[..count].iter().enumerate().filter(|(_, owner)| owner.is_own()) {
-            if owner.recover(frame) {
-                let left = CallerState::new(self.buffer(index).state()).recover().ok_or(CallError::Dead)?;
-                return Ok(Borrowed::new(self, index, left));
+            if !owner.recover(frame) {
+                depth += 1;
+                continue;
             }
-            depth += 1;
+            let left = match CallerState::new(self.buffer(index).state()).recover() {
+                Left::Nothing(left) => Some(left),
+                Left::Request => return Err(CallError::Dead),
+                Left::Post(post) => self.take_back(index, post),
+            };
+            match left {
+                Some(left) => return Ok(Borrowed::new(self, index, left)),
+                // It is served without anybody.
+                None => owner.give_back(),
+            }
         }
         if depth >= DEPTH_MAX {
             return Err(CallError::Busy);
         }
         // Thread control blocks lie whole pages apart: the bits above choose well.
         let token = thread_token();
-        let first = (token >> 12) ^ (token >> 18);
-        for step in 0..count {
-            let index = first.wrapping_add(step) % count;
-            if !self.owners[index].take(frame) {
+        let start = (token >> 12) ^ (token >> 18);
+        for index in (0..count).map(|step| start.wrapping_add(step) % count).filter(|&index| index >= first) {
+            let area = self.buffer(index);
+            let state = CallerState::new(area.state());
+            // A post that waits to be taken is left in peace: it may be about to be made longer.
+            if !state.is_free() || !self.owners[index].take(frame) {
                 continue;
             }
-            if let Some(sequence) = CallerState::new(self.buffer(index).state()).borrow() {
+            if let Some(sequence) = state.borrow() {
                 return Ok(Borrowed::new(self, index, sequence));
             }
             self.owners[index].give_back();

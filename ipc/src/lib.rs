@@ -28,6 +28,9 @@ pub mod hold;
 #[cfg(not(loom))]
 pub mod memory;
 pub mod notice;
+#[cfg(not(loom))]
+mod poster;
+pub mod posts;
 pub mod queue;
 pub mod segment;
 #[cfg(all(feature = "std", not(loom)))]
@@ -43,6 +46,8 @@ pub mod words;
 pub use borrowed::Borrowed;
 #[cfg(not(loom))]
 pub use connection::{CallError, Connection, OWN_DESCRIPTOR_MIN};
+#[cfg(not(loom))]
+pub use poster::{PostAt, Posting};
 
 #[cfg(all(test, loom))]
 mod models;

@@ -3,6 +3,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p poolfs-ipc --release --lib loom`
 
+mod posts;
 mod segments;
 
 use crate::queue::{Doorbell, DoorbellQueue, QueueWords, RelaxedQueue};

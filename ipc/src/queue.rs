@@ -11,12 +11,12 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Why the service is to look: a request buffer of a session.
+/// Why the service is to look: a request buffer of a session, or posts of one of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
     /// The session's number in its instance.
     pub session: u32,
-    /// The buffer's number in the session.
+    /// The buffer's number in the session; with the highest bit a [slot of posts](Doorbell::of_posts).
     pub buffer: u16,
     /// Rung again after a long wait: the service looks at all buffers of the session.
     pub again: bool,
@@ -25,6 +25,19 @@ pub struct Doorbell {
 impl Doorbell {
     const VALID: u64 = 1 << 63;
     const AGAIN: u64 = 1 << 62;
+    const POSTS: u16 = 1 << 15;
+
+    /// The doorbell of the posts of a slot.
+    #[must_use]
+    pub fn of_posts(session: u32, slot: u16) -> Self {
+        Self { session, buffer: Self::POSTS | slot, again: false }
+    }
+
+    /// The slot whose doorbell it is, as whoever rang says; nothing if it is a buffer's.
+    #[must_use]
+    pub fn posts_slot(self) -> Option<usize> {
+        (self.buffer & Self::POSTS != 0).then_some(usize::from(self.buffer & !Self::POSTS))
+    }
 
     /// The doorbell as a slot holds it; never 0.
     pub fn encode(self) -> u64 {
@@ -275,7 +288,10 @@ mod tests {
     fn doorbells_survive_their_word() {
         for n in [0, 1, 77, u16::MAX] {
             assert_eq!(Doorbell::decode(bell(n).encode()), Some(bell(n)));
+            assert_eq!(bell(n).posts_slot(), (n == u16::MAX).then_some(0x7FFF));
         }
+        let posts = Doorbell::of_posts(7, 15);
+        assert_eq!(Doorbell::decode(posts.encode()).map(|bell| (bell, bell.posts_slot())), Some((posts, Some(15))));
         for word in [0, 1, 1 << 62, 1 << 63 | 1 << 48, u64::MAX] {
             assert_eq!(Doorbell::decode(word), None, "{word:#x}");
         }

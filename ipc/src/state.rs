@@ -1,14 +1,16 @@
 //! The life of one request buffer: the shared state word, and the service's own record beside it.
 //!
 //! ```text
-//! shared word   [1:0] FREE 0, BORROWED 1, SUBMITTED 2, DONE 3   [2] a caller sleeps on the word   [31:3] sequence number
+//! shared word   [1:0] FREE 0, BORROWED 1, SUBMITTED 2, DONE 3   [2] a caller sleeps on the word   [3] POST   [31:4] sequence number
 //!
 //! caller:   FREE n -> BORROWED n -> SUBMITTED n+1 ............ DONE n+1 -> FREE n+1
+//! a post:   FREE n -> BORROWED n -> SUBMITTED|POST n+1 ....... DONE|POST n+1, which is FREE n+1 for who borrows next
 //! service:                          IDLE n -> RUNNING n+1 -> IDLE n+1        (private: only the service can write it)
 //! ```
 //!
 //! The shared word is a hint. The service runs a request only after its own record went from `IDLE n` to
-//! `RUNNING n+1` in one compare-and-swap, so a forged, repeated or late doorbell runs nothing twice.
+//! `RUNNING n+1` in one compare-and-swap, so a forged, repeated or late doorbell runs nothing twice. POST tells a request
+//! whose caller does not wait ([`crate::posts`]) from one that a doorbell calls for: each is acquired in its own way only.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -18,25 +20,62 @@ const SUBMITTED: u32 = 2;
 const DONE: u32 = 3;
 const STATE_MASK: u32 = 3;
 const WAITING: u32 = 4;
-const SEQUENCE_SHIFT: u32 = 3;
+const POST: u32 = 8;
+const SEQUENCE_SHIFT: u32 = 4;
 const SEQUENCE_MASK: u32 = u32::MAX >> SEQUENCE_SHIFT;
 
-/// The number of one call on one buffer; wraps at 2^29.
+/// The number of one call on one buffer, and whether it is a post; the number wraps at 2^28.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sequence(u32);
+pub struct Sequence {
+    number: u32,
+    is_post: bool,
+}
 
 impl Sequence {
-    fn of(word: u32) -> Self {
-        Self(word >> SEQUENCE_SHIFT)
+    fn new(number: u32) -> Self {
+        Self { number: number & SEQUENCE_MASK, is_post: false }
     }
 
-    fn next(self) -> Self {
-        Self(self.0.wrapping_add(1) & SEQUENCE_MASK)
+    /// The number of the request in a buffer with this state word.
+    fn of(word: u32) -> Self {
+        Self { number: word >> SEQUENCE_SHIFT, is_post: word & POST != 0 }
+    }
+
+    pub(crate) fn next(self) -> Self {
+        Self::new(self.number.wrapping_add(1))
+    }
+
+    fn previous(self) -> Self {
+        Self::new(self.number.wrapping_sub(1))
+    }
+
+    fn plain(self) -> Self {
+        Self { is_post: false, ..self }
+    }
+
+    fn as_post(self) -> Self {
+        Self { is_post: true, ..self }
     }
 
     fn with(self, state: u32) -> u32 {
-        (self.0 << SEQUENCE_SHIFT) | state
+        (self.number << SEQUENCE_SHIFT) | if self.is_post { POST } else { 0 } | state
     }
+
+    /// The bare number, as the extent of a post has it.
+    pub(crate) fn number(self) -> u32 {
+        self.number
+    }
+}
+
+/// What a call that was left by a jump has in its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing that anybody looks at: the buffer is borrowed again, and this is the number to go on with.
+    Nothing(Sequence),
+    /// A request that is under way.
+    Request,
+    /// A post with this number.
+    Post(Sequence),
 }
 
 /// The caller's view of a buffer's state word.
@@ -48,33 +87,57 @@ impl<'a> CallerState<'a> {
         Self(word)
     }
 
+    /// Whether it can be borrowed at this moment.
+    pub fn is_free(&self) -> bool {
+        Self::can_be_borrowed(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Nobody waits for the answer to a post: served, it leaves its buffer free.
+    fn can_be_borrowed(word: u32) -> bool {
+        word & STATE_MASK == FREE || word & (STATE_MASK | POST) == DONE | POST
+    }
+
     /// FREE to BORROWED, by the caller that wins.
     pub fn borrow(&self) -> Option<Sequence> {
         let word = self.0.load(Ordering::Relaxed);
-        if word & STATE_MASK != FREE {
+        if !Self::can_be_borrowed(word) {
             return None;
         }
-        let sequence = Sequence::of(word);
+        let sequence = Sequence::of(word).plain();
         self.0
             .compare_exchange(word, sequence.with(BORROWED), Ordering::Acquire, Ordering::Relaxed)
             .ok()
             .map(|_| sequence)
     }
 
-    /// What the caller that held the buffer left behind: the number to go on with; nothing while its request is under way.
-    pub fn recover(&self) -> Option<Sequence> {
+    /// What the caller that held the buffer left behind.
+    pub fn recover(&self) -> Left {
         let word = self.0.load(Ordering::Acquire);
         if word & STATE_MASK == SUBMITTED {
-            return None;
+            return if word & POST != 0 { Left::Post(Sequence::of(word)) } else { Left::Request };
         }
-        let sequence = Sequence::of(word);
+        let sequence = Sequence::of(word).plain();
         self.0.store(sequence.with(BORROWED), Ordering::Relaxed);
-        Some(sequence)
+        Left::Nothing(sequence)
+    }
+
+    /// A post that the service was never told of, SUBMITTED to BORROWED: the number to go on with.
+    pub fn take_back(&self, post: Sequence) -> Sequence {
+        let sequence = post.previous();
+        self.0.store(sequence.with(BORROWED), Ordering::Relaxed);
+        sequence
     }
 
     /// BORROWED to SUBMITTED: publishes the request. Returns the number the reply will carry.
     pub fn submit(&self, borrowed: Sequence) -> Sequence {
         let sequence = borrowed.next();
+        self.0.store(sequence.with(SUBMITTED), Ordering::Release);
+        sequence
+    }
+
+    /// BORROWED to SUBMITTED|POST, which no doorbell of the buffer calls for. Returns the post's number.
+    pub fn submit_post(&self, borrowed: Sequence) -> Sequence {
+        let sequence = borrowed.next().as_post();
         self.0.store(sequence.with(SUBMITTED), Ordering::Release);
         sequence
     }
@@ -104,7 +167,7 @@ impl<'a> CallerState<'a> {
 
     /// Back to FREE, keeping the number.
     pub fn give_back(&self, last: Sequence) {
-        self.0.store(last.with(FREE), Ordering::Release);
+        self.0.store(last.plain().with(FREE), Ordering::Release);
     }
 }
 
@@ -128,34 +191,50 @@ impl Default for Acquisition {
 }
 
 impl Acquisition {
+    /// The number after the last one served, unless a request is being served.
+    fn next(record: u32) -> Option<Sequence> {
+        (record & RUNNING == 0).then(|| Sequence::new(record >> 1).next())
+    }
+
     /// Acquires the buffer whose shared state is `word`, when that is SUBMITTED with the number after the last one served.
-    /// The request is then visible to this thread. Whatever the word holds otherwise, nothing changes.
+    /// The request is then visible to this thread. Whatever the word holds otherwise, a post too, nothing changes.
     pub fn acquire(&self, word: &AtomicU32) -> Option<Sequence> {
         let record = self.0.load(Ordering::Acquire);
-        if record & RUNNING != 0 {
-            return None;
-        }
-        let next = Sequence(record >> 1).next();
+        self.run(record, word, Self::next(record)?)
+    }
+
+    /// As [`Acquisition::acquire`], when it is SUBMITTED|POST.
+    pub fn acquire_post(&self, word: &AtomicU32) -> Option<Sequence> {
+        let record = self.0.load(Ordering::Acquire);
+        self.run(record, word, Self::next(record)?.as_post())
+    }
+
+    fn run(&self, record: u32, word: &AtomicU32, next: Sequence) -> Option<Sequence> {
         if word.load(Ordering::Acquire) & !WAITING != next.with(SUBMITTED) {
             return None;
         }
         self.0
-            .compare_exchange(record, (next.0 << 1) | RUNNING, Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(record, (next.number << 1) | RUNNING, Ordering::Acquire, Ordering::Relaxed)
             .ok()
             .map(|_| next)
     }
 
-    /// Whether `word` holds a request that was not acquired yet.
+    /// Whether `word` holds a request that was not acquired yet, other than a post.
     pub fn is_due(&self, word: &AtomicU32) -> bool {
-        let record = self.0.load(Ordering::Acquire);
-        record & RUNNING == 0 && word.load(Ordering::Relaxed) & !WAITING == Sequence(record >> 1).next().with(SUBMITTED)
+        let next = Self::next(self.0.load(Ordering::Acquire));
+        next.is_some_and(|next| word.load(Ordering::Relaxed) & !WAITING == next.with(SUBMITTED))
+    }
+
+    /// Whether a request, or a post, is being served.
+    pub fn is_running(&self) -> bool {
+        self.0.load(Ordering::Acquire) & RUNNING != 0
     }
 
     /// Publishes the reply written before; returns whether the caller has to be woken.
     ///
     /// The record is IDLE before the word says DONE, so that a next request never finds its buffer still running.
     pub fn finish(&self, word: &AtomicU32, sequence: Sequence) -> bool {
-        self.0.store(sequence.0 << 1, Ordering::Release);
+        self.0.store(sequence.number << 1, Ordering::Release);
         word.swap(sequence.with(DONE), Ordering::AcqRel) & WAITING != 0
     }
 }
@@ -189,14 +268,16 @@ mod tests {
     #[test]
     fn no_scribble_on_the_word_runs_an_old_request_again() {
         let record = Acquisition::default();
-        let word = AtomicU32::new(Sequence(1).with(SUBMITTED));
+        let word = AtomicU32::new(Sequence::new(1).with(SUBMITTED));
         let first = record.acquire(&word).expect("the first request");
         record.finish(&word, first);
-        for scribble in [0, 1, 1 << 3 | SUBMITTED, 3 << 3 | SUBMITTED, u32::MAX, 2 << 3 | DONE] {
+        for scribble in
+            [0, 1, 1 << 4 | SUBMITTED, 3 << 4 | SUBMITTED, u32::MAX, 2 << 4 | DONE, 2 << 4 | POST | SUBMITTED]
+        {
             word.store(scribble, Ordering::Relaxed);
             assert!(record.acquire(&word).is_none(), "{scribble:#x}");
         }
-        word.store(Sequence(2).with(SUBMITTED) | WAITING, Ordering::Relaxed);
+        word.store(Sequence::new(2).with(SUBMITTED) | WAITING, Ordering::Relaxed);
         assert!(record.acquire(&word).is_some());
     }
 
@@ -216,9 +297,10 @@ mod tests {
 
     #[test]
     fn numbers_wrap() {
-        let word = AtomicU32::new(Sequence(SEQUENCE_MASK).with(FREE));
+        let word = AtomicU32::new(Sequence::new(SEQUENCE_MASK).with(FREE));
         let caller = CallerState::new(&word);
         let submitted = caller.submit(caller.borrow().expect("free"));
-        assert_eq!(submitted, Sequence(0));
+        assert_eq!(submitted, Sequence::new(0));
+        assert_eq!(submitted.as_post().previous(), Sequence::new(SEQUENCE_MASK));
     }
 }

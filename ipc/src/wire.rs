@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -308,7 +308,7 @@ pub struct Request {
     pub second_directory: u64,
     /// Offset or size.
     pub offset: u64,
-    /// The second file's offset.
+    /// The second file's offset; of a post ([`crate::posts`]) its number in its slot.
     pub second_offset: u64,
     /// Bytes.
     pub length: u64,
@@ -466,6 +466,10 @@ pub struct Reply {
     pub value: u64,
     /// Bytes moved, or of what the data area holds.
     pub length: u64,
+    /// One more than the slot by which writes of this open file may be posted from now on ([`crate::posts`]); 0: none.
+    pub post_slot: u32,
+    /// The epoch of that grant; never 0 with a slot.
+    pub post_epoch: u32,
     /// The file's attributes after the operation (stat, truncate, chmod and the like).
     pub attributes: WireAttributes,
 }

@@ -3,6 +3,11 @@
 //! The test starts itself as the other process; [`ROLE`] tells it what to be.
 
 mod common;
+#[path = "processes/deaths.rs"]
+mod deaths;
+#[cfg(target_arch = "x86_64")]
+#[path = "processes/interrupted.rs"]
+mod interrupted;
 
 use common::{EchoService, assert_echo, connect, echo};
 use poolfs_ipc::CallError;
@@ -72,6 +77,8 @@ fn play(role: &str, socket: &Path) {
             }
             std::thread::sleep(Duration::from_secs(60));
         }
+        "poster" => deaths::play_poster(socket),
+        "granting" => deaths::play_granting_service(socket),
         other => panic!("unknown role {other}"),
     }
 }
@@ -177,7 +184,7 @@ fn main() {
     if let (Ok(role), Ok(socket)) = (std::env::var(ROLE), std::env::var(SOCKET)) {
         return play(&role, &PathBuf::from(socket));
     }
-    let tests: [(&str, Test); 5] = [
+    let tests: &[(&str, Test)] = &[
         ("requests_cross_processes", requests_cross_processes),
         ("a_dead_service_is_an_error_within_100_ms", a_dead_service_is_an_error_within_100_ms),
         ("a_stopped_service_is_waited_for", a_stopped_service_is_waited_for),
@@ -186,9 +193,32 @@ fn main() {
             "a_session_ends_with_its_process_though_a_child_holds_the_socket",
             a_session_ends_with_its_process_though_a_child_holds_the_socket,
         ),
+        (
+            "what_a_client_had_posted_when_it_was_killed_is_served",
+            deaths::what_a_client_had_posted_when_it_was_killed_is_served,
+        ),
+        (
+            "a_service_that_is_killed_is_noticed_by_the_first_request_behind_the_posts",
+            deaths::a_service_that_is_killed_is_noticed_by_the_first_request_behind_the_posts,
+        ),
+        #[cfg(target_arch = "x86_64")]
+        (
+            "posts_that_a_handler_leaves_by_a_jump_happen_or_not",
+            interrupted::posts_that_a_handler_leaves_by_a_jump_happen_or_not,
+        ),
+        #[cfg(target_arch = "x86_64")]
+        (
+            "posts_of_a_handler_inside_a_post_are_served_once",
+            interrupted::posts_of_a_handler_inside_a_post_are_served_once,
+        ),
+        #[cfg(target_arch = "x86_64")]
+        (
+            "posts_that_a_child_of_their_handler_goes_on_with_are_the_parents",
+            interrupted::posts_that_a_child_of_their_handler_goes_on_with_are_the_parents,
+        ),
     ];
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
-    for (name, test) in tests.into_iter().filter(|(name, _)| name.contains(&filter)) {
+    for (name, test) in tests.iter().filter(|(name, _)| name.contains(&filter)) {
         let directory = tempfile::tempdir().expect("directory");
         test(&directory.path().join("i.sock"));
         println!("test {name} ... ok");

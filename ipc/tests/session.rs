@@ -5,6 +5,8 @@ mod bare;
 mod common;
 #[path = "session/hostile.rs"]
 mod hostile;
+#[path = "session/posts.rs"]
+mod posts;
 
 use bare::{bare_session, eventually, raw_socket};
 use common::{EchoService, assert_echo, connect, echo};

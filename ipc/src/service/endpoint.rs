@@ -3,6 +3,7 @@
 use crate::area::{self, DATA_BYTES};
 use crate::futex;
 use crate::memory::{Mapping, create_sealed};
+use crate::posts::POST_SLOTS;
 use crate::queue::{Doorbell, DoorbellQueue, RelaxedQueue};
 use crate::service::budget::{MemoryBudget, SessionMemory};
 use crate::service::groups::CoreGroups;
@@ -15,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Sizes and bounds of an endpoint.
@@ -206,9 +207,21 @@ pub struct Called<C>(Call<C>);
 
 #[expect(clippy::large_enum_variant, reason = "the large one is nearly all of them, and lives on the stack")]
 enum Call<C> {
-    Request(Acquired<C>),
+    Summoned(Summoned<C>),
     Look(Rung<C>),
 }
+
+/// What a doorbell stands for.
+#[expect(clippy::large_enum_variant, reason = "as above")]
+pub enum Summoned<C> {
+    /// A request.
+    Request(Acquired<C>),
+    /// Posts in this slot of the session, for whoever gets the slot's lock ([`Session::take_posts`]).
+    Posts(Arc<Session<C>>, usize),
+}
+
+/// What is called with a session that is about to end.
+type OnDismiss<C> = Box<dyn Fn(&Arc<Session<C>>) + Send + Sync>;
 
 /// A place in the table of sessions.
 type Place<C> = RwLock<Option<Arc<Session<C>>>>;
@@ -223,6 +236,7 @@ pub struct Endpoint<C> {
     /// Readable when a session has ended whose socket is still open.
     ended: OwnedFd,
     counters: EndpointCounters,
+    on_dismiss: OnceLock<OnDismiss<C>>,
 }
 
 impl<C> Endpoint<C> {
@@ -242,7 +256,7 @@ impl<C> Endpoint<C> {
         let places = (0..config.sessions_max).map(|_| RwLock::new(None)).collect();
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(crate::memory::errno)?;
         let counters = EndpointCounters::default();
-        Ok(Self { config, queues, places, admitted: AtomicU32::new(0), ended, counters })
+        Ok(Self { config, queues, places, admitted: AtomicU32::new(0), ended, counters, on_dismiss: OnceLock::new() })
     }
 
     /// What was counted.
@@ -322,8 +336,18 @@ impl<C> Endpoint<C> {
         self.queues.iter().map(|queue| queue.file.as_fd()).chain(leases)
     }
 
+    /// What is done first with a session that is about to end, while its requests are still acquired: its posts are taken.
+    /// It may be called more than once for a session. Set once; later ones are dropped.
+    pub fn set_on_dismiss(&self, on_dismiss: impl Fn(&Arc<Session<C>>) + Send + Sync + 'static) {
+        let _ = self.on_dismiss.set(Box::new(on_dismiss));
+    }
+
     /// Takes the session out of the table: no request of it is acquired any more, those under way end.
     pub(super) fn dismiss(&self, session: &Arc<Session<C>>) {
+        session.is_dismissed.store(true, Ordering::Release);
+        if let Some(on_dismiss) = self.on_dismiss.get() {
+            on_dismiss(session);
+        }
         session.end();
         let Some(place) = self.places.get(session.number() as usize & ((1 << PLACE_BITS) - 1)) else { return };
         let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
@@ -352,11 +376,11 @@ impl<C> Endpoint<C> {
         self.ended.as_fd()
     }
 
-    /// Takes a request from the queue of `group`, if there is one, with all the looks at clients that this needs.
-    pub fn take(&self, group: usize) -> Option<Acquired<C>> {
+    /// Takes what the queue of `group` has a doorbell for, if there is anything, with all the looks at clients that this needs.
+    pub fn take(&self, group: usize) -> Option<Summoned<C>> {
         loop {
-            if let Some(acquired) = self.acquire(self.called(group)?) {
-                return Some(acquired);
+            if let Some(summoned) = self.acquire(self.called(group)?) {
+                return Some(summoned);
             }
         }
     }
@@ -383,17 +407,18 @@ impl<C> Endpoint<C> {
             if rung.session.claim_look() {
                 return Some(Called(Call::Look(rung)));
             }
-            if let Some(acquired) = self.answer(rung) {
-                return Some(Called(Call::Request(acquired)));
+            if let Some(summoned) = self.answer(rung) {
+                return Some(Called(Call::Summoned(summoned)));
             }
         }
         None
     }
 
-    /// The request that was called for. Nothing when there is none, or its client no longer is who it was: then its session has ended.
-    pub fn acquire(&self, called: Called<C>) -> Option<Acquired<C>> {
+    /// The request that was called for, or the slot whose posts were. Nothing when there is none, or its client no longer is who it
+    /// was: then its session has ended.
+    pub fn acquire(&self, called: Called<C>) -> Option<Summoned<C>> {
         match called.0 {
-            Call::Request(acquired) => Some(acquired),
+            Call::Summoned(summoned) => Some(summoned),
             Call::Look(rung) if self.ends_for_its_rights(&rung.session) => {
                 self.counters.stray.fetch_add(1, Ordering::Relaxed);
                 None
@@ -402,24 +427,51 @@ impl<C> Endpoint<C> {
         }
     }
 
-    fn answer(&self, rung: Rung<C>) -> Option<Acquired<C>> {
+    fn answer(&self, rung: Rung<C>) -> Option<Summoned<C>> {
         let Rung { session, doorbell, group } = rung;
-        let Some(acquired) = session.acquire(usize::from(doorbell.buffer)) else {
+        let Some(slot) = doorbell.posts_slot() else {
+            let Some(acquired) = session.acquire(usize::from(doorbell.buffer)) else {
+                self.counters.stray.fetch_add(1, Ordering::Relaxed);
+                return None;
+            };
+            if doorbell.again {
+                self.ring_for_others(&session, group);
+            }
+            return Some(Summoned::Request(acquired));
+        };
+        if slot >= POST_SLOTS || session.has_ended() {
             self.counters.stray.fetch_add(1, Ordering::Relaxed);
             return None;
-        };
+        }
+        if !session.has_posts(slot) {
+            // Whoever had something to do with the file has taken them meanwhile.
+            return None;
+        }
         if doorbell.again {
-            self.counters.repeated.fetch_add(1, Ordering::Relaxed);
-            let queue = self.queues[group].words();
-            // Its first ring was lost: others of the session may have been too. A full queue is no harm, they ring again.
-            for index in (0..session.buffers()).filter(|&index| session.is_waiting(index)) {
-                let other = Doorbell { session: doorbell.session, buffer: index as u16, again: false };
-                if queue.publish(other).is_err() {
-                    break;
-                }
+            self.ring_for_others(&session, group);
+        }
+        Some(Summoned::Posts(session, slot))
+    }
+
+    /// A ring was lost: others of the session may have been too.
+    fn ring_for_others(&self, session: &Session<C>, group: usize) {
+        self.counters.repeated.fetch_add(1, Ordering::Relaxed);
+        let number = session.number();
+        let of_buffers = (0..session.buffers()).filter(|&index| session.is_waiting(index)).map(|index| Doorbell {
+            session: number,
+            buffer: index as u16,
+            again: false,
+        });
+        let of_slots = (0..POST_SLOTS as u16)
+            .filter(|&slot| session.has_posts(usize::from(slot)))
+            .map(|slot| Doorbell::of_posts(number, slot));
+        let queue = self.queues[group].words();
+        for doorbell in of_buffers.chain(of_slots) {
+            // A full queue is no harm, they ring again.
+            if queue.publish(doorbell).is_err() {
+                break;
             }
         }
-        Some(acquired)
     }
 
     /// Has requests say when they were submitted, or no more. What they say nobody vouches for.

@@ -8,12 +8,15 @@ mod endpoint;
 mod groups;
 mod heap;
 mod peer;
+mod posting;
 mod reception;
 mod session;
 mod tasks;
 
 pub use budget::{MemoryBudget, SessionMemory};
-pub use endpoint::{Admission, Called, Endpoint, EndpointConfig, EndpointCounters, Search, wait_for_doorbells};
+pub use endpoint::{
+    Admission, Called, Endpoint, EndpointConfig, EndpointCounters, Search, Summoned, wait_for_doorbells,
+};
 pub use groups::CoreGroups;
 pub use heap::give_back_freed;
 pub use peer::PeerFacts;

@@ -1,9 +1,10 @@
 //! A session, and a request taken from it.
 
-use crate::area::{BufferArea, COUNTS_LENGTH, DirectReads, OutOfBounds};
+use crate::area::{BufferArea, DirectReads, OutOfBounds, TAIL_LENGTH};
 use crate::futex;
 use crate::handshake::send_grant;
 use crate::memory::{Mapping, PAGE};
+use crate::posts;
 use crate::service::budget::{Paid, SessionMemory};
 use crate::service::peer::PeerFacts;
 use crate::service::tasks::Tasks;
@@ -23,12 +24,14 @@ pub struct Session<C> {
     tasks: Tasks,
     recheck: Option<Recheck>,
     content: C,
-    buffers: Mapping,
+    pub(super) buffers: Mapping,
     data_bytes: usize,
-    records: Box<[Acquisition]>,
+    pub(super) records: Box<[Acquisition]>,
     paid: Box<[Paid]>,
     budget: Arc<dyn SessionMemory>,
     ended: AtomicBool,
+    /// It is about to end: no posts are granted any more.
+    pub(super) is_dismissed: AtomicBool,
     /// When it was last looked what rights the client has.
     looked_at_ms: AtomicU64,
     /// The reception's, which closes it.
@@ -64,7 +67,7 @@ impl From<OutOfBounds> for DataError {
 }
 
 impl<C> Session<C> {
-    /// A session; its buffers' headers and the page of counts are paid for from `budget`.
+    /// A session; its buffers' headers and the pages behind them are paid for from `budget`.
     ///
     /// # Errors
     /// `ENOMEM` when the budget does not allow it.
@@ -77,7 +80,7 @@ impl<C> Session<C> {
         data_bytes: usize,
         budget: &Arc<dyn SessionMemory>,
     ) -> Result<Self, Errno> {
-        if !budget.take(count + COUNTS_LENGTH / PAGE) {
+        if !budget.take(count + TAIL_LENGTH / PAGE) {
             return Err(Errno::ENOMEM);
         }
         let records = (0..count).map(|_| Acquisition::default()).collect();
@@ -94,6 +97,7 @@ impl<C> Session<C> {
             paid,
             budget: Arc::clone(budget),
             ended: AtomicBool::new(false),
+            is_dismissed: AtomicBool::new(false),
             looked_at_ms: AtomicU64::new(coarse_ms()),
             socket: OnceLock::new(),
             grants: AtomicU64::new(1),
@@ -172,7 +176,7 @@ impl<C> Session<C> {
         result == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
     }
 
-    fn area(&self, index: usize) -> BufferArea<'_> {
+    pub(super) fn area(&self, index: usize) -> BufferArea<'_> {
         BufferArea::new(&self.buffers, index, self.data_bytes)
     }
 
@@ -189,7 +193,7 @@ impl<C> Session<C> {
         let area = self.area(index);
         let sequence = record.acquire(area.state())?;
         let request = area.get_request();
-        Some(Acquired { session: Arc::clone(self), index, sequence, request, reply: None })
+        Some(Acquired { session: Arc::clone(self), index, sequence, request, reply: None, slot: None })
     }
 
     /// Whether buffer `index` holds a request nobody has acquired.
@@ -212,18 +216,20 @@ impl<C> Drop for Session<C> {
         // A client that is still copying a reply finds out.
         (0..self.records.len()).for_each(|index| withdraw(self.area(index).state()));
         self.buffers.discard();
-        self.budget.give(self.records.len() + COUNTS_LENGTH / PAGE + self.paid.iter().map(Paid::pages).sum::<usize>());
+        self.budget.give(self.records.len() + TAIL_LENGTH / PAGE + self.paid.iter().map(Paid::pages).sum::<usize>());
     }
 }
 
-/// A request taken from a session. When dropped it publishes the reply given to [`Acquired::finish`], or `EIO` when the
+/// A request, or a post, taken from a session. When dropped it publishes the reply given to [`Acquired::finish`], or `EIO` when the
 /// thread that served it gave up.
 pub struct Acquired<C> {
-    session: Arc<Session<C>>,
-    index: usize,
-    sequence: Sequence,
-    request: Request,
-    reply: Option<Reply>,
+    pub(super) session: Arc<Session<C>>,
+    pub(super) index: usize,
+    pub(super) sequence: Sequence,
+    pub(super) request: Request,
+    pub(super) reply: Option<Reply>,
+    /// Of a post: its slot.
+    pub(super) slot: Option<usize>,
 }
 
 impl<C> Acquired<C> {
@@ -237,6 +243,11 @@ impl<C> Acquired<C> {
         &self.request
     }
 
+    /// The slot, if it is a post.
+    pub fn posted_in(&self) -> Option<usize> {
+        self.slot
+    }
+
     /// Bytes of the data area.
     pub fn data_bytes(&self) -> usize {
         self.session.data_bytes
@@ -247,7 +258,11 @@ impl<C> Acquired<C> {
     /// # Errors
     /// [`DataError`], and nothing is copied.
     pub fn get_data(&self, offset: usize, target: &mut [u8]) -> Result<(), DataError> {
-        self.session.pay(self.index, offset, target.len())?;
+        match self.session.pay(self.index, offset, target.len()) {
+            // Nobody waits for the answer: the bytes are the client's, who has touched the pages first.
+            Err(DataError::OverBudget) if self.slot.is_some() => {}
+            paid => paid?,
+        }
         Ok(self.session.area(self.index).get_data(offset, target)?)
     }
 
@@ -271,8 +286,13 @@ impl<C> Drop for Acquired<C> {
         let failed = Reply { status: Status::Failed as u32, errno: Errno::EIO.raw(), ..Reply::default() };
         let area = self.session.area(self.index);
         area.put_reply(self.reply.as_ref().unwrap_or(&failed));
-        if self.session.records[self.index].finish(area.state(), self.sequence) {
-            futex::wake_all(area.state());
+        let (record, word) = (&self.session.records[self.index], area.state());
+        let must_wake = match self.slot {
+            Some(slot) => posts::finish(&self.session.slot(slot), record, word, (self.index, self.sequence)),
+            None => record.finish(word, self.sequence),
+        };
+        if must_wake {
+            futex::wake_all(word);
         }
     }
 }

@@ -1,23 +1,62 @@
 //! An echoing service for the tests, in this process or in one of its own.
 
 use poolfs_ipc::service::{
-    Acquired, Admission, CoreGroups, Endpoint, EndpointConfig, Reception, Search, Stop, wait_for_doorbells,
+    Acquired, Admission, CoreGroups, Endpoint, EndpointConfig, Reception, Search, Session, Stop, Summoned,
+    wait_for_doorbells,
 };
 use poolfs_ipc::wire::{Operation, Reply, Request};
 use poolfs_ipc::{Connection, wire};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What the service says of its mounts.
 pub const DEVICE: [u32; 2] = [0, 77];
 
+/// One post, as it was served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    pub handle: u64,
+    pub offset: u64,
+    pub number: u64,
+    pub data: Vec<u8>,
+}
+
+/// What was posted, in the order in which it was served: one lock for all slots.
+#[derive(Default)]
+pub struct Posts(Mutex<Vec<Written>>);
+
+impl Posts {
+    /// Serves what is posted in a slot.
+    pub fn take(&self, session: &Arc<Session<()>>, slot: usize) {
+        let mut all = self.0.lock().expect("not poisoned");
+        for post in session.take_posts(slot) {
+            let request = *post.request();
+            let mut data = vec![0; usize::try_from(request.length).expect("within the data area")];
+            post.get_data(0, &mut data).expect("within the data area");
+            all.push(Written { handle: request.handle, offset: request.offset, number: request.second_offset, data });
+            post.finish(&Reply { value: request.offset, length: request.length, ..Reply::default() });
+        }
+    }
+
+    /// What has been served so far.
+    pub fn all(&self) -> Vec<Written> {
+        self.0.lock().expect("not poisoned").clone()
+    }
+
+    /// All the bytes of it.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.all().into_iter().flat_map(|written| written.data).collect()
+    }
+}
+
 pub struct EchoService {
     pub endpoint: Arc<Endpoint<()>>,
+    pub posts: Arc<Posts>,
     socket: PathBuf,
     stop: Stop,
     ending: Arc<(AtomicBool, AtomicU32)>,
@@ -44,6 +83,7 @@ impl EchoService {
         let mut config = EndpointConfig::new(CoreGroups::of_cpus(&[0, 1]));
         adjust(&mut config);
         let endpoint = Arc::new(Endpoint::new(config).expect("endpoint"));
+        let posts = Arc::new(Posts::default());
         let reception = Reception::bind(socket, Arc::clone(&endpoint)).expect("socket");
         let stop = reception.stop();
         let ending = Arc::new((AtomicBool::new(false), AtomicU32::new(0)));
@@ -52,7 +92,7 @@ impl EchoService {
         })];
         for group in 0..endpoint.groups().count() {
             for _ in 0..threads {
-                let (endpoint, ending) = (Arc::clone(&endpoint), Arc::clone(&ending));
+                let (endpoint, ending, posts) = (Arc::clone(&endpoint), Arc::clone(&ending), Arc::clone(&posts));
                 handles.push(std::thread::spawn(move || {
                     let endpoints = [Arc::clone(&endpoint)];
                     let limit = Duration::from_secs(1);
@@ -60,17 +100,20 @@ impl EchoService {
                     while !ending.0.load(Ordering::Acquire) {
                         let taken = endpoint.take(group);
                         let search = searching.take();
-                        let Some(acquired) = taken else {
+                        let Some(summoned) = taken else {
                             wait_for_doorbells(&endpoints, group, &ending.1, 0, limit, search);
                             continue;
                         };
                         drop(search);
-                        searching = serve(acquired, || endpoint.search(group));
+                        match summoned {
+                            Summoned::Request(acquired) => searching = serve(acquired, || endpoint.search(group)),
+                            Summoned::Posts(session, slot) => posts.take(&session, slot),
+                        }
                     }
                 }));
             }
         }
-        Self { endpoint, socket: socket.to_owned(), stop, ending, threads: handles }
+        Self { endpoint, posts, socket: socket.to_owned(), stop, ending, threads: handles }
     }
 
     pub fn socket(&self) -> &Path {

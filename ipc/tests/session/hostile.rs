@@ -164,7 +164,7 @@ fn what_the_service_pays_for_sessions_is_bounded_and_given_back() {
     let directory = tempfile::tempdir().expect("directory");
     let buffers = 16;
     // Both sessions' headers and counts, and the data of three buffers.
-    let budget = Arc::new(MemoryBudget::new((2 * (buffers + 1) + 3 * DATA_BYTES / PAGE) * PAGE));
+    let budget = Arc::new(MemoryBudget::new((2 * (buffers + 2) + 3 * DATA_BYTES / PAGE) * PAGE));
     let service = EchoService::start(&directory.path().join("i.sock"), 1, |config| {
         config.buffers = buffers;
         config.memory = budget.clone();
