@@ -6,7 +6,9 @@
 //! service does not know the handle any more, and the kernel serves.
 //!
 //! Files that are read without requests are worth more: where the kernel announces to the service whatever closes one of their
-//! descriptors, and no such closing was counted since a number was verified, it still is that file ([`direct_file`]).
+//! descriptors, and no such closing was counted since a number was verified, it still is that file ([`direct_file`]). And as long as the
+//! service grants that writes are posted, nobody has closed a descriptor of the only description of the file: a number that was verified
+//! while the grant held is that description.
 
 use crate::descriptors::{Adopted, Known, Seen};
 use crate::memory::UserMemory;
@@ -231,7 +233,7 @@ pub fn posted_by(call: Call, descriptor: i32) -> Option<(Adopted, PostGrant)> {
 /// the service that should have been told is no more.
 pub fn are_posts_lost(call: Call, (adopted, grant): (Adopted, PostGrant)) -> bool {
     match call.state.sessions.enter_for(call, &adopted) {
-        Some(session) => session.may_post(grant) && session.has_posts(grant),
+        Some(session) => session.has_posts(grant) && session.is_lost(),
         None => call.state.sessions.have_lost(&adopted, grant),
     }
 }

@@ -222,7 +222,7 @@ pub(super) fn write_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offs
         if let Some(change) = change.take() {
             descriptors.end_changed(file.descriptor, change, reply.value.checked_add(count as u64));
         }
-        learn(call, file.descriptor, &file.adopted, &reply);
+        learn(call, (file.descriptor, &file.adopted), &reply, length);
         done += count;
         if (count as u64) < request.length {
             break;

@@ -105,7 +105,8 @@ fn by_file(call: Call, file: &OpenFile<'_>, template: &Request, extra: &Extra<'_
     borrowed.put_data(0, extra.second).map_err(|_| Refusal::Kernel)?;
     request.second_length = extra.second.len() as u32;
     paths::put_value(&mut borrowed, extra.second.len(), extra, &mut request)?;
-    let reply = file.session.execute(&mut borrowed, &request).map_err(|error| sort_error(call, file.descriptor, error))?;
+    let reply =
+        file.session.execute(&mut borrowed, &request).map_err(|error| sort_error(call, file.descriptor, error))?;
     take(&reply, &borrowed, &file.mount);
     Ok(reply)
 }

@@ -9,8 +9,8 @@
 //! same place. Only a failure leaves something, and gives it back when nobody has moved the offset since.
 
 use super::data::{
-    each_vector, from_user, kernel_vectors, may_read, may_write, only_piece, read_at, read_direct, read_vectors_direct, readable,
-    total_length, words, writable, write_at,
+    each_vector, from_user, kernel_vectors, may_read, may_write, only_piece, read_at, read_direct, read_vectors_direct,
+    readable, total_length, words, writable, write_at,
 };
 use super::posts::poster;
 use super::stats::size_while_changing;

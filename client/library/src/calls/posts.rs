@@ -40,7 +40,7 @@ pub(super) fn poster<'a>(call: Call, descriptor: i32, memory: UserMemory) -> Opt
     if memory.length() > POST_BYTES_MAX {
         return waiting(Unposted::TooLong);
     }
-    if !seen.is_unshared(process::forks()) || seen.is_duplicated() {
+    if !is_private(&seen) {
         return waiting(Unposted::Shared);
     }
     let Some((grant, true)) = descriptors.grant(descriptor, &adopted) else {
@@ -135,7 +135,7 @@ impl<'a> Poster<'a> {
             }
             Posting::Answered(reply) => {
                 trace::unposted(Unposted::GrantLost);
-                learn(self.call, self.descriptor, &self.adopted, reply);
+                learn(self.call, (self.descriptor, &self.adopted), reply, memory.length());
             }
             Posting::NotPosted => {
                 let holds = self.session.may_post(self.grant);
@@ -153,11 +153,18 @@ impl<'a> Poster<'a> {
     }
 }
 
-/// Notes what the reply to a write grants.
-pub(super) fn learn(call: Call, descriptor: i32, adopted: &Adopted, reply: &Reply) {
-    if let Some(grant) = PostGrant::of_reply(reply) {
-        call.state.descriptors.granted(descriptor, adopted, grant);
+/// Notes what the reply to a write of so many bytes grants, if it is of any use: a file with a grant is not read as fast as others.
+pub(super) fn learn(call: Call, (descriptor, adopted): (i32, &Adopted), reply: &Reply, length: usize) {
+    let Some(grant) = PostGrant::of_reply(reply).filter(|_| length <= POST_BYTES_MAX) else { return };
+    let descriptors = &call.state.descriptors;
+    if descriptors.look(descriptor).is_some_and(|seen| is_private(&seen)) {
+        descriptors.granted(descriptor, adopted, grant);
     }
+}
+
+/// Whether a description is this process's alone, by one number, and not mapped.
+fn is_private(seen: &Seen) -> bool {
+    seen.is_unshared(process::forks()) && !seen.is_duplicated()
 }
 
 fn count_of(reply: &Reply, memory: UserMemory) -> usize {

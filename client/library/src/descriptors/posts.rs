@@ -97,9 +97,8 @@ impl Posts {
 fn seal(grant: u64, adopted: &Adopted) -> u64 {
     let fields = [grant, adopted.handle, adopted.generation, adopted.instance.into()];
     // FNV-1a, a word at a time.
-    let sum = fields.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, field| {
-        (sum ^ field).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let sum =
+        fields.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, field| (sum ^ field).wrapping_mul(0x0000_0100_0000_01b3));
     sum << 2 | 2
 }
 
@@ -250,7 +249,8 @@ mod tests {
     #[test]
     fn a_grant_is_forgotten_with_the_number() {
         let table = table();
-        let all = [FILE, Adopted { handle: 8, ..FILE }, Adopted { generation: 2, ..FILE }, Adopted { instance: 1, ..FILE }];
+        let all =
+            [FILE, Adopted { handle: 8, ..FILE }, Adopted { generation: 2, ..FILE }, Adopted { instance: 1, ..FILE }];
         for (file, other) in all.iter().zip(all.iter().cycle().skip(1)) {
             adopt(&table, *file);
             table.granted(5, file, grant(0, 1));
@@ -282,8 +282,12 @@ mod tests {
     fn whoever_comes_to_share_a_description_is_noticed() {
         let table = table();
         let look = || table.look(5).expect("an entry");
-        let changes: [fn(&Descriptors); 4] =
-            [|table| table.unpostable(5), |table| table.duplicated(5, 6), |table| table.mapped(5), |table| table.clear(5)];
+        let changes: [fn(&Descriptors); 4] = [
+            |table| table.unpostable(5),
+            |table| table.duplicated(5, 6),
+            |table| table.mapped(5),
+            |table| table.clear(5),
+        ];
         for change in changes {
             adopt(&table, FILE);
             let seen = look();

@@ -28,9 +28,14 @@ impl Slot {
         if posts == 0 || (connection.is_usable() && connection.is_connected()) {
             return;
         }
+        self.lose(generation, posts);
+    }
+
+    /// Notes that what was posted by some slots of a session, a bit for each, is lost.
+    fn lose(&self, generation: u64, posts: u64) {
         let note = |before: u64| {
-            let others = if before / GENERATION == generation { before } else { 0 };
-            Some(generation * GENERATION | others | posts)
+            let others = if before / GENERATION == generation { before } else { generation * GENERATION };
+            Some(others | posts)
         };
         self.lost.fetch_update(Ordering::SeqCst, Ordering::Relaxed, note).ok();
     }
@@ -57,6 +62,16 @@ impl Session<'_> {
         self.connection().has_posts(grant.slot())
     }
 
+    /// Whether the service is gone, or has let go of the session, which has ended then.
+    #[cold]
+    pub fn is_lost(&self) -> bool {
+        let is_lost = !(self.connection().is_usable() && self.connection().is_connected());
+        if is_lost {
+            self.end();
+        }
+        is_lost
+    }
+
     pub(super) fn has_any_posts(&self) -> bool {
         posts_of(self.connection()) != 0
     }
@@ -76,8 +91,46 @@ impl Session<'_> {
         match posting {
             Ok(Posting::Answered(reply)) => sorted(WRITE, reply).map(Posting::Answered),
             Ok(posting) => Ok(posting),
+            // A call that this thread left by a jump keeps the session from being used: nothing happened.
+            Err(CallError::Dead) if !self.is_lost() => {
+                self.end();
+                Ok(Posting::NotPosted)
+            }
             Err(CallError::Dead) => Err(self.lost(WRITE)),
             Err(CallError::NoSession | CallError::Busy) => Ok(Posting::NotPosted),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+
+    #[test]
+    fn what_is_lost_is_known_of_the_last_session_that_lost_something() {
+        // SAFETY: all zeros are no sessions.
+        let sessions: Box<Sessions> = unsafe { Box::new_zeroed().assume_init() };
+        let file = |generation| Adopted {
+            handle: 7,
+            generation,
+            inode: 42,
+            mount: 3,
+            flags: 2,
+            instance: 1,
+            mode: 0o100_644,
+            announces_closing: true,
+        };
+        let lost = |generation, slot| {
+            let grant = PostGrant::new(slot, 1).expect("a grant");
+            sessions.have_lost(&file(generation), grant)
+        };
+        assert!(!lost(0, 0) && !lost(5, 0));
+        sessions.slots[1].lose(5, 1 << 3);
+        sessions.slots[1].lose(5, 1 << 15);
+        assert!(lost(5, 3) && lost(5, 15) && !lost(5, 4) && !lost(4, 3));
+        sessions.slots[1].lose(6, 1);
+        assert!(lost(6, 0) && !lost(6, 3) && !lost(5, 3));
+        assert!(!sessions.have_lost(&Adopted { instance: 0, ..file(6) }, PostGrant::new(0, 1).expect("a grant")));
     }
 }
