@@ -226,7 +226,13 @@ pub fn posted_by(call: Call, descriptor: i32) -> Option<(Adopted, PostGrant)> {
     let descriptors = &call.state.descriptors;
     descriptors.noted_grant(descriptor)?;
     let Known::Adopted(adopted) = descriptors.look(descriptor)?.known else { return None };
-    descriptors.grant(descriptor, &adopted).map(|(grant, _)| (adopted, grant))
+    let grant = descriptors.grant(descriptor, &adopted).filter(|&(_, is_verified)| is_verified);
+    grant.map(|(grant, _)| (adopted, grant))
+}
+
+/// Whether a number is found to stand for what it was adopted as, while the grant for that holds: from then on writes may be posted by it.
+pub fn verifies_grant(call: Call, descriptor: i32, adopted: &Adopted, grant: PostGrant) -> bool {
+    open_file(call, descriptor).is_ok() && call.state.descriptors.grant(descriptor, adopted) == Some((grant, true))
 }
 
 /// After a number was closed, which takes the grant of its description away: whether what was posted by this one is lost, because
@@ -245,10 +251,10 @@ fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) 
     // Taken before the kernel is asked: it does not cover what is closed in between.
     let announced = session.as_ref().filter(|_| adopted.announces_closing);
     let witness = announced.and_then(|session| session.witness(adopted.handle));
-    let granted = state.descriptors.grant(descriptor, &adopted).map(|(grant, _)| grant);
+    let granted = state.descriptors.grant(descriptor, &adopted);
     let holds = |grant: &PostGrant| session.as_ref().is_some_and(|session| session.may_post(*grant));
     // As the witness: only a grant that holds from here on vouches for what the number is found to be.
-    let held = granted.filter(holds);
+    let held = granted.map(|(grant, _)| grant).filter(holds);
     let found = raw::statx_descriptor(descriptor).map_err(|_| Refusal::Foreign)?;
     if !is_same(descriptor, &adopted, &found) {
         state.descriptors.clear(descriptor);
@@ -259,7 +265,10 @@ fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) 
         state.descriptors.grant_verified(descriptor, &adopted, grant);
     }
     let Some(session) = session else {
-        let has_lost = granted.is_some_and(|grant| state.sessions.have_lost(&adopted, grant));
+        let has_lost = granted.is_some_and(|(grant, was_verified)| {
+            // Without that nothing was posted by it.
+            was_verified && state.sessions.have_lost(&adopted, grant)
+        });
         // The handle is gone with its session; the description is still the one we know.
         state.descriptors.note(descriptor, seen, Known::Candidate(ADOPT_AT_USE));
         return Err(if has_lost { Refusal::Failed(Errno::EIO) } else { Refusal::Kernel });

@@ -78,7 +78,7 @@ impl Reason {
 /// Why a write of an adopted file was not posted, but waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unposted {
-    /// the service has not granted it for this file, or the number has not been looked at since it did
+    /// the service has not granted it for this file
     NoGrant,
     /// others may have the description, another number stands for it, something is mapped by it, or its flags were changed
     Shared,

@@ -43,13 +43,16 @@ pub(super) fn poster<'a>(call: Call, descriptor: i32, memory: UserMemory) -> Opt
     if !is_private(&seen) {
         return waiting(Unposted::Shared);
     }
-    let Some((grant, true)) = descriptors.grant(descriptor, &adopted) else {
+    let Some((grant, is_verified)) = descriptors.grant(descriptor, &adopted) else {
         return waiting(Unposted::NoGrant);
     };
     let session = call.state.sessions.enter_for(call, &adopted)?;
     if !session.may_post(grant) {
         // Also forgets it, if nothing is on the way any more.
         files::is_settled(call, descriptor, &session);
+        return waiting(Unposted::GrantLost);
+    }
+    if !is_verified && !files::verifies_grant(call, descriptor, &adopted, grant) {
         return waiting(Unposted::GrantLost);
     }
     memory.is_readable().then_some(Poster { call, descriptor, seen, adopted, grant, session })
