@@ -9,7 +9,12 @@
 //! stopped between two of them may go on when others have written theirs. A writer that a signal interrupts
 //! leaves the entry `BUSY`, which sends others to the kernel; whoever clears it meanwhile wins.
 
+mod posts;
+
+pub use posts::EndChange;
+
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use posts::Posts;
 
 /// Descriptor numbers from here on are left to the kernel.
 pub const DESCRIPTORS_MAX: usize = 1 << 16;
@@ -115,6 +120,7 @@ struct Entry {
     sum: AtomicU64,
     /// The witness of the last time when the number was found to stand for the file; 0: none.
     verified: AtomicU64,
+    posts: Posts,
 }
 
 /// The table, by number.
@@ -171,13 +177,17 @@ impl Descriptors {
         self.entry(descriptor).is_some_and(|entry| entry.verified.load(Ordering::Relaxed) == witness.bits())
     }
 
-    /// What a number was last found to stand for with a witness.
+    /// What a number was last found to stand for with a witness; nothing where posts may be on the way.
     #[inline]
     pub fn found(&self, descriptor: i32) -> Option<Found> {
         let entry = self.entry(descriptor)?;
         let word = entry.word.load(Ordering::Acquire);
+        // In this order: what is stored for another adoption takes the witness away before the grant.
+        if word & KIND != ADOPTED || entry.posts.are_granted() {
+            return None;
+        }
         let verified = entry.verified.load(Ordering::Relaxed);
-        if word & KIND != ADOPTED || verified == 0 {
+        if verified == 0 {
             return None;
         }
         let witness = Witness { segment: (verified >> 32) as u32, closings: verified as u32 };
@@ -255,7 +265,7 @@ impl Descriptors {
     pub fn duplicated(&self, from: i32, to: i32) {
         self.clear(to);
         let Some(entry) = self.entry(from) else { return };
-        let flags = entry.word.fetch_or(DUPLICATED, Ordering::AcqRel) & FLAGS;
+        let flags = entry.word.fetch_or(DUPLICATED, Ordering::SeqCst) & FLAGS;
         if flags & OWN != 0 {
             self.opened(to, entry.forks.load(Ordering::Relaxed));
             if let Some(other) = self.entry(to) {
@@ -349,6 +359,8 @@ impl Entry {
     fn store(&self, adopted: &Adopted, word: u64) {
         // The BUSY word was stored before; its release fence keeps these after it.
         fence(Ordering::Release);
+        self.verified.store(0, Ordering::Relaxed);
+        self.posts.reset();
         self.handle.store(adopted.handle, Ordering::Relaxed);
         self.generation.store(adopted.generation, Ordering::Relaxed);
         self.inode.store(adopted.inode, Ordering::Relaxed);
@@ -358,8 +370,8 @@ impl Entry {
         self.mode.store(adopted.mode, Ordering::Relaxed);
         self.announces_closing.store(adopted.announces_closing.into(), Ordering::Relaxed);
         self.sum.store(adopted.sum(word), Ordering::Relaxed);
-        self.verified.store(0, Ordering::Relaxed);
         self.looks.store(0, Ordering::Relaxed);
+        self.posts.forget_end();
     }
 }
 

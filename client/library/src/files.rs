@@ -6,7 +6,9 @@
 //! service does not know the handle any more, and the kernel serves.
 //!
 //! Files that are read without requests are worth more: where the kernel announces to the service whatever closes one of their
-//! descriptors, and no such closing was counted since a number was verified, it still is that file ([`direct_file`]).
+//! descriptors, and no such closing was counted since a number was verified, it still is that file ([`direct_file`]). And as long as the
+//! service grants that writes are posted, nobody has closed a descriptor of the only description of the file: a number that was verified
+//! while the grant held is that description.
 
 use crate::descriptors::{Adopted, Known, Seen};
 use crate::memory::UserMemory;
@@ -17,7 +19,9 @@ use crate::state::Call;
 use crate::trace::{self, Reason};
 use crate::{process, raw};
 use linux_raw_sys::general as sys;
+use poolfs_ipc::posts::PostGrant;
 use poolfs_ipc::wire::{Adopt, WireAttributes};
+use poolfs_types::Errno;
 
 /// A descriptor is adopted at this use of it: one that is used less often does not pay the ioctl.
 const ADOPT_AT_USE: u32 = 2;
@@ -61,6 +65,23 @@ impl Purpose {
 /// Flags of a description that both sides must agree on.
 const FLAGS_THAT_COUNT: u32 = sys::O_ACCMODE | sys::O_APPEND | sys::O_DIRECT | sys::O_SYNC | sys::O_PATH;
 
+impl Adopted {
+    /// Whether it may be written.
+    pub fn is_writable(&self) -> bool {
+        self.flags & sys::O_ACCMODE != sys::O_RDONLY
+    }
+
+    /// Whether every write goes to its end.
+    pub fn appends(&self) -> bool {
+        self.flags & sys::O_APPEND != 0
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_regular(&self) -> bool {
+        self.mode & sys::S_IFMT == sys::S_IFREG
+    }
+}
+
 /// An open file of an instance, verified for one call.
 pub struct OpenFile<'a> {
     /// What it was adopted as.
@@ -83,22 +104,27 @@ impl OpenFile<'_> {
 
     /// Whether it may be written.
     pub fn is_writable(&self) -> bool {
-        self.adopted.flags & sys::O_ACCMODE != sys::O_RDONLY
+        self.adopted.is_writable()
     }
 
     /// Whether every write goes to its end.
     pub fn appends(&self) -> bool {
-        self.adopted.flags & sys::O_APPEND != 0
+        self.adopted.appends()
     }
 
     /// Whether it is a regular file.
     pub fn is_regular(&self) -> bool {
-        self.adopted.mode & sys::S_IFMT == sys::S_IFREG
+        self.adopted.is_regular()
     }
 
     /// Whether it is a directory.
     pub fn is_directory(&self) -> bool {
         self.adopted.mode & sys::S_IFMT == sys::S_IFDIR
+    }
+
+    /// Whether what is known of it without a request is all that was written: no posted write is on the way.
+    pub fn is_settled(&self, call: Call) -> bool {
+        is_settled(call, self.descriptor, &self.session)
     }
 }
 
@@ -145,10 +171,29 @@ pub fn direct_file<'a>(call: Call, descriptor: i32) -> Option<DirectFile<'a>> {
     let seen = state.descriptors.look(descriptor)?;
     let Known::Adopted(adopted) = seen.known else { return None };
     let session = state.sessions.enter_for(call, &adopted)?;
+    if !is_settled(call, descriptor, &session) {
+        return None;
+    }
     let witness = session.witness(adopted.handle)?;
     let owns_offset = owns_offset(&seen);
     let is_verified = state.descriptors.is_verified(descriptor, witness);
     is_verified.then_some(DirectFile { session, handle: adopted.handle, descriptor, owns_offset })
+}
+
+/// Whether no write is on the way that was posted by a number, which stands for a file of a session. A grant that is over is
+/// forgotten by this.
+#[inline]
+pub fn is_settled(call: Call, descriptor: i32, session: &Session<'_>) -> bool {
+    let Some(grant) = call.state.descriptors.noted_grant(descriptor) else { return true };
+    // In this order: what is posted when the grant is gone is waited for.
+    let may_post = session.may_post(grant);
+    if session.has_posts(grant) {
+        return false;
+    }
+    if !may_post {
+        call.state.descriptors.grant_over(descriptor, grant);
+    }
+    true
 }
 
 /// The adopted file a number stands for now.
@@ -176,6 +221,29 @@ pub fn open_file_for<'a>(call: Call, descriptor: i32, purpose: Purpose) -> Serve
     classify(call, descriptor, &seen, &found, purpose)
 }
 
+/// What a number was adopted as, and by which grant writes may have been posted by it.
+pub fn posted_by(call: Call, descriptor: i32) -> Option<(Adopted, PostGrant)> {
+    let descriptors = &call.state.descriptors;
+    descriptors.noted_grant(descriptor)?;
+    let Known::Adopted(adopted) = descriptors.look(descriptor)?.known else { return None };
+    let grant = descriptors.grant(descriptor, &adopted).filter(|&(_, is_verified)| is_verified);
+    grant.map(|(grant, _)| (adopted, grant))
+}
+
+/// Whether a number is found to stand for what it was adopted as, while the grant for that holds: from then on writes may be posted by it.
+pub fn verifies_grant(call: Call, descriptor: i32, adopted: &Adopted, grant: PostGrant) -> bool {
+    open_file(call, descriptor).is_ok() && call.state.descriptors.grant(descriptor, adopted) == Some((grant, true))
+}
+
+/// After a number was closed, which takes the grant of its description away: whether what was posted by this one is lost, because
+/// the service that should have been told is no more.
+pub fn are_posts_lost(call: Call, (adopted, grant): (Adopted, PostGrant)) -> bool {
+    match call.state.sessions.enter_for(call, &adopted) {
+        Some(session) => session.has_posts(grant) && session.is_lost(),
+        None => call.state.sessions.have_lost(&adopted, grant),
+    }
+}
+
 /// The file a number was adopted as, if it still stands for it.
 fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) -> Served<OpenFile<'a>> {
     let state = call.state;
@@ -183,16 +251,27 @@ fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) 
     // Taken before the kernel is asked: it does not cover what is closed in between.
     let announced = session.as_ref().filter(|_| adopted.announces_closing);
     let witness = announced.and_then(|session| session.witness(adopted.handle));
+    let granted = state.descriptors.grant(descriptor, &adopted);
+    let holds = |grant: &PostGrant| session.as_ref().is_some_and(|session| session.may_post(*grant));
+    // As the witness: only a grant that holds from here on vouches for what the number is found to be.
+    let held = granted.map(|(grant, _)| grant).filter(holds);
     let found = raw::statx_descriptor(descriptor).map_err(|_| Refusal::Foreign)?;
     if !is_same(descriptor, &adopted, &found) {
         state.descriptors.clear(descriptor);
         return Err(Refusal::Kernel);
     }
     let mount = mount_of(call, &found).ok_or(Refusal::Kernel)?;
+    if let Some(grant) = held.filter(holds) {
+        state.descriptors.grant_verified(descriptor, &adopted, grant);
+    }
     let Some(session) = session else {
+        let has_lost = granted.is_some_and(|(grant, was_verified)| {
+            // Without that nothing was posted by it.
+            was_verified && state.sessions.have_lost(&adopted, grant)
+        });
         // The handle is gone with its session; the description is still the one we know.
         state.descriptors.note(descriptor, seen, Known::Candidate(ADOPT_AT_USE));
-        return Err(Refusal::Kernel);
+        return Err(if has_lost { Refusal::Failed(Errno::EIO) } else { Refusal::Kernel });
     };
     if let Some(witness) = witness {
         state.descriptors.verified(descriptor, witness);
@@ -408,9 +487,22 @@ pub fn give_up(call: Call, descriptor: i32) {
     }
 }
 
+/// Before the flags of a description change: what it was adopted with no longer says how it is written, but the kernel tells nobody.
+pub fn change_flags(call: Call, descriptor: i32, flags: u32) {
+    let descriptors = &call.state.descriptors;
+    let is_same = |adopted: Adopted| (adopted.flags ^ flags) & (sys::O_APPEND | sys::O_DIRECT) == 0;
+    let seen = descriptors.look(descriptor);
+    if seen.is_none_or(|seen| matches!(seen.known, Known::Adopted(adopted) if !is_same(adopted))) {
+        descriptors.unpostable(descriptor);
+    }
+    if flags & sys::O_APPEND != 0 {
+        append(call, descriptor);
+    }
+}
+
 /// Gives a description back to the kernel that is to append from now on: what it writes then goes behind the end that the kernel
 /// knows, which is told of changes of the size as long as somebody works by it.
-pub fn append(call: Call, descriptor: i32) {
+fn append(call: Call, descriptor: i32) {
     let Some(seen) = call.state.descriptors.look(descriptor) else { return };
     let appends = matches!(seen.known, Known::Adopted(adopted) if adopted.flags & sys::O_APPEND != 0);
     if seen.known != Known::NotOurs && !appends && mount_behind(call, descriptor).is_some() {

@@ -12,8 +12,8 @@
 //!
 //! **Architecture invariants.** No libc function is called but `__errno_location` (by the names, not here), the plain memory
 //! functions, and what may be missing: `getauxval`, `pthread_setcanceltype`, `environ`, `__libc_single_threaded`. No allocation, no lock,
-//! no thread-local storage. What is remembered of a descriptor is verified at each use. All state is one mapping that
-//! fork wipes. All tables are bounded, and a full one means the kernel.
+//! no thread-local storage. What is remembered of a descriptor is verified at each use, or vouched for by a word that the service takes back
+//! before it is no longer true. All state is one mapping that fork wipes. All tables are bounded, and a full one means the kernel.
 #![cfg_attr(not(test), no_std)]
 
 pub mod calls;

@@ -5,28 +5,29 @@
 //! memory under its hands. A slot without a session is anybody's: however many instances come and go, there is room for the
 //! next one.
 
+mod posts;
+mod requests;
 mod sharing;
 
 use crate::descriptors::{Adopted, Found, Witness};
 use crate::instance_name::InstanceName;
 use crate::memory::UserMemory;
 use crate::mounts::MountPoint;
-use crate::outcome::{Refusal, Served};
 use crate::paths::path_of;
 use crate::segments::{Segment, Segments};
 use crate::signals::SignalsHeld;
 use crate::state::Call;
-use crate::trace::{self, Reason};
+use crate::trace;
 use crate::{process, raw, rooms, window};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use linux_raw_sys::general as sys;
+use poolfs_ipc::Connection;
 use poolfs_ipc::hold::{Frame, Hold};
 use poolfs_ipc::segment::Read;
-use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, Status, WireAttributes, owners};
-use poolfs_ipc::{Borrowed, CallError, Connection};
+use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, WireAttributes, owners};
 use poolfs_types::Errno;
 use rustix::fd::{AsFd, BorrowedFd};
 
@@ -65,6 +66,8 @@ struct Slot {
     users: [Hold; USERS_MAX],
     /// For each user the [era](Segments::era) it began in at the latest.
     eras: [AtomicU64; USERS_MAX],
+    /// Generation of the last session that was lost with posts on the way, and by which of its slots they went.
+    lost: AtomicU64,
     segments: Segments,
     name: UnsafeCell<InstanceName>,
     connection: UnsafeCell<MaybeUninit<Connection>>,
@@ -370,6 +373,7 @@ impl Slot {
             rooms::hide_all(index);
             // SAFETY: CLOSING is ours alone, and the value was written before the slot was LIVE.
             unsafe {
+                self.note_lost((*self.connection.get()).assume_init_ref(), word / GENERATION);
                 self.segments.clear((*self.connection.get()).assume_init_ref().is_inherited());
                 (*self.connection.get()).assume_init_drop();
             }
@@ -394,19 +398,6 @@ impl Session<'_> {
     /// do to the instance what was meant for that mount.
     pub fn serves(&self, mount: &MountPoint) -> bool {
         self.connection().device() == mount.device
-    }
-
-    /// A request buffer.
-    ///
-    /// # Errors
-    /// [`Refusal::Kernel`] when there is none.
-    pub fn borrow(&self) -> Served<Borrowed<'_>> {
-        self.connection().borrow(self.frame).map_err(|error| {
-            if error == CallError::Dead {
-                self.end();
-            }
-            trace::left(Reason::NoBuffer)
-        })
     }
 
     /// Reads what a file's segment has, if there is one for its handle; nothing when a request has to be made for all of it.
@@ -508,49 +499,10 @@ impl Session<'_> {
         Some(use_it(file.as_fd()))
     }
 
-    /// Submits a request and sorts its reply: done and redirected ones come back.
-    ///
-    /// # Errors
-    /// The refusal, or what the service answers.
-    pub fn execute(&self, borrowed: &mut Borrowed<'_>, request: &Request) -> Served<Reply> {
-        let reply = borrowed.execute(request).map_err(|error| match error {
-            CallError::Dead => self.lost(request),
-            CallError::NoSession | CallError::Busy => Refusal::Kernel,
-        })?;
-        let status = Status::from_number(reply.status);
-        if status != Some(Status::UseKernel) {
-            trace::library(request.operation);
-        }
-        match status {
-            Some(Status::Done | Status::Redirect | Status::RedirectSecond) => Ok(reply),
-            Some(Status::UseKernel) => Err(trace::left(Reason::Service)),
-            Some(Status::Failed) => Err(Refusal::Failed(Errno::from_raw(reply.errno))),
-            None => Err(Refusal::Failed(Errno::EIO)),
-        }
-    }
-
-    /// The session was lost while a request waited. When the service lives, something took the socket away from us (the
-    /// program closed its number); what changes nothing can then be asked again, of the kernel.
-    #[cold]
-    fn lost(&self, request: &Request) -> Refusal {
-        self.end();
-        let repeatable = Operation::from_number(request.operation).is_some_and(|operation| {
-            use Operation::{GetXattr, ListXattr, Read, Seek, Stat};
-            matches!(operation, GetXattr | ListXattr | Read | Seek | Stat)
-        });
-        if !repeatable {
-            return Refusal::Failed(Errno::EIO);
-        }
-        let _held = SignalsHeld::hold();
-        match open(self.name()) {
-            // One that takes its time lives.
-            Ok(_) | Err(Errno::ETIMEDOUT | Errno::EAGAIN) => Refusal::Kernel,
-            Err(_) => Refusal::Failed(Errno::EIO),
-        }
-    }
-
     /// Ends the session: it is gone when its last user leaves.
     pub fn end(&self) {
+        // Before anybody finds that it has ended.
+        self.slot.note_lost(self.connection(), self.generation);
         self.slot.end(self.frame);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `POOLFS_TRACE=FILE` appends one line per process to FILE; `POOLFS_TRACE=-` writes it to what was standard error when the process
 //! began: many programs close theirs before they end. `POOLFS_REPORT` does the same with a longer line: the library's requests by
-//! operation, and what was left to the kernel by reason.
+//! operation, what was left to the kernel by reason, and what was not posted by reason.
 
 use crate::outcome::Refusal;
 use crate::state::state_if_mapped;
@@ -17,6 +17,8 @@ use poolfs_types::Errno;
 /// Requests by the number of their operation.
 static LIBRARY: [AtomicU64; Operation::ALL.len() + 1] = [const { AtomicU64::new(0) }; Operation::ALL.len() + 1];
 static REASONS: [AtomicU64; Reason::ALL.len()] = [const { AtomicU64::new(0) }; Reason::ALL.len()];
+static POSTED: AtomicU64 = AtomicU64::new(0);
+static UNPOSTED: [AtomicU64; Unposted::ALL.len()] = [const { AtomicU64::new(0) }; Unposted::ALL.len()];
 static KERNEL: AtomicU64 = AtomicU64::new(0);
 static DIRECT: AtomicU64 = AtomicU64::new(0);
 static DIRECT_STATS: AtomicU64 = AtomicU64::new(0);
@@ -37,7 +39,7 @@ const STANDARD_ERROR: i32 = 2;
 const PATH_BYTES: usize = 512;
 
 /// Longest line; written at once, so that those of several processes do not mix.
-const LINE_BYTES: usize = 1024;
+const LINE_BYTES: usize = 2048;
 
 /// Why a call that concerned an instance went to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,46 @@ impl Reason {
         (Self::OtherMount, "other-mount"),
         (Self::Service, "service"),
     ];
+}
+
+/// Why a write of an adopted file was not posted, but waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unposted {
+    /// the service has not granted it for this file
+    NoGrant,
+    /// others may have the description, another number stands for it, something is mapped by it, or its flags were changed
+    Shared,
+    /// more bytes than are posted at a time
+    TooLong,
+    /// behind an end that is not known: something else is changing it, or has
+    UnknownEnd,
+    /// too many posts are on the way, another thread posts, or all request buffers are in use
+    NoRoom,
+    /// the service took the grant away
+    GrantLost,
+}
+
+impl Unposted {
+    const ALL: [(Self, &'static str); 6] = [
+        (Self::NoGrant, "no-grant"),
+        (Self::Shared, "shared"),
+        (Self::TooLong, "too-long"),
+        (Self::UnknownEnd, "unknown-end"),
+        (Self::NoRoom, "no-room"),
+        (Self::GrantLost, "grant-lost"),
+    ];
+}
+
+/// Counts a write that is not posted, for a reason.
+#[inline]
+pub fn unposted(reason: Unposted) {
+    UNPOSTED[reason as usize].fetch_add(1, Ordering::Relaxed);
+}
+
+/// Counts a write that was posted.
+#[inline]
+pub fn posted() {
+    count(&POSTED);
 }
 
 /// The refusal that leaves a call to the kernel, for a reason that is counted.
@@ -131,8 +173,9 @@ pub fn no_mounts() {
 
 /// Starts counting for a new process.
 pub fn start() {
-    LIBRARY.iter().chain(&REASONS).for_each(|counter| counter.store(0, Ordering::Relaxed));
+    LIBRARY.iter().chain(&REASONS).chain(&UNPOSTED).for_each(|counter| counter.store(0, Ordering::Relaxed));
     KERNEL.store(0, Ordering::Relaxed);
+    POSTED.store(0, Ordering::Relaxed);
     DIRECT.store(0, Ordering::Relaxed);
     DIRECT_STATS.store(0, Ordering::Relaxed);
     SESSIONS_REFUSED.store(0, Ordering::Relaxed);
@@ -223,7 +266,7 @@ fn deliver(target: &[u8], text: &[u8]) {
 fn write_report(line: &mut Line, name: &str, is_long: bool) -> core::fmt::Result {
     let (library, kernel) = counts();
     write!(line, "poolfs {} {name} library={library} fuse={kernel}", raw::process_id())?;
-    for (name, counter) in [("direct", &DIRECT), ("direct-stats", &DIRECT_STATS)] {
+    for (name, counter) in [("direct", &DIRECT), ("direct-stats", &DIRECT_STATS), ("posted", &POSTED)] {
         let count = counter.load(Ordering::Relaxed);
         if count > 0 {
             write!(line, " {name}={count}")?;
@@ -248,6 +291,12 @@ fn write_details(line: &mut Line, kernel: u64) -> core::fmt::Result {
         let count = LIBRARY.get(operation as usize).map_or(0, |counter| counter.load(Ordering::Relaxed));
         if count > 0 {
             write!(line, " library.{operation:?}={count}")?;
+        }
+    }
+    for ((_, name), counter) in Unposted::ALL.iter().zip(&UNPOSTED) {
+        let count = counter.load(Ordering::Relaxed);
+        if count > 0 {
+            write!(line, " unposted.{name}={count}")?;
         }
     }
     let mut rest = kernel;

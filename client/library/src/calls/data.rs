@@ -1,6 +1,8 @@
 //! Reading and writing at given offsets, and what else concerns the content of an open file.
 
+use super::posts::{learn, poster};
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, refresh_size, request, sort_error};
+use crate::descriptors::Adopted;
 use crate::files::{DirectFile, OpenFile, Purpose, direct_file, open_file, open_file_for};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish, refused_at};
@@ -8,7 +10,7 @@ use crate::paths::Extra;
 use crate::state::{Call, state};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::segment::ContentGlance;
-use poolfs_ipc::wire::{Operation, RequestFlags, Status};
+use poolfs_ipc::wire::{Operation, Request, RequestFlags, Status};
 use poolfs_types::Errno;
 use poolfs_types::limits::FILE_SIZE_MAX;
 
@@ -42,6 +44,11 @@ pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
 pub fn pwrite(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
     let served = || {
         let call = on_descriptor(descriptor)?;
+        if let (Some(poster), Ok(offset)) = (poster(call, descriptor, memory), from_user(offset))
+            && let Some(count) = poster.write_at(memory, offset)?
+        {
+            return Ok(count);
+        }
         let file = writable(call, descriptor, memory.length())?;
         let offset = from_user(offset)?;
         write_at(call, &file, memory, offset).map(|(count, _)| count)
@@ -75,8 +82,12 @@ pub(super) fn writable<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<
 
 /// An adopted regular file that may be written.
 pub(super) fn may_write<'a>(call: Call, file: OpenFile<'a>) -> Served<OpenFile<'a>> {
-    let allowed = file.is_regular() && file.is_writable() && !call.state.file_size_limited();
-    if allowed { Ok(file) } else { Err(Refusal::Kernel) }
+    if may_be_written(call, &file.adopted) { Ok(file) } else { Err(Refusal::Kernel) }
+}
+
+/// Whether a file may be written without the kernel.
+pub(super) fn may_be_written(call: Call, adopted: &Adopted) -> bool {
+    adopted.is_regular() && adopted.is_writable() && !call.state.file_size_limited()
 }
 
 /// Reads a little of a file that is read again and again, in so few instructions that the processor begins with the next read while
@@ -113,7 +124,9 @@ pub(super) fn read_vectors_direct(file: &DirectFile<'_>, vectors: UserMemory, of
 pub(super) fn read_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offset: u64) -> Served<usize> {
     let length = transfer(memory, offset)?;
     let mut done = 0;
-    if let Some(read) = file.session.read_segment(file.adopted.handle, offset, memory.part(0, length)) {
+    if file.is_settled(call)
+        && let Some(read) = file.session.read_segment(file.adopted.handle, offset, memory.part(0, length))
+    {
         if read.is_whole {
             return Ok(read.count);
         }
@@ -128,7 +141,7 @@ pub(super) fn read_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offse
         request.length = (length - done).min(room) as u64;
         let reply = match file.session.execute(&mut borrowed, &request) {
             Ok(reply) => reply,
-            Err(error) => return refused_at(done, sort_error(call, file, error)),
+            Err(error) => return refused_at(done, sort_error(call, file.descriptor, error)),
         };
         let got = reply.length.min(request.length) as usize;
         let target = memory.part(done, got);
@@ -182,6 +195,9 @@ pub(super) fn write_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offs
     if file.appends() && length > room {
         return Err(Refusal::Kernel);
     }
+    let descriptors = &call.state.descriptors;
+    // Left unknown by whoever does not come as far as its end.
+    let mut change = if file.appends() { descriptors.end_changes(file.descriptor, &file.adopted) } else { None };
     let (mut done, mut first) = (0, offset);
     while done < length {
         let piece = memory.part(done, (length - done).min(room));
@@ -197,12 +213,16 @@ pub(super) fn write_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offs
         request.length = piece.length() as u64;
         let reply = match file.session.execute(&mut borrowed, &request) {
             Ok(reply) => reply,
-            Err(error) => return refused_at(done, sort_error(call, file, error)).map(|done| (done, first)),
+            Err(error) => return refused_at(done, sort_error(call, file.descriptor, error)).map(|done| (done, first)),
         };
         if done == 0 {
             first = reply.value;
         }
         let count = reply.length.min(request.length) as usize;
+        if let Some(change) = change.take() {
+            descriptors.end_changed(file.descriptor, change, reply.value.checked_add(count as u64));
+        }
+        learn(call, (file.descriptor, &file.adopted), &reply, length);
         done += count;
         if (count as u64) < request.length {
             break;
@@ -212,7 +232,7 @@ pub(super) fn write_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offs
 }
 
 /// The bytes of a transfer; nothing to transfer and impossible offsets are the kernel's to judge.
-fn transfer(memory: UserMemory, offset: u64) -> Served<usize> {
+pub(super) fn transfer(memory: UserMemory, offset: u64) -> Served<usize> {
     let length = memory.length().min(TRANSFER_MAX);
     let fits = offset.checked_add(length as u64).is_some_and(|end| end <= FILE_SIZE_MAX);
     if memory.is_impossible() || length == 0 || !fits { Err(Refusal::Kernel) } else { Ok(length) }
@@ -246,11 +266,17 @@ pub fn pwritev(descriptor: i32, vectors: UserMemory, offset: i64, flags: Option<
             return Err(Refusal::Foreign);
         }
         let call = on_descriptor(descriptor)?;
+        let mut at = from_user(offset)?;
+        if let Some(memory) = only_piece(vectors)
+            && let Some(poster) = poster(call, descriptor, memory)
+            && let Some(count) = poster.write_at(memory, at)?
+        {
+            return Ok(count);
+        }
         let file = writable(call, descriptor, 0)?;
         if file.appends() {
             return Err(Refusal::Kernel);
         }
-        let mut at = from_user(offset)?;
         each_vector(vectors, |memory| {
             let (count, _) = write_at(call, &file, memory, at)?;
             at += count as u64;
@@ -307,6 +333,14 @@ pub(super) fn each_vector(vectors: UserMemory, mut transfer: impl FnMut(UserMemo
     if done == 0 && total_length(vectors) == 0 { Err(Refusal::Kernel) } else { Ok(done) }
 }
 
+/// The piece of a vector that has no other one.
+pub(super) fn only_piece(vectors: UserMemory) -> Option<UserMemory> {
+    let is_one = vectors.length() == size_of::<[usize; 2]>();
+    let [base, length] = is_one.then(|| vectors.get::<[usize; 2]>()).flatten()?;
+    // SAFETY: as in `each_vector`.
+    Some(unsafe { UserMemory::new(base as *mut u8, length) })
+}
+
 /// Bytes of all pieces of a vector that can be read.
 pub(super) fn total_length(vectors: UserMemory) -> usize {
     let size = size_of::<[usize; 2]>();
@@ -335,7 +369,7 @@ pub fn ftruncate(descriptor: i32, length: i64) -> isize {
         let file = writable(call, descriptor, 0)?;
         let mut request = request(Operation::Truncate);
         request.offset = from_user(length)?;
-        by_file(call, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
+        resized(call, &file, &request)
     };
     finish(served(), || kernel(sys::__NR_ftruncate, [descriptor as usize, length as usize, 0, 0, 0, 0]))
 }
@@ -367,5 +401,13 @@ fn allocate(descriptor: i32, mode: i32, offset: i64, length: i64) -> Served<usiz
     request.mode = mode as u32;
     request.offset = from_user(offset)?;
     request.length = from_user(length).ok().filter(|&length| length > 0).ok_or(Refusal::Kernel)?;
-    by_file(call, &file, &request, &Extra::default(), &mut |_, _, _| {}).map(|_| 0)
+    resized(call, &file, &request)
+}
+
+/// A request that may change a file's size.
+fn resized(call: Call, file: &OpenFile<'_>, request: &Request) -> Served<usize> {
+    let resized = by_file(call, file, request, &Extra::default(), &mut |_, _, _| {});
+    // What was appended until now is no longer the end.
+    let _unknown = call.state.descriptors.end_changes(file.descriptor, &file.adopted);
+    resized.map(|_| 0)
 }

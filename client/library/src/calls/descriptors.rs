@@ -9,6 +9,7 @@ use linux_raw_sys::general as sys;
 use rustix::fd::{AsRawFd, BorrowedFd};
 
 pub(super) const EBADF: isize = 9;
+const EIO: isize = 5;
 
 /// `close_range` marks the descriptors close-on-exec instead of closing them.
 const CLOSE_RANGE_CLOEXEC: u32 = 4;
@@ -54,13 +55,22 @@ pub(super) fn is_own(state: &State, descriptor: i32) -> bool {
 
 /// `close`. Our own descriptors are none of the program's: to it they do not exist.
 pub fn close(descriptor: i32) -> isize {
+    let mut posted = None;
     if let Some(state) = state() {
         if is_own(state, descriptor) {
             return -EBADF;
         }
+        if state.descriptors.noted_grant(descriptor).is_some() {
+            posted = Call::begin().and_then(|call| Some((call, files::posted_by(call, descriptor)?)));
+        }
         state.descriptors.clear(descriptor);
     }
-    kernel_cancellable(sys::__NR_close, [descriptor as usize, 0, 0, 0, 0, 0])
+    let closed = kernel_cancellable(sys::__NR_close, [descriptor as usize, 0, 0, 0, 0, 0]);
+    match posted {
+        // The kernel would have said it, of writes that it knew.
+        Some((call, posts)) if closed == 0 && files::are_posts_lost(call, posts) => -EIO,
+        _ => closed,
+    }
 }
 
 /// Something that we do not see is about to close a number.
@@ -135,9 +145,9 @@ pub fn dup3(from: i32, to: i32, flags: i32) -> isize {
 
 /// To be called before `fcntl` with a command that does not duplicate.
 pub fn before_control(descriptor: i32, command: i32, argument: usize) {
-    let appends = command as u32 == sys::F_SETFL && argument as u32 & sys::O_APPEND != 0;
-    if let Some(call) = appends.then(Call::begin).flatten() {
-        files::append(call, descriptor);
+    let changes = command as u32 == sys::F_SETFL;
+    if let Some(call) = changes.then(Call::begin).flatten() {
+        files::change_flags(call, descriptor, argument as u32);
     }
 }
 

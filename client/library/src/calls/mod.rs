@@ -8,6 +8,7 @@ mod data;
 mod descriptors;
 mod names;
 mod offsets;
+mod posts;
 mod stats;
 mod sync;
 mod xattrs;
@@ -104,16 +105,17 @@ fn by_file(call: Call, file: &OpenFile<'_>, template: &Request, extra: &Extra<'_
     borrowed.put_data(0, extra.second).map_err(|_| Refusal::Kernel)?;
     request.second_length = extra.second.len() as u32;
     paths::put_value(&mut borrowed, extra.second.len(), extra, &mut request)?;
-    let reply = file.session.execute(&mut borrowed, &request).map_err(|error| sort_error(call, file, error))?;
+    let reply =
+        file.session.execute(&mut borrowed, &request).map_err(|error| sort_error(call, file.descriptor, error))?;
     take(&reply, &borrowed, &file.mount);
     Ok(reply)
 }
 
 /// What a failed request on an adopted file means.
-fn sort_error(call: Call, file: &OpenFile<'_>, error: Refusal) -> Refusal {
+fn sort_error(call: Call, descriptor: i32, error: Refusal) -> Refusal {
     match error {
         Refusal::Failed(Errno::EBADF | Errno::ESTALE) => {
-            call.state.descriptors.clear(file.descriptor);
+            call.state.descriptors.clear(descriptor);
             Refusal::Kernel
         }
         _ => error,

@@ -9,9 +9,10 @@
 //! same place. Only a failure leaves something, and gives it back when nobody has moved the offset since.
 
 use super::data::{
-    each_vector, from_user, kernel_vectors, may_read, may_write, read_at, read_direct, read_vectors_direct, readable,
-    total_length, words, writable, write_at,
+    each_vector, from_user, kernel_vectors, may_read, may_write, only_piece, read_at, read_direct, read_vectors_direct,
+    readable, total_length, words, writable, write_at,
 };
+use super::posts::poster;
 use super::stats::size_while_changing;
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, request};
 use crate::files::{self, DirectFile, OpenFile, Purpose, direct_file, open_file, own_file_for};
@@ -52,7 +53,10 @@ pub fn read(descriptor: i32, memory: UserMemory) -> isize {
 pub fn write(descriptor: i32, memory: UserMemory) -> isize {
     let served = || {
         let call = on_descriptor(descriptor)?;
-        let file = may_write(call, own_file_for(call, descriptor, Purpose::Write(memory.length()))?)?;
+        if let Some(count) = write_posted(call, descriptor, memory)? {
+            return Ok(count);
+        }
+        let file = own_writable(call, descriptor, memory)?;
         if file.appends() {
             let (count, first) = write_at(call, &file, memory, 0)?;
             let end = first.checked_add(count as u64).and_then(|end| i64::try_from(end).ok());
@@ -63,12 +67,36 @@ pub fn write(descriptor: i32, memory: UserMemory) -> isize {
         }
         at_offset(place(&file), memory.length(), |offset| {
             let written = write_at(call, &file, memory, offset).map(|(count, _)| count);
-            in_range(written, || kernel_cancellable(sys::__NR_pwrite64, words(descriptor, memory, offset as i64)))
+            written_in_range(written, descriptor, memory, offset)
         })
     };
     finish(served(), || {
         kernel_cancellable(sys::__NR_write, [descriptor as usize, memory.address(), memory.length(), 0, 0, 0])
     })
+}
+
+/// `write` by a post; nothing when it takes an ordinary request, and has not begun.
+fn write_posted(call: Call, descriptor: i32, memory: UserMemory) -> Served<Option<usize>> {
+    let Some(poster) = poster(call, descriptor, memory) else { return Ok(None) };
+    if poster.appends() {
+        return poster.append(memory);
+    }
+    let written = at_offset(poster.place(), memory.length(), |offset| {
+        let written = poster.write_at(memory, offset).and_then(|posted| match posted {
+            Some(count) => Ok(count),
+            // In the range that is taken already, of what the number now stands for.
+            None => {
+                let file = own_writable(call, descriptor, memory)?;
+                write_at(call, &file, memory, offset).map(|(count, _)| count)
+            }
+        });
+        written_in_range(written, descriptor, memory, offset)
+    });
+    written.map(Some)
+}
+
+fn own_writable<'a>(call: Call, descriptor: i32, memory: UserMemory) -> Served<OpenFile<'a>> {
+    may_write(call, own_file_for(call, descriptor, Purpose::Write(memory.length()))?)
 }
 
 /// `readv`
@@ -100,6 +128,11 @@ pub fn readv(descriptor: i32, vectors: UserMemory) -> isize {
 pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
     let served = || {
         let call = on_descriptor(descriptor)?;
+        if let Some(memory) = only_piece(vectors)
+            && let Some(count) = write_posted(call, descriptor, memory)?
+        {
+            return Ok(count);
+        }
         let file = may_write(call, own_file_for(call, descriptor, Purpose::Write(0))?)?;
         if file.appends() {
             return Err(Refusal::Kernel);
@@ -151,6 +184,11 @@ fn in_range(written: Served<usize>, kernel: impl FnOnce() -> isize) -> Served<us
         }
         served => served,
     }
+}
+
+/// As [`in_range`], of one piece of memory.
+fn written_in_range(written: Served<usize>, descriptor: i32, memory: UserMemory, offset: u64) -> Served<usize> {
+    in_range(written, || kernel_cancellable(sys::__NR_pwrite64, words(descriptor, memory, offset as i64)))
 }
 
 /// Runs a transfer of up to `length` bytes in the range that the offset of a descriptor is moved over, which is a file's of

@@ -94,7 +94,9 @@ fn looked_at(descriptor: i32) -> Served<(WireAttributes, (u32, u32))> {
         file.session.end_segment_without_lease(file.adopted.handle);
         obtain_segment(call, &file);
     }
-    if let Some(attributes) = file.session.noted_attributes(file.adopted.handle) {
+    if file.is_settled(call)
+        && let Some(attributes) = file.session.noted_attributes(file.adopted.handle)
+    {
         return Ok((attributes, file.mount.device));
     }
     let request = request(Operation::Stat);

@@ -1,0 +1,71 @@
+//! Requests of a session: a buffer, its reply, and what it means.
+
+use super::{Session, open};
+use crate::outcome::{Refusal, Served};
+use crate::signals::SignalsHeld;
+use crate::trace::{self, Reason};
+use poolfs_ipc::wire::{Operation, Reply, Request, Status};
+use poolfs_ipc::{Borrowed, CallError};
+use poolfs_types::Errno;
+
+impl Session<'_> {
+    /// A request buffer.
+    ///
+    /// # Errors
+    /// [`Refusal::Kernel`] when there is none.
+    pub fn borrow(&self) -> Served<Borrowed<'_>> {
+        self.connection().borrow(self.frame).map_err(|error| {
+            if error == CallError::Dead {
+                self.end();
+            }
+            trace::left(Reason::NoBuffer)
+        })
+    }
+
+    /// Submits a request and sorts its reply: done and redirected ones come back.
+    ///
+    /// # Errors
+    /// The refusal, or what the service answers.
+    pub fn execute(&self, borrowed: &mut Borrowed<'_>, request: &Request) -> Served<Reply> {
+        let reply = borrowed.execute(request).map_err(|error| match error {
+            CallError::Dead => self.lost(request.operation),
+            CallError::NoSession | CallError::Busy => Refusal::Kernel,
+        })?;
+        sorted(request.operation, reply)
+    }
+
+    /// The session was lost while a request waited. When the service lives, something took the socket away from us (the
+    /// program closed its number); what changes nothing can then be asked again, of the kernel: unless writes may have been lost.
+    #[cold]
+    pub(super) fn lost(&self, operation: u32) -> Refusal {
+        let has_posts = self.has_any_posts();
+        self.end();
+        let repeatable = Operation::from_number(operation).is_some_and(|operation| {
+            use Operation::{GetXattr, ListXattr, Read, Seek, Stat};
+            matches!(operation, GetXattr | ListXattr | Read | Seek | Stat)
+        });
+        if !repeatable || has_posts {
+            return Refusal::Failed(Errno::EIO);
+        }
+        let _held = SignalsHeld::hold();
+        match open(self.name()) {
+            // One that takes its time lives.
+            Ok(_) | Err(Errno::ETIMEDOUT | Errno::EAGAIN) => Refusal::Kernel,
+            Err(_) => Refusal::Failed(Errno::EIO),
+        }
+    }
+}
+
+/// What a reply to an operation means: done and redirected ones come back.
+pub(super) fn sorted(operation: u32, reply: Reply) -> Served<Reply> {
+    let status = Status::from_number(reply.status);
+    if status != Some(Status::UseKernel) {
+        trace::library(operation);
+    }
+    match status {
+        Some(Status::Done | Status::Redirect | Status::RedirectSecond) => Ok(reply),
+        Some(Status::UseKernel) => Err(trace::left(Reason::Service)),
+        Some(Status::Failed) => Err(Refusal::Failed(Errno::from_raw(reply.errno))),
+        None => Err(Refusal::Failed(Errno::EIO)),
+    }
+}
