@@ -86,3 +86,26 @@ fn whoever_looks_finds_every_write_that_has_returned() {
         }
     });
 }
+
+#[test]
+fn each_finds_what_all_have_done_before() {
+    let (rounds, seeds) = if is_soak() { ("40000", 20) } else { ("1200", 2) };
+    isolated_for("each_finds_what_all_have_done_before", LIMIT * if is_soak() { 20 } else { 1 }, |folder| {
+        let programs = Programs::compile(folder, "baton");
+        for stack in [Stack::Directory, Stack::Union] {
+            let pool = Pool::create(folder, "16M");
+            let at = mounted(&pool, folder, stack);
+            for number in 0..seeds {
+                let seed = if is_soak() { u64::from(std::process::id()) + number } else { number + 1 };
+                let mut command = pool.command();
+                command.args(["exec", pool.name(), "--"]).arg(&programs.library).arg(&at);
+                command.args([&seed.to_string(), rounds]).arg(&programs.kernel);
+                let outcome = run_within(&mut command, LIMIT);
+                assert_eq!(outcome.code, 0, "{stack:?}, seed {seed}: {outcome:?}");
+                println!("soak: {stack:?}: {}", outcome.out.trim());
+            }
+            let _ = umount(&pool, &at).expect("umount");
+            fs::remove_dir_all(folder.join("upper")).expect("removed");
+        }
+    });
+}
