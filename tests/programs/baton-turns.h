@@ -23,9 +23,34 @@ static int received(int socket)
     return found;
 }
 
-/* r m f e: looks at the content; s l: at the attributes; y: has it synced; a w: writes; t T: truncates; n k: names;
+/* What is made after a file's last write is not older than the file, and the file gets no younger by itself. */
+static void make_newer(int pause)
+{
+    struct stat made, file, later;
+    struct timespec tick;
+    int is_written = (int)below(2);
+    int fd = open(model->other_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    need(fd >= 0);
+    if (is_written)
+        need(write(fd, "x", 1) == 1);
+    need(!close(fd));
+    need(!stat(model->other_path, &made) && !stat(model->path, &file));
+    check_attributes(&file, "stat");
+    int64_t seconds = made.st_mtim.tv_sec - file.st_mtim.tv_sec, younger = seconds * 1000000000 + made.st_mtim.tv_nsec - file.st_mtim.tv_nsec;
+    /* What is only made has its time from the branch's filesystem, whose clock is up to a tick behind the service's. */
+    need(!clock_getres(CLOCK_REALTIME_COARSE, &tick));
+    if (younger < (is_written ? 0 : -tick.tv_nsec))
+        wrong("what was made later is %ld ns older", -younger);
+    usleep((useconds_t)pause);
+    need(!stat(model->path, &later));
+    if (later.st_mtim.tv_sec != file.st_mtim.tv_sec || later.st_mtim.tv_nsec != file.st_mtim.tv_nsec || later.st_size != file.st_size)
+        wrong("the file has changed by itself");
+    need(!unlink(model->other_path));
+}
+
+/* r m f e: looks at the content; s l: at the attributes; Z: makes another file; y: has it synced; a w: writes; t T: truncates; n k: names;
  * g: gets the writer's descriptor; G: uses it; d: gives it back; o: has the file open from here on; q: has not. */
-static const char TURNS[] = "rrrmmffeeslssslyaawtTnkgGGGdoq";
+static const char TURNS[] = "ZZrrrmmffeeslssslyaawtTnkgGGGdoq";
 
 static void turn_of_other(char what, int socket)
 {
@@ -42,6 +67,7 @@ static void turn_of_other(char what, int socket)
         break;
     case 's': check_stat(); break;
     case 'l': check_list(); break;
+    case 'Z': make_newer((int)below(2) * 2500); break;
     case 'y': need(!fsync(fd = opened(O_RDONLY))); break;
     case 'a': {
         fd = opened(O_WRONLY | O_APPEND);
@@ -187,7 +213,7 @@ static void have_child(int fd, const char *program, int memory)
 static void own_turn(int *fd, const char *program, int memory)
 {
     struct stat found;
-    switch (below(11)) {
+    switch (below(12)) {
     case 0: check_pread(*fd, 0); break;
     case 1:
         need(!fstat(*fd, &found));
@@ -225,6 +251,7 @@ static void own_turn(int *fd, const char *program, int memory)
         model->offset += left;
         break;
     }
+    case 10: make_newer((int)below(2) * 2500); break;
     default: have_child(*fd, program, memory);
     }
     if (lseek(*fd, 0, SEEK_CUR) != model->offset)

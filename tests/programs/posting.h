@@ -42,12 +42,12 @@ enum {
     RECORD_MAX = 4096,
     SECTOR = 512,
     SECTORS = 512,
-    ROOM = LOG_MAX + 64 * RECORD_MAX,
+    ROOM = 4 << 20,
     MAGIC = 0x706f7374,
 };
 
 struct part {
-    _Atomic uint64_t started, returned;
+    _Atomic uint64_t started, returned, synced;
     /* Of what has returned: bytes, and when the last of them was begun by the clock of filesystems. */
     _Atomic uint64_t bytes, begun_ns;
     atomic_flag taken;
@@ -87,7 +87,7 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-static uint64_t below(uint64_t limit)
+__attribute__((unused)) static uint64_t below(uint64_t limit)
 {
     dice ^= dice << 13;
     dice ^= dice >> 7;
@@ -143,7 +143,7 @@ static int is_left(const struct file *file, uint64_t number)
     return atomic_load(&file->left[number / 8]) >> number % 8 & 1;
 }
 
-static void leave(struct file *file, uint64_t number)
+__attribute__((unused)) static void leave(struct file *file, uint64_t number)
 {
     atomic_fetch_or(&file->left[number / 8], (uint8_t)(1 << number % 8));
     atomic_store(&file->any_left, 1);
