@@ -34,7 +34,7 @@ struct model {
     char path[4096], other_path[4096];
     int64_t size, offset, number, length;
     int appends, description;
-    uint64_t mtime_ns, begun_ns, seed;
+    uint64_t mtime_ns, begun_ns, returned_ns, seed;
     unsigned char bytes[ROOM];
 };
 
@@ -73,11 +73,16 @@ static void needed(int fine, int line, const char *what)
 
 #define need(what) needed((what), __LINE__, #what)
 
-static uint64_t coarse_ns(void)
+static uint64_t now_ns(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME_COARSE, &now);
+    clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t coarse_ns(void)
+{
+    return now_ns(CLOCK_REALTIME_COARSE);
 }
 
 /* Waits for a turn; nobody is late for long but on a machine that does something else. */
@@ -157,6 +162,7 @@ static void run_of_writes(int fd)
     }
     if (copy >= 0)
         need(!close(copy));
+    model->returned_ns = now_ns(CLOCK_REALTIME);
 }
 
 static void same(const unsigned char *found, int64_t size, const char *way)
@@ -214,6 +220,9 @@ static void check_attributes(const struct stat *found, const char *way)
         wrong("%s: size %ld instead of %ld", way, found->st_size, model->size);
     if (mtime < model->mtime_ns || mtime < model->begun_ns)
         wrong("%s: changed at %lu, after %lu had been seen and a write was begun at %lu", way, mtime, model->mtime_ns, model->begun_ns);
+    /* Whenever a write is done, its time is that of the call. */
+    if (mtime > model->returned_ns)
+        wrong("%s: changed at %lu, when all had returned at %lu", way, mtime, model->returned_ns);
     model->mtime_ns = mtime;
 }
 
