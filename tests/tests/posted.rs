@@ -89,9 +89,26 @@ fn whoever_looks_finds_every_write_that_has_returned() {
 }
 
 #[test]
+fn a_write_that_has_only_been_said_to_return_is_found_out() {
+    isolated_for("a_write_that_has_only_been_said_to_return_is_found_out", LIMIT, |folder| {
+        let programs = Programs::compile(folder, "posting");
+        // On the disk: by those who write as they say, nothing is found.
+        for (number, lies) in [None, Some("lying")].into_iter().enumerate() {
+            let at = folder.join(format!("files-{number}"));
+            fs::create_dir(&at).expect("a folder");
+            let mut command = Command::new(&programs.kernel);
+            command.arg("storm").arg(&at).arg(folder.join("board")).args(["3", "1"]);
+            let outcome = run_within(command.arg(&programs.library).arg(&programs.kernel).args(lies), LIMIT);
+            let found_out = outcome.code != 0 && outcome.err.contains("had been written");
+            assert_eq!(found_out, lies.is_some(), "{lies:?}: {outcome:?}");
+        }
+    });
+}
+
+#[test]
 fn each_finds_what_all_have_done_before() {
-    let (rounds, seeds) = if is_soak() { ("40000", 20) } else { ("1200", 2) };
-    isolated_for("each_finds_what_all_have_done_before", LIMIT * if is_soak() { 20 } else { 1 }, |folder| {
+    let (rounds, seeds, limit) = if is_soak() { ("20000", 6, LIMIT * 6) } else { ("1200", 2, LIMIT) };
+    isolated_for("each_finds_what_all_have_done_before", limit, |folder| {
         let programs = Programs::compile(folder, "baton");
         for stack in [Stack::Directory, Stack::Union] {
             let pool = Pool::create(folder, "16M");
@@ -103,8 +120,8 @@ fn each_finds_what_all_have_done_before() {
                 command.args([&seed.to_string(), rounds]).arg(&programs.kernel);
                 let outcome = run_within(&mut command, LIMIT);
                 assert_eq!(outcome.code, 0, "{stack:?}, seed {seed}: {outcome:?}");
-                println!("soak: {stack:?}: {}", outcome.out.trim());
             }
+            println!("soak: {stack:?}: {seeds} programs of {rounds} turns");
             let _ = umount(&pool, &at).expect("umount");
             fs::remove_dir_all(folder.join("upper")).expect("removed");
         }
@@ -114,7 +131,7 @@ fn each_finds_what_all_have_done_before() {
 #[test]
 fn a_sign_that_was_given_after_a_write_is_not_seen_before_it() {
     let signs = if is_soak() { "4000" } else { "100" };
-    isolated_for("a_sign_that_was_given_after_a_write_is_not_seen_before_it", LIMIT * 2, |folder| {
+    isolated_for("a_sign_that_was_given_after_a_write_is_not_seen_before_it", LIMIT * 3, |folder| {
         let programs = Programs::compile(folder, "afterwards");
         for stack in [Stack::Directory, Stack::Union] {
             let pool = Pool::create(folder, "16M");
@@ -246,7 +263,9 @@ fn after_its_service_s_death_nothing_succeeds_and_what_was_synced_is_there() {
         let told = Told::make(folder);
         let pool = Pool::create(folder, "16M");
         let calls = ["append 1", "sync", "data", "read", "close"];
-        for (stack, how) in [Stack::Directory, Stack::Union].into_iter().flat_map(|stack| APPENDS.map(|how| (stack, how))) {
+        for (stack, how) in
+            [Stack::Directory, Stack::Union].into_iter().flat_map(|stack| APPENDS.map(|how| (stack, how)))
+        {
             let at = mounted(&pool, folder, stack);
             let mut all: Vec<Stepper> =
                 (0..calls.len()).map(|number| told.start(&pool, Way::Library, &at, number, how)).collect();
@@ -279,18 +298,23 @@ fn is_of_death(error: i32) -> bool {
 
 #[test]
 fn a_service_killed_at_any_moment_keeps_what_was_synced() {
-    let rounds = if is_soak() { 200 } else { 6 };
-    isolated_for("a_service_killed_at_any_moment_keeps_what_was_synced", LIMIT * if is_soak() { 6 } else { 1 }, |folder| {
+    let (rounds, limit) = if is_soak() { (200, LIMIT * 6) } else { (6, LIMIT) };
+    isolated_for("a_service_killed_at_any_moment_keeps_what_was_synced", limit, |folder| {
         let told = Told::make(folder);
         let pool = Pool::create(folder, "16M");
         for round in 0..rounds {
             let stack = [Stack::Directory, Stack::Union][round % 2];
             let at = mounted(&pool, folder, stack);
-            let mut all: Vec<Stepper> =
-                APPENDS.iter().enumerate().map(|(number, how)| told.start(&pool, Way::Library, &at, number, *how)).collect();
+            let mut all: Vec<Stepper> = APPENDS
+                .iter()
+                .enumerate()
+                .map(|(number, how)| told.start(&pool, Way::Library, &at, number, *how))
+                .collect();
             std::thread::scope(|scope| {
-                let running: Vec<_> =
-                    all.iter_mut().map(|process| scope.spawn(|| process.step("run 7").expect_err("it ends so"))).collect();
+                let running: Vec<_> = all
+                    .iter_mut()
+                    .map(|process| scope.spawn(|| process.step("run 7").expect_err("it ends so")))
+                    .collect();
                 pool.kill_service_after(|| std::thread::sleep(Duration::from_millis(20 + round as u64 * 37 % 300)));
                 for process in running {
                     let error = process.join().expect("it answers");
@@ -328,7 +352,8 @@ fn what_a_full_branch_has_accepted_is_there() {
             for how in APPENDS {
                 fs::create_dir_all(&upper).expect("a folder");
                 let [upper_text, lower_text] = [&upper, &lower].map(|path| path.to_str().expect("text"));
-                let stack = ["--upper", upper_text, "--lower", lower_text, "--upper-format", format, "--upper-size", "8M"];
+                let stack =
+                    ["--upper", upper_text, "--lower", lower_text, "--upper-format", format, "--upper-size", "8M"];
                 let mounted = pool.mount(&at, &stack);
                 fill(&at);
                 // Several at once, one of them by the kernel.
@@ -338,7 +363,8 @@ fn what_a_full_branch_has_accepted_is_there() {
                     told.start(&pool, Way::Legacy, &at, 2, how),
                 ];
                 std::thread::scope(|scope| {
-                    let writing: Vec<_> = all.iter_mut().map(|process| scope.spawn(|| process.step("append 100000"))).collect();
+                    let writing: Vec<_> =
+                        all.iter_mut().map(|process| scope.spawn(|| process.step("append 100000"))).collect();
                     for process in writing {
                         assert_eq!(process.join().expect("it answers"), Err(libc::ENOSPC), "{format}, {how}");
                     }
