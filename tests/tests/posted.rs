@@ -57,7 +57,7 @@ fn storm(pool: &Pool, programs: &Programs, at: &Path, board: &Path, seconds: u64
 
 #[test]
 fn whoever_looks_finds_every_write_that_has_returned() {
-    let seconds = if is_soak() { SOAK_S / 3 } else { 6 };
+    let seconds = if is_soak() { SOAK_S / 3 } else { 5 };
     let limit = LIMIT + Duration::from_secs(3 * seconds);
     isolated_for("whoever_looks_finds_every_write_that_has_returned", limit, |folder| {
         let programs = Programs::compile(folder, "posting");
@@ -107,7 +107,7 @@ fn a_write_that_has_only_been_said_to_return_is_found_out() {
 
 #[test]
 fn each_finds_what_all_have_done_before() {
-    let (rounds, seeds, limit) = if is_soak() { ("20000", 6, LIMIT * 6) } else { ("1200", 2, LIMIT) };
+    let (rounds, seeds, limit) = if is_soak() { ("20000", 6, LIMIT * 6) } else { ("900", 2, LIMIT) };
     isolated_for("each_finds_what_all_have_done_before", limit, |folder| {
         let programs = Programs::compile(folder, "baton");
         for stack in [Stack::Directory, Stack::Union] {
@@ -130,7 +130,7 @@ fn each_finds_what_all_have_done_before() {
 
 #[test]
 fn a_sign_that_was_given_after_a_write_is_not_seen_before_it() {
-    let signs = if is_soak() { "4000" } else { "100" };
+    let signs = if is_soak() { "4000" } else { "70" };
     isolated_for("a_sign_that_was_given_after_a_write_is_not_seen_before_it", LIMIT * 3, |folder| {
         let programs = Programs::compile(folder, "afterwards");
         for stack in [Stack::Directory, Stack::Union] {
@@ -298,7 +298,7 @@ fn is_of_death(error: i32) -> bool {
 
 #[test]
 fn a_service_killed_at_any_moment_keeps_what_was_synced() {
-    let (rounds, limit) = if is_soak() { (200, LIMIT * 6) } else { (6, LIMIT) };
+    let (rounds, limit) = if is_soak() { (200, LIMIT * 6) } else { (4, LIMIT) };
     isolated_for("a_service_killed_at_any_moment_keeps_what_was_synced", limit, |folder| {
         let told = Told::make(folder);
         let pool = Pool::create(folder, "16M");
