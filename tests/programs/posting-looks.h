@@ -35,7 +35,7 @@ static int is_right_below_zeros(int index, const struct known *known, int fd, si
 {
     static unsigned char again[ROOM];
     char before[sizeof complaint];
-    if (!atomic_load(&board->is_crowded))
+    if (!atomic_load(&board->is_crowded) || size < known->bytes)
         return 0;
     strcpy(before, complaint);
     need(!posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED));

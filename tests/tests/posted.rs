@@ -84,6 +84,7 @@ fn whoever_looks_finds_every_write_that_has_returned() {
             check(&at);
             let _ = umount(&pool, &at).expect("umount");
             fs::remove_dir_all(folder.join("upper")).expect("removed");
+            fs::remove_file(&board).expect("it was there");
         }
     });
 }
