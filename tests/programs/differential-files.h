@@ -128,6 +128,37 @@ static void do_pwrite(char **w)
     say_result(pwrite(descriptor_of(w[0]), data, length, number(w[1])));
 }
 
+/* Small writes, one right after the other, at the descriptor's own place or from an offset on; after so many of them a look at what there is. */
+static void do_burst(char **w)
+{
+    enum { COUNT_MAX = 64, LENGTH_MAX = 8192 };
+    int descriptor = descriptor_of(w[0]), at_offset = strcmp(w[2], "-") != 0;
+    long long count = number(w[1]), from = number(w[2]), look = number(w[5]);
+    size_t length = length_of(w[3]) < LENGTH_MAX ? length_of(w[3]) : LENGTH_MAX;
+    struct stat found;
+    if (is_pipe(descriptor)) {
+        say("-");
+        return;
+    }
+    for (long long done = 0; done < count && done < COUNT_MAX; done++) {
+        fill(data, length, (uint64_t)(number(w[4]) + done));
+        ssize_t written = at_offset ? pwrite(descriptor, data, length, from + done * (long long)length) : write(descriptor, data, length);
+        if (written != (ssize_t)length || done == count - 1)
+            say_result(written);
+        if (written < 0)
+            return;
+        if (look == 0 || done % look != look - 1)
+            continue;
+        say(" after %lld", done);
+        if (fstat(descriptor, &found))
+            say_result(-1);
+        else
+            say(" size %lld ", (long long)found.st_size);
+        say_read(pread(descriptor, data, length, done % 2 ? from : found.st_size > (off_t)length ? found.st_size - (off_t)length : 0));
+        say(" at %lld ", (long long)lseek(descriptor, 0, SEEK_CUR));
+    }
+}
+
 static void do_pwritev(char **w)
 {
     struct iovec parts[3];

@@ -294,7 +294,7 @@ const struct operation operations[] = {
     {"lremovexattr", 2, do_lremovexattr}, {"fremovexattr", 2, do_fremovexattr}, {"open", 4, do_open},
     {"close", 1, do_close}, {"dup", 2, do_dup}, {"read", 2, do_read}, {"readv", 2, do_readv},
     {"pread", 3, do_pread}, {"preadv", 3, do_preadv}, {"write", 3, do_write}, {"writev", 3, do_writev},
-    {"pwrite", 4, do_pwrite}, {"pwritev", 4, do_pwritev}, {"seek", 3, do_seek}, {"holes", 2, do_holes},
+    {"pwrite", 4, do_pwrite}, {"pwritev", 4, do_pwritev}, {"burst", 6, do_burst}, {"seek", 3, do_seek}, {"holes", 2, do_holes},
     {"ftruncate", 2, do_ftruncate}, {"fallocate", 4, do_fallocate}, {"copy", 5, do_copy},
     {"sendfile", 4, do_sendfile}, {"fsync", 1, do_fsync}, {"fdatasync", 1, do_fdatasync}, {"setfl", 2, do_setfl},
     {"lock", 5, do_lock}, {"getlock", 5, do_getlock}, {"flock", 2, do_flock}, {"map", 4, do_map},

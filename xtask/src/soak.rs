@@ -54,6 +54,12 @@ const STAGES: &[Stage] = &[
         ),
         environment: &[LONG],
     },
+    // All that is in that file of tests, in its long form.
+    Stage {
+        name: "posted writes",
+        command: &["cargo", "test", "-p", "poolfs-tests", "--test", "posted", "--", "--nocapture"],
+        environment: &[LONG],
+    },
     Stage {
         name: "death of a service told in time",
         command: &end_to_end!("death", "a_killed_service_is_an_error_at_once_and_keeps_its_promises"),

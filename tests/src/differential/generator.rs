@@ -57,6 +57,9 @@ pub fn program(seed: u64, operations: usize) -> Vec<String> {
         if dice.one_in(60) {
             lines.extend(renewal(&mut dice));
         }
+        if dice.one_in(30) {
+            lines.extend(bursts(&mut dice, processes, process));
+        }
     }
     lines.push("0 look".to_owned());
     lines.extend((0..processes).map(|process| format!("{process} files")));
@@ -79,6 +82,37 @@ fn renewal(dice: &mut Dice) -> Vec<String> {
         format!("{by} pwrite 0 {} {} {}", dice.below(30_000), dice.below(40_000), dice.below(1_000)),
         format!("{by} fchmod 0 {:#o}", dice.of(&[0o666, 0o777, 0o6777, 0o644])),
     ]
+}
+
+/// One opens a file and writes it in runs of small writes; somebody else looks, or does more, in between.
+fn bursts(dice: &mut Dice, processes: u64, by: u64) -> Vec<String> {
+    let file = path(dice);
+    let at = slot(dice);
+    let flags = dice.of(&[libc::O_APPEND, libc::O_APPEND, 0, libc::O_APPEND | libc::O_TRUNC, libc::O_TRUNC]);
+    let access = dice.of(&[libc::O_RDWR, libc::O_RDWR, libc::O_WRONLY]);
+    let mut lines = vec![format!("{by} open {at} {file} {:#o} 0666", flags | access | libc::O_CREAT)];
+    for _ in 0..1 + dice.below(3) {
+        lines.push(format!("{by} {}", burst(dice, at)));
+        let other = dice.below(processes);
+        match dice.below(10) {
+            0..=2 => lines.push(format!("{other} stat {file} 0")),
+            3 => lines.push(format!("{} look", dice.below(2))),
+            4 => lines.push(format!("{by} {}", by_heir(dice, at))),
+            5 => lines.push(format!("{by} dup {at} {}", dice.below(4))),
+            6 => lines.push(format!("{other} truncate {file} {}", size(dice))),
+            7 => lines.push(format!("{by} child {}", burst(dice, at))),
+            8 => lines.push(TICK.to_owned()),
+            _ => lines.push(format!("{by} fstat {at}")),
+        }
+    }
+    lines
+}
+
+fn burst(dice: &mut Dice, at: u64) -> String {
+    let offset = if dice.one_in(3) { dice.below(50_000).to_string() } else { "-".to_owned() };
+    let length = dice.of(&[1, 100, 128, 200, 512, 1_000, 4_096]);
+    let count = 8 + dice.below(if length < 1_000 { 40 } else { 8 });
+    format!("burst {at} {count} {offset} {length} {} {}", dice.below(1_000), dice.of(&[0, 0, 1, 2, 5, 8]))
 }
 
 fn name(dice: &mut Dice) -> &'static str {
@@ -252,7 +286,8 @@ fn on_file(dice: &mut Dice, processes: u64) -> String {
         106..=109 => format!("take {at}"),
         110 => format!("left {at}"),
         111 => format!("splice {at} {} {}", offset(dice), length(dice)),
-        112..=113 => format!("append {at} {} {}", length(dice), dice.below(1_000)),
+        112 => format!("append {at} {} {}", length(dice), dice.below(1_000)),
+        113 => burst(dice, at),
         114..=115 => "heir".to_owned(),
         _ => by_heir(dice, at),
     }
