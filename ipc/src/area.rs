@@ -1,7 +1,7 @@
 //! Where things lie in the memory files: request buffers and queues.
 //!
 //! ```text
-//! buffer n at n * (4096 + data):  0x000 state word   0x008 extent   0x040 Request   0x100 Reply   0x1000 data
+//! buffer n at n * (4096 + data):  0x000 state word   0x008 extent   0x010 time of a post   0x040 Request   0x100 Reply   0x1000 data
 //! behind the last buffer:  0x000 reads without a request, 128 times: handle, reads   0x800 reads of other handles
 //! behind that:  posts, 16 slots of 64 bytes: 0x00 granted   0x04 tended   0x08 posted
 //! queue:  0x000 head  0x040 tail  0x080 events, sleepers  0x0C0 space, producers asleep, stamps  0x100 slots, 8 bytes each
@@ -21,6 +21,7 @@ use core::ptr::NonNull;
 use zerocopy::{FromZeros, IntoBytes};
 
 const EXTENT: usize = 0x08;
+const WRITTEN_AT: usize = 0x10;
 const REQUEST: usize = 0x40;
 const REPLY: usize = 0x100;
 const COUNTS: usize = 0;
@@ -192,6 +193,11 @@ impl<'a> BufferArea<'a> {
     /// How far the post in it goes.
     pub fn extent(&self) -> Extent<'a> {
         Extent::new(word(self.mapping, self.start + EXTENT))
+    }
+
+    /// When the last write of the post in it was made, nanoseconds since 1970 (`CLOCK_REALTIME`).
+    pub fn written_at(&self) -> &'a AtomicU64 {
+        word(self.mapping, self.start + WRITTEN_AT)
     }
 
     /// Bytes of the data area.

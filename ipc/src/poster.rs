@@ -15,6 +15,12 @@ use crate::state::{CallerState, Sequence};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wire::{Operation, Reply, Request};
 
+/// Now, as a write's file shows it.
+fn realtime_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+}
+
 /// Where the bytes of a write go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PostAt {
@@ -152,6 +158,7 @@ impl<'a> Turn<'a> {
         if !continues || !area.extent().is_open(latest.number, latest.length) || !owner.take(self.frame) {
             return false;
         }
+        area.written_at().store(realtime_ns(), Ordering::Relaxed);
         let grown = area.extent().grow(latest.number, latest.length, end as u32, || {
             // SAFETY: the caller vouches for the source; no program has a pointer into the session's memory.
             unsafe { area.put_data_raw(latest.length as usize, source, length) }.is_ok()
@@ -201,6 +208,7 @@ impl<'a> Turn<'a> {
             ..Request::default()
         };
         let (index, length) = (buffer.index(), length as u32);
+        self.connection.buffer(index).written_at().store(realtime_ns(), Ordering::Relaxed);
         let (sequence, published) = buffer.post(&request, &self.words(), grant, length);
         if !published.is_granted {
             return buffer.answer().map(Posting::Answered);
@@ -276,6 +284,15 @@ impl Connection {
         }
         // SAFETY: the caller's promise.
         unsafe { turn.begin(grant, handle, at, source, length) }
+    }
+
+    /// As [`Connection::post`], of a slice.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post_slice(&self, grant: PostGrant, handle: u64, at: PostAt, data: &[u8]) -> Result<Posting, CallError> {
+        // SAFETY: a slice is readable for its length.
+        unsafe { self.post(Frame::here(), grant, handle, at, data.as_ptr(), data.len()) }
     }
 
     /// What a call of this thread that was left has posted, or was about to post, in a buffer: the number to go on with when

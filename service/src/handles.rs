@@ -10,8 +10,9 @@ use poolfs_libservice::types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Result};
 use poolfs_service_protocol::{NotDirect, OperationPath};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 /// Most files and directories one instance keeps open.
 pub const HANDLES_MAX: usize = 1 << 17;
@@ -57,6 +58,12 @@ pub struct OpenFile {
     listing: Mutex<ListingUse>,
     /// By request, and by the kernel.
     reads: [AtomicU64; 2],
+    /// Small writes by request, until its writes may be posted.
+    small_writes: AtomicU32,
+    /// When its writes may be posted again.
+    post_after: Mutex<Option<Instant>>,
+    /// Why one failed whose caller had gone on; until somebody is told.
+    post_failure: Mutex<Option<Errno>>,
     /// Why it was given no segment when somebody last asked for one.
     not_direct: Mutex<Option<NotDirect>>,
     /// How the kernel reads it; until it is closed.
@@ -142,6 +149,31 @@ impl OpenFile {
     #[must_use]
     pub fn reads(&self) -> [u64; 2] {
         self.reads.each_ref().map(|reads| reads.load(Ordering::Relaxed))
+    }
+
+    /// Counts a small write by request; whether it is the one of this number or a later one, and writes may be posted now.
+    pub(crate) fn count_small_write(&self, from: u32) -> bool {
+        let count = self.small_writes.load(Ordering::Relaxed);
+        if count < from {
+            self.small_writes.store(count + 1, Ordering::Relaxed);
+        }
+        let is_paused = |until: Option<Instant>| until.is_some_and(|until| Instant::now() < until);
+        count + 1 >= from && !is_paused(*self.post_after.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Nothing is posted for a while.
+    pub(crate) fn pause_posts(&self, pause: Duration) {
+        *self.post_after.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + pause);
+    }
+
+    /// A write whose caller has gone on has failed.
+    pub(crate) fn note_post_failure(&self, errno: Errno) {
+        self.post_failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(errno);
+    }
+
+    /// Tells that a write has failed whose caller had gone on, once.
+    pub(crate) fn posted_failure(&self) -> std::result::Result<(), Errno> {
+        self.post_failure.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
     }
 
     /// Notes why somebody who asked to read it by himself may not, or that he may.
@@ -388,6 +420,9 @@ impl Reservation<'_> {
             announces_closing: AtomicBool::new(false),
             listing: Mutex::default(),
             reads: Default::default(),
+            small_writes: AtomicU32::new(0),
+            post_after: Mutex::default(),
+            post_failure: Mutex::default(),
             not_direct: Mutex::default(),
             text_use: Mutex::default(),
             layer: Arc::clone(&self.table.layer),

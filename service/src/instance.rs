@@ -24,11 +24,11 @@ use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId};
 use poolfs_libservice::{Holder, Lease, Libservice, Segment, fail};
 use poolfs_service_protocol::{
-    AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, NotDirect, OperationPath, ProgramStatus, ReadCounts,
-    Transport,
+    AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, NotDirect, NotPosted, OperationPath, ProgramStatus,
+    ReadCounts, Transport,
 };
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tracing::warn;
 
@@ -56,6 +56,24 @@ pub trait Adopter: Send + Sync {
 
     /// Whether a process has a session, the files that it adopted, and what stood against the last session it asked for.
     fn client(&self, pid: u32) -> (bool, Vec<Adopted>, Option<Errno>);
+
+    /// Serves all writes whose callers have gone on before this call, as far as that does not take long.
+    fn settle_posts(&self);
+
+    /// The same of one node, or of all, however long it takes.
+    fn settle_all_posts(&self, of: Option<NodeId>);
+
+    /// The same for a node, of which no caller goes on any more without an answer.
+    fn revoke_posts(&self, node: NodeId);
+
+    /// The same for all nodes, for good.
+    fn end_posts(&self);
+
+    /// The same until it is told to go on.
+    fn pause_posts(&self, paused: bool);
+
+    /// Requests whose callers had gone on, and how often somebody had to wait, by cause.
+    fn posted(&self) -> (u64, BTreeMap<NotPosted, u64>);
 }
 
 /// A file that a process has adopted, and the reads of it that the process says it did without a request.
@@ -71,7 +89,7 @@ pub(crate) struct ChangedNames<'n>(Vec<(NodeId, Name<'n>, DirectoryJob)>);
 pub(crate) struct ChangingAttributes<'i> {
     instance: &'i Instance,
     nodes: [Option<Changing>; 2],
-    /// The kernel changes them.
+    /// The kernel changes them, or nobody waits for the change.
     is_kernels: bool,
 }
 
@@ -98,6 +116,8 @@ pub struct Instance {
     tracer: OnceLock<Arc<Tracer>>,
     transport: OnceLock<Transport>,
     refusing: AtomicBool,
+    /// Files of which writes may be posted.
+    posting: AtomicUsize,
     /// Another instance changes what this one shows: the kernel may keep nothing.
     shared: AtomicBool,
     /// By directory. Held while a name is taken away, from finding out what it stands for until that is noted; never while
@@ -135,6 +155,7 @@ impl Instance {
             tracer: OnceLock::new(),
             transport: OnceLock::new(),
             refusing: AtomicBool::new(false),
+            posting: AtomicUsize::new(0),
             shared: AtomicBool::new(false),
             removals: std::array::from_fn(|_| Mutex::default()),
             not_direct: Mutex::default(),
@@ -322,6 +343,7 @@ impl Instance {
     /// Another instance is about to show the same: from here on the kernel keeps nothing of this one, for good.
     pub fn share(&self) {
         self.shared.store(true, Ordering::Release);
+        self.adopter.get().into_iter().for_each(|adopter| adopter.end_posts());
         let rest = self.nodes.stop_holding();
         let Some(notifications) = self.notifications.get() else { return };
         for number in rest.attributes {
@@ -340,8 +362,46 @@ impl Instance {
         }
     }
 
+    /// Notes of how many files writes may be posted.
+    pub(crate) fn count_posting(&self, files: usize) {
+        self.posting.store(files, Ordering::SeqCst);
+    }
+
+    fn poster(&self) -> Option<&Arc<dyn Adopter>> {
+        self.adopter.get().filter(|_| self.posting.load(Ordering::SeqCst) > 0)
+    }
+
+    /// Serves all writes whose callers have gone on before this call, so that whoever asks next finds what they wrote.
+    pub(crate) fn settle_posts(&self) {
+        self.poster().into_iter().for_each(|poster| poster.settle_posts());
+    }
+
+    /// The same of one node, or of all, for who says that it is durable: however long it takes.
+    pub(crate) fn settle_all_posts(&self, of: Option<NodeId>) {
+        self.poster().into_iter().for_each(|poster| poster.settle_all_posts(of));
+    }
+
+    /// The same for a node, of which no caller goes on any more without an answer.
+    pub(crate) fn revoke_posts(&self, node: NodeId) {
+        self.poster().into_iter().for_each(|poster| poster.revoke_posts(node));
+    }
+
+    /// Does something while every write of the library waits for its answer, and all are served whose callers have gone on before.
+    pub(crate) fn without_posts<T>(&self, act: impl FnOnce() -> T) -> T {
+        struct Paused<'a>(Option<&'a Arc<dyn Adopter>>);
+        impl Drop for Paused<'_> {
+            fn drop(&mut self) {
+                self.0.into_iter().for_each(|adopter| adopter.pause_posts(false));
+            }
+        }
+        let paused = Paused(self.adopter.get());
+        paused.0.into_iter().for_each(|adopter| adopter.pause_posts(true));
+        act()
+    }
+
     /// From here on every request fails: what is flushed next is all there will be.
     pub fn refuse(&self) {
+        self.adopter.get().into_iter().for_each(|adopter| adopter.end_posts());
         self.refusing.store(true, Ordering::Release);
     }
 
@@ -351,8 +411,12 @@ impl Instance {
 
     /// Ends an open file for good. Unknown keys are ignored.
     pub fn release(&self, key: u64) {
+        if let Ok(file) = self.handles.get(key) {
+            self.revoke_posts(file.node());
+        }
         if let Some(file) = self.handles.remove(key) {
             file.close();
+            self.revoke_posts(file.node());
             self.forget_lost_pages(file.node());
             if let Some(adopter) = self.adopter.get() {
                 adopter.released(&file);
@@ -367,7 +431,7 @@ impl Instance {
         nodes: [Option<NodeId>; 2],
     ) -> ChangingAttributes<'_> {
         let nodes = nodes.map(|node| node.map(|node| self.nodes.attributes_changing(node)));
-        ChangingAttributes { instance: self, nodes, is_kernels: !context.is_library() }
+        ChangingAttributes { instance: self, nodes, is_kernels: !context.is_library() || context.is_posted }
     }
 
     /// Attributes have changed: the kernel drops what it has before this returns.
@@ -430,6 +494,11 @@ impl Instance {
         [Some(lock(first)), (second != first).then(|| lock(second))]
     }
 
+    /// Whether another instance shows what this one shows, or did.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Acquire)
+    }
+
     /// Whether other instances can come to show what this one shows.
     pub(crate) fn can_be_shared(&self) -> bool {
         self.stack.can_be_shared()
@@ -487,6 +556,8 @@ impl Instance {
     /// What it does and holds.
     #[must_use]
     pub fn status(&self) -> InstanceStatus {
+        let (posted_requests, not_posted) =
+            self.adopter.get().map_or_else(Default::default, |adopter| adopter.posted());
         InstanceStatus {
             instance: self.spec.instance.clone(),
             mount_point: self.spec.mount_point.clone(),
@@ -506,6 +577,8 @@ impl Instance {
                 bytes: texts.bytes,
             }),
             not_direct: self.not_direct.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            posted_requests,
+            not_posted,
             union: self.stack.union_status(),
         }
     }

@@ -211,8 +211,11 @@ pub(crate) fn reopen(instance: &Instance) {
 
 fn carry_out(instance: Arc<Instance>) {
     let flushes = Arc::clone(&instance.last_flush);
-    let outcome = catch_unwind(AssertUnwindSafe(|| instance.layer().sync()))
-        .unwrap_or_else(|_| Err(Error::new(Errno::EIO, "the flush has failed")));
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        instance.settle_all_posts(None);
+        instance.layer().sync()
+    }))
+    .unwrap_or_else(|_| Err(Error::new(Errno::EIO, "the flush has failed")));
     if let Err(error) = &outcome {
         // Somebody may wait for it, or not.
         error!(instance = instance.name(), %error, "a flush before the end has failed");

@@ -72,6 +72,8 @@ struct NodeState {
     size_told: u64,
     /// Pages of a shared mapping were written back; until the last file is closed.
     mapped: bool,
+    /// Somebody writes it without waiting for answers: the kernel keeps nothing of it.
+    posting: bool,
     /// The last user other than root who has opened it to write, and may have mapped it; until the last file is closed.
     user: Option<u32>,
     /// Pages of a mapping could not be written back, and why; until the last file is closed. The kernel has them, takes them for written,
@@ -105,7 +107,7 @@ impl NodeState {
     }
 
     fn is_idle(&self) -> bool {
-        self.kernel_references == 0 && self.open_files == 0 && self.number != ROOT_NUMBER
+        !self.posting && self.kernel_references == 0 && self.open_files == 0 && self.number != ROOT_NUMBER
     }
 }
 

@@ -167,7 +167,8 @@ pub struct Job {
 
 /// What is told without anybody waiting.
 enum Later {
-    Content(Job),
+    /// Of the node with this number: what to tell is asked for when it is told.
+    Content(u64, Box<dyn Fn() -> Option<Job> + Send + Sync>),
     /// The attributes of the node with this number, as long as this is true.
     Arriving(u64, Box<dyn Fn() -> bool + Send + Sync>),
 }
@@ -206,9 +207,9 @@ impl Notifications {
         let content_locks = Arc::new(ContentLocks(std::array::from_fn(|_| Mutex::default())));
         let locks = Arc::clone(&content_locks);
         let tell_later = move |job: &Later| match job {
-            Later::Content(job) => {
-                let _one_at_a_time = locks.lock(job.number);
-                note(tell(of_content.as_ref(), *job));
+            Later::Content(number, job) => {
+                let _one_at_a_time = locks.lock(*number);
+                job().into_iter().for_each(|job| note(tell(of_content.as_ref(), job)));
             }
             Later::Arriving(number, is_arriving) => {
                 let _ = drop_arriving(of_content.as_ref(), *number, is_arriving);
@@ -233,10 +234,10 @@ impl Notifications {
         Some(job)
     }
 
-    /// Has the kernel told without waiting; whether that will be done.
+    /// The same without waiting; whether that will be done.
     #[must_use]
-    pub fn tell_later(&self, job: Job) -> bool {
-        self.send_later(Later::Content(job))
+    pub fn tell_later(&self, number: u64, job: impl Fn() -> Option<Job> + Send + Sync + 'static) -> bool {
+        self.send_later(Later::Content(number, Box::new(job)))
     }
 
     /// Who tells of names from where this thread is.

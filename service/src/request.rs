@@ -34,6 +34,8 @@ pub struct Context<'a> {
     pub credentials: Option<&'a Credentials>,
     /// Names on which the caller has something mounted: they are left to the kernel, with what is behind them.
     pub mounted: Option<&'a MountPoints>,
+    /// Nobody waits for the answer: the request is taken before another one is served, maybe by the thread that serves that.
+    pub is_posted: bool,
 }
 
 impl<'a> Context<'a> {
@@ -41,14 +43,21 @@ impl<'a> Context<'a> {
     #[must_use]
     pub fn library(credentials: &'a Credentials, umask: u32) -> Self {
         let caller = Caller { uid: credentials.uid, gid: credentials.gid, umask: umask & 0o777 };
-        Self { path: OperationPath::Library, caller, thread: 0, credentials: Some(credentials), mounted: None }
+        Self {
+            path: OperationPath::Library,
+            caller,
+            thread: 0,
+            credentials: Some(credentials),
+            mounted: None,
+            is_posted: false,
+        }
     }
 
     /// A request of the kernel, which has checked permissions.
     #[must_use]
     pub fn fuse(uid: u32, gid: u32, umask: u32, thread: u32) -> Self {
         let caller = Caller { uid, gid, umask: umask & 0o777 };
-        Self { path: OperationPath::Fuse, caller, thread, credentials: None, mounted: None }
+        Self { path: OperationPath::Fuse, caller, thread, credentials: None, mounted: None, is_posted: false }
     }
 
     /// Whether the caller has something mounted on a name of a directory.

@@ -83,6 +83,12 @@ impl Stack {
         self.branches.iter().all(|branch| branch.role != Role::Directory || Arc::strong_count(branch) == 1)
     }
 
+    /// Whether so little is dirty that nobody who writes waits for what is written back.
+    #[must_use]
+    pub fn is_at_ease(&self) -> bool {
+        self.branches.iter().all(|branch| branch.cache.is_at_ease())
+    }
+
     /// Whether another instance can come to change what this one shows.
     #[must_use]
     pub fn can_be_shared(&self) -> bool {

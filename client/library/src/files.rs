@@ -297,6 +297,11 @@ pub fn own_file_for<'a>(call: Call, descriptor: i32, purpose: Purpose) -> Served
     Err(if seen.known == Known::Unknown { Refusal::Foreign } else { trace::left(Reason::SharedOffset) })
 }
 
+/// Whether a number stands for what was adopted, as the kernel says now.
+pub fn is_still(descriptor: i32, adopted: &Adopted) -> bool {
+    raw::statx_descriptor(descriptor).is_ok_and(|found| is_same(descriptor, adopted, &found))
+}
+
 /// Whether a number still stands for what was adopted.
 fn is_same(descriptor: i32, adopted: &Adopted, found: &sys::statx) -> bool {
     found.stx_ino == adopted.inode

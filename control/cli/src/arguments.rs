@@ -277,6 +277,9 @@ pub struct MountArguments {
     /// How the kernel's requests come to the service; auto: by io-uring where it can be had
     #[arg(long, value_name = "WAY", value_enum, default_value_t)]
     pub fuse_transport: FuseTransport,
+    /// Have every write of the library wait for its answer
+    #[arg(long)]
+    pub wait_for_writes: bool,
 }
 
 /// How the kernel's requests come to the service.
@@ -320,6 +323,9 @@ pub struct ExecArguments {
     /// How the kernel's requests to what is mounted come to the service
     #[arg(long, value_name = "WAY", value_enum, default_value_t)]
     pub fuse_transport: FuseTransport,
+    /// Have every write of the library wait for its answer
+    #[arg(long)]
+    pub wait_for_writes: bool,
     /// The command
     #[arg(last = true, required = true)]
     pub command: Vec<String>,
@@ -357,6 +363,9 @@ pub struct RunArguments {
     /// How the kernel's requests come to the service
     #[arg(long, value_name = "WAY", value_enum, default_value_t)]
     pub fuse_transport: FuseTransport,
+    /// Have every write of the library wait for its answer
+    #[arg(long)]
+    pub wait_for_writes: bool,
     /// Keep the standard input open
     #[arg(short)]
     pub interactive: bool,

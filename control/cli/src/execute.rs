@@ -13,7 +13,7 @@ use crate::state::Locked;
 use crate::text::{parse_upper_size, pasted};
 use crate::unmount::unmount_flushed;
 use poolfs_host::{CpuSet, Leaf};
-use poolfs_service_protocol::{Ending, StackSpec, Storage, Transport, UpperFormat};
+use poolfs_service_protocol::{Ending, StackSpec, Storage, UpperFormat};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ pub fn execute(context: &Context, arguments: &ExecArguments) -> Result<u8> {
         None => throw_away_pool(context, own.clone())?,
     };
     let mut mounted = Vec::new();
-    let result = mount_all(context, &name, mounts, arguments.fuse_transport.chosen(), &own, &mut mounted)
+    let result = mount_all(context, &name, mounts, arguments, &own, &mut mounted)
         .and_then(|()| run_in_pool(context, arguments, &name, &own, &mut signals));
     let cleaned = clean_up(context, &name, &mounted, &own, arguments.pool.is_none());
     result.and_then(|status| cleaned.map(|()| status))
@@ -72,12 +72,17 @@ fn mount_all(
     context: &Context,
     name: &str,
     mounts: Vec<(PathBuf, StackSpec)>,
-    transport: Option<Transport>,
+    arguments: &ExecArguments,
     own: &ProcessRecord,
     mounted: &mut Vec<String>,
 ) -> Result<()> {
     for (mount_point, stack) in mounts {
-        let wanted = Wanted { owner: Some(own.clone()), transport, ..Wanted::new(mount_point, stack) };
+        let wanted = Wanted {
+            owner: Some(own.clone()),
+            transport: arguments.fuse_transport.chosen(),
+            wait_for_writes: arguments.wait_for_writes,
+            ..Wanted::new(mount_point, stack)
+        };
         mounted.push(mount_instance(context, name, wanted)?.instance);
     }
     let pool = pool::lock(context, name)?;

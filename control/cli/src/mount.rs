@@ -43,13 +43,16 @@ pub struct Wanted {
     pub devices: bool,
     /// How the kernel's requests are to come.
     pub transport: Option<Transport>,
+    /// Whether all writes of the library wait for their answers.
+    pub wait_for_writes: bool,
 }
 
 impl Wanted {
     /// A mount for everybody, as a user wants it who says nothing else.
     pub fn new(mount_point: PathBuf, stack: StackSpec) -> Wanted {
         let (owner, container, ids, transport) = (None, None, None, None);
-        Wanted { mount_point, stack, owner, container, ids, suid: false, devices: false, transport }
+        let (suid, devices, wait_for_writes) = (false, false, false);
+        Wanted { mount_point, stack, owner, container, ids, suid, devices, transport, wait_for_writes }
     }
 }
 
@@ -75,6 +78,7 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
         suid: arguments.suid,
         devices: arguments.dev,
         transport: arguments.fuse_transport.chosen(),
+        wait_for_writes: arguments.wait_for_writes,
         ..Wanted::new(arguments.mount_point, stack)
     };
     mount_instance(context, &arguments.pool, wanted).map(|_| ())
@@ -264,6 +268,7 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
         is_root: wanted.container.is_some(),
         ids: wanted.ids,
         transport: wanted.transport,
+        wait_for_writes: wanted.wait_for_writes,
     };
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
     let places = found.iter().map(|found| found.whereabouts.clone()).collect();

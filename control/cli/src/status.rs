@@ -228,6 +228,12 @@ fn instance_lines(instance: &InstanceStatus) -> String {
         }
         None => text += "    no passthrough: the kernel caches programs itself (poolfs doctor)\n",
     }
+    if instance.posted_requests > 0 {
+        let _ = writeln!(text, "    posted writes: {} requests nobody waited for", instance.posted_requests);
+    }
+    for (cause, count) in &instance.not_posted {
+        let _ = writeln!(text, "    not posted, {count} times: {}", cause.text());
+    }
     for (cause, count) in &instance.not_direct {
         let _ = writeln!(text, "    not without a request, {count} times: {}", cause.text());
     }
@@ -268,7 +274,7 @@ fn instance_lines(instance: &InstanceStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use poolfs_service_protocol::{CacheStatus, KindStatus, NotDirect, Transport, UnionStatus};
+    use poolfs_service_protocol::{CacheStatus, KindStatus, NotDirect, NotPosted, Transport, UnionStatus};
     use std::collections::BTreeMap;
 
     fn example() -> PoolStatus {
@@ -289,6 +295,8 @@ mod tests {
             reads: ReadCounts { direct: 77, library: 12, kernel: 5 },
             programs: Some(ProgramStatus { opens: 13, files: 2, bytes: 8 << 20 }),
             not_direct: BTreeMap::from([(NotDirect::Writers, 6)]),
+            posted_requests: 12,
+            not_posted: BTreeMap::from([(NotPosted::Observed, 2)]),
             union: Some(union),
         };
         let cache =
@@ -343,10 +351,12 @@ mod tests {
             "13 opens of programs; 2 mapped from the cache, 8.0 MiB",
             "memory of the service 180 MiB of 200 MiB, short; short 3 times; clients of 1 instances keep",
             "of 2.0 MiB (1.0 MiB now, for lack of memory)",
+            "posted writes: 12 requests",
+            "2 times: somebody else came to use the file",
         ] {
             assert!(text.contains(part), "{part} in:\n{text}");
         }
-        assert!(!text.contains("write"), "nothing was written:\n{text}");
+        assert!(!text.contains("write "), "nothing was written:\n{text}");
     }
 
     #[test]

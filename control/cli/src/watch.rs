@@ -226,6 +226,8 @@ mod tests {
             reads: ReadCounts::default(),
             programs: None,
             not_direct: BTreeMap::new(),
+            posted_requests: 0,
+            not_posted: BTreeMap::new(),
             union: None,
         };
         let cache = CacheStatus::default();

@@ -2,7 +2,7 @@
 
 use crate::posts::{self, PostSlots, SlotWords};
 use crate::service::session::{Acquired, Session};
-use crate::wire::{Operation, Reply, Status};
+use crate::wire::{Operation, Reply, Status, WireTime};
 use poolfs_types::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,7 +43,7 @@ impl<C> Session<C> {
     /// lock until all of them are finished: a post counts among those [outstanding](Session::has_posts) until then.
     ///
     /// They are writes (`Operation::Write`), as long as the client has made them until now, within the data area; nothing else of
-    /// them has been looked at. What is no such post is answered with EINVAL here.
+    /// them has been looked at. When the last of their writes was made, as the client says, stands in `times[1]`. What is no such post is answered with EINVAL here.
     pub fn take_posts(self: &Arc<Self>, slot: usize) -> Vec<Acquired<C>> {
         let words = self.slot(slot);
         let posted = words.posted();
@@ -65,6 +65,12 @@ impl<C> Session<C> {
         let mut request = area.get_request();
         let length = length.filter(|&length| length as usize <= area.data_bytes());
         request.length = u64::from(length.unwrap_or(0));
+        let written_at = area.written_at().load(Ordering::Relaxed);
+        request.times[1] = WireTime {
+            seconds: (written_at / 1_000_000_000).cast_signed(),
+            nanoseconds: (written_at % 1_000_000_000) as u32,
+            reserved: 0,
+        };
         let post = Acquired { session: Arc::clone(self), index, sequence, request, reply: None, slot: Some(slot) };
         if length.is_some() && request.operation == Operation::Write as u32 {
             return Some(post);

@@ -82,6 +82,7 @@ mod recorder;
 mod shares;
 mod spending;
 pub mod walk;
+mod written_at;
 
 pub use changed::{Changed, Unseen};
 pub use durability::{Durability, NameChange};
@@ -94,6 +95,7 @@ pub use poolfs_types as types;
 pub use recorder::Recorder;
 pub use shares::{Room, Share, Shares, Taken};
 pub use spending::Spending;
+pub use written_at::WrittenAt;
 
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,

@@ -2,9 +2,8 @@
 
 use crate::node::{CachedXattr, Node, State};
 use crate::sync::{lock, read};
-use crate::write::clock;
 use crate::write_back::Emptied;
-use poolfs_libservice::{Result, fail};
+use poolfs_libservice::{Result, WrittenAt, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, SetAttributes, SetTime};
 
 /// How often a question is repeated whose answer a change overtook, before the answer is used without being kept.
@@ -38,7 +37,7 @@ impl State {
 
 /// The same changes, with the time of this clock, which those of a dirty file are from: that below may be a tick behind it.
 fn with_now_from_here(changes: &SetAttributes) -> SetAttributes {
-    let now = SetTime::At(clock());
+    let now = SetTime::At(WrittenAt::now());
     let here = |time| if time == SetTime::Now { now } else { time };
     SetAttributes { accessed: changes.accessed.map(here), modified: changes.modified.map(here), ..*changes }
 }
@@ -208,7 +207,7 @@ impl Node {
     /// Gives a file a modification time that goes below with what else is to go there; false when nothing is.
     fn set_modified_here(&self, modified: SetTime) -> bool {
         self.update(None, |state| {
-            let now = clock();
+            let now = WrittenAt::now();
             let modified = match modified {
                 SetTime::Now => now,
                 SetTime::At(time) => time,

@@ -84,6 +84,13 @@ impl Cache {
         self.core.pending_bytes()
     }
 
+    /// Whether so little is dirty, of all layers together, that a writer waits for nobody, and is far from it.
+    #[must_use]
+    pub fn is_at_ease(&self) -> bool {
+        let budget = &self.core.pool.budget;
+        budget.dirty() <= budget.dirty_max() / 4 * 3
+    }
+
     /// Bytes that were written back so far, ever.
     #[must_use]
     pub fn taken_bytes(&self) -> u64 {

@@ -20,6 +20,9 @@ use std::sync::Arc;
 
 const ALL: Range<u64> = 0..u64::MAX;
 
+/// What the names of access lists begin with.
+const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
+
 impl Libservice for Cache {
     fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         match self.core.names.get(parent, name) {
@@ -312,8 +315,10 @@ impl Libservice for Cache {
 
     fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
         let node = self.node(node)?;
+        // An access list that is not there can be removed, which changes nothing: no time either.
+        let is_there = !name.starts_with(ACCESS_LISTS) || self.core.below.getxattr(caller, node.id, name).is_ok();
         let result = self.core.below.removexattr(caller, node.id, name);
-        node.xattrs_changed(result.is_ok());
+        node.xattrs_changed(is_there && result.is_ok());
         result
     }
 

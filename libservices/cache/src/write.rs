@@ -5,11 +5,11 @@ use crate::core::Core;
 use crate::node::{Node, State};
 use crate::read::cache_failure;
 use crate::sync::{lock, read, try_read};
-use poolfs_libservice::{Result, Written, fail};
+use poolfs_libservice::{Result, Written, WrittenAt, fail};
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
-use poolfs_types::{Caller, Errno, Timestamp};
+use poolfs_types::{Caller, Errno};
 use std::sync::MutexGuard;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Files that grow beyond this are written through, so that the layer below decides how large a file may be.
 const CACHED_SIZE_MAX: u64 = 1 << 42;
@@ -58,16 +58,10 @@ fn known(chunk: &Chunk) -> u64 {
     chunk.resident | chunk.zero
 }
 
-/// What time it is.
-pub(crate) fn clock() -> Timestamp {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp { seconds: now.as_secs().cast_signed(), nanoseconds: now.subsec_nanos() }
-}
-
 impl State {
     /// The content changed now. Never goes back, whatever the clocks below and here say.
     pub(crate) fn note_modified(&mut self) {
-        let now = clock().max(self.attributes.changed);
+        let now = WrittenAt::now().max(self.attributes.changed);
         self.attributes.modified = now;
         self.attributes.changed = now;
         self.written_back = None;
@@ -156,6 +150,10 @@ impl Node {
         let dirty_max = pool.budget.dirty_max();
         if pool.budget.dirty() > dirty_max / 2 {
             pool.hurry();
+        }
+        if WrittenAt::is_said() {
+            // It was accepted when there was room. No more comes before there is room again.
+            return true;
         }
         let mut patience = Patience::default();
         // As long as all layers together have half of it, none has more than it may.

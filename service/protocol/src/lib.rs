@@ -20,7 +20,7 @@ pub use check::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, Che
 pub use descriptors::{DESCRIPTORS_MAX, Receiver, send};
 pub use failure::FailureCode;
 pub use status::{
-    AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, MemoryStatus, NotDirect,
+    AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, MemoryStatus, NotDirect, NotPosted,
     OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
@@ -167,6 +167,9 @@ pub struct MountSpec {
     /// How the kernel's requests are to come, or the mount fails; none: by io_uring where it can be had, else from `/dev/fuse`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
+    /// Whether every write of the library waits for its answer; else those that nobody can tell the difference of do not.
+    #[serde(default)]
+    pub wait_for_writes: bool,
 }
 
 impl MountSpec {
@@ -174,7 +177,17 @@ impl MountSpec {
     #[must_use]
     pub fn new(instance: impl Into<String>, mount_point: impl Into<PathBuf>, stack: StackSpec) -> Self {
         let (instance, mount_point) = (instance.into(), mount_point.into());
-        Self { instance, mount_point, stack, devices: false, suid: false, is_root: false, ids: None, transport: None }
+        Self {
+            instance,
+            mount_point,
+            stack,
+            devices: false,
+            suid: false,
+            is_root: false,
+            ids: None,
+            transport: None,
+            wait_for_writes: false,
+        }
     }
 }
 
@@ -367,6 +380,7 @@ mod tests {
             is_root: true,
             ids: Some(IdMap::parse_proc("0 100000 65536\n70000 5 1").expect("a map")),
             transport: Some(Transport::IoUring),
+            wait_for_writes: true,
         });
         let text = serde_json::to_string(&command).expect("serializable");
         assert_eq!(serde_json::from_str::<Command>(&text).expect("its own output"), command);

@@ -231,6 +231,48 @@ impl NotDirect {
     }
 }
 
+/// Why somebody who wrote had to wait for the answer, or must again from here on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NotPosted {
+    /// the mount does not allow it
+    Switched,
+    /// other instances can show the same directory
+    SharedBranch,
+    /// the file was opened with `O_SYNC`, `O_DSYNC` or `O_DIRECT`
+    Flags,
+    /// others have the file open, or may have the description, or the kernel holds pages of it
+    Shared,
+    /// somebody else came to have to do with the file, or a descriptor of it was closed
+    Observed,
+    /// there is too little room in the branch
+    Room,
+    /// as many files are written that way as may be
+    Limit,
+    /// what was written took long, as when the branch cannot take more
+    Slow,
+    /// a posted write failed
+    Failed,
+}
+
+impl NotPosted {
+    /// The cause, for people.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Switched => "the mount has posted writes switched off",
+            Self::SharedBranch => "other instances can show the same directory",
+            Self::Flags => "the file was opened with O_SYNC, O_DSYNC or O_DIRECT",
+            Self::Shared => "others have the file or its description, or the kernel holds pages of it",
+            Self::Observed => "somebody else came to use the file, or a descriptor of it was closed",
+            Self::Room => "there is too little room in the branch",
+            Self::Limit => "as many files are written that way as may be",
+            Self::Slow => "the branch takes what is written too slowly",
+            Self::Failed => "a posted write failed",
+        }
+    }
+}
+
 /// One filesystem instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceStatus {
@@ -261,6 +303,12 @@ pub struct InstanceStatus {
     /// How often a client that asked to read a file without requests may not, by cause.
     #[serde(default)]
     pub not_direct: BTreeMap<NotDirect, u64>,
+    /// Writes of the library that did not wait for their answers; it counts the writes that it posted, of which a request may have carried several.
+    #[serde(default)]
+    pub posted_requests: u64,
+    /// How often somebody who wrote had to wait for the answer, or must again, by cause.
+    #[serde(default)]
+    pub not_posted: BTreeMap<NotPosted, u64>,
     /// Of a union.
     pub union: Option<UnionStatus>,
 }

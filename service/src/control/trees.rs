@@ -56,7 +56,7 @@ fn on_union(
         }
         !gone.get() && job.goes_on()
     };
-    work(&union, &goes_on)
+    instance.without_posts(|| work(&union, &goes_on))
 }
 
 /// Tells of all differences.

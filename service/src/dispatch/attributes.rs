@@ -85,6 +85,9 @@ impl Instance {
         }
         drop(exclusive);
         let after = after?;
+        if changes.size.is_some() {
+            self.revoke_posts(node);
+        }
         if changes.size.is_some() && context.is_library() {
             let grown = (after.size > before.size).then_some((after.size, 0));
             self.content_changed(node, grown);

@@ -35,6 +35,7 @@ impl Instance {
         }
         let handle = self.layer().open(&context.caller, node, layer_flags(flags))?;
         let file = room.enter(node, handle, flags, false);
+        self.revoke_posts(node);
         self.note_writer(context, &file);
         if !flags.writable() && self.is_read_at_length(node) {
             file.announce_closing();
@@ -86,6 +87,7 @@ impl Instance {
         }
         if !context.is_library() {
             self.nodes.touched(file.node(), offset, buffer.len() as u64, false);
+            self.revoke_posts(file.node());
         }
         let count = self.layer().read(&context.caller, file.handle(), offset, buffer)?;
         file.count_read(context.path);
@@ -122,7 +124,10 @@ impl Instance {
         if !file.flags().writable() || file.is_directory() {
             return Err(Errno::EBADF.into());
         }
-        self.check_content(context, file)?;
+        if !context.is_posted {
+            self.check_content(context, file)?;
+            file.posted_failure()?;
+        }
         let length = data.len() as u64;
         let append = mode.append && !mode.from_mapping;
         if !append && offset.checked_add(length).is_none_or(|end| end > FILE_SIZE_MAX) {
@@ -130,6 +135,7 @@ impl Instance {
         }
         if !context.is_library() {
             self.nodes.touched(file.node(), offset, length, mode.from_mapping);
+            self.revoke_posts(file.node());
         }
         if data.is_empty() {
             return Ok(Reply::Written(Written { count: 0, offset }));
@@ -141,7 +147,9 @@ impl Instance {
         }
         let handle = file.handle_for(&context.caller, append)?;
         let written = self.layer().write(&context.caller, handle, offset, data)?;
-        if context.is_library() && written.count > 0 {
+        if context.is_posted {
+            self.nodes.changed_by_post(file.node());
+        } else if context.is_library() && written.count > 0 {
             let end = written.offset + written.count as u64;
             let last = data.get(written.count - 1).copied().unwrap_or(0);
             self.content_changed(file.node(), Some((end, last)));
@@ -182,6 +190,7 @@ impl Instance {
         self.check_content(context, file)?;
         self.drop_privileges(context, file.node(), Writer::Caller)?;
         self.layer().fallocate(&context.caller, file.handle(), mode, offset, length)?;
+        self.revoke_posts(file.node());
         if context.is_library() {
             let grown = (!mode.contains(AllocateMode::KEEP_SIZE)).then_some((end, 0));
             self.content_changed(file.node(), grown);
@@ -200,6 +209,8 @@ impl Instance {
 
     pub(super) fn sync_file(&self, context: &Context<'_>, file: &OpenFile, durability: Durability) -> Served {
         self.check_content(context, file)?;
+        self.settle_all_posts(Some(file.node()));
+        file.posted_failure()?;
         self.sync_handles(context, file, durability)?;
         self.all_is_stored(file)?;
         Ok(Reply::Done)
@@ -220,6 +231,7 @@ impl Instance {
     }
 
     pub(super) fn flush(&self, context: &Context<'_>, file: &OpenFile) -> Served {
+        self.revoke_posts(file.node());
         let mut outcome = Ok(());
         if !file.is_directory() && file.flags().writable() {
             for handle in file.handles() {
@@ -227,6 +239,7 @@ impl Instance {
             }
         }
         self.nodes.closing(file.node());
+        file.posted_failure()?;
         outcome?;
         if file.flags().writable() {
             self.all_is_stored(file)?;
@@ -271,6 +284,7 @@ impl Instance {
         self.drop_privileges(context, target.node(), Writer::Caller)?;
         let (source_handle, target_handle) = (source.handle(), target.handle());
         let copied = self.layer().copy_range(&context.caller, source_handle, from, target_handle, to, length)?;
+        self.revoke_posts(target.node());
         if context.is_library() && copied > 0 {
             let mut last = [0];
             let end = to + copied;

@@ -54,6 +54,9 @@ impl Instance {
         if self.is_refusing() {
             return Err(Failure::Errno(Errno::ENOTCONN));
         }
+        if !context.is_posted {
+            self.settle_posts();
+        }
         let kind = request.kind();
         note(kind);
         let _access = enter(Layer::Access);
@@ -113,6 +116,7 @@ impl Instance {
             Request::Seek { file, offset, to } => self.seek(context, file, offset, to),
             Request::Sync { file, durability } => self.sync_file(context, file, durability),
             Request::SyncAll => {
+                self.settle_all_posts(None);
                 self.layer().sync()?;
                 Ok(Reply::Done)
             }

@@ -114,6 +114,7 @@ impl Instance {
         let (entry, handle) = self.layer().create(&caller, parent, name, permissions, layer_flags(flags))?;
         self.name_appeared(context, parent, name);
         let file = room.enter(entry.node, handle, flags, false);
+        self.revoke_posts(entry.node);
         self.note_made(&entry, privileges);
         self.note_writer(context, &file);
         Ok(Reply::Opened { file, entry: Some(entry) })

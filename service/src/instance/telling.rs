@@ -4,8 +4,10 @@ use super::{ChangedNames, Instance};
 use crate::nodes::content::UntoldSize;
 use crate::notify::{DirectoryJob, Job, NameChange, NameJob, Notifications};
 use crate::spans::enter;
+use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags};
 use poolfs_service_protocol::Layer;
+use std::sync::Arc;
 use tracing::warn;
 
 impl Instance {
@@ -53,7 +55,7 @@ impl Instance {
     }
 
     fn end_to_tell(&self, node: NodeId) -> Option<Option<(u64, u8)>> {
-        let end = self.end_of(node);
+        let end = end_of(self.layer(), node);
         end.inspect_err(|error| warn!(instance = self.name(), %error, "the kernel could not be told a size")).ok()
     }
 
@@ -81,25 +83,16 @@ impl Instance {
 
     fn tell_later(&self, node: NodeId, number: u64, pages: bool) {
         let Some(notifications) = self.notifications.get() else { return };
-        let told = self.end_of(node).map(|end| notifications.tell_later(Job { number, pages, grown_to: end }));
-        if !told.is_ok_and(|told| told) {
+        let (layer, nodes) = (self.stack.layer(), Arc::clone(&self.nodes));
+        // What it is by then: the kernel may make the file shorter itself meanwhile.
+        let job = move || {
+            let is_known = nodes.node(number) == Some(node);
+            let grown_to = end_of(layer.as_ref(), node).ok().filter(|_| is_known)?;
+            Some(Job { number, pages, grown_to })
+        };
+        if !notifications.tell_later(number, job) {
             warn!(instance = self.name(), "the kernel could not be told a size");
         }
-    }
-
-    /// The size of a file, and its last byte.
-    fn end_of(&self, node: NodeId) -> poolfs_libservice::Result<Option<(u64, u8)>> {
-        let layer = self.layer();
-        let handle = layer.open(&Caller::ROOT, node, OpenFlags::READ_ONLY)?;
-        let size = layer.getattr(&Caller::ROOT, node).map(|attributes| attributes.size);
-        let end = size.and_then(|size| {
-            let mut last = [0];
-            let Some(at) = size.checked_sub(1) else { return Ok(None) };
-            layer.read(&Caller::ROOT, handle, at, &mut last)?;
-            Ok(Some((size, last[0])))
-        });
-        layer.release(handle);
-        end
     }
 
     /// What the kernel must be told of names that the user-level path has changed. To be told when nothing is locked.
@@ -149,4 +142,18 @@ impl Instance {
             }
         }
     }
+}
+
+/// The size of a file, and its last byte.
+fn end_of(layer: &dyn Libservice, node: NodeId) -> poolfs_libservice::Result<Option<(u64, u8)>> {
+    let handle = layer.open(&Caller::ROOT, node, OpenFlags::READ_ONLY)?;
+    let size = layer.getattr(&Caller::ROOT, node).map(|attributes| attributes.size);
+    let end = size.and_then(|size| {
+        let mut last = [0];
+        let Some(at) = size.checked_sub(1) else { return Ok(None) };
+        layer.read(&Caller::ROOT, handle, at, &mut last)?;
+        Ok(Some((size, last[0])))
+    });
+    layer.release(handle);
+    end
 }

@@ -363,6 +363,7 @@ impl Front {
             Op::Control { command: SHARE, .. } => {
                 // Whoever asks for this has the kernel ask for the size.
                 let _ = file.share();
+                self.instance.revoke_posts(file.node());
                 return answer.put(&abi::IoctlOut::default());
             }
             Op::Control { command: ADOPT, input, room } => {

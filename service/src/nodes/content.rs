@@ -47,6 +47,12 @@ impl NodeState {
     fn goes_by_size(&self) -> bool {
         self.appenders > 0 || self.by_size > 0
     }
+
+    /// Whether one description alone is open, which its process has alone, and the kernel has no pages.
+    fn is_a_posters(&self) -> bool {
+        let is_alone = self.open_files == 1 && self.by_size == 0 && !self.may_map();
+        is_alone && !self.may_cache && self.telling_pages == 0 && self.write_back_failed.is_none()
+    }
 }
 
 impl NodeTable {
@@ -91,6 +97,44 @@ impl NodeTable {
         let tells = view.number != 0 && (view.may_cache || view.goes_by_size);
         state.telling_pages += u32::from(tells);
         tells.then_some(view)
+    }
+
+    /// Whether one session alone has to do with the file, and the kernel has nothing of its content.
+    #[must_use]
+    pub fn may_post(&self, node: NodeId) -> bool {
+        self.states(node).get(&node).is_some_and(NodeState::is_a_posters)
+    }
+
+    /// Somebody is about to write the file without waiting for answers: the kernel is given no attributes to keep from here on. Whether that can be.
+    #[must_use]
+    pub fn begin_posting(&self, node: NodeId) -> bool {
+        let mut states = self.states(node);
+        let state = states.get_mut(&node).filter(|state| state.is_a_posters() && !state.posting);
+        state.map(|state| state.posting = true).is_some()
+    }
+
+    /// Whether somebody writes the file without waiting for answers.
+    #[must_use]
+    pub fn is_posting(&self, node: NodeId) -> bool {
+        self.states(node).get(&node).is_some_and(|state| state.posting)
+    }
+
+    /// Nobody does so any more.
+    pub fn end_posting(&self, node: NodeId) {
+        let mut states = self.states(node);
+        if let Some(state) = states.get_mut(&node) {
+            state.posting = false;
+        }
+        let gone = self.tidy(&mut states, node);
+        drop(states);
+        drop(gone);
+    }
+
+    /// The content was changed by who did not wait for it: the kernel has no pages of it, and nobody goes by the size that it knows.
+    pub fn changed_by_post(&self, node: NodeId) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.changes += 1;
+        }
     }
 
     /// Whether nothing has changed the content since this change, and the kernel has looked at none of it.

@@ -166,7 +166,9 @@ impl NodeTable {
     #[must_use]
     pub fn hold_attributes(&self, node: NodeId) -> bool {
         let mut states = self.states(node);
-        let Some(state) = states.get_mut(&node).filter(|_| self.is_holding()) else { return false };
+        let Some(state) = states.get_mut(&node).filter(|state| self.is_holding() && !state.posting) else {
+            return false;
+        };
         state.held.attributes = true;
         true
     }
@@ -176,7 +178,9 @@ impl NodeTable {
     #[must_use]
     pub fn hold_arriving(&self, node: NodeId) -> bool {
         let mut states = self.states(node);
-        let Some(state) = states.get_mut(&node).filter(|_| self.is_holding()) else { return false };
+        let Some(state) = states.get_mut(&node).filter(|state| self.is_holding() && !state.posting) else {
+            return false;
+        };
         (state.held.attributes, state.held.arriving) = (true, true);
         true
     }

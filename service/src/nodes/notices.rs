@@ -82,7 +82,7 @@ impl NodeTable {
     #[must_use]
     pub fn begin_noting(&self, node: NodeId) -> Option<Noting> {
         let states = self.states(node);
-        let state = states.get(&node).filter(|_| self.is_holding())?;
+        let state = states.get(&node).filter(|state| self.is_holding() && !state.posting)?;
         let lease = state.lease.as_ref().filter(|lease| !lease.is_revoked())?;
         Some(Noting { node, lease: Arc::clone(lease), version: state.edition.version()? })
     }

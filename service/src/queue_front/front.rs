@@ -4,6 +4,7 @@ use crate::handles::OpenFile;
 use crate::instance::{Adopted, Adopter, Instance};
 use crate::queue_front::adoptions::Adoptions;
 use crate::queue_front::message::kind;
+use crate::queue_front::posts::Posts;
 use crate::queue_front::reach;
 use crate::queue_front::serve::serve;
 use crate::queue_front::session::SessionState;
@@ -13,12 +14,12 @@ use crate::request::Context;
 use crate::shares::InstanceShares;
 use crate::spans::Measured;
 use poolfs_ipc::service::{
-    Acquired, Admission, Called, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Session, Stop,
+    Acquired, Admission, Called, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Session, Stop, Summoned,
 };
 use poolfs_ipc::wire::{Adopt, Operation, Reply, SOCKET_SUFFIX, Status};
 use poolfs_libservice::Share;
-use poolfs_libservice::types::Errno;
-use poolfs_service_protocol::OperationPath;
+use poolfs_libservice::types::{Errno, NodeId};
+use poolfs_service_protocol::{NotPosted, OperationPath};
 use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,6 +42,7 @@ pub struct QueueFront {
     instance: Weak<Instance>,
     endpoint: Arc<Endpoint<SessionState>>,
     adoptions: Arc<Adoptions>,
+    posts: Arc<Posts>,
     serving: AtomicUsize,
     /// By group: its part of the threads.
     threads: Vec<Arc<Share>>,
@@ -70,10 +72,13 @@ impl QueueFront {
             instance: Arc::downgrade(instance),
             endpoint,
             adoptions: Arc::new(Adoptions::of(Arc::downgrade(instance))),
+            posts: Posts::new(&Arc::downgrade(instance)),
             serving: AtomicUsize::new(0),
             threads: threads.join(),
             reception: Mutex::default(),
         });
+        let posts = Arc::clone(&front.posts);
+        front.endpoint.set_on_dismiss(move |session| posts.end_session(session));
         threads.add(Arc::clone(&front))?;
         let (adoptions, of) = (Arc::clone(&front.adoptions), Arc::downgrade(instance));
         let stop = reception.stop();
@@ -103,11 +108,13 @@ impl QueueFront {
 
     /// Ends all sessions and waits, for a while, for the requests under way. Then nothing of this front uses the instance.
     pub fn close(self: &Arc<Self>, threads: &ServiceThreads) {
+        self.posts.close();
         if let Some((stop, handle)) = lock(&self.reception).take() {
             stop.stop();
             end_reception(handle);
         }
         threads.remove(self);
+        self.posts.join();
         let counters = self.endpoint.counters();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (rejected, stray, repeated) =
@@ -157,8 +164,14 @@ impl QueueFront {
         scratch: &mut [u8],
     ) -> Option<Search<SessionState>> {
         let _thread = Thread::of(&self.threads, group);
-        let acquired = self.endpoint.acquire(called);
-        let searching = acquired.and_then(|acquired| self.serve(acquired, group, scratch));
+        let searching = match self.endpoint.acquire(called) {
+            Some(Summoned::Request(acquired)) => self.serve(acquired, group, scratch),
+            Some(Summoned::Posts(session, slot)) => {
+                self.posts.answer(&session, slot);
+                Some(self.endpoint.search(group))
+            }
+            None => None,
+        };
         self.serving.fetch_sub(1, Ordering::AcqRel);
         searching
     }
@@ -178,7 +191,8 @@ impl QueueFront {
         let served =
             catch_unwind(AssertUnwindSafe(|| serve(&instance, session.content(), &request, &acquired, scratch)));
         match served {
-            Ok(reply) => {
+            Ok(mut reply) => {
+                self.posts.consider(&session, &request, &mut reply);
                 let searching = self.endpoint.search(group);
                 measured.iter_mut().for_each(Measured::stop);
                 acquired.finish(&reply);
@@ -257,6 +271,7 @@ impl Adopter for QueueFront {
         if asked.handle != 0 {
             // Whoever has the description may give it up: all it does is leave the file to the kernel.
             file.give_up();
+            self.posts.revoke(file.node(), NotPosted::Shared);
             self.adoptions.released(file);
             return Ok(refused);
         }
@@ -271,7 +286,9 @@ impl Adopter for QueueFront {
         }
         let caller = poolfs_libservice::types::Caller::ROOT;
         let attributes = instance.layer().getattr(&caller, file.node()).map_err(|error| error.errno())?;
-        let Some(handle) = self.adoptions.adopt(&session, file, asked.unshared != 0) else { return Ok(refused) };
+        let handle = self.adoptions.adopt(&session, file, asked.unshared != 0);
+        self.posts.revoke(file.node(), NotPosted::Shared);
+        let Some(handle) = handle else { return Ok(refused) };
         Ok(Adopt {
             handle,
             inode: attributes.inode,
@@ -284,6 +301,30 @@ impl Adopter for QueueFront {
 
     fn released(&self, file: &Arc<OpenFile>) {
         self.adoptions.released(file);
+    }
+
+    fn settle_posts(&self) {
+        self.posts.settle();
+    }
+
+    fn settle_all_posts(&self, of: Option<NodeId>) {
+        self.posts.settle_all(of);
+    }
+
+    fn revoke_posts(&self, node: NodeId) {
+        self.posts.revoke(node, NotPosted::Observed);
+    }
+
+    fn end_posts(&self) {
+        self.posts.close();
+    }
+
+    fn pause_posts(&self, paused: bool) {
+        if paused { self.posts.pause() } else { self.posts.go_on() }
+    }
+
+    fn posted(&self) -> (u64, BTreeMap<NotPosted, u64>) {
+        self.posts.counts()
     }
 
     fn sessions(&self) -> u64 {

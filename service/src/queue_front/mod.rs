@@ -18,6 +18,7 @@ mod front;
 mod message;
 mod names;
 mod operations;
+mod posts;
 mod reach;
 mod serve;
 mod session;

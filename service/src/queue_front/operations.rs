@@ -228,6 +228,7 @@ impl<'a> Call<'a> {
     pub(super) fn share(&self) -> Answer {
         for file in self.session.files() {
             if file.share() {
+                self.instance.revoke_posts(file.node());
                 self.instance.tell_size(file.node());
             }
         }

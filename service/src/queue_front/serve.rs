@@ -90,17 +90,31 @@ pub fn serve(
     scratch: &mut [u8],
 ) -> Reply {
     debug_assert!(scratch.len() >= DATA_BYTES);
-    attempt(instance, session, request, area, scratch).unwrap_or_else(|refused| refused.reply(area))
+    instance.settle_posts();
+    attempt(instance, session, (request, area, false), scratch).unwrap_or_else(|refused| refused.reply(area))
 }
 
-fn attempt(
+/// Serves a write that nobody waits for, as [`serve`].
+pub(super) fn serve_post(
     instance: &Instance,
     session: &SessionState,
     request: &Request,
     area: &dyn DataArea,
     scratch: &mut [u8],
+) -> Reply {
+    attempt(instance, session, (request, area, true), scratch).unwrap_or_else(|refused| refused.reply(area))
+}
+
+fn attempt(
+    instance: &Instance,
+    session: &SessionState,
+    (request, area, is_posted): (&Request, &dyn DataArea, bool),
+    scratch: &mut [u8],
 ) -> Result<Reply, Refused> {
     let message = Message::check(request, area.bytes().min(scratch.len()))?;
+    if is_posted && message.operation != Operation::Write {
+        return Err(Errno::EINVAL.into());
+    }
     if message.operation == Operation::Echo {
         return Ok(Reply { value: request.offset, ..Reply::default() });
     }
@@ -113,7 +127,8 @@ fn attempt(
     area.get(0, input)?;
     let by_real_ids = message.operation == Operation::Access && message.flags.contains(RequestFlags::REAL_IDS);
     let credentials = if by_real_ids { session.real_credentials() } else { session.credentials() };
-    let context = Context { mounted: session.mount_points(), ..Context::library(credentials, request.umask) };
+    let context =
+        Context { mounted: session.mount_points(), is_posted, ..Context::library(credentials, request.umask) };
     let call = Call { instance, session, message: &message, area, context };
     call.serve(scratch)
 }

@@ -5,8 +5,10 @@ use crate::handles::OpenFile;
 use crate::queue_front::adoptions::Adoptions;
 use crate::queue_front::view::{MountPoints, View};
 use hashbrown::HashMap;
+use poolfs_ipc::posts::POST_SLOTS;
 use poolfs_ipc::service::PeerFacts;
 use poolfs_libservice::Taken;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Most files one session can have adopted; the rest goes through the kernel.
@@ -20,6 +22,9 @@ pub struct SessionState {
     adoptions: Arc<Adoptions>,
     /// What the client sees of the instance by the kernel; nothing where that is not to be looked at.
     view: Option<Arc<View>>,
+    /// Bit n: slot n is that of a file whose writes may be posted.
+    post_slots: AtomicU32,
+    post_epochs: AtomicU32,
     _room: (Option<Taken>, Option<Taken>),
 }
 
@@ -35,7 +40,9 @@ impl SessionState {
         let effective = effective_credentials(facts);
         let real = real_credentials(&effective, facts);
         let adoptions = Arc::clone(adoptions);
-        Self { effective, real, handles: RwLock::default(), adoptions, view, _room: room }
+        let handles = RwLock::default();
+        let (post_slots, post_epochs) = (AtomicU32::new(0), AtomicU32::new(0));
+        Self { effective, real, handles, adoptions, view, post_slots, post_epochs, _room: room }
     }
 
     /// A session with the same credentials for all purposes.
@@ -47,6 +54,8 @@ impl SessionState {
             handles: RwLock::default(),
             adoptions: Arc::default(),
             view: None,
+            post_slots: AtomicU32::new(0),
+            post_epochs: AtomicU32::new(0),
             _room: (None, None),
         }
     }
@@ -107,6 +116,29 @@ impl SessionState {
         }
         handles.insert(file.key(), Arc::clone(file));
         Some(file.key())
+    }
+
+    /// A slot for one more file whose writes may be posted.
+    pub(super) fn take_post_slot(&self) -> Option<usize> {
+        let taken = self.post_slots.fetch_update(Ordering::AcqRel, Ordering::Acquire, |slots| {
+            let free = slots.trailing_ones() as usize;
+            (free < POST_SLOTS).then_some(slots | 1 << free)
+        });
+        taken.ok().map(|before| before.trailing_ones() as usize)
+    }
+
+    /// Gives it back.
+    pub(super) fn give_post_slot(&self, slot: usize) {
+        self.post_slots.fetch_and(!(1 << slot), Ordering::AcqRel);
+    }
+
+    /// What tells a grant in a slot from earlier ones; never 0.
+    pub(super) fn next_post_epoch(&self) -> u32 {
+        let before = self
+            .post_epochs
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |epoch| Some(epoch.checked_add(1).unwrap_or(1)));
+        let (Ok(before) | Err(before)) = before;
+        before.checked_add(1).unwrap_or(1)
     }
 
     /// Takes a handle back.

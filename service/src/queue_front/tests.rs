@@ -1,6 +1,8 @@
 //! The whole way of requests, from a client's connection to an instance over the in-memory layer; and [`serve`] alone for
 //! clients this process cannot be.
 
+mod posts;
+
 use super::{
     DataArea, HANDLES_OF_SESSIONS_MAX, HANDLES_PER_SESSION_MAX, QueueFront, SERVICE_THREADS_PER_GROUP_MAX,
     ServiceThreads, SessionState, serve,

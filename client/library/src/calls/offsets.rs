@@ -12,7 +12,7 @@ use super::data::{
     each_vector, from_user, kernel_vectors, may_read, may_write, only_piece, read_at, read_direct, read_vectors_direct,
     readable, total_length, words, writable, write_at,
 };
-use super::posts::poster;
+use super::posts::{poster, tell_end};
 use super::stats::size_while_changing;
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, request};
 use crate::files::{self, DirectFile, OpenFile, Purpose, direct_file, open_file, own_file_for};
@@ -71,6 +71,7 @@ pub fn write(descriptor: i32, memory: UserMemory) -> isize {
         })
     };
     finish(served(), || {
+        tell_end(descriptor);
         kernel_cancellable(sys::__NR_write, [descriptor as usize, memory.address(), memory.length(), 0, 0, 0])
     })
 }
@@ -148,7 +149,10 @@ pub fn writev(descriptor: i32, vectors: UserMemory) -> isize {
             in_range(written, || kernel_vectors(numbers, descriptor, vectors, offset as i64, None))
         })
     };
-    finish(served(), || kernel_vector(sys::__NR_writev, descriptor, vectors))
+    finish(served(), || {
+        tell_end(descriptor);
+        kernel_vector(sys::__NR_writev, descriptor, vectors)
+    })
 }
 
 /// Bytes of all pieces of a vector, unless it is the kernel's to refuse.

@@ -1,6 +1,7 @@
 //! Writes that are posted: they return before the service has seen them, where nobody can tell.
 //!
-//! A number's grant vouches for what it stands for, so that nothing is asked of the kernel; only the description's offset is moved. As
+//! A number's grant vouches for what it stands for, but for what is done to it past the library at this moment: so the kernel is asked for its inode and its flags, and the
+//! description's offset is moved. As
 //! soon as somebody else may have the description, or reads it in another way, the grant is gone, and the write is an ordinary
 //! request. What this process knows of a file without asking (its segment, its attributes) is not looked at while posts are on the way.
 
@@ -53,6 +54,10 @@ pub(super) fn poster<'a>(call: Call, descriptor: i32, memory: UserMemory) -> Opt
         return waiting(Unposted::GrantLost);
     }
     if !is_verified && !files::verifies_grant(call, descriptor, &adopted, grant) {
+        return waiting(Unposted::GrantLost);
+    }
+    // The grant vouches for the description, and not for what a number stands for that was given another one, or other flags, past the library just now.
+    if !files::is_still(descriptor, &adopted) {
         return waiting(Unposted::GrantLost);
     }
     memory.is_readable().then_some(Poster { call, descriptor, seen, adopted, grant, session })
@@ -114,6 +119,7 @@ impl<'a> Poster<'a> {
             Posting::Answered(reply) => reply.value.checked_add(count_of(reply, memory) as u64),
             Posting::NotPosted => before,
         };
+        descriptors.appended(self.descriptor);
         let posting = self.post(PostAt::End, memory);
         let end = posting.as_ref().ok().and_then(|posting| end(posting, change));
         let is_believed = descriptors.end_changed(self.descriptor, change, end);
@@ -153,6 +159,13 @@ impl<'a> Poster<'a> {
     fn size(&self) -> Option<u64> {
         let found = raw::statx(self.descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC);
         found.ok().map(|found| found.stx_size)
+    }
+}
+
+/// Before the kernel appends to what a number stands for, it gets to know the end that was posted: it moves the description's offset by it.
+pub(super) fn tell_end(descriptor: i32) {
+    if Call::begin().is_some_and(|call| call.state.descriptors.is_untold(descriptor)) {
+        raw::statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC).ok();
     }
 }
 

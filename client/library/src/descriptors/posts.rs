@@ -21,6 +21,8 @@ pub(super) struct Posts {
     grant: AtomicU64,
     seal: AtomicU64,
     end: AtomicU64,
+    /// Something was appended that the kernel does not know of.
+    untold: AtomicU64,
 }
 
 /// Bit of a seal: the number was found to stand for the grant's description.
@@ -161,6 +163,19 @@ impl Descriptors {
     pub fn is_unchanged(&self, descriptor: i32, seen: &Seen) -> bool {
         let word = |entry: &Entry| entry.word.load(Ordering::SeqCst);
         self.entry(descriptor).map(word) == Some(seen.word) && process::forks() == seen.forks
+    }
+
+    /// Notes that the kernel does not know how long the file has become.
+    pub fn appended(&self, descriptor: i32) {
+        if let Some(entry) = self.entry(descriptor) {
+            entry.posts.untold.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it did not until now: the caller has it told.
+    pub fn is_untold(&self, descriptor: i32) -> bool {
+        let untold = self.entry(descriptor).map(|entry| &entry.posts.untold);
+        untold.is_some_and(|untold| untold.load(Ordering::Relaxed) != 0 && untold.swap(0, Ordering::Relaxed) != 0)
     }
 
     /// Whether it is known where the file ends that a number was adopted as.
@@ -324,7 +339,12 @@ mod tests {
 
     #[test]
     fn changes_are_counted_in_a_circle() {
-        let posts = Posts { grant: AtomicU64::new(0), seal: AtomicU64::new(0), end: AtomicU64::new(!END_MASK | 8) };
+        let posts = Posts {
+            grant: AtomicU64::new(0),
+            seal: AtomicU64::new(0),
+            end: AtomicU64::new(!END_MASK | 8),
+            untold: AtomicU64::new(0),
+        };
         assert_eq!(End(!END_MASK | 8).known(), Some(7));
         posts.forget_end();
         assert_eq!(posts.end.load(Ordering::Relaxed), 0);

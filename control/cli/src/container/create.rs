@@ -79,6 +79,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         storage: Storage { format: arguments.upper_format, size_bytes: arguments.upper_size },
         userns: user_namespace(&arguments.userns)?,
         transport: arguments.fuse_transport.chosen(),
+        wait_for_writes: arguments.wait_for_writes,
         tty: arguments.tty,
         interactive: arguments.interactive,
         remove_at_end: arguments.rm,

@@ -70,6 +70,9 @@ pub struct ContainerRecord {
     /// How the kernel's requests are to come, when that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
+    /// Whether all writes of the library wait for their answers.
+    #[serde(default)]
+    pub wait_for_writes: bool,
     /// With a terminal.
     pub tty: bool,
     /// Its standard input stays open.
@@ -165,6 +168,7 @@ mod tests {
             storage: Storage::default(),
             userns: None,
             transport: None,
+            wait_for_writes: false,
             tty: false,
             interactive: false,
             remove_at_end: false,

@@ -95,6 +95,7 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
         container: Some(container.record.name.clone()),
         ids: container.record.userns.clone(),
         transport: container.record.transport,
+        wait_for_writes: container.record.wait_for_writes,
         suid: true,
         devices: true,
     })

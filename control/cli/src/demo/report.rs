@@ -196,6 +196,8 @@ mod tests {
             reads: ReadCounts::default(),
             programs: None,
             not_direct: BTreeMap::new(),
+            posted_requests: 0,
+            not_posted: BTreeMap::new(),
             union: Some(UnionStatus { sketches: 1, blocks_moved: 3, ..UnionStatus::default() }),
         };
         let step = StepResult { title: "git", took: Duration::from_secs(2), note: "ok".into(), passed: true };

@@ -3,7 +3,7 @@
 use super::acl::Acl;
 use super::content::Content;
 use super::directory::Directory;
-use crate::{Entry, Result, fail};
+use crate::{Entry, Result, WrittenAt, fail};
 use poolfs_types::limits::{BLOCK_SIZE, NAME_MAX};
 use poolfs_types::{Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, NodeId, OpenFlags, Timestamp};
 use std::collections::{BTreeMap, HashMap};
@@ -56,7 +56,7 @@ impl Inode {
 
     /// The content or the names changed.
     pub(super) fn touch_content(&mut self) {
-        self.attributes.modified = now();
+        self.attributes.modified = WrittenAt::now().max(self.attributes.changed);
         self.attributes.changed = self.attributes.modified;
     }
 

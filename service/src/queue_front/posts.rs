@@ -1,0 +1,552 @@
+//! Writes that their callers do not wait for: who may post them, and when they are taken.
+//!
+//! A *post* is a `Write` in a request buffer whose caller has gone on. It is *granted* for one open file of one session, in one of the session's slots, while nobody else has to
+//! do with the file: its description is the only one, and the process alone has it; the kernel keeps neither pages nor attributes of the file. What is posted is *taken* (served) before anything else is done in
+//! the instance, whoever asks for it ([`Posts::settle`]): so whoever sees that a write has returned sees what it wrote, and times are in the order of the calls. A thread of the instance takes what nobody asks
+//! for, after a millisecond at most.
+//!
+//! A grant ends before something happens that it may not see: another open file of the node, a read or write of the kernel, another size, the closing of a descriptor, the end of the session. First its word is cleared,
+//! then what was posted is taken: a caller looks at the word after it has posted, and waits for the answer where it is cleared.
+//!
+//! **Invariant.** Whoever takes posts holds the grant's lock, and waits for nothing that a request of the kernel may hold: neither for notifications nor for other grants.
+
+mod granted;
+
+use self::granted::{Granted, Taking};
+use crate::handles::OpenFile;
+use crate::instance::Instance;
+use crate::queue_front::serve::{serve, serve_post};
+use crate::queue_front::session::SessionState;
+use crate::request::Context;
+use poolfs_ipc::area::DATA_BYTES;
+use poolfs_ipc::posts::POST_BYTES_MAX;
+use poolfs_ipc::service::{Acquired, Session};
+use poolfs_ipc::wire::{Operation, Reply, Request, Status};
+use poolfs_libservice::WrittenAt;
+use poolfs_libservice::types::{Caller, Errno, NodeId, OpenFlags, Timestamp};
+use poolfs_service_protocol::NotPosted;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tracing::{error, warn};
+
+/// Most files of an instance whose writes may be posted at a time.
+pub const GRANTS_MAX: usize = 64;
+
+/// Nothing is posted where there is less room than this, bytes: what was posted is not told of that any more.
+const ROOM_MIN: i64 = 32 << 20;
+
+/// So much may be posted before somebody looks again how much room there is, bytes.
+const ROOM_TRUSTED: i64 = 128 << 20;
+
+/// The small write of a file, counted from its opening, from which on the next ones may be posted.
+const GRANT_AT_WRITE: u32 = 2;
+
+/// How long nothing of a file is posted after somebody else had to do with it.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What takes longer than this is not posted for a while: others wait for it.
+const SLOW: Duration = Duration::from_millis(20);
+
+/// How long a post waits to be taken where nobody asks.
+const TEND_EVERY: Duration = Duration::from_millis(1);
+
+/// After so many looks that found nothing the thread sleeps until it is called.
+const IDLE_LOOKS_MAX: u32 = 8;
+
+/// Whoever rings again within this is one of many: then the thread looks by itself for a while. Who writes now and then rings each time, which costs less than looking.
+const RUNG_OFTEN: Duration = Duration::from_millis(4);
+
+/// How long somebody waits for posts that another thread takes: longer only a branch takes that does not answer.
+const TAKING_MAX: Duration = Duration::from_secs(10);
+
+/// How long an instance that ends waits for that thread.
+const END_MAX: Duration = Duration::from_secs(5);
+
+/// How long the thread that takes posts sleeps before it looks whether it is needed.
+const TENDER_LOOK: Duration = Duration::from_secs(5);
+
+/// Until when somebody waits who cannot for long.
+fn soon() -> Option<Instant> {
+    Some(Instant::now() + TAKING_MAX)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What came of a look for posts.
+#[derive(Default)]
+struct Taken {
+    count: usize,
+    bytes: u64,
+    /// The grant has to end.
+    ends: Option<NotPosted>,
+    /// Of files that the grant is not for: requests whose callers wait.
+    others: Vec<Acquired<SessionState>>,
+}
+
+/// The posted writes of an instance.
+pub(crate) struct Posts {
+    instance: Weak<Instance>,
+    grants: RwLock<Vec<Arc<Granted>>>,
+    /// Bytes that may be posted, and [`ROOM_MIN`] more, before somebody has to look how much room there is.
+    room: AtomicI64,
+    posted: AtomicU64,
+    not_posted: Mutex<BTreeMap<NotPosted, u64>>,
+    /// Requests that were found among posts, whose callers wait: served by the thread that takes posts.
+    others: Mutex<Vec<Acquired<SessionState>>>,
+    tender: Mutex<Tender>,
+    called: Condvar,
+    /// Who has the instance's changes held.
+    holds: AtomicUsize,
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Tender {
+    thread: Option<JoinHandle<()>>,
+    /// It looks again and again, and need not be called.
+    is_awake: bool,
+    is_called: bool,
+    /// When a doorbell came last.
+    rung_at: Option<Instant>,
+}
+
+impl Posts {
+    pub(super) fn new(instance: &Weak<Instance>) -> Arc<Self> {
+        Arc::new(Self {
+            instance: Weak::clone(instance),
+            grants: RwLock::default(),
+            room: AtomicI64::new(0),
+            posted: AtomicU64::new(0),
+            not_posted: Mutex::default(),
+            others: Mutex::default(),
+            tender: Mutex::default(),
+            called: Condvar::new(),
+            holds: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    fn grants(&self) -> Vec<Arc<Granted>> {
+        self.grants.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Writes that were posted, and how often somebody who wrote was not allowed to post, by what stood against it.
+    pub(crate) fn counts(&self) -> (u64, BTreeMap<NotPosted, u64>) {
+        (self.posted.load(Ordering::Relaxed), lock(&self.not_posted).clone())
+    }
+
+    fn refuse(&self, cause: NotPosted) {
+        *lock(&self.not_posted).entry(cause).or_default() += 1;
+    }
+
+    /// Takes all that was posted before this call. What another thread takes is waited for, for as long as a branch may be slow.
+    pub(crate) fn settle(&self) {
+        let give_up = Instant::now() + TAKING_MAX;
+        self.grants().iter().for_each(|granted| _ = self.take(granted, Some(give_up)));
+    }
+
+    /// The same of one node, or of all, however long it takes.
+    pub(crate) fn settle_all(&self, of: Option<NodeId>) {
+        let grants = self.grants();
+        let those = grants.iter().filter(|granted| of.is_none_or(|node| granted.file.node() == node));
+        those.for_each(|granted| _ = self.take(granted, None));
+    }
+
+    /// Nothing of this node is posted when this returns, and what was has been taken.
+    pub(crate) fn revoke(&self, node: NodeId, cause: NotPosted) {
+        self.end_those(Some(cause), None, |granted| granted.file.node() == node);
+    }
+
+    /// The session is about to end.
+    pub(super) fn end_session(&self, session: &Arc<Session<SessionState>>) {
+        self.end_those(None, soon(), |granted| Arc::ptr_eq(&granted.session, session));
+    }
+
+    /// Nothing is posted until [`Posts::go_on`]: changes are about to be held, which posts would make everybody wait for.
+    pub(crate) fn pause(&self) {
+        self.holds.fetch_add(1, Ordering::SeqCst);
+        self.end_those(None, soon(), |_| true);
+    }
+
+    /// After [`Posts::pause`].
+    pub(crate) fn go_on(&self) {
+        self.holds.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn is_refusing(&self) -> bool {
+        self.closed.load(Ordering::SeqCst) || self.holds.load(Ordering::SeqCst) > 0
+    }
+
+    /// Nothing is posted any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.end_those(None, soon(), |_| true);
+    }
+
+    /// Waits, for a while, for the thread that takes posts. After [`Posts::close`].
+    pub(super) fn join(&self) {
+        let thread = {
+            let mut tender = lock(&self.tender);
+            tender.is_called = true;
+            self.called.notify_all();
+            tender.thread.take()
+        };
+        let Some(thread) = thread else { return };
+        // It may be with a branch that does not answer any more.
+        let give_up = Instant::now() + END_MAX;
+        while !thread.is_finished() {
+            if Instant::now() > give_up {
+                return warn!("posted writes are still being taken");
+            }
+            std::thread::sleep(TEND_EVERY);
+        }
+        if thread.join().is_err() {
+            error!("the thread that takes posted writes panicked");
+        }
+    }
+
+    fn end_those(&self, cause: Option<NotPosted>, give_up: Option<Instant>, is_one: impl Fn(&Granted) -> bool) {
+        for granted in self.grants().into_iter().filter(|granted| is_one(granted)) {
+            self.end(&granted, cause, give_up);
+        }
+    }
+
+    /// Serves what a session rang for in a slot.
+    pub(super) fn answer(self: &Arc<Self>, session: &Arc<Session<SessionState>>, slot: usize) {
+        let granted = {
+            let grants = self.grants.read().unwrap_or_else(PoisonError::into_inner);
+            let granted = grants.iter().find(|granted| granted.is_of(session, slot)).cloned();
+            if granted.is_none() {
+                // Nobody is granted the slot meanwhile, so these are of clients who wait.
+                lock(&self.others).extend(session.take_posts(slot));
+            }
+            granted
+        };
+        if let Some(granted) = granted {
+            self.take(&granted, None);
+            if self.is_rung_often() {
+                self.call_tender();
+            }
+        }
+        self.serve_others();
+    }
+
+    /// After a write by request: whether the next ones may be posted. The reply says so.
+    pub(super) fn consider(
+        self: &Arc<Self>,
+        session: &Arc<Session<SessionState>>,
+        request: &Request,
+        reply: &mut Reply,
+    ) {
+        let is_small = reply.status == Status::Done as u32 && (1..=POST_BYTES_MAX as u64).contains(&reply.length);
+        if Operation::from_number(request.operation) != Some(Operation::Write) || !is_small {
+            return;
+        }
+        let (Some(file), Some(instance)) = (session.content().file(request.handle), self.instance.upgrade()) else {
+            return;
+        };
+        let is_granted = instance.nodes().is_posting(file.node());
+        if is_granted || !file.count_small_write(GRANT_AT_WRITE) {
+            return;
+        }
+        match self.grant(&instance, session, &file) {
+            Ok(granted) => (reply.post_slot, reply.post_epoch) = granted,
+            Err(cause) => self.refuse(cause),
+        }
+    }
+
+    fn grant(
+        self: &Arc<Self>,
+        instance: &Instance,
+        session: &Arc<Session<SessionState>>,
+        file: &Arc<OpenFile>,
+    ) -> Result<(u32, u32), NotPosted> {
+        let waits = OpenFlags::DIRECT | OpenFlags::FILE_SYNC | OpenFlags::DATA_SYNC;
+        if instance.spec().wait_for_writes {
+            return Err(NotPosted::Switched);
+        }
+        if instance.is_shared() {
+            return Err(NotPosted::SharedBranch);
+        }
+        if file.flags().intersects(waits) {
+            return Err(NotPosted::Flags);
+        }
+        if !file.is_unshared() {
+            return Err(NotPosted::Shared);
+        }
+        if !instance.stack.is_at_ease() {
+            return Err(NotPosted::Slow);
+        }
+        if !self.has_room(instance) {
+            return Err(NotPosted::Room);
+        }
+        if self.grants.read().unwrap_or_else(PoisonError::into_inner).len() >= GRANTS_MAX {
+            return Err(NotPosted::Limit);
+        }
+        let slot = session.content().take_post_slot().ok_or(NotPosted::Limit)?;
+        let give_up = |cause| {
+            session.content().give_post_slot(slot);
+            Err(cause)
+        };
+        // From here on the kernel is given nothing to keep; then it drops what it has.
+        if !instance.nodes().begin_posting(file.node()) {
+            return give_up(NotPosted::Shared);
+        }
+        drop(
+            instance
+                .change_attributes(&Context::library(session.content().credentials(), 0), [Some(file.node()), None]),
+        );
+        let granted = Granted::new(session, file, slot);
+        let epoch = session.content().next_post_epoch();
+        {
+            let mut grants = self.grants.write().unwrap_or_else(PoisonError::into_inner);
+            if grants.len() >= GRANTS_MAX || self.is_refusing() || !self.start_tender() {
+                drop(grants);
+                instance.nodes().end_posting(file.node());
+                return give_up(NotPosted::Limit);
+            }
+            grants.push(Arc::clone(&granted));
+            instance.count_posting(grants.len());
+        }
+        let is_granted = granted.begin(epoch);
+        // Who came meanwhile has not found the grant.
+        if !is_granted
+            || !instance.nodes().may_post(file.node())
+            || !file.is_unshared()
+            || session.has_ended()
+            || self.is_refusing()
+        {
+            self.end(&granted, None, None);
+            return Err(NotPosted::Shared);
+        }
+        self.tend(&granted);
+        Ok((slot as u32 + 1, epoch))
+    }
+
+    /// Ends a grant: what was posted is taken.
+    fn end(&self, granted: &Arc<Granted>, cause: Option<NotPosted>, give_up: Option<Instant>) {
+        granted.revoke();
+        let Some(mut taking) = granted.begin_taking(give_up) else { return };
+        // Granted since, by who did not know that it would end.
+        granted.session.revoke_posts(granted.slot);
+        let others = self.take_with(granted, &mut taking).others;
+        if granted.end_taking(taking, true) {
+            // Another has ended it since.
+            return self.leave(others);
+        }
+        granted.file.pause_posts(PAUSE);
+        cause.into_iter().for_each(|cause| self.refuse(cause));
+        let instance = self.instance.upgrade();
+        {
+            let mut grants = self.grants.write().unwrap_or_else(PoisonError::into_inner);
+            grants.retain(|other| !Arc::ptr_eq(other, granted));
+            if let Some(instance) = &instance {
+                instance.count_posting(grants.len());
+            }
+        }
+        if let Some(instance) = &instance {
+            instance.nodes().end_posting(granted.file.node());
+        }
+        granted.session.content().give_post_slot(granted.slot);
+        self.leave(others);
+    }
+
+    /// Takes what was posted; ends the grant where it has to.
+    fn take(&self, granted: &Arc<Granted>, give_up: Option<Instant>) -> usize {
+        let Some(mut taking) = granted.begin_taking(give_up) else { return 0 };
+        let taken = self.take_with(granted, &mut taking);
+        granted.end_taking(taking, false);
+        if taken.ends.is_some() {
+            self.end(granted, taken.ends, give_up);
+        }
+        self.leave(taken.others);
+        taken.count
+    }
+
+    fn take_with(&self, granted: &Granted, taking: &mut Taking) -> Taken {
+        let mut taken = Taken::default();
+        if !granted.session.has_posts(granted.slot) {
+            return taken;
+        }
+        let begun = Instant::now();
+        let instance = self.instance.upgrade();
+        for post in granted.session.take_posts(granted.slot) {
+            if post.request().handle != granted.file.key() {
+                taken.others.push(post);
+                continue;
+            }
+            let length = post.request().length;
+            taken.count += 1;
+            taken.bytes += length;
+            let reply = match (&instance, taking.failed) {
+                (Some(instance), None) => apply(instance, granted, &post, &mut taking.scratch),
+                (_, failed) => failure(failed.unwrap_or(Errno::EIO)),
+            };
+            let failed = match Status::from_number(reply.status) {
+                Some(Status::Done) if reply.length == length => None,
+                Some(Status::Done) => Some(Errno::ENOSPC),
+                Some(Status::Failed) => Some(Errno::from_raw(reply.errno)),
+                _ => Some(Errno::EIO),
+            };
+            if let Some(errno) = failed {
+                granted.file.note_post_failure(errno);
+                taking.failed = Some(errno);
+                taken.ends = Some(NotPosted::Failed);
+            }
+            post.finish(&reply);
+        }
+        self.posted.fetch_add(taken.count as u64, Ordering::Relaxed);
+        let room = self.room.fetch_sub(taken.bytes as i64, Ordering::Relaxed) - taken.bytes as i64;
+        if taken.ends.is_none() && taken.count > 0 {
+            if begun.elapsed() > SLOW || !instance.as_ref().is_some_and(|instance| instance.stack.is_at_ease()) {
+                taken.ends = Some(NotPosted::Slow);
+            } else if room < ROOM_MIN && !instance.is_some_and(|instance| self.has_room(&instance)) {
+                taken.ends = Some(NotPosted::Room);
+            }
+        }
+        taken
+    }
+
+    /// Leaves requests whose callers wait to who may wait for the kernel.
+    fn leave(&self, others: Vec<Acquired<SessionState>>) {
+        if !others.is_empty() {
+            lock(&self.others).extend(others);
+            self.call_tender();
+        }
+    }
+
+    /// Serves requests of slots that are not granted any more. Not for handlers of FUSE requests.
+    fn serve_others(&self) {
+        let others = std::mem::take(&mut *lock(&self.others));
+        if others.is_empty() {
+            return;
+        }
+        let Some(instance) = self.instance.upgrade() else { return };
+        let mut scratch = vec![0; DATA_BYTES];
+        for acquired in others {
+            let (session, request) = (Arc::clone(acquired.session()), *acquired.request());
+            let served = catch_unwind(AssertUnwindSafe(|| {
+                serve(&instance, session.content(), &request, &acquired, &mut scratch)
+            }));
+            match served {
+                Ok(reply) => acquired.finish(&reply),
+                Err(_) => error!(instance = instance.name(), ?request, "a layer panicked; the request failed"),
+            }
+        }
+    }
+
+    /// Whether there is so much room that nothing of what is posted can fail for want of it.
+    fn has_room(&self, instance: &Instance) -> bool {
+        let Ok(found) = instance.layer().statfs(&Caller::ROOT, NodeId::ROOT) else { return false };
+        let free = found.blocks_available.saturating_mul(u64::from(found.block_size));
+        // Half of it: others of the branch take some, too.
+        let room = i64::try_from(free / 2).unwrap_or(i64::MAX).min(ROOM_TRUSTED);
+        self.room.store(room, Ordering::Relaxed);
+        room >= ROOM_MIN
+    }
+
+    /// Whether the thread that takes posts looks at a new grant without being called. When it goes to sleep it takes that back, of all there are.
+    fn tend(&self, granted: &Granted) {
+        let tender = lock(&self.tender);
+        granted.session.tend_posts(granted.slot, tender.is_awake);
+    }
+
+    /// A doorbell has come: whether there was another just before it.
+    fn is_rung_often(&self) -> bool {
+        let now = Instant::now();
+        let before = lock(&self.tender).rung_at.replace(now);
+        before.is_some_and(|before| now.saturating_duration_since(before) <= RUNG_OFTEN)
+    }
+
+    /// Wakes the thread that takes what was posted, if it sleeps.
+    fn call_tender(&self) {
+        let mut tender = lock(&self.tender);
+        if !tender.is_awake {
+            tender.is_called = true;
+            self.called.notify_all();
+        }
+    }
+
+    /// Makes the thread that takes what was posted, if there is none; whether there is one.
+    fn start_tender(self: &Arc<Self>) -> bool {
+        let mut tender = lock(&self.tender);
+        if tender.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return true;
+        }
+        let posts = Arc::downgrade(self);
+        let started = std::thread::Builder::new().name("posts".into()).spawn(move || run(&posts));
+        match started {
+            Ok(thread) => tender.thread = Some(thread),
+            Err(error) => {
+                warn!(%error, "no thread to take posted writes: all wait for their answers");
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Looks again and again, until nothing has come for a while.
+    fn look(&self) {
+        lock(&self.tender).is_awake = true;
+        let mut idle = 0;
+        while idle < IDLE_LOOKS_MAX && !self.closed.load(Ordering::SeqCst) {
+            std::thread::sleep(TEND_EVERY);
+            self.serve_others();
+            let grants = self.grants();
+            grants.iter().for_each(|granted| granted.session.tend_posts(granted.slot, true));
+            let taken: usize = grants.iter().map(|granted| self.take(granted, None)).sum();
+            idle = if taken > 0 { 0 } else { idle + 1 };
+        }
+        lock(&self.tender).is_awake = false;
+        for granted in self.grants() {
+            granted.session.tend_posts(granted.slot, false);
+            // Posted before it was seen that nobody looks any more.
+            self.take(&granted, None);
+            granted.rest();
+        }
+        self.serve_others();
+    }
+}
+
+/// The thread that takes posts nobody asks for.
+fn run(posts: &Weak<Posts>) {
+    loop {
+        let Some(posts) = posts.upgrade() else { return };
+        let mut tender = lock(&posts.tender);
+        if !tender.is_called {
+            tender = posts.called.wait_timeout(tender, TENDER_LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if posts.closed.load(Ordering::SeqCst) {
+            drop(tender);
+            return posts.serve_others();
+        }
+        if std::mem::take(&mut tender.is_called) {
+            drop(tender);
+            posts.look();
+        }
+    }
+}
+
+/// Applies a post, as the request that it is.
+fn apply(instance: &Instance, granted: &Granted, post: &Acquired<SessionState>, scratch: &mut Vec<u8>) -> Reply {
+    let request = *post.request();
+    scratch.resize(DATA_BYTES, 0);
+    let session = granted.session.content();
+    let made = request.times[1];
+    let _at = WrittenAt::at(Timestamp { seconds: made.seconds, nanoseconds: made.nanoseconds.min(999_999_999) });
+    let served = catch_unwind(AssertUnwindSafe(|| serve_post(instance, session, &request, post, scratch)));
+    served.unwrap_or_else(|_| {
+        error!(instance = instance.name(), ?request, "a layer panicked; a posted write failed");
+        failure(Errno::EIO)
+    })
+}
+
+fn failure(errno: Errno) -> Reply {
+    Reply { status: Status::Failed as u32, errno: errno.raw(), ..Reply::default() }
+}

@@ -1,0 +1,269 @@
+//! Writes whose callers do not wait, from the connection to the layer.
+
+use super::{Served, done, open, own_context, request, served};
+use crate::handles::OpenFile;
+use crate::instance::Adopter;
+use crate::request::{Context, Reply as Outcome, Request as Asked};
+use poolfs_ipc::posts::{POST_SLOTS, PostGrant};
+use poolfs_ipc::wire::{Adopt, Operation, Request};
+use poolfs_ipc::{PostAt, Posting};
+use poolfs_libservice::types::{Caller, NodeId, OpenFlags, SetAttributes};
+use poolfs_service_protocol::NotPosted;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const EVENT_MAX: Duration = Duration::from_secs(60);
+
+struct Writer {
+    served: Served,
+    file: Arc<OpenFile>,
+    grant: PostGrant,
+}
+
+impl Served {
+    fn adopt_unshared(&self, file: &Arc<OpenFile>) -> u64 {
+        let asked = Adopt { unshared: 1, ..self.asked() };
+        self.front.adopt(&own_context(), file, asked).expect("an answer").handle
+    }
+
+    fn write(&self, handle: u64, offset: u64, data: &[u8]) -> Option<PostGrant> {
+        let request = Request { handle, offset, length: data.len() as u64, ..request(Operation::Write, "", "") };
+        let reply = self.call(&request, &[data], 0).0;
+        done(&reply);
+        assert_eq!(reply.length, data.len() as u64);
+        PostGrant::of_reply(&reply)
+    }
+
+    fn not_posted(&self, cause: NotPosted) -> u64 {
+        self.front.posted().1.get(&cause).copied().unwrap_or(0)
+    }
+}
+
+/// A file of four bytes, `abcd`, whose next writes may be posted.
+fn writer(flags: OpenFlags) -> Writer {
+    let served = served();
+    let file = open(&served.instance, "f", flags);
+    let handle = served.adopt_unshared(&file);
+    assert_eq!(handle, file.key());
+    assert_eq!(served.write(handle, 0, b"ab"), None, "one write is no habit");
+    let grant = served.write(handle, 2, b"cd").expect("a grant");
+    Writer { served, file, grant }
+}
+
+impl Writer {
+    fn post_at(&self, at: PostAt, data: &[u8]) -> Posting {
+        let posted = self.served.connection.post_slice(self.grant, self.file.key(), at, data);
+        posted.expect("the service lives")
+    }
+
+    fn post(&self, at: PostAt, data: &[u8]) {
+        assert!(matches!(self.post_at(at, data), Posting::Posted), "{data:?}");
+    }
+
+    /// By nobody's request.
+    fn content(&self) -> Vec<u8> {
+        let layer = self.served.instance.layer();
+        let handle = layer.open(&Caller::ROOT, self.file.node(), OpenFlags::READ_ONLY).expect("open");
+        let mut bytes = vec![0; 1 << 20];
+        let count = layer.read(&Caller::ROOT, handle, 0, &mut bytes).expect("readable");
+        layer.release(handle);
+        bytes.truncate(count);
+        bytes
+    }
+
+    fn size_by_kernel(&self) -> u64 {
+        match self.served.instance.dispatch(&Context::fuse(0, 0, 0, 0), Asked::Stat { node: self.file.node() }) {
+            Ok(Outcome::Attributes(attributes)) => attributes.size,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn may_post(&self) -> bool {
+        self.served.connection.may_post(self.grant)
+    }
+
+    /// Posts something, has `act` done, and sees that the grant has ended and what was posted was taken before that.
+    fn ends_by(&self, act: impl FnOnce()) {
+        self.post(PostAt::Offset(4), b"efg");
+        act();
+        assert!(!self.may_post());
+        assert_eq!(self.content(), b"abcdefg");
+        assert!(matches!(self.post_at(PostAt::Offset(7), b"h"), Posting::NotPosted));
+    }
+}
+
+#[test]
+fn whoever_asks_for_anything_finds_what_was_posted_before() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    for (round, byte) in (b'e'..=b'z').enumerate() {
+        writer.post(PostAt::Offset(4 + round as u64), &[byte]);
+        assert_eq!(writer.size_by_kernel(), 5 + round as u64);
+    }
+    assert_eq!(writer.content(), (b'a'..=b'z').collect::<Vec<_>>());
+    assert!(writer.may_post(), "a look at attributes ends nothing");
+    let posted = writer.served.front.posted();
+    assert!((1..=22).contains(&posted.0) && posted.1.is_empty(), "{posted:?}");
+    let (reply, bytes) = {
+        let read = Request { handle: writer.file.key(), length: 100, ..request(Operation::Read, "", "") };
+        writer.post(PostAt::Offset(0), b"ABC");
+        writer.served.call(&read, &[], 100)
+    };
+    done(&reply);
+    assert_eq!(&bytes[..4], b"ABCd");
+}
+
+#[test]
+fn appends_keep_their_order_whoever_takes_them() {
+    const RECORDS: u32 = 20_000;
+    let writer = writer(OpenFlags::READ_WRITE | OpenFlags::APPEND);
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Requests of the kernel take posts beside the thread of the instance and doorbells.
+        scope.spawn(|| {
+            let mut least = 0;
+            while !ends.load(Ordering::Relaxed) {
+                let size = writer.size_by_kernel();
+                assert!(size >= least);
+                least = size;
+            }
+        });
+        for record in 0..RECORDS {
+            let bytes = record.to_be_bytes();
+            if let Posting::NotPosted = writer.post_at(PostAt::End, &bytes) {
+                writer.served.write(writer.file.key(), 0, &bytes);
+            }
+        }
+        assert_eq!(writer.size_by_kernel(), 4 + 4 * u64::from(RECORDS));
+        ends.store(true, Ordering::Relaxed);
+    });
+    let content = writer.content();
+    let found: Vec<u32> =
+        content[4..].chunks(4).map(|record| u32::from_be_bytes(record.try_into().expect("four bytes"))).collect();
+    assert_eq!(found, (0..RECORDS).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_nobody_asks_for_is_taken_soon() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    let start = Instant::now();
+    for round in 0..3_u64 {
+        writer.post(PostAt::Offset(4 + round), b"x");
+        while writer.content().len() != 5 + round as usize {
+            assert!(start.elapsed() < EVENT_MAX);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The thread that takes posts may have gone to sleep.
+        std::thread::sleep(Duration::from_millis(round * 50));
+    }
+}
+
+#[test]
+fn another_open_file_ends_a_grant() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    writer.ends_by(|| drop(open(&writer.served.instance, "f", OpenFlags::READ_ONLY)));
+    assert_eq!(writer.served.not_posted(NotPosted::Observed), 1);
+}
+
+#[test]
+fn a_read_of_the_kernel_ends_a_grant_and_finds_what_was_posted() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    let mut buffer = [0; 16];
+    writer.ends_by(|| {
+        let (file, context) = (&writer.file, Context::fuse(0, 0, 0, 0));
+        let read = writer.served.instance.dispatch(&context, Asked::Read { file, offset: 0, buffer: &mut buffer });
+        assert!(matches!(read, Ok(Outcome::Count(7))), "{read:?}");
+    });
+    assert_eq!(&buffer[..7], b"abcdefg");
+}
+
+#[test]
+fn closing_a_descriptor_ends_a_grant() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    writer.ends_by(|| {
+        let flush = writer.served.instance.dispatch(&Context::fuse(0, 0, 0, 0), Asked::Flush { file: &writer.file });
+        assert!(matches!(flush, Ok(Outcome::Done)), "{flush:?}");
+    });
+}
+
+#[test]
+fn another_size_ends_a_grant() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    writer.post(PostAt::Offset(4), b"efg");
+    let changes = SetAttributes { size: Some(5), ..SetAttributes::default() };
+    let change = Asked::Change { node: writer.file.node(), changes, file: None };
+    assert!(writer.served.instance.dispatch(&Context::fuse(0, 0, 0, 0), change).is_ok());
+    assert!(!writer.may_post());
+    assert_eq!(writer.content(), b"abcde");
+}
+
+#[test]
+fn sharing_a_description_ends_a_grant() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    writer.ends_by(|| done(&writer.served.call(&request(Operation::Share, "", ""), &[], 0).0));
+    assert_eq!(writer.served.write(writer.file.key(), 7, b"h"), None);
+    assert_eq!(writer.served.write(writer.file.key(), 8, b"i"), None, "it stays shared");
+}
+
+#[test]
+fn another_instance_over_the_same_ends_all_grants_for_good() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    writer.ends_by(|| writer.served.instance.share());
+    assert_eq!(writer.served.write(writer.file.key(), 7, b"h"), None);
+}
+
+#[test]
+fn while_changes_are_held_nothing_is_posted() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    writer.ends_by(|| {
+        writer.served.instance.without_posts(|| {
+            assert_eq!(writer.content(), b"abcdefg");
+            assert_eq!(writer.served.write(writer.file.key(), 0, b"a"), None);
+        });
+    });
+}
+
+#[test]
+fn what_a_client_has_posted_outlives_it() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    writer.post(PostAt::Offset(4), b"efg");
+    writer.served.connection.close();
+    let start = Instant::now();
+    while writer.served.front.sessions() > 0 {
+        assert!(start.elapsed() < EVENT_MAX);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(writer.content(), b"abcdefg");
+}
+
+#[test]
+fn what_waits_for_its_durability_is_not_posted() {
+    for flags in [OpenFlags::FILE_SYNC | OpenFlags::DATA_SYNC, OpenFlags::DATA_SYNC, OpenFlags::DIRECT] {
+        let served = served();
+        let file = open(&served.instance, "f", OpenFlags::READ_WRITE | flags);
+        let handle = served.adopt_unshared(&file);
+        assert!((0..4).all(|offset| served.write(handle, offset, b"x").is_none()), "{flags:?}");
+        assert!(served.not_posted(NotPosted::Flags) > 0);
+    }
+}
+
+#[test]
+fn a_session_posts_to_so_many_files_as_it_has_slots() {
+    let served = served();
+    let granted: Vec<_> = (0..POST_SLOTS + 2)
+        .map(|number| {
+            let file = open(&served.instance, &format!("f{number}"), OpenFlags::READ_WRITE);
+            let handle = served.adopt_unshared(&file);
+            served.write(handle, 0, b"x");
+            (served.write(handle, 1, b"x"), file)
+        })
+        .collect();
+    let count = granted.iter().filter(|(grant, _)| grant.is_some()).count();
+    assert_eq!((count, served.not_posted(NotPosted::Limit)), (POST_SLOTS, 2));
+    // Who closes one makes room for another.
+    let closed = granted[0].1.node();
+    served.instance.release(granted[0].1.key());
+    assert_ne!(closed, NodeId::ROOT);
+    let file = &granted[POST_SLOTS].1;
+    assert!(served.write(file.key(), 2, b"x").is_some());
+}
