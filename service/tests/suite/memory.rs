@@ -4,7 +4,7 @@ use crate::harness::{Running, eventually, isolated, make};
 use crate::queue::{connect, handle, read};
 use poolfs_ipc::Connection;
 use poolfs_ipc::wire::{Operation, Request, Status};
-use poolfs_service_protocol::StackSpec;
+use poolfs_service_protocol::{MemoryStatus, StackSpec};
 use rustix::pipe::{SpliceFlags, fcntl_setpipe_size, pipe, splice};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{self, File, OpenOptions};
@@ -255,7 +255,7 @@ fn pages_of_segments_that_clients_keep() {
         // What was given before it was known what becomes of it may be so much that there is none left to give.
         let is_short = || service.status().memory.is_some_and(|memory| memory.state == "short");
         eventually("who keeps nothing is given segments while there are any", || reader.ask() || is_short());
-        let memory = service.status().memory.expect("watched");
+        let memory = memory_of(&service);
         assert_eq!((memory.limit_bytes, memory.instances_without_segments), (LIMIT_BYTES, 1), "{memory:?}");
         keeper.let_go();
         eventually("who keeps nothing is given segments", || reader.ask());
@@ -282,16 +282,26 @@ fn keeps_programs(service: &Running, at: &Path, mut between: impl FnMut()) -> Pi
             drop(file.take());
             let before = opened_programs(service);
             file = Some(File::open(at.join(format!("program-{number}"))).expect("there"));
-            let memory = service.status().memory.expect("watched");
+            let memory = memory_of(service);
             opened_programs(service) > before || memory.instances_without_segments > 0 || memory.state != "plenty"
         });
-        if service.status().memory.expect("watched").instances_without_segments > 0 {
+        if memory_of(service).instances_without_segments > 0 {
             break;
         }
         keep(&file.expect("opened"), 0, PROGRAM_BYTES, &mut pipes);
         between();
     }
     pipes
+}
+
+/// What is known of the service's memory, once it was looked at.
+fn memory_of(service: &Running) -> MemoryStatus {
+    let mut found = None;
+    eventually("the memory is watched", || {
+        found = service.status().memory;
+        found.is_some()
+    });
+    found.expect("it was there")
 }
 
 /// How often a program was opened so that the kernel reads it by itself.
@@ -329,7 +339,7 @@ fn pages_of_programs(folder: &Path, between: impl Fn(&Path)) {
     });
     let (most, said) = (group.kept(), fs::read_to_string(&log).expect("a log"));
     println!("{} MiB before, {} MiB with {} pipes: {said}", mebibytes(before), mebibytes(most), pipes.len());
-    let memory = service.status().memory.expect("watched");
+    let memory = memory_of(&service);
     assert_eq!((memory.instances_without_segments, memory.segments_kept_total), (1, 1), "{memory:?}");
     assert_eq!((memory.shortages_total, group.kills()), (0, 0), "{memory:?}");
     assert!(neighbour.ask(), "a neighbour has lost its segments");
@@ -340,7 +350,7 @@ fn pages_of_programs(folder: &Path, between: impl Fn(&Path)) {
     eventually("another one is given programs", || is_given(&service, &other.join("program-59")));
     drop(pipes);
     eventually("it is given programs again when it has let go", || is_given(&service, &hostile.join("program-58")));
-    assert_eq!(service.status().memory.expect("watched").instances_without_segments, 0);
+    assert_eq!(memory_of(&service).instances_without_segments, 0);
 }
 
 #[test]
@@ -374,7 +384,7 @@ fn a_cache_that_no_longer_fits() {
         assert!(reader.ask(), "there is plenty");
         let before = group.kept();
         group.limit(SMALL_BYTES);
-        let memory = || service.status().memory.expect("watched");
+        let memory = || memory_of(&service);
         eventually("it is seen", || memory().limit_bytes == SMALL_BYTES && memory().shortages_total > 0);
         eventually("it has recovered", || memory().state == "reduced");
         let allowed = service.status().cache.allowed_bytes;

@@ -254,7 +254,7 @@ fn what_cannot_be_mounted_is_refused_by_name_and_nothing_is_left() {
 fn uses_of_one_directory_that_exclude_each_other_are_refused() {
     isolated("mounts::uses_of_one_directory_that_exclude_each_other_are_refused", |folder| {
         let service = Running::start(folder);
-        let [a, b, c] = ["a", "b", "c"].map(|name| make(&folder.join(name)));
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| make(&folder.join(name)));
         let union = |upper: &Path, lower: &Path| StackSpec::union(upper, vec![lower.into()]);
         let directory = |path: &Path| StackSpec::Directory { directory: path.into() };
         let refused = |stack: StackSpec, words: &str| {
@@ -269,8 +269,9 @@ fn uses_of_one_directory_that_exclude_each_other_are_refused() {
         refused(union(&c, &a), "is the upper branch of a union");
         service.mount("two", union(&c, &b));
         assert_eq!(service.unmount("two"), Answer::Done);
-        service.mount("three", directory(&c));
-        let at = service.mount("four", directory(&c));
+        refused(directory(&c), "it is the upper branch of a union");
+        service.mount("three", directory(&d));
+        let at = service.mount("four", directory(&d));
         fs::write(folder.join("mnt-three/f"), b"one").expect("write");
         assert_eq!(fs::read(at.join("f")).expect("read"), b"one");
         fs::write(folder.join("mnt-three/f"), b"two").expect("write");
