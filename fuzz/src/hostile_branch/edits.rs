@@ -113,7 +113,8 @@ pub(super) fn edit(ground: &mut Ground, targets: &[Target], edit: &[u8; 16]) {
 fn replace(ground: &mut Ground, path: &Path, other: &Path, kind: u8, at: usize) {
     let outside = ground.outside();
     let is_root = path == ground.upper();
-    if kind == 18 && !is_root {
+    // What is mounted on a link is where it leads: on the lower branch, for one that says which that is.
+    if kind == 18 && !is_root && !path.is_symlink() {
         let directory = outside.join("directory");
         return ground.mount(if at & 1 == 0 { &outside } else { &directory }, path, "", MountFlags::BIND, None);
     }
