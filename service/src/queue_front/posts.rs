@@ -2,13 +2,13 @@
 //!
 //! A *post* is a `Write` in a request buffer whose caller has gone on. It is *granted* for one open file of one session, in one of the session's slots, while nobody else has to
 //! do with the file: its description is the only one, and the process alone has it; the kernel keeps neither pages nor attributes of the file. What is posted is *taken* (served) before anything else is done in
-//! the instance, whoever asks for it ([`Posts::settle`]): so whoever sees that a write has returned sees what it wrote, and times are in the order of the calls. A thread of the instance takes what nobody asks
-//! for, after a millisecond at most.
+//! the instance, whoever asks for it ([`Posts::settle`]): so whoever sees that a write has returned sees what it wrote, and times are in the order of the calls. What nobody asks for is taken by who
+//! hears the doorbell, or by a thread of the instance that looks every millisecond while much comes.
 //!
 //! A grant ends before something happens that it may not see: another open file of the node, a read or write of the kernel, another size, the closing of a descriptor, the end of the session. First its word is cleared,
 //! then what was posted is taken: a caller looks at the word after it has posted, and waits for the answer where it is cleared.
 //!
-//! **Invariant.** Whoever takes posts holds the grant's lock, and waits for nothing that a request of the kernel may hold: neither for notifications nor for other grants.
+//! **Invariant.** One thread at a time takes the posts of a grant, and waits for nothing that a request of the kernel may hold: neither for notifications nor for other grants, nor for write-back.
 
 mod granted;
 

@@ -2,8 +2,8 @@
 //! file ends that is appended to.
 //!
 //! As long as a grant holds, nobody has closed a descriptor of its description, and nobody has opened the file a second time: who finds
-//! that the number is of the file, and that the grant held before and after, has found the description. From then on the grant vouches
-//! for the number.
+//! that the number is of the file, and that the grant held before and after, has found the description. A number that was
+//! given another one past the library is told by its inode and flags, which are asked for with each post.
 //!
 //! A grant that was noted stays noted until none of its posts is on the way any more: what is read without a request may be older
 //! than they are. A seal over grant and handle says that both are of one adoption; a writer that was stopped between the two leaves a grant
