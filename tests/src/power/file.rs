@@ -18,6 +18,11 @@ struct Moved {
     from_lower: bool,
 }
 
+/// Blocks that a union moves ahead of a writer at most, where it finds that a file grows into its sketch in small steps.
+const AHEAD_BLOCKS: usize = 64;
+/// From the end of what a step has moved, and of what was moved ahead then, to the end of the next small step.
+const STEP_BLOCKS: usize = 16 + AHEAD_BLOCKS;
+
 /// A file with all contents it had.
 pub struct FileHistory {
     versions: Vec<Version>,
@@ -26,19 +31,21 @@ pub struct FileHistory {
     /// bytes of the lower file that can be seen
     limit: usize,
     moved: HashMap<usize, Moved>,
+    /// for each change that may have moved blocks, the version it made and where these blocks end
+    steps: Vec<(usize, usize)>,
 }
 
 impl FileHistory {
     /// A file of a lower branch.
     pub fn of_lower(bytes: &[u8]) -> Self {
         let versions = vec![Version { begun: 0, content: Content::new(bytes) }];
-        Self { versions, promises: vec![(0, 0)], limit: bytes.len(), moved: HashMap::new() }
+        Self { versions, promises: vec![(0, 0)], limit: bytes.len(), moved: HashMap::new(), steps: Vec::new() }
     }
 
     /// A file that was made after so many events.
     pub fn made(begun: usize) -> Self {
         let versions = vec![Version { begun, content: Content::default() }];
-        Self { versions, promises: Vec::new(), limit: 0, moved: HashMap::new() }
+        Self { versions, promises: Vec::new(), limit: 0, moved: HashMap::new(), steps: Vec::new() }
     }
 
     /// What it holds now.
@@ -64,6 +71,7 @@ impl FileHistory {
         if size < self.limit && !size.is_multiple_of(BLOCK_BYTES) {
             let moved = Moved { version: self.versions.len() - 1, from_lower: true };
             self.moved.entry(size / BLOCK_BYTES).or_insert(moved);
+            self.steps.push((self.versions.len(), size / BLOCK_BYTES + 1));
         }
         self.limit = self.limit.min(size);
         self.change(begun, |content| content.truncate(size));
@@ -78,9 +86,20 @@ impl FileHistory {
     fn note_moved(&mut self, offset: usize, length: usize) {
         let version = self.versions.len();
         let blocks_of_lower = self.limit.div_ceil(BLOCK_BYTES);
-        for block in offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES) {
+        let blocks = offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES);
+        self.steps.push((version, blocks.end.min(blocks_of_lower)));
+        for block in blocks {
             self.moved.entry(block).or_insert(Moved { version, from_lower: block < blocks_of_lower });
         }
+    }
+
+    /// Whether this block may have moved, with what the lower file has, before the change that made a version: two steps before that end a
+    /// little before it, the second one not far behind the first, which is what a union moves blocks ahead for.
+    fn may_have_moved_ahead(&self, number: usize, version: usize) -> bool {
+        let before = self.steps.iter().take_while(|(made, _)| *made < version).enumerate();
+        before.filter(|(_, (_, end))| (*end..*end + AHEAD_BLOCKS).contains(&number)).any(|(step, (_, end))| {
+            self.steps[..step].iter().any(|(_, earlier)| (*earlier..=*earlier + STEP_BLOCKS).contains(end))
+        })
     }
 
     /// Whether this is a block of the first of these versions, without what was cut off since: a truncation can reach the disk before a
@@ -127,13 +146,15 @@ impl FileHistory {
     }
 
     /// A block that was the lower file's at the last promise is wholly as before its move, or made of what it was since.
-    /// Of any other block, each byte is one that it had.
+    /// Of any other block, and of one that was perhaps moved ahead of its writer, each byte is one that it had.
     fn check_block(&self, number: usize, shown: &[u8], candidates: &RangeInclusive<usize>) -> Result<(), String> {
         let (first, end) = (*candidates.start(), *candidates.end() + 1);
         let (of_lower, mixed) = match self.moved.get(&number) {
             None => (first..end, end..end),
             Some(moved) if moved.from_lower && moved.version > first => {
-                (first..moved.version.min(end), moved.version.min(end)..end)
+                let from =
+                    if self.may_have_moved_ahead(number, moved.version) { first } else { moved.version.min(end) };
+                (first..moved.version.min(end), from..end)
             }
             Some(_) => (first..first, first..end),
         };
@@ -193,6 +214,27 @@ mod tests {
         assert!(file.check(&LOWER, 30).is_err(), "a promise is kept");
         file.write(40, 0, &[3; BLOCK_BYTES]);
         assert!(file.check(&with(second, 512, &[3; 700]), 50).is_ok(), "what has moved may be torn");
+    }
+
+    #[test]
+    fn a_block_that_may_have_moved_ahead_of_its_writer_may_be_torn() {
+        let mut file = FileHistory::of_lower(&LOWER);
+        let torn = with(LOWER.to_vec(), 2 * BLOCK_BYTES, &[9; 100]);
+        let write_last = |file: &mut FileHistory| file.write(50, 2 * BLOCK_BYTES, &[9; BLOCK_BYTES]);
+        file.write(10, BLOCK_BYTES, &LOWER[..10]);
+        file.promise(20);
+        // One step is none that goes on.
+        write_last(&mut file);
+        assert!(file.check(&torn, 60).is_err());
+        let mut file = FileHistory::of_lower(&LOWER);
+        file.write(10, 0, &LOWER[..10]);
+        file.promise(20);
+        file.write(30, BLOCK_BYTES, &LOWER[..10]);
+        file.promise(40);
+        write_last(&mut file);
+        assert_eq!(file.check(&torn, 60), Ok(()));
+        file.promise(60);
+        assert!(file.check(&torn, 60).is_err());
     }
 
     #[test]
