@@ -80,7 +80,7 @@ fn examine(context: &Context) -> Vec<Finding> {
     findings.extend(capabilities(host));
     findings.push(confinement(host));
     findings.push(fuse_device());
-    findings.extend(fuse_features(host, kernel));
+    findings.extend(kernel_features(host, kernel));
     findings.push(control_groups(host));
     findings.push(state_directory(&context.state));
     findings.push(runtime());
@@ -201,14 +201,15 @@ fn fuse_device() -> Finding {
     judged("/dev/fuse", fine_or(opened.is_ok(), Verdict::Broken), found, consequence, remedy)
 }
 
-fn fuse_features(host: &dyn Host, kernel: Option<(u32, u32)>) -> Vec<Finding> {
+fn kernel_features(host: &dyn Host, kernel: Option<(u32, u32)>) -> Vec<Finding> {
     let from = |wanted| kernel.is_some_and(|version| version >= wanted);
     let offered = |wanted| if from(wanted) { "offered by this kernel" } else { "not offered by this kernel" };
     let read = |path| host.read_text(Path::new(path)).ok().map(|text| text.trim().to_owned());
     let parameter = read("/sys/module/fuse/parameters/enable_uring");
     let switched_on = parameter.as_deref().map(|text| matches!(text, "Y" | "1"));
-    // 1 forbids it to those without rights only.
-    let forbidden = read("/proc/sys/kernel/io_uring_disabled").is_some_and(|text| text == "2");
+    // 1 forbids it to those without rights only, of which the service has few.
+    let disabled = read("/proc/sys/kernel/io_uring_disabled");
+    let (forbidden, restricted) = (disabled.as_deref() == Some("2"), disabled.is_some_and(|text| text != "0"));
     let uring = match switched_on {
         Some(_) if forbidden => "offered, and io_uring is forbidden by kernel.io_uring_disabled",
         Some(true) => "offered and switched on",
@@ -230,6 +231,13 @@ fn fuse_features(host: &dyn Host, kernel: Option<(u32, u32)>) -> Vec<Finding> {
             "a request by the kernel's path to a service on another core waits for it to wake",
             "Linux 6.14 or later; before mounting: echo Y > /sys/module/fuse/parameters/enable_uring (and, where it is \
              forbidden, sysctl kernel.io_uring_disabled=0)",
+        ),
+        judged(
+            "io_uring",
+            fine_or(!restricted, Verdict::Less),
+            if restricted { "forbidden by kernel.io_uring_disabled" } else { "not forbidden" },
+            "what was written to many places of a file goes to the disk one after the other",
+            "sysctl kernel.io_uring_disabled=0",
         ),
         judged(
             "FUSE prune",
@@ -385,16 +393,17 @@ mod tests {
     fn what_is_less_says_why_and_what_to_do() {
         let host = RecordingHost::new();
         host.set_file("/sys/module/fuse/parameters/enable_uring", "N\n");
-        let features = fuse_features(&host, Some((6, 18)));
+        let features = kernel_features(&host, Some((6, 18)));
         let verdicts: Vec<Verdict> = features.iter().map(|finding| finding.verdict).collect();
-        assert_eq!(verdicts, [Verdict::Fine, Verdict::Less, Verdict::Fine]);
+        assert_eq!(verdicts, [Verdict::Fine, Verdict::Less, Verdict::Fine, Verdict::Fine]);
         let text = readable(&features);
         assert!(text.contains("switched off") && text.contains("remedy: Linux 6.14"), "{text}");
         host.set_file("/sys/module/fuse/parameters/enable_uring", "Y\n");
         host.set_file("/proc/sys/kernel/io_uring_disabled", "1\n");
-        assert_eq!(fuse_features(&host, Some((6, 18)))[1].verdict, Verdict::Fine);
+        let verdicts = kernel_features(&host, Some((6, 18))).into_iter().map(|finding| finding.verdict);
+        assert_eq!(verdicts.collect::<Vec<_>>()[1..3], [Verdict::Fine, Verdict::Less]);
         host.set_file("/proc/sys/kernel/io_uring_disabled", "2\n");
-        let forbidden = &fuse_features(&host, Some((6, 18)))[1];
+        let forbidden = &kernel_features(&host, Some((6, 18)))[1];
         assert!(forbidden.verdict == Verdict::Less && forbidden.found.contains("forbidden"), "{forbidden:?}");
         assert_eq!(control_groups(&RecordingHost::new()).verdict, Verdict::Broken);
         assert_eq!(confinement(&RecordingHost::new()).verdict, Verdict::Broken);

@@ -112,11 +112,7 @@ impl Opened {
     /// # Errors
     /// Those of [`Libservice::write`], `ENOSPC` when it takes nothing more.
     pub fn write_full(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let mut done = 0;
-        while done < data.len() {
-            done += self.write_some(offset + done as u64, &data[done..])?;
-        }
-        Ok(())
+        crate::write_whole(&*self.branch, &Caller::ROOT, self.handle, offset, data)
     }
 
     /// Writes at least one byte of `data`, which is not empty, or fails; returns how many.

@@ -294,6 +294,15 @@ pub trait Libservice: Send + Sync {
     /// `EBADF` when the handle is unknown, not writable or a directory's; `EFBIG` beyond the layer's largest file.
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written>;
 
+    /// Writes all of these pieces, each with its offset, which do not overlap: in any order, and at once where the layer can. Not for `APPEND`
+    /// handles.
+    ///
+    /// # Errors
+    /// Those of [`Libservice::write`], and `ENOSPC` where it writes nothing. Any of them may have been written then, or a part of it.
+    fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()> {
+        pieces.iter().try_for_each(|&(offset, data)| write_whole(self, caller, handle, offset, data))
+    }
+
     /// Allocates, punches or zeroes a range.
     ///
     /// # Errors
@@ -559,6 +568,27 @@ pub fn copy_by_reading<L: Libservice + ?Sized>(
         }
     }
     Ok(done)
+}
+
+/// Writes all of `data`.
+///
+/// # Errors
+/// Those of [`Libservice::write`], `ENOSPC` when it takes nothing more.
+pub fn write_whole<L: Libservice + ?Sized>(
+    layer: &L,
+    caller: &Caller,
+    handle: HandleId,
+    offset: u64,
+    data: &[u8],
+) -> Result<()> {
+    let mut done = 0;
+    while done < data.len() {
+        match layer.write(caller, handle, offset + done as u64, &data[done..])?.count {
+            0 => return fail(Errno::ENOSPC),
+            count => done += count,
+        }
+    }
+    Ok(())
 }
 
 /// Shorthand for a failing call.

@@ -13,6 +13,9 @@ use std::sync::{Arc, MutexGuard};
 /// Most bytes written by one call below.
 const PIECE_BYTES: u64 = 1 << 20;
 
+/// Most runs of blocks written by one call below.
+const PIECES_MAX: usize = 32;
+
 fn writable(chunk: &Chunk) -> u64 {
     chunk.dirty & !chunk.held & !chunk.writing
 }
@@ -94,29 +97,34 @@ impl Node {
             if self.is_abandoned() {
                 break;
             }
-            let Some(piece) = self.take_piece(from..range.end) else { break };
-            from = piece.blocks.end;
-            match self.write_piece(&piece) {
-                Ok(()) => {
-                    self.core.note_taken(piece.bytes);
-                    written += piece.bytes;
-                }
-                Err(error) => {
-                    self.return_piece(piece.blocks, false);
-                    return Err(error);
-                }
+            let (mut pieces, mut bytes) = (Vec::new(), 0);
+            while pieces.len() < PIECES_MAX && bytes < PIECE_BYTES.min(bytes_max - written) {
+                let Some(piece) = self.take_piece(from..range.end, PIECE_BYTES - bytes) else { break };
+                from = piece.blocks.end;
+                bytes += piece.bytes;
+                pieces.push(piece);
             }
-            self.return_piece(piece.blocks, true);
+            if pieces.is_empty() {
+                break;
+            }
+            let result = self.write_pieces(&pieces);
+            if result.is_ok() {
+                self.core.note_taken(bytes);
+                written += bytes;
+            }
+            // Of those that one call wrote nobody knows which it did not.
+            pieces.into_iter().for_each(|piece| self.return_piece(piece.blocks, result.is_ok()));
+            result?;
         }
         Ok(written)
     }
 
-    /// Marks the next run of dirty blocks as being written.
-    fn take_piece(&self, range: Range<u64>) -> Option<Piece> {
+    /// Marks the next run of dirty blocks, of so many bytes at most but of one block at least, as being written.
+    fn take_piece(&self, range: Range<u64>, bytes_max: u64) -> Option<Piece> {
         read(&self.state).blocks.next(range.start, writable).filter(|&first| first < range.end)?;
         self.update(None, |state| {
             let first = state.blocks.next(range.start, writable).filter(|&first| first < range.end)?;
-            let most = (PIECE_BYTES / BLOCK).min(range.end - first);
+            let most = (bytes_max / BLOCK).max(1).min(range.end - first);
             let blocks = first..first + state.blocks.run(first, most, true, writable);
             state.blocks.change_existing(blocks.clone(), |chunk, mask| {
                 chunk.dirty &= !mask;
@@ -144,26 +152,26 @@ impl Node {
         });
     }
 
-    fn write_piece(&self, piece: &Piece) -> Result<()> {
-        let offset = piece.blocks.start * BLOCK;
-        let mut buffer = self.core.pool.buffers.take(blocks_for(piece.bytes) as usize);
-        let bytes = &mut buffer[..piece.bytes as usize];
+    fn write_pieces(&self, pieces: &[Piece]) -> Result<()> {
+        let blocks = pieces.iter().map(|piece| blocks_for(piece.bytes) as usize).sum();
+        let mut buffer = self.core.pool.buffers.take(blocks);
+        let mut rest = &mut buffer[..];
+        let mut read_pieces = Vec::with_capacity(pieces.len());
         {
             let state = read(&self.state);
-            state.content.read(offset, bytes).map_err(|error| cache_failure(&error))?;
+            // Each begins at a block, as direct I/O below wants it.
+            for piece in pieces.iter().filter(|piece| piece.bytes > 0) {
+                let (own, behind) = rest.split_at_mut((blocks_for(piece.bytes) * BLOCK) as usize);
+                let (offset, own) = (piece.blocks.start * BLOCK, &mut own[..piece.bytes as usize]);
+                state.content.read(offset, own).map_err(|error| cache_failure(&error))?;
+                read_pieces.push((offset, &*own));
+                rest = behind;
+            }
         }
         let handle = self.writer_below()?;
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = offset + done as u64;
-            let written = self.core.below.write(&Caller::ROOT, handle, at, &bytes[done..])?;
-            if written.count == 0 {
-                return fail(Errno::ENOSPC);
-            }
-            done += written.count;
-        }
-        let end = offset + piece.bytes;
-        self.update(None, |state| state.below_size = state.below_size.max(end));
+        self.core.below.write_pieces(&Caller::ROOT, handle, &read_pieces)?;
+        let end = read_pieces.iter().map(|(offset, bytes)| offset + bytes.len() as u64).max();
+        self.update(None, |state| state.below_size = state.below_size.max(end.unwrap_or(0)));
         Ok(())
     }
 

@@ -237,6 +237,34 @@ impl Local {
         Ok(Written { count, offset })
     }
 
+    /// Writes those pieces at once that go to the disk directly, if there are several. For each piece, whether all of it is written; nobody
+    /// knows what is of the others.
+    pub(crate) fn write_at_once(&self, open: &OpenFile, pieces: &[(u64, &[u8])]) -> Result<Vec<bool>> {
+        let opened = self.opened(open.writable()?)?;
+        let mut are_written = vec![false; pieces.len()];
+        if open.flags.contains(OpenFlags::APPEND) {
+            return Ok(are_written);
+        }
+        let direct = pieces.iter().enumerate().filter_map(|(number, &(offset, data))| {
+            let range = offset..offset.checked_add(data.len() as u64).filter(|&end| end <= FILE_SIZE_MAX)?;
+            let (direct, _) = self.direct_part(open, &opened, &range, true)?;
+            direct.takes_whole(&range, data).then_some((number, direct))
+        });
+        let (numbers, direct): (Vec<usize>, Vec<&Direct>) = direct.unzip();
+        let (Some(direct), 2..) = (direct.first(), numbers.len()) else { return Ok(are_written) };
+        let at_once: Vec<(u64, &[u8])> = numbers.iter().map(|&number| pieces[number]).collect();
+        let written = self.backing.spend(|| Ok(self.rings.write(direct.fd(), &at_once)));
+        let written = written.map_err(|raw| backend("writing a file", raw))?;
+        for (number, is_written) in numbers.into_iter().zip(written) {
+            are_written[number] = is_written;
+            if is_written {
+                let (offset, data) = pieces[number];
+                open.node.size.written(offset, data.len() as u64);
+            }
+        }
+        Ok(are_written)
+    }
+
     /// One append. The kernel finds the end and writes there in one step; the description's position tells where that was.
     fn append(&self, open: &OpenFile, file: BorrowedFd<'_>, data: &[u8]) -> Result<Written> {
         let fault = |raw| backend("appending to a file", raw);

@@ -9,9 +9,12 @@ use crate::listing::OpenDirectory;
 use crate::mount::PrivateMount;
 use crate::names::read_only;
 use crate::nodes::{Node, Nodes};
+use crate::rings::Rings;
 use crate::transfer::Buffered;
 use hashbrown::HashMap;
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Error, Libservice, NameChange, Result, Written, fail};
+use poolfs_libservice::{
+    DirectoryEntry, Durability, Entry, Error, Libservice, NameChange, Result, Written, fail, write_whole,
+};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
@@ -46,6 +49,7 @@ pub struct Local {
     pub(crate) nodes: Nodes,
     pub(crate) buffered: Buffered,
     pub(crate) bounce: Bounce,
+    pub(crate) rings: Rings,
     handles: Vec<RwLock<HashMap<u64, Arc<Handle>>>>,
     next_handle: AtomicU64,
     read_only: bool,
@@ -118,6 +122,7 @@ impl Local {
             nodes,
             buffered: Buffered::new(),
             bounce: Bounce::new(),
+            rings: Rings::default(),
             handles: (0..SHARDS).map(|_| RwLock::default()).collect(),
             next_handle: AtomicU64::new(1),
             read_only: options.read_only,
@@ -272,6 +277,12 @@ impl Libservice for Local {
 
     fn write(&self, _caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
         self.write_file(self.handle(handle)?.file()?, offset, data)
+    }
+
+    fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()> {
+        let are_written = self.write_at_once(self.handle(handle)?.file()?, pieces)?;
+        let mut others = pieces.iter().zip(are_written).filter(|(_, is_written)| !is_written);
+        others.try_for_each(|(&(offset, data), _)| write_whole(self, caller, handle, offset, data))
     }
 
     fn fallocate(

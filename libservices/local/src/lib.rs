@@ -26,7 +26,7 @@
 //!
 //! Whole pages of files of 64 KiB and more move by `O_DIRECT`; everything else goes through the kernel's page cache
 //! with `RWF_DONTCACHE` where the filesystem offers it. The kernel keeps the two coherent as long as they never share a page
-//! in one request, which `transfer` sees to. The layer keeps no bytes of its own.
+//! in one request, which `transfer` sees to. The layer keeps no bytes of its own. Pieces that are written together go to the disk at once (`rings`).
 //!
 //! # What is lasting and what is not
 //!
@@ -50,6 +50,8 @@ mod nodes;
 mod ownership;
 mod place;
 mod renames;
+#[allow(unsafe_code)]
+mod rings;
 #[allow(unsafe_code)]
 mod sys;
 mod transfer;

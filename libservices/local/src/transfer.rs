@@ -102,6 +102,16 @@ impl Direct {
         if start < end { start..end } else { none }
     }
 
+    /// Whether all of these bytes can move directly from where they are.
+    pub(crate) fn takes_whole(&self, range: &Range<u64>, data: &[u8]) -> bool {
+        self.body(range) == *range && data.as_ptr().align_offset(self.memory) == 0
+    }
+
+    /// The descriptor.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
     /// Reads a body into `buffer`; `None` when it has to be read the other way.
     pub(crate) fn read(&self, bounce: &Bounce, offset: u64, buffer: &mut [u8]) -> Option<Result<usize>> {
         if buffer.as_ptr().align_offset(self.memory) == 0 {

@@ -222,6 +222,12 @@ impl Libservice for Measured {
         written
     }
 
+    fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()> {
+        let written = self.below.write_pieces(caller, handle, pieces);
+        self.measure_file(handle);
+        written
+    }
+
     fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
         let allocated = self.below.fallocate(caller, handle, mode, offset, length);
         if let Some(node) = self.nodes.file(handle) {

@@ -57,6 +57,7 @@ impl Libservice for Timed {
         fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId>;
         fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize>;
         fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written>;
+        fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()>;
         fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()>;
         fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64>;
         fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()>;

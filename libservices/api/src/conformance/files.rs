@@ -19,6 +19,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new("files/truncate_handle", truncate_by_handle),
     Case::new("files/too_big", sizes_have_a_limit),
     Case::new("files/empty_write", empty_writes_do_nothing),
+    Case::new("files/pieces", pieces_are_all_written),
     Case::new("files/copy_range", copies_within_the_layer),
 ];
 
@@ -49,6 +50,35 @@ fn unaligned_writes_keep_their_neighbours(layer: Layer<'_>) {
     }
     layer.release(handle);
     same_bytes(&content(layer, node), &expected);
+}
+
+fn pieces_are_all_written(layer: Layer<'_>) {
+    const BLOCK: usize = 4096;
+    let mut expected = pattern(1, 300_000);
+    let node = file(layer, ROOT, "file", &expected);
+    let handle = open(layer, node, READ_WRITE);
+    let data = pattern(2, 600_000);
+    // Whole blocks in memory that suits direct I/O, and others.
+    let aligned = data.as_ptr().align_offset(BLOCK);
+    let blocks = (0..40).map(|number| (number * 3 % 70 * BLOCK, aligned + number * BLOCK, BLOCK));
+    let others = [(70 * BLOCK + 1, 3, 5000), (76 * BLOCK, aligned, 3 * BLOCK), (90 * BLOCK, 7, 4097), (400_000, 0, 0)];
+    let places: Vec<(usize, usize, usize)> = blocks.chain(others).collect();
+    for &(at, from, length) in places.iter().filter(|(_, _, length)| *length > 0) {
+        expected.resize(expected.len().max(at + length), 0);
+        expected[at..at + length].copy_from_slice(&data[from..from + length]);
+    }
+    let pieces: Vec<(u64, &[u8])> =
+        places.iter().map(|&(at, from, length)| (at as u64, &data[from..from + length])).collect();
+    ok(layer.write_pieces(&ME, handle, &pieces));
+    ok(layer.write_pieces(&ME, handle, &[]));
+    assert_eq!(attributes(layer, node).size, expected.len() as u64);
+    same_bytes(&read(layer, handle, 0, expected.len() + 1), &expected);
+    layer.release(handle);
+    same_bytes(&content(layer, node), &expected);
+    let reading = open(layer, node, OpenFlags::READ_ONLY);
+    refused(layer.write_pieces(&ME, reading, &pieces), Errno::EBADF);
+    layer.release(reading);
+    refused(layer.write_pieces(&ME, reading, &pieces), Errno::EBADF);
 }
 
 fn reads_end_at_the_size(layer: Layer<'_>) {

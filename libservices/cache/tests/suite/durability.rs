@@ -38,6 +38,35 @@ fn after_fsync_a_power_cut_loses_neither_content_nor_size_nor_time() {
 }
 
 #[test]
+fn places_far_from_each_other_are_written_below_together_and_none_is_lost_when_some_of_them_fail() {
+    const BLOCK: u64 = 4096;
+    let stack = Stack::new(patient(1 << 20));
+    let (node, handle) = stack.create("f");
+    let mut model = vec![0; 100 * BLOCK as usize];
+    for round in 0..2 {
+        for number in 0..40 {
+            let offset = (number * 7 % 50) * 2 * BLOCK;
+            let data = pattern(round, offset, 3000);
+            stack.write(handle, offset, &data);
+            model[offset as usize..offset as usize + 3000].copy_from_slice(&data);
+        }
+        let before = stack.below.scattered_writes.load(Ordering::SeqCst);
+        if round == 1 {
+            stack.below.writes_spared.store(10, Ordering::SeqCst);
+            stack.below.fail_writes.store(Errno::EIO.raw(), Ordering::SeqCst);
+            let failed = stack.cache.fsync(&ROOT, handle, Durability::Data).unwrap_err();
+            assert_eq!(failed.errno(), Errno::EIO);
+            stack.below.fail_writes.store(0, Ordering::SeqCst);
+        }
+        stack.cache.fsync(&ROOT, handle, Durability::Data).unwrap();
+        let calls = stack.below.scattered_writes.load(Ordering::SeqCst) - before;
+        assert_eq!(calls, 2 + round, "40 places, 32 at a time, and those that failed once more");
+        let durable = stack.below.durable(node).content;
+        assert!(durable == model[..durable.len()] && durable.len() > 98 * BLOCK as usize, "round {round}");
+    }
+}
+
+#[test]
 fn writing_back_moves_no_time() {
     let stack = Stack::new(patient(1 << 20));
     let (node, handle) = stack.create("f");
