@@ -1,7 +1,7 @@
 //! The stages of `make soak`: what takes hours. What each showed is written to `docs/soak.md`.
 
 use crate::leftovers::Run;
-use crate::stages::{Stage, chosen};
+use crate::stages::{Stage, build_programs, chosen};
 use crate::tidy::workspace_root;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -103,8 +103,9 @@ const STAGES: &[Stage] = &[
 /// Runs the stages whose names contain `only`, and fails when they leave something on the machine.
 pub fn run(only: Option<&str>) -> Result<()> {
     let stages = chosen(STAGES, only)?;
-    let machine = Run::begin()?;
     let root = workspace_root();
+    build_programs(&root)?;
+    let machine = Run::begin()?;
     let mut failed = Vec::new();
     for stage in stages {
         println!("==> {}", stage.name);

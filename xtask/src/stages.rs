@@ -3,6 +3,7 @@
 use crate::leftovers::Run;
 use crate::tidy::workspace_root;
 use anyhow::{Context, Result, bail};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -135,11 +136,21 @@ const STAGES: &[Stage] = &[
     },
 ];
 
+/// Builds what tests over real mounts run: else they would show what older programs do.
+///
+/// # Errors
+/// When that fails.
+pub fn build_programs(root: &Path) -> Result<()> {
+    let built = Command::new("make").arg("build").current_dir(root).status().context("cannot start make")?;
+    if built.success() { Ok(()) } else { bail!("`make build` failed") }
+}
+
 /// Runs the stages whose names contain `only`, and fails when they leave something on the machine.
 pub fn run(only: Option<&str>) -> Result<()> {
     let stages = chosen(STAGES, only)?;
-    let machine = Run::begin()?;
     let root = workspace_root();
+    build_programs(&root)?;
+    let machine = Run::begin()?;
     let start = Instant::now();
     let mut times = Vec::new();
     let mut failed = None;
@@ -169,7 +180,7 @@ pub fn run(only: Option<&str>) -> Result<()> {
     }
 }
 
-fn run_stage(root: &std::path::Path, stage: &Stage, left: Duration) -> Result<bool> {
+fn run_stage(root: &Path, stage: &Stage, left: Duration) -> Result<bool> {
     let mut command = Command::new(stage.command[0]);
     command.args(&stage.command[1..]).current_dir(root);
     for (name, value) in stage.environment {
