@@ -14,6 +14,7 @@ use crate::segment::Leases;
 use crate::state::{CallerState, Sequence};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wire::{Operation, Reply, Request};
+use poolfs_types::limits::CACHED_SIZE_MAX;
 
 /// Now, as a write's file shows it.
 fn realtime_ns() -> u64 {
@@ -37,6 +38,15 @@ impl PostAt {
             (Self::End, Self::End) => true,
             (Self::Offset(start), Self::Offset(offset)) => start.checked_add(length) == Some(offset),
             _ => false,
+        }
+    }
+
+    /// Whether a write of so many bytes there ends where only the branch knows whether a file may be that long: the writer is
+    /// to hear it. For the end of a file the service sees to that.
+    fn is_far(self, length: usize) -> bool {
+        match self {
+            Self::End => false,
+            Self::Offset(offset) => offset.checked_add(length as u64).is_none_or(|end| end > CACHED_SIZE_MAX),
         }
     }
 }
@@ -274,7 +284,8 @@ impl Connection {
         if !self.is_usable() {
             return Err(CallError::NoSession);
         }
-        if !(1..=POST_BYTES_MAX.min(self.data_bytes())).contains(&length) || !self.may_post(grant) {
+        let may_be_posted = (1..=POST_BYTES_MAX.min(self.data_bytes())).contains(&length) && !at.is_far(length);
+        if !may_be_posted || !self.may_post(grant) {
             return Ok(Posting::NotPosted);
         }
         let Some(turn) = Turn::take(self, grant.slot() as usize, frame) else { return Ok(Posting::NotPosted) };

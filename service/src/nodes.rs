@@ -70,6 +70,8 @@ struct NodeState {
     /// an older one: answers with the size are refused by it when they cross a notification.
     changes: u64,
     size_told: u64,
+    /// Posts have changed the content since the kernel last asked for the size.
+    size_unshown: bool,
     /// Pages of a shared mapping were written back; until the last file is closed.
     mapped: bool,
     /// Somebody writes it without waiting for answers: the kernel keeps nothing of it.

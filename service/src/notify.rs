@@ -39,6 +39,9 @@ const OVERFLOW_MAX: usize = NAMES_HELD_MAX as usize;
 /// How long a change waits until the kernel has taken the notification about its name.
 const NAME_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// How long whoever opens a file waits until the kernel has taken the notification about its size.
+const CONTENT_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// How long a change of attributes waits until who looked the node up has got them from before it: he has been answered, and needs a
 /// processor only.
 const ARRIVAL_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -238,6 +241,14 @@ impl Notifications {
     #[must_use]
     pub fn tell_later(&self, number: u64, job: impl Fn() -> Option<Job> + Send + Sync + 'static) -> bool {
         self.send_later(Later::Content(number, Box::new(job)))
+    }
+
+    /// The same, and comes back when it is done, or after a while; whether it is done. Handlers of FUSE requests may wait for that: should what is
+    /// waited for need one of them, it gets it then.
+    #[must_use]
+    pub fn tell_soon(&self, number: u64, job: impl Fn() -> Option<Job> + Send + Sync + 'static) -> bool {
+        let asked = self.later.ask(Later::Content(number, Box::new(job)));
+        asked.is_ok_and(|wait| wait.recv_timeout(CONTENT_WAIT_MAX) != Err(RecvTimeoutError::Timeout))
     }
 
     /// Who tells of names from where this thread is.

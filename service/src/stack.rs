@@ -89,6 +89,12 @@ impl Stack {
         self.branches.iter().all(|branch| branch.cache.is_at_ease())
     }
 
+    /// Whether writes are far from being refused because too much would have to be known of where their blocks are.
+    #[must_use]
+    pub fn knows_few_places(&self) -> bool {
+        self.union.as_ref().is_none_or(|union| union.0.knows_few_places())
+    }
+
     /// Whether another instance can come to change what this one shows.
     #[must_use]
     pub fn can_be_shared(&self) -> bool {

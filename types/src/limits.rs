@@ -18,5 +18,8 @@ pub const SYMLINKS_MAX: usize = 40;
 /// Most bytes of one extended attribute's value (Linux's XATTR_SIZE_MAX).
 pub const XATTR_VALUE_MAX: usize = 65536;
 
+/// Files that grow beyond this are written through the cache while the writer waits, so that the branch decides how large a file may be.
+pub const CACHED_SIZE_MAX: u64 = 1 << 42;
+
 /// Most bytes of a file: offsets are signed 64-bit numbers.
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;

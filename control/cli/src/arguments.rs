@@ -323,8 +323,8 @@ pub struct ExecArguments {
     /// How the kernel's requests to what is mounted come to the service
     #[arg(long, value_name = "WAY", value_enum, default_value_t)]
     pub fuse_transport: FuseTransport,
-    /// Have every write of the library wait for its answer
-    #[arg(long)]
+    /// Have every write of the library to what `--mount` mounts wait for its answer
+    #[arg(long, requires = "mounts")]
     pub wait_for_writes: bool,
     /// The command
     #[arg(last = true, required = true)]

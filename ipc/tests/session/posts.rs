@@ -11,6 +11,7 @@ use poolfs_ipc::service::{MemoryBudget, Session};
 use poolfs_ipc::state::{CallerState, Sequence};
 use poolfs_ipc::wire::{Operation, Request};
 use poolfs_ipc::{CallError, Connection, PostAt, Posting};
+use poolfs_types::limits::CACHED_SIZE_MAX;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -83,11 +84,15 @@ fn what_does_not_fit_behind_begins_another_post_and_what_does_not_fit_at_all_is_
     for _ in 0..3 {
         assert!(matches!(post(&connection, 0, PostAt::End, &data[..POST_BYTES_MAX]), Posting::Posted));
     }
-    assert!(matches!(post(&connection, 0, PostAt::Offset(u64::MAX), b"x"), Posting::Posted));
-    assert!(matches!(post(&connection, 0, PostAt::Offset(0), b"no overflow"), Posting::Posted));
+    // Beyond that only the branch knows how long a file may be.
+    assert!(matches!(post(&connection, 0, PostAt::Offset(CACHED_SIZE_MAX - 1), b"x"), Posting::Posted));
+    for (far, data) in [(CACHED_SIZE_MAX, "y"), (CACHED_SIZE_MAX - 1, "yz"), (u64::MAX, "y")] {
+        assert!(matches!(post(&connection, 0, PostAt::Offset(far), data.as_bytes()), Posting::NotPosted), "{far}");
+    }
+    assert!(matches!(post(&connection, 0, PostAt::Offset(0), b"elsewhere"), Posting::Posted));
     service.posts.take(&session, 0);
     let lengths: Vec<usize> = service.posts.all().iter().map(|written| written.data.len()).collect();
-    assert_eq!(lengths, [DATA_BYTES, POST_BYTES_MAX, 1, 11]);
+    assert_eq!(lengths, [DATA_BYTES, POST_BYTES_MAX, 1, 9]);
     assert_eq!(service.posts.bytes()[POST_BYTES_MAX..2 * POST_BYTES_MAX], data[..POST_BYTES_MAX]);
 }
 

@@ -6,13 +6,11 @@ use crate::node::{Node, State};
 use crate::read::cache_failure;
 use crate::sync::{lock, read, try_read};
 use poolfs_libservice::{Result, Written, WrittenAt, fail};
-use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
+use poolfs_types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX, FILE_SIZE_MAX};
 use poolfs_types::{Caller, Errno};
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-/// Files that grow beyond this are written through, so that the layer below decides how large a file may be.
-const CACHED_SIZE_MAX: u64 = 1 << 42;
 /// Most a writer above the dirty limit writes back at once: it should wait, but not for everything.
 const THROTTLE_BYTES: u64 = 8 << 20;
 

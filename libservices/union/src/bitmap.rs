@@ -32,6 +32,13 @@ const CHARGED_MAX_OF_ALL: usize = 2 * CHARGED_MAX;
 #[derive(Debug, Default)]
 pub(crate) struct Sectors(AtomicUsize);
 
+impl Sectors {
+    /// Whether there are so few that any sketch can have some thousand more.
+    pub fn are_few(&self) -> bool {
+        self.0.load(Ordering::Relaxed) <= CHARGED_MAX / 4 * 3
+    }
+}
+
 type Words = [u64; WORDS];
 
 /// The words of a sector of which all blocks have moved.
@@ -461,9 +468,11 @@ mod tests {
             bitmap.admit(block..block + 1).expect("accepted");
             bitmap.set(block..block + 1);
         }
+        assert!(!all.are_few());
         bitmap.admit(0..end).expect("it takes less than what is there");
         bitmap.set(0..end);
         assert_eq!(bitmap.in_memory(), 1);
+        assert!(all.are_few());
     }
 
     #[test]

@@ -88,6 +88,12 @@ impl Union {
         self.statistics.settled.load(Ordering::Relaxed)
     }
 
+    /// Whether so few scattered blocks have moved that a write to any file is far from being refused with ENOMEM.
+    #[must_use]
+    pub fn knows_few_places(&self) -> bool {
+        self.sectors.are_few()
+    }
+
     /// What the union has done since it was opened, and which files it cannot read.
     #[must_use]
     pub fn statistics(&self) -> Statistics {

@@ -247,7 +247,8 @@ pub enum NotPosted {
     Observed,
     /// there is too little room in the branch
     Room,
-    /// as many files are written that way as may be
+    /// as many files are written that way as may be, or the file is too long for it, or its union knows the places of so many blocks that
+    /// further ones may be refused
     Limit,
     /// what was written took long, as when the branch cannot take more
     Slow,
@@ -266,7 +267,9 @@ impl NotPosted {
             Self::Shared => "others have the file or its description, or the kernel holds pages of it",
             Self::Observed => "somebody else came to use the file, or a descriptor of it was closed",
             Self::Room => "there is too little room in the branch",
-            Self::Limit => "as many files are written that way as may be",
+            Self::Limit => {
+                "as many files are written that way as may be, or the file or what is known of its blocks is too large for it"
+            }
             Self::Slow => "the branch takes what is written too slowly",
             Self::Failed => "a posted write failed",
         }

@@ -36,6 +36,9 @@ impl Instance {
         let handle = self.layer().open(&context.caller, node, layer_flags(flags))?;
         let file = room.enter(node, handle, flags, false);
         self.revoke_posts(node);
+        if !context.is_library() {
+            self.tell_size_to_opener(node);
+        }
         self.note_writer(context, &file);
         if !flags.writable() && self.is_read_at_length(node) {
             file.announce_closing();

@@ -81,17 +81,33 @@ impl Instance {
         }
     }
 
+    /// Before the kernel hears that it has opened a file: it goes by the size that it has asked for before, and posts may have changed that since.
+    /// It knows it when this returns, unless it takes no notifications for long.
+    pub(crate) fn tell_size_to_opener(&self, node: NodeId) {
+        let (Some(unshown), Some(notifications)) = (self.nodes.unshown_size(node), self.notifications.get()) else {
+            return;
+        };
+        if notifications.tell_soon(unshown.number, self.size_by_then(node, unshown.number, false)) {
+            self.nodes.size_told(node, unshown.change);
+        } else {
+            warn!(instance = self.name(), "the kernel could not be told the size of a file that it opens");
+        }
+    }
+
     fn tell_later(&self, node: NodeId, number: u64, pages: bool) {
         let Some(notifications) = self.notifications.get() else { return };
+        if !notifications.tell_later(number, self.size_by_then(node, number, pages)) {
+            warn!(instance = self.name(), "the kernel could not be told a size");
+        }
+    }
+
+    /// Asks for the size when it is told: the kernel may make the file shorter itself meanwhile.
+    fn size_by_then(&self, node: NodeId, number: u64, pages: bool) -> impl Fn() -> Option<Job> + Send + Sync + use<> {
         let (layer, nodes) = (self.stack.layer(), Arc::clone(&self.nodes));
-        // What it is by then: the kernel may make the file shorter itself meanwhile.
-        let job = move || {
+        move || {
             let is_known = nodes.node(number) == Some(node);
             let grown_to = end_of(layer.as_ref(), node).ok().filter(|_| is_known)?;
             Some(Job { number, pages, grown_to })
-        };
-        if !notifications.tell_later(number, job) {
-            warn!(instance = self.name(), "the kernel could not be told a size");
         }
     }
 

@@ -167,6 +167,7 @@ impl Front {
     /// The attributes, and whether the kernel may keep them.
     fn stat(&self, context: &Context<'_>, Asking { node, number, .. }: Asking) -> Outcome<(Attributes, bool)> {
         let may_keep = !self.instance.nodes.is_retired(number) && self.instance.nodes.hold_attributes(node);
+        self.instance.nodes.shows_size(node);
         match self.ask(context, Request::Stat { node })? {
             Reply::Attributes(attributes) => Ok((attributes, may_keep)),
             _ => Err(mistaken()),

@@ -134,7 +134,25 @@ impl NodeTable {
     pub fn changed_by_post(&self, node: NodeId) {
         if let Some(state) = self.states(node).get_mut(&node) {
             state.changes += 1;
+            state.size_unshown = true;
         }
+    }
+
+    /// The kernel is about to be answered the size, as it is from here on or later.
+    pub fn shows_size(&self, node: NodeId) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.size_unshown = false;
+        }
+    }
+
+    /// What the kernel has to be told of the size of a file that it opens: it asks for that before it opens, and what is posted in between is told
+    /// to nobody. Nothing when it knows it.
+    #[must_use]
+    pub fn unshown_size(&self, node: NodeId) -> Option<UntoldSize> {
+        let states = self.states(node);
+        let state =
+            states.get(&node).filter(|state| state.size_unshown && state.open_files > 0 && state.number != 0)?;
+        Some(UntoldSize { number: state.number, change: state.changes })
     }
 
     /// Whether nothing has changed the content since this change, and the kernel has looked at none of it.
@@ -147,6 +165,7 @@ impl NodeTable {
     pub fn size_told(&self, node: NodeId, change: u64) {
         if let Some(state) = self.states(node).get_mut(&node) {
             state.size_told = state.size_told.max(change);
+            state.size_unshown &= change < state.changes;
         }
     }
 

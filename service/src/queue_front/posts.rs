@@ -18,11 +18,13 @@ use crate::instance::Instance;
 use crate::queue_front::serve::{serve, serve_post};
 use crate::queue_front::session::SessionState;
 use crate::request::Context;
+use crate::stack::Stack;
 use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::posts::POST_BYTES_MAX;
 use poolfs_ipc::service::{Acquired, Session};
 use poolfs_ipc::wire::{Operation, Reply, Request, Status};
 use poolfs_libservice::WrittenAt;
+use poolfs_libservice::types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX};
 use poolfs_libservice::types::{Caller, Errno, NodeId, OpenFlags, Timestamp};
 use poolfs_service_protocol::NotPosted;
 use std::collections::BTreeMap;
@@ -39,8 +41,12 @@ pub const GRANTS_MAX: usize = 64;
 /// Nothing is posted where there is less room than this, bytes: what was posted is not told of that any more.
 const ROOM_MIN: i64 = 32 << 20;
 
-/// So much may be posted before somebody looks again how much room there is, bytes.
+/// So much may posts take before somebody looks again how much room there is, bytes.
 const ROOM_TRUSTED: i64 = 128 << 20;
+
+/// Files that are longer than this are not appended to by posts: how long a file may be is told to who waits. What is outstanding of a grant
+/// when it ends is far less than what is left to [`CACHED_SIZE_MAX`].
+pub(super) const APPENDED_SIZE_MAX: u64 = CACHED_SIZE_MAX - (1 << 30);
 
 /// The small write of a file, counted from its opening, from which on the next ones may be posted.
 const GRANT_AT_WRITE: u32 = 2;
@@ -78,11 +84,34 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What may make a write to a stack wait, or fail, before long.
+fn strain_of(stack: &Stack) -> Option<NotPosted> {
+    if !stack.is_at_ease() {
+        Some(NotPosted::Slow)
+    } else if !stack.knows_few_places() {
+        Some(NotPosted::Limit)
+    } else {
+        None
+    }
+}
+
+/// Most room that a post of so many bytes takes in a branch: the blocks of which it writes a part.
+fn room_of(length: u64) -> u64 {
+    const BLOCK: u64 = BLOCK_SIZE as u64;
+    (length.div_ceil(BLOCK) + 1) * BLOCK
+}
+
+/// Whether a file has become too long to be appended to by posts, after the write that this answers.
+fn is_too_long(file: &OpenFile, written: &Reply) -> bool {
+    file.flags().contains(OpenFlags::APPEND) && written.value.saturating_add(written.length) > APPENDED_SIZE_MAX
+}
+
 /// What came of a look for posts.
 #[derive(Default)]
 struct Taken {
     count: usize,
-    bytes: u64,
+    /// Bytes of the branch that they take at most.
+    room: u64,
     /// The grant has to end.
     ends: Option<NotPosted>,
     /// Of files that the grant is not for: requests whose callers wait.
@@ -93,7 +122,7 @@ struct Taken {
 pub(crate) struct Posts {
     instance: Weak<Instance>,
     grants: RwLock<Vec<Arc<Granted>>>,
-    /// Bytes that may be posted, and [`ROOM_MIN`] more, before somebody has to look how much room there is.
+    /// Bytes of the branch that posts may take, and [`ROOM_MIN`] more, before somebody has to look how much room there is.
     room: AtomicI64,
     posted: AtomicU64,
     not_posted: Mutex<BTreeMap<NotPosted, u64>>,
@@ -255,7 +284,9 @@ impl Posts {
         if is_granted || !file.count_small_write(GRANT_AT_WRITE) {
             return;
         }
-        match self.grant(&instance, session, &file) {
+        let granted =
+            if is_too_long(&file, reply) { Err(NotPosted::Limit) } else { self.grant(&instance, session, &file) };
+        match granted {
             Ok(granted) => (reply.post_slot, reply.post_epoch) = granted,
             Err(cause) => self.refuse(cause),
         }
@@ -280,9 +311,7 @@ impl Posts {
         if !file.is_unshared() {
             return Err(NotPosted::Shared);
         }
-        if !instance.stack.is_at_ease() {
-            return Err(NotPosted::Slow);
-        }
+        strain_of(&instance.stack).map_or(Ok(()), Err)?;
         if !self.has_room(instance) {
             return Err(NotPosted::Room);
         }
@@ -383,7 +412,7 @@ impl Posts {
             }
             let length = post.request().length;
             taken.count += 1;
-            taken.bytes += length;
+            taken.room += room_of(length);
             let reply = match (&instance, taking.failed) {
                 (Some(instance), None) => apply(instance, granted, &post, &mut taking.scratch),
                 (_, failed) => failure(failed.unwrap_or(Errno::EIO)),
@@ -398,14 +427,19 @@ impl Posts {
                 granted.file.note_post_failure(errno);
                 taking.failed = Some(errno);
                 taken.ends = Some(NotPosted::Failed);
+            } else if is_too_long(&granted.file, &reply) {
+                taken.ends = Some(NotPosted::Limit);
             }
             post.finish(&reply);
         }
         self.posted.fetch_add(taken.count as u64, Ordering::Relaxed);
-        let room = self.room.fetch_sub(taken.bytes as i64, Ordering::Relaxed) - taken.bytes as i64;
+        let room = self.room.fetch_sub(taken.room as i64, Ordering::Relaxed) - taken.room as i64;
         if taken.ends.is_none() && taken.count > 0 {
-            if begun.elapsed() > SLOW || !instance.as_ref().is_some_and(|instance| instance.stack.is_at_ease()) {
+            let strain = instance.as_ref().map_or(Some(NotPosted::Slow), |instance| strain_of(&instance.stack));
+            if begun.elapsed() > SLOW {
                 taken.ends = Some(NotPosted::Slow);
+            } else if strain.is_some() {
+                taken.ends = strain;
             } else if room < ROOM_MIN && !instance.is_some_and(|instance| self.has_room(&instance)) {
                 taken.ends = Some(NotPosted::Room);
             }

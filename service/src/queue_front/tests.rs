@@ -47,12 +47,16 @@ fn mounted() -> PathBuf {
 }
 
 fn instance() -> Arc<Instance> {
+    instance_over(Memory::new())
+}
+
+fn instance_over(layer: Arc<Memory>) -> Arc<Instance> {
     let spec = MountSpec {
         devices: true,
         suid: true,
         ..MountSpec::new("test-1", mounted(), StackSpec::Directory { directory: "/nowhere".into() })
     };
-    Instance::new(spec, Stack::of(Memory::new()))
+    Instance::new(spec, Stack::of(layer))
 }
 
 /// A process may be in as many groups as it likes, and have as much mounted: what is kept of that is of the memory of the instance's sessions.
@@ -97,8 +101,12 @@ struct Served {
 }
 
 fn served() -> Served {
+    served_over(Memory::new())
+}
+
+fn served_over(layer: Arc<Memory>) -> Served {
     let directory = tempfile::tempdir().expect("directory");
-    let instance = instance();
+    let instance = instance_over(layer);
     let threads = ServiceThreads::start(&[0, 1]).expect("threads");
     let front = QueueFront::start(&instance, directory.path(), &threads).expect("front");
     let connection = connect(&directory);

@@ -1,16 +1,20 @@
 //! Writes whose callers do not wait, from the connection to the layer.
 
-use super::{Served, done, open, own_context, request, served};
+use super::{Served, done, open, own_context, request, served, served_over};
 use crate::handles::OpenFile;
 use crate::instance::Adopter;
+use crate::notify::KernelCache;
+use crate::queue_front::posts::APPENDED_SIZE_MAX;
 use crate::request::{Context, Reply as Outcome, Request as Asked};
 use poolfs_ipc::posts::{POST_SLOTS, PostGrant};
 use poolfs_ipc::wire::{Adopt, Operation, Request};
 use poolfs_ipc::{PostAt, Posting};
+use poolfs_libservice::Memory;
 use poolfs_libservice::types::{Caller, NodeId, OpenFlags, SetAttributes};
 use poolfs_service_protocol::NotPosted;
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const EVENT_MAX: Duration = Duration::from_secs(60);
@@ -42,7 +46,10 @@ impl Served {
 
 /// A file of four bytes, `abcd`, whose next writes may be posted.
 fn writer(flags: OpenFlags) -> Writer {
-    let served = served();
+    writer_of(served(), flags)
+}
+
+fn writer_of(served: Served, flags: OpenFlags) -> Writer {
     let file = open(&served.instance, "f", flags);
     let handle = served.adopt_unshared(&file);
     assert_eq!(handle, file.key());
@@ -266,4 +273,119 @@ fn a_session_posts_to_so_many_files_as_it_has_slots() {
     assert_ne!(closed, NodeId::ROOT);
     let file = &granted[POST_SLOTS].1;
     assert!(served.write(file.key(), 2, b"x").is_some());
+}
+
+/// Each of these takes a block of its own, or two, whatever it writes.
+#[test]
+fn writes_of_a_byte_here_and_there_end_a_grant_before_there_is_no_room_for_them() {
+    const ROOM: u64 = 100 << 20;
+    for (stride, data) in [(4096, "x"), (8192, "xy")] {
+        let writer = writer_of(served_over(Memory::with_capacity(ROOM)), OpenFlags::READ_WRITE);
+        let posts = (1..ROOM / stride).take_while(|round| {
+            let at = PostAt::Offset(round * stride + 4095);
+            // Others are outstanding, until somebody asks for something.
+            matches!(writer.post_at(at, data.as_bytes()), Posting::Posted) || {
+                writer.size_by_kernel();
+                matches!(writer.post_at(at, data.as_bytes()), Posting::Posted)
+            }
+        });
+        let count = posts.count() as u64;
+        assert!(count > 0 && !writer.may_post());
+        assert_eq!(writer.size_by_kernel(), count * stride + 4095 + data.len() as u64, "the last one is there");
+        // On a busy machine it may have ended because it took long.
+        let ended_by = |cause| writer.served.not_posted(cause);
+        let start = Instant::now();
+        while ended_by(NotPosted::Room) + ended_by(NotPosted::Slow) == 0 {
+            assert!(start.elapsed() < EVENT_MAX && ended_by(NotPosted::Failed) == 0);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_too_long_to_be_cached_is_not_appended_to_by_posts() {
+    let writer = writer(OpenFlags::READ_WRITE | OpenFlags::APPEND);
+    let enlarge = |size: u64| {
+        let changes = SetAttributes { size: Some(size), ..SetAttributes::default() };
+        let change = Asked::Change { node: writer.file.node(), changes, file: None };
+        assert!(writer.served.instance.dispatch(&Context::fuse(0, 0, 0, 0), change).is_ok());
+        // That ends a grant, and nothing is posted for a while.
+        let start = Instant::now();
+        loop {
+            let grant = writer.served.write(writer.file.key(), 0, b"x");
+            if grant.is_some() || writer.served.not_posted(NotPosted::Limit) > 0 {
+                return grant;
+            }
+            assert!(start.elapsed() < EVENT_MAX);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let grant = enlarge(APPENDED_SIZE_MAX - 1000).expect("it is not too long yet");
+    let file = writer.file.key();
+    let posted = writer.served.connection.post_slice(grant, file, PostAt::End, &[b'y'; 2000]).expect("a service");
+    assert!(matches!(posted, Posting::Posted));
+    assert!(writer.size_by_kernel() > APPENDED_SIZE_MAX);
+    let start = Instant::now();
+    while writer.served.connection.may_post(grant) {
+        assert!(start.elapsed() < EVENT_MAX);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(enlarge(APPENDED_SIZE_MAX + 1000), None);
+}
+
+/// The sizes that the kernel is told, by number.
+#[derive(Clone, Default)]
+struct Sizes(Arc<Mutex<Vec<(u64, u64)>>>);
+
+impl KernelCache for Sizes {
+    fn expires_names(&self) -> bool {
+        true
+    }
+
+    fn drop_attributes(&self, _: u64) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn invalidate(&self, _: u64, _: i64, _: i64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn store(&self, number: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.lock().expect("unpoisoned").push((number, offset + bytes.len() as u64));
+        Ok(())
+    }
+
+    fn invalidate_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn expire_name(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn prune(&self, _: &[u64]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// It has asked for the size before, and does not ask again for `sendfile`.
+#[test]
+fn the_kernel_knows_what_was_posted_when_it_has_opened_a_file() {
+    let served = served();
+    let sizes = Sizes::default();
+    served.instance.attach_kernel(Arc::new(sizes.clone()), &[]);
+    let told = || std::mem::take(&mut *sizes.0.lock().expect("unpoisoned"));
+    let writer = writer_of(served, OpenFlags::READ_WRITE);
+    let nodes = writer.served.instance.nodes();
+    assert_eq!(nodes.enter(writer.file.node(), 70), 70);
+    let _ = told();
+    writer.post(PostAt::Offset(4), b"ef");
+    nodes.shows_size(writer.file.node());
+    assert_eq!(writer.size_by_kernel(), 6);
+    writer.post(PostAt::Offset(6), b"g");
+    assert_eq!(told(), [], "nobody goes by it");
+    drop(open(&writer.served.instance, "f", OpenFlags::READ_ONLY));
+    assert_eq!(told(), [(70, 7)]);
+    drop(open(&writer.served.instance, "f", OpenFlags::READ_ONLY));
+    assert_eq!(told(), [], "it knows it");
 }
