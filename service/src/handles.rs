@@ -8,7 +8,7 @@ use crate::shares::{InstanceShares, OpenFileRoom};
 use hashbrown::HashMap;
 use poolfs_libservice::types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Result};
-use poolfs_service_protocol::{NotDirect, OperationPath};
+use poolfs_service_protocol::{NotDirect, NotPosted, OperationPath};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -64,6 +64,10 @@ pub struct OpenFile {
     post_after: Mutex<Option<Instant>>,
     /// Why one failed whose caller had gone on; until somebody is told.
     post_failure: Mutex<Option<Errno>>,
+    /// Posts of it that were taken.
+    posted: AtomicU64,
+    /// Why its writes may not be posted, as it was decided last.
+    not_posted: Mutex<Option<NotPosted>>,
     /// Why it was given no segment when somebody last asked for one.
     not_direct: Mutex<Option<NotDirect>>,
     /// How the kernel reads it; until it is closed.
@@ -174,6 +178,28 @@ impl OpenFile {
     /// Tells that a write has failed whose caller had gone on, once.
     pub(crate) fn posted_failure(&self) -> std::result::Result<(), Errno> {
         self.post_failure.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
+    }
+
+    /// Counts posts that were taken.
+    pub(crate) fn count_posted(&self, count: usize) {
+        self.posted.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// Posts of it that were taken so far.
+    #[must_use]
+    pub fn posted(&self) -> u64 {
+        self.posted.load(Ordering::Relaxed)
+    }
+
+    /// Notes why its writes may not be posted, or that they may.
+    pub(crate) fn note_not_posted(&self, cause: Option<NotPosted>) {
+        *self.not_posted.lock().unwrap_or_else(PoisonError::into_inner) = cause;
+    }
+
+    /// Why its writes might not be posted when that was decided last.
+    #[must_use]
+    pub fn not_posted(&self) -> Option<NotPosted> {
+        *self.not_posted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes why somebody who asked to read it by himself may not, or that he may.
@@ -423,6 +449,8 @@ impl Reservation<'_> {
             small_writes: AtomicU32::new(0),
             post_after: Mutex::default(),
             post_failure: Mutex::default(),
+            posted: AtomicU64::new(0),
+            not_posted: Mutex::default(),
             not_direct: Mutex::default(),
             text_use: Mutex::default(),
             layer: Arc::clone(&self.table.layer),

@@ -25,7 +25,7 @@ use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId};
 use poolfs_libservice::{Holder, Lease, Libservice, Segment, fail};
 use poolfs_service_protocol::{
     AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, NotDirect, NotPosted, OperationPath, ProgramStatus,
-    ReadCounts, Transport,
+    ReadCounts, Transport, WriteStatus,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -76,8 +76,15 @@ pub trait Adopter: Send + Sync {
     fn posted(&self) -> (u64, BTreeMap<NotPosted, u64>);
 }
 
-/// A file that a process has adopted, and the reads of it that the process says it did without a request.
-pub type Adopted = (Arc<OpenFile>, u64);
+/// A file that a process has adopted.
+pub struct Adopted {
+    /// The file.
+    pub file: Arc<OpenFile>,
+    /// The reads of it that the process says it did without a request.
+    pub direct_reads: u64,
+    /// How its writes are taken.
+    pub writes: WriteStatus,
+}
 
 /// Names the kernel must be told of, and directories whose listings it must drop.
 #[must_use]
@@ -525,7 +532,7 @@ impl Instance {
     pub fn client(&self, pid: u32) -> ClientStatus {
         let (has_session, files, refused) =
             self.adopter.get().map_or_else(Default::default, |adopter| adopter.client(pid));
-        let adopted = |(file, direct): Adopted| {
+        let adopted = |Adopted { file, direct_reads, writes }: Adopted| {
             // A file that cannot be asked is shown with a number no file has.
             let inode = self.layer().getattr(&Caller::ROOT, file.node()).map_or(0, |attributes| attributes.inode);
             let left_to_kernel = self.nodes.may_map(file.node());
@@ -534,8 +541,9 @@ impl Instance {
                 inode,
                 writable: file.flags().writable(),
                 left_to_kernel,
-                reads: ReadCounts { direct, library, kernel },
+                reads: ReadCounts { direct: direct_reads, library, kernel },
                 not_direct: file.not_direct(),
+                writes,
             }
         };
         ClientStatus {

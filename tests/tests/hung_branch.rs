@@ -1,13 +1,17 @@
 //! A branch whose filesystem does not answer any more: whoever has nothing to do with it goes on, and it can be given up.
 
-use poolfs_tests::{Outcome, Pool, isolated, run_within, wait_until};
+use poolfs_tests::{Outcome, Pool, Stepper, Way, compile, isolated, run_within, wait_until};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Longest that a command takes which waits for nobody but as long as its limit says: a machine may be busy.
@@ -23,7 +27,7 @@ impl Foreign {
     fn mount(folder: &Path) -> Self {
         let [at, lower, upper, work] = ["foreign", "foreign-lower", "foreign-upper", "foreign-work"].map(|name| {
             let path = folder.join(name);
-            fs::create_dir(&path).expect("a folder");
+            fs::create_dir_all(&path).expect("a folder");
             path
         });
         let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
@@ -32,6 +36,17 @@ impl Foreign {
         let foreign = Self { process: command.spawn().expect("fuse-overlayfs starts"), at };
         wait_until("it is mounted", || is_mounted(&foreign.at));
         foreign
+    }
+
+    /// From here on it answers nothing.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let is_stopped = |task: &Path| {
+            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
+        };
+        let tasks = || fs::read_dir(format!("/proc/{}/task", self.process.id())).expect("it lives").flatten();
+        wait_until("it is stopped", || tasks().all(|task| is_stopped(&task.path())));
     }
 
     fn signal(&self, signal: Signal) {
@@ -87,12 +102,12 @@ fn send(pool: &Pool, command: &str) -> UnixStream {
     stream
 }
 
-/// How many threads of the service have this name and are in this system call, or in any.
+/// How many threads of the service have a name that begins so and are in this system call, or in any.
 fn threads(service: i32, name: &str, call: Option<i64>) -> usize {
     let tasks = fs::read_dir(format!("/proc/{service}/task")).expect("it lives").flatten();
     let told = |task: &fs::DirEntry, what: &str| fs::read_to_string(task.path().join(what)).unwrap_or_default();
     let is_in = |task: &fs::DirEntry, call: i64| told(task, "syscall").split(' ').next() == Some(&call.to_string());
-    let fits = |task: &fs::DirEntry| told(task, "comm").trim_end() == name && call.is_none_or(|call| is_in(task, call));
+    let fits = |task: &fs::DirEntry| told(task, "comm").starts_with(name) && call.is_none_or(|call| is_in(task, call));
     tasks.filter(fits).count()
 }
 
@@ -244,5 +259,270 @@ fn a_command_that_is_interrupted_while_its_mount_is_flushed_leaves_that_to_the_u
         let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
         assert_eq!(fs::metadata(folder.join("foreign-upper/upper/f")).expect("flushed").len(), 1 << 20);
         let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+    });
+}
+
+/// Bytes of the files that are there before, each of another value than what is written.
+const OLD_BYTES: usize = 1 << 20;
+
+/// What a program posts while the branch does not answer: less than may be on the way of a file, and of a session.
+const HUNG_WRITES: usize = 12;
+
+/// How long a command that gives up a branch takes at most, whatever else the machine does. It waits for a flush, for writes that are being taken, and for threads, each for
+/// some seconds.
+const GIVE_UP_MAX: Duration = Duration::from_secs(300);
+
+/// A file below, and what has to be in it.
+struct Written {
+    name: String,
+    content: Vec<u8>,
+}
+
+/// A program that writes files of a branch without waiting for the answers.
+struct Writer {
+    program: Stepper,
+    files: Vec<Written>,
+}
+
+impl Writer {
+    /// One whose writes to all these files are posted from here on, and of which nothing is on the way.
+    fn start(folder: &Path, pool: &Pool, names: &[String]) -> Self {
+        let program = Stepper::start(pool, &folder.join("steps"), Way::Library);
+        let mut writer = Self { program, files: Vec::new() };
+        let at = |name: &String| folder.join("mnt").join(name).display().to_string();
+        for (number, name) in names.iter().enumerate() {
+            assert_eq!(writer.program.step(&format!("open {} {}", at(name), libc::O_RDWR)), Ok(0));
+            assert_eq!(writer.program.step(&format!("swap {number}")), Ok(0));
+            writer.files.push(Written { name: name.clone(), content: vec![b'.'; OLD_BYTES] });
+        }
+        let (pid, mut left) = (writer.pid(), (0..names.len()).collect::<Vec<_>>());
+        wait_until("its writes are posted", || {
+            left.iter().for_each(|&number| writer.write(number, 0, 10, b'a'));
+            let posted = posted_files(pool, pid);
+            left = (0..names.len()).filter(|&number| !posted.contains(&at(&names[number]))).collect();
+            left.is_empty()
+        });
+        writer
+    }
+
+    /// The program that `poolfs exec` has started.
+    fn pid(&self) -> u32 {
+        let children = format!("/proc/{0}/task/{0}/children", self.program.pid());
+        let mut pid = None;
+        wait_until("it is started", || {
+            let text = fs::read_to_string(&children).expect("poolfs exec runs");
+            pid = text.split_whitespace().next().and_then(|word| word.parse().ok());
+            pid.is_some()
+        });
+        pid.expect("a number")
+    }
+
+    fn write(&mut self, file: usize, offset: usize, length: usize, byte: u8) {
+        let (taken, write) = (format!("swap {file}"), format!("pwrite {offset} {length} {byte}"));
+        for (step, value) in [(&taken, 0), (&write, length), (&taken, 0)] {
+            assert_eq!(self.program.step(step), Ok(value as u64), "{step}");
+        }
+        self.files[file].content[offset..offset + length].fill(byte);
+    }
+
+    /// Returns from writes each of which needs a block of the branch. Each goes partly where one before has written: in another order they come to something else.
+    fn write_what_the_branch_has_to_answer_for(&mut self) {
+        let files = self.files.len();
+        for (file, round) in (0..HUNG_WRITES).map(|number| (number % files, number / files)) {
+            let place = OLD_BYTES / 2 + (round % 3) * (OLD_BYTES / 8);
+            self.write(file, place + 100 * round, 1000, b'A' + round as u8);
+        }
+    }
+
+    /// Begins a step with the first file, of which is told when it has ended.
+    fn begin(mut self, step: &'static str) -> (Receiver<Result<u64, i32>>, Vec<Written>, JoinHandle<Stepper>) {
+        let (send, ended) = channel();
+        assert_eq!(self.program.step("swap 0"), Ok(0));
+        let program = std::thread::spawn(move || {
+            let _ = send.send(self.program.step(step));
+            self.program
+        });
+        (ended, self.files, program)
+    }
+}
+
+/// The files of a process to which writes are posted, as `poolfs why` says. It looks at their attributes first, so that nothing is on the way then.
+fn posted_files(pool: &Pool, pid: u32) -> Vec<String> {
+    let text = poolfs(pool, &format!("why {pid} --json")).expect("why");
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    let descriptors = answer["descriptors"].as_array().expect("descriptors").iter();
+    let posted = descriptors.filter(|descriptor| descriptor["writes"]["go_by"] == "posted");
+    posted.filter_map(|descriptor| Some(descriptor["file"].as_str()?.to_owned())).collect()
+}
+
+/// Programs that post writes to so many files each, which a pool has mounted from a foreign filesystem, and read nothing of but their beginnings; that filesystem, which does not
+/// answer any more; and another file of the mount, by [`other`]. The pool has mounted another directory besides.
+fn posting(folder: &Path, programs: usize, files: usize) -> (Foreign, Pool, Vec<Writer>, fs::File) {
+    let below = folder.join("foreign-upper/branch");
+    fs::create_dir_all(&below).expect("a folder");
+    let names: Vec<String> = (0..programs * files).map(|number| format!("f{number}")).collect();
+    names.iter().for_each(|name| fs::write(below.join(name), vec![b'.'; OLD_BYTES]).expect("room"));
+    fs::write(below.join("other"), b"other").expect("room");
+    let (foreign, pool) = places(folder);
+    let _ = poolfs(&pool, "mount POOL @mnt --dir @foreign/branch").expect("mount");
+    let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
+    let _ = compile(folder, "steps", false);
+    let writers = names.chunks(files).map(|names| Writer::start(folder, &pool, names)).collect();
+    let other = other(folder);
+    foreign.stop();
+    (foreign, pool, writers, other)
+}
+
+/// A file of the mount whose content is in the cache, and for which the kernel asks each time that it is read.
+fn other(folder: &Path) -> fs::File {
+    let other = fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(folder.join("mnt/other"));
+    let other = other.expect("it is there");
+    read_other(&other);
+    other
+}
+
+/// Waits as long as whoever asks for something of the instance waits for a branch that does not answer.
+fn read_other(other: &fs::File) {
+    let mut bytes = [0; 5];
+    other.read_exact_at(&mut bytes, 0).expect("readable");
+    assert_eq!(&bytes, b"other");
+}
+
+/// Another mount of the pool goes on, with posts of its own.
+fn others_go_on(folder: &Path, pool: &Pool) {
+    let mut program = Stepper::start(pool, &folder.join("steps"), Way::Library);
+    let file = folder.join("more/g").display().to_string();
+    assert_eq!(program.step(&format!("open {file} {}", libc::O_RDWR | libc::O_CREAT)), Ok(0));
+    for offset in 0..20 {
+        assert_eq!(program.step(&format!("pwrite {offset} 1 {}", b'a' + offset)), Ok(1));
+    }
+    assert_eq!(program.step("sync"), Ok(0));
+    assert_eq!(fs::read(folder.join("data/g")).expect("synced"), (b'a'..b'a' + 20).collect::<Vec<_>>());
+    assert_eq!(program.step("close"), Ok(0));
+    fs::remove_file(folder.join("more/g")).expect("removed");
+}
+
+/// That there is in a file what has to be, or where that begins to differ.
+fn check(place: &Path, file: &Written) {
+    let found = fs::read(place.join(&file.name)).expect("readable");
+    let differs = found.iter().zip(&file.content).position(|(found, expected)| found != expected);
+    let at = differs.map(|at| (at, found[at], file.content[at]));
+    assert!(
+        at.is_none() && found.len() == file.content.len(),
+        "{place:?}, {}: {} bytes, {at:?}",
+        file.name,
+        found.len()
+    );
+}
+
+fn posted_writes_are_there_after_their_branch_goes_on(folder: &Path, step: &'static str) {
+    let (at, below) = (folder.join("mnt"), folder.join("foreign-upper/branch"));
+    let (foreign, pool, mut writers, other) = posting(folder, 1, 1);
+    let mut writer = writers.remove(0);
+    writer.write_what_the_branch_has_to_answer_for();
+    // Writes have rung for the service: one thread waits for the branch, and none for that thread. What has nothing to do waits for several words at once.
+    let service = pool.service_pid();
+    wait_until("threads can serve others", || threads(service, "serve-", Some(libc::SYS_futex)) == 0);
+    let pid = writer.pid();
+    let (ended, files, program) = writer.begin(step);
+    wait_until("it waits", || {
+        let call = fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it lives");
+        // For the next step it waits in a read of its standard input.
+        call != "running\n" && !call.starts_with("0 0x0 ")
+    });
+    others_go_on(folder, &pool);
+    // Nobody else waits for the branch any longer.
+    read_other(&other);
+    assert!(ended.try_recv().is_err(), "{step} is done, and the branch has had nothing of it");
+    foreign.signal(Signal::CONT);
+    assert_eq!(ended.recv().expect("an answer"), Ok(0), "{step}");
+    if step == "sync" {
+        check(&below, &files[0]);
+    }
+    check(&at, &files[0]);
+    drop((program.join().expect("it answers"), other));
+    let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
+    check(&below, &files[0]);
+    let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+}
+
+#[test]
+fn a_sync_waits_for_what_was_posted_while_the_branch_did_not_answer() {
+    isolated("a_sync_waits_for_what_was_posted_while_the_branch_did_not_answer", |folder| {
+        posted_writes_are_there_after_their_branch_goes_on(folder, "sync");
+    });
+}
+
+#[test]
+fn a_close_waits_for_what_was_posted_while_the_branch_did_not_answer() {
+    isolated("a_close_waits_for_what_was_posted_while_the_branch_did_not_answer", |folder| {
+        posted_writes_are_there_after_their_branch_goes_on(folder, "close");
+    });
+}
+
+#[test]
+fn what_was_posted_by_who_was_killed_is_there_after_the_branch_goes_on() {
+    isolated("what_was_posted_by_who_was_killed_is_there_after_the_branch_goes_on", |folder| {
+        let (at, below) = (folder.join("mnt"), folder.join("foreign-upper/branch"));
+        let (foreign, pool, mut writers, other) = posting(folder, 2, 1);
+        for writer in &mut writers {
+            writer.write_what_the_branch_has_to_answer_for();
+            let pid = Pid::from_raw(i32::try_from(writer.pid()).expect("a number")).expect("a number");
+            kill_process(pid, Signal::KILL).expect("ours");
+        }
+        read_other(&other);
+        drop(other);
+        others_go_on(folder, &pool);
+        foreign.signal(Signal::CONT);
+        // With its stepper the program has ended, and closed its file.
+        let files: Vec<Written> = writers.into_iter().flat_map(|writer| writer.files).collect();
+        files.iter().for_each(|file| check(&at, file));
+        let _ = poolfs(&pool, "umount POOL @mnt").expect("nobody has it open");
+        files.iter().for_each(|file| check(&below, file));
+        let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+    });
+}
+
+/// Gives a mount up to which programs have posted that the branch has to answer for.
+fn posted_writes_are_given_up(folder: &Path, programs: usize, files: usize) {
+    let (foreign, pool, mut writers, other) = posting(folder, programs, files);
+    drop(other);
+    writers.iter_mut().for_each(Writer::write_what_the_branch_has_to_answer_for);
+    let forced = run_within(&mut pool.line("umount POOL @mnt --force --timeout 2"), GIVE_UP_MAX);
+    assert!(forced.code == 0, "{forced:?}");
+    assert!(forced.err.contains("unmounted all the same") && forced.err.contains("is lost"), "{forced:?}");
+    assert!(!is_mounted(&folder.join("mnt")));
+    // Whatever changes what is mounted goes on, too.
+    others_go_on(folder, &pool);
+    for name in ["third", "rest"] {
+        fs::create_dir(folder.join(name)).expect("a folder");
+    }
+    let _ = poolfs(&pool, "mount POOL @third --dir @rest").expect("mount");
+    let _ = poolfs(&pool, "umount POOL @third").expect("umount");
+    // Who wrote is told when he asks whether it is stored.
+    let told: Vec<_> = writers.into_iter().map(|writer| writer.begin("sync")).collect();
+    foreign.signal(Signal::CONT);
+    for (ended, _, program) in told {
+        let outcome = ended.recv().expect("an answer");
+        assert!(outcome.is_err(), "what was given up is said to be stored");
+        drop(program.join().expect("it answers"));
+    }
+    let mut again = || poolfs(&pool, "mount POOL @mnt --dir @foreign/branch").code == 0;
+    wait_until("its branch is free", &mut again);
+    let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
+    let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+}
+
+#[test]
+fn a_mount_with_posted_writes_whose_branch_does_not_answer_can_be_given_up() {
+    isolated("a_mount_with_posted_writes_whose_branch_does_not_answer_can_be_given_up", |folder| {
+        posted_writes_are_given_up(folder, 1, 2);
+    });
+}
+
+#[test]
+fn a_mount_can_be_given_up_to_which_more_is_posted_than_the_service_has_threads_to_take() {
+    isolated("a_mount_can_be_given_up_to_which_more_is_posted_than_the_service_has_threads_to_take", |folder| {
+        posted_writes_are_given_up(folder, 3, 12);
     });
 }

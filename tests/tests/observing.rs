@@ -1,6 +1,6 @@
 //! What poolfs tells of processes and of itself while it works: `why`, `status --watch`, `trace`, and the reports of the library.
 
-use poolfs_tests::{Pool, Stepper, Way, compile, isolated, run};
+use poolfs_tests::{Pool, Stepper, Way, compile, isolated, run, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
@@ -76,6 +76,80 @@ fn why_tells_the_way_of_every_descriptor() {
             assert!(way == "fuse" && because.contains(word), "{what}: {way}: {because}");
         }
         assert_ne!(pool.poolfs(&["why", "4194304"]).code, 0, "no process has this number");
+        drop(mount);
+    });
+}
+
+/// What `why --json` says of the writes by the descriptor that stands for `file`.
+fn writes(pool: &Pool, program: &Stepper, file: &str) -> Value {
+    let text = pool.poolfs(&["why", &program_of(program).to_string(), "--json"]).expect("why");
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    let found = answer["descriptors"].as_array().expect("descriptors").iter().find(|one| one["file"] == file);
+    found.unwrap_or_else(|| panic!("{file} in {text}"))["writes"].clone()
+}
+
+#[test]
+fn why_tells_whether_writes_are_posted() {
+    isolated("why_tells_whether_writes_are_posted", |folder| {
+        let (directory, at) = (folder.join("dir"), folder.join("mnt"));
+        fs::create_dir(&directory).expect("a folder");
+        let pool = Pool::create(folder, "64M");
+        let steps = compile(folder, "steps", false);
+        let mount = pool.mount_directory(&at, &directory);
+        let file = at.join("file").display().to_string();
+        fs::write(&file, [7; 8192]).expect("a file");
+        let open = |flags: i32, way: Way| {
+            let mut program = Stepper::start(&pool, &steps, way);
+            assert_eq!(program.step(&format!("open {file} {flags}")), Ok(0));
+            program
+        };
+        // Writes now and then until it is said so of them.
+        let until = |program: &mut Stepper, way: &str, cause: Value| {
+            wait_until(&format!("{way}: {cause}"), || {
+                assert_eq!(program.step("pwrite 0 10 1"), Ok(10));
+                let writes = writes(&pool, program, &file);
+                assert!(writes["go_by"] == "request" || writes["not_posted"].is_null(), "{writes}");
+                writes["go_by"] == way && writes["not_posted"] == cause
+            });
+        };
+
+        let mut writer = open(libc::O_RDWR, Way::Library);
+        assert_eq!(writes(&pool, &writer, &file)["go_by"], "fuse", "it has not used it yet");
+        until(&mut writer, "posted", Value::Null);
+        let count = |program: &Stepper| writes(&pool, program, &file)["posted_requests"].as_u64().expect("a number");
+        let before = count(&writer);
+        assert_eq!(writer.step("pwrite 5000 10 1"), Ok(10));
+        wait_until("it is taken and counted", || count(&writer) > before);
+        let text = pool.poolfs(&["why", &program_of(&writer).to_string()]).expect("why");
+        assert!(text.contains("posted, ") && text.contains("POOLFS_REPORT"), "{text}");
+
+        // Somebody else has it open: nothing is posted, and then it is again.
+        let other = fs::File::open(&file).expect("readable");
+        until(&mut writer, "request", "shared".into());
+        let text = pool.poolfs(&["why", &program_of(&writer).to_string()]).expect("why");
+        assert!(text.contains("by request: others have the file"), "{text}");
+        drop(other);
+        until(&mut writer, "posted", Value::Null);
+        drop(writer);
+
+        let mut waits = open(libc::O_RDWR | libc::O_DSYNC, Way::Library);
+        until(&mut waits, "request", "flags".into());
+        drop(waits);
+        let mut reader = open(libc::O_RDONLY, Way::Library);
+        for _ in 0..3 {
+            assert!(reader.step("pread 0 10").is_ok());
+        }
+        assert!(writes(&pool, &reader, &file).is_null(), "it cannot be written");
+        drop(reader);
+        let mut kernels = open(libc::O_RDWR, Way::Legacy);
+        until(&mut kernels, "fuse", Value::Null);
+        drop(kernels);
+        drop(mount);
+
+        let mount = pool.mount(&at, &["--dir", directory.to_str().expect("text"), "--wait-for-writes"]);
+        let mut waits = open(libc::O_RDWR, Way::Library);
+        until(&mut waits, "request", "switched".into());
+        drop(waits);
         drop(mount);
     });
 }

@@ -2,6 +2,7 @@
 
 mod facts;
 mod verdict;
+mod writes;
 
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
@@ -13,6 +14,7 @@ use poolfs_service_protocol::{ClientStatus, NotDirect, ReadCounts};
 use serde::Serialize;
 use std::path::Path;
 use verdict::{Verdict, Way, adopted_file, descriptor_verdict, is_passed_through, process_verdict};
+use writes::{WriteWay, Writes, writes};
 
 /// What `why --json` prints.
 #[derive(Serialize)]
@@ -38,6 +40,8 @@ struct DescriptorAnswer {
     passthrough: bool,
     /// Why it is not read without requests, if somebody asked for that and may not.
     not_direct: Option<NotDirect>,
+    /// How it is written, if it can be.
+    writes: Option<Writes>,
 }
 
 /// Print which way each descriptor of a process takes, or one.
@@ -49,14 +53,16 @@ pub fn why(context: &Context, pid: u32, fd: Option<u32>) -> Result<()> {
         .iter()
         .filter(|descriptor| fd.is_none_or(|wanted| wanted == descriptor.fd))
         .map(|descriptor| (descriptor, adopted_file(descriptor, &clients)))
-        .map(|(descriptor, adopted)| DescriptorAnswer {
+        .map(|(descriptor, adopted)| (descriptor, adopted, descriptor_verdict(&facts, descriptor, &clients)))
+        .map(|(descriptor, adopted, verdict)| DescriptorAnswer {
             reads: adopted.map(|file| file.reads),
             passthrough: is_passed_through(descriptor, &clients),
             not_direct: adopted.and_then(|file| file.not_direct),
             fd: descriptor.fd,
             file: descriptor.file.clone(),
             instance: descriptor.instance.clone(),
-            verdict: descriptor_verdict(&facts, descriptor, &clients),
+            writes: writes(&facts, descriptor, &verdict, adopted),
+            verdict,
         })
         .collect::<Vec<_>>();
     if let (Some(fd), true) = (fd, descriptors.is_empty()) {
@@ -91,7 +97,7 @@ fn readable(answer: &Answer) -> String {
     let Answer { pid, program, paths, descriptors } = answer;
     let mut text =
         format!("process {pid} ({program}): calls that name a file go by {}: {}\n", paths.way, paths.because);
-    let mut rows = table(&["fd", "goes by", "because", "reads", "file"]);
+    let mut rows = table(&["fd", "goes by", "because", "reads", "writes", "file"]);
     for descriptor in descriptors {
         let Verdict { way, because } = &descriptor.verdict;
         let counted = descriptor
@@ -104,13 +110,19 @@ fn readable(answer: &Answer) -> String {
             Some(cause) => format!("{because}; not without a request: {}", cause.text()),
             None => because.clone(),
         };
-        rows.add_row([&descriptor.fd.to_string(), &way.to_string(), &because, &reads, &descriptor.file]);
+        let writes = descriptor.writes.as_ref().map_or_else(|| "-".to_owned(), Writes::text);
+        rows.add_row([&descriptor.fd.to_string(), &way.to_string(), &because, &reads, &writes, &descriptor.file]);
     }
     if !descriptors.is_empty() {
         rows.to_string().lines().for_each(|line| text += &format!("{}\n", line.trim_end()));
     }
     if descriptors.iter().any(|descriptor| descriptor.verdict.way == Way::Library) {
         text += "program start and mappings always go by FUSE\n";
+    }
+    let is_posted =
+        |descriptor: &DescriptorAnswer| descriptor.writes.as_ref().is_some_and(|writes| writes.way == WriteWay::Posted);
+    if descriptors.iter().any(is_posted) {
+        text += "of what may be posted the library has some wait all the same; only the program's report says which (POOLFS_REPORT, unposted)\n";
     }
     text
 }

@@ -21,7 +21,7 @@ pub use descriptors::{DESCRIPTORS_MAX, Receiver, send};
 pub use failure::FailureCode;
 pub use status::{
     AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, MemoryStatus, NotDirect, NotPosted,
-    OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus,
+    OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus, WriteStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
 pub use trees::{Committed, Difference, DifferenceKind, Flattened};

@@ -316,6 +316,18 @@ pub struct InstanceStatus {
     pub union: Option<UnionStatus>,
 }
 
+/// What a service knows of how the writes of an adopted file are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WriteStatus {
+    /// The session may post: small writes return before the service has taken them, as far as the library does not decide otherwise.
+    pub granted: bool,
+    /// Posted requests of this open file that were taken, of which each may have carried several writes.
+    pub posted_requests: u64,
+    /// Why the session may not post, if it may not: what stands against it now, or stood when that was decided last. Nothing also where that was never to be decided.
+    pub not_posted: Option<NotPosted>,
+}
+
 /// A file that a process's session has adopted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdoptedFile {
@@ -331,6 +343,9 @@ pub struct AdoptedFile {
     /// Why it is not read without requests, when somebody has asked for that and may not.
     #[serde(default)]
     pub not_direct: Option<NotDirect>,
+    /// How its writes are taken.
+    #[serde(default)]
+    pub writes: WriteStatus,
 }
 
 /// What one instance knows of a process.

@@ -346,7 +346,12 @@ impl Adopter for QueueFront {
         let counted = |session: &Arc<Session<SessionState>>| {
             let reads = session.direct_reads();
             let files = session.content().files().into_iter();
-            files.map(|file| (Arc::clone(&file), reads.of(file.key()))).collect::<Vec<_>>()
+            let told = |file: Arc<OpenFile>| Adopted {
+                direct_reads: reads.of(file.key()),
+                writes: self.posts.standing(session, &file),
+                file,
+            };
+            files.map(told).collect::<Vec<_>>()
         };
         let files = own.flat_map(counted).collect();
         (has_session, files, self.endpoint.counters().refused_last(pid))

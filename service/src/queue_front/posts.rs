@@ -11,8 +11,12 @@
 //! **Invariant.** One thread at a time takes the posts of a grant, and waits for nothing that a request of the kernel may hold: neither for notifications nor for other grants, nor for write-back.
 
 mod granted;
+mod standing;
+mod tender;
 
 use self::granted::{Granted, Taking};
+use self::standing::obstacle;
+use self::tender::Tender;
 use crate::handles::OpenFile;
 use crate::instance::Instance;
 use crate::queue_front::serve::{serve, serve_post};
@@ -30,8 +34,8 @@ use poolfs_service_protocol::NotPosted;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
@@ -57,23 +61,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What takes longer than this is not posted for a while: others wait for it.
 const SLOW: Duration = Duration::from_millis(20);
 
-/// How long a post waits to be taken where nobody asks.
-const TEND_EVERY: Duration = Duration::from_millis(1);
-
-/// After so many looks that found nothing the thread sleeps until it is called.
-const IDLE_LOOKS_MAX: u32 = 8;
-
-/// Whoever rings again within this is one of many: then the thread looks by itself for a while. Who writes now and then rings each time, which costs less than looking.
-const RUNG_OFTEN: Duration = Duration::from_millis(4);
-
 /// How long somebody waits for posts that another thread takes: longer only a branch takes that does not answer.
 const TAKING_MAX: Duration = Duration::from_secs(10);
 
-/// How long an instance that ends waits for that thread.
-const END_MAX: Duration = Duration::from_secs(5);
-
-/// How long the thread that takes posts sleeps before it looks whether it is needed.
-const TENDER_LOOK: Duration = Duration::from_secs(5);
+/// So often a thread that was called takes what was rung for meanwhile, before it leaves that to the thread that takes posts: others want to be served, too.
+const ROUNDS_MAX: u32 = 64;
 
 /// Until when somebody waits who cannot for long.
 fn soon() -> Option<Instant> {
@@ -133,16 +125,8 @@ pub(crate) struct Posts {
     /// Who has the instance's changes held.
     holds: AtomicUsize,
     closed: AtomicBool,
-}
-
-#[derive(Default)]
-struct Tender {
-    thread: Option<JoinHandle<()>>,
-    /// It looks again and again, and need not be called.
-    is_awake: bool,
-    is_called: bool,
-    /// When a doorbell came last.
-    rung_at: Option<Instant>,
+    /// What was posted when it was closed is being taken by a thread that does not come back.
+    is_given_up: AtomicBool,
 }
 
 impl Posts {
@@ -158,6 +142,7 @@ impl Posts {
             called: Condvar::new(),
             holds: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            is_given_up: AtomicBool::new(false),
         })
     }
 
@@ -170,7 +155,8 @@ impl Posts {
         (self.posted.load(Ordering::Relaxed), lock(&self.not_posted).clone())
     }
 
-    fn refuse(&self, cause: NotPosted) {
+    fn refuse(&self, file: &OpenFile, cause: NotPosted) {
+        file.note_not_posted(Some(cause));
         *lock(&self.not_posted).entry(cause).or_default() += 1;
     }
 
@@ -212,31 +198,31 @@ impl Posts {
         self.closed.load(Ordering::SeqCst) || self.holds.load(Ordering::SeqCst) > 0
     }
 
-    /// Nothing is posted any more.
-    pub(crate) fn close(&self) {
+    /// Nothing is posted any more when this returns, and what was has been taken, unless its branch does not answer: then the rest is left to a thread. Whoever calls may have
+    /// what others of the pool wait for.
+    pub(crate) fn close(self: &Arc<Self>) {
         self.closed.store(true, Ordering::SeqCst);
-        self.end_those(None, soon(), |_| true);
-    }
-
-    /// Waits, for a while, for the thread that takes posts. After [`Posts::close`].
-    pub(super) fn join(&self) {
-        let thread = {
-            let mut tender = lock(&self.tender);
-            tender.is_called = true;
-            self.called.notify_all();
-            tender.thread.take()
-        };
-        let Some(thread) = thread else { return };
-        // It may be with a branch that does not answer any more.
-        let give_up = Instant::now() + END_MAX;
-        while !thread.is_finished() {
-            if Instant::now() > give_up {
-                return warn!("posted writes are still being taken");
-            }
-            std::thread::sleep(TEND_EVERY);
+        let grants = self.grants();
+        grants.iter().for_each(|granted| granted.revoke());
+        if grants.is_empty() || self.is_given_up.load(Ordering::SeqCst) {
+            return;
         }
-        if thread.join().is_err() {
-            error!("the thread that takes posted writes panicked");
+        drop(grants);
+        let posts = Arc::clone(self);
+        let (send, ended) = sync_channel(1);
+        let ending = move || {
+            posts.end_those(None, None, |_| true);
+            drop(posts);
+            // Nobody may be waiting any more.
+            let _ = send.send(());
+        };
+        if let Err(error) = std::thread::Builder::new().name("posts-end".into()).spawn(ending) {
+            warn!(%error, "no thread to take what was posted last");
+            return self.end_those(None, soon(), |_| true);
+        }
+        if ended.recv_timeout(TAKING_MAX) == Err(RecvTimeoutError::Timeout) {
+            self.is_given_up.store(true, Ordering::SeqCst);
+            warn!("what was posted last is still being taken");
         }
     }
 
@@ -248,22 +234,40 @@ impl Posts {
 
     /// Serves what a session rang for in a slot.
     pub(super) fn answer(self: &Arc<Self>, session: &Arc<Session<SessionState>>, slot: usize) {
-        let granted = {
-            let grants = self.grants.read().unwrap_or_else(PoisonError::into_inner);
-            let granted = grants.iter().find(|granted| granted.is_of(session, slot)).cloned();
-            if granted.is_none() {
-                // Nobody is granted the slot meanwhile, so these are of clients who wait.
-                lock(&self.others).extend(session.take_posts(slot));
-            }
-            granted
-        };
-        if let Some(granted) = granted {
-            self.take(&granted, None);
+        if let Some(granted) = self.granted_or_given_back(session, slot) {
+            self.take_rung(&granted);
             if self.is_rung_often() {
                 self.call_tender();
             }
         }
         self.serve_others();
+    }
+
+    /// The grant of a slot. What is posted in one that nobody is granted is of clients who wait, and is left to [`Posts::serve_others`].
+    fn granted_or_given_back(&self, session: &Arc<Session<SessionState>>, slot: usize) -> Option<Arc<Granted>> {
+        let grants = self.grants.read().unwrap_or_else(PoisonError::into_inner);
+        let granted = grants.iter().find(|granted| granted.is_of(session, slot)).cloned();
+        if granted.is_none() {
+            // Nobody is granted it meanwhile.
+            lock(&self.others).extend(session.take_posts(slot));
+        }
+        granted
+    }
+
+    /// Takes what was posted, as a doorbell has come. Of many that come for one grant one thread is kept.
+    fn take_rung(&self, granted: &Arc<Granted>) {
+        for _ in 0..ROUNDS_MAX {
+            let Some(taking) = granted.begin_taking_or_leave() else {
+                // Whoever ends the grant looks once more, unless he has done that.
+                let _ = self.granted_or_given_back(&granted.session, granted.slot);
+                return;
+            };
+            let _ = self.go_on_taking(granted, taking, None);
+            if !granted.was_rung() {
+                return;
+            }
+        }
+        self.call_tender();
     }
 
     /// After a write by request: whether the next ones may be posted. The reply says so.
@@ -288,7 +292,7 @@ impl Posts {
             if is_too_long(&file, reply) { Err(NotPosted::Limit) } else { self.grant(&instance, session, &file) };
         match granted {
             Ok(granted) => (reply.post_slot, reply.post_epoch) = granted,
-            Err(cause) => self.refuse(cause),
+            Err(cause) => self.refuse(&file, cause),
         }
     }
 
@@ -298,20 +302,7 @@ impl Posts {
         session: &Arc<Session<SessionState>>,
         file: &Arc<OpenFile>,
     ) -> Result<(u32, u32), NotPosted> {
-        let waits = OpenFlags::DIRECT | OpenFlags::FILE_SYNC | OpenFlags::DATA_SYNC;
-        if instance.spec().wait_for_writes {
-            return Err(NotPosted::Switched);
-        }
-        if instance.is_shared() {
-            return Err(NotPosted::SharedBranch);
-        }
-        if file.flags().intersects(waits) {
-            return Err(NotPosted::Flags);
-        }
-        if !file.is_unshared() {
-            return Err(NotPosted::Shared);
-        }
-        strain_of(&instance.stack).map_or(Ok(()), Err)?;
+        obstacle(instance, file).or_else(|| strain_of(&instance.stack)).map_or(Ok(()), Err)?;
         if !self.has_room(instance) {
             return Err(NotPosted::Room);
         }
@@ -331,6 +322,7 @@ impl Posts {
             instance
                 .change_attributes(&Context::library(session.content().credentials(), 0), [Some(file.node()), None]),
         );
+        file.note_not_posted(None);
         let granted = Granted::new(session, file, slot);
         let epoch = session.content().next_post_epoch();
         {
@@ -364,13 +356,13 @@ impl Posts {
         let Some(mut taking) = granted.begin_taking(give_up) else { return };
         // Granted since, by who did not know that it would end.
         granted.session.revoke_posts(granted.slot);
-        let others = self.take_with(granted, &mut taking).others;
+        let mut others = self.take_with(granted, &mut taking).others;
         if granted.end_taking(taking, true) {
             // Another has ended it since.
             return self.leave(others);
         }
         granted.file.pause_posts(PAUSE);
-        cause.into_iter().for_each(|cause| self.refuse(cause));
+        cause.into_iter().for_each(|cause| self.refuse(&granted.file, cause));
         let instance = self.instance.upgrade();
         {
             let mut grants = self.grants.write().unwrap_or_else(PoisonError::into_inner);
@@ -382,13 +374,27 @@ impl Posts {
         if let Some(instance) = &instance {
             instance.nodes().end_posting(granted.file.node());
         }
+        if granted.was_rung() {
+            // By who has found since that the grant has ended, and waits.
+            others.extend(granted.session.take_posts(granted.slot));
+        }
         granted.session.content().give_post_slot(granted.slot);
         self.leave(others);
     }
 
     /// Takes what was posted; ends the grant where it has to.
     fn take(&self, granted: &Arc<Granted>, give_up: Option<Instant>) -> usize {
-        let Some(mut taking) = granted.begin_taking(give_up) else { return 0 };
+        let Some(taking) = granted.begin_taking(give_up) else { return 0 };
+        let count = self.go_on_taking(granted, taking, give_up);
+        if granted.was_rung() {
+            // Whoever asks for something is not kept by who goes on ringing.
+            self.call_tender();
+        }
+        count
+    }
+
+    /// The same for who has begun it.
+    fn go_on_taking(&self, granted: &Arc<Granted>, mut taking: Taking, give_up: Option<Instant>) -> usize {
         let taken = self.take_with(granted, &mut taking);
         granted.end_taking(taking, false);
         if taken.ends.is_some() {
@@ -433,6 +439,7 @@ impl Posts {
             post.finish(&reply);
         }
         self.posted.fetch_add(taken.count as u64, Ordering::Relaxed);
+        granted.file.count_posted(taken.count);
         let room = self.room.fetch_sub(taken.room as i64, Ordering::Relaxed) - taken.room as i64;
         if taken.ends.is_none() && taken.count > 0 {
             let strain = instance.as_ref().map_or(Some(NotPosted::Slow), |instance| strain_of(&instance.stack));
@@ -483,87 +490,6 @@ impl Posts {
         let room = i64::try_from(free / 2).unwrap_or(i64::MAX).min(ROOM_TRUSTED);
         self.room.store(room, Ordering::Relaxed);
         room >= ROOM_MIN
-    }
-
-    /// Whether the thread that takes posts looks at a new grant without being called. When it goes to sleep it takes that back, of all there are.
-    fn tend(&self, granted: &Granted) {
-        let tender = lock(&self.tender);
-        granted.session.tend_posts(granted.slot, tender.is_awake);
-    }
-
-    /// A doorbell has come: whether there was another just before it.
-    fn is_rung_often(&self) -> bool {
-        let now = Instant::now();
-        let before = lock(&self.tender).rung_at.replace(now);
-        before.is_some_and(|before| now.saturating_duration_since(before) <= RUNG_OFTEN)
-    }
-
-    /// Wakes the thread that takes what was posted, if it sleeps.
-    fn call_tender(&self) {
-        let mut tender = lock(&self.tender);
-        if !tender.is_awake {
-            tender.is_called = true;
-            self.called.notify_all();
-        }
-    }
-
-    /// Makes the thread that takes what was posted, if there is none; whether there is one.
-    fn start_tender(self: &Arc<Self>) -> bool {
-        let mut tender = lock(&self.tender);
-        if tender.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            return true;
-        }
-        let posts = Arc::downgrade(self);
-        let started = std::thread::Builder::new().name("posts".into()).spawn(move || run(&posts));
-        match started {
-            Ok(thread) => tender.thread = Some(thread),
-            Err(error) => {
-                warn!(%error, "no thread to take posted writes: all wait for their answers");
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Looks again and again, until nothing has come for a while.
-    fn look(&self) {
-        lock(&self.tender).is_awake = true;
-        let mut idle = 0;
-        while idle < IDLE_LOOKS_MAX && !self.closed.load(Ordering::SeqCst) {
-            std::thread::sleep(TEND_EVERY);
-            self.serve_others();
-            let grants = self.grants();
-            grants.iter().for_each(|granted| granted.session.tend_posts(granted.slot, true));
-            let taken: usize = grants.iter().map(|granted| self.take(granted, None)).sum();
-            idle = if taken > 0 { 0 } else { idle + 1 };
-        }
-        lock(&self.tender).is_awake = false;
-        for granted in self.grants() {
-            granted.session.tend_posts(granted.slot, false);
-            // Posted before it was seen that nobody looks any more.
-            self.take(&granted, None);
-            granted.rest();
-        }
-        self.serve_others();
-    }
-}
-
-/// The thread that takes posts nobody asks for.
-fn run(posts: &Weak<Posts>) {
-    loop {
-        let Some(posts) = posts.upgrade() else { return };
-        let mut tender = lock(&posts.tender);
-        if !tender.is_called {
-            tender = posts.called.wait_timeout(tender, TENDER_LOOK).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        if posts.closed.load(Ordering::SeqCst) {
-            drop(tender);
-            return posts.serve_others();
-        }
-        if std::mem::take(&mut tender.is_called) {
-            drop(tender);
-            posts.look();
-        }
     }
 }
 

@@ -57,6 +57,8 @@ pub struct ProcessFacts {
     pub loaded: Loaded,
     /// `POOLFS_OFF` is in its environment.
     pub off: bool,
+    /// Its files may not grow beyond some size (`RLIMIT_FSIZE`).
+    pub file_size_limited: bool,
     pub threads: u32,
     /// The instances mounted where it lives.
     pub instances: Vec<String>,
@@ -87,6 +89,7 @@ impl ProcessFacts {
             program: text("comm")?.trim().to_owned(),
             loaded: loaded(&own, &maps, &environment),
             off: variable(&environment, b"POOLFS_OFF").is_some_and(|value| !value.is_empty()),
+            file_size_limited: is_file_size_limited(&text("limits")?),
             threads: field(&status, "Threads:").unwrap_or(1),
             instances,
             descriptors,
@@ -97,6 +100,11 @@ impl ProcessFacts {
 
 fn field(status: &str, name: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+fn is_file_size_limited(limits: &str) -> bool {
+    let values = limits.lines().find_map(|line| line.strip_prefix("Max file size"));
+    values.and_then(|values| values.split_whitespace().next()).is_some_and(|soft| soft != "unlimited")
 }
 
 fn variable<'e>(environment: &'e [u8], name: &[u8]) -> Option<&'e [u8]> {
@@ -189,6 +197,8 @@ mod tests {
         assert_eq!(variable(b"A=1\0POOLFS_OFF=\0B=2\0", b"POOLFS_OFF"), Some(&b""[..]));
         assert_eq!(variable(b"XPOOLFS_OFF=1\0", b"POOLFS_OFF"), None);
         assert_eq!(field("Name:\tx\nThreads:\t7\n", "Threads:"), Some(7));
+        let limits = |soft: &str| format!("Max cpu time  1  2  seconds\nMax file size  {soft}  unlimited  bytes\n");
+        assert!(is_file_size_limited(&limits("512")) && !is_file_size_limited(&limits("unlimited")));
         let pair = |kind: u64, value: u64| [kind.to_ne_bytes(), value.to_ne_bytes()].concat();
         assert!(is_secure(&[pair(6, 4096), pair(AT_SECURE, 1)].concat()));
         assert!(!is_secure(&[pair(6, 4096), pair(AT_SECURE, 0)].concat()));

@@ -137,15 +137,16 @@ fn library(because: impl Into<String>) -> Verdict {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use poolfs_service_protocol::ReadCounts;
+    use poolfs_service_protocol::{ReadCounts, WriteStatus};
 
-    fn process() -> ProcessFacts {
+    pub fn process() -> ProcessFacts {
         ProcessFacts {
             program: "p".into(),
             loaded: Loaded::Yes,
             off: false,
+            file_size_limited: false,
             threads: 1,
             instances: vec!["web-1".into()],
             descriptors: Vec::new(),
@@ -153,7 +154,7 @@ mod tests {
         }
     }
 
-    fn descriptor() -> DescriptorFacts {
+    pub fn descriptor() -> DescriptorFacts {
         DescriptorFacts {
             fd: 3,
             file: "/mnt/f".into(),
@@ -164,9 +165,16 @@ mod tests {
         }
     }
 
-    fn client() -> ClientStatus {
+    pub fn client() -> ClientStatus {
         let reads = ReadCounts { direct: 1, ..ReadCounts::default() };
-        let file = AdoptedFile { inode: 7, writable: true, left_to_kernel: false, reads, not_direct: None };
+        let file = AdoptedFile {
+            inode: 7,
+            writable: true,
+            left_to_kernel: false,
+            reads,
+            not_direct: None,
+            writes: WriteStatus::default(),
+        };
         ClientStatus {
             instance: "web-1".into(),
             has_session: true,

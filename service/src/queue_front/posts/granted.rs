@@ -21,10 +21,14 @@ pub(super) struct Granted {
 #[derive(Default)]
 struct GrantState {
     ended: bool,
+    /// The client posts no more, though what it has posted may still be taken.
+    is_revoked: bool,
     /// Somebody takes what was posted; the rest of this is with him.
     is_busy: bool,
     /// He has not come back for long: who need not does not wait for him any more.
     is_stuck: bool,
+    /// A doorbell has come since: somebody has to look once more.
+    is_rung: bool,
     taking: Taking,
 }
 
@@ -69,6 +73,23 @@ impl Granted {
         Some(std::mem::take(&mut state.taking))
     }
 
+    /// The same for a doorbell, of which there may be many: nothing also while somebody else takes what was posted, who then learns by
+    /// [`Granted::was_rung`] that there may be more.
+    pub fn begin_taking_or_leave(&self) -> Option<Taking> {
+        let mut state = lock(&self.state);
+        if state.is_busy || state.ended {
+            state.is_rung = true;
+            return None;
+        }
+        state.is_busy = true;
+        Some(std::mem::take(&mut state.taking))
+    }
+
+    /// Whether a doorbell has come, and left, since this was asked last.
+    pub fn was_rung(&self) -> bool {
+        std::mem::take(&mut lock(&self.state).is_rung)
+    }
+
     /// Lets the next one take, or none any more; whether that was so before.
     pub fn end_taking(&self, taking: Taking, ends: bool) -> bool {
         let mut state = lock(&self.state);
@@ -87,10 +108,16 @@ impl Granted {
 
     /// The client posts no more, from the next write on. The slot of a grant that has ended may be another's.
     pub fn revoke(&self) {
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
+        state.is_revoked = true;
         if !state.ended {
             self.session.revoke_posts(self.slot);
         }
+    }
+
+    /// Whether the client posts no more.
+    pub fn is_revoked(&self) -> bool {
+        lock(&self.state).is_revoked
     }
 
     /// Gives memory back that is only of use while something comes.

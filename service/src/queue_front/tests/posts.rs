@@ -11,7 +11,7 @@ use poolfs_ipc::wire::{Adopt, Operation, Request};
 use poolfs_ipc::{PostAt, Posting};
 use poolfs_libservice::Memory;
 use poolfs_libservice::types::{Caller, NodeId, OpenFlags, SetAttributes};
-use poolfs_service_protocol::NotPosted;
+use poolfs_service_protocol::{NotPosted, WriteStatus};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -388,4 +388,28 @@ fn the_kernel_knows_what_was_posted_when_it_has_opened_a_file() {
     assert_eq!(told(), [(70, 7)]);
     drop(open(&writer.served.instance, "f", OpenFlags::READ_ONLY));
     assert_eq!(told(), [], "it knows it");
+}
+
+#[test]
+fn it_is_known_whether_writes_are_posted_and_what_stands_against_it() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    let known = || {
+        let (_, files, _) = writer.served.front.client(std::process::id());
+        files.iter().find(|adopted| Arc::ptr_eq(&adopted.file, &writer.file)).expect("adopted").writes
+    };
+    let refused = |cause| WriteStatus { granted: false, posted_requests: 1, not_posted: Some(cause) };
+    assert_eq!(known(), WriteStatus { granted: true, ..WriteStatus::default() });
+    writer.post(PostAt::Offset(4), b"e");
+    assert_eq!(writer.size_by_kernel(), 5);
+    assert_eq!(known(), WriteStatus { granted: true, posted_requests: 1, not_posted: None });
+    let other = open(&writer.served.instance, "f", OpenFlags::READ_ONLY);
+    assert_eq!(known(), refused(NotPosted::Shared), "as it is now");
+    writer.served.instance.release(other.key());
+    assert_eq!(known(), refused(NotPosted::Observed), "as it was decided last");
+    let start = Instant::now();
+    while writer.served.write(writer.file.key(), 0, b"a").is_none() {
+        assert!(start.elapsed() < EVENT_MAX);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(known(), WriteStatus { granted: true, posted_requests: 1, not_posted: None });
 }
