@@ -107,6 +107,27 @@ fn a_write_that_has_only_been_said_to_return_is_found_out() {
 }
 
 #[test]
+fn a_file_is_as_long_when_it_has_been_opened_as_what_was_written_before() {
+    let seconds = if is_soak() { 60 } else { 10 };
+    isolated_for("a_file_is_as_long_when_it_has_been_opened_as_what_was_written_before", LIMIT, |folder| {
+        let programs = Programs::compile(folder, "openings");
+        let pool = Pool::create(folder, "64M");
+        let at = mounted(&pool, folder, Stack::Union);
+        // Several at once, so that what is posted waits to be taken.
+        let (library, kernel) = (programs.library.display(), programs.kernel.display());
+        let pairs = (0..3).map(|number| {
+            let files = format!("{}/f{number} {}/board-{number} {seconds}", at.display(), folder.display());
+            format!("{library} write {files} & {kernel} look {files} & all=\"$all $!\"; ")
+        });
+        let script = format!("{} for look in $all; do wait $look || exit 1; done; wait", pairs.collect::<String>());
+        let _ = pool.shell(Way::Library, &script).expect("as long as was written");
+        let posted = pool.status()["service"]["instances"][0]["posted_requests"].as_u64().expect("counted");
+        assert!(posted > 100, "{posted} requests were posted");
+        let _ = umount(&pool, &at).expect("umount");
+    });
+}
+
+#[test]
 fn each_finds_what_all_have_done_before() {
     let (rounds, seeds, limit) = if is_soak() { ("20000", 6, LIMIT * 6) } else { ("900", 2, LIMIT) };
     isolated_for("each_finds_what_all_have_done_before", limit, |folder| {
