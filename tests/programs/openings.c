@@ -4,7 +4,6 @@
  *     openings look FILE BOARD SECONDS     opens the file, looks at the board, and asks the kernel in ways that take the size that it knows
  *
  * Ends with 1 and says so when the file was shorter. */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
