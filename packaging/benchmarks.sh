@@ -35,7 +35,12 @@ heading() {
 about() {
     case $1 in
     round-trip) echo "the service on CPU 0, the caller on CPU 0 or CPU 1." ;;
-    transports) echo "one pool on both CPUs, the caller on CPU 1." ;;
+    transports)
+        echo "one pool on both CPUs. Single requests: the caller on CPU 1."
+        echo "Streams: each thread has a file of its own, in calls of 128 KiB, from the first one's begin to the last one's end. What is read is in the"
+        echo "service's cache and not in the kernel's (ext4: in the kernel's); what is written is new, and the time ends when all are synced."
+        echo "Read-ahead: one thread reads one file, with what the mount sets and with what the kernel has of its own accord."
+        ;;
     overhead) echo "files that are not in a pool, with the library preloaded and without." ;;
     copy) echo "one copy of so many bytes, both areas in memory." ;;
     files)

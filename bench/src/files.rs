@@ -60,7 +60,7 @@ const COPY_UPS: u32 = 4;
 
 /// How long what was read is left alone before reads of it are measured. Both caches put small pages together to large ones: the
 /// kernel as it reads, the service some seconds later.
-const SETTLING: Duration = Duration::from_secs(6);
+pub const SETTLING: Duration = Duration::from_secs(6);
 
 /// Runs all cases `rounds` times in `work`, a folder on the disk to measure on.
 pub fn run(work: &Path, poolfs: &Path, rounds: u32, milliseconds: u64) -> Result<Table> {

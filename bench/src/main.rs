@@ -16,6 +16,7 @@ mod overhead;
 mod roots;
 mod roundtrip;
 mod starts;
+mod streams;
 mod table;
 mod targets;
 mod transports;
@@ -74,7 +75,8 @@ enum Measurement {
         #[arg(long, default_value_t = 15)]
         rounds: u32,
     },
-    /// Requests of the kernel by /dev/fuse beside those by io_uring, which is switched on for a moment.
+    /// Requests of the kernel by /dev/fuse beside those by io_uring, which is switched on for a moment: one at a time, in streams of
+    /// several threads, and with more or less read ahead.
     Transports {
         #[command(flatten)]
         place: Place,

@@ -85,7 +85,8 @@ fn sandboxes_start() -> bool {
 pub fn turned<T: Clone>(targets: &[T], round: u32) -> Vec<T> {
     let mut order = targets.to_vec();
     order.rotate_left(round as usize % targets.len());
-    if round % 2 == 1 {
+    // Two are in another order already.
+    if round % 2 == 1 && targets.len() > 2 {
         // Or one would always run after the same other, and find warm what that one has used.
         order.reverse();
     }

@@ -226,7 +226,7 @@ fn by_rings_no_thread_is_left_when_the_mount_is_gone() {
 fn by_rings_nobody_waits_for_a_service_that_was_killed() {
     by_rings("over_rings::by_rings_nobody_waits_for_a_service_that_was_killed", |folder| {
         let mut service = Running::start(folder);
-        let (at, _) = service.mount_directory("one");
+        let (at, directory) = service.mount_directory("one");
         fs::write(at.join("f"), "x").expect("written");
         let process = Pid::from_raw(service.pid() as i32).expect("a number");
         rustix::process::kill_process(process, Signal::STOP).expect("ours");
@@ -250,5 +250,12 @@ fn by_rings_nobody_waits_for_a_service_that_was_killed() {
             }
         }
         assert!(fs::metadata(at.join("anew")).is_err());
+        // What the kernel still has to clear away for the dead is in nobody's way.
+        let service = Running::start(folder);
+        assert_eq!(service.mount("one", StackSpec::Directory { directory }), at);
+        for cpu in 0..2 {
+            let script = format!("taskset -c {cpu} cp /bin/sh \"$1\" && taskset -c {cpu} cmp /bin/sh \"$1\"");
+            assert!(shell(&script, &at.join("g")).wait().expect("ours").success());
+        }
     });
 }
