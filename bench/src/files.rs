@@ -38,7 +38,13 @@ const CASES: &[(&str, bool, &str)] = &[
 ];
 
 /// The same where the service, the caller and the kernel's flushing of pages share one CPU.
-const ON_ONE_CORE: &[(&str, &str)] = &[("write-4096", "write 4 KiB into a cached file of 256 MiB, all on one core")];
+const ON_ONE_CORE: &[(&str, &str)] = &[
+    ("write-4096", "write 4 KiB into a cached file of 256 MiB, all on one core"),
+    (
+        "fileserver",
+        "Fileserver: 4 threads, each removes a file, makes it with 1 MiB, appends 16 KiB to another, reads and looks at a third, all on one core",
+    ),
+];
 
 /// The heading of what reading from mapped memory takes, without any filesystem.
 const MAPPED: &str = "mapped memory";

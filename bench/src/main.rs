@@ -6,6 +6,7 @@ mod copies;
 mod copy_up;
 mod databases;
 mod files;
+mod fileserver;
 mod first_writes;
 mod grounds;
 mod groups;

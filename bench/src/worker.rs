@@ -1,5 +1,6 @@
 //! One operation, many times, in a process of its own: what the parent starts plain or under `poolfs exec`.
 
+use crate::fileserver::FileServer;
 use crate::mapped::Mapped;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions};
@@ -47,6 +48,8 @@ pub enum Operation {
     Append(usize),
     /// so many pwrites of 4 KiB to random blocks, then fdatasync
     Scattered(usize),
+    /// a round of all threads of a file server
+    FileServer,
     /// open, write one byte in the middle, close; a lower file nobody has written yet
     OneByte(u32),
 }
@@ -62,6 +65,7 @@ impl Operation {
             "relative-stat" => Self::RelativeStat,
             "create-unlink" => Self::CreateUnlink,
             "rename-over" => Self::RenameOver,
+            "fileserver" => Self::FileServer,
             _ => {
                 if let Some(bytes) = number("read-") {
                     Self::Read(bytes as usize)
@@ -199,6 +203,10 @@ pub fn run(directory: &Path, data: &str, operation: Operation, time: Duration, w
                 }
                 Ok(file.sync_data()?)
             })
+        }
+        Operation::FileServer => {
+            let mut server = FileServer::new(directory)?;
+            Box::new(move || server.round())
         }
         Operation::OneByte(number) => {
             let path = directory.join(copy_up_file(number));
