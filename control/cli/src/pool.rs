@@ -370,6 +370,33 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_is_unmounted_though_its_service_dies_when_it_is_asked_for_a_sign_of_life() {
+        let place = tempfile::tempdir().expect("a directory");
+        let recorded = host();
+        recorded.set_process(42, 777);
+        let table = "90 27 0:40 / /mnt/a rw - fuse.poolfs poolfs:web-1 rw\n";
+        let mounted = HYBRID.lines().next().and_then(|line| line.split_once('\t')).expect("a table").1;
+        recorded.set_file("/proc/self/mountinfo", &(mounted.replace("\\n", "\n") + table));
+        let recorded = std::sync::Arc::new(recorded);
+        let mut context = Context::for_test(place.path(), RecordingHost::new());
+        context.host = Box::new(std::sync::Arc::clone(&recorded));
+        with_mount(&context);
+        std::fs::create_dir_all(&context.run).expect("made");
+        let path = service::control_socket(&context, "web");
+        let listener = std::os::unix::net::UnixListener::bind(path).expect("bound");
+        let dying = std::sync::Arc::clone(&recorded);
+        let service = std::thread::spawn(move || {
+            let asked = listener.accept().expect("somebody asks");
+            dying.set_process(42, 900);
+            drop(asked);
+        });
+        crate::unmount::umount(&context, "web", Path::new("/mnt/a"), false).expect("unmounted");
+        service.join().expect("it was asked");
+        let log = recorded.log();
+        assert!(log.contains(&"detach /mnt/a".to_owned()), "{log:?}");
+    }
+
+    #[test]
     fn a_throw_away_pool_goes_with_its_command() {
         let place = tempfile::tempdir().expect("a directory");
         let recorded = host();

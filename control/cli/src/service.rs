@@ -27,7 +27,7 @@ const START_PAUSE: Duration = Duration::from_millis(1);
 /// Longest wait for a process that was asked to end.
 const END_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait for a process that was killed.
-const DYING_WAIT: Duration = Duration::from_secs(1);
+const DYING_WAIT: Duration = Duration::from_secs(5);
 /// Longest wait for a group to be empty after its last process ended.
 const GROUP_WAIT: Duration = Duration::from_secs(5);
 /// A log that is longer at the start of a service becomes the old one.

@@ -246,7 +246,12 @@ pub fn within<T: Send + 'static>(
         for pool in context.pools()?.peek_all::<PoolRecord>()? {
             let is_its = pool.instances.iter().any(|known| known.spec.instance == instance);
             if is_its && pool.service_alive(&*context.host) == Some(true) {
-                ping_within(context, &pool.name, &wait).map_err(|failure| failure.of(thing.display().to_string()))?;
+                // What a service that is just ending leaves there answers with an error.
+                if let Err(failure) = ping_within(context, &pool.name, &wait)
+                    && !crate::service::is_ending(context, &pool)?
+                {
+                    return Err(failure.of(thing.display().to_string()));
+                }
             }
         }
     }
