@@ -16,6 +16,12 @@ pub enum Way {
     Legacy,
 }
 
+impl std::fmt::Display for Way {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(if *self == Self::Library { "by the library" } else { "by FUSE" })
+    }
+}
+
 /// A pool with state of its own.
 pub struct Pool {
     name: String,

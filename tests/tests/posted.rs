@@ -152,15 +152,15 @@ fn each_finds_what_all_have_done_before() {
 
 #[test]
 fn a_sign_that_was_given_after_a_write_is_not_seen_before_it() {
-    let signs = if is_soak() { "4000" } else { "70" };
-    isolated_for("a_sign_that_was_given_after_a_write_is_not_seen_before_it", LIMIT * 3, |folder| {
+    let (signs, limit) = if is_soak() { ("4000", LIMIT * 6) } else { ("70", LIMIT) };
+    isolated_for("a_sign_that_was_given_after_a_write_is_not_seen_before_it", limit * 3, |folder| {
         let programs = Programs::compile(folder, "afterwards");
         for stack in [Stack::Directory, Stack::Union] {
             let pool = Pool::create(folder, "16M");
             let at = mounted(&pool, folder, stack);
             let mut command = pool.command();
             command.args(["exec", pool.name(), "--"]).arg(&programs.library).arg(&at).arg(signs).arg(&programs.kernel);
-            let outcome = run_within(&mut command, LIMIT);
+            let outcome = run_within(&mut command, limit);
             assert_eq!(outcome.code, 0, "{stack:?}: {outcome:?}");
             println!("soak: {stack:?}: {}", outcome.out.trim());
             let _ = umount(&pool, &at).expect("umount");

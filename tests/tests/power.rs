@@ -139,7 +139,7 @@ fn replacing(name: &str, way: Way, format: &'static str) {
             });
             fs::remove_dir_all(places.lower()).expect("removed");
         }
-        println!("soak: programs, {way:?}: {cuts_made} power cuts in {} recordings", formats.len());
+        println!("soak: programs {way}: {cuts_made} power cuts in {} recordings", formats.len());
     });
 }
 

@@ -318,7 +318,7 @@ pub struct ExecArguments {
     #[arg(long = "mount", value_name = "SPEC")]
     pub mounts: Vec<String>,
     /// Without the library: everything by FUSE
-    #[arg(long = "fuse", visible_alias = "legacy")]
+    #[arg(long = "fuse", alias = "legacy")]
     pub legacy: bool,
     /// How the kernel's requests to what is mounted come to the service
     #[arg(long, value_name = "WAY", value_enum, default_value_t)]
@@ -349,7 +349,7 @@ pub struct RunArguments {
     #[arg(long, value_parser = parse_size)]
     pub memory: Option<u64>,
     /// Without the library: everything by FUSE
-    #[arg(long = "fuse", visible_alias = "legacy")]
+    #[arg(long = "fuse", alias = "legacy")]
     pub legacy: bool,
     /// A user namespace of its own, with these ids of the host for its users and groups; again for further ranges
     #[arg(long, value_name = "CONTAINER:HOST:COUNT")]
@@ -396,7 +396,7 @@ pub struct DemoArguments {
     #[arg(long, value_name = "DIR")]
     pub work: PathBuf,
     /// Without the library: everything by FUSE
-    #[arg(long = "fuse", visible_alias = "legacy")]
+    #[arg(long = "fuse", alias = "legacy")]
     pub legacy: bool,
 }
 
