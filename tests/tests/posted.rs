@@ -119,7 +119,8 @@ fn a_file_is_as_long_when_it_has_been_opened_as_what_was_written_before() {
             let files = format!("{}/f{number} {}/board-{number} {seconds}", at.display(), folder.display());
             format!("{library} write {files} & {kernel} look {files} & all=\"$all $!\"; ")
         });
-        let script = format!("all=; {} for look in $all; do wait $look || exit 1; done; wait", pairs.collect::<String>());
+        let script =
+            format!("all=; {} for look in $all; do wait $look || exit 1; done; wait", pairs.collect::<String>());
         let _ = pool.shell(Way::Library, &script).expect("as long as was written");
         let posted = pool.status()["service"]["instances"][0]["posted_requests"].as_u64().expect("counted");
         assert!(posted > 100, "{posted} requests were posted");

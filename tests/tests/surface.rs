@@ -262,9 +262,10 @@ fn threads_write_by_one_description() {
         let pool = Pool::create(folder, "64M");
         let mount = pool.mount_directory(&folder.join("mnt"), &below);
         let command = format!("python3 {} {}", file.display(), mount.path().display());
-        let before = pool.operations(Way::Library);
+        let before = pool.operations(Way::Legacy);
         assert_eq!(pool.shell(Way::Library, &command).expect("by the library"), expected);
-        assert!(pool.operations(Way::Library) - before > 1500, "written by the kernel");
+        // Of those by the library several may be one request: these would be one each.
+        assert!(pool.operations(Way::Legacy) - before < 500, "written by the kernel");
         drop(mount);
     });
 }
