@@ -5,7 +5,7 @@
 use poolfs_tests::power::{
     Content, Cut, Disk, Event, PROGRAMS, Random, RecordingDevice, Until, World, contents, empty_disk, images_after_cuts,
 };
-use poolfs_tests::{Mounted, Pool, Way, is_soak, isolated_for};
+use poolfs_tests::{Mounted, Pool, Stepper, Way, compile, is_soak, isolated_for};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -210,6 +210,9 @@ fn record(places: &Places<'_>, pool: &Pool, first: Content, seed: u64) -> (World
     let is_long = seed.is_multiple_of(RECORDINGS.0);
     let mut world = World::new(seed, is_long, &places.lower(), &mounted);
     let union = places.mount(pool, &disk);
+    if seed.is_multiple_of(2) {
+        world.write_by(Stepper::start(pool, &compile(places.folder, "steps", false), Way::Library));
+    }
     world.begin(&device);
     for step in 0..OPERATIONS {
         world.step(&device, &disk, pool);

@@ -105,8 +105,12 @@ fn a_terminal_is_passed_on_with_its_size_and_its_keys() {
         let refused = run(&pool, &["-t", "--rm"], &["/bin/true"]);
         assert!(refused.code != 0 && refused.err.contains("terminal"), "{refused:?}");
         // Detached, nobody sits at it.
-        let _ =
-            run(&pool, &["-d", "-t", "--name", "lonely"], &["/bin/sh", "-c", "test -t 0 && stty size"]).expect("-d");
+        let _ = run(
+            &pool,
+            &["-d", "-t", "--name", "lonely"],
+            &["/bin/sh", "-c", "test -t 0 && until stty size | grep -vx '0 0'; do sleep 0.05; done"],
+        )
+        .expect("-d");
         let deadline = Instant::now() + Duration::from_secs(20);
         while !pool.poolfs(&["logs", "lonely"]).expect("logs").contains("24 80") {
             assert!(Instant::now() < deadline, "no size in {}", pool.poolfs(&["logs", "lonely"]).out);

@@ -214,7 +214,9 @@ fn whatever_a_container_can_do_it_can_with_a_user_namespace() {
         }
         let hungry = "head -c 300000000 /dev/zero | tail -n 1 > /dev/null";
         assert_eq!(run(&pool, &["--rm", "--userns", MAP, "--memory", "40M"], hungry).code, 137);
-        let terminal = "trap 'echo ended; exit 3' TERM; test -t 0; stty size; echo to > /dev/tty
+        // A terminal that nobody is at gets its size while the program begins.
+        let terminal = "trap 'echo ended; exit 3' TERM; test -t 0
+            until stty size | grep -vx '0 0'; do sleep 0.05; done; echo to > /dev/tty
             while :; do sleep 0.05; done";
         let _ = run(&pool, &["-d", "-t", "--name", "desk", "--userns", MAP], terminal).expect("run -d -t");
         let log = wait_for_log(&pool, "desk", "to");

@@ -22,6 +22,10 @@ const LEFT_ALONE: Duration = Duration::from_millis(6500);
 /// A few files get most of what is done, so that much happens to one between two of its fsyncs.
 const BUSY: [&str; 4] = ["d/e/z", "d/x", "one", "two"];
 
+/// Most writes at a time of the process that uses the library, and most bytes of each.
+const LIBRARY_WRITES: usize = 16;
+const LIBRARY_BYTES: usize = 900;
+
 /// Names that files get.
 const NEW_NAMES: [&str; 8] = ["n0", "n1", "d/n2", "d/n3", "d/e/n4", "m0/n5", "m1/n6", "two"];
 const NEW_DIRECTORIES: [&str; 3] = ["m0", "m1", "d/m2"];
@@ -36,7 +40,7 @@ impl World {
     pub fn step(&mut self, device: &RecordingDevice, disk: &Disk, pool: &Pool) {
         let begun = device.position();
         let told = match self.random.below(100) {
-            0..42 => self.change_content(begun),
+            0..42 => self.change_content(device),
             42..62 => self.sync_file(device),
             62..68 => self.sync_directory(device),
             68..70 => self.sync_all(device, pool),
@@ -80,7 +84,7 @@ impl World {
     pub fn leave_alone(&mut self, device: &RecordingDevice) {
         for _ in 0..CHANGES_LEFT_ALONE {
             let begun = device.position();
-            let told = self.change_content(begun);
+            let told = self.change_content(device);
             self.told.push((begun, told));
         }
         self.told.push((device.position(), "left alone".to_owned()));
@@ -126,11 +130,15 @@ impl World {
         result
     }
 
-    fn change_content(&mut self, begun: usize) -> String {
+    fn change_content(&mut self, device: &RecordingDevice) -> String {
+        let begun = device.position();
         let (path, number) = self.any_path();
         self.changed = Some(path.clone());
         let size = self.files[number].content().size();
         match self.random.below(10) {
+            0..7 if self.library.is_some() && self.random.chance(50) => {
+                self.write_by_library(device, &path, number, size)
+            }
             0..7 => self.write(begun, &path, number, size),
             7..9 => {
                 let end = if self.random.chance(50) { size } else { SIZE_MAX.max(size) };
@@ -174,6 +182,48 @@ impl World {
         format!("write {path} at {at} + {length}, of {size}")
     }
 
+    /// Small writes one after the other by a process that alone has the file open: all but the first few may be posted.
+    fn write_by_library(&mut self, device: &RecordingDevice, path: &str, number: usize, size: usize) -> String {
+        let _ = self.open.remove(&number);
+        let begun = device.position();
+        let from = self.random.below(size.saturating_sub(LIBRARY_WRITES * LIBRARY_BYTES).max(1));
+        let (mut at, count) = (from, 3 + self.random.below(LIBRARY_WRITES - 3));
+        self.ask(&format!("open {} {}", self.at.join(path).display(), libc::O_RDWR));
+        for _ in 0..count {
+            if self.random.chance(20) {
+                at = self.random.below(from + 1);
+            }
+            let (length, byte) = (1 + self.random.below(LIBRARY_BYTES - 1), 1 + self.random.below(255));
+            self.ask(&format!("pwrite {at} {length} {byte}"));
+            self.files[number].write(begun, at, &vec![byte as u8; length]);
+            at += length;
+        }
+        let is_synced = self.random.chance(30);
+        if is_synced {
+            self.ask("sync");
+            self.promise(device, number);
+            self.names.promise_file(device.position(), number);
+        }
+        self.ask("close");
+        format!(
+            "write {path} by the library {count} times from {from}, of {size}{}",
+            if is_synced { ", synced" } else { "" }
+        )
+    }
+
+    /// What a file holds is on the disk; since which event.
+    fn promise(&mut self, device: &RecordingDevice, number: usize) -> usize {
+        let position = device.position();
+        self.promised.push(position);
+        self.files[number].promise(position);
+        position
+    }
+
+    fn ask(&mut self, command: &str) {
+        let library = self.library.as_mut().expect("there is one");
+        library.step(command).unwrap_or_else(|errno| panic!("{command}: error {errno}"));
+    }
+
     fn sync_file(&mut self, device: &RecordingDevice) -> String {
         // Often right after the change, so that nothing but this brings it to the disk.
         let changed = self.changed.take().filter(|_| self.random.chance(60));
@@ -183,9 +233,7 @@ impl World {
         self.with_file(&path, number, |file| {
             if data_only { file.sync_data() } else { file.sync_all() }.expect("synced")
         });
-        let position = device.position();
-        self.promised.push(position);
-        self.files[number].promise(position);
+        let position = self.promise(device, number);
         // A file that was made or renamed is found after its fsync as ext4 has it, which commits what came before.
         if !data_only {
             self.names.promise_file(position, number);

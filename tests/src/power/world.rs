@@ -3,6 +3,7 @@
 use super::file::FileHistory;
 use super::names::{NameHistory, Names, Object};
 use super::{Random, RecordingDevice};
+use crate::Stepper;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -42,6 +43,8 @@ pub struct World {
     pub(super) names: NameHistory,
     /// files that stay open
     pub(super) open: HashMap<usize, File>,
+    /// who writes by the library, where somebody does
+    pub(super) library: Option<Stepper>,
     /// the path whose content was changed last
     pub(super) changed: Option<String>,
     /// events before which something was promised
@@ -79,15 +82,22 @@ impl World {
             files,
             names: NameHistory::new(names),
             open: HashMap::new(),
+            library: None,
             changed: None,
             promised: Vec::new(),
             told: Vec::new(),
         }
     }
 
+    /// Half of the writes are this process's from here on, which uses the library.
+    pub fn write_by(&mut self, library: Stepper) {
+        self.library = Some(library);
+    }
+
     /// Closes what is open; the operations are over.
     pub fn close(&mut self) {
         self.open.clear();
+        self.library = None;
     }
 
     /// Everything is on the disk by now.
