@@ -108,7 +108,7 @@ fn a_terminal_is_passed_on_with_its_size_and_its_keys() {
         let _ = run(
             &pool,
             &["-d", "-t", "--name", "lonely"],
-            &["/bin/sh", "-c", "test -t 0 && until stty size | grep -vx '0 0'; do sleep 0.05; done"],
+            &["/bin/sh", "-c", "test -t 0 && while [ \"$(stty size)\" = '0 0' ]; do sleep 0.05; done; stty size"],
         )
         .expect("-d");
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -216,7 +216,7 @@ fn whatever_a_container_can_do_it_can_with_a_user_namespace() {
         assert_eq!(run(&pool, &["--rm", "--userns", MAP, "--memory", "40M"], hungry).code, 137);
         // A terminal that nobody is at gets its size while the program begins.
         let terminal = "trap 'echo ended; exit 3' TERM; test -t 0
-            until stty size | grep -vx '0 0'; do sleep 0.05; done; echo to > /dev/tty
+            while [ \"$(stty size)\" = '0 0' ]; do sleep 0.05; done; stty size; echo to > /dev/tty
             while :; do sleep 0.05; done";
         let _ = run(&pool, &["-d", "-t", "--name", "desk", "--userns", MAP], terminal).expect("run -d -t");
         let log = wait_for_log(&pool, "desk", "to");
