@@ -328,9 +328,17 @@ mod tests {
         assert!(remove(&context, "web", false).expect_err("gone").to_string().contains("no such pool"));
     }
 
-    /// A pool whose service (process 42, started at 777) has one mount.
-    fn with_mount(context: &Context) {
-        create(context, new("web", "0-1", 1 << 30)).expect("made");
+    /// A pool whose service (process 42, started at 777) has one mount, at /mnt/a.
+    fn with_mount(place: &Path) -> (Context, std::sync::Arc<RecordingHost>) {
+        let recorded = host();
+        recorded.set_process(42, 777);
+        let table = "90 27 0:40 / /mnt/a rw - fuse.poolfs poolfs:web-1 rw\n";
+        let mounted = HYBRID.lines().next().and_then(|line| line.split_once('\t')).expect("a table").1;
+        recorded.set_file("/proc/self/mountinfo", &(mounted.replace("\\n", "\n") + table));
+        let recorded = std::sync::Arc::new(recorded);
+        let mut context = Context::for_test(place, RecordingHost::new());
+        context.host = Box::new(std::sync::Arc::clone(&recorded));
+        create(&context, new("web", "0-1", 1 << 30)).expect("made");
         let mut pool = context.pools().expect("opened").lock::<PoolRecord>("web").expect("locked");
         pool.record.service = ProcessRecord::of(&*context.host, 42);
         let stack = StackSpec::Directory { directory: "/data".into() };
@@ -343,20 +351,14 @@ mod tests {
             places: Vec::new(),
         });
         pool.save().expect("saved");
+        drop(pool);
+        (context, recorded)
     }
 
     #[test]
     fn what_a_dead_service_left_is_detached_and_its_number_is_never_signalled() {
         let place = tempfile::tempdir().expect("a directory");
-        let recorded = host();
-        recorded.set_process(42, 777);
-        let table = "90 27 0:40 / /mnt/a rw - fuse.poolfs poolfs:web-1 rw\n";
-        let mounted = HYBRID.lines().next().and_then(|line| line.split_once('\t')).expect("a table").1;
-        recorded.set_file("/proc/self/mountinfo", &(mounted.replace("\\n", "\n") + table));
-        let recorded = std::sync::Arc::new(recorded);
-        let mut context = Context::for_test(place.path(), RecordingHost::new());
-        context.host = Box::new(std::sync::Arc::clone(&recorded));
-        with_mount(&context);
+        let (context, recorded) = with_mount(place.path());
         let pool = context.pools().expect("opened").peek::<PoolRecord>("web").expect("read").expect("there");
         assert_eq!(service_state(&context, &pool), "running");
         assert!(remove(&context, "web", false).expect_err("mounted").to_string().contains("/mnt/a"));
@@ -372,15 +374,7 @@ mod tests {
     #[test]
     fn a_mount_is_unmounted_though_its_service_dies_when_it_is_asked_for_a_sign_of_life() {
         let place = tempfile::tempdir().expect("a directory");
-        let recorded = host();
-        recorded.set_process(42, 777);
-        let table = "90 27 0:40 / /mnt/a rw - fuse.poolfs poolfs:web-1 rw\n";
-        let mounted = HYBRID.lines().next().and_then(|line| line.split_once('\t')).expect("a table").1;
-        recorded.set_file("/proc/self/mountinfo", &(mounted.replace("\\n", "\n") + table));
-        let recorded = std::sync::Arc::new(recorded);
-        let mut context = Context::for_test(place.path(), RecordingHost::new());
-        context.host = Box::new(std::sync::Arc::clone(&recorded));
-        with_mount(&context);
+        let (context, recorded) = with_mount(place.path());
         std::fs::create_dir_all(&context.run).expect("made");
         let path = service::control_socket(&context, "web");
         let listener = std::os::unix::net::UnixListener::bind(path).expect("bound");

@@ -18,7 +18,8 @@ const ENTRIES: usize = 32;
 /// Most rings of a directory. Each has a descriptor and some pages of memory.
 const RINGS_MAX: usize = 4;
 
-/// Most threads of the kernel for those writes of a ring that it cannot begin without waiting, as it must find room on the disk first.
+/// Most threads of the kernel, of each thread that uses a ring, for writes that cannot begin without waiting, as room on the disk has to be found first.
+/// They end when they are idle.
 const WAITING_MAX: u32 = 4;
 
 /// Most bytes of one write (Linux moves at most 2 GiB - 4 KiB).
