@@ -202,7 +202,7 @@ impl Service {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), ServiceError> {
         check_stack(&spec.stack)?;
-        let given = Given::from_control(&spec.stack, descriptors)?;
+        let given = Given::from_control(&spec, descriptors)?;
         let given_up = || ServiceError::GivenUp(spec.instance.clone());
         let begun = Instant::now();
         self.end_unmounted(&|| is_wanted() && begun.elapsed() < UNMOUNTED_WAIT);

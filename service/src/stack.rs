@@ -352,7 +352,7 @@ impl StackBuilder {
         life: Arc<Life>,
     ) -> Result<Branch, StackError> {
         let failed = |cause: String| StackError::Branch { path: given.path.clone(), cause };
-        let Given { path, mount, identity } = given.clone();
+        let Given { path, mount, identity, .. } = given.clone();
         let claim = OnceLock::new();
         if let Some(kind) = claim_as {
             let taken = match role {
@@ -362,7 +362,7 @@ impl StackBuilder {
             taken.map_err(|error| error.of(&path))?.into_iter().for_each(|taken| drop(claim.set(taken)));
         }
         let descriptors = Arc::clone(&self.descriptors);
-        let options = LocalOptions { read_only: role == Role::Lower, descriptors };
+        let options = LocalOptions { read_only: role == Role::Lower, has_quotas: given.has_quotas, descriptors };
         let local = local(given, options).map_err(failed)?;
         let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
         let in_memory = given.mount.in_memory().map_err(|error| failed(error.to_string()))?;

@@ -26,7 +26,11 @@ impl std::fmt::Display for Way {
 pub struct Pool {
     name: String,
     folder: PathBuf,
+    timeout_seconds: Option<u64>,
 }
+
+/// How long commands of a [`Pool::patient`] one wait for who does not answer, seconds: as long as a machine with much else to do may take.
+const TIMEOUT_SECONDS: u64 = 300;
 
 /// The name of the pools of the test with this folder.
 #[must_use]
@@ -73,11 +77,18 @@ impl Pool {
     }
 
     fn made(folder: &Path, name: String, cpus: &str, memory: &str, cache: &str) -> Self {
-        let pool = Self { name, folder: folder.to_path_buf() };
+        let pool = Self { name, folder: folder.to_path_buf(), timeout_seconds: None };
         let _ = pool
             .poolfs(&["pool", "create", &pool.name, "--cpus", cpus, "--memory", memory, "--cache", cache])
             .expect("pool create");
         pool
+    }
+
+    /// The same, with commands that wait longer for who does not answer than a user's: of a test that says nothing of how long that is.
+    #[must_use]
+    pub fn patient(mut self) -> Self {
+        self.timeout_seconds = Some(TIMEOUT_SECONDS);
+        self
     }
 
     /// Its name.
@@ -91,6 +102,9 @@ impl Pool {
     pub fn command(&self) -> Command {
         let mut command = Command::new(program("poolfs"));
         command.arg("--state").arg(self.folder.join("state")).arg("--run-dir").arg("/run/poolfs");
+        if let Some(seconds) = self.timeout_seconds {
+            command.arg("--timeout").arg(seconds.to_string());
+        }
         command
     }
 

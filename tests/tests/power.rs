@@ -87,7 +87,7 @@ fn power_cuts(name: &str, format: &'static str, block_bytes: u32) {
     let (seeds, limit) = if is_soak() { (RECORDINGS.1, 4 * 3600) } else { (RECORDINGS.0, 600) };
     isolated_for(name, Duration::from_secs(limit), |folder| {
         let first = std::env::var("POOLFS_POWER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-        let pool = Pool::create(folder, "16M");
+        let pool = Pool::create(folder, "16M").patient();
         let disk = empty_disk(folder, DISK_MEBIBYTES, block_bytes);
         let mut cuts_made = 0;
         for seed in first..first + seeds {
@@ -120,7 +120,7 @@ struct Run {
 fn replacing(name: &str, way: Way, format: &'static str) {
     let formats = if is_soak() { &["sparse", "bcow-performance", "bcow-space"][..] } else { &[format] };
     isolated_for(name, Duration::from_secs(if is_soak() { 4 * 3600 } else { 600 }), |folder| {
-        let pool = Pool::create(folder, "16M");
+        let pool = Pool::create(folder, "16M").patient();
         let disk = empty_disk(folder, DISK_MEBIBYTES, 4096);
         let new = folder.join("new-content");
         fs::write(&new, &contents()[1]).expect("a file");

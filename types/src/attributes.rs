@@ -176,4 +176,6 @@ pub struct FileSystemStatistics {
     pub files_free: u64,
     /// Longest name, bytes.
     pub name_max: u32,
+    /// Whether disk quotas may refuse what the counts above have room for.
+    pub has_quotas: bool,
 }

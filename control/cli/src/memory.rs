@@ -10,6 +10,7 @@ use crate::places::Found;
 use crate::record::{InstanceRecord, MemoryRecord, PoolRecord, memory_bytes_min};
 use crate::state::Locked;
 use crate::text::{UPPER_SIZE_MIN, complain, size};
+use poolfs_host::MountEntry;
 use poolfs_local::{DirectoryId, InMemory, PrivateMount};
 use poolfs_service_protocol::{StackSpec, Storage};
 use std::path::Path;
@@ -43,7 +44,7 @@ pub fn limited(pool: &PoolRecord, stack: StackSpec, written: Written<'_>) -> Res
             return Err(Failure::usage(path.display().to_string(), cause, "use a directory of a disk, or of a tmpfs"));
         }
     };
-    if found.options.split(',').any(|option| HUGE_PAGES.contains(&option)) {
+    if found.mount.iter().flat_map(MountEntry::options).any(|option| HUGE_PAGES.contains(&option)) {
         let cause =
             "it is on a tmpfs with huge pages: what is written there takes more of the pool's memory than it is long";
         let remedy = "use a directory of a disk, or of a tmpfs that is mounted without huge=";

@@ -269,6 +269,10 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
         ids: wanted.ids,
         transport: wanted.transport,
         wait_for_writes: wanted.wait_for_writes,
+        has_quotas: found
+            .first()
+            .and_then(|found| found.mount.as_ref())
+            .is_some_and(|mount| mount.has_quotas(&*context.host)),
     };
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
     let places = found.iter().map(|found| found.whereabouts.clone()).collect();

@@ -95,8 +95,8 @@ pub struct Found {
     pub whereabouts: Whereabouts,
     /// The instance on whose mount it lies.
     pub served_by: Option<String>,
-    /// How its filesystem is mounted.
-    pub options: String,
+    /// The mount that it is on, when it is in the mount table.
+    pub mount: Option<MountEntry>,
     id: DirectoryId,
     given: Place,
     /// The same directory by the mount that shows most of its filesystem.
@@ -114,8 +114,7 @@ impl Found {
         let lineage = view.as_ref().unwrap_or(&given).lineage().map_err(failed)?;
         let whereabouts = Whereabouts { lineage, lasting_name: given.lasting_name() };
         let served_by = own.and_then(MountEntry::instance).map(str::to_owned);
-        let options = own.map(|own| own.super_options.clone()).unwrap_or_default();
-        Ok(Found { whereabouts, served_by, options, id, given, view })
+        Ok(Found { whereabouts, served_by, mount: own.cloned(), id, given, view })
     }
 
     /// How it lies to another one, which may have been moved since it was noted.

@@ -13,6 +13,7 @@ mod error;
 mod linux;
 mod mounts;
 mod process;
+mod quotas;
 mod recording;
 mod remove;
 

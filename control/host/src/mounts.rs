@@ -36,6 +36,11 @@ impl MountEntry {
     pub fn instance(&self) -> Option<&str> {
         if self.kind == POOLFS_TYPE { self.source.strip_prefix(SOURCE_PREFIX) } else { None }
     }
+
+    /// The options of the filesystem itself, one by one.
+    pub fn options(&self) -> impl Iterator<Item = &str> {
+        self.super_options.split(',')
+    }
 }
 
 /// The mount table now.

@@ -21,6 +21,15 @@ const TRIM_STEPS: usize = 4;
 
 type Shard = RwLock<HashMap<NodeId, Arc<Node>>>;
 
+/// What is known of the room below for what is to become dirty.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    Enough,
+    Short,
+    /// Quotas may refuse what there is room for: whether something has room shows when it is stored, and no earlier.
+    Unforeseen,
+}
+
 pub(crate) struct Core {
     pub(crate) below: Arc<dyn Libservice>,
     pub(crate) pool: Arc<Pool>,
@@ -139,17 +148,20 @@ impl Core {
         }
     }
 
-    /// Whether `bytes` more may become dirty with enough room for all of it below.
-    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+    /// Whether there is room below for `bytes` more dirty ones.
+    pub(crate) fn room_for(&self, bytes: u64) -> Room {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         if self.room.load(Ordering::Relaxed) > bytes {
-            return true;
+            return Room::Enough;
         }
-        let Ok(statistics) = self.below.statfs(&Caller::ROOT, NodeId::ROOT) else { return true };
+        let Ok(statistics) = self.below.statfs(&Caller::ROOT, NodeId::ROOT) else { return Room::Enough };
+        if statistics.has_quotas {
+            return Room::Unforeseen;
+        }
         if statistics.blocks == 0 || statistics.block_size == 0 {
             // A backend that does not say how large it is.
             self.room.store(1 << 30, Ordering::Relaxed);
-            return true;
+            return Room::Enough;
         }
         let unit = u64::from(statistics.block_size);
         // The layer below needs blocks for its own maps too.
@@ -158,7 +170,7 @@ impl Core {
         let room = free.saturating_sub(margin).saturating_sub(self.dirty_bytes());
         let room = i64::try_from(room).unwrap_or(i64::MAX);
         self.room.store(room, Ordering::Relaxed);
-        room > bytes
+        if room > bytes { Room::Enough } else { Room::Short }
     }
 
     /// Others use the room below too: ask again before the next write.

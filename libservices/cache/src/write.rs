@@ -1,7 +1,7 @@
 //! Writing: into the cache while there is room for it here and below, else through it.
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk, cost_of};
-use crate::core::Core;
+use crate::core::{Core, Room};
 use crate::node::{Node, State};
 use crate::read::cache_failure;
 use crate::sync::{lock, read, try_read};
@@ -126,15 +126,19 @@ impl Node {
     /// Whether `bytes` more dirty bytes fit here and below; if not, tries to make it so.
     fn may_become_dirty(&self, bytes: u64) -> bool {
         let core = &self.core;
-        if !core.has_room(bytes) {
-            // What was accepted earlier goes first.
-            for node in core.dirty_files() {
-                if !read(&node.state).error.failing {
-                    let _ = node.write_back_other(u64::MAX);
+        match core.room_for(bytes) {
+            Room::Enough => {}
+            Room::Unforeseen => return false,
+            Room::Short => {
+                // What was accepted earlier goes first.
+                for node in core.dirty_files() {
+                    if !read(&node.state).error.failing {
+                        let _ = node.write_back_other(u64::MAX);
+                    }
                 }
-            }
-            if !core.has_room(bytes) {
-                return false;
+                if core.room_for(bytes) != Room::Enough {
+                    return false;
+                }
             }
         }
         self.throttle(bytes)

@@ -161,6 +161,7 @@ impl Local {
             files: raw.f_files,
             files_free: raw.f_ffree,
             name_max: u32::try_from(raw.f_namelen).unwrap_or(255),
+            has_quotas: self.has_quotas,
         })
     }
 }

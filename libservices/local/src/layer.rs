@@ -33,13 +33,15 @@ const SHARDS: usize = 16;
 pub struct LocalOptions {
     /// Refuse every change with `EROFS`.
     pub read_only: bool,
+    /// Whether its filesystem has disk quotas ([`FileSystemStatistics::has_quotas`]), which a descriptor of it does not tell.
+    pub has_quotas: bool,
     /// Where its descriptors are counted, with those of other directories of the process. By default it has them alone.
     pub descriptors: Arc<Descriptors>,
 }
 
 impl Default for LocalOptions {
     fn default() -> Self {
-        Self { read_only: false, descriptors: Descriptors::of_process() }
+        Self { read_only: false, has_quotas: false, descriptors: Descriptors::of_process() }
     }
 }
 
@@ -53,6 +55,7 @@ pub struct Local {
     handles: Vec<RwLock<HashMap<u64, Arc<Handle>>>>,
     next_handle: AtomicU64,
     read_only: bool,
+    pub(crate) has_quotas: bool,
     discarded: AtomicBool,
 }
 
@@ -126,6 +129,7 @@ impl Local {
             handles: (0..SHARDS).map(|_| RwLock::default()).collect(),
             next_handle: AtomicU64::new(1),
             read_only: options.read_only,
+            has_quotas: options.has_quotas,
             discarded: AtomicBool::new(false),
         }))
     }

@@ -226,7 +226,7 @@ impl Union {
         let Ok(found) = self.upper.statfs(&Caller::ROOT, NodeId::ROOT) else { return false };
         let bytes = found.blocks_available.saturating_mul(u64::from(found.block_size));
         // Filesystems that do not count inodes say that there are none.
-        bytes >= ROOM_BYTES_MIN && (found.files == 0 || found.files_free >= ROOM_FILES_MIN)
+        !found.has_quotas && bytes >= ROOM_BYTES_MIN && (found.files == 0 || found.files_free >= ROOM_FILES_MIN)
     }
 
     /// Copies up a file whose first write was answered before, if that is still to be done.

@@ -170,6 +170,9 @@ pub struct MountSpec {
     /// Whether every write of the library waits for its answer; else those that nobody can tell the difference of do not.
     #[serde(default)]
     pub wait_for_writes: bool,
+    /// Whether the filesystem of what is written has disk quotas: no write is accepted there before it is stored.
+    #[serde(default)]
+    pub has_quotas: bool,
 }
 
 impl MountSpec {
@@ -187,6 +190,7 @@ impl MountSpec {
             ids: None,
             transport: None,
             wait_for_writes: false,
+            has_quotas: false,
         }
     }
 }
@@ -381,6 +385,7 @@ mod tests {
             ids: Some(IdMap::parse_proc("0 100000 65536\n70000 5 1").expect("a map")),
             transport: Some(Transport::IoUring),
             wait_for_writes: true,
+            has_quotas: true,
         });
         let text = serde_json::to_string(&command).expect("serializable");
         assert_eq!(serde_json::from_str::<Command>(&text).expect("its own output"), command);

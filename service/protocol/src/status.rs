@@ -247,6 +247,8 @@ pub enum NotPosted {
     Observed,
     /// there is too little room in the branch
     Room,
+    /// disk quotas of the branch may refuse what it has room for
+    Quotas,
     /// as many files are written that way as may be, or the file is too long for it, or its union knows the places of so many blocks that
     /// further ones may be refused
     Limit,
@@ -267,6 +269,7 @@ impl NotPosted {
             Self::Shared => "others have the file or its description, or the kernel holds pages of it",
             Self::Observed => "somebody else came to use the file, or a descriptor of it was closed",
             Self::Room => "there is too little room in the branch",
+            Self::Quotas => "the filesystem of the branch has disk quotas, which may refuse what it has room for",
             Self::Limit => {
                 "as many files are written that way as may be, or the file or what is known of its blocks is too large for it"
             }

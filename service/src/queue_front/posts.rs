@@ -303,9 +303,7 @@ impl Posts {
         file: &Arc<OpenFile>,
     ) -> Result<(u32, u32), NotPosted> {
         obstacle(instance, file).or_else(|| strain_of(&instance.stack)).map_or(Ok(()), Err)?;
-        if !self.has_room(instance) {
-            return Err(NotPosted::Room);
-        }
+        self.find_room(instance)?;
         if self.grants.read().unwrap_or_else(PoisonError::into_inner).len() >= GRANTS_MAX {
             return Err(NotPosted::Limit);
         }
@@ -447,8 +445,8 @@ impl Posts {
                 taken.ends = Some(NotPosted::Slow);
             } else if strain.is_some() {
                 taken.ends = strain;
-            } else if room < ROOM_MIN && !instance.is_some_and(|instance| self.has_room(&instance)) {
-                taken.ends = Some(NotPosted::Room);
+            } else if room < ROOM_MIN {
+                taken.ends = instance.map_or(Some(NotPosted::Room), |instance| self.find_room(&instance).err());
             }
         }
         taken
@@ -482,14 +480,17 @@ impl Posts {
         }
     }
 
-    /// Whether there is so much room that nothing of what is posted can fail for want of it.
-    fn has_room(&self, instance: &Instance) -> bool {
-        let Ok(found) = instance.layer().statfs(&Caller::ROOT, NodeId::ROOT) else { return false };
+    /// Finds so much room that nothing of what is posted can fail for want of it.
+    fn find_room(&self, instance: &Instance) -> Result<(), NotPosted> {
+        let found = instance.layer().statfs(&Caller::ROOT, NodeId::ROOT).map_err(|_| NotPosted::Room)?;
+        if found.has_quotas {
+            return Err(NotPosted::Quotas);
+        }
         let free = found.blocks_available.saturating_mul(u64::from(found.block_size));
         // Half of it: others of the branch take some, too.
         let room = i64::try_from(free / 2).unwrap_or(i64::MAX).min(ROOM_TRUSTED);
         self.room.store(room, Ordering::Relaxed);
-        room >= ROOM_MIN
+        if room >= ROOM_MIN { Ok(()) } else { Err(NotPosted::Room) }
     }
 }
 

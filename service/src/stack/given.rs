@@ -2,7 +2,7 @@
 
 use super::{StackError, with_causes};
 use poolfs_local::PrivateMount;
-use poolfs_service_protocol::StackSpec;
+use poolfs_service_protocol::{MountSpec, StackSpec};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,12 +17,14 @@ pub(crate) struct Given {
     pub path: PathBuf,
     pub mount: Arc<PrivateMount>,
     pub identity: Identity,
+    /// Whether disk quotas may refuse what is written to it.
+    pub has_quotas: bool,
 }
 
 impl Given {
     fn new(path: PathBuf, mount: PrivateMount) -> Result<Self, StackError> {
         match mount.identity() {
-            Ok(identity) => Ok(Self { path, mount: Arc::new(mount), identity }),
+            Ok(identity) => Ok(Self { path, mount: Arc::new(mount), identity, has_quotas: false }),
             Err(error) => Err(StackError::Branch { path, cause: error.to_string() }),
         }
     }
@@ -40,9 +42,9 @@ impl Given {
         stack.branches().into_iter().map(|branch| Self::open(branch.directory, branch.read_only)).collect()
     }
 
-    /// All of a stack, as the control side has sent them.
-    pub(crate) fn from_control(stack: &StackSpec, descriptors: Vec<OwnedFd>) -> Result<Vec<Self>, StackError> {
-        let branches = stack.branches();
+    /// All of a mount's stack, as the control side has sent them.
+    pub(crate) fn from_control(spec: &MountSpec, descriptors: Vec<OwnedFd>) -> Result<Vec<Self>, StackError> {
+        let branches = spec.stack.branches();
         if branches.len() != descriptors.len() {
             let (count, wanted) = (descriptors.len(), branches.len());
             let cause = format!(
@@ -55,7 +57,10 @@ impl Given {
         let given = branches.into_iter().zip(descriptors).map(|(branch, descriptor)| {
             let path = branch.directory.to_owned();
             match PrivateMount::received(descriptor, &path, branch.read_only) {
-                Ok(mount) => Self::new(path, mount),
+                Ok(mount) => {
+                    let given = Self::new(path, mount)?;
+                    Ok(Self { has_quotas: spec.has_quotas && !branch.read_only, ..given })
+                }
                 Err(error) => Err(StackError::Branch { path, cause: with_causes(&error) }),
             }
         });

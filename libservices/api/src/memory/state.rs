@@ -275,6 +275,7 @@ impl State {
             files,
             files_free: files - self.inodes.len() as u64,
             name_max: NAME_MAX as u32,
+            has_quotas: false,
         })
     }
 }
