@@ -6,7 +6,8 @@ use poolfs_tests::{Pool, Stepper, Way, compile, isolated};
 use std::fs;
 use std::path::Path;
 
-const DISK_MEBIBYTES: u32 = 48;
+/// With so much room that writes of the library are posted.
+const DISK_MEBIBYTES: u32 = 160;
 const PAGE: usize = 4096;
 /// Ways that ask for nothing by FUSE, where the kernel does not tell the service.
 const BY_LIBRARY_ONLY: [&str; 2] = ["sync", "syncfs"];

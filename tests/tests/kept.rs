@@ -149,6 +149,28 @@ fn a_branch_whose_service_died_waits_for_its_next_mount_by_any_pool() {
 }
 
 #[test]
+fn a_branch_whose_service_died_may_be_moved_before_its_next_mount() {
+    isolated("a_branch_whose_service_died_may_be_moved_before_its_next_mount", |folder| {
+        let kept = Kept::begin();
+        branches(folder);
+        let pool = Pool::create(folder, "64M");
+        let mounted = mount(&pool, folder, "sparse");
+        let _ = pool.shell(Way::Legacy, &format!("echo accepted > {}/file", mounted.path().display())).expect("sh");
+        pool.kill_service();
+        drop(mounted.unmount());
+        fs::rename(folder.join("upper"), folder.join("moved")).expect("moved");
+        fs::create_dir(folder.join("upper")).expect("a folder");
+        // The service that starts for it looks at what its predecessor has left.
+        drop(mount(&pool, folder, "sparse"));
+        let moved = pool.mount_stored(&folder.join("mnt"), &folder.join("moved"), &folder.join("lower"), "sparse");
+        assert_eq!(fs::read_to_string(moved.path().join("file")).expect("there"), "accepted\n");
+        drop(moved);
+        drop(pool);
+        assert_eq!(kept.mounts(), 0);
+    });
+}
+
+#[test]
 fn what_nobody_can_want_any_more_takes_no_memory() {
     isolated("what_nobody_can_want_any_more_takes_no_memory", |folder| {
         let kept = Kept::begin();

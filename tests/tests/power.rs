@@ -11,7 +11,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const DISK_MEBIBYTES: u32 = 48;
+/// With so much room that writes of the library are posted.
+const DISK_MEBIBYTES: u32 = 160;
 /// What upper branches with a limit may take of it.
 const UPPER_SIZE: &str = "24M";
 const OPERATIONS: usize = 120;
@@ -89,12 +90,13 @@ fn power_cuts(name: &str, format: &'static str, block_bytes: u32) {
         let first = std::env::var("POOLFS_POWER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
         let pool = Pool::create(folder, "16M").patient();
         let disk = empty_disk(folder, DISK_MEBIBYTES, block_bytes);
-        let mut cuts_made = 0;
+        let (mut cuts_made, mut posted) = (0, 0);
         for seed in first..first + seeds {
             let places = Places { folder, format, upper_size: None };
-            let (world, events) = record(&places, &pool, disk.clone(), seed);
+            let (world, events, posted_now) = record(&places, &pool, disk.clone(), seed);
             let cuts = cuts(&events, world.promised(), seed);
             cuts_made += cuts.len();
+            posted += posted_now;
             images_after_cuts(&disk, &events, &cuts, |cut, image| {
                 if let Err(what) = check(&places, &pool, &world, cut, image) {
                     let log = pool.service_log();
@@ -104,7 +106,8 @@ fn power_cuts(name: &str, format: &'static str, block_bytes: u32) {
             });
             fs::remove_dir_all(places.lower()).expect("removed");
         }
-        println!("soak: {format}: {cuts_made} power cuts in {seeds} recordings");
+        assert!(posted > 0, "{format}: no write was posted");
+        println!("soak: {format}: {cuts_made} power cuts in {seeds} recordings, {posted} posted writes");
     });
 }
 
@@ -203,7 +206,7 @@ fn check_programs(places: &Places<'_>, pool: &Pool, runs: &[Run], cut: Cut, imag
 }
 
 /// Does random operations on a union and ends it in good order; all that the disk below was told.
-fn record(places: &Places<'_>, pool: &Pool, first: Content, seed: u64) -> (World, Vec<Event>) {
+fn record(places: &Places<'_>, pool: &Pool, first: Content, seed: u64) -> (World, Vec<Event>, u64) {
     let device = RecordingDevice::serve(&places.of("device"), first);
     let disk = Disk::mount(&device.path(), &places.of("disk")).expect("an ext4");
     let mounted = places.mounted();
@@ -221,10 +224,16 @@ fn record(places: &Places<'_>, pool: &Pool, first: Content, seed: u64) -> (World
         }
     }
     world.close();
+    let posted = posted_requests(pool);
     let _ = union.unmount().expect("umount");
     world.promise_all(&device);
     disk.unmount();
-    (world, device.end())
+    (world, device.end(), posted)
+}
+
+/// Writes of the mounted union that did not wait for their answer.
+fn posted_requests(pool: &Pool) -> u64 {
+    pool.status()["service"]["instances"][0]["posted_requests"].as_u64().expect("counted")
 }
 
 /// Cuts right after a promise, when nothing else has helped to keep it, before barriers, when most is on its way, and at any other point.

@@ -7,7 +7,7 @@ use crate::memory::{Mapping, PAGE};
 use crate::posts;
 use crate::service::budget::{Paid, SessionMemory};
 use crate::service::peer::PeerFacts;
-use crate::service::tasks::Tasks;
+use crate::service::tasks::{Rights, Tasks};
 use crate::state::{Acquisition, Sequence, withdraw};
 use crate::wire::{Grant, Reply, Request, Status};
 use poolfs_types::Errno;
@@ -158,7 +158,24 @@ impl<C> Session<C> {
 
     /// Whether the client still is who it was when it was let in.
     pub(super) fn still_has_its_rights(&self) -> bool {
-        self.tasks.still_hold(&self.facts) && self.recheck.as_ref().is_none_or(|recheck| recheck())
+        self.rights() == Rights::Held
+    }
+
+    fn rights(&self) -> Rights {
+        match self.tasks.rights(&self.facts) {
+            Rights::Held if self.recheck.as_ref().is_some_and(|recheck| !recheck()) => Rights::Lost,
+            found => found,
+        }
+    }
+
+    /// Whether what it has posted may be served; looks at the client where a look is due, as for a request. What a process has posted that
+    /// has ended since may: nobody can tell any more who it was. A session of which this says no ends with its next request.
+    pub fn may_have_posted(&self) -> bool {
+        if !self.claim_look() || self.rights() != Rights::Lost {
+            return true;
+        }
+        self.looked_at_ms.store(0, Ordering::Relaxed);
+        false
     }
 
     pub(super) fn end(&self) {

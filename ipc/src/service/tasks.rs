@@ -42,6 +42,17 @@ impl Seen {
     }
 }
 
+/// What a look at a client's threads has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rights {
+    /// They are as they were.
+    Held,
+    /// One is another.
+    Lost,
+    /// The process has ended.
+    Gone,
+}
+
 /// The threads of a client's process.
 #[derive(Debug)]
 pub(super) struct Tasks {
@@ -71,17 +82,20 @@ impl Tasks {
         let first = open(CWD, &format!("/proc/{}", facts.process)).map_err(|_| Errno::ESRCH)?;
         let seen = Seen::of(first.as_fd()).map_err(errno)?;
         let tasks = Self { process: facts.process, seen, next: AtomicU64::new(0) };
-        if tasks.still_hold(facts) { Ok(tasks) } else { Err(Errno::EPERM) }
+        if tasks.rights(facts) == Rights::Held { Ok(tasks) } else { Err(Errno::EPERM) }
     }
 
     /// Whether those looked at now have the rights that the process had, and see what it saw. Of what cannot be found out for want of
     /// descriptors or memory, the last look counts.
-    pub(super) fn still_hold(&self, facts: &PeerFacts) -> bool {
+    pub(super) fn rights(&self, facts: &PeerFacts) -> Rights {
+        let held = |is_held| if is_held { Rights::Held } else { Rights::Lost };
         match open(CWD, &format!("/proc/{}", self.process)) {
-            Ok(process) => {
-                self.holds(process.as_fd(), facts).unwrap_or(false) && self.others_hold(process.as_fd(), facts)
-            }
-            Err(error) => !has_ended(&error.into()),
+            Ok(process) => match self.holds(process.as_fd(), facts) {
+                Some(is_held) => held(is_held && self.others_hold(process.as_fd(), facts)),
+                None => Rights::Gone,
+            },
+            Err(error) if has_ended(&error.into()) => Rights::Gone,
+            Err(_) => Rights::Held,
         }
     }
 

@@ -63,5 +63,5 @@ pub use error::OpenError;
 pub use layer::{Local, LocalOptions};
 pub use mount::{InMemory, PrivateMount};
 pub use ownership::leave_umasks;
-pub use place::{DirectoryId, LastingName, Place};
+pub use place::{DirectoryId, LastingName, Place, lasting_name};
 pub use xattrs::needs_links_of_proc;

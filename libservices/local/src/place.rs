@@ -3,7 +3,7 @@
 use crate::error::OpenError;
 use crate::mount::PrivateMount;
 use crate::sys::{self, FileHandle};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags, openat, openat2, statx};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -24,6 +24,19 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CL
 /// An open directory: what is done with it is done with this one, whatever is at its path meanwhile.
 #[derive(Debug)]
 pub struct Place(OwnedFd);
+
+impl From<OwnedFd> for Place {
+    /// What is no directory fails where it is used as one.
+    fn from(directory: OwnedFd) -> Self {
+        Self(directory)
+    }
+}
+
+impl AsFd for Place {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Place {
     /// The directory at a path.
@@ -112,10 +125,10 @@ impl Place {
         }
     }
 
-    /// What finds it again wherever it is moved to; nothing where the filesystem has no such names.
+    /// That of the directory.
     #[must_use]
     pub fn lasting_name(&self) -> Option<LastingName> {
-        sys::file_handle(&self.0).ok().map(FileHandle::into_parts)
+        lasting_name(&self.0)
     }
 
     /// The directory of this filesystem with such a name, on the mount of this one.
@@ -129,6 +142,11 @@ impl Place {
         let mount = openat(&self.0, c".", open, Mode::empty())?;
         Ok(Self(sys::open_handle(mount, &handle, DIRECTORY.bits().cast_signed())?))
     }
+}
+
+/// What finds a directory again wherever it is moved to; nothing where the filesystem has no such names.
+pub fn lasting_name(directory: impl AsFd) -> Option<LastingName> {
+    sys::file_handle(directory).ok().map(FileHandle::into_parts)
 }
 
 fn id_of(directory: impl AsFd) -> io::Result<DirectoryId> {

@@ -409,6 +409,10 @@ impl Posts {
         }
         let begun = Instant::now();
         let instance = self.instance.upgrade();
+        if !granted.session.may_have_posted() {
+            // It was let in with rights that it has no more: nothing is done with those.
+            taking.failed = Some(Errno::EACCES);
+        }
         for post in granted.session.take_posts(granted.slot) {
             if post.request().handle != granted.file.key() {
                 taken.others.push(post);

@@ -11,11 +11,11 @@ pub use states::StateRoot;
 
 use super::claim::ENDING;
 use crate::outside::{Deed, outside};
-use identity::{BranchIdentity, Kinship, born};
+use identity::{BranchIdentity, Kinship, Whereabouts, born};
 use poolfs_cache::{BranchKey, Remains, Salvaged, StateDirectory};
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::Timestamp;
-use rustix::fs::{Mode, OFlags, ResolveFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr, open, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr, openat2};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -245,13 +245,14 @@ fn sweep_state(state: StateDirectory, kept: &mut Vec<(PathBuf, u64)>) -> io::Res
     remains.end()
 }
 
-/// Whether the branch is where it was, and has not been used since.
+/// Whether the branch may be used again, and was not since. One that was moved, or whose filesystem is not mounted now, may be.
 fn is_wanted(noted: &BranchIdentity, key: &BranchKey) -> io::Result<bool> {
-    let directory = match open(&noted.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
-        directory => directory?,
-    };
-    let upper = UpperRoot { directory: directory.as_fd(), path: &noted.path };
-    let found = BranchIdentity::of(upper.directory, upper.path)?;
-    Ok(noted.compare(&found) != Kinship::Other && upper.key()? == Some(*key))
+    match noted.find()? {
+        Whereabouts::Removed => Ok(false),
+        Whereabouts::Unknown => Ok(true),
+        Whereabouts::Known(directory, found) => {
+            let upper = UpperRoot { directory: directory.as_fd(), path: &found.path };
+            Ok(upper.key()? == Some(*key))
+        }
+    }
 }

@@ -256,3 +256,59 @@ fn a_check_of_a_file_of_any_size_ends() {
     let checked = end.recv_timeout(Duration::from_secs(60)).expect("it does not come to an end");
     assert_eq!(checked.expect("checked"), 1);
 }
+
+/// What is kept of a branch that is not at its path any more, after `change` to the host's folder; whether its memory stays.
+fn kept_after(host: &Host, change: impl FnOnce()) -> bool {
+    let (at, _) = host.die("first", "disk/upper");
+    change();
+    let kept = sweep(&kept_directory(&host.path("run"), "first")).expect("swept");
+    assert_eq!(kept.len(), usize::from(at.join("ledger").exists()), "{kept:?}");
+    kept.len() == 1
+}
+
+#[test]
+fn what_was_kept_waits_for_a_branch_that_was_moved() {
+    for is_replaced in [false, true] {
+        let host = Host::new();
+        fs::create_dir(host.path("disk")).expect("a folder");
+        let [upper, moved] = ["disk/upper", "disk/moved"].map(|name| host.path(name));
+        assert!(kept_after(&host, || fs::rename(&upper, &moved).expect("moved")), "it was only moved");
+        if is_replaced {
+            fs::create_dir(&upper).expect("a folder");
+            fs::write(upper.join("f"), "its own").expect("a file");
+            let builder = host.builder("second");
+            assert_eq!(read(&union_over(&builder, &upper), "f"), b"its own");
+            let kept = sweep(&kept_directory(&host.path("run"), "first")).expect("swept");
+            assert_eq!(kept.len(), 1, "another one is at its path");
+        }
+        let builder = host.builder("second");
+        assert_eq!(read(&union_over(&builder, &moved), "f"), CONTENT);
+    }
+}
+
+#[test]
+fn what_was_kept_waits_for_a_branch_whose_disk_is_mounted_elsewhere() {
+    let host = Host::new();
+    let [disk, elsewhere] = ["disk", "elsewhere"].map(|name| host.path(name));
+    for place in [&disk, &elsewhere] {
+        fs::create_dir(place).expect("a folder");
+    }
+    mount("poolfs-test-disk", &disk, "tmpfs", MountFlags::NODEV, c"").expect("a tmpfs");
+    let is_kept = kept_after(&host, || {
+        rustix::mount::mount_bind(&disk, &elsewhere).expect("mounted");
+        unmount(&disk, UnmountFlags::DETACH).expect("unmounted");
+    });
+    let builder = host.builder("second");
+    let found = is_kept.then(|| read(&union_over(&builder, &elsewhere.join("upper")), "f"));
+    drop(builder);
+    unmount(&elsewhere, UnmountFlags::DETACH).expect("unmounted");
+    assert_eq!(found.as_deref(), Some(CONTENT));
+}
+
+#[test]
+fn nothing_is_kept_of_a_branch_that_was_removed() {
+    let host = Host::new();
+    fs::create_dir(host.path("disk")).expect("a folder");
+    let removed = || fs::remove_dir_all(host.path("disk")).expect("removed");
+    assert!(!kept_after(&host, removed), "it is gone");
+}

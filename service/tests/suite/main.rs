@@ -18,6 +18,7 @@ mod listings;
 mod memory;
 mod mounts;
 mod over_rings;
+mod posting_rights;
 mod programs;
 mod pruning;
 mod queue;

@@ -1,0 +1,105 @@
+//! Writes that are posted, by a process that goes past its library: served with the rights that it has.
+
+use crate::harness::{Running, isolated};
+use crate::queue::connect;
+use crate::stolen::{ended_well, forked, system_call};
+use poolfs_ipc::posts::PostGrant;
+use poolfs_ipc::wire::{ADOPT, Adopt, Operation, Request};
+use poolfs_ipc::{Connection, PostAt, Posting};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Much longer than a service goes without looking whom it serves.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Words of a slot by which it is posted, as docs/protocol.md has them: their bytes, and where the one is that says that somebody looks.
+const SLOT_BYTES: usize = 64;
+const TENDED_AT: usize = 4;
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).expect("opened")
+}
+
+fn adopt_alone(file: &File, connection: &Connection) -> u64 {
+    let mut message = Adopt { unshared: 1, ..Adopt::asking(connection.session()) };
+    // SAFETY: the structure is what the number says, and lives as long as the call.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(ADOPT), &raw mut message) };
+    assert_eq!(result, 0);
+    message.handle
+}
+
+/// Writes until the service grants that writes are posted.
+fn granted(connection: &Connection, handle: u64) -> PostGrant {
+    let begun = Instant::now();
+    loop {
+        let request = Request { operation: Operation::Write as u32, handle, length: 1, ..Request::default() };
+        let reply = connection.call(&request, &[b"x"], &mut []).expect("a reply");
+        if let Some(grant) = PostGrant::of_reply(&reply) {
+            return grant;
+        }
+        assert!(begun.elapsed() < LIMIT, "nothing was granted");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Says that somebody looks at the slot, so that nobody is rung for.
+fn hush(connection: &Connection, grant: PostGrant) {
+    let (base, _) = connection.posts_range();
+    // SAFETY: the client's own memory, aligned, which the service reads and writes as an atomic word, too.
+    unsafe {
+        (*((base + grant.slot() as usize * SLOT_BYTES + TENDED_AT) as *const AtomicU32)).store(1, Ordering::SeqCst)
+    };
+}
+
+fn posts_end_with_the_rights(name: &str, is_hushed: bool) {
+    isolated(name, |folder| {
+        fs::set_permissions(folder, Permissions::from_mode(0o755)).expect("set");
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let [program, others] = ["program", "others"].map(|name| at.join(name));
+        fs::write(&program, b"abcd").expect("written");
+        fs::write(&others, b"abcd").expect("written");
+        fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("set");
+        ended_well(forked(|| {
+            let (file, by_kernel) = (open(&program), open(&others));
+            let connection = connect(folder, "one");
+            let handle = adopt_alone(&file, &connection);
+            let grant = granted(&connection, handle);
+            system_call(libc::SYS_setresgid, [1000; 3]);
+            system_call(libc::SYS_setgroups, [0; 3]);
+            system_call(libc::SYS_setresuid, [1000; 3]);
+            let (begun, mut offset) = (Instant::now(), 100);
+            loop {
+                if is_hushed {
+                    hush(&connection, grant);
+                }
+                match connection.post_slice(grant, handle, PostAt::Offset(offset), b"posted!!") {
+                    Ok(Posting::Posted) => offset += 8,
+                    Ok(Posting::Answered(_) | Posting::NotPosted) | Err(_) => return,
+                }
+                assert!(begun.elapsed() < LIMIT, "it still posts");
+                // What the kernel asks has all posts taken.
+                by_kernel.write_at(b"y", 0).expect("written");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }));
+        let status = service.status();
+        assert_eq!(status.instances[0].sessions, 0, "its session has ended");
+    });
+}
+
+#[test]
+fn posts_end_when_their_process_has_other_rights() {
+    posts_end_with_the_rights("posting_rights::posts_end_when_their_process_has_other_rights", false);
+}
+
+#[test]
+fn posts_that_nobody_is_rung_for_end_when_their_process_has_other_rights() {
+    posts_end_with_the_rights(
+        "posting_rights::posts_that_nobody_is_rung_for_end_when_their_process_has_other_rights",
+        true,
+    );
+}
