@@ -1,6 +1,7 @@
 //! Runs a target without libFuzzer: over a corpus, then over mutations of it, for as long as asked.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -55,8 +56,31 @@ fn corpus(folder: &Path) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
     files.into_iter().map(|path| Ok((path.clone(), fs::read(path)?))).collect()
 }
 
+/// The input under way, in a file: it is there also when the process ends in a way that nothing in it can catch.
+struct UnderWay {
+    path: PathBuf,
+    file: File,
+}
+
+impl UnderWay {
+    fn new(seed: u64) -> std::io::Result<Self> {
+        let path = PathBuf::from(format!("crash-{seed}"));
+        Ok(Self { file: File::create(&path)?, path })
+    }
+
+    /// The file stays the same one: to make it anew each time would have it written to the disk.
+    fn put(&self, input: &[u8]) -> std::io::Result<()> {
+        self.file.write_all_at(input, 0)?;
+        self.file.set_len(input.len() as u64)
+    }
+
+    fn end(self) -> std::io::Result<()> {
+        fs::remove_file(self.path)
+    }
+}
+
 /// `PROGRAM CORPUS [SECONDS [SEED]]`: runs `target` over the corpus (a folder, or one file to repeat a failure), then over
-/// mutations. The input that fails is written to `crash-SEED` in the working directory.
+/// mutations. The input that fails stays in `crash-SEED` in the working directory.
 pub fn run(target: impl Fn(&[u8])) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some(folder) = arguments.first().map(PathBuf::from) else {
@@ -86,8 +110,10 @@ pub fn run(target: impl Fn(&[u8])) -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let under_way = UnderWay::new(seed).expect("writable");
     for (path, input) in &inputs {
         println!("{}", path.display());
+        under_way.put(input).expect("writable");
         target(input);
     }
     let inputs: Vec<Vec<u8>> = inputs.into_iter().map(|(_, input)| input).collect();
@@ -96,14 +122,15 @@ pub fn run(target: impl Fn(&[u8])) -> ExitCode {
     let mut rounds = 0u64;
     while Instant::now() < end {
         let input = mutate(&mut numbers, &inputs);
+        under_way.put(&input).expect("writable");
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target(&input))).is_err() {
-            let path = format!("crash-{seed}");
-            fs::write(&path, &input).expect("writable");
-            eprintln!("failed after {rounds} mutations; the input is in {path}");
+            eprintln!("failed after {rounds} mutations; the input is in {}", under_way.path.display());
             return ExitCode::FAILURE;
         }
         rounds += 1;
     }
-    println!("{} inputs and {rounds} mutations without a failure", inputs.len());
+    under_way.end().expect("removable");
+    let count = inputs.len() as u64;
+    println!("soak: {} executions ({count} inputs, {rounds} mutations), seed {seed}: no failure", count + rounds);
     ExitCode::SUCCESS
 }

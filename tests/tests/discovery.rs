@@ -1,6 +1,6 @@
 //! How the library finds instances and gets sessions with them, also where it is made difficult.
 
-use poolfs_tests::{Pool, Stepper, Way, compile, isolated, program, remove_sockets};
+use poolfs_tests::{Pool, Stepper, Way, compile, isolated, program, remove_sockets, wait_until};
 use rustix::fs::CWD;
 use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags, mount_bind, mount_remount, open_tree, unmount};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -14,7 +14,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// More instances than one process has sessions at a time.
 const INSTANCES: usize = 20;
@@ -90,6 +89,19 @@ fn who_gets_no_session_says_why() {
     });
 }
 
+/// The process of the program itself.
+fn program_of(stepper: &Stepper) -> String {
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", stepper.pid())).expect("it runs");
+    children.split_whitespace().next().expect("a child").to_owned()
+}
+
+/// Whether a process waits in one of the system calls that change a mode by a path.
+fn is_in_chmod(process: &str) -> bool {
+    let call = fs::read_to_string(format!("/proc/{process}/syscall")).expect("it runs");
+    let calls = [libc::SYS_chmod, libc::SYS_fchmodat].map(|number| number.to_string());
+    call.split(' ').next().is_some_and(|number| calls.iter().any(|known| known == number))
+}
+
 #[test]
 fn a_service_that_stood_still_at_the_beginning_is_used_afterwards() {
     isolated("a_service_that_stood_still_at_the_beginning_is_used_afterwards", |folder| {
@@ -102,17 +114,24 @@ fn a_service_that_stood_still_at_the_beginning_is_used_afterwards() {
         let service = Pid::from_raw(pool.service_pid()).expect("a process");
         let before = pool.operations(Way::Library);
         let mut stepper = Stepper::start(&pool, &program, Way::Library);
+        // From here on it runs, and has not used the mount.
+        assert!(stepper.step("statsize /").is_ok());
+        let caller = program_of(&stepper);
         kill_process(service, Signal::STOP).expect("it is ours");
         let waker = std::thread::spawn(move || {
-            std::thread::sleep(std::time::Duration::from_millis(2500));
+            // Then the library has given up, and the kernel waits for the service.
+            let waited = std::panic::catch_unwind(|| wait_until("the system call itself", || is_in_chmod(&caller)));
             kill_process(service, Signal::CONT).expect("it is ours");
+            waited
         });
-        let path = mount.path().join("file");
-        assert_eq!(stepper.step(&format!("chmod {} 416", path.display())), Ok(0));
-        waker.join().expect("no panic");
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        assert_eq!(stepper.step(&format!("chmod {} 416", path.display())), Ok(0));
-        assert!(pool.operations(Way::Library) > before, "it never used the library again");
+        let step = format!("chmod {} 416", mount.path().join("file").display());
+        assert_eq!(stepper.step(&step), Ok(0));
+        waker.join().expect("no panic").expect("left to the kernel");
+        assert_eq!(pool.operations(Way::Library), before, "the library did not wait for a service that stands still");
+        wait_until("it uses the library again", || {
+            assert_eq!(stepper.step(&step), Ok(0));
+            pool.operations(Way::Library) > before
+        });
         drop(stepper);
         drop(mount);
     });
@@ -145,14 +164,12 @@ impl Impostor {
         let mut child = Command::new(program("poolfs-service")).stdin(Stdio::piped()).spawn().expect("a service");
         child.stdin.take().expect("a pipe").write_all(config.to_string().as_bytes()).expect("read");
         let service = Self(child);
-        let start = Instant::now();
-        let stream = loop {
-            match UnixStream::connect(&control) {
-                Ok(stream) => break stream,
-                Err(error) => assert!(start.elapsed() < Duration::from_secs(20), "no service: {error}"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
+        let mut connected = None;
+        wait_until("a service that can be connected to", || {
+            connected = UnixStream::connect(&control).ok();
+            connected.is_some()
+        });
+        let stream = connected.expect("connected");
         let stack = json!({"kind": "directory", "directory": directory});
         let command = json!({
             "command": "mount", "instance": instance, "mount_point": at, "stack": stack, "devices": true, "is_root": false,

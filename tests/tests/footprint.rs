@@ -1,20 +1,18 @@
 //! What mounts take of a service's memory, and that they give it back.
 
-use poolfs_tests::{Mounted, Pool, Stepper, Way, compile, hash, isolated, populate};
+use poolfs_tests::{Mounted, Pool, Stepper, Way, compile, hash, isolated, populate, wait_until};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 const MOUNTS: usize = 8;
 const ROUNDS: usize = 3;
 /// Far above what the service needs for a single mount, far below what the buffers of all these are together.
 const LEFT_BYTES_MAX: u64 = 24 << 20;
 
-/// The service looks for what nobody has mapped any more once a second.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Of a second file. So much is mapped by the library, too.
+const OTHER_LENGTH: usize = 1 << 20;
 
 /// Bytes of a process's memory that are in no file.
 fn anonymous(process: i32) -> u64 {
@@ -102,9 +100,9 @@ impl<'p> Scene<'p> {
         Self { pool, clones: (0..count).map(clone).collect() }
     }
 
-    fn open(&mut self, clone: usize, flags: i32) {
+    fn open(&mut self, clone: usize, name: &str, flags: i32) {
         let (mount, stepper) = &mut self.clones[clone];
-        let path = mount.path().join("data");
+        let path = mount.path().join(name);
         assert_eq!(stepper.step(&format!("open {} {flags}", path.display())), Ok(0));
     }
 
@@ -112,9 +110,9 @@ impl<'p> Scene<'p> {
         self.clones[clone].1.step(step).unwrap_or_else(|errno| panic!("{step} in clone {clone}: {errno}"))
     }
 
-    /// Maps so much of the file privately, and has it closed.
-    fn map(&mut self, clone: usize, length: usize) {
-        self.open(clone, libc::O_RDONLY);
+    /// Maps so much of a file privately, and has it closed.
+    fn map(&mut self, clone: usize, name: &str, length: usize) {
+        self.open(clone, name, libc::O_RDONLY);
         self.does(clone, &format!("textmap {length}"));
         self.does(clone, "close");
     }
@@ -129,12 +127,14 @@ impl<'p> Scene<'p> {
         instances.iter().map(|instance| instance["kernel_cached_bytes"].as_u64().expect("a number")).sum()
     }
 
-    fn wait_until_nothing_is_pinned(&self) {
-        let end = Instant::now() + PATIENCE;
-        while self.pinned() > 0 {
-            assert!(Instant::now() < end, "{} bytes are pinned that nobody has mapped", self.pinned());
-            sleep(Duration::from_millis(200));
-        }
+    /// Waits until the service has looked for what nobody has mapped any more, which it does about once a second. One look is for all files:
+    /// also for a second one, which this clone has mapped for a moment. It must have nothing else mapped.
+    fn wait_until_the_service_has_looked(&mut self, clone: usize) {
+        let before = self.pinned();
+        self.map(clone, "other", OTHER_LENGTH);
+        assert!(self.pinned() > before, "a file that somebody has mapped");
+        self.does(clone, "unmap");
+        wait_until("what nobody has mapped is let go", || self.pinned() <= before);
     }
 }
 
@@ -151,17 +151,18 @@ fn clones_that_map_the_same_file_have_one_copy_of_it() {
         fs::create_dir_all(&lower).expect("a folder");
         let mut bytes = data(LENGTH);
         fs::write(lower.join("data"), &bytes).expect("a file");
+        fs::write(lower.join("other"), data(OTHER_LENGTH)).expect("a file");
         let pool = Pool::create(folder, "64M");
         let mut scene = Scene::new(&pool, folder, 4);
         bytes.resize(LENGTH.next_multiple_of(4096), 0);
         for clone in 0..4 {
-            scene.map(clone, LENGTH);
+            scene.map(clone, "data", LENGTH);
             assert_eq!(scene.does(clone, &format!("mread 0 {}", bytes.len().min(LENGTH))), hash(&bytes[..LENGTH]));
         }
         assert_eq!((scene.pinned(), scene.kernel_caches()), (bytes.len() as u64, 0));
 
         // Who has it mapped keeps what it was; everybody else sees what it is.
-        scene.open(0, libc::O_RDWR);
+        scene.open(0, "data", libc::O_RDWR);
         scene.does(0, "pwrite 5000 1 7");
         let mut now = bytes[..LENGTH].to_vec();
         now[5000] = 7;
@@ -171,7 +172,7 @@ fn clones_that_map_the_same_file_have_one_copy_of_it() {
             assert_eq!(scene.does(clone, "mread 4096 4096"), hash(&bytes[4096..8192]), "clone {clone}");
         }
         scene.does(0, "unmap");
-        scene.map(0, LENGTH);
+        scene.map(0, "data", LENGTH);
         assert_eq!(scene.does(0, "mread 4096 4096"), hash(&now[4096..8192]));
         scene.does(0, "unmap");
         assert_eq!(scene.pinned(), bytes.len() as u64, "others have it mapped");
@@ -179,11 +180,11 @@ fn clones_that_map_the_same_file_have_one_copy_of_it() {
         // However they let it go.
         scene.does(1, "unmap");
         drop(scene.clones.remove(2));
-        sleep(Duration::from_millis(2500));
+        scene.wait_until_the_service_has_looked(0);
         assert_eq!(scene.pinned(), bytes.len() as u64, "somebody has it mapped");
         assert_eq!(scene.does(2, &format!("mread 0 {LENGTH}")), hash(&bytes[..LENGTH]));
         scene.does(2, "unmap");
-        scene.wait_until_nothing_is_pinned();
+        wait_until("nothing is pinned that nobody has mapped", || scene.pinned() == 0);
     });
 }
 
@@ -197,12 +198,12 @@ fn a_large_file_is_mapped_from_the_cache_when_it_is_there() {
         fs::write(lower.join("data"), &bytes).expect("a file");
         let pool = Pool::create(folder, "128M");
         let mut scene = Scene::new(&pool, folder, 2);
-        scene.map(0, LENGTH);
+        scene.map(0, "data", LENGTH);
         assert_eq!(scene.pinned(), 0, "all of it was read for who wants a little");
         assert_eq!(scene.does(0, &format!("mread 0 {LENGTH}")), hash(&bytes));
         let before = scene.kernel_caches();
         assert!(before >= LENGTH as u64, "{before}");
-        scene.map(1, LENGTH);
+        scene.map(1, "data", LENGTH);
         assert_eq!(scene.does(1, &format!("mread 0 {LENGTH}")), hash(&bytes));
         assert_eq!((scene.pinned(), scene.kernel_caches()), (LENGTH as u64, before));
         // What is mapped stays readable when there are neither mounts nor a service.

@@ -40,6 +40,9 @@ enum Task {
         #[arg(long)]
         only: Option<String>,
     },
+    /// What a stage of `soak` runs.
+    #[command(subcommand, hide = true)]
+    SoakPart(soak::Part),
 }
 
 fn main() -> Result<()> {
@@ -49,5 +52,6 @@ fn main() -> Result<()> {
         Task::Surface => surface::write(&tidy::workspace_root()),
         Task::Test { only } => stages::run(only.as_deref()),
         Task::Soak { only } => soak::run(only.as_deref()),
+        Task::SoakPart(part) => part.run(),
     }
 }

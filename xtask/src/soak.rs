@@ -1,5 +1,8 @@
 //! The stages of `make soak`: what takes hours. What each showed is written to `docs/soak.md`.
 
+mod busy;
+mod hostile;
+
 use crate::leftovers::Run;
 use crate::stages::{Stage, build_programs, chosen};
 use crate::tidy::workspace_root;
@@ -98,7 +101,38 @@ const STAGES: &[Stage] = &[
         environment: &[],
     },
     Stage { name: "clients that stand still", command: &service!("standstill::"), environment: &[LONG] },
+    // For an hour, with other inputs in each run.
+    Stage { name: "hostile branches", command: &["cargo", "xtask", "soak-part", "hostile-branches"], environment: &[] },
+    // Not in their long form: that has limits for a machine that does nothing else.
+    Stage {
+        name: "tests beside busy processors",
+        command: &["cargo", "xtask", "soak-part", "busy-processors"],
+        environment: &[],
+    },
 ];
+
+/// What a stage does where one command is not enough.
+#[derive(Clone, Copy, clap::Subcommand)]
+pub enum Part {
+    /// Run the fuzz target hostile_branch with a new seed.
+    HostileBranches,
+    /// Run the tests of the crates beside programs that take the processors away.
+    BusyProcessors,
+}
+
+impl Part {
+    /// Does it.
+    ///
+    /// # Errors
+    /// When something failed; what, has been printed as a figure, too.
+    pub fn run(self) -> Result<()> {
+        let root = workspace_root();
+        match self {
+            Self::HostileBranches => hostile::run(&root),
+            Self::BusyProcessors => busy::run(&root),
+        }
+    }
+}
 
 /// Runs the stages whose names contain `only`, and fails when they leave something on the machine.
 pub fn run(only: Option<&str>) -> Result<()> {
