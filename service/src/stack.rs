@@ -49,6 +49,15 @@ pub struct Stack {
     pub(crate) layer: Arc<dyn Libservice>,
     union: Option<Arc<OwnUnion>>,
     branches: Vec<Arc<Branch>>,
+    /// Branches whose files have bytes in others that were not given.
+    incomplete: Vec<Incomplete>,
+}
+
+/// A branch whose files need, or needed once, layers that its union has not.
+#[derive(Clone)]
+struct Incomplete {
+    branch: PathBuf,
+    missing: Vec<String>,
 }
 
 /// A union, whose threads end with the last stack that has it.
@@ -65,7 +74,7 @@ impl Stack {
     /// A stack of one layer that nobody else uses.
     #[must_use]
     pub fn of(layer: Arc<dyn Libservice>) -> Self {
-        Self { layer, union: None, branches: Vec::new() }
+        Self { layer, union: None, branches: Vec::new(), incomplete: Vec::new() }
     }
 
     /// The same with owners that are stored as `ids` say; none: as they are.
@@ -255,22 +264,24 @@ impl StackBuilder {
                 let storage = Storage { size_bytes, ..Storage::default() };
                 let branch = self.branch(&first, Role::Directory, &storage, Some(kind))?;
                 uppers::refuse_alone(&branch)?;
-                Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch] })
+                Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch], incomplete: Vec::new() })
             }
             StackSpec::Union { storage, .. } => {
                 let mut branches = vec![self.branch(&first, Role::Upper, storage, Some(ClaimKind::Alone))?];
                 for lower in given {
                     branches.push(self.branch(&lower, Role::Lower, &Storage::default(), None)?);
                 }
+                let (lowers, mut incomplete) = self.lowers(&branches[1..])?;
                 let config = UnionConfig {
                     unlimited_upper: Some(branches[0].cache_layer()),
                     journal_bytes: if branches[0].is_kept { self.journal_bytes() } else { 0 },
-                    ..self.union_config(branches[0].layer(), self.lowers(&branches[1..])?)
+                    ..self.union_config(branches[0].layer(), lowers)
                 };
                 let failed = |cause: String| StackError::Union { upper: branches[0].path.clone(), cause };
                 let union = Union::open(config).map_err(|error| failed(with_causes(&error)))?;
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
-                Ok(Stack { layer, union: Some(Arc::new(OwnUnion(union))), branches })
+                incomplete.extend(Incomplete::of(&branches[0], &union));
+                Ok(Stack { layer, union: Some(Arc::new(OwnUnion(union))), branches, incomplete })
             }
         }
     }
@@ -286,8 +297,8 @@ impl StackBuilder {
     }
 
     /// The layers of lower branches, topmost first. One that was an upper branch makes a union with those below it, which all stacks share.
-    fn lowers(&self, branches: &[Arc<Branch>]) -> Result<Vec<Lower>, StackError> {
-        let mut lowers: Vec<Lower> = Vec::new();
+    fn lowers(&self, branches: &[Arc<Branch>]) -> Result<(Vec<Lower>, Vec<Incomplete>), StackError> {
+        let (mut lowers, mut incomplete) = (Vec::<Lower>::new(), Vec::new());
         let mut depth = 0;
         for (at, branch) in branches.iter().enumerate().rev() {
             let failed = |cause: String| StackError::Branch { path: branch.path.clone(), cause };
@@ -320,9 +331,10 @@ impl StackBuilder {
                     union
                 }
             };
+            incomplete.extend(Incomplete::of(branch, &union));
             lowers = vec![Lower { layer_id, layer: union, is_union: true }];
         }
-        Ok(lowers)
+        Ok((lowers, incomplete))
     }
 
     /// Where the frozen union of these branches is, or is to be.

@@ -139,3 +139,36 @@ fn a_mount_over_other_lower_branches_than_files_need_says_so() {
         let _ = mounted.unmount().expect("umount");
     });
 }
+
+#[test]
+fn a_lower_branch_without_what_it_was_written_over_is_told_of() {
+    isolated("a_lower_branch_without_what_it_was_written_over_is_told_of", |folder| {
+        let pool = written(folder);
+        let place = |name: &str| folder.join(name);
+        fs::create_dir(place("clone")).expect("a folder");
+        let mount = |lowers: &str| {
+            let outcome = try_line(&pool, &format!("mount POOL @mnt --upper @clone --lower {lowers}"));
+            assert_eq!(outcome.code, 0, "{outcome:?}");
+            (outcome.err, pool.mounted(&place("mnt")))
+        };
+        // A file of which one block is in the clone, one in the branch below, and the rest in the one that was below that.
+        let (said, mounted) = mount("@upper:@lower");
+        assert!(!said.contains("note"), "{said}");
+        let file = fs::File::options().write(true).open(place("mnt/file")).expect("there");
+        file.write_all_at(b"Y", 10).expect("written");
+        drop(file);
+        let _ = mounted.unmount().expect("umount");
+        let (said, mounted) = mount("@upper");
+        for part in ["note", "lower branch", text(&place("upper")), text(&place("lower")), "EIO"] {
+            assert!(said.contains(part), "{part} in {said}");
+        }
+        let _ = mounted.unmount().expect("umount");
+        let checked = try_line(&pool, "fsck @clone --lower @upper");
+        assert!(
+            checked.code != 0 && checked.out.contains("file") && checked.out.contains("cannot be read"),
+            "{checked:?}"
+        );
+        let checked = try_line(&pool, "fsck @clone --lower @upper:@lower");
+        assert_eq!(checked.code, 0, "{checked:?}");
+    });
+}

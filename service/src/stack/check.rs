@@ -111,7 +111,7 @@ fn check_opened(
     let builder = StackBuilder::new(CACHE_BYTES, None)?;
     let branch = |lower| builder.branch(lower, Role::Lower, &Storage::default(), None);
     let branches: Vec<_> = opened.lowers.iter().map(branch).collect::<Result<_, _>>()?;
-    let lowers = builder.lowers(&branches)?;
+    let (lowers, _) = builder.lowers(&branches)?;
     let failed =
         |error: poolfs_libservice::Error| StackError::Union { upper: spec.upper.clone(), cause: with_causes(&error) };
     let (mut told, mut untold) = (0, 0);

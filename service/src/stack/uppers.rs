@@ -1,7 +1,8 @@
 //! What is refused, or said, of upper branches that are used otherwise than when they were written.
 
 use super::branches::Branch;
-use super::{Stack, StackError, with_causes};
+use super::{Incomplete, Stack, StackError, with_causes};
+use poolfs_union::Union;
 
 /// Most branches that are named.
 const NAMED_MAX: usize = 8;
@@ -16,29 +17,35 @@ pub(super) fn refuse_alone(branch: &Branch) -> Result<(), StackError> {
     Err(StackError::Upper { path: branch.path.clone(), cause })
 }
 
+impl Incomplete {
+    /// Nothing where the union has all that the branch says it needs.
+    pub(super) fn of(branch: &Branch, union: &Union) -> Option<Self> {
+        let missing = union.missing_layers().to_vec();
+        (!missing.is_empty()).then(|| Self { branch: branch.path.clone(), missing })
+    }
+}
+
 impl Stack {
     /// What whoever mounts it should know of it.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        let (Some(union), Some((upper, lowers))) = (&self.union, self.branches.split_first()) else {
-            return Vec::new();
-        };
-        let missing = union.0.missing_layers();
-        if missing.is_empty() {
-            return Vec::new();
-        }
+        let Some((upper, lowers)) = self.branches.split_first() else { return Vec::new() };
         let named = |paths: Vec<String>| {
             let more = paths.len().saturating_sub(NAMED_MAX);
             let some = paths[..paths.len() - more].join(", ");
             if more > 0 { format!("{some} and {more} more") } else { some }
         };
-        let given = lowers.iter().map(|lower| lower.path.display().to_string()).collect();
-        vec![format!(
-            "files of the upper branch {} have, or once had, some of their bytes in {}, which is not among the lower branches {}: those that still have answer EIO. Lower \
-             branches are known by their paths; unmount it, and mount it with --lower naming each at the path that it had",
-            upper.path.display(),
-            named(missing.to_vec()),
-            named(given),
-        )]
+        let note = |incomplete: &Incomplete| {
+            let given = lowers.iter().map(|lower| lower.path.display().to_string()).collect();
+            format!(
+                "files of the {} branch {} have, or once had, some of their bytes in {}, which is not among the lower branches {}: those that still have answer EIO. Lower \
+                 branches are known by their paths; unmount it, and mount it with --lower naming each at the path that it had",
+                if incomplete.branch == upper.path { "upper" } else { "lower" },
+                incomplete.branch.display(),
+                named(incomplete.missing.clone()),
+                named(given),
+            )
+        };
+        self.incomplete.iter().take(NAMED_MAX).map(note).collect()
     }
 }

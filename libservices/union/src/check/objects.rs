@@ -6,8 +6,8 @@ use crate::format::{Cause, Origin, SketchRecord};
 use crate::marks::{self, Redirect};
 use crate::sketch::{SKETCH_SIZE_MAX, finish_truncation};
 use crate::{bitmap, links};
-use poolfs_libservice::{Held, Result};
-use poolfs_types::{Attributes, Errno, FileType};
+use poolfs_libservice::{Branch, Held, Result};
+use poolfs_types::{Attributes, Errno, FileType, OpenFlags};
 
 /// The marks of an object that the rest of its check needs.
 #[derive(Default)]
@@ -174,11 +174,26 @@ impl Checker<'_> {
         } else {
             self.check_bitmap(places, path, &record, bitmap::blocks(origin.size), bitmap::file_bytes(origin.size))?;
         }
-        if let Some(lowers) = self.lowers
-            && let Err(cause) = branch::lower_of(lowers, origin)?
-        {
-            self.findings.damage(path, Problem::Lower, cause);
+        if let Some(lowers) = self.lowers {
+            match branch::lower_of(lowers, origin)? {
+                Ok((lower, _)) if lowers[lower.layer].is_union => {
+                    if let Err(error) = open_once(&lowers[lower.layer].layer, &lower.held) {
+                        let (shown, layer) = (origin.path.escape_ascii(), &origin.layer_id);
+                        let cause = format!("its lower file \"{shown}\" of layer {layer} cannot be read: {error}");
+                        self.findings.damage(path, Problem::Lower, cause);
+                    }
+                }
+                Ok(_) => {}
+                Err(cause) => self.findings.damage(path, Problem::Lower, cause),
+            }
         }
         Ok(())
     }
+}
+
+/// A file of a branch that was an upper one may have bytes further below: whether they are there shows when it is opened.
+fn open_once(layer: &Branch, file: &Held) -> Result<()> {
+    let handle = layer.open(ROOT, file.node(), OpenFlags::READ_ONLY)?;
+    layer.release(handle);
+    Ok(())
 }
