@@ -16,6 +16,7 @@ use crate::spans::Tracer;
 use crate::stack::kept::sweep;
 use crate::stack::{Given, Stack, StackBuilder};
 use crate::underway::{Change, Changes};
+use endings::Left;
 use poolfs_service_protocol::{
     Answer, Command, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
 };
@@ -167,7 +168,10 @@ impl Service {
                 }
                 mounted
             }
-            Command::Unmount { instance, ending } => self.unmount(&instance, ending, is_wanted),
+            Command::Unmount { instance, ending } => match self.unmount(&instance, ending, is_wanted) {
+                Ok(Left::Used) => return Answer::Lingers,
+                other => other.map(|_| ()),
+            },
             Command::Flush { instance } => self.flush(&instance, is_wanted),
             Command::Ping => Ok(()),
             Command::Instances => return Answer::Instances { instances: self.settled(is_wanted) },

@@ -73,6 +73,43 @@ fn a_directory_is_mounted_by_two_pools_only_when_both_say_so() {
 }
 
 #[test]
+fn what_a_pool_serves_is_served_by_another_only_when_it_says_so() {
+    isolated("what_a_pool_serves_is_served_by_another_only_when_it_says_so", |folder| {
+        let one = Pool::create(folder, "16M");
+        let two = Pool::named(folder, &format!("{}-2", one.name()), "16M");
+        let elsewhere = folder.join("elsewhere");
+        let place = |name: &str| folder.join(name);
+        for path in [place("data/inside"), place("lower"), place("alias"), elsewhere.clone()] {
+            fs::create_dir_all(path).expect("a folder");
+        }
+        let three = Pool::named(&elsewhere, &format!("{}-3", one.name()), "16M");
+        let mounted = one.mount_directory(&place("one"), &place("data"));
+        let _ = shell(&format!("mount --bind {} {}", place("one").display(), place("alias").display())).expect("mount");
+        let (known, unknown) = (format!("of pool {}", one.name()), "of a pool of another state directory".to_owned());
+        for (pool, by) in [(&two, &known), (&three, &unknown)] {
+            for name in ["one", "one/inside", "alias/inside"] {
+                let directory = place(name);
+                for stack in
+                    [&["--dir", text(&directory)][..], &["--upper", text(&directory), "--lower", text(&place("lower"))]]
+                {
+                    let refused = try_mount(pool, &place("two"), stack);
+                    let parts = ["it lies on a mount", by, &format!("{}-1", one.name()), "remedy"];
+                    let is_told = parts.iter().all(|part| refused.err.contains(part));
+                    assert!(refused.code == 1 && is_told, "{stack:?}: {refused:?}");
+                }
+                drop(pool.mount(&place("two"), &["--dir", text(&directory), "--shared"]));
+            }
+        }
+        // Nothing is written to a lower branch.
+        fs::create_dir(place("upper")).expect("a folder");
+        drop(two.mount_union(&place("two"), &place("upper"), &[&place("one/inside")]));
+        let _ = shell(&format!("umount {}", place("alias").display())).expect("umount");
+        drop(mounted);
+        drop(three);
+    });
+}
+
+#[test]
 fn a_directory_is_known_by_what_it_is_and_not_by_what_it_is_called() {
     isolated("a_directory_is_known_by_what_it_is_and_not_by_what_it_is_called", |folder| {
         let one = Pool::create(folder, "16M");
@@ -333,6 +370,9 @@ fn failures_have_the_codes_and_the_exit_statuses_of_the_documents() {
             fails(&["run", pool.name(), "small", "--memory", memory], "usage", 2);
         }
         fails(&["why", "4194305"], "not-found", 1);
+        fails(&["trace", pool.name(), "--seconds", "1"], "not-found", 1);
+        let idle = pool.poolfs(&["trace", pool.name(), "--seconds", "1"]);
+        assert!(idle.err.contains("its service is not running"), "{idle:?}");
         fails(&["mount", pool.name(), "/mnt", "--upper", "/tmp"], "usage", 2);
         for more in [&["--rm"][..], &["--rm", "-d"]] {
             let run = [&["run", pool.name(), "small"], more, &["--", "/absent"]].concat();
@@ -349,6 +389,10 @@ fn failures_have_the_codes_and_the_exit_statuses_of_the_documents() {
         fs::create_dir(&other).expect("a folder");
         fails(&["mount", pool.name(), text(&other), "--dir", text(&lower)], "in-use", 1);
         fails(&["fsck", text(&upper)], "in-use", 8);
+        fails(&["fsck", text(&at)], "usage", 8);
+        let served = pool.poolfs(&["fsck", text(&at)]);
+        let parts = ["it is the mount of the instance", &format!("poolfs fsck {}", text(&upper)), "poolfs umount"];
+        assert!(parts.iter().all(|part| served.err.contains(part)), "{served:?}");
         drop(mounted);
     });
 }

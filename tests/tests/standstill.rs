@@ -117,6 +117,38 @@ fn every_command_ends_when_the_service_stands_still() {
 }
 
 #[test]
+fn why_shows_what_it_can_of_a_process_whose_service_stands_still() {
+    isolated("why_shows_what_it_can_of_a_process_whose_service_stands_still", |folder| {
+        let pool = pool(folder);
+        let _ =
+            run_within(&mut pool.line("mount POOL @mnt --upper @upper --lower @lower"), COMMAND_MAX).expect("mount");
+        // What it has open is of the mount, and so is its program.
+        let [file, program] = ["f", "sleep"].map(|name| folder.join("mnt").join(name));
+        fs::copy("/bin/sleep", &program).expect("copied");
+        let open = fs::File::create(&file).expect("created");
+        let mut child = Command::new(&program).arg("600").stdin(open).spawn().expect("it starts");
+        wait_until("it is that program", || {
+            fs::read_link(format!("/proc/{}/exe", child.id())).is_ok_and(|exe| exe == program)
+        });
+        let service = pool.service_pid();
+        kill_process(Pid::from_raw(service).expect("a process"), Signal::STOP).expect("ours");
+        let line = format!("why {} --json --timeout {LIMIT}", child.id());
+        let outcome = run_within(&mut pool.line(&line), COMMAND_MAX);
+        let names_it = outcome.err.contains(&format!("process {service}")) && outcome.err.contains("it is stopped");
+        assert!(names_it && outcome.err.contains("is not shown"), "{outcome:?}");
+        let told: serde_json::Value = serde_json::from_str(&outcome.expect("why")).expect("JSON");
+        let descriptors = told["descriptors"].as_array().expect("a list");
+        let input = descriptors.iter().find(|one| one["fd"] == 0).unwrap_or_else(|| panic!("{told}"));
+        assert_eq!(input["file"], file.to_str().expect("text"), "{told}");
+        assert_eq!(input["goes_by"], "fuse", "{told}");
+        assert!(input["instance"].is_string(), "{told}");
+        kill_process(Pid::from_raw(service).expect("a process"), Signal::CONT).expect("ours");
+        child.kill().and_then(|()| child.wait()).expect("ours");
+        let _ = run_within(&mut pool.line("umount POOL @mnt"), COMMAND_MAX).expect("umount");
+    });
+}
+
+#[test]
 fn a_command_that_waits_can_be_asked_to_end() {
     isolated("a_command_that_waits_can_be_asked_to_end", |folder| {
         let pool = pool(folder);

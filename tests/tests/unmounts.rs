@@ -300,6 +300,7 @@ fn who_has_files_open_in_another_mount_namespace_keeps_them_until_he_lets_go() {
         elsewhere.store("before");
         let refused = union.umount();
         assert!(refused.code != 0 && refused.err.contains("another mount namespace"), "{refused:?}");
+        assert!(refused.err.contains(&format!("used by: {} (python3)", elsewhere.0.id())), "{refused:?}");
         elsewhere.store("meanwhile");
         // It is the pool's as before.
         assert_eq!(union.pool.status()["service"]["instances"].as_array().map(Vec::len), Some(1));
@@ -314,6 +315,43 @@ fn who_has_files_open_in_another_mount_namespace_keeps_them_until_he_lets_go() {
         let ended = union.umount();
         assert!(ended.code == 0 || ended.err.contains("has no mount there"), "{ended:?}");
         assert!(fs::read(union.upper.join("mapped")).expect("flushed").starts_with(b"at lastle"));
+    });
+}
+
+#[test]
+fn who_has_a_mount_in_another_mount_namespace_is_named() {
+    isolated("who_has_a_mount_in_another_mount_namespace_is_named", |folder| {
+        let union = Union::make(folder);
+        let [data, other] = ["data", "other"].map(|name| folder.join(name));
+        for path in [&data, &other] {
+            fs::create_dir(path).expect("a folder");
+        }
+        let check = || run(&mut union.pool.line("fsck @upper --lower @lower"));
+        for is_last in [false, true] {
+            union.mount();
+            let kept = (!is_last).then(|| union.pool.mount_directory(&other, &data));
+            union.write("f");
+            let mut elsewhere = Command::new("unshare");
+            elsewhere.args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 600 >/dev/null"]);
+            let mut elsewhere = elsewhere.stdout(Stdio::piped()).spawn().expect("it starts");
+            let mut line = String::new();
+            BufReader::new(elsewhere.stdout.take().expect("piped")).read_line(&mut line).expect("it begins");
+            let ended = union.umount();
+            let who = ["sh", "sleep"].map(|name| format!("{} ({name})", elsewhere.id()));
+            assert!(ended.code == 0 && who.iter().any(|who| ended.err.contains(who)), "{ended:?}");
+            let upper = union.upper.display();
+            assert!(ended.err.contains(&format!("its upper branch {upper} is not closed")), "{ended:?}");
+            assert_eq!(ended.err.contains("the pool's service has ended"), is_last, "{ended:?}");
+            union.check("f");
+            assert_ne!(check().code, 0);
+            elsewhere.kill().and_then(|()| elsewhere.wait()).expect("ours");
+            if is_last {
+                union.mount();
+                assert_eq!(union.umount().err, "");
+            }
+            poolfs_tests::wait_until("its branch is closed", || check().code == 0);
+            drop(kept);
+        }
     });
 }
 

@@ -6,7 +6,7 @@ use crate::failure::{Failure, Result};
 use crate::places::{self, Found, Relation, Whereabouts};
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
-use crate::text::{complain, size};
+use crate::text::{complain, pasted, size};
 use poolfs_service_protocol::{Branch, StackSpec};
 use rustix::fs::XattrFlags;
 use std::path::Path;
@@ -125,6 +125,43 @@ pub fn refuse_overlaps(own: &PoolRecord, stack: &StackSpec, found: &[Found]) -> 
     Ok(())
 }
 
+/// Refuse to serve what another pool serves by way of its mount: each of both pools has a cache of its own, and what one writes the other does not see, and overwrites.
+/// What is shared, or only read, is served all the same.
+pub fn refuse_served(context: &Context, own: &PoolRecord, stack: &StackSpec, found: &[Found]) -> Result<()> {
+    for ((wanted, path), one) in uses(stack).into_iter().zip(found) {
+        let Some(instance) = one.served_by.as_ref().filter(|_| matches!(wanted, Use::Alone | Use::Upper)) else {
+            continue;
+        };
+        let by = match place_of(context, instance)? {
+            Some((pool, _)) => format!("pool {}", pool.name),
+            None => "a pool of another state directory".to_owned(),
+        };
+        let cause = format!(
+            "it lies on a mount of {by} (instance {instance}): neither pool sees what the other writes, and each overwrites it"
+        );
+        let remedy = match wanted {
+            Use::Upper => "use an --upper on a filesystem that no pool serves".to_owned(),
+            _ => format!(
+                "use the directory through that mount, or one that no pool serves; --shared in pool {} (in exec, shared=yes) allows it: then what one writes, \
+                 the other may not see for long, or overwrite",
+                own.name
+            ),
+        };
+        return Err(Failure::in_use(path.display().to_string(), cause, remedy));
+    }
+    Ok(())
+}
+
+/// The pool that has an instance in its record, and that record.
+fn place_of(context: &Context, instance: &str) -> Result<Option<(PoolRecord, InstanceRecord)>> {
+    let pools: Vec<PoolRecord> = context.pools()?.peek_all()?;
+    let known = pools.into_iter().find_map(|pool| {
+        let known = pool.instances.iter().find(|known| known.spec.instance == instance).cloned();
+        known.map(|known| (pool, known))
+    });
+    Ok(known)
+}
+
 /// Refuse what another mount excludes. The one that is to be made is in the record already: so of two that are made at once at least one sees the other.
 pub fn refuse_conflicts(
     context: &Context,
@@ -163,9 +200,12 @@ pub fn refuse_conflicts(
     Ok(())
 }
 
-/// Refuse to check an upper branch that lies in what is written now, or contains it. Whether it is that itself, the check finds by a lock.
+/// Refuse to check what is served, and an upper branch that lies in what is written now, or contains it. Whether it is that itself, the check finds by a lock.
 pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
     let (found, _) = places::find(context, vec![Branch { directory: upper, read_only: true }])?;
+    if let Some(instance) = found.first().and_then(|found| found.served_by.as_ref()) {
+        return Err(served_check(context, upper, instance)?);
+    }
     let pools: Vec<PoolRecord> = context.pools()?.peek_all()?;
     for pool in pools.iter().filter(|pool| pool.service_alive(&*context.host) == Some(true)) {
         for used in &pool.instances {
@@ -181,6 +221,34 @@ pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The failure that what is to be checked is a mount, or lies on one.
+fn served_check(context: &Context, path: &Path, instance: &str) -> Result<Failure> {
+    let known = place_of(context, instance)?;
+    let (cause, remedy) = match &known {
+        Some((pool, known)) => {
+            let place = &known.spec.mount_point;
+            let what = if path == place { "it is the mount" } else { "it lies on the mount" };
+            let remedy = match &known.spec.stack {
+                StackSpec::Union { upper, .. } => format!(
+                    "unmount it with `poolfs umount {} {}`, and check its upper branch with `poolfs fsck {}`",
+                    pool.name,
+                    pasted(place),
+                    pasted(upper)
+                ),
+                _ => "it is a directory, and no union: check an upper branch".to_owned(),
+            };
+            (format!("{what} of the instance {instance} of pool {}, and no branch", pool.name), remedy)
+        }
+        None => (
+            format!(
+                "it is a mount of the instance {instance} of a pool of another state directory, or lies on it, and is no branch"
+            ),
+            "check the upper branch of that, after it is unmounted".to_owned(),
+        ),
+    };
+    Ok(Failure::usage(path.display().to_string(), cause, remedy))
 }
 
 /// Whether an instance in the record of a pool is about to be mounted, or the service has it, as that says itself: a command that was killed may not

@@ -1,9 +1,9 @@
 //! Checks an upper branch that is mounted nowhere. The service's program does it, in a process of its own.
 
-use crate::branches;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::text::{complain, count, plain, print};
+use crate::{branches, waiting};
 use poolfs_service_protocol::{
     CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FailureCode,
 };
@@ -26,7 +26,11 @@ pub fn fsck(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -
 }
 
 fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> Result<u8> {
-    let absolute = |path: &Path| path.canonicalize().map_err(|error| Failure::file(path, error));
+    let absolute = |path: &Path| {
+        let looked_at = path.to_owned();
+        let found = std::path::absolute(path).map_err(|error| Failure::file(path, error))?;
+        waiting::within(context, &found, move || looked_at.canonicalize())?.map_err(|error| Failure::file(path, error))
+    };
     let lowers = lowers.iter().map(|lower| absolute(lower)).collect::<Result<_>>()?;
     let found = absolute(upper)?;
     branches::refuse_check(context, &found)?;

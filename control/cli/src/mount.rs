@@ -255,6 +255,7 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
     // From here on it is these directories, whatever comes to their paths.
     let (found, mounts) = places::find(context, stack.branches())?;
     branches::refuse_overlaps(&pool.record, &stack, &found)?;
+    branches::refuse_served(context, &pool.record, &stack, &found)?;
     let stack = memory::limited(&pool.record, stack, found.first().zip(mounts.first()))?;
     detach_dead(context, pool, &wanted.mount_point)?;
     let mount_point = directory(context, &wanted.mount_point)?;

@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
-use crate::patience::Wait;
+use crate::patience::{MOMENT, Wait};
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::{complain, count, plain};
@@ -11,7 +11,7 @@ use crate::{memory, outlived};
 use poolfs_host::{CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
-    Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, kept_directory,
+    Answer, ClientStatus, Command, Ending, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, kept_directory,
 };
 use std::fs::File;
 use std::io::{BufRead, ErrorKind, Read, Write};
@@ -26,7 +26,7 @@ const START_WAIT: Duration = Duration::from_secs(20);
 const START_PAUSE: Duration = Duration::from_millis(1);
 /// Longest wait for a process that was asked to end.
 const END_WAIT: Duration = Duration::from_secs(10);
-/// Longest wait for a process that was killed.
+/// Longest wait for a process that was killed, within what the command has left.
 const DYING_WAIT: Duration = Duration::from_secs(5);
 /// Longest wait for a group to be empty after its last process ended.
 const GROUP_WAIT: Duration = Duration::from_secs(5);
@@ -167,11 +167,21 @@ pub fn tell(context: &Context, pool: &str, command: &Command) -> Result<()> {
 /// The same with branches; what the service says of them is said.
 pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[PrivateMount]) -> Result<()> {
     match ask_with(context, pool, command, branches)? {
-        Answer::Done => Ok(()),
+        Answer::Done | Answer::Lingers => Ok(()),
         Answer::Mounted { notes } => {
             notes.iter().for_each(|note| complain(&format!("poolfs: note: {note}")));
             Ok(())
         }
+        _ => Err(unexpected(pool)),
+    }
+}
+
+/// Have an instance unmounted. Whether somebody has its mount all the same, in another mount namespace or by what is open there: then it ends with the last of
+/// them.
+pub fn unmount(context: &Context, pool: &str, instance: &str, ending: Ending) -> Result<bool> {
+    match ask(context, pool, &Command::Unmount { instance: instance.to_owned(), ending })? {
+        Answer::Done => Ok(false),
+        Answer::Lingers => Ok(true),
         _ => Err(unexpected(pool)),
     }
 }
@@ -182,7 +192,7 @@ pub fn tell_briefly(context: &Context, pool: &str, command: &Command) -> Result<
     let mut input = waiting::send(context, pool, command, &[], &wait)?;
     let answer = waiting::answer_line(context, pool, &mut input, (Until::Answered, command), &mut wait)?;
     match understood(context, pool, &answer)? {
-        Answer::Done => Ok(()),
+        Answer::Done | Answer::Lingers => Ok(()),
         _ => Err(unexpected(pool)),
     }
 }
@@ -227,11 +237,16 @@ pub fn unexpected(pool: &str) -> Failure {
 
 /// Whether a service is dead, or just ending: one that was killed is alive for a moment in which it answers nobody.
 pub fn is_ending(context: &Context, record: &PoolRecord) -> Result<bool> {
+    is_ending_within(context, record, &context.patience.begin())
+}
+
+/// The same as a part of a wait.
+pub fn is_ending_within(context: &Context, record: &PoolRecord, wait: &Wait<'_>) -> Result<bool> {
     let Some(process) = record.service.as_ref().map(ProcessRecord::identity) else { return Ok(true) };
     if waiting::is_stopped(&*context.host, process.pid) {
         return Ok(false);
     }
-    Ok(context.host.wait_end(&process, DYING_WAIT)?)
+    Ok(context.host.wait_end(&process, wait.left().clamp(MOMENT, DYING_WAIT))?)
 }
 
 /// See to it that the pool's service runs. What a dead one left mounted is detached first.
@@ -489,7 +504,6 @@ fn remove_groups(context: &Context, pool: &str) -> Result<()> {
 mod tests {
     use super::*;
     use poolfs_host::RecordingHost;
-    use poolfs_service_protocol::Ending;
     use std::io::BufReader;
     use std::os::unix::net::UnixListener;
 
@@ -507,6 +521,41 @@ mod tests {
             };
             answers.iter().map(answer).collect()
         })
+    }
+
+    #[test]
+    fn the_wait_for_the_end_of_a_service_counts() {
+        let place = tempfile::tempdir().expect("a directory");
+        let mut context = Context::for_test(place.path(), RecordingHost::new());
+        context.host = Box::new(poolfs_host::LinuxHost);
+        context.patience = crate::patience::Patience::new(Duration::from_millis(200));
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("it starts");
+        let record = PoolRecord {
+            version: crate::record::RECORD_VERSION,
+            name: "web".into(),
+            cpus: "0".into(),
+            memory_bytes: 1 << 30,
+            cache_bytes: 64 << 20,
+            owner: None,
+            service: ProcessRecord::of(&*context.host, child.id()),
+            next_instance: 1,
+            instances: Vec::new(),
+            in_memory: Vec::new(),
+        };
+        assert!(!is_ending(&context, &record).expect("a wait"));
+        assert_eq!(context.patience.left(), Duration::ZERO, "others would wait once more");
+        // A wait that is over does not begin anew.
+        context.patience.renew();
+        let wait = context.patience.begin();
+        while !wait.is_over() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let begun = Instant::now();
+        assert!(!is_ending_within(&context, &record, &wait).expect("a wait"));
+        assert!(begun.elapsed() < DYING_WAIT);
+        child.kill().expect("ours");
+        assert!(is_ending(&context, &record).expect("a wait"));
+        child.wait().expect("ours");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The command `trace`: where single requests of a pool spend their time.
 
 use crate::context::Context;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::record::PoolRecord;
 use crate::service;
 use crate::text::{complain, count, duration, print, print_json, print_table, reader_is_gone, table};
@@ -23,6 +23,18 @@ struct Summary<'a> {
 pub fn trace(context: &Context, pool: &str, spec: TraceSpec) -> Result<()> {
     let pools = context.pools()?;
     let record: PoolRecord = pools.peek(pool)?.ok_or_else(|| pools.absent(pool))?;
+    match record.service_alive(&*context.host) {
+        Some(true) => {}
+        alive => {
+            let cause = match alive {
+                Some(_) => "its service has died, and serves nothing",
+                None => "its service is not running: nothing is mounted",
+            };
+            let remedy =
+                format!("mount something with `poolfs mount {pool}`, which starts the service, and trace that");
+            return Err(Failure::not_found(format!("pool {pool}"), cause, remedy));
+        }
+    }
     let seconds = if spec.summary { spec.seconds.or(Some(SUMMARY_SECONDS)) } else { spec.seconds };
     let spec = TraceSpec { seconds, ..spec };
     let traced = service::trace(context, &record.name, spec, |span| {
@@ -46,7 +58,7 @@ pub fn trace(context: &Context, pool: &str, spec: TraceSpec) -> Result<()> {
 
 fn show(context: &Context, span: &Span) -> Result<()> {
     if context.json {
-        let text = serde_json::to_string(span).map_err(|error| crate::failure::Failure::new("output", error, ""))?;
+        let text = serde_json::to_string(span).map_err(|error| Failure::new("output", error, ""))?;
         return print(&(text + "\n"));
     }
     print(&line(span))

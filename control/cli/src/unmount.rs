@@ -8,7 +8,7 @@ use crate::state::Locked;
 use crate::text::{complain, pasted};
 use crate::{pool, service, users, waiting};
 use poolfs_host::{Host, MountEntry, mount_table, mounted_over, pool_mounts};
-use poolfs_service_protocol::{Command, Ending};
+use poolfs_service_protocol::{Command, Ending, MountSpec, StackSpec};
 use std::path::Path;
 
 /// What is said of a mount that is unmounted by force before its branch has taken everything.
@@ -83,7 +83,8 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
         Err(failure) if !is_recorded(&pool, &instance) => Err(failure),
         other => other.map_err(|failure| {
             let is_used = failure.code() == Code::InUse;
-            let failure = match users::described(&*context.host, &place).filter(|_| is_used) {
+            let find = || users::described(&*context.host, &place).or_else(|| users::elsewhere(&instance));
+            let failure = match is_used.then(find).flatten() {
                 Some(who) => failure.because(format!("used by: {who}")),
                 None => failure,
             };
@@ -103,11 +104,11 @@ pub fn unmount_instance(
     instance: &str,
     ending: Ending,
 ) -> Result<()> {
-    let mut result = Ok(());
+    let (mut result, mut is_left) = (Ok(()), false);
     // After a service's death its successor knows nothing of the old instances, and neither does the record.
     if is_recorded(pool, instance) && pool.record.service_alive(&*context.host) == Some(true) {
         let name = pool.record.name.clone();
-        result = service::tell(context, &name, &Command::Unmount { instance: instance.to_owned(), ending });
+        result = service::unmount(context, &name, instance, ending).map(|left| is_left = left);
         if result.is_err() {
             match service::instances(context, &name) {
                 Ok(served) if !ending.is_forced() && served.iter().any(|known| known == instance) => return result,
@@ -123,15 +124,60 @@ pub fn unmount_instance(
         uncovered(&table, entry)?;
         context.host.detach(&entry.mount_point)?;
     }
-    for known in pool.record.instances.extract_if(.., |known| known.spec.instance == instance) {
+    let is_it = |known: &mut InstanceRecord| known.spec.instance == instance;
+    let gone: Vec<InstanceRecord> = pool.record.instances.extract_if(.., is_it).collect();
+    for known in &gone {
         // Absent is what is wanted.
         let _ = std::fs::remove_file(known.spec.socket(&context.run));
     }
     let noted = pool.note();
+    // Those who end with the service are not found any more.
+    let who = is_left.then(|| users::elsewhere(instance)).flatten();
     if pool.record.instances.is_empty() {
         result = result.and(service::end(context, pool));
     }
+    if is_left {
+        let is_served = pool.record.service.is_some();
+        gone.iter().for_each(|known| {
+            complain(&format!("poolfs: note: {}", left_text(&known.spec, who.as_deref(), is_served)))
+        });
+    }
     result.and(noted)
+}
+
+/// What is said of an instance that is gone from its place, and that others have all the same.
+fn left_text(spec: &MountSpec, who: Option<&str>, is_served: bool) -> String {
+    let place = spec.mount_point.display();
+    let who = match who {
+        Some(who) => format!("processes in other mount namespaces: {who}"),
+        None => "programs in other mount namespaces, or that have files of it open".to_owned(),
+    };
+    let upper = match &spec.stack {
+        StackSpec::Union { upper, .. } => Some(upper),
+        _ => None,
+    };
+    match (is_served, upper) {
+        (true, upper) => {
+            let branch = upper.map_or_else(
+                || "its directory stays in use".to_owned(),
+                |upper| format!("its upper branch {} is not closed, and stays in use,", upper.display()),
+            );
+            format!("{place} is unmounted here, and still used by {who}; {branch} until they end, or unmount it there")
+        }
+        (false, upper) => {
+            let branch = upper.map_or_else(String::new, |upper| {
+                format!(
+                    "; its upper branch {0} is not closed: mount it once more with --upper, or check it with `poolfs fsck {1} --repair`, \
+                     before it becomes a lower branch",
+                    upper.display(),
+                    pasted(upper)
+                )
+            });
+            format!(
+                "{place} is unmounted, and the pool's service has ended with it, though it was still used by {who}: they have lost it{branch}"
+            )
+        }
+    }
 }
 
 /// The same after a flush without the pool's lock. What was wrong with that the service may have been told only once; and whoever has ended the wait for it does not

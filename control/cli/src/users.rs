@@ -1,7 +1,8 @@
 //! Who keeps a mount in use: processes that work in it, run a program of it or have files of it open, and what is mounted below it.
 
 use crate::text::plain;
-use poolfs_host::{Host, mount_table};
+use poolfs_host::{Host, mount_table, parse_mount_table, pool_mounts};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,16 @@ pub fn described(host: &dyn Host, place: &Path) -> Option<String> {
     let below = mount_table(host).unwrap_or_default().into_iter().map(|entry| entry.mount_point);
     let below: Vec<PathBuf> = below.filter(|at| at != place && at.starts_with(place)).collect();
     all.extend(below.into_iter().map(|at| format!("the mount {}", at.display())));
+    listed(all)
+}
+
+/// The processes of other mount namespaces that have the mount of an instance, in words; nothing where nobody is found.
+pub fn elsewhere(instance: &str) -> Option<String> {
+    listed(having_elsewhere(Path::new("/proc"), instance, std::process::id()))
+}
+
+/// The first of them, and how many more there are.
+fn listed(mut all: Vec<String>) -> Option<String> {
     let more = all.len().saturating_sub(NAMED_MAX);
     all.truncate(NAMED_MAX);
     if more > 0 {
@@ -22,15 +33,41 @@ pub fn described(host: &dyn Host, place: &Path) -> Option<String> {
     (!all.is_empty()).then(|| plain(&all.join(", ")))
 }
 
-/// The processes of this mount namespace that use it, but for one.
-fn in_use_by(proc: &Path, place: &Path, but: u32) -> Vec<String> {
-    let namespace = |pid: u32| fs::read_link(proc.join(format!("{pid}/ns/mnt"))).ok();
-    let own = namespace(but);
+fn pids(proc: &Path) -> Vec<u32> {
     let numbers = fs::read_dir(proc).into_iter().flatten().flatten();
     let mut pids: Vec<u32> = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
-    let others = pids.into_iter().filter(|&pid| pid != but && namespace(pid) == own);
+    pids
+}
+
+/// The mount namespace of a process.
+fn namespace(proc: &Path, pid: u32) -> Option<PathBuf> {
+    fs::read_link(proc.join(format!("{pid}/ns/mnt"))).ok()
+}
+
+/// The name of its program.
+fn program(own: &Path) -> String {
+    fs::read_to_string(own.join("comm")).map_or_else(|_| "?".to_owned(), |name| name.trim().to_owned())
+}
+
+/// The processes of this mount namespace that use it, but for one.
+fn in_use_by(proc: &Path, place: &Path, but: u32) -> Vec<String> {
+    let own = namespace(proc, but);
+    let others = pids(proc).into_iter().filter(|&pid| pid != but && namespace(proc, pid) == own);
     others.filter_map(|pid| use_by(&proc.join(pid.to_string()), pid, place)).collect()
+}
+
+/// The processes of other mount namespaces than that of a process in which an instance is mounted.
+fn having_elsewhere(proc: &Path, instance: &str, than: u32) -> Vec<String> {
+    let mut known = BTreeMap::from_iter(namespace(proc, than).map(|own| (own, false)));
+    let has_it = |pid: u32| {
+        let table = fs::read_to_string(proc.join(format!("{pid}/mountinfo"))).unwrap_or_default();
+        !pool_mounts(&parse_mount_table(&table), instance).is_empty()
+    };
+    let others = pids(proc).into_iter().filter(|&pid| {
+        namespace(proc, pid).is_some_and(|namespace| *known.entry(namespace).or_insert_with(|| has_it(pid)))
+    });
+    others.map(|pid| format!("{pid} ({})", program(&proc.join(pid.to_string())))).collect()
 }
 
 /// What a process uses a place for, with its number and program.
@@ -44,8 +81,7 @@ fn use_by(own: &Path, pid: u32, place: &Path) -> Option<String> {
         () if files() => "has files of it open",
         () => return None,
     };
-    let name = fs::read_to_string(own.join("comm")).unwrap_or_else(|_| "?".to_owned());
-    Some(format!("{pid} ({}) {how}", name.trim()))
+    Some(format!("{pid} ({}) {how}", program(own)))
 }
 
 #[cfg(test)]

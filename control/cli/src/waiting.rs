@@ -248,7 +248,7 @@ pub fn within<T: Send + 'static>(
             if is_its && pool.service_alive(&*context.host) == Some(true) {
                 // What a service that is just ending leaves there answers with an error.
                 if let Err(failure) = ping_within(context, &pool.name, &wait)
-                    && !crate::service::is_ending(context, &pool)?
+                    && !crate::service::is_ending_within(context, &pool, &wait)?
                 {
                     return Err(failure.of(thing.display().to_string()));
                 }

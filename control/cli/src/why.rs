@@ -7,8 +7,8 @@ mod writes;
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
 use crate::record::PoolRecord;
-use crate::service;
-use crate::text::{print, print_json, table};
+use crate::text::{complain, print, print_json, table};
+use crate::{service, waiting};
 use facts::ProcessFacts;
 use poolfs_service_protocol::{ClientStatus, NotDirect, ReadCounts};
 use serde::Serialize;
@@ -46,8 +46,13 @@ struct DescriptorAnswer {
 
 /// Print which way each descriptor of a process takes, or one.
 pub fn why(context: &Context, pid: u32, fd: Option<u32>) -> Result<()> {
-    let facts = ProcessFacts::read(Path::new("/proc"), pid).map_err(|error| unreadable(pid, &error))?;
-    let clients = clients(context, pid)?;
+    // Its memory may be held by somebody who waits for a service.
+    let read = waiting::within(context, &Path::new("/proc").join(pid.to_string()), move || {
+        ProcessFacts::read(Path::new("/proc"), pid)
+    });
+    let facts =
+        read.map_err(|failure| failure.of(format!("process {pid}")))?.map_err(|error| unreadable(pid, &error))?;
+    let clients = clients(context, pid, &facts.instances)?;
     let descriptors = facts
         .descriptors
         .iter()
@@ -86,11 +91,22 @@ fn unreadable(pid: u32, error: &std::io::Error) -> Failure {
     Failure::not_found(process, "there is no such process", "check the number")
 }
 
-/// What the services of all pools know of a process; those that do not answer know nothing.
-fn clients(context: &Context, pid: u32) -> Result<Vec<ClientStatus>> {
+/// What the services of all pools know of a process that lives where these instances are mounted. Those that do not answer know nothing, which is said
+/// where they have one of these.
+fn clients(context: &Context, pid: u32, instances: &[String]) -> Result<Vec<ClientStatus>> {
     let records: Vec<PoolRecord> = context.pools()?.peek_all()?;
-    let alive = records.iter().filter(|record| record.service_alive(&*context.host) == Some(true));
-    Ok(alive.filter_map(|record| service::client(context, &record.name, pid).ok()).flatten().collect())
+    let mut all = Vec::new();
+    for record in records.iter().filter(|record| record.service_alive(&*context.host) == Some(true)) {
+        match service::client(context, &record.name, pid) {
+            Ok(known) => all.extend(known),
+            Err(failure) if failure.code() == Code::Interrupted => return Err(failure),
+            Err(failure) if record.instances.iter().any(|known| instances.contains(&known.spec.instance)) => {
+                complain(&format!("poolfs: what it knows of process {pid} is not shown: {failure}"));
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(all)
 }
 
 fn readable(answer: &Answer) -> String {

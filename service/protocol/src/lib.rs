@@ -303,6 +303,9 @@ pub enum Answer {
         /// What, each a sentence or two for people.
         notes: Vec<String>,
     },
+    /// To [`Command::Unmount`], in the place of [`Self::Done`]: it is gone from its place, and what was accepted is on the disk. Others have the mount all the same, and
+    /// the instance ends, and its branch is free, when the last of them lets it go.
+    Lingers,
     /// Not done. Nothing changed, unless the message says so.
     Failed {
         /// What kind of failure it is.

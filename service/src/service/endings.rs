@@ -33,19 +33,28 @@ const JOBS_WAIT: Duration = Duration::from_secs(30);
 /// Most instances that are wound up at once.
 const ENDING_MAX: usize = 64;
 
+/// What an unmount has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// nothing that anybody can use
+    Nothing,
+    /// the mount, for who has it in another mount namespace or has something of it open: the instance ends with the last of them
+    Used,
+}
+
 impl Service {
     /// Flushes and unmounts an instance. One that does not exist (any more) is fine; one that is about to be mounted will not be.
     ///
     /// # Errors
     /// It is still mounted then, unless the error says that something is lost; also when it is not `wanted` by anybody any more.
-    pub fn unmount(&self, name: &str, ending: Ending, is_wanted: &dyn Fn() -> bool) -> Result<(), ServiceError> {
+    pub fn unmount(&self, name: &str, ending: Ending, is_wanted: &dyn Fn() -> bool) -> Result<Left, ServiceError> {
         let mut one_at_a_time = self.changes.begin();
         if one_at_a_time.give_up(name) {
             info!(instance = name, "its mount is given up");
-            return Ok(());
+            return Ok(Left::Nothing);
         }
         drop(one_at_a_time);
-        let Some(instance) = self.instance(name) else { return Ok(()) };
+        let Some(instance) = self.instance(name) else { return Ok(Left::Nothing) };
         // Beside what others do: it may take long, or for ever.
         let end_of_discarded = Instant::now() + DISCARD_WAIT;
         if ending == Ending::Discarded {
@@ -84,15 +93,15 @@ impl Service {
     }
 
     /// Takes the mount of an instance away whose branch does not answer. The rest ends in the background, should it ever answer. Whoever calls has `changes`.
-    fn abandon(&self, name: &str) -> Result<(), ServiceError> {
-        let Some(mounted) = self.take_away(name, Ending::Forced)? else { return Ok(()) };
+    fn abandon(&self, name: &str) -> Result<Left, ServiceError> {
+        let Some(mounted) = self.take_away(name, Ending::Forced)? else { return Ok(Left::Nothing) };
         error!(instance = name, "its branch does not answer: unmounted all the same, as was asked for");
         // Nobody may believe that what he writes to what is left is stored.
         mounted.instance.refuse();
         mounted.instance.jobs().end();
         mounted.front.close(&self.threads);
         self.leave_behind(mounted.instance, mounted.mount);
-        Ok(())
+        Ok(Left::Nothing)
     }
 
     /// Ends the instances whose mounts others have taken away, as long as `goes_on` says. Whether one may be left, because what was written to it is not on the
@@ -138,8 +147,8 @@ impl Service {
     }
 
     /// Unmounts an instance that was flushed just now, with what was written since. Whoever calls has `changes`.
-    fn end_instance(&self, name: &str, ending: Ending) -> Result<(), ServiceError> {
-        let Some(instance) = self.instance(name) else { return Ok(()) };
+    fn end_instance(&self, name: &str, ending: Ending) -> Result<Left, ServiceError> {
+        let Some(instance) = self.instance(name) else { return Ok(Left::Nothing) };
         let end = Instant::now() + JOBS_WAIT;
         let stopped = match instance.jobs().stop(|| Instant::now() < end) {
             None if ending.is_forced() => return self.abandon(name),
@@ -173,7 +182,7 @@ impl Service {
                 drop(instance);
                 self.linger(mounted, ending, first)
             }
-            None => Ok(()),
+            None => Ok(Left::Nothing),
         }
     }
 
@@ -200,7 +209,7 @@ impl Service {
     /// After the mount is gone from its place: waits for its last users, then flushes. Whoever has files of it open in another mount
     /// namespace keeps the instance, if it is to end in order; a mount that is only seen there goes on in the background until the service
     /// ends.
-    fn linger(&self, mounted: Mounted, ending: Ending, first: u64) -> Result<(), ServiceError> {
+    fn linger(&self, mounted: Mounted, ending: Ending, first: u64) -> Result<Left, ServiceError> {
         mounted.front.close(&self.threads);
         let is_over = mounted.mount.wait(UNMOUNT_WAIT);
         let files = mounted.instance.handles.len();
@@ -215,20 +224,20 @@ impl Service {
         if is_over {
             let (path, left) = (instance.spec().mount_point.clone(), Arc::downgrade(&instance));
             return match WindingUp::begin(instance, Some(first)).wait(Standing::is_stuck, ending.is_forced()) {
-                Ended::Well => Ok(()),
-                Ended::Failed(..) if ending.is_forced() => Ok(()),
+                Ended::Well => Ok(Left::Nothing),
+                Ended::Failed(..) if ending.is_forced() => Ok(Left::Nothing),
                 Ended::Failed(Some(instance), cause) => Err(self.mount_again(&instance, cause)),
                 Ended::Failed(None, cause) => Err(ServiceError::LeftBehind { path, cause }),
                 Ended::GivenUp => {
                     lock(&self.lingering).push(left);
                     let cause = does_not_answer();
-                    if ending.is_forced() { Ok(()) } else { Err(ServiceError::LeftBehind { path, cause }) }
+                    if ending.is_forced() { Ok(Left::Nothing) } else { Err(ServiceError::LeftBehind { path, cause }) }
                 }
             };
         }
         warn!(instance = instance.name(), "the mount is still used elsewhere and ends with its last user");
         self.leave_behind(instance, mount);
-        Ok(())
+        Ok(Left::Used)
     }
 
     /// What is gone from its place ends in the background, with its last user.

@@ -263,7 +263,7 @@ fn a_busy_mount_stays_unless_its_users_are_to_lose_it() {
         assert!(matches!(&answer, Answer::Failed { message, .. } if message.contains("in use")), "{answer:?}");
         std::io::Write::write_all(&mut file, b"still here").expect("still mounted");
         let detached = Order::Unmount { instance: "one".into(), ending: Ending::Detached };
-        assert_eq!(service.order(&detached), Answer::Done);
+        assert_eq!(service.order(&detached), Answer::Lingers);
         assert!(mounts(folder).is_empty());
         assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"still here");
     });

@@ -1,17 +1,14 @@
-//! What `/proc` tells of a process.
+//! What `/proc` tells of a process. No filesystem is asked for anything that a process uses: one may belong to a service that stands still.
 
 use poolfs_host::parse_mount_table;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Entry of `/proc/PID/auxv` that says that the program got rights by its file.
 const AT_SECURE: u64 = 23;
-const ELF_64: u8 = 2;
-/// Most bytes of a program looked at for its class.
-const HEAD_BYTES: usize = 64;
 
 /// What keeps the library out of a program, or that nothing does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,15 +113,14 @@ fn loaded(own: &Path, maps: &str, environment: &[u8]) -> Loaded {
     if maps.contains(LIBRARY) {
         return Loaded::Yes;
     }
-    let mut head = [0; HEAD_BYTES];
-    let class = fs::File::open(own.join("exe")).and_then(|mut file| io::Read::read(&mut file, &mut head));
-    if class.is_ok_and(|length| length > 4) && head[4] != ELF_64 {
+    let auxv = fs::read(own.join("auxv")).unwrap_or_default();
+    if is_foreign(&auxv) {
         return Loaded::Foreign;
     }
     if !maps.contains("/ld-linux") && !maps.contains("/ld-musl") {
         return Loaded::Static;
     }
-    if is_secure(&fs::read(own.join("auxv")).unwrap_or_default()) {
+    if is_secure(&auxv) {
         return Loaded::Secure;
     }
     let asked = variable(environment, b"LD_PRELOAD");
@@ -132,9 +128,31 @@ fn loaded(own: &Path, maps: &str, environment: &[u8]) -> Loaded {
     if asked { Loaded::Refused } else { Loaded::NotAsked }
 }
 
-fn is_secure(auxv: &[u8]) -> bool {
+/// The pairs of words of `/proc/PID/auxv`, as a program of 64 bits has them.
+fn pairs(auxv: &[u8]) -> impl Iterator<Item = (u64, u64)> {
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
-    auxv.chunks_exact(16).any(|pair| word(&pair[..8]) == AT_SECURE && word(&pair[8..]) != 0)
+    auxv.chunks_exact(16).map(move |pair| (word(&pair[..8]), word(&pair[8..])))
+}
+
+/// Whether the program has words of 32 bits: its first pair, taken for one word, is a larger number than any kind of entry has.
+fn is_foreign(auxv: &[u8]) -> bool {
+    pairs(auxv).any(|(kind, _)| kind > u64::from(u32::MAX))
+}
+
+fn is_secure(auxv: &[u8]) -> bool {
+    pairs(auxv).any(|(kind, value)| kind == AT_SECURE && value != 0)
+}
+
+/// The inode number and the kind of what a descriptor stands for, as the kernel knows them: neither changes while it is open.
+fn identity(link: &Path) -> Option<(u64, Kind)> {
+    let wanted = StatxFlags::INO | StatxFlags::TYPE;
+    let known = statx(CWD, link, AtFlags::STATX_DONT_SYNC, wanted).ok()?;
+    let kind = match FileType::from_raw_mode(known.stx_mode.into()) {
+        FileType::RegularFile => Kind::Regular,
+        FileType::Directory => Kind::Directory,
+        _ => Kind::Other,
+    };
+    Some((known.stx_ino, kind))
 }
 
 fn descriptors(own: &Path, of_mount: &BTreeMap<u64, String>) -> io::Result<Vec<DescriptorFacts>> {
@@ -147,18 +165,14 @@ fn descriptors(own: &Path, of_mount: &BTreeMap<u64, String>) -> io::Result<Vec<D
         let Ok(info) = fs::read_to_string(own.join("fdinfo").join(&name)) else { continue };
         let value = |key: &str| info.lines().find_map(|line| Some(line.strip_prefix(key)?.trim()));
         let instance = value("mnt_id:").and_then(|id| of_mount.get(&id.parse().ok()?)).cloned();
-        // Only files of poolfs are asked for more: a dead service answers at once, another filesystem may not.
-        let metadata = instance.as_ref().and_then(|_| fs::metadata(own.join("fd").join(&name)).ok());
-        let kind = metadata.as_ref().map_or(Kind::Other, |found| match found.file_type() {
-            kind if kind.is_file() => Kind::Regular,
-            kind if kind.is_dir() => Kind::Directory,
-            _ => Kind::Other,
-        });
+        // Other filesystems may ask somebody all the same.
+        let known = instance.as_ref().and_then(|_| identity(&own.join("fd").join(&name)));
+        let (inode, kind) = known.unwrap_or((0, Kind::Other));
         all.push(DescriptorFacts {
             fd,
             file: file.to_string_lossy().into_owned(),
             instance,
-            inode: metadata.as_ref().map_or(0, MetadataExt::ino),
+            inode,
             kind,
             flags: value("flags:").and_then(|text| u32::from_str_radix(text, 8).ok()).unwrap_or(0),
         });
@@ -202,5 +216,8 @@ mod tests {
         let pair = |kind: u64, value: u64| [kind.to_ne_bytes(), value.to_ne_bytes()].concat();
         assert!(is_secure(&[pair(6, 4096), pair(AT_SECURE, 1)].concat()));
         assert!(!is_secure(&[pair(6, 4096), pair(AT_SECURE, 0)].concat()));
+        assert!(!is_foreign(&[pair(33, u64::MAX), pair(AT_SECURE, 0)].concat()) && !is_foreign(&[]));
+        let small = |kind: u32, value: u32| [kind.to_ne_bytes(), value.to_ne_bytes()].concat();
+        assert!(is_foreign(&[small(32, 0xf7f0_0000), small(33, 1), small(0, 0), small(0, 0)].concat()));
     }
 }

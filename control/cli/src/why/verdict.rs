@@ -57,7 +57,7 @@ fn obstacle(facts: &ProcessFacts) -> Option<&'static str> {
 /// Why there is no session.
 fn without_session(client: Option<&ClientStatus>) -> String {
     match client {
-        None => "no service of this host's pools has the instance".to_owned(),
+        None => "no service of this host's pools that answers has the instance".to_owned(),
         Some(ClientStatus { refused: Some(errno), .. }) => format!("the service refused it a session: {errno}"),
         Some(_) => "it has no session: it has not used the mount by itself yet, or gave it up by changing its rights, root or mounts".to_owned(),
     }
