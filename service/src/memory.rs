@@ -21,7 +21,8 @@
 //! shard queues            -> state of a file (tried)      sweeping them
 //! ```
 //!
-//! `budget.charged`, the shard queues, `pool.signal` (`libservices/cache`), `signal` and `tables` are never held together, nor while `level` is
+//! `budget.charged` is a leaf: a node that ends while the shard queues are swept gives back there what its answers were charged with. But for that
+//! it, the shard queues, `pool.signal` (`libservices/cache`), `signal` and `tables` are never held together, nor while `level` is
 //! waited for. What is shared by instances is tightened by atomic variables only; the list of users of a resource (`Shares::users`) and that of
 //! free leases (`LeaseTable::free`) are leaves. While memory is short a look may evict for some time: whoever waits for `level` waits for
 //! that. These are the thread, and [`MemoryWatch::status`], for which the service holds its `instances` meanwhile.

@@ -241,6 +241,28 @@ impl ListingShares {
     }
 }
 
+/// Where bytes are charged to the pool's memory that nobody is refused.
+pub(crate) fn charged(memory: Arc<dyn PoolMemory>) -> Arc<dyn Room> {
+    Arc::new(Charged(memory))
+}
+
+struct Charged(Arc<dyn PoolMemory>);
+
+impl Room for Charged {
+    fn add(&self, amount: u64) -> bool {
+        self.0.charge(amount);
+        true
+    }
+
+    fn force(&self, amount: u64) {
+        self.0.charge(amount);
+    }
+
+    fn subtract(&self, amount: u64) {
+        self.0.discharge(amount);
+    }
+}
+
 /// A share of bytes, with which the pool's memory is charged.
 struct ChargedRoom {
     share: Arc<Share>,

@@ -19,7 +19,7 @@ pub use error::{Role, StackError};
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
 use crate::memory::WatchedMemory;
 use crate::outside::{Deed, outside};
-use crate::shares::ListingShares;
+use crate::shares::{ListingShares, charged};
 use crate::spans::Timed;
 use branches::{Branch, Branches, Key, Life};
 use claim::{Claim, ClaimKind};
@@ -288,7 +288,8 @@ impl StackBuilder {
 
     fn union_config(&self, upper: Arc<dyn Libservice>, lowers: Vec<Lower>) -> UnionConfig {
         let listings_room = self.listings.as_ref().map(|listings| listings.join());
-        UnionConfig { listings_room, ..UnionConfig::new(upper, lowers) }
+        let paths_room = Some(charged(self.memory()));
+        UnionConfig { listings_room, paths_room, ..UnionConfig::new(upper, lowers) }
     }
 
     /// How long a generation of the journal of a union may become.

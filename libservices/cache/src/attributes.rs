@@ -1,6 +1,7 @@
 //! Attributes, symbolic links' targets and extended attributes: asked for below once, kept exact afterwards.
 
-use crate::node::{CachedXattr, Node, State};
+use crate::answers::{AnswerRoom, CachedXattr, Target};
+use crate::node::{Node, State};
 use crate::sync::{lock, read};
 use crate::write_back::Emptied;
 use poolfs_libservice::{Result, WrittenAt, fail};
@@ -198,7 +199,7 @@ impl Node {
             state.stamp += 1;
             state.written_back = None;
             state.stale = overtaken;
-            state.xattrs.clear();
+            state.xattrs = Vec::new();
             state.shown()
         };
         Ok(if is_cut { self.taking_away(|| self.update(None, note)) } else { self.update(None, note) })
@@ -229,10 +230,13 @@ impl Node {
     /// The target of a symbolic link, which never changes.
     pub(crate) fn target(&self, caller: &Caller) -> Result<Vec<u8>> {
         if let Some(target) = &read(&self.state).target {
-            return Ok(target.to_vec());
+            return Ok(target.bytes.to_vec());
         }
         let target = self.core.below.readlink(caller, self.id)?;
-        self.update(None, |state| state.target = Some(target.clone().into_boxed_slice()));
+        if let Some(room) = AnswerRoom::take(&self.core, target.len()) {
+            let kept = Target { bytes: target.clone().into(), _room: room };
+            self.update(None, |state| state.target = Some(kept));
+        }
         Ok(target)
     }
 
@@ -240,20 +244,23 @@ impl Node {
     pub(crate) fn xattr(&self, caller: &Caller, name: &[u8]) -> Result<Vec<u8>> {
         let stamp = {
             let state = read(&self.state);
-            if let Some((_, value)) = state.xattrs.iter().find(|entry| *entry.0 == *name) {
+            if let Some(CachedXattr { value, .. }) = state.xattrs.iter().find(|known| *known.name == *name) {
                 return value.as_ref().map_or_else(|| fail(Errno::ENODATA), |value| Ok(value.to_vec()));
             }
             state.stamp
         };
         let result = self.core.below.getxattr(caller, self.id, name);
-        let entry: Option<CachedXattr> = match &result {
-            Ok(value) if value.len() <= XATTR_VALUE_MAX => Some((name.into(), Some(value.as_slice().into()))),
-            Err(error) if error.errno() == Errno::ENODATA => Some((name.into(), None)),
+        let value = match &result {
+            Ok(value) if value.len() <= XATTR_VALUE_MAX => Some(Some(value.as_slice())),
+            Err(error) if error.errno() == Errno::ENODATA => Some(None),
             _ => None,
         };
-        if let Some(entry) = entry {
+        if let Some(value) = value
+            && let Some(room) = AnswerRoom::take(&self.core, name.len() + value.map_or(0, <[u8]>::len))
+        {
+            let entry = CachedXattr { name: name.into(), value: value.map(Into::into), _room: room };
             self.update(None, |state| {
-                if state.stamp == stamp && state.xattrs.iter().all(|known| known.0 != entry.0) {
+                if state.stamp == stamp && state.xattrs.iter().all(|known| known.name != entry.name) {
                     if state.xattrs.len() >= XATTRS_MAX {
                         state.xattrs.remove(0);
                     }
@@ -270,7 +277,7 @@ impl Node {
             state.stale = true;
             state.stamp += 1;
             state.written_back = state.written_back.filter(|_| !done);
-            state.xattrs.clear();
+            state.xattrs = Vec::new();
         });
     }
 }

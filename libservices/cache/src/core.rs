@@ -49,6 +49,8 @@ pub(crate) struct Core {
     taken: AtomicU64,
     /// Pages of the maps by which clients read its files, beside those of other layers.
     pub(crate) map_pages: Arc<Share>,
+    /// Bytes of answers that are kept beside its nodes, beside those of other layers.
+    pub(crate) answers: Arc<Share>,
     held: AtomicU64,
     /// Files without a name that somebody holds.
     pub(crate) leaving: Leaving,
@@ -61,6 +63,7 @@ impl Core {
         let names = Names::new(pool.config.names_max);
         let dirty = if below.read_only() { Shares::new(0).join() } else { pool.dirty_shares.join() };
         let map_pages = pool.map_shares.join();
+        let answers = pool.answer_shares.join();
         let keeps_deferred = recorder.is_some() && below.defers();
         let core = Arc::new(Self {
             below,
@@ -77,6 +80,7 @@ impl Core {
             deferred: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             map_pages,
+            answers,
             held: AtomicU64::new(0),
             room: AtomicI64::new(0),
         });

@@ -43,6 +43,11 @@ impl IdleNodes {
         layers.all.get(layers.next)?.upgrade()
     }
 
+    /// All of them.
+    pub(crate) fn layers(&self) -> Vec<Arc<Core>> {
+        lock(&self.layers).all.iter().filter_map(Weak::upgrade).collect()
+    }
+
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)

@@ -39,6 +39,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answers;
 mod attributes;
 mod blocks;
 mod budget;

@@ -6,8 +6,10 @@
 //! of the directories, then the `links` of the object, then `state`; `links` is not taken together with `writer` or `flush`. Who holds
 //! `names` may wait for a `flush`, and nobody who holds a `flush` or a `writer` changes or looks up names.
 //! Calls below are made under `writer`, `flush`, `storing`, `names` and `links` only, never under `state`, so a cached read waits
-//! for no I/O. After `state` come the budget's queues and the list of dirty files; nobody who holds those waits for a `state`.
+//! for no I/O. After `state` come the budget's queues, the list of dirty files, and at the very end what is charged (answers that
+//! are dropped give it back, [`crate::answers`]); nobody who holds those waits for a `state`.
 
+use crate::answers::{CachedXattr, Target};
 use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Counts, blocks_for};
 use crate::budget::Reservation;
 use crate::content::Content;
@@ -46,9 +48,6 @@ pub(crate) struct WriteError {
     /// Whether the last attempt failed: a repetition of it is no news.
     pub(crate) failing: bool,
 }
-
-/// An extended attribute's value as last seen below; `None`: there is none.
-pub(crate) type CachedXattr = (Box<[u8]>, Option<Box<[u8]>>);
 
 /// What changes.
 pub(crate) struct State {
@@ -91,7 +90,7 @@ pub(crate) struct State {
     /// It is counted as such where others wait for its room.
     pub(crate) is_leaving: bool,
     /// A symbolic link's target.
-    pub(crate) target: Option<Box<[u8]>>,
+    pub(crate) target: Option<Target>,
     pub(crate) xattrs: Vec<CachedXattr>,
 }
 

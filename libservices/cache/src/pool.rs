@@ -1,6 +1,7 @@
 //! The cache of one service: budget, segments, dirty files in the order of their age, and the threads that write back
 //! and read ahead.
 
+use crate::answers::answers_max;
 use crate::budget::Budget;
 use crate::buffer::BufferStore;
 use crate::config::{CacheConfig, CacheError, CacheStatistics};
@@ -69,6 +70,8 @@ pub(crate) struct Pool {
     pub(crate) dirty_shares: Arc<Shares>,
     /// Of the pages of maps each layer has its share.
     pub(crate) map_shares: Arc<Shares>,
+    /// Of the bytes of answers that are kept beside nodes each layer has its share.
+    pub(crate) answer_shares: Arc<Shares>,
     pub(crate) segments: Arc<SegmentStore>,
     /// What is dirty, where the death of the process does not take it.
     pub(crate) ledger: Option<Arc<Ledger>>,
@@ -231,6 +234,9 @@ impl Pool {
             }
             signal.hurry = false;
             drop(signal);
+            if self.is_short() {
+                self.give_up_answers();
+            }
             let due = self.due();
             due.iter().for_each(Node::write_back_in_background);
             // When the content of all is on its way to the disk, the first has the least to wait for.
@@ -296,6 +302,7 @@ impl CachePool {
         let pool = Arc::new(Pool {
             dirty_shares: Shares::reclaimable(budget.dirty_max()),
             map_shares: Shares::new(pages_max(config.limit_bytes)),
+            answer_shares: Shares::new(answers_max(config.limit_bytes)),
             budget,
             segments,
             ledger,

@@ -65,7 +65,7 @@ impl State {
         self.written_back = None;
         self.stamp += 1;
         // The kernel below drops file capabilities when the file is written.
-        self.xattrs.clear();
+        self.xattrs = Vec::new();
     }
 }
 

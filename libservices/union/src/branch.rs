@@ -2,6 +2,7 @@
 
 use crate::Lower;
 use crate::format::{Cause, Origin};
+use crate::lower_path::LowerPath;
 use poolfs_libservice::{Held, Result};
 use poolfs_types::{Attributes, Caller, Errno, Name, NodeId};
 use std::sync::Arc;
@@ -13,20 +14,15 @@ pub(crate) struct LowerNode {
     pub layer: usize,
     pub held: Arc<Held>,
     /// from the branch's root, without a leading slash
-    pub path: Arc<[u8]>,
+    pub path: LowerPath,
 }
 
-/// `parent/name`, or `name` in the root.
-pub(crate) fn join(parent: &[u8], name: &[u8]) -> Arc<[u8]> {
-    if parent.is_empty() { Arc::from(name) } else { [parent, b"/", name].concat().into() }
-}
-
-/// One name of one lower directory.
+/// One name of one lower directory. What is there but too deep is answered `ENAMETOOLONG`.
 pub(crate) fn lower_entry(
     lowers: &[Lower],
     layer: usize,
     directory: &Held,
-    path: &[u8],
+    path: &LowerPath,
     name: &[u8],
 ) -> Result<Option<(LowerNode, Attributes)>> {
     let branch = &lowers[layer].layer;
@@ -37,16 +33,17 @@ pub(crate) fn lower_entry(
     match branch.lookup(&Caller::ROOT, directory.node(), checked) {
         Ok(entry) => {
             let held = Arc::new(Held::new(branch, entry.node));
-            Ok(Some((LowerNode { layer, held, path: join(path, name) }, entry.attributes)))
+            Ok(Some((LowerNode { layer, held, path: path.child(name)? }, entry.attributes)))
         }
         Err(error) if error == Errno::ENOENT || error == Errno::ENOTDIR => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// The lower file an origin names, with its attributes; the cause when it is not the one that was copied up.
+/// The lower file an origin names, with its attributes; the cause when it is not the one that was copied up. `root`: the path of the branches' roots.
 pub(crate) fn lower_of(
     lowers: &[Lower],
+    root: &LowerPath,
     origin: &Origin,
 ) -> Result<std::result::Result<(LowerNode, Attributes), Cause>> {
     let shown = origin.path.escape_ascii();
@@ -55,7 +52,7 @@ pub(crate) fn lower_of(
     };
     let gone = || format!("its lower file \"{shown}\" of layer {} is gone", origin.layer_id);
     let mut held = Arc::new(Held::new(&lowers[layer].layer, NodeId::ROOT));
-    let mut path: Arc<[u8]> = Arc::from(&b""[..]);
+    let mut path = root.clone();
     let mut reached = None;
     for part in origin.path.split(|&byte| byte == b'/') {
         let Some((node, attributes)) = lower_entry(lowers, layer, &held, &path, part)? else {

@@ -15,6 +15,7 @@ mod objects;
 use crate::Lower;
 use crate::format::{SketchRecord, bitmap_id, bitmap_name};
 use crate::journal::{self, journal_name};
+use crate::lower_path::LowerPath;
 use crate::replay;
 use crate::work::{self, DIRECTORY, FORMAT_NAME, Format, OPEN, find, foreign_format};
 use crate::{attributed, links, marks};
@@ -546,7 +547,10 @@ impl<'a> Checker<'a> {
         // What cannot be understood was told of with the other attributes.
         let Some((base, delta)) = links::parse(&value) else { return Ok(Ok(())) };
         let lower = match self.lowers {
-            Some(lowers) => self.origin(held)?.map(|origin| crate::branch::lower_of(lowers, &origin)).transpose()?,
+            Some(lowers) => self
+                .origin(held)?
+                .map(|origin| crate::branch::lower_of(lowers, &LowerPath::root(None), &origin))
+                .transpose()?,
             None => None,
         };
         let lower = lower.and_then(std::result::Result::ok).map(|(_, attributes)| i64::from(attributes.links));

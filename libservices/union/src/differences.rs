@@ -3,7 +3,7 @@
 use crate::node::{Content, Node};
 use crate::resolve::{LowerFound, Referenced};
 use crate::sketch::{BLOCK, Sketch};
-use crate::{Union, branch, work};
+use crate::{Union, lower_path, work};
 use poolfs_libservice::{ChangesHeld, Difference, Error, Flattened, Layered, Opened, Relation, Result, Visit, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo};
 use std::collections::BTreeSet;
@@ -73,7 +73,7 @@ impl Union {
                 way.pop();
                 continue;
             };
-            let path = branch::join(&directory.path, &name).to_vec();
+            let path = lower_path::join(&directory.path, &name);
             let parent = directory.node.clone();
             let (child, relation, attributes) = {
                 let _names = self.names();

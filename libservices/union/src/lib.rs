@@ -44,6 +44,7 @@ mod journal;
 mod layer;
 mod links;
 mod listing;
+mod lower_path;
 mod marks;
 mod names;
 mod needed;
@@ -63,6 +64,7 @@ pub use statistics::{Damage, Statistics};
 use branch::LowerNode;
 use deferred::Deferred;
 use journal::Journal;
+use lower_path::LowerPath;
 use node::{Content, NewNode, Nodes, State};
 use poolfs_libservice::{Branch, Error, Held, Libservice, Result, Room};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId};
@@ -117,6 +119,8 @@ pub struct UnionConfig {
     pub listings_bytes_max: u64,
     /// Where those bytes are counted with others of the process; nothing: nowhere.
     pub listings_room: Option<Arc<dyn Room>>,
+    /// Where long paths of lower branches are counted, which nodes keep, without being refused; nothing: nowhere.
+    pub paths_room: Option<Arc<dyn Room>>,
 }
 
 impl UnionConfig {
@@ -134,6 +138,7 @@ impl UnionConfig {
             journal_bytes: 0,
             listings_bytes_max: 64 << 20,
             listings_room: None,
+            paths_room: None,
         }
     }
 }
@@ -143,6 +148,8 @@ pub struct Union {
     own: Weak<Union>,
     upper: Branch,
     lowers: Vec<Lower>,
+    /// the path of their roots
+    lower_root: LowerPath,
     work: work::Work,
     needed: needed::Needed,
     /// set when it is opened, if anything does
@@ -208,7 +215,8 @@ impl Union {
         let UnionConfig { upper, lowers, flush_interval, dirty_sketches_max, .. } = config;
         let deferred = Arc::new(Deferred::new(config.deferred_copy_ups_max));
         let UnionConfig { transit_blocks_max, journal_bytes, listings_bytes_max, listings_room, .. } = config;
-        let nodes = Nodes::new(root(&upper, &lowers)?);
+        let lower_root = LowerPath::root(config.paths_room);
+        let nodes = Nodes::new(root(&upper, &lowers, &lower_root)?);
         let needed = needed::Needed::read(&work.upper, &work.top, &lowers)?;
         let calls = Arc::new(durable::Calls::default());
         let statistics = Arc::new(statistics::Counters::default());
@@ -219,6 +227,7 @@ impl Union {
             own: own.clone(),
             upper,
             lowers,
+            lower_root,
             work,
             needed,
             waiting: OnceLock::new(),
@@ -311,13 +320,13 @@ fn check_layers(lowers: &[Lower]) -> Result<()> {
 }
 
 /// The root directory: the roots of all branches.
-fn root(upper: &Branch, lowers: &[Lower]) -> Result<NewNode> {
+fn root(upper: &Branch, lowers: &[Lower], path: &LowerPath) -> Result<NewNode> {
     let marks = marks::Marks::read(&**upper, NodeId::ROOT)?;
     let attributes = upper.getattr(&Caller::ROOT, NodeId::ROOT)?;
     let mut merged = Vec::new();
     for (layer, lower) in lowers.iter().enumerate().filter(|_| !marks.opaque) {
         let held = Arc::new(Held::new(&lower.layer, NodeId::ROOT));
-        merged.push(LowerNode { layer, held, path: Arc::from(&b""[..]) });
+        merged.push(LowerNode { layer, held, path: path.clone() });
         if marks::Marks::read(&*lower.layer, NodeId::ROOT)?.opaque {
             break;
         }
@@ -335,7 +344,7 @@ fn root(upper: &Branch, lowers: &[Lower]) -> Result<NewNode> {
             is_copied_up_now: false,
             index_links: None,
             origin: false,
-            lower_path: Some(Arc::from(&b""[..])),
+            lower_path: Some(path.clone()),
             whiteouts: marks.whiteouts,
             impure: marks.impure,
             subdirectories: None,

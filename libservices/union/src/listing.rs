@@ -501,9 +501,12 @@ impl Union {
         let lower = &self.lowers[directory.layer];
         let suspect = named.file_type == FileType::CharDevice || whiteouts && named.file_type == FileType::Regular;
         let whiteout = suspect
-            && match self.lower_entry(directory.layer, &directory.held, &directory.path, &named.name)? {
-                Some((entry, attributes)) => lower.is_whiteout(entry.held.node(), &attributes)?,
-                None => true,
+            && match self.lower_entry(directory.layer, &directory.held, &directory.path, &named.name) {
+                Ok(Some((entry, attributes))) => lower.is_whiteout(entry.held.node(), &attributes)?,
+                Ok(None) => true,
+                // Too deep: whatever it is, whoever asks for it is told so.
+                Err(error) if error == Errno::ENAMETOOLONG => false,
+                Err(error) => return Err(error),
             };
         if whiteout { Ok(Judged::Whiteout) } else { Ok(Judged::Inode(inode::shown(&lower.layer_id, named.inode))) }
     }

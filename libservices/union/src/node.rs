@@ -3,6 +3,7 @@
 use crate::branch::LowerNode;
 use crate::changes::Forgotten;
 use crate::first_write::FirstWrite;
+use crate::lower_path::LowerPath;
 use crate::sketch::Sketch;
 use hashbrown::HashMap;
 use poolfs_libservice::{Changed, Held, Lease, Opened};
@@ -47,7 +48,7 @@ pub(crate) struct State {
     /// whether the upper object has an origin
     pub origin: bool,
     /// of a directory that has lower ones: their path in the union of the lower branches
-    pub lower_path: Option<Arc<[u8]>>,
+    pub lower_path: Option<LowerPath>,
     /// whether the upper directory is marked as holding whiteouts
     pub whiteouts: bool,
     /// whether the upper directory is marked as holding copied-up objects

@@ -1,8 +1,9 @@
 //! Branch lookup: from a union directory and a name to the objects of the branches.
 
 use crate::Union;
-use crate::branch::{self, LowerNode, join};
+use crate::branch::{self, LowerNode};
 use crate::format::{Origin, SketchRecord};
+use crate::lower_path::LowerPath;
 use crate::marks::{self, Marks, Redirect};
 use crate::node::{Content, NewNode, Node, State};
 use crate::sketch::{SKETCH_SIZE_MAX, Sketch};
@@ -24,7 +25,7 @@ pub(crate) struct LowerFound {
     pub nodes: Vec<LowerNode>,
     pub attributes: Option<Attributes>,
     /// of directories: the path in the union of the lower branches
-    pub path: Option<Arc<[u8]>>,
+    pub path: Option<LowerPath>,
 }
 
 /// Where to look in the lower branches.
@@ -362,15 +363,9 @@ impl Union {
     }
 
     fn search(&self, parent: &State, mut search: Search<'_>) -> Result<LowerFound> {
-        let mut found = LowerFound {
-            path: match &search {
-                Search::Name(_, name) => parent.lower_path.as_ref().map(|path| join(path, name)),
-                Search::Path(parts) => Some(parts.join(&b'/').into()),
-            },
-            ..LowerFound::default()
-        };
+        let mut found = LowerFound::default();
         for layer in 0..self.lowers.len() {
-            let (node, attributes, last, rest) = match self.step(layer, &search)? {
+            let (mut node, attributes, last, rest) = match self.step(layer, &search)? {
                 Step::Absent => continue,
                 Step::Stop => break,
                 Step::Found { node, attributes, last, rest } => (node, attributes, last, rest),
@@ -381,7 +376,14 @@ impl Union {
             let held = node.held.clone();
             if found.attributes.is_none() {
                 found.attributes = Some(attributes);
+                // Where it was looked for so far. Only of what is there: a new name in the upper branch may be deeper than any that the lower ones can have.
+                found.path = match &search {
+                    Search::Name(_, name) => parent.lower_path.as_ref().map(|path| path.child(name)).transpose()?,
+                    Search::Path(parts) => Some(self.lower_root.beside(parts)?),
+                };
             }
+            let known = found.path.iter().chain(found.nodes.last().map(|above| &above.path));
+            known.for_each(|path| node.path.share(path));
             found.nodes.push(node);
             if !attributes.is_directory() {
                 break;
@@ -433,7 +435,7 @@ impl Union {
     fn walk(&self, layer: usize, parts: &[Vec<u8>]) -> Result<Step> {
         let branch = &self.lowers[layer].layer;
         let mut held = Arc::new(Held::new(branch, poolfs_types::NodeId::ROOT));
-        let mut path: Arc<[u8]> = Arc::from(&b""[..]);
+        let mut path = self.lower_root.clone();
         let mut below: Vec<Vec<u8>> = Vec::new();
         let mut last = false;
         for (at, part) in parts.iter().enumerate() {
@@ -474,7 +476,7 @@ impl Union {
         &self,
         layer: usize,
         directory: &Held,
-        path: &[u8],
+        path: &LowerPath,
         name: &[u8],
     ) -> Result<Option<(LowerNode, Attributes)>> {
         branch::lower_entry(&self.lowers, layer, directory, path, name)
@@ -482,7 +484,7 @@ impl Union {
 
     /// The lower file an origin names, with its attributes; the cause when it is not the one that was copied up.
     pub(crate) fn lower_of(&self, origin: &Origin) -> Result<std::result::Result<(LowerNode, Attributes), String>> {
-        branch::lower_of(&self.lowers, origin)
+        branch::lower_of(&self.lowers, &self.lower_root, origin)
     }
 
     /// The node for an id that a caller gave.

@@ -1,5 +1,7 @@
 //! A service in a control group with little memory: whatever its clients keep or have it keep, it lives, and others go on.
 
+mod held;
+
 use crate::harness::{Running, eventually, isolated, make};
 use crate::queue::{connect, handle, read};
 use poolfs_ipc::Connection;

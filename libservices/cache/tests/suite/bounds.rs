@@ -3,7 +3,7 @@
 use crate::support::{ROOT, Stack, name, patient, pattern};
 use poolfs_cache::CacheConfig;
 use poolfs_libservice::Libservice;
-use poolfs_types::{Errno, NodeId, OpenFlags, SetAttributes};
+use poolfs_types::{Errno, NodeId, OpenFlags, SetAttributes, XattrFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -339,4 +339,70 @@ fn what_is_on_hold_counts_before_it_has_content() {
         }
     }
     assert_eq!(refused.expect("there is an end").errno(), Errno::ENOSPC);
+}
+
+/// Symbolic links that somebody holds, of each of which all is asked that may be kept beside it.
+fn ask_of_links(stack: &Stack, nodes: &[NodeId], target: &[u8]) {
+    for &node in nodes {
+        assert_eq!(stack.cache.readlink(&ROOT, node).unwrap(), target);
+        for number in 0..8 {
+            let absent = format!("trusted.{}", number.to_string().repeat(240));
+            let answer = stack.cache.getxattr(&ROOT, node, absent.as_bytes());
+            assert_eq!(answer.map_err(|error| error.errno()), Err(Errno::ENODATA));
+        }
+    }
+}
+
+fn make_links(stack: &Stack, count: usize, target: &[u8]) -> Vec<NodeId> {
+    let link = |number| stack.cache.symlink(&ROOT, NodeId::ROOT, name(&format!("l{number}")), target).unwrap().node;
+    (0..count).map(link).collect()
+}
+
+#[test]
+fn answers_beside_nodes_are_charged_bounded_and_divided() {
+    const LIMIT: u64 = 8 << 20;
+    let stack = Stack::new(patient(LIMIT));
+    let other = stack.beside();
+    let used = || stack.pool.statistics().used_bytes;
+    let target = vec![b't'; 4000];
+    let before = used();
+    let nodes = make_links(&stack, 1000, &target);
+    ask_of_links(&stack, &nodes, &target);
+    let kept = used() - before;
+    assert!((LIMIT / 16..=LIMIT / 8).contains(&kept), "{kept} bytes are charged for 6 MB");
+    ask_of_links(&stack, &nodes, &target);
+    assert_eq!(used() - before, kept, "nothing is kept beyond that");
+    let of_other = make_links(&other, 20, &target);
+    ask_of_links(&other, &of_other, &target);
+    let more = used() - before - kept;
+    assert!(more >= 20 * 4000, "another layer has its share: {more} bytes");
+    let xattr = stack.cache.setxattr(&ROOT, nodes[0], b"trusted.here", b"x", XattrFlags::empty());
+    assert!(xattr.is_ok() && used() < before + kept + more, "what is outdated is given back");
+    nodes.iter().for_each(|&node| stack.cache.forget(node, 1));
+    of_other.iter().for_each(|&node| other.cache.forget(node, 1));
+    stack.cache.drop_clean();
+    other.cache.drop_clean();
+    assert_eq!(used(), before, "what went with its nodes is given back");
+}
+
+#[test]
+fn answers_beside_nodes_are_given_up_while_memory_is_short() {
+    let stack = Stack::new(patient(8 << 20));
+    let used = || stack.pool.statistics().used_bytes;
+    let target = vec![b't'; 1000];
+    let before = used();
+    let nodes = make_links(&stack, 50, &target);
+    ask_of_links(&stack, &nodes, &target);
+    assert!(used() >= before + 50 * 1000);
+    stack.pool.set_short(true);
+    let start = Instant::now();
+    while used() > before {
+        assert!(start.elapsed() < Duration::from_secs(60), "{} bytes are still kept", used() - before);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ask_of_links(&stack, &nodes, &target);
+    assert_eq!(used(), before, "nor is anything kept anew");
+    stack.pool.set_short(false);
+    ask_of_links(&stack, &nodes, &target);
+    assert!(used() >= before + 50 * 1000);
 }

@@ -3,6 +3,7 @@
 use super::{Checker, Places, Problem, ROOT};
 use crate::branch;
 use crate::format::{Cause, Origin, SketchRecord};
+use crate::lower_path::LowerPath;
 use crate::marks::{self, Redirect};
 use crate::sketch::{SKETCH_SIZE_MAX, finish_truncation};
 use crate::{bitmap, links};
@@ -175,7 +176,7 @@ impl Checker<'_> {
             self.check_bitmap(places, path, &record, bitmap::blocks(origin.size), bitmap::file_bytes(origin.size))?;
         }
         if let Some(lowers) = self.lowers {
-            match branch::lower_of(lowers, origin)? {
+            match branch::lower_of(lowers, &LowerPath::root(None), origin)? {
                 Ok((lower, _)) if lowers[lower.layer].is_union => {
                     if let Err(error) = open_once(&lowers[lower.layer].layer, &lower.held) {
                         let (shown, layer) = (origin.path.escape_ascii(), &origin.layer_id);

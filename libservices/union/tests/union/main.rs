@@ -8,6 +8,7 @@ mod content_first;
 mod copied;
 mod crash;
 mod death;
+mod deep;
 mod deferred;
 mod faults;
 mod frozen;

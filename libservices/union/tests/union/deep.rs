@@ -1,0 +1,105 @@
+//! Paths in lower branches that are deeper than a program can name at once.
+
+use crate::support::{Branches, ROOT, close, mkdir, name, node};
+use poolfs_libservice::types::{Errno, NodeId};
+use poolfs_libservice::{Libservice, Room};
+use poolfs_union::{Lower, Union, UnionConfig};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const PART: usize = 250;
+const PATH_MAX: usize = 4096;
+
+/// What is counted of paths.
+#[derive(Default)]
+struct Bytes(AtomicU64);
+
+impl Room for Bytes {
+    fn add(&self, _amount: u64) -> bool {
+        false
+    }
+
+    fn force(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn subtract(&self, amount: u64) {
+        self.0.fetch_sub(amount, Ordering::Relaxed);
+    }
+}
+
+fn make_deep(layer: &dyn Libservice, part: &str, depth: usize) {
+    let mut at = NodeId::ROOT;
+    for _ in 0..depth {
+        at = layer.mkdir(ROOT, at, name(part), 0o755).expect("made").node;
+    }
+}
+
+/// Goes down step by step, as who changes his working directory does: what he then holds, and why he came no further.
+fn go_down(layer: &dyn Libservice, part: &str) -> (Vec<NodeId>, Errno) {
+    let mut held = vec![NodeId::ROOT];
+    loop {
+        match layer.lookup(ROOT, *held.last().expect("the root"), name(part)) {
+            Ok(entry) => held.push(entry.node),
+            Err(error) => return (held, error.errno()),
+        }
+    }
+}
+
+fn open_counted(branches: &Branches, room: &Arc<Bytes>) -> Arc<Union> {
+    let lower = |(at, layer): (usize, &Arc<poolfs_libservice::Memory>)| Lower {
+        layer_id: format!("layer-{at}"),
+        layer: Arc::clone(layer) as Arc<dyn Libservice>,
+        is_union: false,
+    };
+    let lowers = branches.lowers.iter().enumerate().map(lower).collect();
+    let paths_room = Some(Arc::clone(room) as Arc<dyn Room>);
+    Union::open(UnionConfig { paths_room, ..UnionConfig::new(branches.upper.clone(), lowers) })
+        .expect("the union opens")
+}
+
+/// How much memory nodes take that somebody holds is neither their number by their depth, nor by how many branches have them.
+#[test]
+fn paths_in_lower_branches_are_bounded_and_counted_once() {
+    const DEPTH: usize = 40;
+    let part = "d".repeat(PART);
+    for lowers in [1, 3] {
+        let branches = Branches::empty(lowers);
+        branches.lowers.iter().for_each(|layer| make_deep(&**layer, &part, DEPTH));
+        let room = Arc::new(Bytes::default());
+        let union = open_counted(&branches, &room);
+        let (held, why) = go_down(&*union, &part);
+        assert_eq!((held.len() - 1, why), (PATH_MAX / (PART + 1), Errno::ENAMETOOLONG), "{lowers} lower branches");
+        // Those of one part are so short that they count as part of the node.
+        let paths: usize = (2..held.len()).map(|parts| parts * (PART + 1) - 1).sum();
+        assert_eq!(room.0.load(Ordering::Relaxed), paths as u64, "{lowers} lower branches");
+        held[1..].iter().for_each(|&node| union.forget(node, 1));
+        assert_eq!(room.0.load(Ordering::Relaxed), 0, "all is given back");
+        close(union);
+    }
+}
+
+#[test]
+fn the_upper_branch_is_not_bounded() {
+    let part = "d".repeat(PART);
+    let branches = Branches::empty(1);
+    make_deep(&*branches.lowers[0], &part, 40);
+    let union = branches.open();
+    let (held, _) = go_down(&*union, &part);
+    // The last directory of the lower branch that can be reached: what is made in it is deeper than any there may be.
+    let last = *held.last().expect("the last");
+    let own = "o".repeat(PART);
+    let mut at = last;
+    for _ in 0..20 {
+        at = union.mkdir(ROOT, at, name(&own), 0o755).expect("made").node;
+    }
+    let refused = union.mkdir(ROOT, last, name(&part), 0o755).map(drop);
+    assert_eq!(refused.map_err(|error| error.errno()), Err(Errno::ENAMETOOLONG), "something is there");
+    close(union);
+    let union = branches.open();
+    let deep = vec![part; held.len() - 1].join("/") + &format!("/{own}").repeat(20);
+    node(&*union, &deep).expect("it is found again");
+    mkdir(&*union, &format!("{deep}/more"));
+    union.rmdir(ROOT, node(&*union, &deep).expect("found"), name("more")).expect("removed");
+    close(union);
+}
