@@ -260,9 +260,7 @@ impl Instance {
         if !source.flags().readable() || !target.flags().writable() || source.is_directory() || target.is_directory() {
             return Err(Errno::EBADF.into());
         }
-        if target.flags().contains(OpenFlags::APPEND) {
-            return Err(Errno::EBADF.into());
-        }
+        // Nothing is copied to what appends. Whether that is so who asks knows: `F_SETFL` changes it, which is not told.
         if context.is_library() && source.node() == target.node() {
             // What overlaps, and whether a file that grows by it is copied on, is one thing for `sendfile` and another for
             // `copy_file_range`: the kernel knows which it is.

@@ -39,6 +39,10 @@ impl Instance {
         if !object.is_directory() {
             return Err(Errno::ENOTDIR.into());
         }
+        if object.links == 0 {
+            // Removed: as with the kernel, that comes before missing permission.
+            return Err(Errno::ENOENT.into());
+        }
         if context.is_library() && access::is_sticky(&object) {
             return Err(Stop::UseKernel);
         }
