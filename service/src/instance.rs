@@ -233,6 +233,7 @@ impl Instance {
     pub fn set_shares(&self, shares: &Arc<InstanceShares>) {
         self.handles.set_shares(shares);
         self.nodes.set_share(shares.nodes());
+        self.stack.count_pinned(shares.pinned_nodes());
         self.nodes.set_names_room(shares.names());
         self.leases.get().into_iter().for_each(|leases| leases.set_share(shares.leases()));
         let _ = self.shares.set(Arc::clone(shares));

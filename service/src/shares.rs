@@ -176,6 +176,11 @@ impl InstanceShares {
         &self.nodes
     }
 
+    /// Where nodes are counted that the kernel does not know and a layer keeps: as those that it knows.
+    pub(crate) fn pinned_nodes(&self) -> Arc<dyn Room> {
+        Arc::new(PinnedNodes { share: Arc::clone(&self.nodes), memory: Arc::clone(&self.memory) })
+    }
+
     /// Room for a session.
     pub(crate) fn session(&self) -> Option<Taken> {
         self.sessions.take(1)
@@ -260,6 +265,28 @@ impl Room for Charged {
 
     fn subtract(&self, amount: u64) {
         self.0.discharge(amount);
+    }
+}
+
+struct PinnedNodes {
+    share: Arc<Share>,
+    memory: Arc<dyn PoolMemory>,
+}
+
+impl Room for PinnedNodes {
+    fn add(&self, amount: u64) -> bool {
+        self.force(amount);
+        true
+    }
+
+    fn force(&self, amount: u64) {
+        self.share.force(amount);
+        self.memory.charge(amount * NODE_BYTES);
+    }
+
+    fn subtract(&self, amount: u64) {
+        self.share.subtract(amount);
+        self.memory.discharge(amount * NODE_BYTES);
     }
 }
 

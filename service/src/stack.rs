@@ -31,7 +31,7 @@ use poolfs_cache::{Cache, CacheConfig, CacheError, CacheMemory, CachePool, Share
 use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::types::IdMap;
-use poolfs_libservice::{Layered, Libservice};
+use poolfs_libservice::{Layered, Libservice, Room};
 use poolfs_local::{Descriptors, Local, LocalOptions};
 use poolfs_quota::{Account, Measured};
 use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat};
@@ -102,6 +102,11 @@ impl Stack {
     #[must_use]
     pub fn knows_few_places(&self) -> bool {
         self.union.as_ref().is_none_or(|union| union.0.knows_few_places())
+    }
+
+    /// Where nodes are counted that its union keeps and the kernel does not know. Once, before it is used.
+    pub(crate) fn count_pinned(&self, room: Arc<dyn Room>) {
+        self.union.iter().for_each(|union| union.0.set_pinned_room(Arc::clone(&room)));
     }
 
     /// Whether another instance can come to change what this one shows.

@@ -49,6 +49,7 @@ mod marks;
 mod names;
 mod needed;
 mod node;
+mod pinned;
 mod rename;
 mod replay;
 mod resolve;
@@ -263,6 +264,11 @@ impl Union {
     #[must_use]
     pub fn missing_layers(&self) -> &[String] {
         self.needed.missing()
+    }
+
+    /// Where nodes are counted that nobody refers to any more and that stay, because others need them; they are not refused there. Set once.
+    pub fn set_pinned_room(&self, room: Arc<dyn Room>) {
+        self.nodes.set_pinned_room(room);
     }
 
     fn names(&self) -> RwLockReadGuard<'_, ()> {

@@ -4,9 +4,10 @@ use crate::branch::LowerNode;
 use crate::changes::Forgotten;
 use crate::first_write::FirstWrite;
 use crate::lower_path::LowerPath;
+use crate::pinned::Pinned;
 use crate::sketch::Sketch;
 use hashbrown::HashMap;
-use poolfs_libservice::{Changed, Held, Lease, Opened};
+use poolfs_libservice::{Changed, Held, Lease, Opened, Room};
 use poolfs_types::{FileType, NodeId, OpenFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -147,6 +148,13 @@ struct Slot {
     lower: Option<(usize, NodeId)>,
 }
 
+impl Slot {
+    /// Whether nobody refers to it, and it stays all the same. The root always does.
+    fn is_pinned(&self) -> bool {
+        self.references == 0 && self.pins > 0 && self.node.id != NodeId::ROOT
+    }
+}
+
 /// Entries of [`Removals`].
 const REMOVALS: usize = 1024;
 
@@ -157,6 +165,7 @@ struct Table {
     by_lower: HashMap<(usize, NodeId), NodeId>,
     forgotten: Forgotten,
     removals: Removals,
+    pinned: Arc<Pinned>,
 }
 
 /// Of which objects nodes have been removed last: what somebody has read of such an object before is not how the node has left it.
@@ -187,6 +196,7 @@ impl Removals {
 pub(crate) struct Nodes {
     table: RwLock<Table>,
     next: AtomicU64,
+    pinned: Arc<Pinned>,
 }
 
 /// What a new node is made of.
@@ -198,7 +208,9 @@ pub(crate) struct NewNode {
 
 impl Nodes {
     pub fn new(root: NewNode) -> Self {
-        let nodes = Nodes { table: RwLock::default(), next: AtomicU64::new(NodeId::ROOT.0) };
+        let pinned = Arc::<Pinned>::default();
+        let table = RwLock::new(Table { pinned: Arc::clone(&pinned), ..Table::default() });
+        let nodes = Nodes { table, next: AtomicU64::new(NodeId::ROOT.0), pinned };
         {
             let mut table = nodes.table_mut();
             let root = nodes.insert(&mut table, root);
@@ -334,7 +346,7 @@ impl Nodes {
             if known(&state) {
                 return;
             }
-            let full = node.is_directory() || state.names.len() >= NAMES_MAX;
+            let full = node.is_directory() || state.names.len() >= NAMES_MAX || self.pinned.are_many();
             let replaced = if full && !state.names.is_empty() { Some(state.names.remove(0)) } else { None };
             state.names.push(NameOf { parent: parent.clone(), name: name.into() });
             state.removed = false;
@@ -360,8 +372,16 @@ impl Nodes {
 
     pub fn pin(&self, node: &Node) {
         if let Some(slot) = self.table_mut().by_id.get_mut(&node.id) {
+            let before = slot.is_pinned();
             slot.pins += 1;
+            self.pinned.change(before, slot.is_pinned());
         }
+        self.pinned.tell();
+    }
+
+    /// Where nodes are counted that nobody refers to, without being refused. Set once.
+    pub fn set_pinned_room(&self, room: Arc<dyn Room>) {
+        self.pinned.set_room(room);
     }
 
     pub fn unpin(&self, node: &Node) {
@@ -379,8 +399,10 @@ impl Nodes {
             let gone = {
                 let mut table = self.table_mut();
                 let Some(slot) = table.by_id.get_mut(&id) else { continue };
+                let before = slot.is_pinned();
                 slot.references = slot.references.saturating_sub(references);
                 slot.pins = slot.pins.saturating_sub(pins);
+                self.pinned.change(before, slot.is_pinned());
                 if slot.references > 0 || slot.pins > 0 {
                     continue;
                 }
@@ -390,6 +412,7 @@ impl Nodes {
             let names = std::mem::take(&mut node.write().names);
             pending.extend(names.iter().map(|name| (name.parent.id, 0, 1)));
         }
+        self.pinned.tell();
     }
 }
 
@@ -405,7 +428,9 @@ impl Table {
 
     fn refer(&mut self, id: NodeId) -> Option<Arc<Node>> {
         let slot = self.by_id.get_mut(&id)?;
+        let before = slot.is_pinned();
         slot.references += 1;
+        self.pinned.change(before, false);
         Some(slot.node.clone())
     }
 

@@ -17,6 +17,7 @@ mod judges;
 mod listings;
 mod meetings;
 mod overlay;
+mod pinned;
 mod script;
 mod segments;
 mod stack;
