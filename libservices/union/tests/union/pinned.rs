@@ -1,6 +1,6 @@
 //! Nodes that the union keeps after everybody has forgotten them, because another one needs them.
 
-use crate::support::{Branches, ROOT, close, mkdir, name, node};
+use crate::support::{Branches, ROOT, close, name, node};
 use poolfs_libservice::types::{NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Room};
 use poolfs_union::Union;
@@ -65,7 +65,6 @@ fn directories_of_the_names_of_files_are_counted_after_they_are_forgotten() {
     again.iter().for_each(|&node| union.forget(node, 1));
     held.iter().for_each(|&node| union.forget(node, 1));
     assert!((count.0.load(Ordering::Relaxed) as usize) < STEP, "all are given back");
-    let _ = mkdir(&*union, "last");
     close(union);
     assert_eq!(count.0.load(Ordering::Relaxed), 0, "all are given back");
 }
