@@ -92,6 +92,8 @@ impl NodeTable {
             change: state.changes + 1,
         };
         state.changes += 1;
+        // Who is about to open the file may have been answered the size from before.
+        state.size_unshown |= !view.goes_by_size;
         state.highest_byte = 0;
         self.cached_bytes.fetch_sub(std::mem::take(&mut state.cached_bytes), Ordering::Relaxed);
         let tells = view.number != 0 && (view.may_cache || view.goes_by_size);
@@ -145,7 +147,7 @@ impl NodeTable {
         }
     }
 
-    /// What the kernel has to be told of the size of a file that it opens: it asks for that before it opens, and what is posted in between is told
+    /// What the kernel has to be told of the size of a file that it opens: it asks for that before it opens, and what is written in between is told
     /// to nobody. Nothing when it knows it.
     #[must_use]
     pub fn unshown_size(&self, node: NodeId) -> Option<UntoldSize> {

@@ -390,6 +390,25 @@ fn the_kernel_knows_what_was_posted_when_it_has_opened_a_file() {
     assert_eq!(told(), [], "it knows it");
 }
 
+/// The same of a write that waited for its answer, and for nobody else: at that moment the kernel had not opened the file.
+#[test]
+fn the_kernel_knows_what_was_written_while_it_was_about_to_open_a_file() {
+    let served = served();
+    let sizes = Sizes::default();
+    served.instance.attach_kernel(Arc::new(sizes.clone()), &[]);
+    let told = || std::mem::take(&mut *sizes.0.lock().expect("unpoisoned"));
+    let writer = writer_of(served, OpenFlags::READ_WRITE);
+    let nodes = writer.served.instance.nodes();
+    assert_eq!(nodes.enter(writer.file.node(), 70), 70);
+    nodes.shows_size(writer.file.node());
+    let size = writer.size_by_kernel();
+    let _ = told();
+    let _ = writer.served.write(writer.file.key(), size, b"h");
+    assert_eq!(told(), [], "nobody goes by it");
+    drop(open(&writer.served.instance, "f", OpenFlags::READ_ONLY));
+    assert_eq!(told(), [(70, size + 1)]);
+}
+
 #[test]
 fn it_is_known_whether_writes_are_posted_and_what_stands_against_it() {
     let writer = writer(OpenFlags::READ_WRITE);
