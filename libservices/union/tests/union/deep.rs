@@ -1,32 +1,13 @@
 //! Paths in lower branches that are deeper than a program can name at once.
 
-use crate::support::{Branches, ROOT, close, mkdir, name, node};
+use crate::support::{Branches, Counting, ROOT, close, mkdir, name, node};
 use poolfs_libservice::types::{Errno, NodeId};
 use poolfs_libservice::{Libservice, Room};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 const PART: usize = 250;
 const PATH_MAX: usize = 4096;
-
-/// What is counted of paths.
-#[derive(Default)]
-struct Bytes(AtomicU64);
-
-impl Room for Bytes {
-    fn add(&self, _amount: u64) -> bool {
-        false
-    }
-
-    fn force(&self, amount: u64) {
-        self.0.fetch_add(amount, Ordering::Relaxed);
-    }
-
-    fn subtract(&self, amount: u64) {
-        self.0.fetch_sub(amount, Ordering::Relaxed);
-    }
-}
 
 fn make_deep(layer: &dyn Libservice, part: &str, depth: usize) {
     let mut at = NodeId::ROOT;
@@ -46,7 +27,7 @@ fn go_down(layer: &dyn Libservice, part: &str) -> (Vec<NodeId>, Errno) {
     }
 }
 
-fn open_counted(branches: &Branches, room: &Arc<Bytes>) -> Arc<Union> {
+fn open_counted(branches: &Branches, room: &Arc<Counting>) -> Arc<Union> {
     let lower = |(at, layer): (usize, &Arc<poolfs_libservice::Memory>)| Lower {
         layer_id: format!("layer-{at}"),
         layer: Arc::clone(layer) as Arc<dyn Libservice>,
@@ -66,15 +47,15 @@ fn paths_in_lower_branches_are_bounded_and_counted_once() {
     for lowers in [1, 3] {
         let branches = Branches::empty(lowers);
         branches.lowers.iter().for_each(|layer| make_deep(&**layer, &part, DEPTH));
-        let room = Arc::new(Bytes::default());
+        let room = Arc::new(Counting::default());
         let union = open_counted(&branches, &room);
         let (held, why) = go_down(&*union, &part);
         assert_eq!((held.len() - 1, why), (PATH_MAX / (PART + 1), Errno::ENAMETOOLONG), "{lowers} lower branches");
         // Those of one part are so short that they count as part of the node.
         let paths: usize = (2..held.len()).map(|parts| parts * (PART + 1) - 1).sum();
-        assert_eq!(room.0.load(Ordering::Relaxed), paths as u64, "{lowers} lower branches");
+        assert_eq!(room.count(), paths as u64, "{lowers} lower branches");
         held[1..].iter().for_each(|&node| union.forget(node, 1));
-        assert_eq!(room.0.load(Ordering::Relaxed), 0, "all is given back");
+        assert_eq!(room.count(), 0, "all is given back");
         close(union);
     }
 }

@@ -1,30 +1,18 @@
 //! Nodes that the union keeps after everybody has forgotten them, because another one needs them.
 
-use crate::support::{Branches, ROOT, close, name, node};
+use crate::support::{Branches, Counting, ROOT, close, name, node};
 use poolfs_libservice::types::{NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Room};
 use poolfs_union::Union;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// So much may be more or less than was told.
 const STEP: usize = 64;
 
-#[derive(Default)]
-struct Count(AtomicU64);
-
-impl Room for Count {
-    fn add(&self, _amount: u64) -> bool {
-        false
-    }
-
-    fn force(&self, amount: u64) {
-        self.0.fetch_add(amount, Ordering::Relaxed);
-    }
-
-    fn subtract(&self, amount: u64) {
-        self.0.fetch_sub(amount, Ordering::Relaxed);
-    }
+fn counted() -> (Arc<Union>, Arc<Counting>) {
+    let (union, count) = (Branches::empty(1).open(), Arc::new(Counting::default()));
+    union.set_pinned_room(Arc::clone(&count) as Arc<dyn Room>);
+    (union, count)
 }
 
 /// Files, each with names in directories of their own: `dFILE-NUMBER/n`. Nothing but the files is referred to.
@@ -51,22 +39,19 @@ fn make_files(union: &Union, files: usize, names: usize) -> Vec<NodeId> {
 fn directories_of_the_names_of_files_are_counted_after_they_are_forgotten() {
     const FILES: usize = 20;
     const NAMES: usize = 30;
-    let branches = Branches::empty(1);
-    let union = branches.open();
-    let count = Arc::new(Count::default());
-    union.set_pinned_room(Arc::clone(&count) as Arc<dyn Room>);
+    let (union, count) = counted();
     let held = make_files(&union, FILES, NAMES);
-    let counted = count.0.load(Ordering::Relaxed) as usize;
+    let counted = count.count() as usize;
     assert!(counted.abs_diff(FILES * NAMES) < STEP, "{counted} are counted");
     // Whoever looks one up refers to it again.
     let again: Vec<_> = (0..NAMES).map(|number| node(&*union, &format!("d0-{number}")).expect("there")).collect();
-    let fewer = count.0.load(Ordering::Relaxed) as usize;
+    let fewer = count.count() as usize;
     assert!(fewer.abs_diff((FILES - 1) * NAMES) < STEP, "{fewer} are counted");
     again.iter().for_each(|&node| union.forget(node, 1));
     held.iter().for_each(|&node| union.forget(node, 1));
-    assert!((count.0.load(Ordering::Relaxed) as usize) < STEP, "all are given back");
+    assert!((count.count() as usize) < STEP, "all are given back");
     close(union);
-    assert_eq!(count.0.load(Ordering::Relaxed), 0, "all are given back");
+    assert_eq!(count.count(), 0, "all are given back");
 }
 
 /// Files have names that the union does not remember any more when it has too many directories for them: they are found again.
@@ -75,12 +60,9 @@ fn names_that_are_not_remembered_are_names_all_the_same() {
     const FILES: usize = 300;
     const NAMES: usize = 40;
     const MANY: usize = 8192;
-    let branches = Branches::empty(1);
-    let union = branches.open();
-    let count = Arc::new(Count::default());
-    union.set_pinned_room(Arc::clone(&count) as Arc<dyn Room>);
+    let (union, count) = counted();
     let held = make_files(&union, FILES, NAMES);
-    let counted = count.0.load(Ordering::Relaxed) as usize;
+    let counted = count.count() as usize;
     assert!(counted < MANY + FILES + STEP, "{counted} are counted of {}", FILES * NAMES);
     for file in [0, FILES - 1] {
         // The first name goes, then what was linked last, and all that is between them but one.
@@ -103,5 +85,5 @@ fn names_that_are_not_remembered_are_names_all_the_same() {
     }
     held.iter().for_each(|&node| union.forget(node, 1));
     close(union);
-    assert_eq!(count.0.load(Ordering::Relaxed), 0, "all are given back");
+    assert_eq!(count.count(), 0, "all are given back");
 }

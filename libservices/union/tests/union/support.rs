@@ -1,10 +1,11 @@
 //! Branches in memory, and small helpers to use a layer by path.
 
 use poolfs_libservice::types::{Attributes, Caller, FileType, HandleId, Name, NodeId, OpenFlags, SetAttributes};
-use poolfs_libservice::{Libservice, Memory, Result};
+use poolfs_libservice::{Libservice, Memory, Result, Room};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub const ROOT: &Caller = &Caller::ROOT;
@@ -195,4 +196,29 @@ pub fn fingerprint(layer: &dyn Libservice) -> String {
         layer.forget(directory, 1);
     }
     out
+}
+
+/// A room in which everything finds place, and is counted.
+#[derive(Default)]
+pub struct Counting(AtomicU64);
+
+impl Counting {
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Room for Counting {
+    fn add(&self, amount: u64) -> bool {
+        self.force(amount);
+        true
+    }
+
+    fn force(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn subtract(&self, amount: u64) {
+        self.0.fetch_sub(amount, Ordering::Relaxed);
+    }
 }
