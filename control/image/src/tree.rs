@@ -5,6 +5,7 @@
 //! followed.
 
 use crate::archive::Time;
+use crate::limits::DEPTH_MAX;
 use crate::{ImageError, Result};
 use poolfs_host::remove_tree;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,6 +28,7 @@ impl TreePath {
     pub(crate) fn parse(bytes: &[u8]) -> Result<TreePath> {
         let refuse = |cause: &str| Err(ImageError::member(bytes, cause));
         let mut clean = Vec::with_capacity(bytes.len());
+        let mut depth = 0;
         for part in bytes.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".") {
             if part == b".." {
                 return refuse("its path contains ..");
@@ -38,9 +40,13 @@ impl TreePath {
                 clean.push(b'/');
             }
             clean.extend_from_slice(part);
+            depth += 1;
         }
         if clean.len() > PATH_BYTES_MAX {
             return refuse("its path is too long");
+        }
+        if depth > DEPTH_MAX {
+            return refuse(&format!("its path has more than {DEPTH_MAX} names"));
         }
         Ok(TreePath(clean))
     }
@@ -116,14 +122,19 @@ impl TreeWriter {
     fn make_directories(&self, path: &TreePath) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let mut above = self.root.try_clone().map_err(|source| ImageError::io("open", &self.path, source))?;
+        let mut is_new = false;
         let ends = path.0.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
         for end in ends.chain([path.0.len()]) {
             let part = TreePath(path.0[..end].to_vec());
-            above = match self.open_in(&part, flags) {
+            let found = if is_new { Err(Errno::NOENT) } else { self.open_in(&part, flags) };
+            above = match found {
                 Err(Errno::NOENT) => {
-                    let name = part.split().map_or(&b"."[..], |(_, name)| &part.0[part.0.len() - name.len()..]);
+                    let name = part.split().map_or(&b"."[..], |(_, name)| name);
+                    let opened = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                    // What was just made has no links, and nothing in it: there it goes on without the way from the root.
+                    is_new = true;
                     rustix::fs::mkdirat(&above, name, Mode::from_raw_mode(0o755))
-                        .and_then(|()| self.open_in(&part, flags))
+                        .and_then(|()| rustix::fs::openat(&above, name, opened, Mode::empty()))
                         .map_err(|errno| self.refused("make", &part, errno))?
                 }
                 other => other.map_err(|errno| self.refused("open", &part, errno))?,
@@ -264,7 +275,7 @@ mod tests {
         for (text, clean) in [("./a//b/", "a/b"), ("/etc/passwd", "etc/passwd"), ("./", ""), ("", "")] {
             assert_eq!(parse(text).expect(text).as_bytes(), clean.as_bytes());
         }
-        for bad in ["..", "a/../b", "a/..", &"x".repeat(256), "a\0b", &"x/".repeat(3000)] {
+        for bad in ["..", "a/../b", "a/..", &"x".repeat(256), "a\0b", &"x/".repeat(3000), &"x/".repeat(DEPTH_MAX + 1)] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }
