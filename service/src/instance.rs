@@ -57,8 +57,8 @@ pub trait Adopter: Send + Sync {
     /// Whether a process has a session, the files that it adopted, and what stood against the last session it asked for.
     fn client(&self, pid: u32) -> (bool, Vec<Adopted>, Option<Errno>);
 
-    /// Serves all writes whose callers have gone on before this call, as far as that does not take long.
-    fn settle_posts(&self);
+    /// Serves all writes whose callers have gone on before this call, as far as that does not take long; whether none is left.
+    fn settle_posts(&self) -> bool;
 
     /// The same of one node, or of all, however long it takes.
     fn settle_all_posts(&self, of: Option<NodeId>);
@@ -69,8 +69,8 @@ pub trait Adopter: Send + Sync {
     /// The same for all nodes, for good.
     fn end_posts(&self);
 
-    /// The same until it is told to go on.
-    fn pause_posts(&self, paused: bool);
+    /// The same until it is told to go on; whether none is left.
+    fn pause_posts(&self, paused: bool) -> bool;
 
     /// Requests whose callers had gone on, and how often somebody had to wait, by cause.
     fn posted(&self) -> (u64, BTreeMap<NotPosted, u64>);
@@ -379,12 +379,13 @@ impl Instance {
         self.adopter.get().filter(|_| self.posting.load(Ordering::SeqCst) > 0)
     }
 
-    /// Serves all writes whose callers have gone on before this call, so that whoever asks next finds what they wrote.
-    pub(crate) fn settle_posts(&self) {
-        self.poster().into_iter().for_each(|poster| poster.settle_posts());
+    /// Serves all writes whose callers have gone on before this call, so that whoever asks next finds what they wrote. Whether none is left:
+    /// a branch may not answer.
+    pub(crate) fn settle_posts(&self) -> bool {
+        self.poster().is_none_or(|poster| poster.settle_posts())
     }
 
-    /// The same of one node, or of all, for who says that it is durable: however long it takes.
+    /// The same of one node, or of all, for who has to do with it: however long it takes.
     pub(crate) fn settle_all_posts(&self, of: Option<NodeId>) {
         self.poster().into_iter().for_each(|poster| poster.settle_all_posts(of));
     }
@@ -394,17 +395,17 @@ impl Instance {
         self.poster().into_iter().for_each(|poster| poster.revoke_posts(node));
     }
 
-    /// Does something while every write of the library waits for its answer, and all are served whose callers have gone on before.
-    pub(crate) fn without_posts<T>(&self, act: impl FnOnce() -> T) -> T {
+    /// Does something while every write of the library waits for its answer, and all are served whose callers have gone on before; nothing when a branch does not
+    /// answer.
+    pub(crate) fn without_posts<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         struct Paused<'a>(Option<&'a Arc<dyn Adopter>>);
         impl Drop for Paused<'_> {
             fn drop(&mut self) {
-                self.0.into_iter().for_each(|adopter| adopter.pause_posts(false));
+                self.0.into_iter().for_each(|adopter| _ = adopter.pause_posts(false));
             }
         }
         let paused = Paused(self.adopter.get());
-        paused.0.into_iter().for_each(|adopter| adopter.pause_posts(true));
-        act()
+        paused.0.is_none_or(|adopter| adopter.pause_posts(true)).then(act)
     }
 
     /// From here on every request fails: what is flushed next is all there will be.

@@ -7,6 +7,8 @@
 //!
 //! A front that names files by path resolves it with [`crate::Instance::walk`].
 
+mod concerns;
+
 use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::queue_front::MountPoints;
@@ -513,35 +515,6 @@ impl Kind {
 }
 
 impl Request<'_> {
-    /// The nodes it names whose attributes it may change.
-    #[must_use]
-    pub fn changes(&self) -> [Option<NodeId>; 2] {
-        match *self {
-            Request::Change { node, .. } | Request::SetXattr { node, .. } | Request::RemoveXattr { node, .. } => {
-                [Some(node), None]
-            }
-            Request::Open { node, flags } if flags.contains(OpenFlags::TRUNCATE) => [Some(node), None],
-            Request::Write { file, .. } | Request::Allocate { file, .. } | Request::CopyRange { target: file, .. } => {
-                [Some(file.node()), None]
-            }
-            Request::Link { node, parent, .. } => [Some(node), Some(parent)],
-            Request::Rename { parent, new_parent, .. } => [Some(parent), Some(new_parent)],
-            Request::Create { parent, .. }
-            | Request::MakeNode { parent, .. }
-            | Request::MakeDirectory { parent, .. }
-            | Request::SymbolicLink { parent, .. }
-            | Request::Unlink { parent, .. }
-            | Request::RemoveDirectory { parent, .. } => [Some(parent), None],
-            _ => [None, None],
-        }
-    }
-
-    /// Whether it stores what earlier requests have brought.
-    #[must_use]
-    pub fn makes_durable(&self) -> bool {
-        matches!(self, Request::Sync { .. } | Request::SyncAll | Request::Flush { .. })
-    }
-
     /// Which kind of request this is.
     #[must_use]
     pub fn kind(&self) -> Kind {

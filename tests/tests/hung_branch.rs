@@ -335,11 +335,11 @@ impl Writer {
     }
 
     /// Begins a step with the first file, of which is told when it has ended.
-    fn begin(mut self, step: &'static str) -> (Receiver<Result<u64, i32>>, Vec<Written>, JoinHandle<Stepper>) {
+    fn begin(mut self, step: String) -> (Receiver<Result<u64, i32>>, Vec<Written>, JoinHandle<Stepper>) {
         let (send, ended) = channel();
         assert_eq!(self.program.step("swap 0"), Ok(0));
         let program = std::thread::spawn(move || {
-            let _ = send.send(self.program.step(step));
+            let _ = send.send(self.program.step(&step));
             self.program
         });
         (ended, self.files, program)
@@ -424,12 +424,8 @@ fn posted_writes_are_there_after_their_branch_goes_on(folder: &Path, step: &'sta
     let service = pool.service_pid();
     wait_until("threads can serve others", || threads(service, "serve-", Some(libc::SYS_futex)) == 0);
     let pid = writer.pid();
-    let (ended, files, program) = writer.begin(step);
-    wait_until("it waits", || {
-        let call = fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it lives");
-        // For the next step it waits in a read of its standard input.
-        call != "running\n" && !call.starts_with("0 0x0 ")
-    });
+    let (ended, files, program) = writer.begin(step.to_owned());
+    wait_until("it waits", || waits_for_its_step(pid));
     others_go_on(folder, &pool);
     // Nobody else waits for the branch any longer.
     read_other(&other);
@@ -444,6 +440,85 @@ fn posted_writes_are_there_after_their_branch_goes_on(folder: &Path, step: &'sta
     let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
     check(&below, &files[0]);
     let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+}
+
+/// Whether a program of steps waits for the answer of one.
+fn waits_for_its_step(pid: u32) -> bool {
+    let call = fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it lives");
+    // For the next step it waits in a read of its standard input.
+    call != "running\n" && !call.starts_with("0 0x0 ")
+}
+
+/// A step with a file, to which a write was posted that has to wait for the branch, and one behind it that makes it longer: it comes after both, also when others do not wait for them any more.
+fn a_step_comes_after_what_was_posted(
+    folder: &Path,
+    step: impl Fn(&Path) -> String,
+    value: u64,
+    change: impl Fn(&mut Written),
+) {
+    const LONGER: usize = 1000;
+    let (at, below) = (folder.join("mnt"), folder.join("foreign-upper/branch"));
+    let (foreign, pool, mut writers, other) = posting(folder, 1, 1);
+    let mut writer = writers.remove(0);
+    writer.write(0, OLD_BYTES / 2, 1000, b'A');
+    writer.files[0].content.resize(OLD_BYTES + LONGER, 0);
+    writer.write(0, OLD_BYTES, LONGER, b'B');
+    let pid = writer.pid();
+    // Whoever has to do with another file has waited for it long enough.
+    read_other(&other);
+    let (ended, mut files, program) = writer.begin(step(&at));
+    let mut answer = None;
+    wait_until("it waits, or does not", || {
+        answer = ended.try_recv().ok();
+        answer.is_some() || waits_for_its_step(pid)
+    });
+    read_other(&other);
+    answer = answer.or_else(|| ended.try_recv().ok());
+    assert_eq!(answer, None, "it did not wait for what was posted before");
+    foreign.signal(Signal::CONT);
+    assert_eq!(ended.recv().expect("an answer"), Ok(value));
+    change(&mut files[0]);
+    check(&at, &files[0]);
+    drop((program.join().expect("it answers"), other));
+    let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
+    check(&below, &files[0]);
+    let _ = poolfs(&pool, "umount POOL @more").expect("umount");
+}
+
+#[test]
+fn the_size_of_a_file_is_that_behind_its_posted_writes_however_long_they_take() {
+    isolated("the_size_of_a_file_is_that_behind_its_posted_writes_however_long_they_take", |folder| {
+        a_step_comes_after_what_was_posted(folder, |_| "size".to_owned(), OLD_BYTES as u64 + 1000, |_| {});
+    });
+}
+
+#[test]
+fn a_write_by_request_comes_after_those_that_were_posted_however_long_they_take() {
+    isolated("a_write_by_request_comes_after_those_that_were_posted_however_long_they_take", |folder| {
+        const LENGTH: usize = 100_000;
+        let step = |_: &Path| format!("pwrite {} {LENGTH} {}", OLD_BYTES - LENGTH / 2, b'C');
+        let change = |file: &mut Written| {
+            file.content.resize(OLD_BYTES + LENGTH / 2, 0);
+            file.content[OLD_BYTES - LENGTH / 2..].fill(b'C');
+        };
+        a_step_comes_after_what_was_posted(folder, step, LENGTH as u64, change);
+    });
+}
+
+#[test]
+fn a_truncation_comes_after_what_was_posted_however_long_it_takes() {
+    isolated("a_truncation_comes_after_what_was_posted_however_long_it_takes", |folder| {
+        let step = |_: &Path| format!("truncate {}", OLD_BYTES - 1);
+        a_step_comes_after_what_was_posted(folder, step, 0, |file| file.content.truncate(OLD_BYTES - 1));
+    });
+}
+
+#[test]
+fn a_file_gets_another_name_after_what_was_posted_however_long_it_takes() {
+    isolated("a_file_gets_another_name_after_what_was_posted_however_long_it_takes", |folder| {
+        let step = |at: &Path| format!("rename {0}/f0 {0}/new", at.display());
+        a_step_comes_after_what_was_posted(folder, step, 0, |file| file.name = "new".to_owned());
+    });
 }
 
 #[test]
@@ -500,7 +575,7 @@ fn posted_writes_are_given_up(folder: &Path, programs: usize, files: usize) {
     let _ = poolfs(&pool, "mount POOL @third --dir @rest").expect("mount");
     let _ = poolfs(&pool, "umount POOL @third").expect("umount");
     // Who wrote is told when he asks whether it is stored.
-    let told: Vec<_> = writers.into_iter().map(|writer| writer.begin("sync")).collect();
+    let told: Vec<_> = writers.into_iter().map(|writer| writer.begin("sync".to_owned())).collect();
     foreign.signal(Signal::CONT);
     for (ended, _, program) in told {
         let outcome = ended.recv().expect("an answer");

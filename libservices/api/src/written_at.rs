@@ -33,7 +33,8 @@ impl WrittenAt {
         Self { before: MADE_AT.replace(Some(time)), _thread: PhantomData }
     }
 
-    /// Whether the calling thread writes for somebody who has gone on. Others wait for it, so that it is to wait for nothing.
+    /// Whether the calling thread writes for somebody who has gone on. Others wait for it, so that it waits for what was accepted before only where that would have no room
+    /// otherwise.
     #[must_use]
     pub fn is_said() -> bool {
         MADE_AT.get().is_some()

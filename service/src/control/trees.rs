@@ -56,7 +56,10 @@ fn on_union(
         }
         !gone.get() && job.goes_on()
     };
-    instance.without_posts(|| work(&union, &goes_on))
+    instance.without_posts(|| work(&union, &goes_on)).unwrap_or_else(|| {
+        let cause = "what programs have written last is still on its way to a branch that does not answer";
+        failed(stream, FailureCode::File, format!("{}: {cause}; see to that branch, and try again", instance.name()))
+    })
 }
 
 /// Tells of all differences.

@@ -54,8 +54,8 @@ impl Instance {
         if self.is_refusing() {
             return Err(Failure::Errno(Errno::ENOTCONN));
         }
-        if !context.is_posted {
-            self.settle_posts();
+        if !context.is_posted && !self.settle_posts() {
+            self.settle_own(context, &request);
         }
         let kind = request.kind();
         note(kind);
@@ -76,6 +76,17 @@ impl Instance {
                 Failure::Errno(error.errno())
             }
         })
+    }
+
+    /// Waits, however long it takes, until all was served that was posted to the files that a request has to do with: it comes after that. Whoever has to do with other
+    /// files does not wait for a branch that does not answer.
+    fn settle_own(&self, context: &Context<'_>, request: &Request<'_>) {
+        let named = request.names().map(|name| {
+            let (parent, name) = name?;
+            self.peek(context, parent, name).ok().flatten().map(|entry| entry.node)
+        });
+        let nodes = request.files().into_iter().chain(named).flatten();
+        nodes.for_each(|node| self.settle_all_posts(Some(node)));
     }
 
     fn serve(&self, context: &Context<'_>, request: Request<'_>) -> Served {

@@ -358,7 +358,7 @@ impl Instance {
     }
 
     /// What a name stands for at this moment; no reference is kept.
-    fn peek(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served<Option<Entry>> {
+    pub(super) fn peek(&self, context: &Context<'_>, parent: NodeId, name: Name<'_>) -> Served<Option<Entry>> {
         let found = self.find(context, parent, name);
         self.forget_found(&found);
         found

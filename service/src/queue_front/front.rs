@@ -303,8 +303,8 @@ impl Adopter for QueueFront {
         self.adoptions.released(file);
     }
 
-    fn settle_posts(&self) {
-        self.posts.settle();
+    fn settle_posts(&self) -> bool {
+        self.posts.settle()
     }
 
     fn settle_all_posts(&self, of: Option<NodeId>) {
@@ -319,8 +319,12 @@ impl Adopter for QueueFront {
         self.posts.close();
     }
 
-    fn pause_posts(&self, paused: bool) {
-        if paused { self.posts.pause() } else { self.posts.go_on() }
+    fn pause_posts(&self, paused: bool) -> bool {
+        if paused {
+            return self.posts.pause();
+        }
+        self.posts.go_on();
+        true
     }
 
     fn posted(&self) -> (u64, BTreeMap<NotPosted, u64>) {

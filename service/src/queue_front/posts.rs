@@ -8,7 +8,8 @@
 //! A grant ends before something happens that it may not see: another open file of the node, a read or write of the kernel, another size, the closing of a descriptor, the end of the session. First its word is cleared,
 //! then what was posted is taken: a caller looks at the word after it has posted, and waits for the answer where it is cleared.
 //!
-//! **Invariant.** One thread at a time takes the posts of a grant, and waits for nothing that a request of the kernel may hold: neither for notifications nor for other grants, nor for write-back.
+//! **Invariant.** One thread at a time takes the posts of a grant, and waits for nothing that a request of the kernel may hold: neither for notifications nor for other grants. For write-back it waits only
+//! where what was accepted before would have no room otherwise, in the branch or in memory.
 
 mod granted;
 mod standing;
@@ -47,6 +48,9 @@ const ROOM_MIN: i64 = 32 << 20;
 
 /// So much may posts take before somebody looks again how much room there is, bytes.
 const ROOM_TRUSTED: i64 = 128 << 20;
+
+/// How long it is believed how much room there is, while something is posted: others fill the same filesystem.
+const ROOM_BELIEVED: Duration = Duration::from_millis(100);
 
 /// Files that are longer than this are not appended to by posts: how long a file may be is told to who waits. What is outstanding of a grant
 /// when it ends is far less than what is left to [`CACHED_SIZE_MAX`].
@@ -116,6 +120,8 @@ pub(crate) struct Posts {
     grants: RwLock<Vec<Arc<Granted>>>,
     /// Bytes of the branch that posts may take, and [`ROOM_MIN`] more, before somebody has to look how much room there is.
     room: AtomicI64,
+    /// Until when that is believed.
+    room_until: Mutex<Option<Instant>>,
     posted: AtomicU64,
     not_posted: Mutex<BTreeMap<NotPosted, u64>>,
     /// Requests that were found among posts, whose callers wait: served by the thread that takes posts.
@@ -135,6 +141,7 @@ impl Posts {
             instance: Weak::clone(instance),
             grants: RwLock::default(),
             room: AtomicI64::new(0),
+            room_until: Mutex::default(),
             posted: AtomicU64::new(0),
             not_posted: Mutex::default(),
             others: Mutex::default(),
@@ -160,10 +167,13 @@ impl Posts {
         *lock(&self.not_posted).entry(cause).or_default() += 1;
     }
 
-    /// Takes all that was posted before this call. What another thread takes is waited for, for as long as a branch may be slow.
-    pub(crate) fn settle(&self) {
-        let give_up = Instant::now() + TAKING_MAX;
-        self.grants().iter().for_each(|granted| _ = self.take(granted, Some(give_up)));
+    /// Takes all that was posted before this call. What another thread takes is waited for, for as long as a branch may be slow; whether nothing is left.
+    pub(crate) fn settle(&self) -> bool {
+        let give_up = Some(Instant::now() + TAKING_MAX);
+        let grants = self.grants();
+        // All of them, also behind one that is left.
+        grants.iter().for_each(|granted| _ = self.take(granted, give_up));
+        !grants.iter().any(|granted| granted.is_stuck())
     }
 
     /// The same of one node, or of all, however long it takes.
@@ -183,10 +193,12 @@ impl Posts {
         self.end_those(None, soon(), |granted| Arc::ptr_eq(&granted.session, session));
     }
 
-    /// Nothing is posted until [`Posts::go_on`]: changes are about to be held, which posts would make everybody wait for.
-    pub(crate) fn pause(&self) {
+    /// Nothing is posted until [`Posts::go_on`]: changes are about to be held, which posts would make everybody wait for. Whether nothing is left that was.
+    pub(crate) fn pause(&self) -> bool {
         self.holds.fetch_add(1, Ordering::SeqCst);
-        self.end_those(None, soon(), |_| true);
+        let grants = self.grants();
+        grants.iter().for_each(|granted| self.end(granted, None, soon()));
+        !grants.iter().any(|granted| granted.is_stuck())
     }
 
     /// After [`Posts::pause`].
@@ -355,10 +367,7 @@ impl Posts {
         // Granted since, by who did not know that it would end.
         granted.session.revoke_posts(granted.slot);
         let mut others = self.take_with(granted, &mut taking).others;
-        if granted.end_taking(taking, true) {
-            // Another has ended it since.
-            return self.leave(others);
-        }
+        granted.end_taking(taking, true);
         granted.file.pause_posts(PAUSE);
         cause.into_iter().for_each(|cause| self.refuse(&granted.file, cause));
         let instance = self.instance.upgrade();
@@ -389,6 +398,11 @@ impl Posts {
             self.call_tender();
         }
         count
+    }
+
+    /// The same unless another does it, who then looks once more.
+    fn take_if_free(&self, granted: &Arc<Granted>) -> usize {
+        granted.begin_taking_or_leave().map_or(0, |taking| self.go_on_taking(granted, taking, None))
     }
 
     /// The same for who has begun it.
@@ -427,7 +441,11 @@ impl Posts {
             };
             let failed = match Status::from_number(reply.status) {
                 Some(Status::Done) if reply.length == length => None,
-                Some(Status::Done) => Some(Errno::ENOSPC),
+                // A part of it, which does not say why.
+                Some(Status::Done) => {
+                    let has_room = instance.as_ref().is_some_and(|instance| self.find_room(instance).is_ok());
+                    Some(if has_room { Errno::EIO } else { Errno::ENOSPC })
+                }
                 Some(Status::Failed) => Some(Errno::from_raw(reply.errno)),
                 _ => Some(Errno::EIO),
             };
@@ -449,7 +467,7 @@ impl Posts {
                 taken.ends = Some(NotPosted::Slow);
             } else if strain.is_some() {
                 taken.ends = strain;
-            } else if room < ROOM_MIN {
+            } else if room < ROOM_MIN || !self.is_room_known() {
                 taken.ends = instance.map_or(Some(NotPosted::Room), |instance| self.find_room(&instance).err());
             }
         }
@@ -484,9 +502,24 @@ impl Posts {
         }
     }
 
+    fn is_room_known(&self) -> bool {
+        lock(&self.room_until).is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Ends all grants where others have taken the room, though nothing is posted: what is posted next is told that it is done.
+    pub(super) fn look_for_room(&self) {
+        let Some(instance) = self.instance.upgrade().filter(|_| !self.grants().is_empty()) else { return };
+        if let Err(cause) = self.find_room(&instance) {
+            self.end_those(Some(cause), soon(), |_| true);
+        }
+    }
+
     /// Finds so much room that nothing of what is posted can fail for want of it.
     fn find_room(&self, instance: &Instance) -> Result<(), NotPosted> {
-        let found = instance.layer().statfs(&Caller::ROOT, NodeId::ROOT).map_err(|_| NotPosted::Room)?;
+        *lock(&self.room_until) = Some(Instant::now() + ROOM_BELIEVED);
+        // Whoever takes posts comes back, whatever a layer does.
+        let asked = catch_unwind(AssertUnwindSafe(|| instance.layer().statfs(&Caller::ROOT, NodeId::ROOT)));
+        let found = asked.ok().and_then(Result::ok).ok_or(NotPosted::Room)?;
         if found.has_quotas {
             return Err(NotPosted::Quotas);
         }

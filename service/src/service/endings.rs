@@ -5,6 +5,7 @@ use crate::failures::ServiceError;
 use crate::instance::Instance;
 use crate::last_flush::{LOOK, Standing, close, flush, next, reopen, said_since};
 use crate::legacy::{LegacyMount, MountError};
+use crate::queue_front::QueueFront;
 use poolfs_libservice::Error;
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::Ending;
@@ -266,6 +267,28 @@ impl Service {
         }
     }
 
+    /// Nobody works on these instances any more, by the library or for commands; many at once, because the branch of each may not answer for a while.
+    fn close_at_end(&self, all: &[Mounted], end_of_jobs: Instant) {
+        let close = |instance: &Instance, front: &Arc<QueueFront>| {
+            match instance.jobs().stop(|| Instant::now() < end_of_jobs) {
+                Some(stopped) => stopped.for_good(),
+                None => instance.jobs().end(),
+            }
+            front.close(&self.threads);
+        };
+        for some in all.chunks(ENDING_MAX) {
+            std::thread::scope(|scope| {
+                for Mounted { instance, front, .. } in some {
+                    let closing = std::thread::Builder::new().name("last-close".into());
+                    // Where there are no more threads to be had, one after the other.
+                    if closing.spawn_scoped(scope, || close(instance, front)).is_err() {
+                        close(instance, front);
+                    }
+                }
+            });
+        }
+    }
+
     /// Unmounts everything, whoever uses it, and flushes. Who still has something open finds it gone (`ENOTCONN`).
     ///
     /// # Errors
@@ -281,12 +304,9 @@ impl Service {
         let deadline = Instant::now() + SHUTDOWN_WAIT;
         let end_of_jobs = Instant::now() + JOBS_WAIT;
         let mut left = Vec::new();
-        for Mounted { instance, mount, front } in all.into_values() {
-            match instance.jobs().stop(|| Instant::now() < end_of_jobs) {
-                Some(stopped) => stopped.for_good(),
-                None => instance.jobs().end(),
-            }
-            front.close(&self.threads);
+        let all: Vec<Mounted> = all.into_values().collect();
+        self.close_at_end(&all, end_of_jobs);
+        for Mounted { instance, mount, .. } in all {
             if !mount.wait(deadline.saturating_duration_since(Instant::now())) {
                 warn!(instance = instance.name(), "the mount is still used; its users lose it");
                 instance.refuse();

@@ -90,14 +90,12 @@ impl Granted {
         std::mem::take(&mut lock(&self.state).is_rung)
     }
 
-    /// Lets the next one take, or none any more; whether that was so before.
-    pub fn end_taking(&self, taking: Taking, ends: bool) -> bool {
+    /// Lets the next one take, or none any more.
+    pub fn end_taking(&self, taking: Taking, ends: bool) {
         let mut state = lock(&self.state);
         (state.taking, state.is_busy, state.is_stuck) = (taking, false, false);
         self.taken.notify_all();
-        let had_ended = state.ended;
         state.ended |= ends;
-        had_ended
     }
 
     /// Lets the client post, unless the grant has ended already.
@@ -118,6 +116,11 @@ impl Granted {
     /// Whether the client posts no more.
     pub fn is_revoked(&self) -> bool {
         lock(&self.state).is_revoked
+    }
+
+    /// Whether somebody takes what was posted, and does not come back.
+    pub fn is_stuck(&self) -> bool {
+        lock(&self.state).is_stuck
     }
 
     /// Gives memory back that is only of use while something comes.

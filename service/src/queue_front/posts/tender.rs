@@ -20,8 +20,8 @@ const RUNG_OFTEN: Duration = Duration::from_millis(4);
 /// How long an instance that ends waits for that thread.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// How long the thread that takes posts sleeps before it looks whether it is needed.
-const TENDER_LOOK: Duration = Duration::from_secs(5);
+/// How long the thread that takes posts sleeps before it looks whether it is needed, and whether there is room for what may be posted.
+const TENDER_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Tender {
@@ -105,14 +105,14 @@ impl Posts {
             self.serve_others();
             let grants = self.grants();
             grants.iter().for_each(|granted| granted.session.tend_posts(granted.slot, true));
-            let taken: usize = grants.iter().map(|granted| self.take(granted, None)).sum();
+            let taken: usize = grants.iter().map(|granted| self.take_if_free(granted)).sum();
             idle = if taken > 0 { 0 } else { idle + 1 };
         }
         lock(&self.tender).is_awake = false;
         for granted in self.grants() {
             granted.session.tend_posts(granted.slot, false);
             // Posted before it was seen that nobody looks any more.
-            self.take(&granted, None);
+            self.take_if_free(&granted);
             granted.rest();
         }
         self.serve_others();
@@ -131,9 +131,12 @@ fn run(posts: &Weak<Posts>) {
             drop(tender);
             return posts.serve_others();
         }
-        if std::mem::take(&mut tender.is_called) {
-            drop(tender);
+        let is_called = std::mem::take(&mut tender.is_called);
+        drop(tender);
+        if is_called {
             posts.look();
+        } else {
+            posts.look_for_room();
         }
     }
 }

@@ -10,7 +10,7 @@ use poolfs_ipc::posts::{POST_SLOTS, PostGrant};
 use poolfs_ipc::wire::{Adopt, Operation, Request};
 use poolfs_ipc::{PostAt, Posting};
 use poolfs_libservice::Memory;
-use poolfs_libservice::types::{Caller, NodeId, OpenFlags, SetAttributes};
+use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags, SetAttributes};
 use poolfs_service_protocol::{NotPosted, WriteStatus};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -223,10 +223,11 @@ fn another_instance_over_the_same_ends_all_grants_for_good() {
 fn while_changes_are_held_nothing_is_posted() {
     let writer = writer(OpenFlags::READ_WRITE);
     writer.ends_by(|| {
-        writer.served.instance.without_posts(|| {
+        let held = writer.served.instance.without_posts(|| {
             assert_eq!(writer.content(), b"abcdefg");
             assert_eq!(writer.served.write(writer.file.key(), 0, b"a"), None);
         });
+        assert_eq!(held, Some(()));
     });
 }
 
@@ -300,6 +301,28 @@ fn writes_of_a_byte_here_and_there_end_a_grant_before_there_is_no_room_for_them(
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+#[test]
+fn a_grant_ends_when_others_have_taken_the_room_though_nothing_is_posted() {
+    const ROOM: u64 = 100 << 20;
+    let writer = writer_of(served_over(Memory::with_capacity(ROOM)), OpenFlags::READ_WRITE);
+    let layer = writer.served.instance.layer();
+    let (_, handle) = layer
+        .create(&Caller::ROOT, NodeId::ROOT, Name::new(b"others").expect("a name"), 0o600, OpenFlags::READ_WRITE)
+        .expect("room");
+    let data = vec![b'x'; 1 << 20];
+    for offset in (0..ROOM / 2).step_by(data.len()) {
+        layer.write(&Caller::ROOT, handle, offset, &data).expect("room");
+    }
+    layer.release(handle);
+    let start = Instant::now();
+    while writer.may_post() || writer.served.not_posted(NotPosted::Room) == 0 {
+        assert!(start.elapsed() < EVENT_MAX, "it is still granted");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(writer.served.write(writer.file.key(), 0, b"x"), None, "nor is there another one");
+    assert_eq!(writer.served.not_posted(NotPosted::Slow), 0);
 }
 
 #[test]
