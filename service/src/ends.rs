@@ -1,5 +1,6 @@
 //! Mounts that end without the service: by `umount(8)`, by the last user of a mount that was detached, by a connection that was cut.
 
+use crate::sync::lock;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ impl Ends {
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is_told.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.is_told)
     }
 }
 

@@ -5,6 +5,7 @@ use crate::nodes::content::Counted;
 use crate::nodes::listings::{ListingUse, Opening};
 use crate::nodes::texts::TextUse;
 use crate::shares::{InstanceShares, OpenFileRoom};
+use crate::sync::lock;
 use hashbrown::HashMap;
 use poolfs_libservice::types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use poolfs_libservice::{Libservice, Result};
@@ -141,7 +142,7 @@ impl OpenFile {
     }
 
     fn listing(&self) -> MutexGuard<'_, ListingUse> {
-        self.listing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.listing)
     }
 
     /// Counts a read that was served.
@@ -162,22 +163,22 @@ impl OpenFile {
             self.small_writes.store(count + 1, Ordering::Relaxed);
         }
         let is_paused = |until: Option<Instant>| until.is_some_and(|until| Instant::now() < until);
-        count + 1 >= from && !is_paused(*self.post_after.lock().unwrap_or_else(PoisonError::into_inner))
+        count + 1 >= from && !is_paused(*lock(&self.post_after))
     }
 
     /// Nothing is posted for a while.
     pub(crate) fn pause_posts(&self, pause: Duration) {
-        *self.post_after.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + pause);
+        *lock(&self.post_after) = Some(Instant::now() + pause);
     }
 
     /// A write whose caller has gone on has failed.
     pub(crate) fn note_post_failure(&self, errno: Errno) {
-        self.post_failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(errno);
+        lock(&self.post_failure).get_or_insert(errno);
     }
 
     /// Tells that a write has failed whose caller had gone on, once.
     pub(crate) fn posted_failure(&self) -> std::result::Result<(), Errno> {
-        self.post_failure.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
+        lock(&self.post_failure).take().map_or(Ok(()), Err)
     }
 
     /// Counts posts that were taken.
@@ -193,29 +194,29 @@ impl OpenFile {
 
     /// Notes why its writes may not be posted, or that they may.
     pub(crate) fn note_not_posted(&self, cause: Option<NotPosted>) {
-        *self.not_posted.lock().unwrap_or_else(PoisonError::into_inner) = cause;
+        *lock(&self.not_posted) = cause;
     }
 
     /// Why its writes might not be posted when that was decided last.
     #[must_use]
     pub fn not_posted(&self) -> Option<NotPosted> {
-        *self.not_posted.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.not_posted)
     }
 
     /// Notes why somebody who asked to read it by himself may not, or that he may.
     pub(crate) fn note_not_direct(&self, cause: Option<NotDirect>) {
-        *self.not_direct.lock().unwrap_or_else(PoisonError::into_inner) = cause;
+        *lock(&self.not_direct) = cause;
     }
 
     /// Why the last one who asked to read it by himself may not, if he may not.
     #[must_use]
     pub fn not_direct(&self) -> Option<NotDirect> {
-        *self.not_direct.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.not_direct)
     }
 
     /// Notes how the kernel reads it.
     pub(crate) fn set_use(&self, text_use: TextUse) {
-        *self.text_use.lock().unwrap_or_else(PoisonError::into_inner) = Some(text_use);
+        *lock(&self.text_use) = Some(text_use);
     }
 
     /// Whether a session of the user-level path works on it.
@@ -266,7 +267,7 @@ impl OpenFile {
     /// The kernel has closed the file for good.
     pub(crate) fn close(&self) {
         // Before the node may be forgotten.
-        drop(self.text_use.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(lock(&self.text_use).take());
         let mut state = self.adoption();
         if !std::mem::replace(&mut state.closed, true) {
             let append = self.flags.contains(OpenFlags::APPEND);
@@ -276,7 +277,7 @@ impl OpenFile {
     }
 
     fn adoption(&self) -> MutexGuard<'_, Adoption> {
-        self.adoption.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.adoption)
     }
 
     fn change_adoption<T>(&self, change: impl FnOnce(&mut Adoption) -> T) -> T {

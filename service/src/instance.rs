@@ -19,6 +19,7 @@ use crate::shares::InstanceShares;
 use crate::spans::{Asked, Measured, Tracer, enter};
 use crate::stack::Stack;
 use crate::statistics::Statistics;
+use crate::sync::lock;
 use poolfs_ipc::service::CoreGroups;
 use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId};
@@ -275,7 +276,7 @@ impl Instance {
 
     fn refuse_segment<T>(&self, file: &OpenFile, cause: NotDirect) -> poolfs_libservice::Result<T> {
         file.note_not_direct(Some(cause));
-        *self.not_direct.lock().unwrap_or_else(PoisonError::into_inner).entry(cause).or_default() += 1;
+        *lock(&self.not_direct).entry(cause).or_default() += 1;
         fail(Errno::EOPNOTSUPP)
     }
 
@@ -586,7 +587,7 @@ impl Instance {
                 files: texts.files,
                 bytes: texts.bytes,
             }),
-            not_direct: self.not_direct.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            not_direct: lock(&self.not_direct).clone(),
             posted_requests,
             not_posted,
             union: self.stack.union_status(),

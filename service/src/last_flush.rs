@@ -3,6 +3,7 @@
 
 use crate::instance::Instance;
 use crate::stack::Stack;
+use crate::sync::lock;
 use poolfs_libservice::types::Errno;
 use poolfs_libservice::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -108,7 +109,7 @@ struct Failed {
 
 impl LastFlush {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn end(&self, outcome: Result<()>) {

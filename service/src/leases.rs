@@ -3,13 +3,14 @@
 //! A node of the instance has at most one, which all clients share that read it by themselves. It is revoked when the node's
 //! content comes to be elsewhere (the union says so), or may be changed by the kernel alone ([`crate::nodes`]).
 
+use crate::sync::lock;
 use poolfs_ipc::segment::{FileNotice, Leases, Life, Noted};
 use poolfs_libservice::types::Errno;
 use poolfs_libservice::{Holder, Lease, Share, Taken};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use tracing::warn;
 
 /// Leases of one instance.
@@ -112,7 +113,7 @@ impl LeaseTable {
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 }
 

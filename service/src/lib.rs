@@ -49,6 +49,7 @@ pub mod shares;
 pub mod spans;
 pub mod stack;
 mod statistics;
+mod sync;
 mod transfers;
 mod underway;
 mod walk;

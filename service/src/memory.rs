@@ -35,6 +35,7 @@ mod tests;
 
 use crate::leases::LeaseTable;
 use crate::shares::{PoolMemory, PoolShares};
+use crate::sync::lock;
 use group::{MemoryGroup, Reading};
 use level::{CacheUse, State};
 use poolfs_ipc::service::give_back_freed;
@@ -43,7 +44,7 @@ use poolfs_service_protocol::MemoryStatus;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 use strays::Strays;
 use tracing::{debug, error, info, warn};
@@ -139,10 +140,6 @@ pub struct MemoryWatch {
 struct Signal {
     is_due: bool,
     is_ending: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MemoryWatch {

@@ -22,6 +22,7 @@ pub mod pruning;
 pub mod texts;
 
 use crate::leases::SegmentLease;
+use crate::sync::lock;
 use content::Counted;
 use hashbrown::HashMap;
 use held::{Held, NamesHeld};
@@ -32,7 +33,7 @@ use poolfs_libservice::{Lease, Share};
 use poolfs_service_protocol::NotDirect;
 use pruning::Known;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 use texts::{Backing, TextState, Texts};
 
@@ -167,10 +168,6 @@ impl Default for NodeTable {
         table.states(NodeId::ROOT).insert(NodeId::ROOT, NodeState { number: ROOT_NUMBER, ..NodeState::default() });
         table
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl NodeTable {

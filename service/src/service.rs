@@ -15,6 +15,7 @@ use crate::shares::PoolShares;
 use crate::spans::Tracer;
 use crate::stack::kept::sweep;
 use crate::stack::{Given, Stack, StackBuilder};
+use crate::sync::lock;
 use crate::underway::{Change, Changes};
 use endings::Left;
 use poolfs_service_protocol::{
@@ -27,7 +28,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -67,10 +68,6 @@ pub struct Service {
     ends: Arc<Ends>,
     /// Whoever ends what others have unmounted. Before [`Service::changes`].
     unmounted: Mutex<()>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Service {

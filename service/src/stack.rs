@@ -21,6 +21,7 @@ use crate::memory::WatchedMemory;
 use crate::outside::{Deed, outside};
 use crate::shares::{ListingShares, charged};
 use crate::spans::Timed;
+use crate::sync::lock;
 use branches::{Branch, Branches, Key, Life};
 use claim::{Claim, ClaimKind};
 pub(crate) use given::Given;
@@ -39,7 +40,7 @@ use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use tracing::warn;
 
 /// The layers of one instance. A clone stands on the same branches, with all that is not written back yet.
@@ -167,10 +168,6 @@ pub struct StackBuilder {
     branches: Branches,
     /// by their branches, topmost first
     frozen: Mutex<BTreeMap<Vec<Key>, FrozenPlace>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes of a generation of a union's journal: a part of the cache, one in so many, within these bounds.

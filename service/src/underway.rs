@@ -4,6 +4,7 @@
 //!
 //! **Order of locks.** A [`Change`] comes before all other locks of the service. Who looks at branches has none.
 
+use crate::sync::lock;
 use poolfs_service_protocol::MountSpec;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -42,7 +43,7 @@ pub(crate) struct Change<'a> {
 impl Changes {
     /// A change, when no other one is made.
     pub(crate) fn begin(&self) -> Change<'_> {
-        Change { of: self, state: self.state.lock().unwrap_or_else(PoisonError::into_inner) }
+        Change { of: self, state: lock(&self.state) }
     }
 
     /// The last one: whatever is under way is given up, and nothing is mounted after it.

@@ -10,9 +10,10 @@
 //! looks at the callers itself, as long as requests stay that it has seen before. Meanwhile it also sees to it that somebody reads, when no
 //! further thread could be had at first.
 
+use crate::sync::lock;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How often the watcher looks.
@@ -62,10 +63,6 @@ impl Drop for Entered<'_> {
         let _ = self.of.take(self.place, self.unique, || Ok::<_, ()>(()));
         self.of.taken.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl InService {

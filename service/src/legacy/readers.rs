@@ -4,9 +4,10 @@
 //! The first stays as long as the mount. Each of the others ends when it has had nothing to do for a while, as long as somebody is left
 //! who receives the next message.
 
+use crate::sync::lock;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// The number of threads that there are is counted by these, that of those that have something to do by ones.
 const STARTED: u64 = 1 << 32;
@@ -59,7 +60,7 @@ impl Readers {
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.places)
     }
 
     /// Whether nobody is left who would receive the next message, and there may be one more.

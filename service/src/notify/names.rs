@@ -2,8 +2,9 @@
 
 use super::worker::Worker;
 use super::{DirectoryJob, KernelCache, NameChange, NameJob, OVERFLOW_MAX, note, tell_directory};
+use crate::sync::lock;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// What a full queue of names had no room for: each name and each listing once, however often it has changed.
 #[derive(Default)]
@@ -18,7 +19,7 @@ struct Overflowed {
 impl Overflow {
     /// Whether there was room.
     pub fn add(&self, jobs: Vec<DirectoryJob>) -> bool {
-        let mut overflowed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut overflowed = lock(&self.0);
         if overflowed.names.len() + overflowed.listings.len() + jobs.len() > OVERFLOW_MAX {
             return false;
         }
@@ -39,7 +40,7 @@ impl Overflow {
     }
 
     pub fn take(&self) -> Vec<DirectoryJob> {
-        let taken = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let taken = std::mem::take(&mut *lock(&self.0));
         let names = taken.names.into_iter();
         let names = names.map(|((parent, name), change)| DirectoryJob::Name(NameJob { parent, name, change }));
         names.chain(taken.listings.into_iter().map(DirectoryJob::Listing)).collect()

@@ -2,6 +2,7 @@
 
 use super::JOBS_MAX;
 use crate::cpus::keep_on;
+use crate::sync::lock;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -36,7 +37,7 @@ impl<J: Send + 'static> Worker<J> {
         if let Some(queue) = self.queue.get() {
             return Some(queue);
         }
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = lock(&self.thread);
         if self.queue.get().is_none() {
             let (queue, jobs): (_, Receiver<Message<J>>) = sync_channel(JOBS_MAX);
             let (tell, cpus) = (Arc::clone(&self.tell), self.cpus.clone());

@@ -3,9 +3,10 @@
 use crate::handles::OpenFile;
 use crate::instance::Instance;
 use crate::queue_front::session::SessionState;
+use crate::sync::lock;
 use hashbrown::HashMap;
 use poolfs_ipc::service::Session;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 type Sessions = Vec<Weak<Session<SessionState>>>;
 
@@ -52,7 +53,7 @@ impl Adoptions {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     /// Gives `session` a handle on `file`, unless it or all sessions have too many, or the file was given up. Its client vouches that the

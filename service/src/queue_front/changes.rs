@@ -4,8 +4,9 @@
 //! back just while the thread goes to sleep: then it has missed the change. So whoever changes something wakes until no
 //! thread is asleep that began to sleep before.
 
+use crate::sync::lock;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Between two wake-ups of threads that may have missed the one before.
@@ -43,7 +44,7 @@ impl Changes {
 
     /// Advances the count; `wake` wakes the sleepers, as often as it takes.
     pub(super) fn tell(&self, wake: impl Fn()) {
-        let _one_at_a_time = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.telling);
         let before = self.count.fetch_add(1, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         loop {

@@ -13,6 +13,7 @@ use crate::queue_front::view::View;
 use crate::request::Context;
 use crate::shares::InstanceShares;
 use crate::spans::Measured;
+use crate::sync::lock;
 use poolfs_ipc::service::{
     Acquired, Admission, Called, Endpoint, EndpointConfig, PeerFacts, Reception, Search, Session, Stop, Summoned,
 };
@@ -25,7 +26,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{debug, error, warn};
@@ -47,10 +48,6 @@ pub struct QueueFront {
     /// By group: its part of the threads.
     threads: Vec<Arc<Share>>,
     reception: Mutex<Option<(Stop, JoinHandle<()>)>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl QueueFront {

@@ -24,6 +24,7 @@ use crate::queue_front::serve::{serve, serve_post};
 use crate::queue_front::session::SessionState;
 use crate::request::Context;
 use crate::stack::Stack;
+use crate::sync::lock;
 use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::posts::POST_BYTES_MAX;
 use poolfs_ipc::service::{Acquired, Session};
@@ -36,7 +37,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
@@ -74,10 +75,6 @@ const ROUNDS_MAX: u32 = 64;
 /// Until when somebody waits who cannot for long.
 fn soon() -> Option<Instant> {
     Some(Instant::now() + TAKING_MAX)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What may make a write to a stack wait, or fail, before long.

@@ -10,13 +10,14 @@ use crate::cpus::keep_on;
 use crate::queue_front::changes::Changes;
 use crate::queue_front::front::QueueFront;
 use crate::queue_front::session::SessionState;
+use crate::sync::lock;
 use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::futex;
 use poolfs_ipc::service::{CoreGroups, Endpoint, MemoryBudget, Search, SessionMemory, wait_for_doorbells};
 use poolfs_libservice::{Share, Shares};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{error, warn};
@@ -70,10 +71,6 @@ pub struct ServiceThreads {
 fn threads_max(instances: usize) -> usize {
     let half = SERVICE_THREADS_PER_GROUP_MAX / 2;
     SERVICE_THREADS_PER_GROUP_MAX + if instances > 1 { half.max(instances) } else { 0 }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ServiceThreads {

@@ -14,6 +14,7 @@ use crate::instance::Instance;
 use crate::mount_table::{Mount, MountTable};
 use crate::queue_front::reach::{Candidate, Walker};
 use crate::queue_front::session::effective_credentials;
+use crate::sync::lock;
 use hashbrown::HashMap;
 use poolfs_ipc::service::PeerFacts;
 use poolfs_libservice::types::{Errno, NodeId};
@@ -24,7 +25,7 @@ use std::fmt;
 use std::fs::File;
 use std::hash::BuildHasher;
 use std::io::{self, Read, Seek};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 use tracing::debug;
 
@@ -222,7 +223,7 @@ impl View {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     /// Until the value is dropped, whoever looks whether the client still sees that waits.

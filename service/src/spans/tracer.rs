@@ -3,6 +3,7 @@
 use super::clock::{Running, Times, now_ns};
 use super::summary::Summary;
 use crate::request::Kind;
+use crate::sync::lock;
 use poolfs_service_protocol::{KindTimes, Layer, OperationPath, Span, TraceSpec};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -54,7 +55,7 @@ impl Watcher {
         }
         self.requests.fetch_add(1, Ordering::Relaxed);
         if self.spec.summary {
-            let mut summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut summary = lock(&self.summary);
             summary.record(of.asked.path, of.operation, of.queue_ns, &of.times);
         } else if let Err(TrySendError::Full(_)) = self.spans.try_send(of.span()) {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -230,7 +231,7 @@ impl Watch {
     /// All requests so far by kind, when asked for.
     #[must_use]
     pub fn summary(&self) -> Vec<KindTimes> {
-        self.watcher.summary.lock().unwrap_or_else(PoisonError::into_inner).report()
+        lock(&self.watcher.summary).report()
     }
 }
 

@@ -8,6 +8,7 @@ use super::error::{Role, StackError};
 use super::given::{Given, Identity};
 use super::kept::{self, UpperRoot};
 use crate::spans::Timed;
+use crate::sync::lock;
 use poolfs_bcow::Bcow;
 use poolfs_cache::Cache;
 use poolfs_libservice::Libservice;
@@ -116,7 +117,7 @@ struct Table {
 impl Table {
     /// No branch may be let go of while this is held: that takes the lock.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Where the services of a host keep their state, and how it is found by its identifier alone.
 
+use crate::sync::lock;
 use poolfs_cache::{BranchKey, StateDirectory, open_private};
 use poolfs_service_protocol::KEPT_SUFFIX;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, fstat, open, unlinkat};
@@ -9,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use tracing::warn;
 
 /// The directory below which all services have their state (`/run/poolfs`): it is opened once, and everything in it is reached from there.
@@ -45,7 +46,7 @@ impl StateRoot {
 
     /// Held by the thread that has a state directory open: it has what is kept of several branches, and is one user's at a time.
     pub(super) fn salvaging(&self) -> MutexGuard<'_, ()> {
-        self.salvaging.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.salvaging)
     }
 
     /// Those of the pool whose directory has this name; nothing when there are none.
