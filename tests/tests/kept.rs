@@ -3,6 +3,7 @@
 use poolfs_tests::{Pool, Way, checksum, is_soak, isolated, populate, run, shell, wait_until};
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -331,6 +332,81 @@ fn an_orderly_end_right_after_changes_complains_of_nothing() {
             assert!(complaints.is_empty(), "{format}: {complaints:?}");
             fs::remove_dir_all(folder.join("upper")).expect("removed");
             fs::create_dir(folder.join("upper")).expect("a folder");
+        }
+    });
+}
+
+/// Files of a lower branch that are together larger than the disk of the upper one.
+const FULL_FILES: usize = 6;
+const FULL_BYTES: usize = 4 << 20;
+
+fn content_below(file: usize) -> Vec<u8> {
+    (0..FULL_BYTES).map(|at| (at / 4096 * 7 + file) as u8).collect()
+}
+
+/// Writes blocks here and there until many were refused for want of room; what was accepted is in `contents`.
+fn fill(at: &Path, contents: &mut [Vec<u8>]) {
+    let open = |file: usize| fs::OpenOptions::new().write(true).open(at.join(format!("f{file}"))).expect("opened");
+    let files: Vec<fs::File> = (0..contents.len()).map(open).collect();
+    let (mut refused, mut state) = (0, 1u64);
+    while refused < 500 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (file, block) = ((state >> 33) as usize % files.len(), (state >> 40) as usize % (FULL_BYTES / 4096));
+        let data = [(state >> 52) as u8; 4096];
+        match files[file].write_at(&data, block as u64 * 4096) {
+            Ok(count) => contents[file][block * 4096..][..count].copy_from_slice(&data[..count]),
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+                refused += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_branch_on_a_full_disk_is_mounted_after_a_death_and_loses_nothing_when_there_is_room() {
+    isolated("a_branch_on_a_full_disk_is_mounted_after_a_death_and_loses_nothing_when_there_is_room", |folder| {
+        let pool = Pool::create(folder, "64M");
+        let [lower, disk, at] = ["lower", "disk", "mnt"].map(|name| folder.join(name));
+        for place in [&lower, &disk] {
+            fs::create_dir(place).expect("a folder");
+        }
+        for file in 0..FULL_FILES {
+            fs::write(lower.join(format!("f{file}")), content_below(file)).expect("room");
+        }
+        for format in FORMATS {
+            let image = folder.join(format);
+            let make =
+                "truncate -s 16M IMAGE && mkfs.ext4 -q -m 0 IMAGE && mount -o loop IMAGE DISK && mkdir DISK/upper";
+            let make =
+                make.replace("IMAGE", image.to_str().expect("text")).replace("DISK", disk.to_str().expect("text"));
+            let _ = shell(&make).expect("a disk");
+            let upper = disk.join("upper");
+            let mount = || pool.mount_stored(&at, &upper, &lower, format);
+            let mut contents: Vec<Vec<u8>> = (0..FULL_FILES).map(content_below).collect();
+            let mounted = mount();
+            fill(&at, &mut contents);
+            pool.kill_service();
+            drop(mounted.unmount());
+            let mounted = mount();
+            // What waits for room answers EIO, and nothing else than what was written last.
+            let read = |file: usize| fs::read(at.join(format!("f{file}")));
+            for (file, content) in contents.iter().enumerate() {
+                match read(file) {
+                    Ok(found) => assert!(&found == content, "{format}: f{file} differs"),
+                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "{format}: f{file}: {error}"),
+                }
+            }
+            fs::remove_file(at.join("f0")).expect("removed, which makes room");
+            let _ = mounted.unmount().expect("umount");
+            let mounted = mount();
+            for (file, content) in contents.iter().enumerate().skip(1) {
+                assert!(&read(file).expect("readable") == content, "{format}: f{file} differs");
+            }
+            let _ = mounted.unmount().expect("umount");
+            let checked = pool.poolfs(&["fsck", upper.to_str().expect("UTF-8")]);
+            assert_eq!(checked.code, 0, "{format}: {checked:?}");
+            let _ = run(Command::new("umount").arg(&disk)).expect("umount");
         }
     });
 }

@@ -72,6 +72,8 @@ impl Node {
         let handle = self.writer_below()?;
         let size = self.extend_below(handle)?;
         self.core.below.fallocate(caller, handle, mode, offset, length)?;
+        // What was allocated is not there for what is accepted from here on.
+        self.core.forget_room();
         let end = offset.saturating_add(length);
         let note = |state: &mut State| {
             if mode.intersects(AllocateMode::PUNCH_HOLE | AllocateMode::ZERO_RANGE) {

@@ -191,9 +191,13 @@ impl Remains {
         let mut written = 0;
         // A segment that is gone was given up, with all that is noted of it, by a process that died in the middle of that.
         if let Some(segment) = segment.filter(|_| file.segment != 0) {
-            if attributes.size != file.size {
+            let set_size = || {
                 let size = SetAttributes { size: Some(file.size), ..SetAttributes::default() };
-                below.setattr(&Caller::ROOT, node, &size, None)?;
+                below.setattr(&Caller::ROOT, node, &size, None)
+            };
+            let mut size = attributes.size.min(file.size);
+            if size < attributes.size {
+                set_size()?;
             }
             let opened = Opened::file(below, &Caller::ROOT, node, OpenFlags::READ_WRITE)?;
             let buffers = BufferStore::default();
@@ -207,6 +211,11 @@ impl Remains {
                 read(&segment, offset, bytes).map_err(|error| unreadable(&error))?;
                 opened.write_full(offset, bytes)?;
                 written += bytes.len() as u64;
+                size = size.max(end);
+            }
+            // Not before: what is written into room that was reserved for it leaves no hole.
+            if size < file.size {
+                set_size()?;
             }
         } else if file.segment != 0 {
             changes.modified = None;

@@ -25,7 +25,7 @@ use crate::sketch::{BLOCK, Sketch};
 use crate::work::{DIRECTORY, find};
 use hashbrown::HashSet;
 use poolfs_libservice::{Branch, Error, Held, Opened, Result};
-use poolfs_types::{Caller, Errno, Name, NodeId, OpenFlags};
+use poolfs_types::{AllocateMode, Caller, Errno, FileSystemStatistics, Name, NodeId, OpenFlags};
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -37,6 +37,10 @@ pub(crate) const RECORD_BYTES: usize = 40;
 /// Bounds of [`Journal::left_bytes_max`].
 const LEFT_BYTES_MIN: u64 = 4 << 20;
 const LEFT_BYTES_MAX: u64 = 192 << 20;
+/// Most bytes of the room that a file is given in the branch when it is made: it comes to disk when that may be full.
+const ROOM_BYTES_MAX: u64 = 1 << 20;
+/// The part of the free room of a branch that is as much: a block of 4 KiB that moves takes two records at most.
+const ROOM_SHARE: u64 = 32;
 const CRC_AT: usize = 36;
 const MAGIC: &[u8; 4] = b"PFJR";
 const MOVED: u32 = 1;
@@ -345,6 +349,7 @@ impl Journal {
             let file = make(&self.upper, self.top.node(), number)?;
             let end = RECORD_BYTES as u64;
             // Whoever appends when it is full ends the one before; until then others append some more.
+            self.reserve(&file);
             self.upper.hold(ROOT, file.id(), 0..self.bytes_max * 2, true)?;
             generations.current = Some(Generation { number, file, end, nodes: HashSet::new() });
             let current = generations.current.as_ref().map(|current| &current.file);
@@ -359,6 +364,21 @@ impl Journal {
         current.end += length;
         current.nodes.insert(node);
         Ok(())
+    }
+
+    /// Gives a new file room in the branch. Where there is none any more, nothing of what would be recorded finds room, either.
+    fn reserve(&self, file: &Opened) {
+        let wanted = |found: FileSystemStatistics| {
+            let free = found.blocks_available.saturating_mul(found.block_size.into());
+            (free / ROOM_SHARE).min(ROOM_BYTES_MAX).min(self.bytes_max * 2)
+        };
+        let reserved = self
+            .upper
+            .statfs(ROOT, NodeId::ROOT)
+            .and_then(|found| self.upper.fallocate(ROOT, file.id(), AllocateMode::KEEP_SIZE, 0, wanted(found)));
+        if let Err(error) = reserved {
+            tracing::debug!(%error, "no room is kept for a journal");
+        }
     }
 
     /// Has the generations begin after those whose files another union has left.

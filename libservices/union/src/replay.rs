@@ -238,10 +238,15 @@ pub(crate) fn is_empty(upper: &Branch, top: NodeId, generation: u64) -> Result<b
     Ok(header == [0; RECORD_BYTES])
 }
 
-/// What cannot be done for one file now waits and is no reason to refuse the others: its bytes, or their map, cannot be read.
+/// There is no room in the branch. Who has it mounted can make some.
+fn is_no_room(error: &Error) -> bool {
+    *error == Errno::ENOSPC || *error == Errno::EDQUOT
+}
+
+/// What cannot be done for one file now waits and is no reason to refuse the others: its bytes, or their map, cannot be read, or there is no room for it.
 fn of_one_file(done: Result<std::result::Result<(), Cause>>) -> Result<std::result::Result<(), Cause>> {
     match done {
-        Err(error) if error == Errno::EIO || error == Errno::ENOMEM => Ok(Err(error.to_string())),
+        Err(error) if error == Errno::EIO || error == Errno::ENOMEM || is_no_room(&error) => Ok(Err(error.to_string())),
         done => done,
     }
 }
@@ -280,12 +285,19 @@ impl Union {
             }
         }
         upper.sync()?;
-        self.keep(&left)?;
-        for generation in generations.into_iter().filter(|&generation| generation != LEFT || left.is_empty()) {
-            journal::remove(upper, top, generation)?;
-        }
         if !left.is_empty() {
             let _ = self.waiting.set(left.waiting());
+        }
+        match self.keep(&left) {
+            // The files that say it stay, with what is in order by now, which is nothing to whoever reads it again.
+            Err(error) if is_no_room(&error) => {
+                tracing::warn!("no room to store apart what waits: the journals of the dead service stay");
+                return Ok(());
+            }
+            kept => kept?,
+        }
+        for generation in generations.into_iter().filter(|&generation| generation != LEFT || left.is_empty()) {
+            journal::remove(upper, top, generation)?;
         }
         self.work.sync_directory(top)
     }
@@ -464,7 +476,12 @@ impl Union {
         let first = !record.bitmap_durable;
         let data = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
         upper.fsync(ROOT, data.id(), Durability::All)?;
-        self.write_sectors(&record.id, &sectors, first, bitmap_bytes)?;
+        self.write_sectors(&record.id, &sectors, first, bitmap_bytes).inspect_err(|_| {
+            if first {
+                // A bitmap that no record tells of is nobody's when the file is removed.
+                let _ = self.work.remove_bitmap(&record.id);
+            }
+        })?;
         if first && !sectors.is_empty() {
             let record = SketchRecord { bitmap_durable: true, ..sketch.record };
             marks::set(&**upper, held.node(), marks::SKETCH, &record.encode())?;
