@@ -3,7 +3,7 @@
 use crate::support::{ROOT, Stack, name, patient, pattern};
 use poolfs_cache::CacheConfig;
 use poolfs_libservice::{Durability, Libservice, Memory};
-use poolfs_types::{Errno, NodeId, OpenFlags, SetAttributes, SetTime, Timestamp};
+use poolfs_types::{AllocateMode, Errno, NodeId, OpenFlags, SetAttributes, SetTime, Timestamp};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -179,6 +179,28 @@ fn near_full_the_writer_sees_it_and_what_was_accepted_fits() {
         stack.write(second, 0, &[2; 1 << 20]);
         stack.cache.fsync(&ROOT, second, Durability::All).unwrap();
     }
+}
+
+#[test]
+fn what_is_accepted_after_room_was_allocated_fits() {
+    let stack = Stack::over(patient(64 << 20), Memory::with_capacity(8 << 20));
+    let (node, handle) = stack.create("f");
+    // There is much room now.
+    stack.write(handle, 0, &pattern(5, 0, 10_000));
+    let (_, allocated) = stack.create("g");
+    stack.cache.fallocate(&ROOT, allocated, AllocateMode::KEEP_SIZE, 0, 6 << 20).unwrap();
+    let mut accepted = 10_000;
+    while accepted < 4 << 20 {
+        match stack.cache.write(&ROOT, handle, accepted, &pattern(5, accepted, 10_000)) {
+            Ok(written) => accepted += written.count as u64,
+            Err(error) => {
+                assert_eq!(error.errno(), Errno::ENOSPC);
+                break;
+            }
+        }
+    }
+    stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
+    assert!(stack.below.durable(node).content == pattern(5, 0, accepted as usize));
 }
 
 #[test]
