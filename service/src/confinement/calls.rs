@@ -1,7 +1,7 @@
 //! The system calls that the service may make, and those of which one is enough to end it.
 
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
-use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{BackendError, SeccompCondition, SeccompRule};
 use std::collections::BTreeMap;
 
@@ -114,7 +114,6 @@ const MESSAGES: &[i64] = &[
     libc::SYS_ppoll,
     libc::SYS_eventfd2,
     libc::SYS_pidfd_open,
-    libc::SYS_pidfd_send_signal,
 ];
 
 /// Memory, threads, signals, time: what the Rust runtime and the C library need for themselves. Of memory that can be executed,
@@ -238,6 +237,10 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
 /// `FUSE_DEV_IOC_BACKING_OPEN` and `FUSE_DEV_IOC_BACKING_CLOSE`; the last is how descriptors are made not to wait.
 const CONTROLS: [u64; 3] = [0x4010_e501, 0x4004_e502, libc::FIONBIO];
 
+/// Which signal a descriptor sends, and who gets it, as `F_SETOWN` says of a process: the same numbers everywhere.
+const F_SETSIG: libc::c_int = 10;
+const F_SETOWN_EX: libc::c_int = 15;
+
 /// Those that end the process.
 pub(super) fn fatal() -> Rules {
     FATAL.iter().map(|&call| (call, Vec::new())).collect()
@@ -273,6 +276,10 @@ pub(super) fn allowed(mounts: bool) -> Result<Rules, BackendError> {
     rules.insert(libc::SYS_prctl, names);
     // Limits are looked at and not changed.
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![SeccompCondition::new(2, Qword, Eq, 0)?])?]);
+    // Nor does a descriptor send signals.
+    let signals = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX].map(|command| u64::from(command.cast_unsigned()));
+    let others = signals.into_iter().map(|command| SeccompCondition::new(1, Dword, Ne, command));
+    rules.insert(libc::SYS_fcntl, vec![SeccompRule::new(others.collect::<Result<_, _>>()?)?]);
     // A panic that nobody catches ends this process; of other processes' threads it is only asked whether they are there.
     rules.insert(libc::SYS_tgkill, vec![word(0, std::process::id().into())?, word(2, 0)?]);
     Ok(rules)

@@ -8,9 +8,11 @@ use std::process::{Command, ExitStatus};
 const ATTEMPT: &str = "POOLFS_TEST_ATTEMPT";
 
 const SIGSYS: i32 = 31;
+/// Which signal a descriptor sends.
+const F_SETSIG: libc::c_long = 10;
 
 /// System calls by name: what of a call is looked at are its number and these arguments.
-const CALLS: [(&str, libc::c_long, [libc::c_long; 3]); 21] = [
+const CALLS: [(&str, libc::c_long, [libc::c_long; 3]); 24] = [
     ("execve", libc::SYS_execve, [0, 0, 0]),
     ("execveat", libc::SYS_execveat, [0, 0, 0]),
     ("ptrace", libc::SYS_ptrace, [libc::PTRACE_TRACEME as libc::c_long, 0, 0]),
@@ -27,6 +29,9 @@ const CALLS: [(&str, libc::c_long, [libc::c_long; 3]); 21] = [
     ("a network socket", libc::SYS_socket, [libc::AF_INET as libc::c_long, libc::SOCK_STREAM as libc::c_long, 0]),
     ("a netlink socket", libc::SYS_socket, [libc::AF_NETLINK as libc::c_long, libc::SOCK_RAW as libc::c_long, 0]),
     ("a signal", libc::SYS_kill, [0, 0, 0]),
+    ("a signal by a descriptor of a process", libc::SYS_pidfd_send_signal, [-1, 0, 0]),
+    ("who gets signals of a descriptor", libc::SYS_fcntl, [0, libc::F_SETOWN as libc::c_long, 0]),
+    ("which signal a descriptor sends", libc::SYS_fcntl, [0, F_SETSIG, 0]),
     ("a quota", libc::SYS_quotactl, [0, 0, 0]),
     ("a mount", libc::SYS_mount, [0, 0, 0]),
     ("an unmount", libc::SYS_umount2, [0, 0, 0]),
