@@ -3,6 +3,7 @@
 use crate::arguments::{EnterArguments, ExecArguments};
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
+use crate::inherited::Descriptors;
 use crate::mount::{Wanted, mount_instance, split_lowers};
 use crate::outlived::{self, group_name};
 use crate::pool::{self, NewPool};
@@ -15,7 +16,6 @@ use crate::unmount::unmount_flushed;
 use poolfs_host::{CpuSet, Leaf};
 use poolfs_service_protocol::{Ending, StackSpec, Storage, UpperFormat};
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,7 +29,7 @@ const STATUS_NOT_FOUND: u8 = 127;
 const STATUS_NOT_STARTED: u8 = 126;
 
 /// Run a program; its exit status.
-pub fn execute(context: &Context, arguments: &ExecArguments) -> Result<u8> {
+pub fn execute(context: &Context, arguments: &ExecArguments, inherited: &Descriptors) -> Result<u8> {
     let mounts = arguments.mounts.iter().map(|text| parse_spec(text)).collect::<Result<Vec<_>>>()?;
     if !arguments.legacy && context.run != Path::new(LIBRARY_RUN_DIRECTORY) {
         let cause = format!("the library looks for sockets in {LIBRARY_RUN_DIRECTORY} only");
@@ -46,7 +46,7 @@ pub fn execute(context: &Context, arguments: &ExecArguments) -> Result<u8> {
     };
     let mut mounted = Vec::new();
     let result = mount_all(context, &name, mounts, arguments, &own, &mut mounted)
-        .and_then(|()| run_in_pool(context, arguments, &name, &own, &mut signals));
+        .and_then(|()| run_in_pool(context, arguments, &name, &own, inherited, &mut signals));
     let cleaned = clean_up(context, &name, &mounted, &own, arguments.pool.is_none());
     result.and_then(|status| cleaned.map(|()| status))
 }
@@ -98,6 +98,7 @@ fn run_in_pool(
     arguments: &ExecArguments,
     pool: &str,
     own: &ProcessRecord,
+    inherited: &Descriptors,
     signals: &mut Signals,
 ) -> Result<u8> {
     let mut command = Command::new(context.program());
@@ -113,7 +114,7 @@ fn run_in_pool(
     if signals.end_was_asked() {
         return Err(Failure::interrupted("exec", "it was asked to end before the command began"));
     }
-    let mut child = command.spawn().map_err(|error| Failure::file(&context.program(), error))?;
+    let mut child = inherited.spawn(&mut command).map_err(|error| Failure::file(&context.program(), error))?;
     let ended = signals.wait(&*context.host, &mut child, |_| Ok(()));
     context.begin_anew();
     ended.map(status_code)
@@ -163,7 +164,7 @@ fn hand_over(pool: &mut Locked<PoolRecord>, instance: &str, failure: Failure) ->
 }
 
 /// The step between `exec` and its program: enter the pool's group, then become the program.
-pub fn enter(context: &Context, arguments: &EnterArguments) -> Result<u8> {
+pub fn enter(context: &Context, arguments: &EnterArguments, inherited: &Descriptors) -> Result<u8> {
     let pools = context.pools()?;
     let pool: PoolRecord = pools.peek(&arguments.pool)?.ok_or_else(|| pools.absent(&arguments.pool))?;
     let groups = context.groups()?;
@@ -177,7 +178,7 @@ pub fn enter(context: &Context, arguments: &EnterArguments) -> Result<u8> {
     if let Some(library) = &arguments.preload {
         command.env("LD_PRELOAD", preloaded(library, std::env::var_os("LD_PRELOAD")));
     }
-    let error = command.exec();
+    let error = inherited.exec(&mut command);
     Err(not_executed(program, &error))
 }
 

@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::inherited::with_used_variables;
 use crate::text::{complain, count, plain, print};
 use crate::{branches, waiting};
 use poolfs_service_protocol::{
@@ -36,7 +37,7 @@ fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> R
     branches::refuse_check(context, &found)?;
     let spec = CheckSpec { upper: found, lowers, repair, socket_directory: context.run.clone() };
     let failed = |cause: &dyn std::fmt::Display| Failure::new(upper.display().to_string(), cause, "");
-    let mut child = Command::new(context.service_program()?)
+    let mut child = with_used_variables(&mut Command::new(context.service_program()?))
         .arg("check")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -18,6 +18,7 @@ mod execute;
 mod failure;
 mod fsck;
 mod images;
+mod inherited;
 mod memory;
 mod mount;
 mod outlived;
@@ -42,6 +43,7 @@ use arguments::{Arguments, Command, ImageCommand, PoolCommand};
 use clap::Parser;
 use context::Context;
 use failure::{Failure, Result};
+use inherited::Descriptors;
 use patience::Patience;
 use poolfs_service_protocol::TraceSpec;
 use std::io::IsTerminal;
@@ -133,6 +135,7 @@ fn refuse_without_root(command: &Command, user: u32) -> Result<()> {
 }
 
 fn dispatch(arguments: Arguments) -> Result<u8> {
+    let inherited = Descriptors::withhold()?;
     let limit = Duration::from_secs(arguments.timeout);
     let left = match &arguments.command {
         Command::Monitor { left_ms: Some(left), .. } => Duration::from_millis(*left),
@@ -159,7 +162,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         }
         Command::Exec(arguments) => {
             pool::sweep(context);
-            return execute::execute(context, &arguments);
+            return execute::execute(context, &arguments, &inherited);
         }
         Command::Run(arguments) => {
             pool::sweep(context);
@@ -182,7 +185,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Doctor => return doctor::doctor(context),
         Command::Demo(arguments) => return demo::demo(context, &arguments),
         Command::Monitor { container, .. } => return container::watch(context, &container),
-        Command::Enter(arguments) => return execute::enter(context, &arguments),
+        Command::Enter(arguments) => return execute::enter(context, &arguments, &inherited),
         Command::Tied { parent, show, command } => return container::tie(context, parent, &show, &command),
     }
     Ok(0)

@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
+use crate::inherited::with_used_variables;
 use crate::patience::{MOMENT, Wait};
 use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
@@ -295,7 +296,7 @@ fn start(context: &Context, pool: &mut Locked<PoolRecord>, socket: PathBuf) -> R
         std::fs::rename(&log, log.with_extension("old")).map_err(|error| Failure::file(&log, error))?;
     }
     let open_log = || File::options().create(true).append(true).open(&log).map_err(|error| Failure::file(&log, error));
-    let mut child = std::process::Command::new(&program)
+    let mut child = with_used_variables(&mut std::process::Command::new(&program))
         .stdin(Stdio::piped())
         .stdout(open_log()?)
         .stderr(open_log()?)
@@ -458,7 +459,7 @@ fn swept(context: &Context, place: &Path) -> Result<String> {
     let program = context.service_program()?;
     let failed = |error| Failure::file(&program, error);
     let mut command = std::process::Command::new(&program);
-    command.arg("sweep").arg(place).stdout(Stdio::piped()).stderr(Stdio::null());
+    with_used_variables(&mut command).arg("sweep").arg(place).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(failed)?;
     let output = child.stdout.take();
     // It looks at the branches.

@@ -5,6 +5,7 @@ use crate::container::record::ContainerRecord;
 use crate::container::supervise::{self, Places, Start};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::inherited::with_used_variables;
 use crate::record::ProcessRecord;
 use crate::signals::Signals;
 use crate::text::complain;
@@ -31,7 +32,7 @@ const DETACHED_SIZE: Winsize = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, w
 
 /// Start the monitor of a container and wait until the container runs.
 pub fn launch(context: &Context, name: &str, signals: &mut Signals) -> Result<()> {
-    let mut child = Command::new(context.program())
+    let mut child = with_used_variables(&mut Command::new(context.program()))
         .arg("--state")
         .arg(&context.state)
         .arg("--run-dir")

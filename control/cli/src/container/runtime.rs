@@ -15,6 +15,8 @@ const RUNTIMES: [&str; 2] = ["runc", "crun"];
 const LOG_NAME: &str = "runtime.log";
 /// Where it writes the first process's number.
 const PID_NAME: &str = "pid";
+/// What a service manager says of descriptors that it gave to this process, and that the runtime does not have.
+const OF_DESCRIPTORS: [&str; 3] = ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
 /// Exit statuses as Docker gives them.
 const STATUS_RUNTIME: u8 = 125;
 const STATUS_NOT_EXECUTABLE: u8 = 126;
@@ -51,6 +53,9 @@ impl Runtime {
     /// place, the second, that they reach whoever they have become. Nobody else sees it there.
     pub fn run(&self, context: &Context, bundle: &Path, id: &str, shown: Option<(&Path, &Path)>) -> Command {
         let mut command = Command::new(context.program());
+        for name in OF_DESCRIPTORS {
+            command.env_remove(name);
+        }
         if context.json {
             command.arg("--json");
         }
