@@ -55,7 +55,7 @@ fn a_copy_of_an_upper_branch_is_whole_or_refused() {
             copy(script);
             let refused = try_line(&pool, "mount POOL @mnt --upper @copy --lower @lower");
             assert_ne!(refused.code, 0, "{script}: {refused:?}");
-            for part in ["without its extended attributes", "`cp -a`", "--xattrs-include='*'", "rsync -aX"] {
+            for part in ["without its extended attributes", "`cp -a`", "--xattrs-include='*'", "rsync -aHX"] {
                 assert!(refused.err.contains(part), "{script}: {part} in {refused:?}");
             }
             let bitmaps = || fs::read_dir(folder.join("copy/.poolfs/bitmaps")).expect("there").count();
@@ -92,6 +92,43 @@ fn a_copy_of_an_upper_branch_is_whole_or_refused() {
             let _ = mounted.unmount().expect("umount");
         }
     });
+}
+
+/// Two files of one bitmap would hide each other's blocks.
+#[test]
+fn a_partly_written_file_that_was_copied_within_the_branch_answers_eio_and_the_other_loses_nothing() {
+    isolated(
+        "a_partly_written_file_that_was_copied_within_the_branch_answers_eio_and_the_other_loses_nothing",
+        |folder| {
+            let pool = written(folder);
+            let _ = shell(&format!("cd {}; cp -a upper/file upper/copied", folder.display())).expect("copied");
+            let mount = || pool.mount_union(&folder.join("mnt"), &folder.join("upper"), &[&folder.join("lower")]);
+            let mut wanted = content();
+            for block in [3, 7] {
+                let found = try_line(&pool, "fsck @upper --lower @lower");
+                assert!(found.code == 4 && found.out.contains("damaged: copied: its bitmap"), "{found:?}");
+                let mounted = mount();
+                let open = |name: &str| fs::File::options().read(true).write(true).open(folder.join("mnt").join(name));
+                let file = open("file").expect("it is the one that was written");
+                let refused = open("copied").and_then(|file| file.write_all_at(b"Z", 9 * 4096));
+                assert_eq!(refused.expect_err("it is a copy").raw_os_error(), Some(5));
+                assert_eq!(fs::read(folder.join("mnt/copied")).expect_err("it is a copy").raw_os_error(), Some(5));
+                file.write_all_at(&[b'Y'; 4096], block * 4096).expect("written");
+                file.sync_all().expect("synced");
+                wanted[block as usize * 4096..(block as usize + 1) * 4096].fill(b'Y');
+                let status = try_line(&pool, "status POOL");
+                assert!(status.out.contains("copied") && status.out.contains("inode number"), "{status:?}");
+                drop(file);
+                let _ = mounted.unmount().expect("umount");
+            }
+            let mounted = mount();
+            fs::remove_file(folder.join("mnt/copied")).expect("it can be removed");
+            assert!(fs::read(folder.join("mnt/file")).expect("there") == wanted);
+            let _ = mounted.unmount().expect("umount");
+            let found = try_line(&pool, "fsck @upper --lower @lower");
+            assert_eq!(found.code, 0, "{found:?}");
+        },
+    );
 }
 
 #[test]

@@ -25,7 +25,7 @@ const ROOT: &Caller = &Caller::ROOT;
 
 /// What to do about a copy, after what is wrong with it.
 const REMEDY: &str = "copy it once more from where it was, as root, with `cp -a`, `tar --xattrs --xattrs-include='*'` (to pack and to unpack) or \
-                      `rsync -aX`, all of it, .poolfs included";
+                      `rsync -aHX`, all of it, .poolfs included";
 
 /// The attribute of a node; nothing where it has none.
 fn value(upper: &Branch, node: NodeId) -> Result<Option<Vec<u8>>> {

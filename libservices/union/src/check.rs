@@ -6,19 +6,19 @@
 //!
 //! **What it shares.** [`Union::open`](crate::Union::open) runs the same repair after an unclean end.
 //!
-//! **Memory.** An entry for each bitmap, each file in the index and each file with several names that has something wrong, of which
+//! **Memory.** An entry for each bitmap and sketch, each file in the index and each file with several names that has something wrong, of which
 //! there may be [`NAMES_MAX`]; and the names of a walk.
 
 mod bitmaps;
 mod objects;
 
 use crate::Lower;
-use crate::format::{SketchRecord, bitmap_id, bitmap_name};
+use crate::format::{SketchRecord, bitmap_id};
 use crate::journal::{self, journal_name};
 use crate::lower_path::LowerPath;
 use crate::replay;
 use crate::work::{self, DIRECTORY, FORMAT_NAME, Format, OPEN, find, foreign_format};
-use crate::{attributed, links, marks};
+use crate::{attributed, links, marks, place};
 use hashbrown::{HashMap, HashSet};
 use poolfs_libservice::walk::{each_name, walk};
 use poolfs_libservice::{
@@ -209,7 +209,9 @@ struct Checker<'a> {
     has_lost_attributes: bool,
     /// bitmaps of files whose last name was removed
     nameless: HashSet<[u8; 16]>,
-    /// the bitmaps there are, each with the inode of the sketch that names it, once that is found
+    /// a sketch with the number of another file is a copy
+    are_owners_known: bool,
+    /// the bitmaps there are and those that are named, each with the inode of the sketch that names it, once that is found
     bitmaps: HashMap<[u8; 16], Option<u64>>,
     /// by inode
     index: HashMap<u64, Indexed>,
@@ -234,6 +236,7 @@ impl<'a> Checker<'a> {
             findings,
             is_unclean: false,
             has_lost_attributes: false,
+            are_owners_known: false,
             nameless: HashSet::new(),
             bitmaps: HashMap::new(),
             index: HashMap::new(),
@@ -273,6 +276,7 @@ impl<'a> Checker<'a> {
                 return Ok(());
             }
             self.is_unclean = find(self.upper, top.node(), OPEN)?.is_some();
+            self.are_owners_known = place::of(self.upper, top)? == place::Place::Untouched;
         }
         if let Some(cause) = attributed::left_behind(self.upper, places.top.as_ref())? {
             let path = if places.top.is_some() { attributed::path() } else { DIRECTORY.to_vec() };
@@ -566,33 +570,5 @@ impl<'a> Checker<'a> {
             return Ok(Err(format!("trusted.overlay.nlink is {value}: {shown} links in all, {names} of them here")));
         }
         Ok(Ok(()))
-    }
-
-    fn check_orphans(&mut self, places: &Places) -> Result<()> {
-        let Some(bitmaps) = &places.bitmaps else { return Ok(()) };
-        let upper = self.upper;
-        for (id, owner) in std::mem::take(&mut self.bitmaps) {
-            if owner.is_some() {
-                continue;
-            }
-            let name = bitmap_name(&id);
-            let path = in_work_directory("bitmaps", name.as_bytes());
-            let doubt = match (self.has_lost_attributes, self.has_unknown) {
-                (true, _) => Some("no sketch names it: its file has lost its extended attributes"),
-                (_, true) => Some("no sketch names it, but it may belong to one that cannot be read"),
-                // What a crash leaves, or goes with what is repaired.
-                _ if self.is_unclean || self.nameless.contains(&id) => None,
-                _ => Some(
-                    "no sketch names it: its file was copied without extended attributes, or removed by hand, then remove this too",
-                ),
-            };
-            if let Some(cause) = doubt {
-                self.findings.damage(&path, Problem::Orphan, cause);
-                continue;
-            }
-            let mend = || upper.unlink(ROOT, bitmaps.node(), Name::new(name.as_bytes())?);
-            let _ = self.mendable(&path, Problem::Orphan, "no sketch names it", mend);
-        }
-        Ok(())
     }
 }

@@ -183,7 +183,9 @@ impl Union {
         let content = match has_bytes && fits {
             true => {
                 let id = what.first.as_ref().map_or_else(crate::sketch::new_id, |first| Ok(first.id))?;
-                let mut content = self.make_sketch(id, &held, attributes, origin, lower)?;
+                let (limit, owner) = (attributes.size, entry.attributes.inode);
+                let record = SketchRecord { id, bitmap_durable: false, limit, size: limit, epoch: 0, owner };
+                let mut content = self.make_sketch(record, &held, origin, lower)?;
                 if let Some(first) = &what.first {
                     self.put_first_write(node, &held, &mut content, first)?;
                 }
@@ -199,16 +201,7 @@ impl Union {
         marked(set, file_type).map(drop)
     }
 
-    fn make_sketch(
-        &self,
-        id: [u8; 16],
-        held: &Held,
-        attributes: &Attributes,
-        origin: Origin,
-        lower: &LowerNode,
-    ) -> Result<Content> {
-        let size = attributes.size;
-        let record = SketchRecord { id, bitmap_durable: false, limit: size, size, epoch: 0 };
+    fn make_sketch(&self, record: SketchRecord, held: &Held, origin: Origin, lower: &LowerNode) -> Result<Content> {
         self.needed.note(&self.work, lower.layer, &origin.layer_id);
         marks::set(&*self.upper, held.node(), marks::METACOPY, b"")?;
         marks::set(&*self.upper, held.node(), marks::SKETCH, &record.encode())?;

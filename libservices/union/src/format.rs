@@ -39,6 +39,8 @@ pub(crate) struct SketchRecord {
     pub size: u64,
     /// odd while a truncation is under way
     pub epoch: u64,
+    /// the inode number of the file that is the sketch; 0 by earlier releases
+    pub owner: u64,
 }
 
 pub(crate) fn crc_with_hole(bytes: &[u8], at: usize) -> u32 {
@@ -131,6 +133,7 @@ impl SketchRecord {
         out[24..32].copy_from_slice(&self.limit.to_le_bytes());
         out[32..40].copy_from_slice(&self.size.to_le_bytes());
         out[40..48].copy_from_slice(&self.epoch.to_le_bytes());
+        out[48..56].copy_from_slice(&self.owner.to_le_bytes());
         let crc = crc_with_hole(&out, SKETCH_CRC);
         out[SKETCH_CRC..].copy_from_slice(&crc.to_le_bytes());
         out
@@ -147,6 +150,7 @@ impl SketchRecord {
             limit: u64::from_le_bytes(array(bytes, 24)),
             size: u64::from_le_bytes(array(bytes, 32)),
             epoch: u64::from_le_bytes(array(bytes, 40)),
+            owner: u64::from_le_bytes(array(bytes, 48)),
         })
     }
 }
@@ -176,7 +180,7 @@ mod tests {
             modified: Timestamp { seconds: -5, nanoseconds: 999_999_999 },
         };
         assert_eq!(Origin::decode(&origin.encode()), Ok(origin.clone()));
-        let record = SketchRecord { id: [7; 16], bitmap_durable: true, limit: 4097, size: 9, epoch: 3 };
+        let record = SketchRecord { id: [7; 16], bitmap_durable: true, limit: 4097, size: 9, epoch: 3, owner: 12 };
         assert_eq!(SketchRecord::decode(&record.encode()), Ok(record));
         for at in 0..64 {
             let mut bytes = record.encode();

@@ -50,6 +50,7 @@ mod names;
 mod needed;
 mod node;
 mod pinned;
+mod place;
 mod rename;
 mod replay;
 mod resolve;
@@ -188,10 +189,11 @@ impl Union {
             return Err(Error::new(Errno::EROFS, "the upper branch of a union has to be writable"));
         }
         let upper = config.unlimited_upper.as_ref().unwrap_or(&config.upper);
-        let (work, unclean) = work::Work::open(upper)?;
+        let (mut work, unclean) = work::Work::open(upper)?;
         if unclean {
             check::repair_after_unclean_end(upper)?;
         }
+        work.find_owners()?;
         let union = Self::assemble(config, work)?;
         union.replay()?;
         Ok(union)

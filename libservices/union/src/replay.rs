@@ -16,12 +16,10 @@ use crate::node::{Content, Node};
 use crate::resolve::Referenced;
 use crate::sketch::{BLOCK, Sketch};
 use crate::waiting::Waiting;
-use crate::work::{self, DIRECTORY};
-use hashbrown::HashMap;
-use poolfs_libservice::walk::{each_name, walk};
+use hashbrown::{HashMap, HashSet};
+use poolfs_libservice::walk::each_name;
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime};
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -304,21 +302,25 @@ impl Union {
 
     /// The records of those that cannot be read now.
     fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Said>) -> Result<Vec<([u8; 16], Said)>> {
-        let upper = &self.work.upper;
         let (mut left, mut count) = (Vec::new(), 0u64);
-        let is_partly_unseen = Cell::new(false);
-        let mut look = |path: &[u8], held: &Held, attributes: &Attributes| {
-            if attributes.file_type != FileType::Regular || journals.is_empty() {
+        let mut strangers = HashSet::new();
+        let mut is_read = true;
+        let is_seen = self.work.each_file(&mut |path, held, attributes| {
+            if journals.is_empty() {
                 return Ok(());
             }
-            let record = match self.record_of(held) {
+            let record = match self.work.record_of(held) {
                 Err(error) if error == Errno::EIO => {
-                    is_partly_unseen.set(true);
+                    is_read = false;
                     return Ok(());
                 }
                 record => record?,
             };
-            let Some(record) = record else { return Ok(()) };
+            let Some(record) = record.filter(|record| journals.contains_key(&record.id)) else { return Ok(()) };
+            if self.work.stranger(&record, attributes.inode).is_some() {
+                strangers.insert(record.id);
+                return Ok(());
+            }
             let Some(said) = journals.remove(&record.id) else { return Ok(()) };
             count += 1;
             if let Err(cause) = of_one_file(self.replay_sketch(held, record, &said))? {
@@ -327,29 +329,11 @@ impl Union {
                 left.push((record.id, said));
             }
             Ok(())
-        };
-        walk(upper, Held::new(upper, NodeId::ROOT), b"", &mut |path, visited| {
-            if path == DIRECTORY {
-                return Ok(false);
-            }
-            // What cannot be looked at has been told of by the check that came before.
-            let Ok((held, attributes)) = visited else {
-                is_partly_unseen.set(true);
-                return Ok(true);
-            };
-            look(path, held, attributes).map(|()| true)
         })?;
-        // A file of several lower names has its only upper name here when the one that it was written by is gone.
-        let index = self.work.index.node();
-        for (name, _) in work::list(upper, index)? {
-            match work::find(upper, index, &name) {
-                Ok(Some((held, attributes))) => look(&name, &held, &attributes)?,
-                Ok(None) => {}
-                Err(error) if error == Errno::EIO => is_partly_unseen.set(true),
-                Err(error) => return Err(error),
-            }
-        }
-        if is_partly_unseen.get() && !journals.is_empty() {
+        // What cannot be looked at has been told of by the check that came before, and what has another's bitmap when that was found.
+        let is_partly_unseen = !(is_seen && is_read);
+        left.extend(journals.extract_if(|id, _| strangers.contains(id)));
+        if is_partly_unseen && !journals.is_empty() {
             let files = journals.len();
             tracing::error!(
                 files,
@@ -420,14 +404,6 @@ impl Union {
                 self.put_first_write(node, held, &mut state.content, first)
             }
             _ => Ok(()),
-        }
-    }
-
-    fn record_of(&self, held: &Held) -> Result<Option<SketchRecord>> {
-        match self.work.upper.getxattr(ROOT, held.node(), marks::SKETCH) {
-            Ok(value) => Ok(SketchRecord::decode(&value).ok()),
-            Err(error) if error == Errno::ENODATA || error == Errno::EOPNOTSUPP => Ok(None),
-            Err(error) => Err(error),
         }
     }
 

@@ -213,7 +213,7 @@ impl Union {
         }
         let mut content = Content::Plain;
         if attributes.file_type == FileType::Regular && (marks.sketch || marks.metacopy) {
-            content = self.sketch_content(held, &marks, origin.clone())?;
+            content = self.sketch_content(held, attributes, &marks, origin.clone())?;
         }
         let is_truncating = matches!(&content, Content::Sketch(sketch) if sketch.is_truncating());
         let index_links = match marks.links {
@@ -268,7 +268,13 @@ impl Union {
     }
 
     /// What an upper file that is or was a sketch consists of.
-    fn sketch_content(&self, held: &Held, marks: &Marks, origin: Option<Origin>) -> Result<Content> {
+    fn sketch_content(
+        &self,
+        held: &Held,
+        attributes: &Attributes,
+        marks: &Marks,
+        origin: Option<Origin>,
+    ) -> Result<Content> {
         if !marks.sketch {
             if !self.work.is_frozen() {
                 marks::clear(&*self.upper, held.node(), marks::METACOPY)?;
@@ -286,6 +292,9 @@ impl Union {
             Ok(decoded) => decoded,
             Err(cause) => return Ok(Content::Damaged(cause.into())),
         };
+        if let Some(cause) = self.work.stranger(&record, attributes.inode) {
+            return Ok(Content::Damaged(cause.into()));
+        }
         if let Some(cause) = self.sketch_waits(&record.id) {
             return Ok(Content::Damaged(cause.into()));
         }

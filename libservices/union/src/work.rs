@@ -1,8 +1,9 @@
 //! The work directory in the upper branch's root: objects on their way, bitmaps, the index of hard links.
 
 use crate::attributed::{self, Pending};
-use crate::format::bitmap_name;
+use crate::format::{SketchRecord, bitmap_name};
 use crate::node::lock;
+use crate::place::{self, Place};
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, SetAttributes, SetTime};
 use std::ops::ControlFlow;
@@ -37,6 +38,10 @@ pub(crate) struct Work {
     /// held by whoever makes them durable
     syncing: Mutex<()>,
     is_frozen: bool,
+    /// what was known of the branch when it was opened
+    pub place: Place,
+    /// whether each sketch is known to have a bitmap of its own
+    pub is_settled: bool,
 }
 
 /// A listed name with its type.
@@ -104,7 +109,13 @@ impl Work {
             undurable: AtomicBool::new(true),
             syncing: Mutex::new(()),
             is_frozen: false,
+            place: Place::New,
+            is_settled: false,
         };
+        if there.is_some() {
+            work.place = place::of(upper, &work.top)?;
+            work.is_settled = work.place == Place::Untouched;
+        }
         let unclean = find(upper, work.top.node(), OPEN)?.is_some();
         if !unclean {
             let entry = upper.mknod(ROOT, work.top.node(), Name::new(OPEN)?, FileType::Regular, 0o600, 0)?;
@@ -144,6 +155,7 @@ impl Work {
                 "it is in use as an upper branch, or its last use did not end in good order: then mount it once as one";
             return Err(Error::new(Errno::EBUSY, cause));
         }
+        let place = place::of(upper, &top)?;
         Ok(Work {
             upper: upper.clone(),
             format,
@@ -156,6 +168,8 @@ impl Work {
             undurable: AtomicBool::new(false),
             syncing: Mutex::new(()),
             is_frozen: true,
+            place,
+            is_settled: place == Place::Untouched,
         })
     }
 
@@ -173,9 +187,17 @@ impl Work {
     pub fn close(&self) -> Result<()> {
         self.attributed.end(&self.upper, &self.top);
         match self.upper.unlink(ROOT, self.top.node(), Name::new(OPEN)?) {
-            Err(error) if error != Errno::ENOENT => Err(error),
-            _ => Ok(()),
+            Err(error) if error != Errno::ENOENT => return Err(error),
+            _ => {}
         }
+        self.leave_place();
+        Ok(())
+    }
+
+    /// Why a sketch is not the one whose bitmap it names. In a frozen branch that cannot always be known.
+    pub fn stranger(&self, record: &SketchRecord, inode: u64) -> Option<String> {
+        let counts = !self.is_frozen || self.is_settled;
+        counts.then(|| place::stranger(record, inode)).flatten()
     }
 
     /// A name for a new object in `work`.

@@ -1,6 +1,6 @@
 //! The bitmap of a sketch: whether it is there, whole, and this sketch's.
 
-use super::{Checker, Places, Problem, ROOT};
+use super::{Checker, Places, Problem, ROOT, in_work_directory};
 use crate::bitmap::{Bitmap, SECTOR_BLOCKS, SECTOR_BYTES, mended};
 use crate::format::{Cause, SketchRecord, bitmap_name};
 use crate::sketch::each_sector;
@@ -109,6 +109,35 @@ impl Checker<'_> {
                     let _ = self.bitmaps.remove(id);
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Bitmaps that no sketch names.
+    pub fn check_orphans(&mut self, places: &Places) -> Result<()> {
+        let Some(bitmaps) = &places.bitmaps else { return Ok(()) };
+        let upper = self.upper;
+        for (id, owner) in std::mem::take(&mut self.bitmaps) {
+            if owner.is_some() {
+                continue;
+            }
+            let name = bitmap_name(&id);
+            let path = in_work_directory("bitmaps", name.as_bytes());
+            let doubt = match (self.has_lost_attributes, self.has_unknown) {
+                (true, _) => Some("no sketch names it: its file has lost its extended attributes"),
+                (_, true) => Some("no sketch names it, but it may belong to one that cannot be read"),
+                // What a crash leaves, or goes with what is repaired.
+                _ if self.is_unclean || self.nameless.contains(&id) => None,
+                _ => Some(
+                    "no sketch names it: its file was copied without extended attributes, or removed by hand, then remove this too",
+                ),
+            };
+            if let Some(cause) = doubt {
+                self.findings.damage(&path, Problem::Orphan, cause);
+                continue;
+            }
+            let mend = || upper.unlink(ROOT, bitmaps.node(), Name::new(name.as_bytes())?);
+            let _ = self.mendable(&path, Problem::Orphan, "no sketch names it", mend);
         }
         Ok(())
     }

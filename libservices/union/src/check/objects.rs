@@ -6,7 +6,7 @@ use crate::format::{Cause, Origin, SketchRecord};
 use crate::lower_path::LowerPath;
 use crate::marks::{self, Redirect};
 use crate::sketch::{SKETCH_SIZE_MAX, finish_truncation};
-use crate::{bitmap, links};
+use crate::{bitmap, links, place};
 use poolfs_libservice::{Branch, Held, Result};
 use poolfs_types::{Attributes, Errno, FileType, OpenFlags};
 
@@ -114,6 +114,18 @@ impl Checker<'_> {
         Ok(seen)
     }
 
+    /// Why a sketch is not the one whose bitmap it names, if it is not.
+    fn stranger(&mut self, record: &SketchRecord, inode: u64) -> Option<Cause> {
+        let first = *self.bitmaps.entry(record.id).or_default().get_or_insert(inode);
+        if self.are_owners_known {
+            return place::stranger(record, inode);
+        }
+        (first != inode).then(|| {
+            let name = crate::format::bitmap_name(&record.id);
+            format!("another sketch, with the inode number {first} in the upper branch, has the same bitmap {name}")
+        })
+    }
+
     fn sketch(
         &mut self,
         places: &Places,
@@ -138,11 +150,7 @@ impl Checker<'_> {
                 return Ok(());
             }
         };
-        let mut is_owned_by_another = false;
-        if let Some(owner) = self.bitmaps.get_mut(&record.id) {
-            is_owned_by_another = owner.is_some_and(|owner| owner != attributes.inode);
-            *owner = Some(attributes.inode);
-        }
+        let stranger = self.stranger(&record, attributes.inode);
         let origin = match &seen.origin {
             Some(Ok(origin)) => origin,
             Some(Err(cause)) => {
@@ -169,9 +177,8 @@ impl Checker<'_> {
             let cause = format!("a truncation to {} bytes was not finished", record.size);
             let _ = self.mendable(path, Problem::Truncation, cause, || finish_truncation(upper, held, &mut record));
         }
-        if is_owned_by_another {
-            let name = crate::format::bitmap_name(&record.id);
-            self.findings.damage(path, Problem::Bitmap, format!("another sketch has the same bitmap {name}"));
+        if let Some(cause) = stranger {
+            self.findings.damage(path, Problem::Bitmap, cause);
         } else {
             self.check_bitmap(places, path, &record, bitmap::blocks(origin.size), bitmap::file_bytes(origin.size))?;
         }
