@@ -1,5 +1,6 @@
 //! The two structures kept in attributes of copied-up files: origin and sketch. docs/formats.md draws them byte by byte.
 
+use crate::inode;
 use poolfs_types::Timestamp;
 
 /// What is wrong with a stored structure, in words for `status`.
@@ -98,11 +99,15 @@ impl Origin {
         if bytes.len() != ORIGIN_HEADER + layer + path {
             return Err("origin has a wrong length".into());
         }
+        let inode = u64::from_le_bytes(array(bytes, 8));
+        if !inode::can_be_shown(inode) {
+            return Err(format!("origin has the inode number {inode}, which no union shows"));
+        }
         let (layer, path) = bytes[ORIGIN_HEADER..].split_at(layer);
         Ok(Origin {
             layer_id: String::from_utf8(layer.to_vec()).map_err(|_| "origin names no layer".to_string())?,
             path: path.to_vec(),
-            inode: u64::from_le_bytes(array(bytes, 8)),
+            inode,
             size: u64::from_le_bytes(array(bytes, 16)),
             modified: Timestamp {
                 seconds: i64::from_le_bytes(array(bytes, 24)),
@@ -196,6 +201,13 @@ mod tests {
             assert!(Origin::decode(&bytes).is_err(), "byte {at}");
         }
         assert!(Origin::decode(&origin.encode()[..20]).is_err());
+        for (inode, is_shown) in
+            [(0, false), (1, false), (2, true), (u64::MAX >> 1, true), (1 << 63, false), (u64::MAX, false)]
+        {
+            let found = Origin::decode(&Origin { inode, ..origin.clone() }.encode());
+            assert_eq!(found.is_ok(), is_shown, "{inode}");
+            assert!(found.err().is_none_or(|cause| cause.contains("inode number")), "{inode}");
+        }
         assert_eq!(bitmap_id(bitmap_name(&[0xab; 16]).as_bytes()), Some([0xab; 16]));
         for other in [&b""[..], b"ab", b"+0000000000000000000000000000000", b"AB000000000000000000000000000000"] {
             assert_eq!(bitmap_id(other), None);

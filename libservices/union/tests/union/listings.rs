@@ -2,8 +2,9 @@
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;
-use poolfs_libservice::types::{Errno, HandleId, NodeId, SetAttributes};
-use poolfs_libservice::{Libservice, Memory};
+use poolfs_libservice::types::{Errno, HandleId, NodeId, SetAttributes, XattrFlags};
+use poolfs_libservice::{Libservice, Memory, Outcome};
+use poolfs_union::check::{Check, Problem};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -201,4 +202,60 @@ fn a_walk_goes_on_with_any_handle_also_when_a_directory_gets_a_second_branch() {
 fn sorted(mut names: Vec<String>) -> Vec<String> {
     names.sort();
     names
+}
+
+/// Numbers that no union shows would have names passed over, or be taken for other objects.
+#[test]
+fn an_inode_number_that_cannot_be_shown_is_a_broken_origin() {
+    const ORIGIN: &[u8] = b"trusted.poolfs.origin";
+    for wrong in [0, 1, 1 << 63, u64::MAX] {
+        let branches = Branches::empty(1);
+        mkdir(&*branches.lowers[0], "d");
+        put(&*branches.lowers[0], "d/f", &[7; 9 * 4096]);
+        put(&*branches.lowers[0], "d/empty", b"");
+        let union = branches.open();
+        write_at(&*union, "d/f", 4096, &[1; 4096]);
+        write_at(&*union, "d/empty", 0, b"whole");
+        fsync(&*union, "d/f");
+        close(union);
+        for path in ["d", "d/f", "d/empty"] {
+            let node = node(&*branches.upper, path).unwrap();
+            let mut origin = branches.upper.getxattr(ROOT, node, ORIGIN).unwrap();
+            origin[8..16].copy_from_slice(&u64::to_le_bytes(wrong));
+            origin[40..44].fill(0);
+            let sum = crc32c::crc32c(&origin);
+            origin[40..44].copy_from_slice(&sum.to_le_bytes());
+            branches.upper.setxattr(ROOT, node, ORIGIN, &origin, XattrFlags::empty()).unwrap();
+        }
+        let mut found = Vec::new();
+        let check = Check { upper: branches.upper.clone(), lowers: None, repair: true, is_whole_below: true };
+        let _ = check.run(&mut |finding| found.push((finding.path, finding.problem, finding.outcome))).unwrap();
+        found.sort_by(|one, other| one.0.cmp(&other.0));
+        let wanted = ["d", "d/empty", "d/f"].map(|path| (path.to_owned(), Problem::Origin, Outcome::Damage));
+        assert_eq!(found, wanted, "{wrong}");
+
+        let union = branches.open();
+        for path in ["d", "d/f", "d/empty"] {
+            let shown = stat(&*union, path).inode;
+            assert!(shown > 1 && shown >> 63 == 0, "{wrong}: {path} has {shown}");
+        }
+        let directory = node(&*union, "d").unwrap();
+        let handle = union.opendir(ROOT, directory).unwrap();
+        let mut listed = Vec::new();
+        union
+            .readdir(ROOT, handle, 0, &mut |entry| {
+                listed.push((String::from_utf8(entry.name.as_bytes().to_vec()).unwrap(), entry.inode));
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        union.release(handle);
+        for (name, inode) in listed.iter().filter(|(name, _)| !name.starts_with('.')) {
+            assert_eq!(*inode, stat(&*union, &format!("d/{name}")).inode, "{wrong}: {name}");
+        }
+        assert!(get(&*union, "d/f").is_err_and(|error| error == Errno::EIO), "{wrong}");
+        assert_eq!(get(&*union, "d/empty").unwrap(), b"whole");
+        union.unlink(ROOT, directory, name("f")).unwrap();
+        union.unlink(ROOT, directory, name("empty")).unwrap();
+        union.rmdir(ROOT, NodeId::ROOT, name("d")).unwrap();
+    }
 }
