@@ -159,6 +159,17 @@ fn may_wait(state: &State) -> bool {
     is_untouched && !state.removed && matches!(state.content, Content::Plain)
 }
 
+/// Lets go of the first write of a file that cannot be copied up, if nobody can read it any more.
+fn give_up_removed(node: &Node) -> bool {
+    let is_open = !lock(&node.handles).is_empty();
+    let mut state = node.write();
+    let gives_up = state.removed && !is_open;
+    if gives_up {
+        state.first_write = None;
+    }
+    gives_up
+}
+
 impl Union {
     /// The write of a few bytes that is the first of its file, if its upper file may be made later.
     pub(crate) fn write_first(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<Option<Written>> {
@@ -235,7 +246,10 @@ impl Union {
         if waits {
             let _spending = Spending::of_service();
             let _names = self.names_mut();
-            self.copy_up(node, Bytes::Sketch)?;
+            match self.copy_up(node, Bytes::Sketch) {
+                Err(_) if give_up_removed(node) => {}
+                copied => copied.map(drop)?,
+            }
             self.statistics.settled();
         }
         let removed = {
@@ -249,16 +263,21 @@ impl Union {
         Ok(())
     }
 
-    /// Copies up every file that waits for it; returns the first failure, after trying all.
+    /// Copies up every file that waits for it; returns the first failure, after trying all. Of a removed one only who has it open wants to know.
     pub(crate) fn complete_all_deferred(&self) -> Result<()> {
-        let results: Vec<_> = self.deferred.all().iter().map(|node| self.complete_deferred(node)).collect();
+        let complete = |node: &Arc<Node>| match self.complete_deferred(node) {
+            Err(_) if node.read().removed => Ok(()),
+            completed => completed,
+        };
+        let results: Vec<_> = self.deferred.all().iter().map(complete).collect();
         results.into_iter().collect()
     }
 
     /// The same, by a holder of the namespace lock, before paths change.
     pub(crate) fn complete_all_deferred_locked(&self) -> Result<()> {
         let waiting = self.deferred.all();
-        let mut waiting = waiting.iter().filter(|node| node.read().first_write.is_some());
+        let has_path = |state: &State| state.first_write.is_some() && !state.removed;
+        let mut waiting = waiting.iter().filter(|node| has_path(&node.read()));
         waiting.try_for_each(|node| self.copy_up(node, Bytes::Sketch).map(drop))
     }
 

@@ -385,3 +385,26 @@ fn a_first_write_while_the_file_is_copied_up_waits_for_it() {
     assert!(get(&*union, "d/f").unwrap() == scene.content);
     close(union);
 }
+
+#[test]
+fn a_removed_file_that_cannot_be_copied_up_keeps_nothing_from_the_disk() {
+    let mut scene = Scene::new();
+    let union = scene.open();
+    put(&*union, "d/other", b"makes the directory");
+    scene.write(&union, "d/f");
+    // Nothing of the upper file can be made, but names can.
+    scene.upper.hook(|call| if call == Call::Setattr { fail(Errno::EIO) } else { Ok(()) });
+    assert!(union.sync().is_err(), "as long as it has a name");
+    let handle = open(&*union, "d/f", OpenFlags::READ_WRITE).expect("opened");
+    let directory = node(&*union, "d").expect("there");
+    union.unlink(ROOT, directory, name("f")).expect("removed");
+    assert!(union.fsync(ROOT, handle, Durability::All).is_err(), "who has it open hears of it");
+    union.sync().expect("it is nobody else's business");
+    union.release(handle);
+    union.sync().expect("there is nothing of it");
+    assert_eq!(waiting(&union), 0);
+    scene.upper.unhook();
+    drop(union);
+    let union = scene.open();
+    assert!(get(&*union, "d/f").is_err(), "it is removed");
+}
