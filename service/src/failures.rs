@@ -51,8 +51,8 @@ pub enum ServiceError {
     Mount(#[from] MountError),
     /// What programs have written is not on the disk, and would be lost.
     #[error(
-        "what was written to {path} cannot be put on the disk ({cause}); it is kept, and the mount stays: make room, or \
-         repair the disk behind it, and unmount again"
+        "what was written to {path} cannot be put on the disk ({cause}), and the mount stays as long as that is so: make room, repair \
+         the disk behind it, or remove the file that is damaged"
     )]
     NotWritten {
         /// the mount point
@@ -99,6 +99,16 @@ pub enum ServiceError {
         /// why not
         cause: Error,
     },
+    /// The same, and the next service finds it.
+    #[error(
+        "what was written last through {instance} could not be put on the disk ({cause}): it waits in memory, and the next mount of its branch has it"
+    )]
+    WaitsAtEnd {
+        /// the instance
+        instance: String,
+        /// why not
+        cause: Error,
+    },
     /// The user-level path cannot be had.
     #[error("no sessions at {place}: {cause}")]
     Sessions {
@@ -130,7 +140,8 @@ impl ServiceError {
             Self::NotWritten { cause, .. }
             | Self::Lost { cause, .. }
             | Self::LeftBehind { cause, .. }
-            | Self::LostAtEnd { cause, .. } => code_of(cause),
+            | Self::LostAtEnd { cause, .. }
+            | Self::WaitsAtEnd { cause, .. } => code_of(cause),
         }
     }
 

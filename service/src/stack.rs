@@ -22,7 +22,7 @@ use crate::outside::{Deed, outside};
 use crate::shares::{ListingShares, charged};
 use crate::spans::Timed;
 use crate::sync::lock;
-use branches::{Branch, Branches, Key, Life};
+use branches::{Branch, Branches, Kept, Key, Life};
 use claim::{Claim, ClaimKind};
 pub(crate) use given::Given;
 use kept::{StateRoot, UpperRoot};
@@ -140,6 +140,11 @@ impl Stack {
     pub fn union_status(&self) -> Option<UnionStatus> {
         let statistics = self.union.as_ref()?.0.statistics();
         let damage = |damage: poolfs_union::Damage| SketchDamage { path: damage.path, cause: damage.cause };
+        let waiting = self.waiting().map(|file| {
+            let cause =
+                format!("what was accepted for it before a service died cannot be brought to disk: {}", file.cause);
+            SketchDamage { path: file.path.clone(), cause }
+        });
         Some(UnionStatus {
             sketches: statistics.sketches,
             blocks_moved: statistics.blocks_moved,
@@ -147,7 +152,7 @@ impl Stack {
             blocks_in_transit: statistics.blocks_in_transit,
             copy_ups_deferred: statistics.copy_ups_deferred,
             objects_copied: statistics.objects_copied,
-            damaged: statistics.damaged.into_iter().map(damage).collect(),
+            damaged: statistics.damaged.into_iter().map(damage).chain(waiting).collect(),
         })
     }
 }
@@ -276,11 +281,12 @@ impl StackBuilder {
                 let (lowers, mut incomplete) = self.lowers(&branches[1..])?;
                 let config = UnionConfig {
                     unlimited_upper: Some(branches[0].cache_layer()),
-                    journal_bytes: if branches[0].is_kept { self.journal_bytes() } else { 0 },
+                    journal_bytes: if branches[0].kept.is_kept { self.journal_bytes() } else { 0 },
                     ..self.union_config(branches[0].layer(), lowers)
                 };
                 let failed = |cause: String| StackError::Union { upper: branches[0].path.clone(), cause };
                 let union = Union::open(config).map_err(|error| failed(with_causes(&error)))?;
+                branches[0].begin();
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
                 incomplete.extend(Incomplete::of(&branches[0], &union));
                 Ok(Stack { layer, union: Some(Arc::new(OwnUnion(union))), branches, incomplete })
@@ -388,35 +394,39 @@ impl StackBuilder {
         };
         let bcow = bcow(&below, role, storage.format).map_err(|error| failed(with_causes(&error)))?;
         let below = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
-        let (cache, is_kept) = match claim.get().filter(|_| role == Role::Upper) {
+        let (cache, kept) = match claim.get().filter(|_| role == Role::Upper) {
             Some(claim) => {
                 let upper = UpperRoot { directory: claim.directory(), path: &path };
                 self.upper_cache(upper, below).map_err(failed)?
             }
-            None => (Cache::new(&self.pool, below), false),
+            None => (Cache::new(&self.pool, below), Kept::default()),
         };
-        Ok(Branch { path, mount, identity, role, local, bcow, cache, account, is_kept, claim, _life: life })
+        Ok(Branch { path, mount, identity, role, local, bcow, cache, account, kept, claim, _life: life })
     }
 
-    /// The cache over an upper branch, with what the last service had accepted below it on disk; and whether what this one accepts outlives it.
-    fn upper_cache(&self, upper: UpperRoot<'_>, below: Arc<dyn Libservice>) -> Result<(Arc<Cache>, bool), String> {
+    /// The cache over an upper branch, with what the last service had accepted below it on disk, or in it.
+    fn upper_cache(&self, upper: UpperRoot<'_>, below: Arc<dyn Libservice>) -> Result<(Arc<Cache>, Kept), String> {
         let own = self.pool.kept_directory();
-        if let Some(states) = &self.states {
-            kept::salvage(upper, &below, states, own)?;
-        }
-        if own.is_none() {
-            return Ok((Cache::new(&self.pool, below), false));
-        }
-        match kept::mark(upper) {
-            Ok((key, branch)) => {
-                let cache = Cache::recorded(&self.pool, below, key, &branch);
-                Ok((cache.map_err(|error| format!("what is written cannot be noted: {error}"))?, true))
+        let salvaged = self.states.as_ref().map(|states| kept::salvage(upper, &below, states, own));
+        let stuck = salvaged.transpose()?.flatten();
+        let made = own.map(|_| kept::new_key(upper)).transpose();
+        let made = made.inspect_err(|error| kept::does_not_outlive(upper, error)).ok().flatten();
+        let cache = match &made {
+            Some((key, branch)) => Cache::recorded(&self.pool, below, *key, branch)
+                .map_err(|error| format!("what is written cannot be noted: {error}"))?,
+            None => Cache::new(&self.pool, below),
+        };
+        let key = made.map(|(key, _)| key);
+        let carried = stuck.as_ref().map(|stuck| stuck.carry_on(upper, &cache)).transpose()?.unwrap_or_default();
+        let is_kept = match (&key, &stuck) {
+            (None, _) => false,
+            (Some(key), None) => {
+                kept::mark(upper, key).inspect_err(|error| kept::does_not_outlive(upper, error)).is_ok()
             }
-            Err(error) => {
-                warn!(path = %upper.path.display(), %error, "what is accepted here does not outlive the service");
-                Ok((Cache::new(&self.pool, below), false))
-            }
-        }
+            // Whoever comes after a death before it is in use finds what was left before.
+            (Some(_), Some(_)) => true,
+        };
+        Ok((cache, Kept { is_kept, carried, stuck: Mutex::new(stuck.map(|stuck| (stuck, key))) }))
     }
 
     /// The cache of the pool.

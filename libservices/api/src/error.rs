@@ -11,12 +11,25 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Error {
     errno: Errno,
     message: Option<Box<str>>,
+    is_of_files: bool,
 }
 
 impl Error {
     /// An error that an operator should read about: `message` names the thing and the cause.
     pub fn new(errno: Errno, message: impl Into<String>) -> Self {
-        Self { errno, message: Some(message.into().into_boxed_str()) }
+        Self { errno, message: Some(message.into().into_boxed_str()), is_of_files: false }
+    }
+
+    /// The same, of a call that concerns many files and failed for some of them: what it had to do for all others is done.
+    #[must_use]
+    pub fn of_files(self) -> Self {
+        Self { is_of_files: true, ..self }
+    }
+
+    /// Whether it is [of single files](Self::of_files).
+    #[must_use]
+    pub fn is_of_files(&self) -> bool {
+        self.is_of_files
     }
 
     /// The number the application gets.
@@ -34,7 +47,7 @@ impl Error {
 
 impl From<Errno> for Error {
     fn from(errno: Errno) -> Self {
-        Self { errno, message: None }
+        Self { errno, message: None, is_of_files: false }
     }
 }
 

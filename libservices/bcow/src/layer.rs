@@ -6,7 +6,7 @@ use crate::format::{ATTRIBUTE, Record, reach_max};
 use crate::formatting::METACOPY;
 use crate::nodes::{Content, Node, Open};
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written,
     copy_by_reading, fail,
 };
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
@@ -506,7 +506,7 @@ impl Libservice for Bcow {
 
     fn sync(&self) -> Result<()> {
         let flushed = self.flush_all();
-        self.below.sync().and(flushed)
+        self.below.sync().and(flushed.map_err(Error::of_files))
     }
 
     /// Bytes that have a new place are found only with what says so.

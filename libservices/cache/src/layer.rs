@@ -8,7 +8,8 @@ use crate::node::Node;
 use crate::sync::read;
 use crate::write_back::hold_is_bounded;
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written, fail,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written,
+    fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -345,7 +346,7 @@ impl Libservice for Cache {
         for node in files.iter().filter(|node| read(&node.state).has_deferred()).filter_map(cleaned) {
             result = result.and(node.0.0.store_deferred());
         }
-        result.and(self.core.below.sync())
+        self.core.below.sync().and(result.map_err(Error::of_files))
     }
 
     fn flush_range(&self, caller: &Caller, handle: HandleId, range: Range<u64>) -> Result<()> {

@@ -3,6 +3,9 @@
 //! **What is brought below.** The dirty blocks of every file that still has a name, its size and its modification time. What was on
 //! hold comes last, after all else is durable, so that whoever finds it on disk finds what was written before it, too.
 //!
+//! **What cannot be.** A file that is damaged keeps nobody else's bytes here: it waits, and with it what was on hold, until a cache over the
+//! branch carries it on as it was before the death ([`Remains::carry_on`]). What is wrong with all of the branch ends it.
+//!
 //! **What may be read.** The ledger of a process that is gone, which the kernel says by its lock; another one may die while it
 //! reads, for nothing is changed before all is below and durable, and bringing it there twice is the same as once.
 
@@ -22,10 +25,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// Most bytes brought below by one call.
-const PIECE_BLOCKS: u64 = CHUNK_BLOCKS * 4;
+pub(crate) const PIECE_BLOCKS: u64 = CHUNK_BLOCKS * 4;
 
 /// What was brought below.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Salvaged {
     /// Files that were dirty.
     pub files: u64,
@@ -33,17 +36,39 @@ pub struct Salvaged {
     pub bytes: u64,
     /// Dirty files besides that have no name any more.
     pub nameless: u64,
+    /// Those that could not be brought there.
+    pub waiting: Vec<Waiting>,
+}
+
+/// A dirty file that cannot be brought below, for what is wrong with it alone.
+#[derive(Debug)]
+pub struct Waiting {
+    /// Its path in the branch.
+    pub path: Vec<u8>,
+    /// What is wrong; nothing where it only follows others.
+    pub cause: Option<String>,
+    pub(crate) dirty: Dirty,
+}
+
+/// Whether an error says something of one file, and nothing of the branch that it is in.
+fn is_of_one_file(error: &Error) -> bool {
+    [Errno::EIO, Errno::EFBIG, Errno::EPERM, Errno::EACCES, Errno::ETXTBSY].contains(&error.errno())
+}
+
+fn in_file(path: &[u8], error: &Error) -> Error {
+    Error::new(error.errno(), format!("{}: {error}", path.escape_ascii()))
 }
 
 /// A dirty file: what its entry says, and its chunks with their dirty blocks.
-struct Dirty {
-    file: FileWords,
-    chunks: Vec<(u64, u64)>,
+#[derive(Debug)]
+pub(crate) struct Dirty {
+    pub(crate) file: FileWords,
+    pub(crate) chunks: Vec<(u64, u64)>,
 }
 
 impl Dirty {
     /// The next run of dirty blocks from `from`, not longer than a piece.
-    fn next_run(&self, from: u64) -> Option<std::ops::Range<u64>> {
+    pub(crate) fn next_run(&self, from: u64) -> Option<std::ops::Range<u64>> {
         let mut run: Option<std::ops::Range<u64>> = None;
         let first = self.chunks.partition_point(|&(index, _)| index < from / CHUNK_BLOCKS);
         for &(index, blocks) in &self.chunks[first..] {
@@ -137,7 +162,8 @@ impl Remains {
     /// a path was made, if that is known: one that was made after a change that is left took the number of the one that was changed.
     ///
     /// # Errors
-    /// What the layer answers, with the path of the file. What is left stays as it is.
+    /// What the layer answers, with the path of the file, unless it is that file's alone; all others are below then, as far as that goes. What is
+    /// left stays as it is.
     pub fn bring_below(
         &self,
         key: &BranchKey,
@@ -151,27 +177,63 @@ impl Remains {
             if files.is_empty() {
                 continue;
             }
-            let top = Held::new(below, NodeId::ROOT);
-            walk(below, top, b"", &mut |path, visited| {
-                let (held, attributes) = visited?;
-                // Where a file was changed before it was made, the clock was set back in between, and its birth says nothing.
-                let told = || born(path).filter(|born| *born <= attributes.changed);
-                let is_it = |dirty: &Dirty| told().is_none_or(|born| born <= dirty.file.changed);
-                if attributes.file_type == FileType::Regular
-                    && files.get(&attributes.inode).is_some_and(is_it)
-                    && let Some(dirty) = files.remove(&attributes.inode)
-                {
-                    let written = self.bring_file(&dirty, below, held.node(), attributes);
-                    let in_file = |error: Error| Error::new(error.errno(), format!("{}: {error}", path.escape_ascii()));
-                    salvaged.bytes += written.map_err(in_file)?;
-                    salvaged.files += 1;
-                }
-                Ok(true)
-            })?;
-            salvaged.nameless += files.len() as u64;
+            let unseen = self.bring_files(&mut files, below, born, &mut salvaged)?;
             below.sync()?;
+            match unseen {
+                // One of those that were not found may be there.
+                Some(error) if !files.is_empty() => return Err(error),
+                _ => salvaged.nameless += files.len() as u64,
+            }
         }
         Ok(salvaged)
+    }
+
+    /// Takes those files out that have a name, and brings them below. What kept it from seeing all of the branch.
+    fn bring_files(
+        &self,
+        files: &mut HashMap<u64, Dirty>,
+        below: &Arc<dyn Libservice>,
+        born: &dyn Fn(&[u8]) -> Option<Timestamp>,
+        salvaged: &mut Salvaged,
+    ) -> Result<Option<Error>> {
+        let mut unseen = None;
+        walk(below, Held::new(below, NodeId::ROOT), b"", &mut |path, visited| {
+            let (held, attributes) = match visited {
+                Ok(visited) => visited,
+                Err(error) => {
+                    unseen.get_or_insert(in_file(path, &error));
+                    return Ok(false);
+                }
+            };
+            // Where a file was changed before it was made, the clock was set back in between, and its birth says nothing.
+            let told = || born(path).filter(|born| *born <= attributes.changed);
+            let is_it = |dirty: &Dirty| told().is_none_or(|born| born <= dirty.file.changed);
+            if attributes.file_type != FileType::Regular
+                || !files.get(&attributes.inode).is_some_and(is_it)
+                || files.is_empty()
+            {
+                return Ok(true);
+            }
+            let Some(dirty) = files.remove(&attributes.inode) else { return Ok(true) };
+            // What is on hold may say that others are below which are not.
+            if dirty.file.holds && !salvaged.waiting.is_empty() {
+                salvaged.waiting.push(Waiting { path: path.to_vec(), cause: None, dirty });
+                return Ok(true);
+            }
+            match self.bring_file(&dirty, below, held.node(), attributes) {
+                Ok(bytes) => {
+                    salvaged.bytes += bytes;
+                    salvaged.files += 1;
+                }
+                Err(error) if is_of_one_file(&error) => {
+                    let cause = Some(error.to_string());
+                    salvaged.waiting.push(Waiting { path: path.to_vec(), cause, dirty });
+                }
+                Err(error) => return Err(in_file(path, &error)),
+            }
+            Ok(true)
+        })?;
+        Ok(unseen)
     }
 
     fn bring_file(
@@ -182,15 +244,11 @@ impl Remains {
         attributes: &Attributes,
     ) -> Result<u64> {
         let file = &dirty.file;
-        let segment = match self.directory.file(&SegmentStore::name(file.segment), OFlags::RDONLY) {
-            Ok(segment) => Some(segment),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(unreadable(&error)),
-        };
+        let segment = self.segment(file)?;
         let mut changes = SetAttributes { modified: Some(SetTime::At(file.modified)), ..SetAttributes::default() };
         let mut written = 0;
         // A segment that is gone was given up, with all that is noted of it, by a process that died in the middle of that.
-        if let Some(segment) = segment.filter(|_| file.segment != 0) {
+        if let Some(segment) = segment {
             let set_size = || {
                 let size = SetAttributes { size: Some(file.size), ..SetAttributes::default() };
                 below.setattr(&Caller::ROOT, node, &size, None)
@@ -224,6 +282,15 @@ impl Remains {
         Ok(written)
     }
 
+    /// Where the bytes of a file are, if there are any.
+    pub(crate) fn segment(&self, file: &FileWords) -> Result<Option<File>> {
+        match self.directory.file(&SegmentStore::name(file.segment), OFlags::RDONLY) {
+            Ok(segment) => Ok(Some(segment).filter(|_| file.segment != 0)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(unreadable(&error)),
+        }
+    }
+
     /// Gives up what is left of a branch.
     ///
     /// # Errors
@@ -255,11 +322,11 @@ impl Remains {
     }
 }
 
-fn unreadable(error: &io::Error) -> Error {
+pub(crate) fn unreadable(error: &io::Error) -> Error {
     Error::new(Errno::EIO, format!("what was written to it before cannot be read: {error}"))
 }
 
-fn read(segment: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+pub(crate) fn read(segment: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
         match segment.read_at(&mut bytes[done..], offset + done as u64) {

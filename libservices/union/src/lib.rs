@@ -68,7 +68,7 @@ use deferred::Deferred;
 use journal::Journal;
 use lower_path::LowerPath;
 use node::{Content, NewNode, Nodes, State};
-use poolfs_libservice::{Branch, Error, Held, Libservice, Result, Room};
+use poolfs_libservice::{Branch, Error, Held, Libservice, Opened, Result, Room};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
@@ -156,6 +156,8 @@ pub struct Union {
     needed: needed::Needed,
     /// set when it is opened, if anything does
     waiting: OnceLock<waiting::Waiting>,
+    /// records whose bytes were not on disk when it was opened
+    behind: OnceLock<Opened>,
     nodes: Nodes,
     handles: handles::Handles,
     /// shared by whoever changes what is shown, for as long as that takes; owned by whoever has to see one state of all
@@ -234,6 +236,7 @@ impl Union {
             work,
             needed,
             waiting: OnceLock::new(),
+            behind: OnceLock::new(),
             nodes,
             handles: handles::Handles::default(),
             changing: RwLock::new(()),
@@ -288,7 +291,11 @@ impl Drop for Union {
         if self.work.is_frozen() {
             return;
         }
-        let ended = self.sync().and_then(|()| self.journal.end_all()).and_then(|()| self.work.close());
+        let ended = self
+            .sync()
+            .and_then(|()| self.store_behind())
+            .and_then(|()| self.journal.end_all())
+            .and_then(|()| self.work.close());
         if let Err(error) = ended {
             tracing::error!(%error, "the union did not end cleanly; orphans are swept when it is opened again");
         }

@@ -2,7 +2,8 @@
 //!
 //! When a record is on disk, so are the bytes that it tells of. What is done here is the same when it is done twice, so that an end in the
 //! middle of it does no harm; the journal goes when all is durable. Records of sketches that cannot be read now stay, for the union in
-//! which they can.
+//! which they can. Those of sketches whose bytes cannot be brought to disk now stay on hold, in a file of their own, which comes to disk only
+//! after these bytes, when the union ends.
 
 use crate::Union;
 use crate::bitmap::file_bytes;
@@ -100,14 +101,32 @@ fn too_much(what: &str) -> Error {
     Error::new(Errno::EIO, format!("its journal has more {what} than a union with so much memory leaves: {remedy}"))
 }
 
+/// Why the records of a sketch are not made good.
+enum Hindrance {
+    Unreadable(Cause),
+    /// Its bytes are not on disk.
+    NotDurable(Cause),
+}
+
+fn is_of_one_file(error: &Error) -> bool {
+    *error == Errno::EIO || *error == Errno::ENOMEM
+}
+
 /// What could not be made good.
 #[derive(Default)]
 struct Left {
     sketches: Vec<([u8; 16], Said)>,
+    /// Those of them whose bytes are not on disk.
+    not_durable: Vec<([u8; 16], Said)>,
     first_writes: Vec<FirstWrite>,
 }
 
+fn records_of((id, said): &([u8; 16], Said)) -> Vec<u8> {
+    said.changes().flat_map(|change| change.encode(id)).flatten().collect()
+}
+
 impl Left {
+    /// Whether nothing of it can be on disk now.
     fn is_empty(&self) -> bool {
         self.sketches.is_empty() && self.first_writes.is_empty()
     }
@@ -122,17 +141,15 @@ impl Left {
     /// The files that it is about.
     fn waiting(&self) -> Waiting {
         let mut waiting = Waiting::default();
-        self.sketches.iter().for_each(|&(id, _)| waiting.add_sketch(id));
+        self.sketches.iter().chain(&self.not_durable).for_each(|&(id, _)| waiting.add_sketch(id));
         self.first_writes.iter().for_each(|first| waiting.add_first_write(first));
         waiting
     }
 
     /// The file that says it.
     fn journal(&self) -> Vec<u8> {
-        let of_sketch =
-            |(id, said): &([u8; 16], Said)| said.changes().flat_map(|change| change.encode(id)).collect::<Vec<_>>();
         let mut bytes = journal::header(LEFT).to_vec();
-        bytes.extend(self.sketches.iter().flat_map(of_sketch).flatten());
+        bytes.extend(self.sketches.iter().flat_map(records_of));
         bytes.extend(self.first_writes.iter().flat_map(FirstWriteHead::records));
         bytes
     }
@@ -244,7 +261,7 @@ fn is_no_room(error: &Error) -> bool {
 /// What cannot be done for one file now waits and is no reason to refuse the others: its bytes, or their map, cannot be read, or there is no room for it.
 fn of_one_file(done: Result<std::result::Result<(), Cause>>) -> Result<std::result::Result<(), Cause>> {
     match done {
-        Err(error) if error == Errno::EIO || error == Errno::ENOMEM || is_no_room(&error) => Ok(Err(error.to_string())),
+        Err(error) if is_of_one_file(&error) || is_no_room(&error) => Ok(Err(error.to_string())),
         done => done,
     }
 }
@@ -261,11 +278,12 @@ impl Union {
         for &generation in &generations {
             read(upper, top, generation, self.journal.left_bytes_max(), &mut journals)?;
         }
+        let not_durable = generations.last().copied().unwrap_or_default().saturating_add(1);
         // Completing a first write may record what it does.
-        self.journal.begin_after(generations.last().copied().unwrap_or_default());
+        self.journal.begin_after(not_durable);
         let mut left = Left::default();
         if !journals.sketches.is_empty() {
-            left.sketches = self.replay_sketches(&mut journals.sketches)?;
+            self.replay_sketches(&mut journals.sketches, &mut left)?;
         }
         let mut waiting = Waiting::default();
         for first in journals.first_writes {
@@ -282,17 +300,24 @@ impl Union {
                 left.first_writes.push(first);
             }
         }
-        upper.sync()?;
-        if !left.is_empty() {
+        match upper.sync() {
+            // What is said here of these files stays on hold, or is of none.
+            Err(error) if error.is_of_files() && is_of_one_file(&error) => {}
+            synced => synced?,
+        }
+        if !left.is_empty() || !left.not_durable.is_empty() {
             let _ = self.waiting.set(left.waiting());
         }
         match self.keep(&left) {
             // The files that say it stay, with what is in order by now, which is nothing to whoever reads it again.
-            Err(error) if is_no_room(&error) => {
+            Err(error) if is_no_room(&error) && left.not_durable.is_empty() => {
                 tracing::warn!("no room to store apart what waits: the journals of the dead service stay");
                 return Ok(());
             }
             kept => kept?,
+        }
+        if !left.not_durable.is_empty() {
+            let _ = self.behind.set(self.hold_back(not_durable, &left.not_durable)?);
         }
         for generation in generations.into_iter().filter(|&generation| generation != LEFT || left.is_empty()) {
             journal::remove(upper, top, generation)?;
@@ -300,9 +325,9 @@ impl Union {
         self.work.sync_directory(top)
     }
 
-    /// The records of those that cannot be read now.
-    fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Said>) -> Result<Vec<([u8; 16], Said)>> {
-        let (mut left, mut count) = (Vec::new(), 0u64);
+    /// What of them stays goes to `left`.
+    fn replay_sketches(&self, journals: &mut HashMap<[u8; 16], Said>, left: &mut Left) -> Result<()> {
+        let mut count = 0u64;
         let mut strangers = HashSet::new();
         let mut is_read = true;
         let is_seen = self.work.each_file(&mut |path, held, attributes| {
@@ -323,26 +348,40 @@ impl Union {
             }
             let Some(said) = journals.remove(&record.id) else { return Ok(()) };
             count += 1;
-            if let Err(cause) = of_one_file(self.replay_sketch(held, record, &said))? {
-                let path = path.escape_ascii();
-                tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be read");
-                left.push((record.id, said));
+            let done = match self.replay_sketch(held, record, &said) {
+                Err(error) if is_of_one_file(&error) || is_no_room(&error) => {
+                    Err(Hindrance::Unreadable(error.to_string()))
+                }
+                done => done?,
+            };
+            let path = path.escape_ascii();
+            match done {
+                Ok(()) => {}
+                Err(Hindrance::Unreadable(cause)) => {
+                    tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be read");
+                    left.sketches.push((record.id, said));
+                }
+                Err(Hindrance::NotDurable(cause)) => {
+                    tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be written");
+                    left.not_durable.push((record.id, said));
+                }
             }
             Ok(())
         })?;
         // What cannot be looked at has been told of by the check that came before, and what has another's bitmap when that was found.
         let is_partly_unseen = !(is_seen && is_read);
-        left.extend(journals.extract_if(|id, _| strangers.contains(id)));
+        left.sketches.extend(journals.extract_if(|id, _| strangers.contains(id)));
         if is_partly_unseen && !journals.is_empty() {
             let files = journals.len();
             tracing::error!(
                 files,
                 "what a service had accepted before it died waits: not all of the branch can be read"
             );
-            left.extend(journals.drain());
+            left.sketches.extend(journals.drain());
         }
-        tracing::info!(sketches = count, left = left.len(), "what a service had accepted before it died is in order");
-        Ok(left)
+        let left = left.sketches.len() + left.not_durable.len();
+        tracing::info!(sketches = count, left, "what a service had accepted before it died is in order");
+        Ok(())
     }
 
     /// Copies up a file whose first write is recorded, unless that was done before: then it has an upper file, or is not where it was.
@@ -407,11 +446,16 @@ impl Union {
         }
     }
 
-    fn replay_sketch(&self, held: &Held, record: SketchRecord, said: &Said) -> Result<std::result::Result<(), Cause>> {
+    fn replay_sketch(
+        &self,
+        held: &Held,
+        record: SketchRecord,
+        said: &Said,
+    ) -> Result<std::result::Result<(), Hindrance>> {
         let upper = &self.work.upper;
         let origin = match Origin::decode(&upper.getxattr(ROOT, held.node(), marks::ORIGIN)?) {
             Ok(origin) => origin,
-            Err(cause) => return Ok(Err(cause)),
+            Err(cause) => return Ok(Err(Hindrance::Unreadable(cause))),
         };
         let bitmap_bytes = file_bytes(origin.size);
         let mut sketch = Sketch::new(record, origin);
@@ -420,7 +464,7 @@ impl Union {
         }
         let mut map = match self.load_map(&sketch)? {
             Ok(map) => map,
-            Err(cause) => return Ok(Err(cause)),
+            Err(cause) => return Ok(Err(Hindrance::Unreadable(cause))),
         };
         let end = sketch.lower_blocks();
         let before = upper.getattr(ROOT, held.node())?;
@@ -435,7 +479,8 @@ impl Union {
                 let (below, above) =
                     (lower.read_full(block * BLOCK, &mut whole)?, file.read_full(block * BLOCK, &mut written)?);
                 if below < whole.len() || above < written.len() {
-                    return Ok(Err(format!("block {block}, which was in transit, is not whole")));
+                    let cause = format!("block {block}, which was in transit, is not whole");
+                    return Ok(Err(Hindrance::Unreadable(cause)));
                 }
                 whole[new.clone()].copy_from_slice(&written[new.clone()]);
                 file.write_full(block * BLOCK, &whole)?;
@@ -451,7 +496,10 @@ impl Union {
         let sectors = map.bitmap.take_dirty(&record.id);
         let first = !record.bitmap_durable;
         let data = Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?;
-        upper.fsync(ROOT, data.id(), Durability::All)?;
+        match upper.fsync(ROOT, data.id(), Durability::All) {
+            Err(error) if is_of_one_file(&error) => return Ok(Err(Hindrance::NotDurable(error.to_string()))),
+            synced => synced?,
+        }
         self.write_sectors(&record.id, &sectors, first, bitmap_bytes).inspect_err(|_| {
             if first {
                 // A bitmap that no record tells of is nobody's when the file is removed.
@@ -487,5 +535,25 @@ impl Union {
         let left = Name::new(left.as_bytes())?;
         upper.rename(ROOT, self.work.work.node(), name, top, left, RenameFlags::empty())?;
         self.work.sync_directory(top)
+    }
+
+    /// Keeps records from the disk, whose bytes are not there.
+    fn hold_back(&self, generation: u64, sketches: &[([u8; 16], Said)]) -> Result<Opened> {
+        let mut bytes = journal::header(generation).to_vec();
+        bytes.extend(sketches.iter().flat_map(records_of));
+        let upper = &self.work.upper;
+        let file = journal::make(upper, self.work.top.node(), generation)?;
+        upper.hold(ROOT, file.id(), 0..bytes.len() as u64, true)?;
+        file.write_full(0, &bytes)?;
+        Ok(file)
+    }
+
+    /// Brings those records to disk, after everything else was.
+    pub(crate) fn store_behind(&self) -> Result<()> {
+        let Some(file) = self.behind.get() else { return Ok(()) };
+        let upper = &self.work.upper;
+        upper.hold(ROOT, file.id(), 0..u64::MAX, false)?;
+        upper.fsync(ROOT, file.id(), Durability::All)?;
+        self.work.sync_directory(self.work.top.node())
     }
 }

@@ -323,12 +323,16 @@ impl Service {
         let mut result = Ok(());
         while !left.is_empty() {
             let some = left.drain(..left.len().min(ENDING_MAX));
-            let (mut all, news): (Vec<_>, Vec<_>) =
-                some.map(|(instance, is_news)| (WindingUp::begin(instance, None), is_news)).unzip();
+            let (mut all, news): (Vec<_>, Vec<_>) = some
+                .map(|(instance, is_news)| {
+                    let waits = instance.stack.left_behind();
+                    (WindingUp::begin(instance, None), (is_news, waits))
+                })
+                .unzip();
             // Each has its time, and all have it at once.
             loop {
                 let (mut patience, mut are_over) = (LOOK, true);
-                for (winding_up, is_news) in all.iter_mut().zip(&news) {
+                for (winding_up, (is_news, _)) in all.iter_mut().zip(&news) {
                     let gives_up = if *is_news { Standing::is_lost } else { Standing::is_stuck };
                     if !winding_up.is_over(patience, gives_up, true) {
                         (patience, are_over) = (Duration::ZERO, false);
@@ -338,14 +342,18 @@ impl Service {
                     break;
                 }
             }
-            for (winding_up, is_news) in all.into_iter().zip(news) {
+            for (winding_up, (is_news, waits)) in all.into_iter().zip(news) {
                 let instance = winding_up.name.clone();
                 let cause = match winding_up.outcome() {
                     Ended::Well => continue,
                     Ended::Failed(_, cause) => cause,
                     Ended::GivenUp => does_not_answer(),
                 };
-                result = result.and(if is_news { Err(ServiceError::LostAtEnd { instance, cause }) } else { Ok(()) });
+                let told = match waits() {
+                    true => ServiceError::WaitsAtEnd { instance, cause },
+                    false => ServiceError::LostAtEnd { instance, cause },
+                };
+                result = result.and(if is_news { Err(told) } else { Ok(()) });
             }
         }
         self.builder.end();

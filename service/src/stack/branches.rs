@@ -6,11 +6,11 @@
 use super::claim::Claim;
 use super::error::{Role, StackError};
 use super::given::{Given, Identity};
-use super::kept::{self, UpperRoot};
+use super::kept::{self, Carried, Stuck, UpperRoot};
 use crate::spans::Timed;
 use crate::sync::lock;
 use poolfs_bcow::Bcow;
-use poolfs_cache::Cache;
+use poolfs_cache::{BranchKey, Cache};
 use poolfs_libservice::Libservice;
 use poolfs_local::{Local, PrivateMount};
 use poolfs_quota::{Accepted, Account, Limited};
@@ -31,12 +31,22 @@ pub(super) struct Branch {
     pub cache: Arc<Cache>,
     /// What of the branch is limited, and how.
     pub account: Option<Arc<Account>>,
-    /// Whether what it has accepted outlives this process.
-    pub is_kept: bool,
+    pub kept: Kept,
     /// Given up when all is on disk. Of a lower branch: taken when it turns out to have been an upper one.
     pub claim: OnceLock<Claim>,
     /// The last to go.
     pub _life: Arc<Life>,
+}
+
+/// What outlives a process that a branch is used by.
+#[derive(Default)]
+pub(super) struct Kept {
+    /// Whether what it has accepted does.
+    pub is_kept: bool,
+    /// Files of which its cache has what the last service had accepted, because it could not be brought to disk.
+    pub carried: Vec<Carried>,
+    /// The same as it was left, until the branch is in use; and by which key it is kept then.
+    pub stuck: Mutex<Option<(Stuck, Option<BranchKey>)>>,
 }
 
 /// What makes two uses of a directory uses of one branch. By another path it has another name in what unions note of their lower branches.
@@ -45,6 +55,19 @@ pub(super) type Key = (Identity, PathBuf);
 impl Branch {
     pub fn key(&self) -> Key {
         (self.identity, self.path.clone())
+    }
+
+    fn root(&self) -> Option<UpperRoot<'_>> {
+        self.claim.get().map(|claim| UpperRoot { directory: claim.directory(), path: &self.path })
+    }
+
+    /// The branch is in use: what its cache carries on is nowhere else any more.
+    pub fn begin(&self) {
+        if let Some(root) = self.root()
+            && let Some((stuck, key)) = lock(&self.kept.stuck).take()
+        {
+            stuck.give_up(root, key.as_ref());
+        }
     }
 
     /// Without its limit.
@@ -74,11 +97,12 @@ impl Accepted for AcceptedBy {
 impl Drop for Branch {
     /// The last stack that used the branch is gone, or was never finished: what its cache still has goes to the disk.
     fn drop(&mut self) {
-        if let Err(error) = self.cache.shutdown() {
-            error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
-        }
-        if let Some(claim) = self.claim.get().filter(|_| self.is_kept) {
-            kept::unmark(UpperRoot { directory: claim.directory(), path: &self.path });
+        let flushed = self.cache.shutdown();
+        if lock(&self.kept.stuck).is_none() {
+            if let Err(error) = flushed {
+                error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
+            }
+            self.root().filter(|_| self.kept.is_kept).into_iter().for_each(kept::unmark);
         }
         self.bcow.iter().for_each(|bcow| bcow.end_thread());
     }

@@ -12,9 +12,9 @@ pub use states::StateRoot;
 use super::claim::ENDING;
 use crate::outside::{Deed, outside};
 use identity::{BranchIdentity, Kinship, Whereabouts, born};
-use poolfs_cache::{BranchKey, Remains, Salvaged, StateDirectory};
+use poolfs_cache::{BranchKey, Cache, Remains, Salvaged, StateDirectory, Waiting};
 use poolfs_libservice::Libservice;
-use poolfs_libservice::types::Timestamp;
+use poolfs_libservice::types::{NodeId, Timestamp};
 use rustix::fs::{Mode, OFlags, ResolveFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr, openat2};
 use rustix::io::Errno;
 use std::io;
@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// Of an upper branch that is in use: the key of its files in a ledger.
 const MARK: &str = "trusted.poolfs.kept";
@@ -63,13 +63,17 @@ impl UpperRoot<'_> {
     }
 }
 
-/// Marks an upper branch: what is written in it is kept by the key that is returned, with what is returned beside it.
-pub(super) fn mark(upper: UpperRoot<'_>) -> io::Result<(BranchKey, Vec<u8>)> {
+/// A key for what is written in an upper branch from now on, and what is kept beside that.
+pub(super) fn new_key(upper: UpperRoot<'_>) -> io::Result<(BranchKey, Vec<u8>)> {
     let identity = BranchIdentity::of(upper.directory, upper.path)?;
     let mut key = BranchKey::default();
     rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
-    fsetxattr(upper.directory, MARK, &key, XattrFlags::empty())?;
     Ok((key, identity.to_bytes()))
+}
+
+/// Marks an upper branch: what is written in it is kept by this key.
+pub(super) fn mark(upper: UpperRoot<'_>, key: &BranchKey) -> io::Result<()> {
+    Ok(fsetxattr(upper.directory, MARK, key, XattrFlags::empty())?)
 }
 
 /// Nothing of the branch is kept any more.
@@ -150,40 +154,99 @@ fn remains(
     }
 }
 
+/// What the last service had accepted of some files of an upper branch that cannot be brought to disk. As long as this is there, nobody else deals with
+/// what that service has left.
+pub(super) struct Stuck {
+    key: BranchKey,
+    remains: Remains,
+    waiting: Vec<Waiting>,
+}
+
+/// One of these files, as the cache has it that carries it on.
+pub(super) struct Carried {
+    pub node: NodeId,
+    pub path: String,
+    pub cause: String,
+}
+
+impl Stuck {
+    /// Has a cache over the branch carry all of it on; the files that are the cause.
+    pub fn carry_on(&self, upper: UpperRoot<'_>, cache: &Arc<Cache>) -> Result<Vec<Carried>, String> {
+        let mut carried = Vec::new();
+        for waiting in &self.waiting {
+            let path = waiting.path.escape_ascii().to_string();
+            let (directory, upper) = (self.remains.directory().path().display(), upper.path.display());
+            let node = self.remains.carry_on(waiting, cache).map_err(|error| {
+                let cause = waiting.cause.as_deref().unwrap_or("it follows others");
+                format!(
+                    "what the last service had accepted before it died of the file {path} is in {directory}, and can neither be brought to disk ({cause}) nor \
+                     be taken into the cache ({error}); mount it in a pool with more cache, or remove {upper}/{path}, which gives up what waits \
+                     for that file alone"
+                )
+            })?;
+            if let Some(cause) = waiting.cause.clone() {
+                error!(%upper, path, cause, "what the last service had accepted of a file cannot be brought to disk: it waits");
+                carried.push(Carried { node, path, cause });
+            }
+        }
+        Ok(carried)
+    }
+
+    /// The cache has all of it, and keeps it by `key`, if it does.
+    pub fn give_up(self, upper: UpperRoot<'_>, key: Option<&BranchKey>) {
+        if let Some(Err(error)) = key.map(|key| mark(upper, key)) {
+            does_not_outlive(upper, &error);
+        }
+        give_up(self.key, self.remains);
+    }
+}
+
+/// Says that what is accepted in an upper branch is lost with this process.
+pub(super) fn does_not_outlive(upper: UpperRoot<'_>, error: &io::Error) {
+    warn!(path = %upper.path.display(), %error, "what is accepted here does not outlive the service");
+}
+
+fn give_up(key: BranchKey, remains: Remains) {
+    let directory = remains.directory().path().to_owned();
+    // What is mounted is seen where it is.
+    let ended = outside(Deed::Memory, move || remains.forget(&key).and_then(|()| remains.end())).flatten();
+    if let Err(error) = ended {
+        warn!(directory = %directory.display(), %error, "what was brought to disk could not be given up in memory");
+    }
+}
+
 /// Brings to disk, by the layer over which it was cached, what the last service had accepted of an upper branch. `own` is where this
-/// process keeps what it accepts.
+/// process keeps what it accepts. Returns what waits, because something is wrong with single files.
 pub(super) fn salvage(
     upper: UpperRoot<'_>,
     below: &Arc<dyn Libservice>,
     states: &StateRoot,
     own: Option<&Path>,
-) -> Result<(), String> {
+) -> Result<Option<Stuck>, String> {
     if left(upper, states, own)?.is_none() {
-        return Ok(());
+        return Ok(None);
     }
     let _one_at_a_time = states.salvaging();
-    let Some((key, remains)) = remains(upper, states, own)? else { return Ok(()) };
-    let directory = remains.directory().path().to_owned();
-    let directory = directory.display();
+    let Some((key, remains)) = remains(upper, states, own)? else { return Ok(None) };
     let failed = |error: &dyn std::fmt::Display| {
+        let directory = remains.directory().path().display();
         format!(
             "what the last service had accepted before it died is in {directory} and cannot be brought to disk: {error}; correct \
-             that and mount it again, or unmount {directory}, which gives it up"
+             that and mount it again. Unmounting {directory} gives up all that waits there, also of other branches"
         )
     };
     let born = |path: &[u8]| upper.born(path);
-    let Salvaged { files, bytes, nameless } =
+    let Salvaged { files, bytes, nameless, waiting } =
         remains.bring_below(&key, below, &born).map_err(|error| failed(&super::with_causes(&error)))?;
-    // What is mounted is seen where it is.
-    let ended = outside(Deed::Memory, move || remains.forget(&key).and_then(|()| remains.end())).flatten();
-    if let Err(error) = ended {
-        warn!(%directory, %error, "what was brought to disk could not be given up in memory");
-    }
     if files + nameless > 0 {
         let upper = upper.path.display();
         info!(%upper, files, bytes, nameless, "what the last service had accepted before it died is on disk");
     }
-    Ok(())
+    if waiting.is_empty() {
+        give_up(key, remains);
+        return Ok(None);
+    }
+    Ok(Some(Stuck { key, remains, waiting }))
 }
 
 /// How many files of an upper branch wait for the next service; where.

@@ -1,6 +1,7 @@
 //! What is refused, or said, of upper branches that are used otherwise than when they were written.
 
 use super::branches::Branch;
+use super::kept::Carried;
 use super::{Incomplete, Stack, StackError, with_causes};
 use poolfs_union::Union;
 
@@ -26,6 +27,13 @@ impl Incomplete {
 }
 
 impl Stack {
+    /// Files that still wait, since a service died, to be brought to disk.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Carried> {
+        self.branches
+            .iter()
+            .flat_map(|branch| branch.kept.carried.iter().filter(|file| branch.cache.is_behind(file.node)))
+    }
+
     /// What whoever mounts it should know of it.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
@@ -46,6 +54,16 @@ impl Stack {
                 named(given),
             )
         };
-        self.incomplete.iter().take(NAMED_MAX).map(note).collect()
+        let waits = |file: &Carried| {
+            format!(
+                "what was accepted for the file {} before the last service died cannot be brought to disk ({}): it waits in memory, and the branch {} cannot be \
+                 unmounted in order before it is on disk or the file is removed",
+                file.path,
+                file.cause,
+                upper.path.display(),
+            )
+        };
+        let incomplete = self.incomplete.iter().take(NAMED_MAX).map(note);
+        incomplete.chain(self.waiting().take(NAMED_MAX).map(waits)).collect()
     }
 }

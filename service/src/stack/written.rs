@@ -1,6 +1,7 @@
 //! What was written to a stack, on its way to the disk.
 
 use super::{Role, Stack};
+use std::sync::Arc;
 
 impl Stack {
     /// Bytes that were accepted and are not below yet.
@@ -16,6 +17,13 @@ impl Stack {
     /// How often what waits above its branches was brought further towards them.
     pub fn settled(&self) -> u64 {
         self.union.as_ref().map_or(0, |union| union.0.settled())
+    }
+
+    /// What says, when all have let go of the stack who do so before the process ends, whether the next process finds what it has written.
+    pub fn left_behind(&self) -> impl Fn() -> bool + use<> {
+        let kept = self.branches.iter().filter(|branch| branch.kept.is_kept);
+        let kept: Vec<_> = kept.map(Arc::downgrade).collect();
+        move || kept.iter().any(|branch| branch.strong_count() > 0)
     }
 
     /// Nobody is going to look at what it has written, if others do not show the same: from here on nothing of it is made durable.

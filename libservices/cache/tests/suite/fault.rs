@@ -52,6 +52,8 @@ pub struct Fault {
     pub fail_reads: AtomicI32,
     /// errno of every write
     pub fail_writes: AtomicI32,
+    /// number of the node of which every write answers EIO; 0: none
+    pub fail_writes_of: AtomicU64,
     /// as many writes do not fail all the same
     pub writes_spared: AtomicU64,
     /// errno of every fsync and sync
@@ -93,6 +95,7 @@ impl Fault {
             read_only: AtomicBool::new(false),
             fail_reads: AtomicI32::new(0),
             fail_writes: AtomicI32::new(0),
+            fail_writes_of: AtomicU64::new(0),
             writes_spared: AtomicU64::new(0),
             fail_fsyncs: AtomicI32::new(0),
             fail_lookups: AtomicI32::new(0),
@@ -243,6 +246,9 @@ impl Libservice for Fault {
             spare.or_else(|_| check(&self.fail_writes).map(|()| 0))?;
         }
         let node = self.nodes.lock().unwrap()[&handle];
+        if node.0 == self.fail_writes_of.load(Ordering::SeqCst) {
+            return fail(Errno::EIO);
+        }
         self.logged(Logged::Write(node), self.memory.write(caller, handle, offset, data))
     }
     /// One after the other, so that a failure leaves some of them written.

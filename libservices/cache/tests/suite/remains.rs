@@ -244,6 +244,49 @@ fn what_is_on_hold_comes_below_when_all_else_is_durable() {
 }
 
 #[test]
+fn a_file_that_cannot_be_written_keeps_no_other_from_the_disk_and_is_carried_on() {
+    let fault = Fault::over(Memory::new());
+    let recorded = Recorded::over(fault.clone(), 8 << 20);
+    let bytes = pattern(4, 0, 300_000);
+    let (bad_node, bad) = recorded.create("bad");
+    recorded.write(bad, 0, &bytes);
+    let (_, good) = recorded.create("good");
+    recorded.write(good, 0, b"good");
+    let (_, journal) = recorded.create("journal");
+    recorded.cache.hold(&ROOT, journal, 0..8192, true).unwrap();
+    recorded.write(journal, 0, b"says that the data is there");
+    let modified = recorded.cache.lookup(&ROOT, NodeId::ROOT, name("bad")).unwrap().attributes.modified;
+    let dead = recorded.die();
+    fault.fail_writes.store(Errno::EIO.raw(), Ordering::SeqCst);
+    let none = dead.remains().bring_below(&KEY, &recorded.below, &|_| None).unwrap();
+    assert_eq!((none.files, none.waiting.len()), (0, 3), "all wait, and the call does not fail");
+    fault.fail_writes.store(0, Ordering::SeqCst);
+    fault.fail_writes_of.store(bad_node.0, Ordering::SeqCst);
+    let below = Arc::clone(&recorded.below);
+    let remains = dead.remains();
+    let salvaged = remains.bring_below(&KEY, &below, &|_| None).unwrap();
+    let waiting: BTreeSet<_> = salvaged.waiting.iter().map(|file| (&file.path[..], file.cause.is_some())).collect();
+    assert_eq!((salvaged.files, waiting), (1, BTreeSet::from([(&b"bad"[..], true), (b"journal", false)])));
+    assert_eq!((content(&below, "good"), content(&below, "journal")), (b"good".to_vec(), vec![]));
+
+    let next = Recorded::over(below.clone(), 8 << 20);
+    let layer = next.cache.clone() as Arc<dyn Libservice>;
+    for file in &salvaged.waiting {
+        let _ = remains.carry_on(file, &next.cache).unwrap();
+    }
+    remains.forget(&KEY).unwrap();
+    assert_eq!((content(&layer, "bad"), content(&layer, "journal").len()), (bytes.clone(), 27));
+    assert_eq!(next.cache.lookup(&ROOT, NodeId::ROOT, name("bad")).unwrap().attributes.modified, modified);
+    let failed = next.cache.sync().expect_err("it cannot be written");
+    assert!(failed == Errno::EIO && failed.is_of_files() && next.cache.is_behind(bad_node));
+    assert_eq!(content(&below, "journal"), b"", "it is on hold still");
+    assert_eq!(next.die().remains().bring_below(&KEY, &below, &|_| None).unwrap().waiting.len(), 2, "once more");
+    fault.fail_writes_of.store(0, Ordering::SeqCst);
+    next.cache.sync().unwrap();
+    assert!(content(&below, "bad") == bytes && !next.cache.is_behind(bad_node));
+}
+
+#[test]
 fn a_file_that_was_made_later_is_another_one() {
     let recorded = Recorded::new();
     for text in ["same", "other", "set-back"] {
@@ -283,7 +326,8 @@ fn what_is_dealt_with_is_given_up_and_with_the_last_branch_all() {
     dead.remains().drop_clean().unwrap();
     assert_eq!(names(), before - 1);
     let other = Memory::new() as Arc<dyn Libservice>;
-    assert_eq!(dead.salvage(&other), Salvaged { nameless: 1, ..Salvaged::default() }, "it has no such file");
+    let salvaged = dead.salvage(&other);
+    assert_eq!((salvaged.files, salvaged.bytes, salvaged.nameless), (0, 0, 1), "it has no such file");
     dead.remains().end().unwrap();
     assert_eq!(dead.salvage(&recorded.below).files, 1);
     dead.remains().forget(&KEY).unwrap();

@@ -7,6 +7,7 @@ use poolfs_libservice::types::{AllocateMode, Errno, NodeId, OpenFlags, RenameFla
 use poolfs_libservice::{Layered, Libservice, Memory, fail};
 use poolfs_union::{Union, UnionConfig};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn writes(union: &Union, path: &str, offset: u64, data: &[u8]) -> Result<(), Errno> {
@@ -71,6 +72,33 @@ fn a_sketch_that_could_not_be_read_is_left_alone_until_it_can() {
         close(union);
         assert_eq!(mortal.journals(), [] as [&str; 0]);
     }
+}
+
+#[test]
+fn records_whose_bytes_are_not_on_disk_stay_behind_them() {
+    let (lower, mut content) = lower();
+    let mortal = Mortal { deferred_copy_ups_max: 0, ..Mortal::new(vec![lower], AMPLE) };
+    let union = mortal.open();
+    write_at(&*union, "f", 5 * BLOCK as u64, &[0xaa; BLOCK]);
+    content[5 * BLOCK..6 * BLOCK].fill(0xaa);
+    mortal.die();
+    close(union);
+    let once = AtomicBool::new(true);
+    let fails = move |call| {
+        if call == Call::SyncFile && once.swap(false, Ordering::SeqCst) { fail(Errno::EIO) } else { Ok(()) }
+    };
+    mortal.upper.hook(fails);
+    let config = UnionConfig::new(mortal.upper.clone(), lowers_of(&mortal.lowers));
+    let config = UnionConfig { flush_interval: Duration::ZERO, journal_bytes: AMPLE, ..config };
+    let union = Union::open(config).expect("one file is no reason to refuse all");
+    expect_waiting(&union, "f");
+    assert!(!mortal.journals().iter().any(|name| name == "journal-0"), "nothing says that they are there");
+    close(union);
+    assert_eq!(mortal.journals().len(), 1);
+    let union = mortal.open();
+    assert!(reads(&*union, "f").expect("it is made good") == content);
+    close(union);
+    assert_eq!(mortal.journals(), [] as [&str; 0]);
 }
 
 /// Opens the union while the upper branch takes no attributes.
