@@ -2,7 +2,7 @@
 
 use crate::archive::Time;
 use crate::digest::Digest;
-use crate::limits::{DEPTH_MAX, Room};
+use crate::limits::Room;
 use crate::tree::{self, Ownership};
 use crate::unpack::{Unpacked, WORK_DIRECTORY};
 use crate::{ImageError, Limits, Progress, Result};
@@ -16,6 +16,8 @@ use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+/// Deepest directory that is copied; open descriptors are held for each level.
+const DEPTH_MAX: usize = 512;
 /// Most bytes of the list of attributes of one file.
 const ATTRIBUTE_LIST_BYTES: usize = 64 << 10;
 const COPY_BYTES: usize = 256 << 10;

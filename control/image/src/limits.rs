@@ -22,8 +22,6 @@ impl Default for Limits {
     }
 }
 
-/// Deepest path of a layer, in names: copying a tree holds two descriptors for each, and the kernel walks all of them for each member.
-pub(crate) const DEPTH_MAX: usize = 512;
 /// Most bytes that are written before the disk is asked again how much room it has.
 const ASK_BYTES_MAX: u64 = 32 << 20;
 /// An import leaves the last twentieth of a disk to others, or its last gigabyte, whichever is less.

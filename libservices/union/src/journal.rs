@@ -37,10 +37,10 @@ pub(crate) const RECORD_BYTES: usize = 40;
 /// Bounds of [`Journal::left_bytes_max`].
 const LEFT_BYTES_MIN: u64 = 4 << 20;
 const LEFT_BYTES_MAX: u64 = 192 << 20;
-/// Most bytes of the room that a file is given in the branch when it is made: it comes to disk when that may be full.
-const ROOM_BYTES_MAX: u64 = 1 << 20;
-/// The part of the free room of a branch that is as much: a block of 4 KiB that moves takes two records at most.
-const ROOM_SHARE: u64 = 32;
+/// A branch with less free room than this gives some to a journal when its file is made: that comes to disk when the branch may be full.
+const SCARCE_BYTES: u64 = 64 << 20;
+/// The part of the free room that it gives: a record for each block of 4 KiB that moves there, and more for some.
+const ROOM_SHARE: u64 = 64;
 const CRC_AT: usize = 36;
 const MAGIC: &[u8; 4] = b"PFJR";
 const MOVED: u32 = 1;
@@ -368,14 +368,15 @@ impl Journal {
 
     /// Gives a new file room in the branch. Where there is none any more, nothing of what would be recorded finds room, either.
     fn reserve(&self, file: &Opened) {
-        let wanted = |found: FileSystemStatistics| {
-            let free = found.blocks_available.saturating_mul(found.block_size.into());
-            (free / ROOM_SHARE).min(ROOM_BYTES_MAX).min(self.bytes_max * 2)
-        };
-        let reserved = self
-            .upper
-            .statfs(ROOT, NodeId::ROOT)
-            .and_then(|found| self.upper.fallocate(ROOT, file.id(), AllocateMode::KEEP_SIZE, 0, wanted(found)));
+        let free_bytes = |found: FileSystemStatistics| found.blocks_available.saturating_mul(found.block_size.into());
+        let reserved = self.upper.statfs(ROOT, NodeId::ROOT).and_then(|found| {
+            let free = free_bytes(found);
+            let room = (free / ROOM_SHARE).min(self.bytes_max * 2);
+            if room == 0 || free > SCARCE_BYTES {
+                return Ok(());
+            }
+            self.upper.fallocate(ROOT, file.id(), AllocateMode::KEEP_SIZE, 0, room)
+        });
         if let Err(error) = reserved {
             tracing::debug!(%error, "no room is kept for a journal");
         }

@@ -276,10 +276,16 @@ pub(super) fn allowed(mounts: bool) -> Result<Rules, BackendError> {
     rules.insert(libc::SYS_prctl, names);
     // Limits are looked at and not changed.
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![SeccompCondition::new(2, Qword, Eq, 0)?])?]);
-    // Nor does a descriptor send signals.
+    // Nor does a descriptor send signals to others, and to this process the one that tells of a lease of a segment, which does nothing.
     let signals = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX].map(|command| u64::from(command.cast_unsigned()));
     let others = signals.into_iter().map(|command| SeccompCondition::new(1, Dword, Ne, command));
-    rules.insert(libc::SYS_fcntl, vec![SeccompRule::new(others.collect::<Result<_, _>>()?)?]);
+    let of_leases = [(1, F_SETSIG), (2, libc::SIGURG)]
+        .map(|(argument, value)| SeccompCondition::new(argument, Dword, Eq, value.cast_unsigned().into()));
+    let of_leases = of_leases.into_iter().collect::<Result<_, _>>()?;
+    rules.insert(
+        libc::SYS_fcntl,
+        vec![SeccompRule::new(others.collect::<Result<_, _>>()?)?, SeccompRule::new(of_leases)?],
+    );
     // A panic that nobody catches ends this process; of other processes' threads it is only asked whether they are there.
     rules.insert(libc::SYS_tgkill, vec![word(0, std::process::id().into())?, word(2, 0)?]);
     Ok(rules)

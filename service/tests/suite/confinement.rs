@@ -31,7 +31,7 @@ const CALLS: [(&str, libc::c_long, [libc::c_long; 3]); 24] = [
     ("a signal", libc::SYS_kill, [0, 0, 0]),
     ("a signal by a descriptor of a process", libc::SYS_pidfd_send_signal, [-1, 0, 0]),
     ("who gets signals of a descriptor", libc::SYS_fcntl, [0, libc::F_SETOWN as libc::c_long, 0]),
-    ("which signal a descriptor sends", libc::SYS_fcntl, [0, F_SETSIG, 0]),
+    ("which signal a descriptor sends", libc::SYS_fcntl, [0, F_SETSIG, libc::SIGKILL as libc::c_long]),
     ("a quota", libc::SYS_quotactl, [0, 0, 0]),
     ("a mount", libc::SYS_mount, [0, 0, 0]),
     ("an unmount", libc::SYS_umount2, [0, 0, 0]),
