@@ -1,6 +1,7 @@
 //! A walk through more files than the service has room for: the kernel is made to forget them.
 
 use crate::harness::{Running, isolated, make};
+use crate::over_rings::is_over_rings;
 use poolfs_service_protocol::StackSpec;
 use std::fs::{self, File};
 use std::io::Read;
@@ -67,7 +68,9 @@ fn what_a_walk_leaves_with_the_service_is_bounded() {
             wait_for_room(&service);
         }
         let grown = kibibytes(&service).saturating_sub(before);
-        assert!(grown < 34 << 10, "the service has grown by {grown} KiB");
+        // Each entry of a ring, four of a CPU, has memory of its own for a transfer from its first use on.
+        let entries = if is_over_rings() { std::thread::available_parallelism().expect("known").get() * 4 } else { 0 };
+        assert!(grown < (34 + entries as u64) << 10, "the service has grown by {grown} KiB");
         let mut content = String::new();
         open.read_to_string(&mut content).expect("still open");
         assert_eq!(
