@@ -208,10 +208,7 @@ impl Remains {
             // Where a file was changed before it was made, the clock was set back in between, and its birth says nothing.
             let told = || born(path).filter(|born| *born <= attributes.changed);
             let is_it = |dirty: &Dirty| told().is_none_or(|born| born <= dirty.file.changed);
-            if attributes.file_type != FileType::Regular
-                || !files.get(&attributes.inode).is_some_and(is_it)
-                || files.is_empty()
-            {
+            if attributes.file_type != FileType::Regular || !files.get(&attributes.inode).is_some_and(is_it) {
                 return Ok(true);
             }
             let Some(dirty) = files.remove(&attributes.inode) else { return Ok(true) };

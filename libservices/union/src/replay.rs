@@ -358,7 +358,7 @@ impl Union {
             match done {
                 Ok(()) => {}
                 Err(Hindrance::Unreadable(cause)) => {
-                    tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be read");
+                    tracing::error!(%path, cause, "what a service had accepted before it died waits: the file cannot be read, or has no room");
                     left.sketches.push((record.id, said));
                 }
                 Err(Hindrance::NotDurable(cause)) => {
