@@ -3,7 +3,7 @@
 use poolfs_tests::{Pool, Stepper, Way, compile, hash, isolated, run};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A small deterministic generator (Marsaglia's xorshift64).
 struct Dice(u64);
@@ -293,5 +293,30 @@ fn who_looks_a_name_up_while_it_changes_gets_to_know_the_newest() {
         let _ = run(&mut command).expect("it renames");
         assert!(looks_up.wait().expect("ours").success());
         let _ = mount.unmount().expect("umount");
+    });
+}
+
+#[test]
+fn a_mapping_reaches_the_end_that_was_written_while_others_change_attributes() {
+    isolated("a_mapping_reaches_the_end_that_was_written_while_others_change_attributes", |folder| {
+        let pool = Pool::create(folder, "16M");
+        let (at, data) = (folder.join("mnt"), folder.join("data"));
+        fs::create_dir(&data).expect("made");
+        let mounted = pool.mount_directory(&at, &data);
+        let program = compile(folder, "mapped_end", false);
+        let (file, stop) = (mounted.path().join("f"), folder.join("stop"));
+        let start = |options: &[&str], what: &str, rounds: &[&str]| {
+            let mut command = pool.command();
+            command.args(["exec", pool.name()]).args(options).arg("--").arg(&program).arg(what).args([&file, &stop]);
+            command.args(rounds).stdout(Stdio::piped()).spawn().expect("poolfs starts")
+        };
+        let others = [&["--fuse"][..], &["--fuse"]].map(|options| start(options, "change", &[]));
+        let mapping = start(&[], "map", &["1000"]).wait_with_output().expect("it ends");
+        fs::write(&stop, "").expect("written");
+        for mut other in others {
+            assert!(other.wait().expect("it ends").success());
+        }
+        assert!(mapping.status.success(), "{}", String::from_utf8_lossy(&mapping.stdout));
+        let _ = mounted.unmount().expect("umount");
     });
 }

@@ -17,7 +17,7 @@ use crate::outcome::{Refusal, Served};
 use crate::session::Session;
 use crate::state::Call;
 use crate::trace::{self, Reason};
-use crate::{process, raw};
+use crate::{kernel_size, process, raw};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::posts::PostGrant;
 use poolfs_ipc::wire::{Adopt, WireAttributes};
@@ -422,7 +422,7 @@ fn take_back_unless_unshared(call: Call, descriptor: i32) {
     let is_unshared = |seen: Seen| seen.is_unshared(process::forks());
     if !call.state.descriptors.look(descriptor).is_some_and(is_unshared) {
         raw::share(descriptor).ok();
-        raw::statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC).ok();
+        kernel_size::refresh(descriptor);
     }
 }
 
@@ -438,8 +438,7 @@ pub fn refresh_size(call: Call, descriptor: i32) {
     // Not by the table: a descriptor that was given up counts as foreign there.
     let ours = raw::statx_descriptor(descriptor).is_ok_and(|found| mount_of(call, &found).is_some());
     if ours {
-        // A failure is the kernel's to report in the call itself.
-        raw::statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC).ok();
+        kernel_size::refresh(descriptor);
     }
 }
 

@@ -21,6 +21,7 @@ pub mod descriptors;
 pub mod errno;
 pub mod files;
 pub mod instance_name;
+mod kernel_size;
 pub mod memory;
 pub mod mounts;
 pub mod outcome;

@@ -280,6 +280,18 @@ pub fn counter() -> u64 {
     coarse_time_ns()
 }
 
+/// Bytes between a description's offset and the end of the file that the kernel knows, which it does not ask for: the low 32 bits.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn readable_bytes(descriptor: i32) -> Result<u32, i32> {
+    const FIONREAD: usize = 0x541b;
+    let mut bytes = 0_u32;
+    // SAFETY: the kernel writes one number to `bytes`.
+    check(unsafe { system_call(sys::__NR_ioctl, [descriptor as usize, FIONREAD, &raw mut bytes as usize, 0, 0, 0]) })
+        .map(|_| bytes)
+}
+
 /// The adoption ioctl; `adopt` is its argument and answer.
 ///
 /// # Errors

@@ -260,7 +260,7 @@ impl Instance {
         if !source.flags().readable() || !target.flags().writable() || source.is_directory() || target.is_directory() {
             return Err(Errno::EBADF.into());
         }
-        // Nothing is copied to what appends. Whether that is so who asks knows: `F_SETFL` changes it, which is not told.
+        // Nothing is copied to what appends. Whoever asks knows whether it does: `F_SETFL` changes that, which is not told.
         if context.is_library() && source.node() == target.node() {
             // What overlaps, and whether a file that grows by it is copied on, is one thing for `sendfile` and another for
             // `copy_file_range`: the kernel knows which it is.
@@ -283,7 +283,7 @@ impl Instance {
             return Ok(Reply::Offset(0));
         }
         self.drop_privileges(context, target.node(), Writer::Caller)?;
-        let (source_handle, target_handle) = (source.handle(), target.handle());
+        let (source_handle, target_handle) = (source.handle(), target.handle_for(&context.caller, false)?);
         let copied = self.layer().copy_range(&context.caller, source_handle, from, target_handle, to, length)?;
         self.revoke_posts(target.node());
         if context.is_library() && copied > 0 {

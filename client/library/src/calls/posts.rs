@@ -14,7 +14,7 @@ use crate::outcome::Served;
 use crate::session::Session;
 use crate::state::Call;
 use crate::trace::{self, Unposted};
-use crate::{process, raw};
+use crate::{kernel_size, process, raw};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::posts::{POST_BYTES_MAX, PostGrant};
 use poolfs_ipc::wire::Reply;
@@ -157,15 +157,14 @@ impl<'a> Poster<'a> {
     /// The file's size, as the service tells it to the kernel when it has all that was posted.
     #[cold]
     fn size(&self) -> Option<u64> {
-        let found = raw::statx(self.descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC);
-        found.ok().map(|found| found.stx_size)
+        kernel_size::refresh(self.descriptor)
     }
 }
 
 /// Before the kernel appends to what a number stands for, it gets to know the end that was posted: it moves the description's offset by it.
 pub(super) fn tell_end(descriptor: i32) {
     if Call::begin().is_some_and(|call| call.state.descriptors.is_untold(descriptor)) {
-        raw::statx(descriptor, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_FORCE_SYNC).ok();
+        kernel_size::refresh(descriptor);
     }
 }
 
