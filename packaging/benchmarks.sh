@@ -34,48 +34,52 @@ heading() {
 
 about() {
     case $1 in
-    round-trip) echo "the service on CPU 0, the caller on CPU 0 or CPU 1." ;;
+    round-trip) echo "the service runs on CPU 0, the caller on CPU 0 or CPU 1." ;;
     transports)
-        echo "one pool on both CPUs. Single requests: the caller on CPU 1."
-        echo "Streams: each thread has a file of its own, in calls of 128 KiB, from the first one's begin to the last one's end. What is read is in the"
-        echo "service's cache and not in the kernel's (ext4: in the kernel's); what is written is new, and the time ends when all are synced."
-        echo "Read-ahead: one thread reads one file, with what the mount sets and with what the kernel has of its own accord."
+        echo "one pool has both CPUs. Single requests: the caller runs on CPU 1."
+        echo "Streams: each thread has a file of its own, in calls of 128 KiB. The time is from the start of the first to the end of the last. Data that is"
+        echo "read is in the service's cache and not in the kernel's (ext4: in the kernel's). Data that is written is new, and the time includes the sync."
+        echo "Read-ahead: one thread reads one file, with the read-ahead that the mount sets and with the kernel's default."
         ;;
-    overhead) echo "files that are not in a pool, with the library preloaded and without." ;;
-    copy) echo "one copy of so many bytes, both areas in memory." ;;
+    overhead) echo "calls on files outside of poolfs, with and without the preloaded library." ;;
+    copy) echo "one copy of the given size between two areas in memory. SMO is the papers' shared-memory-optimised copy." ;;
     files)
         echo "a union over one lower directory on the same disk (ext4: a plain copy of the directory)."
-        echo "gVisor: its runsc with a directory of the disk (directfs); overlay: with what is written kept in memory. Neither where there is no Go to install it by."
-        echo "What is called cached was read some seconds before, so that both caches hold it in large pages."
-        echo "\"mapped memory\" is the limit of what is cached: the same loop copies from a mapping, with all its pages, of a tmpfs file of the same size."
+        echo "gVisor: its runsc with a directory of the disk (directfs); overlay: with written data kept in memory. Both are left out where there is no Go to install runsc with."
+        echo "*Cached* data was read some seconds before, so that both caches hold it in large pages. *Mapped memory* is the limit for cached reads: the same loop"
+        echo "copies from a mapping of a tmpfs file of the same size, with all its pages present."
         ;;
     copy-up)
-        echo "fresh filesystems, each in a file on the disk: a union of poolfs over ext4, overlayfs over each."
-        echo "All files are full of data. First bytes: median of all files of that size in a round; names are known and the block is cached before. The library"
-        echo "opens by the kernel, which asks by /dev/fuse or by io_uring. A file written all over: 410 bytes into each of 524,288 blocks, one after the other;"
-        echo "the columns of poolfs by /dev/fuse. Room: what the upper branch takes on its disk (du), a file."
+        echo "fresh filesystems, each in a file on the disk: a union of poolfs over ext4, and overlayfs over each filesystem."
+        echo "All files are full of data."
+        echo
+        echo "- First bytes: the median of all files of a size in a round. Names are known and the block is cached before. The library opens files by the kernel,"
+        echo "  which sends its messages by /dev/fuse or by io_uring."
+        echo "- A file written all over: 410 bytes into each of 524,288 blocks, one after the other. The columns of poolfs are by /dev/fuse."
+        echo "- Room: the disk space of the upper branch (du), per file."
+        echo
         ;;
     starts)
-        echo "programs in a root directory that is a union over one image (ext4: a plain copy of it), started before in the same"
-        echo "mounts; each by chroot and exec from one process, the same for all. Containers: \`poolfs run --rm\` (FUSE: \`--fuse\`), and the union"
-        echo "mounted, \`runc run\` with the same specification, and unmounted."
+        echo "programs in a root directory that is a union over one image (ext4: a plain copy of it). They were started before in the"
+        echo "same mounts. For all targets each is started by exec from one process, in a mount namespace with that root. Containers: \`poolfs run --rm\` (FUSE:"
+        echo "\`--fuse\`). For the other targets the union is mounted, \`runc run\` runs with the same specification, and the union is unmounted."
         ;;
     containers)
-        echo "so many lighttpd in root directories of one image, each a union of its own, until all have answered a request. Mounting them one"
-        echo "after the other by the command line is a line of its own. Memory is what was added from empty caches, twice seen: as charged to"
-        echo "the pool's control groups (processes, the service, page cache, the kernel's notes), and as missing from the machine's free memory."
+        echo "N lighttpd servers in root directories of one image, each a union of its own, until all have answered a request. Mounting"
+        echo "them one after the other by the command line is a row of its own. Memory is what was added from empty caches, measured in two ways: as charged to the"
+        echo "pool's control groups (processes, the service, page cache, kernel memory), and as the decrease of the machine's free memory."
         ;;
     clones)
-        echo "so many processes, each with a union of its own over one lower directory, have all of a file of 96 MiB read, or mapped"
-        echo "privately and read, and hold it."
+        echo "N processes, each with a union of its own over one lower directory, read all of a file of 96 MiB, or map it privately and read"
+        echo "it, and keep it open or mapped."
         ;;
     image-data)
-        echo "\`bench/image-data/*.sh\` on data of the lower branch (ext4: a plain copy of it), nothing cached before, each in a new"
-        echo "union. fio: psync, one job, end_fsync. MariaDB: sysbench oltp_read_write by four threads, 24 tables of 100,000 rows."
+        echo "\`bench/image-data/*.sh\` on data of the lower branch (ext4: a plain copy of it). Nothing is cached before, and each run"
+        echo "has a new union. fio: psync, one job, end_fsync. MariaDB: sysbench oltp_read_write by four threads, 24 tables of 100,000 rows."
         ;;
     databases)
-        echo "\`bench/databases/*.sh\` in a directory of a union (ext4: of the disk). Redis and PostgreSQL: the machine's time of one"
-        echo "operation of all clients."
+        echo "\`bench/databases/*.sh\` in a directory of a union (ext4: of the disk). Redis and PostgreSQL: elapsed time divided by the"
+        echo "operations of all clients."
         ;;
     esac
 }
@@ -100,9 +104,12 @@ write() {
         cat <<'TEXT'
 # Benchmarks
 
-Written by `make bench` and `make bench-databases`, on an otherwise idle machine; each section by the command it names (`make bench ONLY=NAME`).
-Medians of all rounds; every round runs each target once, in a turning order, so that ratios compare what ran side by side. In brackets: how many
-times the first column's time.
+This page compares poolfs with ext4, overlayfs, fuse-overlayfs and others, for operators and for readers who choose between filesystems.
+[performance.md](performance.md) gives the reasons for the slower results.
+
+`make bench` and `make bench-databases` write this page, on an otherwise idle machine. Each section names the command that measures it, its machine
+and its date; `make bench ONLY=NAME` measures one section. Figures are medians of all rounds. Each round runs each target once, in rotating order,
+so that ratios compare runs made close together. The number in brackets is the ratio to the first column.
 TEXT
         for part in $all; do
             heading=$(heading "$part")

@@ -1,4 +1,4 @@
-//! Memory of several containers that read one file of their image.
+//! Measures the memory of several containers that read or map one file of their image.
 
 use crate::containers::{POOL_MEMORY, TARGETS, Unions, tell};
 use crate::files::fill;

@@ -1,4 +1,4 @@
-//! Many servers of one image, each with a writable branch of its own: time until all have answered, and memory.
+//! Measures N servers of one image, each with a writable branch of its own: the time until all have answered, and memory.
 
 use crate::clones::emptied;
 use crate::groups::{self, Memory};

@@ -1,4 +1,4 @@
-//! Bulk copy: the plain one beside the papers' shared-memory-optimised one (SMO), by size.
+//! Measures bulk copies by size: plain copies beside the papers' shared-memory-optimised ones (SMO).
 
 use crate::table::{Row, Table};
 use crate::worker::median;

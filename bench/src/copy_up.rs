@@ -1,4 +1,4 @@
-//! First writes of lower files, and what follows from them: time by the size of the file, a file written all over in parts, space.
+//! Measures first writes of lower files and their consequences: time by file size, a file written all over in parts, disk space.
 
 use crate::files::fill;
 use crate::first_writes::name;

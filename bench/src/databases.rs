@@ -1,7 +1,7 @@
-//! Databases over every target: scripts, each of which prints times of its own.
+//! Measures databases on every target, by scripts that print their own times.
 //!
-//! A script (`bench/databases/NAME.sh`) is run as `sh -eu NAME.sh` with `$W`, an empty directory on the target, and `$S`, one on the
-//! disk. It prints lines of a title, a tab and nanoseconds. Its line `# packages:` names what must be installed.
+//! A script (`bench/databases/NAME.sh`) is run as `sh -eu NAME.sh` with `$W`, an empty directory on the target, and `$S`, one on the disk.
+//! It prints lines of a title, a tab and nanoseconds. Its line `# packages:` names what must be installed.
 
 use crate::table::{Row, Table};
 use crate::targets::{Laboratory, Target, turned};

@@ -1,4 +1,4 @@
-//! File operations over every target, paired: each round runs every target once, in a turning order.
+//! Measures file operations on every target, paired: each round runs every target once, in a rotating order.
 
 use crate::table::{Row, Table};
 use crate::targets::{Laboratory, Target, drop_caches, turned};

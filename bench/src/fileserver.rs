@@ -1,4 +1,4 @@
-//! The Fileserver personality of Filebench, scaled down: threads that make, write, append to, read, look at and remove whole files.
+//! The Fileserver personality of Filebench, scaled down: threads that create, write, append to, read, stat and remove whole files.
 
 use anyhow::{Result, anyhow, ensure};
 use std::fs::{self, File, OpenOptions};

@@ -1,4 +1,4 @@
-//! First writes of lower files, in a process of its own: what the parent starts plain or under `poolfs exec`. Each prints nanoseconds.
+//! First writes of lower files, timed in a process of its own that the parent starts plain or under `poolfs exec`. Each prints nanoseconds.
 
 use crate::worker::{Blocks, median};
 use anyhow::{Context, Result};

@@ -1,5 +1,6 @@
-//! Filesystems of a measurement's own, each in an image on the disk to measure on: what is on the disk already does not count, and
-//! filesystems that copy by reference are compared as well.
+//! Fresh filesystems for a measurement, each in an image on the disk to measure on.
+//!
+//! What is on the disk already does not count, and filesystems that copy by reference (reflink) are compared as well.
 
 use crate::targets::{Branches, succeed};
 use anyhow::{Context, Result};

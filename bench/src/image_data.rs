@@ -1,8 +1,8 @@
-//! Programs that write data of an image: scripts, each of which prints times of its own.
+//! Measures programs that write data of an image, by scripts that print their own times.
 //!
-//! A script (`bench/image-data/NAME.sh`) is run as `sh -eu NAME.sh prepare` with `$W`, an empty directory of the lower branch, and `$S`, one on the
-//! disk; and as `sh -eu NAME.sh` for each target, with `$W` as that shows it and nothing cached. What it prints then and how it is begun is as in
-//! [`crate::databases`].
+//! A script (`bench/image-data/NAME.sh`) is run as `sh -eu NAME.sh prepare` with `$W`, an empty directory of the lower branch, and `$S`,
+//! one on the disk. Then it is run as `sh -eu NAME.sh` for each target, with `$W` as that target shows it and nothing cached. What it
+//! prints then and how it begins is as in [`crate::databases`].
 
 use crate::databases::{self, scripts_in};
 use crate::table::{Row, Table, Unit};

@@ -1,5 +1,7 @@
-//! Namespaces of a measurement's own: whatever it mounts and starts ends with it, also when it fails or is interrupted, and what no
-//! namespace holds (its folder, its control groups) is taken away by a process that outlives it.
+//! Runs a measurement in namespaces of its own and cleans up after it, even when it fails or is interrupted.
+//!
+//! Whatever it mounts and starts ends with the namespaces. What no namespace holds (its folder, its control groups) is removed by a process
+//! that outlives it.
 
 use anyhow::{Context, Result};
 use rustix::mount::{MountFlags, mount};

@@ -1,4 +1,4 @@
-//! A file read from memory: the most that any way of reading it can reach.
+//! A memory-mapped file: an upper bound for every way of reading it.
 
 use anyhow::{Context, Result, ensure};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! What the preloaded library costs a program on calls that are none of poolfs's, and at its start.
+//! Measures what the preloaded library costs a program on calls that do not concern poolfs, and at its start.
 
 use crate::targets::{Laboratory, Target, succeed};
 use crate::worker::median;

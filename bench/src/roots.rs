@@ -1,4 +1,4 @@
-//! Programs of an image: a root directory is unpacked, given what programs expect besides files, and programs are started in it.
+//! Root directories of an image: unpacked, given what programs expect besides files, and programs started in them.
 
 use crate::targets::succeed;
 use anyhow::{Context, Result, anyhow, bail, ensure};

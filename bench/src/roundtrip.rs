@@ -1,4 +1,4 @@
-//! What one request costs: a bare futex hand-over and back, an echo through a session, a getattr through FUSE.
+//! Measures the cost of one request: a bare futex hand-over and back, an echo through a session, a getattr through FUSE.
 
 use crate::table::{Row, Table};
 use crate::targets::{Laboratory, Target, succeed};

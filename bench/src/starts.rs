@@ -1,4 +1,4 @@
-//! How long programs of an image take to start, when they were started before: in a root directory over every target, and in
+//! Measures how long programs of an image take to start when they were started before: in a root directory on every target, and in
 //! containers.
 
 use crate::files::fill;

@@ -1,4 +1,4 @@
-//! Files read and written from their beginning to their end: by several threads at once, and with more or less read ahead by the kernel.
+//! Measures files read and written sequentially: by several threads at once, and with more or less read-ahead of the kernel.
 
 use crate::files::{SETTLING, fill};
 use crate::table::{Row, Table, Unit};

@@ -1,4 +1,4 @@
-//! Requests of the kernel by `/dev/fuse` beside those by io_uring: while the other core is asleep, one after the other, and in
+//! Measures the kernel's requests by `/dev/fuse` beside those by io_uring: while the other core is asleep, one after the other, and in
 //! streams.
 
 use crate::roundtrip::pin;

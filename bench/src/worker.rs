@@ -1,4 +1,4 @@
-//! One operation, many times, in a process of its own: what the parent starts plain or under `poolfs exec`.
+//! One operation, repeated in a process of its own that the parent starts plain or under `poolfs exec`.
 
 use crate::fileserver::FileServer;
 use crate::mapped::Mapped;

@@ -1,4 +1,4 @@
-//! Links libpoolfs.so, like the preload library, without naming a C library of its own.
+//! Linker arguments for libpoolfs.so: no start files and no C library of its own, as for the preload library.
 
 fn main() {
     for argument in ["-nostartfiles", "-nostdlib", "-Wl,-Bsymbolic", "-Wl,-z,now", "-Wl,-soname,libpoolfs.so"] {

@@ -1,4 +1,4 @@
-//! Links the library without the C library's start files and without naming a C library: it takes what it needs from the one
+//! Linker arguments for the preload library: no start files of the C library and no C library by name. It takes what it needs from the one
 //! the program has, whatever its version.
 
 fn main() {

@@ -1,4 +1,4 @@
-//! `cargo fuzz run hostile_branch`, or as a program of its own: see ../README.md.
+//! The program of the fuzz target `hostile_branch`: run by `cargo fuzz run hostile_branch`, or by itself (see ../README.md).
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]

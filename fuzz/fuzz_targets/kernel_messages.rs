@@ -1,4 +1,4 @@
-//! `cargo fuzz run kernel_messages`, or as a program of its own: see ../README.md.
+//! The program of the fuzz target `kernel_messages`: run by `cargo fuzz run kernel_messages`, or by itself (see ../README.md).
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]

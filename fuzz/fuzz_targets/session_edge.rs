@@ -1,4 +1,4 @@
-//! `cargo fuzz run session_edge`, or as a program of its own: see ../README.md.
+//! The program of the fuzz target `session_edge`: run by `cargo fuzz run session_edge`, or by itself (see ../README.md).
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]

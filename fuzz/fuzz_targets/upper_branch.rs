@@ -1,4 +1,4 @@
-//! `cargo fuzz run upper_branch`, or as a program of its own: see ../README.md.
+//! The program of the fuzz target `upper_branch`: run by `cargo fuzz run upper_branch`, or by itself (see ../README.md).
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]

@@ -1,12 +1,12 @@
-//! Upper branches that came from elsewhere, as real directories: everything on them may be something else than it seems to be.
+//! Fuzz target: upper branches that came from elsewhere, as real directories on which nothing need be what it seems.
 //!
 //! An input begins with two bytes: which sound branch it starts from, and what is done with it; edits of 16 bytes each follow. An edit
-//! changes an attribute or bytes of a file, mostly with its checksum made right, or puts something else in the place of an object: a
-//! symbolic link, a pipe, a device, a directory, a hard link, a mount. Then the branch is checked, repaired, used as the upper or a lower
-//! branch of a union, or mounted by itself.
+//! changes an attribute or bytes of a file, mostly with its checksum made right, or replaces an object by something else: a symbolic link,
+//! a pipe, a device, a directory, a hard link, a mount. Then the branch is checked, repaired, used as the upper or a lower branch of a
+//! union, or mounted by itself.
 //!
-//! Beside it is a directory that no branch has anything to do with. It must not change, nothing of it may be readable by the branch,
-//! a check without repair must change nothing, and all of it must come to an end within the limits of time and memory.
+//! Beside it is a directory that belongs to no branch. It must not change, nothing of it may be readable by the branch, a check without
+//! repair must change nothing, and everything must end within the limits of time and memory.
 
 mod edits;
 mod sound;
@@ -115,7 +115,7 @@ impl Run<'_> {
         let stack = match self.how >> 6 {
             // The branch is a lower one, which may have been an upper one.
             2 => StackSpec::union(self.ground.above(), [vec![self.ground.upper()], self.lowers()].concat()),
-            3 => StackSpec::Directory { directory: self.ground.upper() },
+            3 => StackSpec::directory(self.ground.upper()),
             _ => StackSpec::Union { upper: self.ground.upper(), lowers: self.lowers(), storage },
         };
         let kept_at = kept_directory(&self.ground.run(), POOL);

@@ -1,12 +1,12 @@
-//! The front towards the kernel: messages of a kernel that may send anything, and callers that are killed meanwhile.
+//! Fuzz target: the FUSE front, with messages of a kernel that may send anything, and callers that are killed meanwhile.
 //!
-//! An input is a list of steps: one byte of choice, a length, a message. Random bytes would seldom be a message, so the choice
-//! byte may bring its head, its node and its open file into range; what is left is still the sender's.
+//! An input is a list of steps: one byte of choice, a length, a message. Random bytes would seldom be a message, so the choice byte may
+//! bring its head, its node and its open file into range; the rest stays as the sender made it.
 
 use crate::take;
 use poolfs_libservice::{Libservice, Memory};
 use poolfs_service::Instance;
-use poolfs_service::legacy::{Answer, Front, Given, Message};
+use poolfs_service::fuse::{Answer, Front, Given, Message};
 use poolfs_service::stack::Stack;
 use poolfs_service_protocol::{MountSpec, StackSpec};
 use std::sync::Arc;
@@ -137,7 +137,7 @@ pub fn kernel_messages(mut bytes: &[u8]) {
         devices: true,
         suid: true,
         is_root: true,
-        ..MountSpec::new("fuzz", "/", StackSpec::Directory { directory: "/".into() })
+        ..MountSpec::new("fuzz", "/", StackSpec::directory("/"))
     };
     let instance = Instance::new(spec, Stack::of(Arc::clone(&memory) as Arc<dyn Libservice>));
     let front = Front::new(Arc::clone(&instance));

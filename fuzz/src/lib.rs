@@ -1,4 +1,6 @@
-//! Fuzz targets as ordinary functions: each takes bytes, and panics when the code under it breaks a promise.
+//! Fuzz targets as ordinary functions: each takes bytes, and panics when the code under test breaks a promise.
+//!
+//! One file per target; `fuzz_targets/` has the programs. Begin with the target's file, or with [`run`], which runs one without libFuzzer.
 
 #![forbid(unsafe_code)]
 

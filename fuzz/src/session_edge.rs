@@ -1,8 +1,8 @@
-//! The session edge: greetings, doorbells and requests of a client that may send anything.
+//! Fuzz target: the session edge, with greetings, doorbells and requests of a client that may send anything.
 //!
-//! An input is a list of steps: one byte of choice, a request as it lies in shared memory, a length, the data area's first
-//! bytes. Random bytes would seldom pass the check of a request's form, so the choice byte may bring the
-//! operation and the lengths into range; what is left is still the client's.
+//! An input is a list of steps: one byte of choice, a request as it lies in shared memory, a length, the data area's first bytes. Random
+//! bytes would seldom pass the check of a request's form, so the choice byte may bring the operation and the lengths into range; the rest
+//! stays as the client made it.
 
 use crate::take;
 use poolfs_ipc::area::DATA_BYTES;
@@ -65,7 +65,7 @@ impl World {
             devices: true,
             suid: true,
             is_root: true,
-            ..MountSpec::new("fuzz", "/", StackSpec::Directory { directory: "/".into() })
+            ..MountSpec::new("fuzz", "/", StackSpec::directory("/"))
         };
         let instance = Instance::new(spec, Stack::of(Arc::clone(&memory) as Arc<dyn Libservice>));
         let user = Credentials { uid: 1000, gid: 1000, groups: vec![5], capabilities: 0, user_namespace: None };

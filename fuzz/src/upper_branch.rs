@@ -1,7 +1,7 @@
-//! What an upper branch stores: sketches with their bitmaps, compact files with their tables, marks, the work directory, a journal.
+//! Fuzz target: the stored state of an upper branch (sketches with bitmaps, compact files with tables, marks, work directory, journal).
 //!
-//! An input is a list of edits of a branch that was sound: one byte says how it was stored and whether it is repaired, then each edit is an object, what
-//! of it, a place, new bytes, and whether the checksum is made right again, without which little would get further than that.
+//! An input is a list of edits of a sound branch. Its first byte says how the branch was stored and whether it is repaired. Each edit is an
+//! object, what of it, a place, new bytes, and whether the checksum is made right again, without which few edits would get further.
 
 use crate::take;
 use poolfs_bcow::{Bcow, BcowConfig, Layout};

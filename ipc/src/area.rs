@@ -1,4 +1,4 @@
-//! Where things lie in the memory files: request buffers and queues.
+//! Layout of the memory files: request buffers and queues.
 //!
 //! ```text
 //! buffer n at n * (4096 + data):  0x000 state word   0x008 extent   0x010 time of a post   0x040 Request   0x100 Reply   0x1000 data
@@ -7,8 +7,8 @@
 //! queue:  0x000 head  0x040 tail  0x080 events, sleepers  0x0C0 space, producers asleep, stamps  0x100 slots, 8 bytes each
 //! ```
 //!
-//! This is the only place that turns addresses of shared memory into anything. References are made to atomics alone;
-//! all else is copied, within bounds that this side knows by itself.
+//! This is the only module that turns addresses of shared memory into anything else. References are made to atomics alone;
+//! everything else is copied, within bounds that this side knows by itself.
 
 use crate::copy::copy;
 use crate::memory::{Mapping, PAGE};

@@ -1,4 +1,4 @@
-//! One call: a request buffer in the hands of a thread.
+//! A borrowed request buffer: one call, from submission to its reply.
 
 use crate::area::{BufferArea, OutOfBounds};
 use crate::connection::{CallError, Connection};

@@ -1,6 +1,6 @@
 //! The caller's end of a session: connect, borrow a buffer, submit, wait.
 //!
-//! Nothing here allocates, locks, uses thread-local storage or libc, so that a signal handler may call it at any point.
+//! Nothing here allocates, locks, or uses thread-local storage or libc, so a signal handler may call it at any point.
 
 use crate::area::{self, BUFFERS_MAX, BufferArea, DirectReads, OutOfBounds, QUEUES_MAX};
 use crate::borrowed::Borrowed;

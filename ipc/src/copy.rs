@@ -1,7 +1,7 @@
-//! Copies into and out of memory a peer may be writing at the same moment.
+//! Copies to and from memory that a peer may be writing at the same moment.
 //!
-//! No Rust reference is ever made to such memory. On x86-64 the bytes move by instructions the compiler does not look
-//! into, elsewhere byte by byte as volatile accesses, so that a concurrent change can tear data but mislead no optimizer.
+//! No Rust reference is ever made to such memory. On x86-64 the bytes are moved by instructions that are opaque to the compiler,
+//! elsewhere byte by byte as volatile accesses. So a concurrent change can tear data but mislead no optimizer.
 
 /// Copies `length` bytes.
 ///

@@ -1,4 +1,4 @@
-//! Sleeping on a word of shared memory. Every wait is bounded.
+//! Futex waits on words of shared memory. Every wait is bounded.
 
 use crate::sync::AtomicU32;
 use core::time::Duration;

@@ -1,4 +1,4 @@
-//! Handshake messages: their checks, and sending and receiving them with descriptors over `SOCK_SEQPACKET`.
+//! Handshake messages: their validation, and sending and receiving them with descriptors over `SOCK_SEQPACKET`.
 
 use crate::area::{BUFFERS_MAX, DATA_BYTES, QUEUES_MAX, SLOTS_MAX};
 use crate::memory::{PAGE, errno};

@@ -1,8 +1,8 @@
-//! Who is using what only one call may use at a time, without a lock: a call that was left by a jump is found out.
+//! Lock-free ownership of a resource by one call at a time, with recovery from calls that were left by `siglongjmp`.
 //!
-//! A signal handler may leave the call it interrupted by `siglongjmp`, and then nobody gives back what that call had. But a
-//! stack grows downwards: whoever runs at the place where the interrupted call stood, or above, and on the same stack, has
-//! left that call behind.
+//! A signal handler may leave the call that it interrupted by `siglongjmp`, and then nobody gives back what that call held. But a
+//! stack grows downwards: code that runs on the same stack, at the place of the interrupted call or above it, has left that call
+//! behind.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

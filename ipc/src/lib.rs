@@ -1,14 +1,17 @@
-//! Sessions, request buffers and request queues: how an application's process and a filesystem service talk.
+//! Shared-memory IPC between an application's process and a filesystem service: sessions, request buffers and request queues.
 //!
-//! A session is made over the instance's socket ([`handshake`], [`wire`]); it gives the client its *request buffers*, and
-//! the instance's *request queues*, all sealed memory files ([`memory`], laid out in [`area`]). A call borrows a buffer,
-//! writes the request, and puts a doorbell into the queue of its core group ([`connection`], [`queue`]). A service thread
-//! takes the doorbell, acquires the buffer in a table of its own ([`state`]), copies the request out, serves it and
-//! publishes the reply.
+//! It assumes Linux and a peer on the same machine that may be hostile. Without the feature `std` the crate has the caller's end
+//! only.
 //!
-//! **Architecture invariants.** The peer is never trusted: shared memory is a hint; what counts is kept where only one
-//! side can write. No Rust reference is made to shared memory except to atomics. Every wait is bounded. The caller's end
-//! allocates nothing, locks nothing, and calls no libc function, so that it works inside any libc call and any signal handler.
+//! A session is made over the instance's socket ([`handshake`], [`wire`]). It gives the client its *request buffers*, and the
+//! instance's *request queues*, all sealed memory files ([`memory`], laid out in [`area`]). A call borrows a buffer, writes the
+//! request, and puts a doorbell into the queue of its core group ([`connection`], [`queue`]). A service thread takes the
+//! doorbell, acquires the buffer in a table of its own ([`state`]), copies the request out, serves it and publishes the reply.
+//! Begin reading with [`state`], then [`queue`] and [`connection`].
+//!
+//! **Architecture invariants.** The peer is never trusted: shared memory is a hint, and what counts is kept where only one side
+//! can write. No Rust reference is made to shared memory except to atomics. Every wait is bounded. The caller's end allocates
+//! nothing, locks nothing, and calls no libc function, so that it works inside any libc call and any signal handler.
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![warn(clippy::missing_errors_doc)]
 

@@ -1,4 +1,4 @@
-//! Memory files and mappings: sealed when made, gone in a forked child.
+//! Sealed memory files and their mappings, which a forked child does not have.
 
 use core::ffi::{CStr, c_void};
 use core::ptr::{NonNull, null_mut};

@@ -1,4 +1,4 @@
-//! Loom models of the queue, of the buffers' states and of what clients read by themselves: every interleaving, up to a bound of
+//! Loom models of the queue, of the buffers' states and of reads without a request: every interleaving, up to a bound of
 //! preemptions.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p poolfs-ipc --release --lib loom`

@@ -1,9 +1,9 @@
-//! Notices: a few words that one side writes and another copies without a lock, whole or not at all.
+//! Notices (seqlocks): a few words that one side writes and another copies without a lock, whole or not at all.
 //!
-//! The sequence number of a notice is odd while what stands there holds, and even while it does not. The writer takes a notice
-//! back before what it says changes, so that nobody who begins to read after the change finds what was before.
+//! The sequence number of a notice is odd while its content is valid, and even otherwise. The writer takes a notice back before
+//! the fact that it states changes, so that a reader that begins after the change does not find the old state.
 //!
-//! What is written has been found out without a lock, and may have changed since: whether it may be written is kept beside the
+//! The content was found out without a lock and may have changed since. Whether it may be published is recorded beside the
 //! notice, in an [`Edition`], under a lock of the writer's.
 
 use crate::sync::{AtomicU64, Ordering, fence};

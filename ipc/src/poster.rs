@@ -1,9 +1,9 @@
-//! The caller's end of posted writes: who posts in a slot, and what was posted there last.
+//! The caller's end of posted writes: which call posts in a slot, and what was posted there last.
 //!
-//! One thread of the process at a time posts in a slot; whoever finds another one there, or is a signal handler that has
-//! interrupted one, sends an ordinary request. As everything of the caller's end, a post may be interrupted at any point by
-//! a handler that posts itself, forks, or leaves by a jump. What was left before its bit was set has not happened, and its
-//! buffer is taken back by the thread's next call; what was left later has happened.
+//! One thread of the process at a time posts in a slot. If another thread is posting there, or a signal handler has interrupted a
+//! call that does, an ordinary request is sent. As everything of the caller's end, a post may be interrupted at any point by a
+//! handler that posts itself, forks, or leaves by a jump. A post that was left before its bit was set has not happened, and the
+//! thread's next call takes its buffer back; a post that was left later has happened.
 
 use crate::area::OutOfBounds;
 use crate::borrowed::Borrowed;

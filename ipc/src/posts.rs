@@ -1,21 +1,22 @@
-//! Posted writes: what both ends do with the words that they share, one step after another.
+//! Posted writes: the steps of both ends on the words that they share.
 //!
-//! A *post* is a write whose caller does not wait for the answer. The service allows it for one open file at a time in each
-//! of a session's *slots*, by an epoch in the slot's `granted` word. The caller submits the request in an ordinary buffer
-//! and sets the buffer's bit in `posted`; the service finds it there. As long as nobody has taken it, the next write may
-//! make it longer: its *extent* says how long it is, and the service closes that when it takes the post.
+//! A *post* is a write whose caller does not wait for the answer. The service allows it for one open file at a time in each of a
+//! session's *slots*, by an epoch in the slot's `granted` word. The caller submits the request in an ordinary buffer and sets the
+//! buffer's bit in `posted`; the service finds it there. As long as nobody has taken the post, the next write may extend it: its
+//! *extent* says how long it is, and the service closes that when it takes the post.
 //!
 //! ```text
 //! caller    extent open; SUBMITTED|POST; bit set; fence; granted, tended?      bytes behind; extent longer, if it is open
 //! service   granted 0 or tended 0; fence; bits?      RUNNING; extent closed; serve; bit cleared; DONE|POST
 //! ```
 //!
-//! Two fences decide who sees whom. Either the caller sees that the grant is gone, and waits for the answer, or whoever took
-//! it away sees the bit. Either the caller sees that nobody tends the slot, and rings, or who tended it last sees the bit.
+//! Two fences decide which side sees the other. Either the caller sees that the grant is gone, and waits for the answer, or the
+//! side that revoked it sees the bit. Either the caller sees that nobody tends the slot, and rings, or the last thread that
+//! tended it sees the bit.
 //!
-//! **Invariants.** A bit is set after its buffer says SUBMITTED|POST, so that no true bit is ever taken for a forged one. It
-//! is cleared when the post has been served, so that a slot without bits has nothing outstanding, and before the buffer can
-//! be borrowed again. Bytes are added by who holds the buffer, before the extent says so.
+//! **Invariants.** A bit is set after its buffer says SUBMITTED|POST, so that no true bit is ever taken for a forged one. It is
+//! cleared when the post has been served, so that a slot without bits has nothing outstanding, and before the buffer can be
+//! borrowed again. Bytes are added by the holder of the buffer, before the extent says so.
 
 use crate::state::{Acquisition, CallerState, Sequence};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};

@@ -1,13 +1,13 @@
 //! The relaxed concurrent queue of doorbells (after Kappes and Anastasiadis): order is given up for concurrency.
 //!
-//! A fetch-and-add on `tail` or `head` only distributes threads over the slots; the second stage completes
-//! concurrently and possibly out of order. A slot is one word, 0 when free, so that one compare-and-swap completes an
-//! operation and no slot is ever half-written, whoever dies where. Tickets bind nobody: a thread that finds its own slot
-//! in the wrong state goes on to the next, and a consumer that found nothing gives its ticket back.
+//! A fetch-and-add on `tail` or `head` only distributes threads over the slots; the second stage completes concurrently and
+//! possibly out of order. A slot is one word, 0 when free, so that one compare-and-swap completes an operation and no slot is
+//! ever half-written, whichever process dies where. Tickets are not binding: a thread that finds its own slot in the wrong state
+//! goes on to the next, and a consumer that found nothing gives its ticket back.
 //!
-//! Nothing in the shared words is believed. Indices are masked at each use; a doorbell is checked by who takes it; the
-//! count of sleepers decides only whether a producer makes a system call, is put right by every consumer that goes to
-//! sleep, and every sleep is bounded.
+//! The shared words are not trusted. Indices are masked at each use; a doorbell is checked by the consumer that takes it. The
+//! count of sleepers decides only whether a producer makes a system call, and is corrected by every consumer that goes to sleep.
+//! Every sleep is bounded.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 

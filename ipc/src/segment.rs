@@ -1,5 +1,5 @@
-//! Cached content that clients read by themselves, without a request: a file's *segment* (its cached bytes) and its *map*
-//! (which of its blocks are there), as files of the pool's tmpfs that clients get through a mount that is read-only.
+//! Segments: cached content that clients read without a request. A file's *segment* has its cached bytes and its *map* says which
+//! of its blocks are there. Both are files of the pool's tmpfs, which clients get through a read-only mount.
 //!
 //! ```text
 //! map:    0x000 magic 'PFSM', layout version   0x008 capacity in blocks   0x040 state   0x080 size   0x1000 words, one a block
@@ -8,20 +8,20 @@
 //! notice: 0x000 sequence   0x008 what it says: the file's attributes, and until when they count
 //! ```
 //!
-//! Every word here has one side that writes it: the service. A word's generation advances at every change of its place. A
-//! reader looks at the words, copies, and looks again: when none has changed, what it copied was there all the time. Who takes
-//! bytes away first says so in the words ([`retract`]), and then takes them.
+//! Every word here is written by the service only. A word's generation advances at every change of its place. A reader looks at
+//! the words, copies, and looks again: when none has changed, what it copied was there all the time. Before bytes are taken away,
+//! their words are changed ([`retract`]).
 //!
-//! A *lease* says whether the segment still is the file's content for one instance: it is revoked before the file's content
-//! moves elsewhere (copy-up), or may be changed by the kernel alone (a shared mapping). All leases end with the service: the
-//! kernel itself marks the mutex of who died (`get_robust_list(2)`), so that nobody needs a system call to know.
+//! A *lease* says whether the segment still is the file's content for one instance. It is revoked before the file's content moves
+//! elsewhere (copy-up), or may be changed by the kernel alone (a shared mapping). All leases end with the service: the kernel
+//! itself marks the mutex of a dead process (`get_robust_list(2)`), so that nobody needs a system call to know.
 //!
-//! A lease's word also counts the closings of the file's descriptors, by whatever way. The kernel has the service answer
-//! (`FLUSH`) before a closing is done: who has verified what a descriptor stands for needs no system call to know that it
-//! still does, as long as none was counted since.
+//! A lease's word also counts how often descriptors of the file are closed, in whatever way. The kernel has the service answer
+//! (`FLUSH`) before a close is done. So a client that has verified what a descriptor stands for needs no system call to know that
+//! it still does, as long as no close was counted since.
 //!
-//! The *notice* of a lease ([`crate::notice`]) says what the file's attributes are, while the service vouches for them. It is a file
-//! of its own: who may read one file is told nothing of others.
+//! The *notice* of a lease ([`crate::notice`]) states the file's attributes, while the service vouches for them. It is a file of
+//! its own: a client that may read one file learns nothing of others.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -104,17 +104,17 @@ fn next(word: u32) -> u32 {
 }
 
 #[cfg(not(loom))]
-pub use glance::{ContentGlance, LeaseGlance, NoticeGlance};
-#[cfg(not(loom))]
 pub use mapped::{
     BLOCK, CAPACITY_MAX, FileNotice, LEASES_MAX, LeaseWord, Leases, NOTICE_LENGTH, Noted, Read, SegmentMap,
     SegmentRanges, SegmentView, capacity_for, leases_length, map_length,
 };
 #[cfg(all(feature = "std", not(loom)))]
 pub use mounted::{Life, collapse, is_used_by_others, read_only_clone};
+#[cfg(not(loom))]
+pub use optimistic_read::{OptimisticLease, OptimisticNotice, OptimisticRead};
 
 #[cfg(not(loom))]
-mod glance;
+mod optimistic_read;
 
 #[cfg(not(loom))]
 mod mapped;

@@ -1,4 +1,4 @@
-//! Spinning, where it pays: bounded, and adapted to what it brought.
+//! Adaptive spinning: bounded, and adjusted to how often it has paid.
 
 use crate::sync::{AtomicU32, Ordering, spin_loop};
 

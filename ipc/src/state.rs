@@ -1,4 +1,4 @@
-//! The life of one request buffer: the shared state word, and the service's own record beside it.
+//! The state machine of one request buffer: the shared state word, and the service's own record beside it.
 //!
 //! ```text
 //! shared word   [1:0] FREE 0, BORROWED 1, SUBMITTED 2, DONE 3   [2] a caller sleeps on the word   [3] POST   [31:4] sequence number
@@ -8,9 +8,9 @@
 //! service:                          IDLE n -> RUNNING n+1 -> IDLE n+1        (private: only the service can write it)
 //! ```
 //!
-//! The shared word is a hint. The service runs a request only after its own record went from `IDLE n` to
-//! `RUNNING n+1` in one compare-and-swap, so a forged, repeated or late doorbell runs nothing twice. POST tells a request
-//! whose caller does not wait ([`crate::posts`]) from one that a doorbell calls for: each is acquired in its own way only.
+//! The shared word is a hint. The service runs a request only after its own record went from `IDLE n` to `RUNNING n+1` in one
+//! compare-and-swap, so a forged, repeated or late doorbell runs nothing twice. POST tells a request whose caller does not wait
+//! ([`crate::posts`]) from one that a doorbell calls for: each is acquired in its own way only.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 

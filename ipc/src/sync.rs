@@ -1,4 +1,4 @@
-//! The atomics everything here is built on: those of `core`, or loom's when the models run.
+//! The atomics of this crate: those of `core`, or loom's when the models run.
 
 #[cfg(not(loom))]
 pub use core::{

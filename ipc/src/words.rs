@@ -1,4 +1,4 @@
-//! Words in a file of the service's own tmpfs: what one process stores there, another finds after its death.
+//! Mapped words in a file of the service's own tmpfs: what one process stores there, another finds after its death.
 
 use crate::area::word;
 use crate::memory::Mapping;

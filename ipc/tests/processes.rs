@@ -1,4 +1,4 @@
-//! Two processes: the way of a request between them, and what the one notices of the other's death or stop.
+//! Tests with two processes: requests between them, and how each detects the other's death or stop.
 //!
 //! The test starts itself as the other process; [`ROLE`] tells it what to be.
 

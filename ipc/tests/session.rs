@@ -1,4 +1,4 @@
-//! Sessions in one process: the whole way of a request, limits, ends, and hostile neighbours.
+//! Tests of sessions within one process: requests and replies, limits, session ends, and hostile neighbours.
 
 #[path = "session/bare.rs"]
 mod bare;

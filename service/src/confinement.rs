@@ -1,11 +1,12 @@
-//! What the process gives up before it serves anybody: capabilities, new privileges, and system calls that it has no use for.
+//! Confinement: the process gives up capabilities, new privileges, and the system calls that it has no use for, before it serves
+//! anybody.
 //!
 //! ```text
 //! prepare (limits, CPUs, control groups) -> enter -> threads, sockets, mounts
 //! ```
 //!
-//! [`enter`] is called while there is one thread, so every later thread begins confined. What stays is written down here and in
-//! [`calls`] alone; docs/threat-model.md says what it is worth.
+//! [`enter`] is called while there is one thread, so every later thread begins confined. What stays allowed is listed here and in
+//! [`calls`] alone; docs/threat-model.md says what the confinement is worth.
 
 mod calls;
 mod root;

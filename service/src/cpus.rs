@@ -1,4 +1,4 @@
-//! On which CPUs threads run.
+//! CPU affinity of threads.
 
 use rustix::thread::CpuSet;
 use tracing::warn;

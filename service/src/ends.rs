@@ -1,4 +1,4 @@
-//! Mounts that end without the service: by `umount(8)`, by the last user of a mount that was detached, by a connection that was cut.
+//! Mounts that end without the service: by `umount(8)`, by the last user of a detached mount, or by an aborted connection.
 
 use crate::sync::lock;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

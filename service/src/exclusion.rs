@@ -1,4 +1,4 @@
-//! Locks on nodes, for checks that must still hold when what they allow is done.
+//! Per-node locks that keep a permission check true until the operation that it allowed is done.
 
 use poolfs_libservice::types::NodeId;
 use std::sync::{Mutex, MutexGuard, PoisonError};

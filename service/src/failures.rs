@@ -1,9 +1,8 @@
-//! Why a service did not carry out a command, for people and for programs.
+//! Errors of control commands: why a service did not carry one out, for people and for programs.
 
-use crate::legacy::MountError;
-use crate::service::INSTANCES_MAX;
+use crate::fuse::MountError;
 use crate::stack::StackError;
-use crate::underway::UNDERWAY_MAX;
+use crate::underway::{INSTANCES_MAX, UNDERWAY_MAX};
 use poolfs_libservice::Error;
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::{Answer, FailureCode};

@@ -1,9 +1,9 @@
-//! Open files and directories of an instance, of both paths. The key is the FUSE front's file handle.
+//! The open files and directories of an instance, of both paths. The key is the FUSE front's file handle.
 
 use crate::nodes::NodeTable;
 use crate::nodes::content::Counted;
 use crate::nodes::listings::{ListingUse, Opening};
-use crate::nodes::texts::TextUse;
+use crate::nodes::passthrough::TextUse;
 use crate::shares::{InstanceShares, OpenFileRoom};
 use crate::sync::lock;
 use hashbrown::HashMap;

@@ -1,11 +1,13 @@
-//! One mounted filesystem: a stack of layers, what is open in it, what the kernel knows of it.
+//! One mounted filesystem instance: its stack of layers, its open files, and what the kernel knows of it.
 
+mod reporting;
 mod telling;
 #[cfg(test)]
 mod tests;
 
 use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
+use crate::in_flight::InFlight;
 use crate::jobs::Jobs;
 use crate::last_flush::LastFlush;
 use crate::leases::{LeaseTable, SegmentLease};
@@ -22,15 +24,13 @@ use crate::statistics::Statistics;
 use crate::sync::lock;
 use poolfs_ipc::service::CoreGroups;
 use poolfs_ipc::wire::Adopt;
-use poolfs_libservice::types::{Attributes, Caller, Errno, Name, NodeId};
-use poolfs_libservice::{Holder, Lease, Libservice, Segment, fail};
-use poolfs_service_protocol::{
-    AdoptedFile, ClientStatus, InstanceStatus, Layer, MountSpec, NotDirect, NotPosted, OperationPath, ProgramStatus,
-    ReadCounts, Transport, WriteStatus,
-};
+use poolfs_libservice::types::{Attributes, Errno, Name, NodeId};
+use poolfs_libservice::{Holder, Lease, Libservice, Segment, fail, shared_content};
+use poolfs_service_protocol::{Layer, MountSpec, NotDirect, NotPosted, OperationPath, Transport, WriteStatus};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 use tracing::warn;
 
 /// The user-level path's side of adoption. The queue front implements it; without one every adoption answers "use the
@@ -115,6 +115,8 @@ pub struct Instance {
     pub(crate) nodes: Arc<NodeTable>,
     pub(crate) handles: HandleTable,
     pub(crate) statistics: Statistics,
+    /// Requests that are being served.
+    pub(crate) requests: InFlight,
     pub(crate) rights: NodeLocks,
     notifications: OnceLock<Notifications>,
     adopter: OnceLock<Arc<dyn Adopter>>,
@@ -154,6 +156,7 @@ impl Instance {
             nodes,
             handles,
             statistics: Statistics::default(),
+            requests: InFlight::default(),
             rights: NodeLocks::default(),
             notifications: OnceLock::new(),
             adopter: OnceLock::new(),
@@ -253,6 +256,9 @@ impl Instance {
         if !file.flags().readable() || file.is_directory() {
             return fail(Errno::EBADF);
         }
+        if self.timed().is_some() {
+            return self.refuse_segment(file, NotDirect::Coherence);
+        }
         let Some(leases) = self.leases.get() else { return self.refuse_segment(file, NotDirect::Host) };
         if leases.is_suspended() {
             return self.refuse_segment(file, NotDirect::Kept);
@@ -264,7 +270,8 @@ impl Instance {
             let cause = self.nodes.without_lease(file.node()).unwrap_or(NotDirect::Leases);
             return self.refuse_segment(file, cause);
         };
-        match self.layer().segment(file.handle(), &(Arc::clone(&lease) as Arc<dyn Lease>)) {
+        let lender = Arc::clone(&lease) as Arc<dyn Lease>;
+        match shared_content(self.layer()).and_then(|content| content.segment(file.handle(), &lender)) {
             Ok(segment) => {
                 file.note_not_direct(None);
                 Ok((segment, lease))
@@ -278,15 +285,6 @@ impl Instance {
         file.note_not_direct(Some(cause));
         *lock(&self.not_direct).entry(cause).or_default() += 1;
         fail(Errno::EOPNOTSUPP)
-    }
-
-    /// How reads were done so far.
-    fn reads(&self) -> ReadCounts {
-        ReadCounts {
-            direct: self.adopter.get().map_or(0, |adopter| adopter.direct_reads()),
-            library: self.statistics.count(OperationPath::Library, Kind::Read),
-            kernel: self.statistics.count(OperationPath::Fuse, Kind::Read),
-        }
     }
 
     /// The user-level path, if there is one.
@@ -509,6 +507,11 @@ impl Instance {
         self.shared.load(Ordering::Acquire)
     }
 
+    /// After how long the changes of others are seen, where anybody may change what it shows.
+    pub(crate) fn timed(&self) -> Option<Duration> {
+        self.stack.timed()
+    }
+
     /// Whether other instances can come to show what this one shows.
     pub(crate) fn can_be_shared(&self) -> bool {
         self.stack.can_be_shared()
@@ -528,69 +531,5 @@ impl Instance {
             self.layer().forget(node, count);
         }
         self.layer().sync()
-    }
-
-    /// What it knows of a process.
-    #[must_use]
-    pub fn client(&self, pid: u32) -> ClientStatus {
-        let (has_session, files, refused) =
-            self.adopter.get().map_or_else(Default::default, |adopter| adopter.client(pid));
-        let adopted = |Adopted { file, direct_reads, writes }: Adopted| {
-            // A file that cannot be asked is shown with a number no file has.
-            let inode = self.layer().getattr(&Caller::ROOT, file.node()).map_or(0, |attributes| attributes.inode);
-            let left_to_kernel = self.nodes.may_map(file.node());
-            let [library, kernel] = file.reads();
-            AdoptedFile {
-                inode,
-                writable: file.flags().writable(),
-                left_to_kernel,
-                reads: ReadCounts { direct: direct_reads, library, kernel },
-                not_direct: file.not_direct(),
-                writes,
-            }
-        };
-        ClientStatus {
-            instance: self.spec.instance.clone(),
-            has_session,
-            adopted: files.into_iter().map(adopted).collect(),
-            refused: refused.map(|errno| errno.name().to_owned()),
-            passed_through: self.open_programs(),
-        }
-    }
-
-    /// Inode numbers of programs that the kernel maps and reads by itself for who has them open.
-    fn open_programs(&self) -> Vec<u64> {
-        let inode = |node| self.layer().getattr(&Caller::ROOT, node).map(|attributes| attributes.inode);
-        self.nodes.open_texts().into_iter().filter_map(|node| inode(node).ok()).collect()
-    }
-
-    /// What it does and holds.
-    #[must_use]
-    pub fn status(&self) -> InstanceStatus {
-        let (posted_requests, not_posted) =
-            self.adopter.get().map_or_else(Default::default, |adopter| adopter.posted());
-        InstanceStatus {
-            instance: self.spec.instance.clone(),
-            mount_point: self.spec.mount_point.clone(),
-            transport: self.transport(),
-            sessions: self.adopter.get().map_or(0, |adopter| adopter.sessions()),
-            sessions_refused: self.adopter.get().map_or_else(BTreeMap::new, |adopter| {
-                adopter.refused().into_iter().map(|(errno, count)| (errno.name().to_owned(), count)).collect()
-            }),
-            handles: self.handles.len() as u64,
-            nodes: self.nodes.len(),
-            kernel_cached_bytes: self.nodes.cached_bytes(),
-            operations: self.statistics.report(),
-            reads: self.reads(),
-            programs: self.texts().map(|texts| ProgramStatus {
-                opens: texts.opens,
-                files: texts.files,
-                bytes: texts.bytes,
-            }),
-            not_direct: lock(&self.not_direct).clone(),
-            posted_requests,
-            not_posted,
-            union: self.stack.union_status(),
-        }
     }
 }

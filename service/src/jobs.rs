@@ -1,4 +1,4 @@
-//! Long works on an instance, which end before it does.
+//! Long jobs on an instance, which end before it does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};

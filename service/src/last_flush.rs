@@ -1,5 +1,7 @@
-//! The flush before the end of an instance: one at a time, on a thread of its own, which all join who end it, and leave when nobody waits for them any more. It may
-//! take long, and never end: whoever waits is told how long nothing has become of it.
+//! The final flush of an instance: one at a time, on a thread of its own.
+//!
+//! All that end the instance join the same flush, and leave it when nobody waits for them any more. It may take long, or never
+//! end: whoever waits is told how long no progress has been made.
 
 use crate::instance::Instance;
 use crate::stack::Stack;

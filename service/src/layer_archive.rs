@@ -1,4 +1,5 @@
-//! The layer that a union's differences make: a tar archive with names that hide others, as the OCI image specification has it (`layer.md`).
+//! Writes an image layer from a union's differences: a tar archive with whiteout names, as in the OCI image specification
+//! (`layer.md`).
 
 use crate::failures::code_of;
 use poolfs_libservice::types::{Attributes, Caller, FileType, NodeId, OpenFlags, Timestamp};

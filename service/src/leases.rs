@@ -1,7 +1,7 @@
-//! Leases of segments: whether a client may take the cached bytes it was given for a file's content.
+//! Leases of segments: whether a client may use the cached bytes it was given as a file's content.
 //!
-//! A node of the instance has at most one, which all clients share that read it by themselves. It is revoked when the node's
-//! content comes to be elsewhere (the union says so), or may be changed by the kernel alone ([`crate::nodes`]).
+//! A node of the instance has at most one lease, which all clients share that read it without requests. It is revoked when the
+//! node's content moves elsewhere (the union reports that), or may be changed by the kernel alone ([`crate::nodes`]).
 
 use crate::sync::lock;
 use poolfs_ipc::segment::{FileNotice, Leases, Life, Noted};

@@ -1,7 +1,10 @@
 //! The filesystem service: one process per pool that serves the pool's filesystem instances.
 //!
-//! A request comes in by one of two fronts, is turned into the one request type ([`Request`]), and is served by one
-//! function ([`Instance::dispatch`]) down the instance's stack of layers:
+//! It assumes Linux, and root rights when it starts. Begin reading with [`Request`], then [`Instance::dispatch`], then [`stack`]
+//! for the layers and [`service`] for how instances begin and end.
+//!
+//! A request arrives at one of two fronts, is turned into the one request type ([`Request`]), and is served by one function
+//! ([`Instance::dispatch`]) down the instance's stack of layers:
 //!
 //! ```text
 //! legacy (FUSE: the kernel)  \
@@ -10,10 +13,10 @@
 //!                                          access, set-id bits, handles, nodes, statistics, notifications
 //! ```
 //!
-//! **Invariants.** Only [`stack`] names concrete layers. Nothing behind a front trusts a peer's bytes. There is one
-//! permission function ([`access`]). Handlers of FUSE requests never wait for a notification to the kernel; requests of
-//! the user-level path that change what the kernel may cache answer only after the kernel was told. There is no async
-//! runtime, and every table and queue has a bound.
+//! **Invariants.** Only [`stack`] names concrete layers. Nothing behind a front trusts a peer's bytes. There is one permission
+//! function ([`access`]). Handlers of FUSE requests never wait for a notification to the kernel; requests of the user-level path
+//! that change what the kernel may cache answer only after the kernel was told. There is no async runtime, and every table and
+//! queue has a bound.
 //!
 //! Nothing here is lasting state: what fsync promised is in the layers' backends, and a new service mounts it again.
 
@@ -27,13 +30,14 @@ mod dispatch;
 mod ends;
 mod exclusion;
 pub mod failures;
+pub mod fuse;
 mod handles;
+mod in_flight;
 mod instance;
 mod jobs;
 mod last_flush;
 mod layer_archive;
 pub mod leases;
-pub mod legacy;
 pub mod memory;
 mod mount_table;
 mod mounted;
@@ -41,6 +45,7 @@ mod nodes;
 mod notify;
 mod outside;
 mod passthrough;
+pub mod pool_memory;
 pub mod process;
 pub mod queue_front;
 mod request;
@@ -58,10 +63,10 @@ pub use handles::{HANDLES_MAX, HandleTable, OpenFile};
 pub use instance::{Adopter, Instance};
 pub use nodes::content::KernelView;
 pub use nodes::held::{NAMES_HELD_MAX, NameView, Rest};
+pub use nodes::passthrough::TextCounts;
 pub use nodes::privileges::Privileges;
-pub use nodes::texts::TextCounts;
 pub use nodes::{NodeTable, ROOT_NUMBER};
 pub use notify::{DirectoryJob, Job, KernelCache, NameChange, NameJob, Notifications};
 pub use request::{Context, Failure, Kind, Reply, Request, WriteMode};
 pub use statistics::Statistics;
-pub use walk::{Astray, Found, Held, Place};
+pub use walk::{Found, Held, Place, WalkError};

@@ -1,31 +1,33 @@
-//! The memory of the service's control group: how near it is to the limit, at which the kernel ends the process, and with it all mounts of
-//! the pool.
+//! The memory monitor: it watches how near the service's control group is to its limit, at which the kernel kills the process,
+//! and with it all mounts of the pool.
 //!
-//! Nobody counts all that takes memory. So besides what is counted the group itself is looked at: by a thread now and then, and by whoever comes
-//! to use more when much has come to be used since. What follows from it ([`level`]) holds at once: the cache becomes smaller, and what can
-//! be refused is. What has to wait for others is done by the thread: clients' segments are retired, and those who keep what was taken away are
-//! given no others until there is plenty.
+//! Not everything that takes memory is counted by the service. So besides its own counts the group itself is read: by a thread
+//! periodically, and by a caller about to use more when much has been used since. What follows from a reading ([`level`]) applies
+//! at once: the cache becomes smaller, and what can be refused is refused. What has to wait for others is done by the thread:
+//! clients' segments are retired, and clients that keep pages after they were taken away are given no others until there is
+//! plenty.
 //!
 //! # Locks
 //!
-//! Who looks may hold any lock of the cache or of an instance, so a look waits for none that somebody holds for long, and for none that may be
-//! held where memory comes to be used. What is taken while something else is held, from left to right:
+//! The caller of a reading may hold any lock of the cache or of an instance. So a reading waits for no lock that is held for
+//! long, and for none that may be held where memory is used. Locks taken while others are held, from left to right:
 //!
 //! ```text
-//! level (tried by a look) -> budget.charged               the cache becomes smaller
-//!                         -> shard queues                 what is clean leaves ...
-//!                         -> state of a file (tried) -> shard queues, dirty files, ledger, segments      ... chunk by chunk
-//!                         -> pool.signal                  flushers are to hurry
-//!                         -> signal                       the thread is to go on
-//! level (waited for)      -> tables                       status() only
-//! shard queues            -> state of a file (tried)      sweeping them
+//! level (tried by a reading) -> budget.charged            the cache becomes smaller
+//!                            -> shard queues              what is clean leaves ...
+//!                            -> state of a file (tried) -> shard queues, dirty files, ledger, segments   ... chunk by chunk
+//!                            -> pool.signal               flushers are to hurry
+//!                            -> signal                    the thread is to go on
+//! level (waited for)         -> tables                    status() only
+//! shard queues               -> state of a file (tried)   sweeping them
 //! ```
 //!
-//! `budget.charged` is a leaf: a node that ends while the shard queues are swept gives back there what its answers were charged with. But for that
-//! it, the shard queues, `pool.signal` (`libservices/cache`), `signal` and `tables` are never held together, nor while `level` is
-//! waited for. What is shared by instances is tightened by atomic variables only; the list of users of a resource (`Shares::users`) and that of
-//! free leases (`LeaseTable::free`) are leaves. While memory is short a look may evict for some time: whoever waits for `level` waits for
-//! that. These are the thread, and [`MemoryWatch::status`], for which the service holds its `instances` meanwhile.
+//! `budget.charged` is a leaf: a node that ends while the shard queues are swept gives back there what its answers were charged
+//! with. Otherwise it, the shard queues, `pool.signal` (`libservices/cache`), `signal` and `tables` are never held together, nor
+//! while `level` is waited for. What instances share is tightened by atomic variables only; the list of users of a resource
+//! (`Shares::users`) and that of free leases (`LeaseTable::free`) are leaves. While memory is short a reading may evict for some
+//! time, and whoever waits for `level` waits for that: the thread, and [`MemoryWatch::status`], for which the service holds its
+//! `instances` meanwhile.
 
 pub mod group;
 pub mod level;
@@ -34,7 +36,8 @@ mod strays;
 mod tests;
 
 use crate::leases::LeaseTable;
-use crate::shares::{PoolMemory, PoolShares};
+use crate::pool_memory::PoolMemory;
+use crate::shares::PoolShares;
 use crate::sync::lock;
 use group::{MemoryGroup, Reading};
 use level::{CacheUse, State};

@@ -1,5 +1,5 @@
-//! Mount tables, as `/proc/PID/mountinfo` has them: what is mounted where in a process's mount namespace, as far as the process can
-//! reach it from its root.
+//! Parser of mount tables (`/proc/PID/mountinfo`): what is mounted where in a process's mount namespace, as far as the process
+//! can reach it from its root.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,8 @@
-//! Names of a mount that something else is mounted on, in whatever mount namespace.
+//! Detects names of the instance's mount on which something else is mounted, in any mount namespace.
 //!
-//! A name whose node gets another number is looked up anew by the kernel, and with the old one goes all that is mounted on it, also
-//! where nobody has looked. So who is about to answer another number looks first. Namespaces that no process is in are not seen.
+//! If a name's node gets another number, the kernel looks the name up anew, and everything mounted on the old node is unmounted,
+//! also where nobody has looked. So a request that is about to answer another number checks first. Namespaces without a process
+//! are not seen.
 
 use crate::instance::Instance;
 use crate::mount_table::{Mount, MountTable};

@@ -1,25 +1,25 @@
-//! What the service remembers of the nodes the kernel knows: their FUSE numbers, the kernel's references, and what the
-//! kernel may hold of their content.
+//! The node table of a mount: FUSE numbers of the nodes that the kernel knows, the kernel's references, and what the kernel may
+//! hold of their content.
 //!
-//! A node's FUSE number is its inode number: the FUSE library puts the same number into both, and `d_ino` of a listing
-//! must equal `st_ino`. Should two live nodes ever have one inode number, the second gets a number of its own.
+//! A node's FUSE number is its inode number: the FUSE library puts the same number into both, and `d_ino` of a listing must equal
+//! `st_ino`. If two live nodes ever have one inode number, the second gets a number of its own.
 //!
-//! Two flags decide how the two paths meet on one file. `may_cache`: FUSE has read or written it, so the kernel may hold
-//! pages. `may_map`: it is open for writing by somebody who is not known to work by requests, or pages of a mapping
-//! have been written back, so that the kernel may hold changes nobody has told the service of. Who goes by the size that the
-//! kernel knows is in [`content`].
+//! Two flags decide how the two paths meet on one file. `may_cache`: FUSE has read or written it, so the kernel may hold pages.
+//! `may_map`: it is open for writing by somebody who is not known to work by requests, or pages of a mapping have been written
+//! back, so that the kernel may hold changes that nobody has told the service of. Which users depend on the size that the kernel
+//! knows is in [`content`].
 //!
-//! What the kernel may keep of attributes and names without asking is noted in [`held`], of listings in [`listings`], what clients may
-//! show of attributes without asking in [`notices`], which programs the kernel maps by itself in [`texts`].
+//! What the kernel may keep of attributes and names without asking is noted in [`held`], of listings in [`listings`]; what
+//! clients may show of attributes without asking in [`notices`]; which programs the kernel maps by itself in [`passthrough`].
 
 mod admission;
 pub mod content;
 pub mod held;
 pub mod listings;
 pub mod notices;
+pub mod passthrough;
 pub(crate) mod privileges;
 pub mod pruning;
-pub mod texts;
 
 use crate::leases::SegmentLease;
 use crate::sync::lock;
@@ -27,6 +27,7 @@ use content::Counted;
 use hashbrown::HashMap;
 use held::{Held, NamesHeld};
 use listings::Listing;
+use passthrough::{Backing, PassthroughFiles, TextState};
 use poolfs_ipc::notice::Edition;
 use poolfs_libservice::types::{Errno, NodeId};
 use poolfs_libservice::{Lease, Share};
@@ -35,7 +36,6 @@ use pruning::Known;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
-use texts::{Backing, TextState, Texts};
 
 /// FUSE's number of the root directory.
 pub const ROOT_NUMBER: u64 = 1;
@@ -140,7 +140,7 @@ pub struct NodeTable {
     changes_begun: AtomicU64,
     changes_ended: AtomicU64,
     names_held: NamesHeld,
-    texts: Texts,
+    texts: PassthroughFiles,
 }
 
 impl Default for NodeTable {
@@ -162,7 +162,7 @@ impl Default for NodeTable {
             changes_begun: AtomicU64::new(0),
             changes_ended: AtomicU64::new(0),
             names_held: NamesHeld::default(),
-            texts: Texts::default(),
+            texts: PassthroughFiles::default(),
         };
         // The kernel knows the root from the start, without a reference.
         table.states(NodeId::ROOT).insert(NodeId::ROOT, NodeState { number: ROOT_NUMBER, ..NodeState::default() });

@@ -1,20 +1,22 @@
-//! Telling the kernel what it may still show, though it has changed.
+//! Notifications to the kernel: invalidation of what it may still show although it has changed.
 //!
-//! A notification about pages may wait for pages that a READ or WRITE of the kernel holds locked, one about a name for the
-//! directory, which the kernel holds locked while it looks up an unknown name in it, lists it or changes it, one about a listing for
-//! whoever is being shown it. So no handler of a request of the kernel may wait for one (it would wait for itself). Requests of the
-//! user-level path do: they answer only when the kernel can no longer show what was before.
+//! **The danger of a deadlock.** A notification about pages may wait for pages that a READ or WRITE of the kernel holds locked.
+//! One about a name may wait for the directory, which the kernel holds locked while it looks up an unknown name in it, lists it
+//! or changes it. One about a listing may wait for whoever is being shown it. So no handler of a request of the kernel may wait
+//! for a notification (it would wait for itself). Requests of the user-level path do: they answer only when the kernel can no
+//! longer show the old state.
 //!
-//! Pages are told of by whoever serves the request, holding nothing but the lock under which the kernel is told of that file's content:
-//! another thread would have to wake up first, which takes several times as long. It waits for handlers of the kernel's requests
-//! alone, which take no such lock.
+//! **Pages.** They are notified by the thread that serves the request, with no lock held but that of the notifications about that
+//! file's content: waking another thread takes several times as long. It waits for handlers of the kernel's requests alone, which
+//! take no such lock.
 //!
-//! A program can keep a directory locked, by listing it into memory that does not come. So names and listings go out from threads of their own,
-//! and who waits for one waits for a bounded time: a directory that nobody can change hurts those who use it, not the whole mount for
-//! good. There is one for each core group, as waking one up elsewhere takes long. Jobs that were given up stay in the queues, which are
-//! bounded: where one is full, nobody waits at all, and what there was to tell is told when it has been worked off, each name once. What nobody waits for goes out from threads of its own, too.
+//! **Names and listings.** A program can keep a directory locked, by listing it into memory that does not come. So these
+//! notifications are sent by threads of their own, and the wait for one is bounded: a directory that nobody can change hurts its
+//! own users, not the whole mount for good. There is one such thread for each core group, because waking one elsewhere takes
+//! long. Abandoned jobs stay in the queues, which are bounded. Where one is full, nobody waits at all, and what there was to tell
+//! is told when the queue has been worked off, each name once. What nobody waits for is sent by threads of their own, too.
 //!
-//! Dropping attributes neither waits nor locks anything, so it is done on the spot, by whoever changed them.
+//! **Attributes.** Dropping them neither waits nor locks anything, so it is done on the spot, by the thread that changed them.
 
 mod names;
 mod worker;

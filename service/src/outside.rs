@@ -1,12 +1,12 @@
-//! The host, for the few deeds that need it: mounting the pool's filesystems where they are to be seen, and what leads there.
+//! Access to the host's files from a confined service, for the few operations that need it.
 //!
-//! A confined service has a mount namespace of its own with an empty root (`confinement/root.rs`), in which every path that its layers, fronts
-//! and parsers come to use leads nowhere. One thread was started before, and stays where the host's files are: it starts a thread for
-//! every deed that is passed to [`outside`], so that none waits for another. What these deeds are is said where it is called, and
-//! [`Deed`] lists them: none takes a path that was read from a branch, and none opens what a client names. Branches are not among them: they come as
-//! descriptors (`stack/given.rs`).
+//! A confined service has a mount namespace of its own with an empty root (`confinement/root.rs`), in which every path that its
+//! layers, fronts and parsers come to use leads nowhere. One thread was started before, and stays where the host's files are. It
+//! starts a thread for every operation that is passed to [`outside`], so that none waits for another. What an operation does is
+//! said where it is called, and [`Deed`] lists them all: none takes a path that was read from a branch, and none opens what a
+//! client names. Branches are not among them: they come as descriptors (`stack/given.rs`).
 //!
-//! A process that is not confined, as those of most tests, does them itself.
+//! A process that is not confined, as those of most tests, does these operations itself.
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};

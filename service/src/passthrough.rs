@@ -1,16 +1,19 @@
-//! Programs from the cache for the kernel, which maps them and reads them by itself: all containers that run the same file have one
-//! copy of it in memory, the service's. So have processes that map a file by the library.
+//! Passthrough and mmap exports: files of the cache that the kernel maps and reads by itself, or that processes map by the
+//! library.
 //!
-//! Only what never changes is given away: the file of a lower branch, as long as nobody has changed it, opened to be read, that is a
-//! program (ELF). It comes by a read-only clone of the tmpfs that it is in, so that the kernel itself would refuse to write there. What
-//! happens when such a file is changed, [`crate::nodes::texts`] tells.
+//! All containers that run the same program have one copy of it in memory, the service's. So have processes that map a file by
+//! the library.
+//!
+//! Only content that never changes is given away. For the kernel that is the file of a lower branch, as long as nobody has
+//! changed it, opened for reading, that is a program (ELF). It comes by a read-only clone of its tmpfs, so that the kernel itself
+//! would refuse to write there. What happens when such a file is changed is described in [`crate::nodes::passthrough`].
 
 use crate::handles::OpenFile;
 use crate::instance::Instance;
-use crate::nodes::texts::{Asking, Backing, Opening, TextCounts, Undecided};
+use crate::nodes::passthrough::{Asking, Backing, Opening, TextCounts, Undecided};
 use crate::notify::KernelCache;
 use poolfs_libservice::types::{Errno, NodeId};
-use poolfs_libservice::{Holder, Text, fail};
+use poolfs_libservice::{Holder, Text, fail, shared_content};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tracing::warn;
@@ -57,7 +60,9 @@ impl Instance {
     }
 
     fn decide(&self, undecided: &Undecided, file: &OpenFile) -> Option<Opening> {
-        let backing = match self.layer().text(file.handle(), self.holder().as_ref()) {
+        let backing = match shared_content(self.layer())
+            .and_then(|content| content.text(file.handle(), self.holder().as_ref()))
+        {
             Ok(text) => self.give(text),
             Err(error) => {
                 if error.errno() == Errno::ENOMEM {
@@ -77,7 +82,7 @@ impl Instance {
         if !file.flags().readable() || file.flags().writable() || file.is_directory() {
             return fail(Errno::EBADF);
         }
-        let lent = self.layer().lend(file.handle(), self.holder().as_ref());
+        let lent = shared_content(self.layer()).and_then(|content| content.lend(file.handle(), self.holder().as_ref()));
         if matches!(&lent, Err(error) if error.errno() == Errno::ENOMEM) {
             self.ask_for_texts();
         }

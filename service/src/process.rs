@@ -1,4 +1,4 @@
-//! What the process itself needs: its configuration, the pool's CPUs, descriptors, signals.
+//! Process setup: its configuration, the pool's CPUs, descriptors, signals.
 
 use crate::confinement;
 use crate::control::{self, ControlSocket};

@@ -1,9 +1,8 @@
-//! The one request type: what the FUSE front and the queue front both produce, and what [`crate::Instance::dispatch`]
-//! serves.
+//! The one request type: both fronts produce it, and [`crate::Instance::dispatch`] serves it.
 //!
-//! A front does three things: it checks the form of what its peer sent, it turns the peer's numbers into nodes
-//! ([`NodeId`]) and open files ([`crate::OpenFile`]), and it turns the [`Reply`] or [`Failure`] into its own message.
-//! Everything else (permission, statistics, set-id bits, errors, the kernel's caches) happens behind `dispatch`.
+//! A front does three things: it checks the form of what its peer sent, it turns the peer's numbers into nodes ([`NodeId`]) and
+//! open files ([`crate::OpenFile`]), and it turns the [`Reply`] or [`Failure`] into its own message. Everything else (permission,
+//! statistics, set-id bits, errors, the kernel's caches) happens behind `dispatch`.
 //!
 //! A front that names files by path resolves it with [`crate::Instance::walk`].
 

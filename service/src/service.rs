@@ -1,11 +1,11 @@
-//! The filesystem table of a service: which instances there are, and the steps that make and end one.
+//! The instances of a service: their table, and the steps that make and end one.
 
 mod endings;
 
 use crate::ends::Ends;
 use crate::failures::ServiceError;
+use crate::fuse::{FuseMount, detach_dead};
 use crate::instance::Instance;
-use crate::legacy::{LegacyMount, detach_dead};
 use crate::memory::MemoryWatch;
 use crate::memory::group::MemoryGroup;
 use crate::nodes::pruning::Pruner;
@@ -13,10 +13,10 @@ use crate::outside::{Deed, outside};
 use crate::queue_front::{QueueFront, ServiceThreads};
 use crate::shares::PoolShares;
 use crate::spans::Tracer;
-use crate::stack::kept::sweep;
+use crate::stack::crash_state::sweep;
 use crate::stack::{Given, Stack, StackBuilder};
 use crate::sync::lock;
-use crate::underway::{Change, Changes};
+use crate::underway::{Change, Changes, INSTANCES_MAX};
 use endings::Left;
 use poolfs_service_protocol::{
     Answer, Command, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
@@ -32,9 +32,6 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Most instances of one service.
-pub const INSTANCES_MAX: usize = 1024;
-
 /// After so long what could not be written back is tried once more, of an instance whose mount is gone.
 const RETRY_WAIT: Duration = Duration::from_secs(10);
 
@@ -46,7 +43,7 @@ const SWEEP_WAIT: Duration = Duration::from_secs(5);
 
 struct Mounted {
     instance: Arc<Instance>,
-    mount: LegacyMount,
+    mount: FuseMount,
     front: Arc<QueueFront>,
 }
 
@@ -248,7 +245,7 @@ impl Service {
             .map_err(|cause| ServiceError::Sessions { place: sockets.clone(), cause })?;
         let ends = Arc::clone(&self.ends);
         let on_end = Box::new(move || ends.tell());
-        let mount = LegacyMount::start(&instance, &self.config.cpus, on_end);
+        let mount = FuseMount::start(&instance, &self.config.cpus, on_end);
         let mount = mount.inspect_err(|_| front.close(&self.threads))?;
         front.want_stamps(self.tracer.is_on());
         info!(instance = instance.name(), mount_point = %instance.spec().mount_point.display(), "mounted");
@@ -303,6 +300,7 @@ impl Service {
             uptime_seconds: self.started.elapsed().as_secs(),
             cache: self.builder.cache_status(),
             memory: self.memory.as_ref().and_then(|memory| memory.status()),
+            unresponsive_branches: self.builder.unresponsive_branches(),
             instances: instances.values().map(|mounted| mounted.instance.status()).collect(),
         }
     }

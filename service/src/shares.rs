@@ -1,10 +1,11 @@
-//! What the instances of a service share, and how much of it each of them may take: whoever takes all it can leaves every other at least
+//! The resources that a service's instances share, and the share of each: one that takes all it can leaves every other at least
 //! half of an equal share ([`Shares`]).
 
 use crate::memory::level::State;
+use crate::pool_memory::PoolMemory;
 use crate::transfers::{MountTransfers, PoolTransfers};
 use poolfs_ipc::service::SessionMemory;
-use poolfs_libservice::{Room, Share, Shares, Taken};
+use poolfs_libservice::{Headroom, Share, Shares, Taken};
 use rustix::process::{Resource, getrlimit};
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -48,25 +49,6 @@ const LISTINGS_BYTES: RangeInclusive<u64> = 64 << 20..=256 << 20;
 
 /// Files that clients of all instances read without requests: as many as the cache has views.
 const LEASES: u64 = 1024;
-
-/// The memory of a pool.
-pub trait PoolMemory: Send + Sync {
-    /// So much is used from now on, which the cache does without.
-    fn charge(&self, bytes: u64);
-
-    /// It is used no more.
-    fn discharge(&self, bytes: u64);
-
-    /// So much is used from now on which the cache need not do without.
-    fn grew(&self, bytes: u64) {
-        let _ = bytes;
-    }
-
-    /// There is too little: nothing is to be given away that can be done without.
-    fn is_short(&self) -> bool {
-        false
-    }
-}
 
 /// What the instances of a service share.
 pub struct PoolShares {
@@ -164,7 +146,7 @@ pub struct InstanceShares {
 }
 
 impl InstanceShares {
-    /// Room for an open file, which the pool's memory is charged with.
+    /// Headroom for an open file, which the pool's memory is charged with.
     pub(crate) fn open_file(&self) -> Option<OpenFileRoom> {
         let taken = self.open_files.take(1)?;
         self.memory.charge(OPEN_FILE_BYTES);
@@ -177,11 +159,11 @@ impl InstanceShares {
     }
 
     /// Where nodes are counted that the kernel does not know and a layer keeps: as those that it knows.
-    pub(crate) fn pinned_nodes(&self) -> Arc<dyn Room> {
+    pub(crate) fn pinned_nodes(&self) -> Arc<dyn Headroom> {
         Arc::new(PinnedNodes { share: Arc::clone(&self.nodes), memory: Arc::clone(&self.memory) })
     }
 
-    /// Room for a session.
+    /// Headroom for a session.
     pub(crate) fn session(&self) -> Option<Taken> {
         self.sessions.take(1)
     }
@@ -191,8 +173,8 @@ impl InstanceShares {
         &self.leases
     }
 
-    /// Room for what is noted of names that the kernel may keep: it can do without, when there is too little memory.
-    pub(crate) fn names(&self) -> Arc<dyn Room> {
+    /// Headroom for what is noted of names that the kernel may keep: it can do without, when there is too little memory.
+    pub(crate) fn names(&self) -> Arc<dyn Headroom> {
         let (share, memory) = (Arc::clone(&self.names), Arc::clone(&self.memory));
         Arc::new(ChargedRoom { share, memory, can_be_done_without: true })
     }
@@ -202,7 +184,7 @@ impl InstanceShares {
         Arc::new(self.session_pages.clone())
     }
 
-    /// Room for what is kept of a session's client.
+    /// Headroom for what is kept of a session's client.
     pub(crate) fn client(&self, bytes: u64) -> Option<Taken> {
         let pages = bytes.div_ceil(PAGE_BYTES);
         self.memory.grew(bytes);
@@ -220,7 +202,7 @@ impl InstanceShares {
     }
 }
 
-/// Room for an open file, given back when dropped.
+/// Headroom for an open file, given back when dropped.
 pub(crate) struct OpenFileRoom {
     _taken: Taken,
     memory: Arc<dyn PoolMemory>,
@@ -240,20 +222,20 @@ pub(crate) struct ListingShares {
 
 impl ListingShares {
     /// The room of one more union.
-    pub(crate) fn join(&self) -> Arc<dyn Room> {
+    pub(crate) fn join(&self) -> Arc<dyn Headroom> {
         let (share, memory) = (self.shares.join(), Arc::clone(&self.memory));
         Arc::new(ChargedRoom { share, memory, can_be_done_without: false })
     }
 }
 
 /// Where bytes are charged to the pool's memory that nobody is refused.
-pub(crate) fn charged(memory: Arc<dyn PoolMemory>) -> Arc<dyn Room> {
+pub(crate) fn charged(memory: Arc<dyn PoolMemory>) -> Arc<dyn Headroom> {
     Arc::new(Charged(memory))
 }
 
 struct Charged(Arc<dyn PoolMemory>);
 
-impl Room for Charged {
+impl Headroom for Charged {
     fn add(&self, amount: u64) -> bool {
         self.0.charge(amount);
         true
@@ -273,7 +255,7 @@ struct PinnedNodes {
     memory: Arc<dyn PoolMemory>,
 }
 
-impl Room for PinnedNodes {
+impl Headroom for PinnedNodes {
     fn add(&self, amount: u64) -> bool {
         self.force(amount);
         true
@@ -297,7 +279,7 @@ struct ChargedRoom {
     can_be_done_without: bool,
 }
 
-impl Room for ChargedRoom {
+impl Headroom for ChargedRoom {
     fn add(&self, amount: u64) -> bool {
         let is_refused = self.can_be_done_without && self.memory.is_short();
         let has_room = !is_refused && self.share.add(amount);
@@ -378,7 +360,7 @@ pub(crate) mod tests {
         let memory = Arc::new(Memory::default());
         let shares = PoolShares::new(64 << 20, None, Arc::clone(&memory) as Arc<dyn PoolMemory>);
         let [one, other] = [shares.listings().join(), shares.listings().join()];
-        let all = |room: &Arc<dyn Room>| (0..1000).take_while(|_| room.add(1 << 20)).count();
+        let all = |room: &Arc<dyn Headroom>| (0..1000).take_while(|_| room.add(1 << 20)).count();
         assert_eq!((all(&one), all(&other)), (48, 16));
         assert_eq!(memory.0.load(Ordering::Relaxed), 64 << 20);
         one.subtract(48 << 20);

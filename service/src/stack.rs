@@ -1,15 +1,16 @@
 //! The stack builder: the only place that names concrete layers.
 //!
-//! A directory is `local` under a `cache`; a union is made of such branches, and of frozen unions of some of them; a container with a user
-//! namespace has `idmap` on top. Branches are shared: instances that use the same lower branch (or the same directory) stand on one cache, so that its bytes
-//! are there once. Between any two layers the time is measured, when somebody wants to know it; `idmap` has none to speak of.
+//! A directory is `local` under a `cache`. A union is made of such branches, and of frozen unions of some of them. A container
+//! with a user namespace has `idmap` on top. Branches are shared: instances that use the same lower branch (or the same
+//! directory) use one cache, so that its bytes are in memory once. Between any two layers the time is measured, when somebody
+//! asks for it; that of `idmap` is negligible.
 
 mod branches;
 pub mod check;
 mod claim;
+pub mod crash_state;
 mod error;
 mod given;
-pub mod kept;
 mod memory;
 mod uppers;
 mod written;
@@ -24,24 +25,28 @@ use crate::spans::Timed;
 use crate::sync::lock;
 use branches::{Branch, Branches, Kept, Key, Life};
 use claim::{Claim, ClaimKind};
+use crash_state::{StateRoot, UpperRoot};
 pub(crate) use given::Given;
-use kept::{StateRoot, UpperRoot};
 use memory::EvictableMemory;
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CacheMemory, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::types::IdMap;
-use poolfs_libservice::{Layered, Libservice, Room};
+use poolfs_libservice::{Headroom, Layered, Libservice, Operation};
 use poolfs_local::{Descriptors, Local, LocalOptions};
-use poolfs_quota::{Account, Measured};
-use poolfs_service_protocol::{CacheStatus, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat};
+use poolfs_quota::{Account, UsageAccounting};
+use poolfs_service_protocol::{
+    BranchStatus, CacheStatus, Coherence, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat,
+};
 use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 use tracing::warn;
+use watched::Watched;
 
 /// The layers of one instance. A clone stands on the same branches, with all that is not written back yet.
 #[derive(Clone)]
@@ -52,6 +57,7 @@ pub struct Stack {
     branches: Vec<Arc<Branch>>,
     /// Branches whose files have bytes in others that were not given.
     incomplete: Vec<Incomplete>,
+    timed: Option<Duration>,
 }
 
 /// A branch whose files need, or needed once, layers that its union has not.
@@ -75,7 +81,7 @@ impl Stack {
     /// A stack of one layer that nobody else uses.
     #[must_use]
     pub fn of(layer: Arc<dyn Libservice>) -> Self {
-        Self { layer, union: None, branches: Vec::new(), incomplete: Vec::new() }
+        Self { layer, union: None, branches: Vec::new(), incomplete: Vec::new(), timed: None }
     }
 
     /// The same with owners that are stored as `ids` say; none: as they are.
@@ -87,16 +93,31 @@ impl Stack {
         self
     }
 
-    /// Whether no other instance changes what this one shows: only a directory that is mounted twice is changed by two.
+    /// Whether nobody else changes what this one shows: only a directory that is mounted twice is changed by two, and one that anybody may
+    /// change by others.
     #[must_use]
     pub fn is_private(&self) -> bool {
-        self.branches.iter().all(|branch| branch.role != Role::Directory || Arc::strong_count(branch) == 1)
+        self.branches.iter().all(|branch| match branch.role {
+            Role::Directory => Arc::strong_count(branch) == 1,
+            Role::TimedDirectory => false,
+            Role::Upper | Role::Lower => true,
+        })
     }
 
     /// Whether so little is dirty that nobody who writes waits for what is written back.
     #[must_use]
     pub fn is_at_ease(&self) -> bool {
-        self.branches.iter().all(|branch| branch.cache.is_at_ease())
+        self.caches().all(|cache| cache.is_at_ease())
+    }
+
+    fn caches(&self) -> impl Iterator<Item = &Arc<Cache>> {
+        self.branches.iter().filter_map(|branch| branch.cache.as_ref())
+    }
+
+    /// After how long the changes of others are seen, where anybody may change what it shows.
+    #[must_use]
+    pub fn timed(&self) -> Option<Duration> {
+        self.timed
     }
 
     /// Whether writes are far from being refused because too much would have to be known of where their blocks are.
@@ -106,20 +127,20 @@ impl Stack {
     }
 
     /// Where nodes are counted that its union keeps and the kernel does not know. Once, before it is used.
-    pub(crate) fn count_pinned(&self, room: Arc<dyn Room>) {
+    pub(crate) fn count_pinned(&self, room: Arc<dyn Headroom>) {
         self.union.iter().for_each(|union| union.0.set_pinned_room(Arc::clone(&room)));
     }
 
     /// Whether another instance can come to change what this one shows.
     #[must_use]
     pub fn can_be_shared(&self) -> bool {
-        self.branches.iter().any(|branch| branch.role == Role::Directory)
+        self.branches.iter().any(|branch| branch.role.is_directory())
     }
 
     /// Whether `other` changes what this one shows.
     #[must_use]
     pub fn shares_with(&self, other: &Self) -> bool {
-        let directories = self.branches.iter().filter(|branch| branch.role == Role::Directory);
+        let directories = self.branches.iter().filter(|branch| branch.role.is_directory());
         directories.into_iter().any(|branch| other.branches.iter().any(|theirs| Arc::ptr_eq(branch, theirs)))
     }
 
@@ -262,16 +283,17 @@ impl StackBuilder {
             .next()
             .ok_or_else(|| StackError::Branch { path: PathBuf::new(), cause: "no directory was given".to_owned() })?;
         match spec {
-            StackSpec::Directory { .. } | StackSpec::SharedDirectory { .. } | StackSpec::LimitedDirectory { .. } => {
-                let (is_shared, size_bytes) = match spec {
-                    StackSpec::LimitedDirectory { is_shared, size_bytes, .. } => (*is_shared, Some(*size_bytes)),
-                    _ => (matches!(spec, StackSpec::SharedDirectory { .. }), None),
+            StackSpec::Directory { coherence, size_bytes, .. } => {
+                let (role, kind) = match coherence {
+                    Coherence::Exclusive => (Role::Directory, ClaimKind::Alone),
+                    Coherence::Uncoordinated => (Role::Directory, ClaimKind::Shared),
+                    Coherence::Timed { .. } => (Role::TimedDirectory, ClaimKind::Shared),
                 };
-                let kind = if is_shared { ClaimKind::Shared } else { ClaimKind::Alone };
-                let storage = Storage { size_bytes, ..Storage::default() };
-                let branch = self.branch(&first, Role::Directory, &storage, Some(kind))?;
+                // What others write is not counted.
+                let size_bytes = size_bytes.filter(|_| role == Role::Directory);
+                let branch = self.branch(&first, role, &Storage { size_bytes, ..Storage::default() }, Some(kind))?;
                 uppers::refuse_alone(&branch)?;
-                Ok(Stack { layer: branch.layer(), union: None, branches: vec![branch], incomplete: Vec::new() })
+                Ok(Stack { branches: vec![Arc::clone(&branch)], timed: coherence.timed(), ..Stack::of(branch.layer()) })
             }
             StackSpec::Union { storage, .. } => {
                 let mut branches = vec![self.branch(&first, Role::Upper, storage, Some(ClaimKind::Alone))?];
@@ -289,7 +311,7 @@ impl StackBuilder {
                 branches[0].begin();
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
                 incomplete.extend(Incomplete::of(&branches[0], &union));
-                Ok(Stack { layer, union: Some(Arc::new(OwnUnion(union))), branches, incomplete })
+                Ok(Stack { union: Some(Arc::new(OwnUnion(union))), branches, incomplete, ..Stack::of(layer) })
             }
         }
     }
@@ -377,7 +399,9 @@ impl StackBuilder {
         let claim = OnceLock::new();
         if let Some(kind) = claim_as {
             let taken = match role {
-                Role::Directory => Claim::take_if_there_are_locks(&*mount, &path, kind, claim::ENDING),
+                Role::Directory | Role::TimedDirectory => {
+                    Claim::take_if_there_are_locks(&*mount, &path, kind, claim::ENDING)
+                }
                 Role::Upper | Role::Lower => Claim::take(&*mount, kind, claim::ENDING).map(Some),
             };
             taken.map_err(|error| error.of(&path))?.into_iter().for_each(|taken| drop(claim.set(taken)));
@@ -386,31 +410,34 @@ impl StackBuilder {
         let options = LocalOptions { read_only: role == Role::Lower, has_quotas: given.has_quotas, descriptors };
         let local = local(given, options).map_err(failed)?;
         let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
+        let below = Watched::over(below, &life.calls);
         let in_memory = given.mount.in_memory().map_err(|error| failed(error.to_string()))?;
         let account = storage.size_bytes.map(if in_memory.is_some() { Account::in_memory } else { Account::new });
         let below = match &account {
-            Some(account) => Measured::open(below, account).map_err(|error| failed(with_causes(&error)))?,
+            Some(account) => UsageAccounting::open(below, account).map_err(|error| failed(with_causes(&error)))?,
             None => below,
         };
         let bcow = bcow(&below, role, storage.format).map_err(|error| failed(with_causes(&error)))?;
-        let below = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
+        let stored = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
+        let below = Arc::clone(&stored);
         let (cache, kept) = match claim.get().filter(|_| role == Role::Upper) {
             Some(claim) => {
                 let upper = UpperRoot { directory: claim.directory(), path: &path };
-                self.upper_cache(upper, below).map_err(failed)?
+                let (cache, kept) = self.upper_cache(upper, below).map_err(failed)?;
+                (Some(cache), kept)
             }
-            None => (Cache::new(&self.pool, below), Kept::default()),
+            None => ((role != Role::TimedDirectory).then(|| Cache::new(&self.pool, below)), Kept::default()),
         };
-        Ok(Branch { path, mount, identity, role, local, bcow, cache, account, kept, claim, _life: life })
+        Ok(Branch { path, mount, identity, role, local, bcow, stored, cache, account, kept, claim, _life: life })
     }
 
     /// The cache over an upper branch, with what the last service had accepted below it on disk, or in it.
     fn upper_cache(&self, upper: UpperRoot<'_>, below: Arc<dyn Libservice>) -> Result<(Arc<Cache>, Kept), String> {
         let own = self.pool.kept_directory();
-        let salvaged = self.states.as_ref().map(|states| kept::salvage(upper, &below, states, own));
+        let salvaged = self.states.as_ref().map(|states| crash_state::salvage(upper, &below, states, own));
         let stuck = salvaged.transpose()?.flatten();
-        let made = own.map(|_| kept::new_key(upper)).transpose();
-        let made = made.inspect_err(|error| kept::does_not_outlive(upper, error)).ok().flatten();
+        let made = own.map(|_| crash_state::new_key(upper)).transpose();
+        let made = made.inspect_err(|error| crash_state::does_not_outlive(upper, error)).ok().flatten();
         let cache = match &made {
             Some((key, branch)) => Cache::recorded(&self.pool, below, *key, branch)
                 .map_err(|error| format!("what is written cannot be noted: {error}"))?,
@@ -421,7 +448,7 @@ impl StackBuilder {
         let is_kept = match (&key, &stuck) {
             (None, _) => false,
             (Some(key), None) => {
-                kept::mark(upper, key).inspect_err(|error| kept::does_not_outlive(upper, error)).is_ok()
+                crash_state::mark(upper, key).inspect_err(|error| crash_state::does_not_outlive(upper, error)).is_ok()
             }
             // Whoever comes after a death before it is in use finds what was left before.
             (Some(_), Some(_)) => true,
@@ -429,15 +456,28 @@ impl StackBuilder {
         Ok((cache, Kept { is_kept, carried, stuck: Mutex::new(stuck.map(|stuck| (stuck, key))) }))
     }
 
+    /// The branches that have not answered a call for more than a second.
+    #[must_use]
+    pub fn unresponsive_branches(&self) -> Vec<BranchStatus> {
+        self.branches
+            .calls()
+            .into_iter()
+            .filter_map(|(path, calls)| {
+                let waiting = calls.waiting()?;
+                let operation = Operation::ALL.get(usize::from(waiting.code)).map_or("", |operation| operation.name());
+                Some(BranchStatus { path, waiting: waiting.status(operation) })
+            })
+            .collect()
+    }
+
     /// The cache of the pool.
     #[must_use]
     pub fn cache_status(&self) -> CacheStatus {
         let statistics = self.pool.statistics();
         let (mut shared_bytes, mut private_bytes) = (0, 0);
-        for branch in self.branches.all().iter().filter_map(Weak::upgrade) {
-            // One count is this loop's own.
-            let users = Arc::strong_count(&branch) - 1;
-            *(if users > 1 { &mut shared_bytes } else { &mut private_bytes }) += branch.cache.used_bytes();
+        for (users, cache) in self.branches.caches() {
+            let used = cache.upgrade().map_or(0, |cache| cache.used_bytes());
+            *(if users > 1 { &mut shared_bytes } else { &mut private_bytes }) += used;
         }
         CacheStatus {
             limit_bytes: statistics.limit_bytes,
@@ -520,3 +560,4 @@ impl NoticePage for SharedNotice {
 
 #[cfg(test)]
 mod tests;
+mod watched;

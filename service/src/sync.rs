@@ -1,4 +1,4 @@
-//! Locks that go on after a panic of who had them.
+//! Lock helpers that ignore poisoning after a panic of the holder.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,13 +1,16 @@
-//! Memory of the threads by which requests of the kernel come: each has a buffer that one request of a MiB fills, and each entry of a ring the
-//! same. There are many of them in a pool of many mounts, so how many there may be is bounded for the pool, and the cache does without what they
-//! have come to use ([`Charge`]).
+//! The bound on transfer memory: the buffers of threads that read the kernel's requests, and the entries of rings.
 //!
-//! The first thread of a mount needs no permission: every mount goes on, however many others there are. It counts, as all others do. The
-//! others are started when they are needed and end when they are not ([`MountTransfers::permit`]); they are divided among the mounts like
-//! everything else that instances share. Entries of rings stay as long as their mount; each mount has equally many, so they are
-//! not divided: they are given to those that come first ([`MountTransfers::entries`]), and fewer to each when half of them are given.
+//! Each thread has a buffer that one request of a MiB fills, and so has each entry of a ring. A pool of many mounts has many of
+//! them, so their number is bounded for the pool, and the cache gets by without the memory that they have come to use
+//! ([`Charge`]).
+//!
+//! The first thread of a mount needs no permission: every mount goes on, however many others there are. It is counted like all
+//! others. Further threads are started when they are needed and end when they are not ([`MountTransfers::permit`]); they are
+//! divided among the mounts like everything else that instances share. Entries of rings stay as long as their mount. Each mount
+//! has equally many, so they are not divided: they are given to the mounts that come first ([`MountTransfers::entries`]), and
+//! fewer to each when half of them are given.
 
-use crate::shares::PoolMemory;
+use crate::pool_memory::PoolMemory;
 use poolfs_libservice::{Share, Shares, Taken};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,12 +1,17 @@
-//! Instances are made and ended one at a time, but for what takes long: the branches of one that is to be mounted are looked at beside everything else. Meanwhile its
-//! mount is *under way*, and only mounts that have to do with it, and came later, wait for it. Nobody can hurry it; it can be given up, and then comes to nothing
-//! when it ends, which nobody waits for.
+//! Mounts under way: instances are made and ended one at a time, except for the part that takes long.
 //!
-//! **Order of locks.** A [`Change`] comes before all other locks of the service. Who looks at branches has none.
+//! The branches of an instance that is to be mounted are examined concurrently with everything else. Meanwhile its mount is
+//! *under way*, and only later mounts that conflict with it wait for it. Nobody can hurry it. It can be given up, and then comes
+//! to nothing when it ends, which nobody waits for.
+//!
+//! **Lock order.** A [`Change`] comes before all other locks of the service. A thread that examines branches holds none.
 
 use crate::sync::lock;
 use poolfs_service_protocol::MountSpec;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Most instances of one service.
+pub const INSTANCES_MAX: usize = 1024;
 
 /// Most mounts under way. Each keeps a thread and a connection, of which others need some, too.
 pub(crate) const UNDERWAY_MAX: usize = 24;
@@ -159,7 +164,7 @@ mod tests {
     use std::thread;
 
     fn mount(instance: &str) -> MountSpec {
-        MountSpec::new(instance, "/mnt", StackSpec::Directory { directory: "/nowhere".into() })
+        MountSpec::new(instance, "/mnt", StackSpec::directory("/nowhere"))
     }
 
     fn names(change: &Change<'_>) -> Vec<String> {

@@ -1,5 +1,5 @@
-//! Paths of the user-level path: from a directory to what a path names, one name at a time, with the permission to
-//! search each directory. Symbolic links are not followed here but reported: only the application knows its root.
+//! Path walks for the user-level path: from a directory to what a path names, one name at a time, with a check of search
+//! permission on each directory. Symbolic links are not followed here but reported: only the application knows its root.
 
 use crate::access::EXECUTE;
 use crate::dispatch::Stop;
@@ -55,7 +55,7 @@ pub struct Place<'i, 'p> {
 
 /// Why a walk did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Astray {
+pub enum WalkError {
     /// It failed, or has to be left to the kernel (the path leaves the instance).
     Failure(Failure),
     /// A symbolic link was met. The path to go on with: absolute when it begins with a slash (then from the process's root),
@@ -63,7 +63,7 @@ pub enum Astray {
     Redirect(Vec<u8>),
 }
 
-impl From<Errno> for Astray {
+impl From<Errno> for WalkError {
     fn from(errno: Errno) -> Self {
         Self::Failure(Failure::Errno(errno))
     }
@@ -90,7 +90,7 @@ fn steps(path: &[u8]) -> Vec<Step<'_>> {
 
 impl Instance {
     /// Finds what `path` names, from the directory `start` (leading slashes mean nothing: they start there too). With
-    /// `follow` a symbolic link at the end is reported as [`Astray::Redirect`], without it is the object itself, unless a
+    /// `follow` a symbolic link at the end is reported as [`WalkError::Redirect`], without it is the object itself, unless a
     /// slash follows it.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Instance {
         start: NodeId,
         path: &[u8],
         follow: bool,
-    ) -> Result<Found<'i>, Astray> {
+    ) -> Result<Found<'i>, WalkError> {
         let _access = enter(Layer::Access);
         let steps = checked(path)?;
         let trailing = ends_as_directory(path);
@@ -127,13 +127,13 @@ impl Instance {
         context: &Context<'_>,
         start: NodeId,
         path: &'p [u8],
-    ) -> Result<Place<'i, 'p>, Astray> {
+    ) -> Result<Place<'i, 'p>, WalkError> {
         let _access = enter(Layer::Access);
         let steps = checked(path)?;
         let trimmed = path.trim_ascii_end_slashes();
-        let (last, before) = steps.split_last().ok_or(Astray::Failure(Failure::UseKernel))?;
+        let (last, before) = steps.split_last().ok_or(WalkError::Failure(Failure::UseKernel))?;
         if last.name == b".." || last.end != trimmed.len() {
-            return Err(Astray::Failure(Failure::UseKernel));
+            return Err(WalkError::Failure(Failure::UseKernel));
         }
         let mut walk = Walk::new(self, context, start);
         for step in before {
@@ -151,9 +151,9 @@ impl Instance {
             Errno::ENAMETOOLONG => Failure::UseKernel,
             errno => Failure::Errno(errno),
         });
-        let name = name.map_err(Astray::Failure)?;
+        let name = name.map_err(WalkError::Failure)?;
         if context.has_mounted_on(here, last.name) {
-            return Err(Astray::Failure(Failure::UseKernel));
+            return Err(WalkError::Failure(Failure::UseKernel));
         }
         Ok(Place { parent: walk.into_last(), name, must_be_directory: trimmed.len() < path.len() })
     }
@@ -170,7 +170,7 @@ impl TrimSlashes for [u8] {
     }
 }
 
-fn checked(path: &[u8]) -> Result<Vec<Step<'_>>, Astray> {
+fn checked(path: &[u8]) -> Result<Vec<Step<'_>>, WalkError> {
     if path.is_empty() {
         return Err(Errno::ENOENT.into());
     }
@@ -206,7 +206,7 @@ impl<'i, 'c> Walk<'i, 'c> {
         self.passed.last().map_or(NodeId::ROOT, Held::node)
     }
 
-    fn attributes(&mut self) -> Result<Attributes, Astray> {
+    fn attributes(&mut self) -> Result<Attributes, WalkError> {
         if let Some(attributes) = self.attributes {
             return Ok(attributes);
         }
@@ -219,8 +219,8 @@ impl<'i, 'c> Walk<'i, 'c> {
         Ok(attributes)
     }
 
-    fn failed(&self, stop: Stop) -> Astray {
-        Astray::Failure(match stop {
+    fn failed(&self, stop: Stop) -> WalkError {
+        WalkError::Failure(match stop {
             Stop::UseKernel => Failure::UseKernel,
             Stop::Error(error) => {
                 if let Some(message) = error.message() {
@@ -231,7 +231,7 @@ impl<'i, 'c> Walk<'i, 'c> {
         })
     }
 
-    fn step(&mut self, path: &[u8], step: &Step<'_>, follow: bool) -> Result<(), Astray> {
+    fn step(&mut self, path: &[u8], step: &Step<'_>, follow: bool) -> Result<(), WalkError> {
         let directory = self.attributes()?;
         if !directory.is_directory() {
             return Err(Errno::ENOTDIR.into());
@@ -242,18 +242,18 @@ impl<'i, 'c> Walk<'i, 'c> {
             return self.step_up();
         }
         if self.context.has_mounted_on(here, step.name) {
-            return Err(Astray::Failure(Failure::UseKernel));
+            return Err(WalkError::Failure(Failure::UseKernel));
         }
         let name = Name::new(step.name)?;
         let layer = self.instance.layer();
         let entry = layer.lookup(&self.context.caller, here, name).map_err(|error| self.failed(Stop::Error(error)))?;
         let found = Held { instance: self.instance, node: entry.node, referenced: true };
         if self.context.has_covered(entry.node) {
-            return Err(Astray::Failure(Failure::UseKernel));
+            return Err(WalkError::Failure(Failure::UseKernel));
         }
         if follow && entry.attributes.file_type == FileType::Symlink {
             if self.is_strangers(&directory, &entry.attributes) {
-                return Err(Astray::Failure(Failure::UseKernel));
+                return Err(WalkError::Failure(Failure::UseKernel));
             }
             let target =
                 layer.readlink(&self.context.caller, found.node).map_err(|error| self.failed(Stop::Error(error)))?;
@@ -273,7 +273,7 @@ impl<'i, 'c> Walk<'i, 'c> {
     }
 
     /// Above the starting point only the kernel knows what there is, except that a root is its own parent.
-    fn step_up(&mut self) -> Result<(), Astray> {
+    fn step_up(&mut self) -> Result<(), WalkError> {
         if self.passed.len() > 1 {
             self.passed.pop();
             self.attributes = None;
@@ -282,7 +282,7 @@ impl<'i, 'c> Walk<'i, 'c> {
         if self.here() == NodeId::ROOT && self.instance.spec().is_root {
             return Ok(());
         }
-        Err(Astray::Failure(Failure::UseKernel))
+        Err(WalkError::Failure(Failure::UseKernel))
     }
 
     fn into_last(mut self) -> Held<'i> {
@@ -292,7 +292,7 @@ impl<'i, 'c> Walk<'i, 'c> {
 }
 
 /// The path with the link at `step` replaced by its target.
-fn redirect(path: &[u8], step: &Step<'_>, target: &[u8]) -> Astray {
+fn redirect(path: &[u8], step: &Step<'_>, target: &[u8]) -> WalkError {
     let mut next = Vec::with_capacity(path.len() + target.len());
     if !target.starts_with(b"/") {
         next.extend_from_slice(&path[..step.end - step.name.len()]);
@@ -302,7 +302,7 @@ fn redirect(path: &[u8], step: &Step<'_>, target: &[u8]) -> Astray {
     if next.len() > PATH_MAX {
         return Errno::ENAMETOOLONG.into();
     }
-    Astray::Redirect(next)
+    WalkError::Redirect(next)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-/* What one process does in some order, nobody sees in another: it writes a number to file X, and then gives a sign of the number in
- * another way. Whoever has seen the sign finds the number in X.
+/* Order of operations: what one process does in some order, nobody sees in another. It writes a number to file X, and then gives a sign
+ * of the number in another way. A process that has seen the sign must find the number in X.
  *
- *   afterwards FOLDER SIGNS STATIC     so many signs of each kind; STATIC is this program without the library. Prints "right", or what
- *                                      is wrong
+ *   afterwards FOLDER SIGNS STATIC     gives SIGNS signs of each kind; STATIC is this program without the library. Prints "right", or
+ *                                      what is wrong
  *
- * Who watches is this program with the words "watch FOLDER MEMORY SIGN LIBRARY". */
+ * The watching process is this program with the words "watch FOLDER MEMORY SIGN GROWS". */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

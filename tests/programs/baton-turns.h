@@ -1,4 +1,4 @@
-/* What is done in a turn. */
+/* The operations of one turn of baton.c. */
 
 static void send_descriptor(int socket, int sent)
 {

@@ -1,5 +1,5 @@
-/* One writes a file in runs of small writes; then somebody else, who may have the library or not, does one thing with the file, and so
- * on. Each begins when the other is done, and has to find exactly what all have done so far.
+/* Coherence at a hand-over: one process writes a file in runs of small writes, then another one, with or without the library, does one
+ * thing with the file, and so on. Each begins when the other is done, and must find exactly what all have done so far.
  *
  *   baton FOLDER SEED ROUNDS STATIC     STATIC is this program without the library; prints "right ROUNDS", or what is wrong
  *

@@ -1,5 +1,6 @@
-/* closings X Y: two files of 2 MiB, of nothing but 'X' and 'Y'. Reads X until that takes no system call, then has the number stand for Y,
- * or for nothing, by ways that the library does not see, and reads again. Prints what went wrong. */
+/* closings X Y: descriptors that are closed or replaced without the library's knowledge. X and Y are files of 2 MiB, of nothing but 'X'
+ * and 'Y'. Reads X until that takes no system call, then makes the number stand for Y, or for nothing, in ways that the library does not
+ * see, and reads again. Prints what went wrong. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>

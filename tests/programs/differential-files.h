@@ -1,4 +1,4 @@
-/* Operations on open files. */
+/* Operations of the differential test on open files. */
 
 enum { MAP_BYTES_MAX = 1 << 19 };
 

@@ -1,5 +1,5 @@
-/* What goes by the size that the kernel knows, by this process and by an heir: a child that has the descriptions of its parent, and makes
- * system calls that no library sees. */
+/* Operations of the differential test that use the file size known to the kernel, by this process and by an heir: a child that inherits the
+ * descriptions of its parent, and makes system calls that the library does not see. */
 #include "raw.h"
 #include <sys/ioctl.h>
 

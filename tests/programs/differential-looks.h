@@ -1,4 +1,4 @@
-/* What can be seen: of one object, of a directory, of the whole tree, of this process's open files. */
+/* Observations of the differential test: of one object, of a directory, of the whole tree, of this process's open files. */
 
 /* Times are written so that the test can tell in which step they were made. */
 static void say_time(const char *name, struct timespec time)

@@ -1,4 +1,4 @@
-/* Operations on names and attributes. */
+/* Operations of the differential test on names and attributes. */
 
 /* Somebody else's file with set-id bits cannot be linked (fs.protected_hardlinks), but by FUSE other errors may come first. */
 static void do_link(char **w)

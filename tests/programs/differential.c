@@ -1,12 +1,11 @@
-/* One process of the differential test: carries out one operation a line from standard input and answers each with one line
- * that says all a program can see of it. The same lines are given to a process on poolfs and to one on the disk's own
- * filesystem; the answers have to be equal, so nothing in them may depend on where the files are.
+/* One process of the differential test: carries out one operation per line of standard input and answers each with one line that tells
+ * everything a program can see of it. The same lines are given to a process on poolfs and to one on the disk's own filesystem. The
+ * answers must be equal, so nothing in them may depend on where the files are.
  *
  *   differential ROOT USER GROUP SUPPLEMENTARY MAILBOX    begins as root and becomes USER; MAILBOX.N is process N's socket
  *
- * Paths begin with how they are given: /a absolute, @a relative to a descriptor of the root, =a to the working directory,
- * #2:a to the descriptor in slot 2.
- */
+ * A path's first characters say how it is given: /a absolute, @a relative to a descriptor of the root, =a to the working directory,
+ * #2:a to the descriptor in slot 2. */
 #include "differential.h"
 
 char out[ANSWER_MAX];

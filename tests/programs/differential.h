@@ -1,4 +1,4 @@
-/* What the parts of the differential test's process share. */
+/* Declarations shared by the parts of the differential test's process. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,9 +1,8 @@
-/* Direct writes beside readers that the kernel caches for: what has been written is what is read from then on.
+/* Direct writes beside readers that use the kernel's page cache: what has been written is what is read from then on.
  *
  * direct HOW PATH ROUNDS: writes a file of many pages anew in each round, past the page cache, while threads read it through the page cache
- * and by mappings, all by the kernel itself. When the writes of a round have ended, all of the file has to be what they wrote, and
- * again when the readers have been waited for. HOW is "pwrite" (by the library, where it is preloaded), "libaio" or "io_uring".
- */
+ * and by mappings, all by the kernel itself. When the writes of a round have ended, all of the file must be what they wrote, and
+ * again when the readers have been waited for. HOW is "pwrite" (by the library, where it is preloaded), "libaio" or "io_uring". */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>

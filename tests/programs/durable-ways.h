@@ -1,4 +1,4 @@
-/* The ways: their names, how the file is opened, and what is done to it. Included twice by durable.c. */
+/* The table of ways: the name of each, how the file is opened, and what is done to it. Included twice by durable.c. */
 WAY(fsync, 0, put(fd) < 0 ? -1 : fsync(fd))
 WAY(fdatasync, 0, put(fd) < 0 ? -1 : fdatasync(fd))
 WAY(fsync_appended, O_APPEND, appended(fd) < 0 ? -1 : fsync(fd))

@@ -1,10 +1,9 @@
 /* Every way to ask for durability, one at a time, from standard input; built both dynamic (for the library) and static (for the kernel's
- * path). A command is "WAY PATH"; it ends when the way says that what it did is durable, and is answered by "ok 0" or "error ERRNO".
+ * path). A command is "WAY PATH". It ends when the way says that what it did is durable, and is answered by "ok 0" or "error ERRNO".
  *
- * What a way does is the same for all: the file at PATH, which must not exist, is made with a page of 'a' and synced, and then has
+ * All ways have the same effect: the file at PATH, which must not exist, is created with a page of 'a' and synced, and then gets
  * a page of 'b' behind it. Ways whose name begins with "size_" make the file two pages long instead. Those that begin with "name-" give a
- * synced file a name in PATH, which is a directory, or take one away from there: see `names`.
- */
+ * synced file a name in PATH, which is a directory, or remove one from there: see `names`. */
 #include <aio.h>
 #include <errno.h>
 #include <fcntl.h>

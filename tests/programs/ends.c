@@ -1,6 +1,6 @@
-/* ends FILE SECONDS ASKING: one process appends to the file and asks where it ends; another overwrites its beginning all the time; when ASKING is 1, a
- * third asks where it ends by system calls of its own. Each has a descriptor of its own. Nobody may find an end before one that he knows of. Prints how
- * often somebody did. */
+/* ends FILE SECONDS ASKING: the end of a file that grows never moves back. One process appends to the file and asks where it ends; another
+ * overwrites its beginning all the time; when ASKING is 1, a third asks where it ends by system calls of its own. Each has a descriptor of
+ * its own. Nobody may find an end before one that it knows of. Prints how often somebody did. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>

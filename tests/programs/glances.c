@@ -1,10 +1,9 @@
-/* Reads little pieces of files again and again, by several threads, while descriptors are closed and their numbers get other
- * files, children are forked, by a signal handler too that has interrupted a read, and another process writes what stands there.
+/* Small reads of files by several threads, repeated while descriptors are closed and their numbers get other files, while children are
+ * forked (also by a signal handler that has interrupted a read), and while another process writes the same content.
  *
  *   glances make FOLDER
  *   glances read FOLDER SECONDS      prints "right READS", or what is wrong
- *   glances write FOLDER SECONDS
- */
+ *   glances write FOLDER SECONDS */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

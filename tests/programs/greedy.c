@@ -1,8 +1,8 @@
-/* Takes as many MiB of memory as its argument says, page by page.
+/* Allocates and touches as many MiB of memory as its argument says, page by page.
  *
- * One that is held to less is killed by the kernel. Programs of several pages of code, such as head and tail in a pipe, may instead run on
- * for minutes at their limit: the kernel then drops one page of them to read the next (thrashing). This one's loop is on one page, which it
- * only lacks when nothing is left to drop. */
+ * Under a lower limit the kernel kills it. Programs of several pages of code, such as head and tail in a pipe, may instead run on
+ * for minutes at their limit: the kernel then drops one page of them to read the next (thrashing). The loop here is on one page, which is
+ * missing only when nothing is left to drop. */
 #include <stdlib.h>
 #include <sys/mman.h>
 

@@ -1,5 +1,6 @@
-/* heir PATH SERVICE: forks while another thread makes the session with the instance of PATH, for which the stopped process SERVICE lets it
- * wait. The child becomes user 1000 and prints what it has of the session; afterwards the parent says whether it has one. */
+/* heir PATH SERVICE: a fork during the creation of a session. Another thread makes the session with the instance of PATH, and waits because
+ * this program has stopped the process SERVICE. The child becomes user 1000 and prints what it has of the session; afterwards the parent
+ * says whether it has one. */
 #include <dirent.h>
 #include <pthread.h>
 #include <signal.h>

@@ -1,8 +1,8 @@
 /* inherited PATH HOW: writes a file by the library, while another process without the library, which has the same description, looks at
- * it and appends to it by what goes by the size that the kernel knows. HOW that one gets the description: "fork", "vfork", "spawn",
+ * it and appends to it by calls that use the size known to the kernel. HOW that process gets the description: "fork", "vfork", "spawn",
  * "send", or "exec": it takes this process's place, and a third one asks it. Prints what differs from one file for all, then "right".
  *
- * The other process is this program with the words "heir DESCRIPTOR TALK"; it makes system calls that no library sees. */
+ * The other process is this program with the words "heir DESCRIPTOR TALK"; it makes system calls that the library does not see. */
 #include "raw.h"
 #include <fcntl.h>
 #include <spawn.h>

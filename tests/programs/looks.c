@@ -1,11 +1,10 @@
-/* Looks at an open file's attributes again and again while another process changes them; both share memory that says how far
+/* Looks at an open file's attributes again and again while another process changes them. Both share memory that says how far
  * the changes have come.
  *
  *   looks look FILE SHARED CHANGES        prints "right LOOKS", or what is wrong
- *   looks path|file|raw FILE SHARED CHANGES    changes by path, by a descriptor, by system calls that no library sees
+ *   looks path|file|raw FILE SHARED CHANGES    changes by path, by a descriptor, by system calls that the library does not see
  *
- * Change n is one of size, mode, time of access, links, in turn: what each of them is after n changes is known.
- */
+ * Change n is one of size, mode, time of access, links, in turn. So the value of each after n changes is known. */
 #include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>

@@ -1,12 +1,11 @@
-/* Processes that are killed, or whose service is. Each goes on until something fails, says so, and ends with 3: nothing waits for
- * ever. Whatever it says on standard output was true when it said it.
+/* Processes that are killed, or whose service is. Each runs until an operation fails, reports that, and exits with 3: nothing waits for
+ * ever. What it says on standard output was true when it said it.
  *
  *   busy DIRECTORY   replaces a file by rename, appends records, makes and removes names
  *   sync FILE        writes block after block and syncs each; says "synced N"
  *   map FILE         changes a shared mapping and msyncs it
  *   lock FILE        waits for a lock, then writes under it
- *   read FILE        reads it over and over
- */
+ *   read FILE        reads it over and over */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>

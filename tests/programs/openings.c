@@ -1,9 +1,10 @@
-/* Whether a file that somebody writes is, when it has been opened, as long as what had been written before that was looked up.
+/* The size of a file that another process appends to: once it has been opened, it is at least as long as what had been written when that
+ * was looked up.
  *
  *     openings write FILE BOARD SECONDS    appends, and says on the board how many bytes its writes have returned for
- *     openings look FILE BOARD SECONDS     opens the file, looks at the board, and asks the kernel in ways that take the size that it knows
+ *     openings look FILE BOARD SECONDS     opens the file, looks at the board, and asks the kernel in ways that use the size it knows
  *
- * Ends with 1 and says so when the file was shorter. */
+ * Exits with 1 and says so when the file was shorter. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Who writes files in runs of small writes, looks at them itself, forks, is interrupted, stopped and killed. */
+/* The writers: each writes files in runs of small writes, looks at them itself, forks, and is interrupted, stopped and killed. */
 
 static sigjmp_buf way_back;
 static volatile sig_atomic_t in_write, alarms;

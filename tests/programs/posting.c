@@ -1,5 +1,5 @@
-/* Many small writes to files that others look at: every write that has returned is there for everybody, whole, in order and once,
- * whoever looks, whatever becomes of the writer.
+/* Many small writes to files that others look at: every write that has returned is visible to all, complete, in order and once,
+ * whoever looks, and whatever becomes of the writer.
  *
  *   posting storm FOLDER BOARD SECONDS SEED PROGRAM STATIC ["lying"]   all of it; PROGRAM runs by the library, STATIC by the kernel
  *   posting check FOLDER BOARD                                         what the last of it has left, when nobody writes any more
@@ -9,7 +9,7 @@
  *   posting write FOLDER BOARD SEED INDEX LIES      writes file after file
  *   posting look FOLDER BOARD SEED PART             looks at them, and is a guest of some
  *
- * Says "right" and what was done, or what is wrong on standard error. All is true of any filesystem that is right. */
+ * Says "right" and what was done, or what is wrong on standard error. All of it is true of any correct filesystem. */
 #include "posting.h"
 #include "posting-looks.h"
 #include "posting-writes.h"

@@ -1,7 +1,7 @@
-/* What the parts of the test of many small writes share: a board in memory, on which every writer says which of its writes have
- * returned, and what a file has to hold then.
+/* Declarations shared by the parts of the test of many small writes: a board in memory, on which every writer says which of its writes have
+ * returned, and what a file must hold then.
  *
- * A log is made of records: whole ones, each writer's in the order of its numbers, none twice, and all that had returned. Blocks are
+ * A log is made of records: complete ones, each writer's in the order of its numbers, none twice, and all that had returned. Blocks are
  * overwritten at random places: a sector holds what was written there last, or something newer. */
 #pragma once
 #include "raw.h"

@@ -1,4 +1,4 @@
-/* System calls that no library sees. */
+/* System calls made without libc, which the library does not see. */
 #pragma once
 
 static inline long raw6(long number, long a, long b, long c, long d, long e, long f)

@@ -12,8 +12,7 @@
  *   cut LENGTH         (ftruncate by the system call itself)
  *   shorten PATH LENGTH
  *   swap PLACE         (goes on with the open file that lies there, and leaves this one there)
- *   times PATH SECONDS chown PATH UID GID
- */
+ *   times PATH SECONDS chown PATH UID GID */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>

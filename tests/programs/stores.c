@@ -1,5 +1,5 @@
-// Stores into a new file by a shared mapping, one page after the other with msync, until that fails or BYTES are stored. Prints how many were, and
-// the error.
+// Stores into a new file by a shared mapping, with msync after each step, until that fails or BYTES are stored. Prints how many were,
+// and the error.
 //
 //     stores FILE BYTES
 

@@ -1,12 +1,12 @@
-/* Writes records as the test tells it, one step a line, and answers each with "ok VALUE" or "error ERRNO"; what has returned and what
- * is synced is on a board, by which `posting check` knows what has to be there.
+/* Writes records as the test tells it, one step per line, and answers each with "ok VALUE" or "error ERRNO". What has returned and what
+ * is synced is on a board, from which `posting check` knows what must be there.
  *
- *   open FOLDER BOARD INDEX APPENDS    a new file, INDEX of the board, which is begun by the one who opens its first
- *   append COUNT                       so many records, up to the first failure
+ *   open FOLDER BOARD INDEX APPENDS    a new file, INDEX of the board, which the process that opens the first file begins
+ *   append COUNT                       COUNT records, up to the first failure
  *   run COUNT                          the same without end, and syncs after each COUNT
  *   sync, data, close                  as the calls are called
- *   size, read                         what the process itself sees, which has to be right
- *   mark                               what has to be there is what was synced
+ *   size, read                         what the process itself sees, which must be right
+ *   mark                               what must be there is what was synced
  *   exit */
 #include "posting.h"
 

@@ -1,4 +1,4 @@
-/* uncommon DIRECTORY: what file systems answer to calls that few programs make, a line for each: its name, its result, its error. */
+/* uncommon DIRECTORY: the answers of a filesystem to calls that few programs make, a line for each: its name, its result, its error. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fiemap.h>

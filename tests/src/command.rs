@@ -1,4 +1,4 @@
-//! Running programs with a limit on their time.
+//! Runs programs with a time limit.
 
 use std::fmt::Write;
 use std::io::Read;

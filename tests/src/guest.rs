@@ -1,7 +1,7 @@
-//! Tests in a virtual machine (QEMU, by interpretation), where control groups are of version 2 only.
+//! Runs tests in a virtual machine (QEMU, by interpretation) that has control groups of version 2 only.
 //!
-//! The machine has the kernel that `packaging/make-guest-kernel.sh` has fetched, and one disk, which is its root: the programs under test at the
-//! places they have here, and what they need. Its first process is `programs/guest.c`.
+//! The machine has the kernel that `packaging/make-guest-kernel.sh` has fetched, and one disk, which is its root: the programs under test
+//! at the places they have here, and what they need. Its first process is `programs/guest.c`.
 
 use crate::image::{libraries, put};
 use crate::{Pool, compile, program, run, small_root, workspace};

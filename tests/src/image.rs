@@ -1,4 +1,4 @@
-//! Small images: a few programs of this machine with the libraries they need.
+//! Small test images: a few programs of this machine with the libraries they need.
 
 use crate::{Pool, run};
 use std::fs;

@@ -1,4 +1,4 @@
-//! Running a test in namespaces of its own.
+//! Runs a test in namespaces of its own.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;

@@ -1,8 +1,9 @@
-//! End-to-end tests over real mounts: the harness. The tests themselves are in `tests/`, one file a subject.
+//! The harness of the end-to-end tests, which run over real mounts. The tests themselves are in `tests/`, one file per subject.
 //!
-//! Every test runs itself again in mount, process and IPC namespaces of its own ([`isolated`]), so that whatever it mounts and
-//! starts ends with it, also when it fails or hangs. Programs under test are those `make build` put into
-//! `target/release`.
+//! **Assumption.** The programs under test are those `make build` put into `target/release`.
+//!
+//! Every test runs itself again in mount, process and IPC namespaces of its own ([`isolated`]), so that whatever it mounts and starts ends
+//! with it, even when it fails or hangs. Begin with [`isolated`] and [`Pool`].
 
 mod command;
 pub mod differential;

@@ -1,4 +1,4 @@
-//! Pools and mounts of a test, by the command line as a user has it.
+//! Pools and mounts of a test, made through the command line as by a user.
 
 use crate::{Outcome, program, run};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,7 +13,7 @@ pub enum Way {
     /// the preloaded library
     Library,
     /// the kernel, by FUSE
-    Legacy,
+    Fuse,
 }
 
 impl std::fmt::Display for Way {
@@ -166,7 +166,7 @@ impl Pool {
     pub fn shell(&self, way: Way, script: &str) -> Outcome {
         let mut command = self.command();
         command.args(["exec", &self.name]);
-        if way == Way::Legacy {
+        if way == Way::Fuse {
             command.arg("--fuse");
         }
         run(command.args(["--", "sh", "-euc", script]))

@@ -1,4 +1,4 @@
-//! Processes driven step by step (`programs/steps.c`).
+//! Processes driven step by step: the controlling end of `programs/steps.c`.
 
 use crate::{Pool, Way, run, workspace};
 use std::io::{BufRead, BufReader, Write};
@@ -38,7 +38,7 @@ impl Stepper {
     pub fn start(pool: &Pool, program: &Path, way: Way) -> Self {
         let mut command = pool.command();
         command.args(["exec", pool.name()]);
-        if way == Way::Legacy {
+        if way == Way::Fuse {
             command.arg("--legacy");
         }
         Self::spawn(command.arg("--").arg(program))
@@ -52,7 +52,7 @@ impl Stepper {
     pub fn in_container(pool: &Pool, image: &str, name: &str, way: Way) -> Self {
         let mut command = pool.command();
         command.args(["run", pool.name(), image, "-i", "--rm"]);
-        if way == Way::Legacy {
+        if way == Way::Fuse {
             command.arg("--legacy");
         }
         Self::spawn(command.arg("--").arg(format!("/bin/{name}")))

@@ -1,4 +1,4 @@
-//! Trees of files: making them, and telling whether one changed.
+//! File trees for tests: creating them, and checksums that show whether one changed.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! One file through both paths: whatever one process does, the other sees at once.
+//! Coherence of the two paths: a change by one process is visible to every other one at once, by the library and by the kernel.
 
 use poolfs_tests::{Pool, Stepper, Way, compile, hash, isolated, run};
 use std::fs;
@@ -77,7 +77,7 @@ fn both_paths_see_each_others_changes() {
         let mount = pool.mount_union(&at, &folder.join("upper"), &[&folder.join("lower")]);
         let mut processes = [
             Stepper::start(&pool, &compile(folder, "steps", false), Way::Library),
-            Stepper::start(&pool, &compile(folder, "steps", true), Way::Legacy),
+            Stepper::start(&pool, &compile(folder, "steps", true), Way::Fuse),
         ];
         for process in &mut processes {
             assert_eq!(process.step(&format!("open {} 2", mount.path().join("file").display())), Ok(0));
@@ -117,7 +117,7 @@ fn shared_maps_of_static_programs_are_current() {
         let (pool, at) = setup(folder, &model);
         let mount = pool.mount_union(&at, &folder.join("upper"), &[&folder.join("lower")]);
         let mut library = Stepper::start(&pool, &compile(folder, "steps", false), Way::Library);
-        let mut legacy = Stepper::start(&pool, &compile(folder, "steps", true), Way::Legacy);
+        let mut legacy = Stepper::start(&pool, &compile(folder, "steps", true), Way::Fuse);
         for process in [&mut library, &mut legacy] {
             assert_eq!(process.step(&format!("open {} 2", mount.path().join("file").display())), Ok(0));
         }
@@ -170,7 +170,7 @@ fn names_and_attributes_are_current_whoever_changed_them() {
         let mount = pool.mount_union(&at, &folder.join("upper"), &[&folder.join("lower")]);
         let mut processes = [
             Stepper::start(&pool, &compile(folder, "steps", false), Way::Library),
-            Stepper::start(&pool, &compile(folder, "steps", true), Way::Legacy),
+            Stepper::start(&pool, &compile(folder, "steps", true), Way::Fuse),
         ];
         let mut dice = Dice(0xcac4e);
         for round in 0..3_000 {
@@ -189,11 +189,11 @@ fn names_and_attributes_are_current_whoever_changed_them() {
             }
         }
         assert!(pool.operations(Way::Library) > 500, "the library sent requests");
-        let by_kernel = pool.operations(Way::Legacy);
+        let by_kernel = pool.operations(Way::Fuse);
         for _ in 0..100 {
             assert!(processes[1].step(&format!("look {}", mount.path().join("file").display())).is_ok());
         }
-        let asked = pool.operations(Way::Legacy) - by_kernel;
+        let asked = pool.operations(Way::Fuse) - by_kernel;
         assert!(asked < 10, "the kernel asked {asked} times for what it knows");
         drop(processes);
         drop(mount);
@@ -206,7 +206,7 @@ fn nobody_finds_an_end_before_one_he_knows_of() {
         let (pool, at) = setup(folder, b"");
         let mount = pool.mount_union(&at, &folder.join("upper"), &[&folder.join("lower")]);
         let ends = compile(folder, "ends", false);
-        for (way, asking) in [(Way::Library, 0), (Way::Library, 1), (Way::Legacy, 1)] {
+        for (way, asking) in [(Way::Library, 0), (Way::Library, 1), (Way::Fuse, 1)] {
             let script = format!("{} {} 3 {asking}", ends.display(), at.join("growing").display());
             assert_eq!(pool.shell(way, &script).expect("ends").trim(), "0 0 0 0 wrong", "{way:?}, {asking}");
         }

@@ -1,4 +1,4 @@
-//! Commands that are killed half way, and commands at once: the state stays whole, and nothing is left for good.
+//! Commands that are killed half way, and concurrent commands: the state stays consistent, and nothing is left behind for good.
 
 use poolfs_tests::{Outcome, Pool, import_small, isolated, run};
 use std::fs;

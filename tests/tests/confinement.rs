@@ -1,4 +1,4 @@
-//! A service that runs has given up what it does not need, in every thread of it.
+//! Confinement of a running service: every thread has given up the capabilities and paths that it does not need.
 
 use poolfs_tests::{Pool, Way, isolated, populate};
 use std::fs;
@@ -27,7 +27,7 @@ fn every_thread_of_a_service_is_confined() {
         let pool = Pool::create(folder, "64M");
         let _mounted = pool.mount_union(&folder.join("mnt"), &folder.join("upper"), &[&folder.join("lower")]);
         let at = folder.join("mnt").display().to_string();
-        for way in [Way::Library, Way::Legacy] {
+        for way in [Way::Library, Way::Fuse] {
             let _ = pool
                 .shell(way, &format!("cd {at}; cat etc/passwd > copy; mv copy moved; ls -l > /dev/null"))
                 .expect("served");
@@ -73,8 +73,7 @@ fn branches_lead_nowhere_else() {
         let _union = pool.mount_union(&folder.join("union"), &folder.join("upper"), &[&folder.join("lower")]);
         let _directory = pool.mount_directory(&folder.join("mnt"), &folder.join("directory"));
         let at = folder.join("union").display().to_string();
-        let _ =
-            pool.shell(Way::Legacy, &format!("cd {at}; cat etc/passwd > copy; ls -lR > /dev/null")).expect("served");
+        let _ = pool.shell(Way::Fuse, &format!("cd {at}; cat etc/passwd > copy; ls -lR > /dev/null")).expect("served");
         let branches = folder.metadata().expect("there").dev();
         let mut count = 0;
         for descriptor in fs::read_dir(format!("/proc/{}/fd", pool.service_pid())).expect("alive") {

@@ -1,4 +1,5 @@
-//! Upper branches that were copied, moved, or used otherwise than they were written: what shows zeros, or cannot be read, is refused or told of.
+//! Upper branches that were copied, moved, or mounted otherwise than they were written: what would show zeros or cannot be read is refused
+//! or reported.
 
 use poolfs_tests::{Outcome, Pool, isolated, run, shell};
 use std::fs;

@@ -1,4 +1,4 @@
-//! What `status` says was copied up is what the bitmaps and the holes of the upper branch say.
+//! The copy-up counters of `status` agree with the bitmaps and the holes of the upper branch.
 
 use poolfs_tests::{Pool, Way, isolated, populate};
 use rustix::fs::{SeekFrom, seek};

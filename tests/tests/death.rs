@@ -1,4 +1,4 @@
-//! Dying clients, dying services, full disks, damaged files.
+//! Killed clients, killed services, full disks, damaged files.
 
 use poolfs_tests::{Pool, Stepper, Way, checksum, compile, hash, import_small, is_soak, isolated, populate, shell};
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,6 +1,6 @@
 //! Random programs of several processes, each by the library or the kernel, end as on the disk's own filesystem.
 //!
-//! `POOLFS_DIFFERENTIAL` tells the long run what to do, in words: how many operations, the first seed, a stack.
+//! `POOLFS_DIFFERENTIAL` sets the long run in words: how many operations, the first seed, a stack.
 
 use poolfs_tests::differential::{Difference, Stack, World, random_program, shortest};
 use poolfs_tests::{Way, isolated_for, workspace};
@@ -53,7 +53,7 @@ fn run(folder: &Path, stack: Stack, seeds: impl Iterator<Item = u64>, operations
         world.end();
         return found;
     }
-    for way in [Way::Library, Way::Legacy] {
+    for way in [Way::Library, Way::Fuse] {
         let enough = world.pool().is_none_or(|pool| pool.operations(way) > world.operations_here / 4);
         assert!(enough, "hardly any operation went by {way:?}");
     }

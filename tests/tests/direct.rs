@@ -1,4 +1,4 @@
-//! Cached reads without a request: they are none, and what they bring is what a request would have brought.
+//! Cached reads and attributes without a request: no request is sent, and the result is what a request would have returned.
 
 use poolfs_tests::{Mounted, Pool, Stepper, Way, compile, hash, isolated};
 use rustix::process::{Pid, Signal, kill_process};
@@ -128,7 +128,7 @@ fn files_opened_past_the_kernels_cache_go_by_the_library() {
         let scene = Scene::new(folder);
         let mount = scene.mount("a");
         let mut model = content();
-        let mut cached = scene.start(Way::Legacy, &mount, libc::O_RDWR);
+        let mut cached = scene.start(Way::Fuse, &mount, libc::O_RDWR);
         check(&mut cached, &model);
         for flags in [libc::O_RDWR | libc::O_DIRECT, libc::O_RDWR] {
             let mut database = scene.start(Way::Library, &mount, flags);
@@ -161,7 +161,7 @@ fn who_may_change_it_through_the_kernel_is_seen() {
         let mut reader = scene.start(Way::Library, &mount, libc::O_RDONLY);
         warm(&mut reader, &model);
         for round in 0..20 {
-            let mut writer = scene.start(Way::Legacy, &mount, libc::O_RDWR);
+            let mut writer = scene.start(Way::Fuse, &mount, libc::O_RDWR);
             let (at, length) = (round * 9_000, 100 + round * 50);
             if round % 2 == 0 {
                 assert_eq!(writer.step("map 200000"), Ok(0));
@@ -255,7 +255,7 @@ fn attributes_are_looked_at_without_requests_and_are_the_kernels() {
         });
         for (name, process) in [("lower", &mut of_lower), ("reader", &mut reader), ("writer", &mut writer)] {
             look_long(process);
-            let operations = || scene.pool.operations(Way::Library) + scene.pool.operations(Way::Legacy);
+            let operations = || scene.pool.operations(Way::Library) + scene.pool.operations(Way::Fuse);
             let before = operations();
             for _ in 0..LOOKS {
                 assert_eq!(process.step("size"), Ok(2 << 20));
@@ -272,7 +272,7 @@ fn attributes_are_looked_at_without_requests_and_are_the_kernels() {
             before = now;
             look_long(&mut reader);
         }
-        let mut legacy = scene.start(Way::Legacy, &mount, libc::O_RDONLY);
+        let mut legacy = scene.start(Way::Fuse, &mount, libc::O_RDONLY);
         let path = mount.path().join("long-upper-a").display().to_string();
         for who in [&mut writer, &mut legacy] {
             for change in [
@@ -292,7 +292,7 @@ fn attributes_are_looked_at_without_requests_and_are_the_kernels() {
             }
         }
         // Who maps it for writing changes it unseen: then it is the kernel's to tell.
-        let mut mapper = open("long-upper-a", Way::Legacy, libc::O_RDWR);
+        let mut mapper = open("long-upper-a", Way::Fuse, libc::O_RDWR);
         assert_eq!((mapper.step("map 200000"), mapper.step("mwrite 0 10 1")), (Ok(0), Ok(0)));
         look_long(&mut reader);
         drop(mapper);

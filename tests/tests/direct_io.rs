@@ -1,5 +1,5 @@
-//! Writes that go past the kernel's page cache (`programs/direct.c`), beside readers that it caches for: what has been written is what
-//! everybody reads from then on, also when the writes were still under way while others read.
+//! Writes that bypass the kernel's page cache (`programs/direct.c`), beside readers that it caches for: once written, the data is what
+//! everybody reads, also when others read while the writes were in progress.
 
 use poolfs_tests::{Pool, Way, compile, isolated};
 use std::fs;
@@ -8,7 +8,7 @@ const ROUNDS: u32 = 150;
 
 #[test]
 fn readers_see_direct_writes_by_fuse() {
-    check("readers_see_direct_writes_by_fuse", Way::Legacy);
+    check("readers_see_direct_writes_by_fuse", Way::Fuse);
 }
 
 #[test]

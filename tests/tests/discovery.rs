@@ -1,4 +1,4 @@
-//! How the library finds instances and gets sessions with them, also where it is made difficult.
+//! How the library finds instances and gets sessions with them, also under adverse conditions.
 
 use poolfs_tests::{Pool, Stepper, Way, compile, isolated, program, remove_sockets, wait_until};
 use rustix::fs::CWD;

@@ -1,5 +1,5 @@
-//! Every way to ask for durability: when it has answered, the power is cut at the disk below the upper branch, and what it was asked for
-//! is there. The table in docs/semantics.md names these ways.
+//! Every way to ask for durability: after it has answered, the power is cut at the disk below the upper branch, and the data it was asked
+//! for is there. The table in docs/semantics.md names these ways.
 
 use poolfs_tests::power::{Content, Cut, Disk, RecordingDevice, empty_disk, images_after_cuts};
 use poolfs_tests::{Pool, Stepper, Way, compile, isolated};
@@ -17,7 +17,7 @@ const LOSSES: u64 = 5;
 
 #[test]
 fn what_was_asked_to_be_durable_is_there_after_a_power_cut_by_fuse() {
-    check("what_was_asked_to_be_durable_is_there_after_a_power_cut_by_fuse", Way::Legacy);
+    check("what_was_asked_to_be_durable_is_there_after_a_power_cut_by_fuse", Way::Fuse);
 }
 
 #[test]
@@ -60,11 +60,11 @@ fn ask(folder: &Path, device: &RecordingDevice, way: Way) -> Vec<Answered> {
     let (lower, mounted) = (folder.join("lower"), folder.join("mnt"));
     fs::create_dir(&lower).expect("a folder");
     let union = pool.mount_union(&mounted, &disk.branch(), &[&lower]);
-    let program = compile(folder, "durable", way == Way::Legacy);
+    let program = compile(folder, "durable", way == Way::Fuse);
     let mut process = Stepper::start(&pool, &program, way);
     let mut answered = Vec::new();
     for name in ways() {
-        if way == Way::Legacy && BY_LIBRARY_ONLY.contains(&name.as_str()) {
+        if way == Way::Fuse && BY_LIBRARY_ONLY.contains(&name.as_str()) {
             continue;
         }
         let path = mounted.join(&name);

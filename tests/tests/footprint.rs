@@ -1,4 +1,4 @@
-//! What mounts take of a service's memory, and that they give it back.
+//! Memory that mounts take of a service, and that it is given back; files that clones run or map have one copy in memory.
 
 use poolfs_tests::{Mounted, Pool, Stepper, Way, compile, hash, isolated, populate, wait_until};
 use std::fs;

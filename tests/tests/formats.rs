@@ -1,5 +1,7 @@
-//! Upper branches that store sketches compactly, over real mounts: what is in a file does not depend on how it is stored, a reader that
-//! knows only docs/formats.md finds it, and a file takes what was written.
+//! Upper branches in every storage format, over real mounts.
+//!
+//! A file's content does not depend on how it is stored, a reader that knows only docs/formats.md finds it, and a compact file takes the
+//! space of what was written.
 
 use poolfs_tests::{Pool, Way, isolated, name_of, run, run_within, workspace};
 use std::fs;
@@ -74,7 +76,7 @@ fn content_is_the_same_in_every_format_and_found_by_another_reader() {
             let upper = folder.join(format!("upper-{format}"));
             fs::create_dir(&upper).expect("a folder");
             let at = folder.join("mnt");
-            for (seed, way, format) in [("1", Way::Library, format), ("2", Way::Legacy, "sparse")] {
+            for (seed, way, format) in [("1", Way::Library, format), ("2", Way::Fuse, "sparse")] {
                 let mount = pool.mount_stored(&at, &upper, &lower, format);
                 let command = format!("python3 {} {} {seed}", script.display(), at.display());
                 let _ = pool.shell(way, &command).expect("changed");
@@ -108,7 +110,7 @@ fn a_touched_block_of_a_file_takes_few() {
                 "cd {} && for f in *; do printf x | dd of=$f bs=1 seek=$((f * 4096)) conv=notrunc status=none; done",
                 mount.path().display()
             );
-            let _ = pool.shell(Way::Legacy, &touch).expect("touched");
+            let _ = pool.shell(Way::Fuse, &touch).expect("touched");
             let _ = mount.unmount().expect("unmounted");
             let taken = |directory: &Path| -> u64 {
                 let entries = fs::read_dir(directory).expect("listed").map(|entry| entry.expect("an entry"));

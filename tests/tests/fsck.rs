@@ -1,4 +1,4 @@
-//! Upper branches are checked and repaired: after a service was killed, and with damage that nobody may guess away.
+//! Upper branches are checked and repaired: after a service was killed, and with damage that must not be guessed away.
 
 use poolfs_tests::{Pool, Way, checksum, isolated, name_of, program, run, shell};
 use serde_json::Value;
@@ -90,7 +90,7 @@ fn what_a_killed_service_has_left_is_repaired() {
                 let mount = pool.mount_stored(&at, &upper, &lower, format);
                 let read = format!("cat {}/f* | wc -c", at.display());
                 let by_library = pool.shell(Way::Library, &read).expect("all of it can be read");
-                assert_eq!(pool.shell(Way::Legacy, &read).expect("read"), by_library, "{format}");
+                assert_eq!(pool.shell(Way::Fuse, &read).expect("read"), by_library, "{format}");
                 let _ = mount.unmount().expect("unmounted");
                 assert_eq!(check(&[]).code, 0, "{format}: after an orderly end");
             }

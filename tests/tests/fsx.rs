@@ -1,4 +1,4 @@
-//! fsx on lower files: through FUSE and through the library, with caches larger and far smaller than the file.
+//! fsx on files of the lower branch: through FUSE and through the library, with caches larger and far smaller than the file.
 
 use poolfs_tests::{Pool, Way, checksum, isolated, tool};
 use std::fs;
@@ -48,7 +48,7 @@ fn fsx_on_lower_file_stored(folder: &Path, cache: &str, way: Way, seeds: &[u32],
 
 #[test]
 fn fsx_through_fuse() {
-    isolated("fsx_through_fuse", |folder| fsx_on_lower_file(folder, "64M", Way::Legacy, &[1, 2]));
+    isolated("fsx_through_fuse", |folder| fsx_on_lower_file(folder, "64M", Way::Fuse, &[1, 2]));
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn fsx_through_the_library() {
 
 #[test]
 fn fsx_through_fuse_with_a_tiny_cache() {
-    isolated("fsx_through_fuse_with_a_tiny_cache", |folder| fsx_on_lower_file(folder, "256K", Way::Legacy, &[5]));
+    isolated("fsx_through_fuse_with_a_tiny_cache", |folder| fsx_on_lower_file(folder, "256K", Way::Fuse, &[5]));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn fsx_through_the_library_with_a_tiny_cache() {
 #[test]
 fn fsx_on_files_stored_compactly() {
     isolated("fsx_on_files_stored_compactly", |folder| {
-        for (format, way, seed) in [("bcow-space", Way::Legacy, 7), ("bcow-performance", Way::Library, 8)] {
+        for (format, way, seed) in [("bcow-space", Way::Fuse, 7), ("bcow-performance", Way::Library, 8)] {
             let own = folder.join(format);
             fsx_on_lower_file_stored(&own, "256K", way, &[seed], format);
         }

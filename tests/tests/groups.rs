@@ -1,4 +1,4 @@
-//! Control groups of version 2, which most hosts have by now: in a virtual machine, whatever this one has.
+//! Control groups of version 2, which most hosts have: in a virtual machine, whichever version this host has.
 
 use poolfs_tests::{Outcome, Pool, Way, compile, group_file, group_of, import_small, in_guest, workspace};
 use std::fs;
@@ -33,15 +33,15 @@ fn limits_are_set(pool: &Pool) {
 }
 
 fn what_runs_in_a_pool_is_held_to_its_limits(pool: &Pool) {
-    assert_eq!(pool.shell(Way::Legacy, "nproc").expect("nproc"), "1\n", "the machine has two CPUs, the pool one");
-    let group = pool.shell(Way::Legacy, "cat /proc/self/cgroup").expect("cat");
+    assert_eq!(pool.shell(Way::Fuse, "nproc").expect("nproc"), "1\n", "the machine has two CPUs, the pool one");
+    let group = pool.shell(Way::Fuse, "cat /proc/self/cgroup").expect("cat");
     assert!(group.starts_with(&format!("0::/poolfs/{}/containers/exec-", pool.name())), "{group}");
     // Whoever outlives the command stays in the pool.
-    let left = pool.shell(Way::Legacy, "setsid sleep 1000 > /dev/null 2>&1 & echo $!").expect("setsid");
+    let left = pool.shell(Way::Fuse, "setsid sleep 1000 > /dev/null 2>&1 & echo $!").expect("setsid");
     let group = group_of(left.trim());
     assert!(group.starts_with(&format!("/poolfs/{}/containers/", pool.name())), "{group}");
     let _ = poolfs_tests::shell(&format!("kill {}", left.trim())).expect("kill");
-    let greedy = pool.shell(Way::Legacy, &format!("{GREEDY} 500"));
+    let greedy = pool.shell(Way::Fuse, &format!("{GREEDY} 500"));
     assert_eq!(greedy.code, 137, "{greedy:?}");
     assert!(group_file(pool, "containers/memory.events").contains("oom_kill 1"));
     assert_eq!(pool.status()["state"], "running", "its service has a limit of its own");

@@ -1,4 +1,4 @@
-//! A branch whose filesystem does not answer any more: whoever has nothing to do with it goes on, and it can be given up.
+//! A branch whose filesystem does not respond: everything that does not use it goes on, and the mount can be given up.
 
 use poolfs_tests::{Outcome, Pool, Stepper, Way, compile, isolated, run_within, wait_until};
 use rustix::mount::{UnmountFlags, unmount};
@@ -599,5 +599,36 @@ fn a_mount_with_posted_writes_whose_branch_does_not_answer_can_be_given_up() {
 fn a_mount_can_be_given_up_to_which_more_is_posted_than_the_service_has_threads_to_take() {
     isolated("a_mount_can_be_given_up_to_which_more_is_posted_than_the_service_has_threads_to_take", |folder| {
         posted_writes_are_given_up(folder, 3, 12);
+    });
+}
+
+#[test]
+fn status_names_an_unresponsive_branch_and_the_requests_that_wait_for_it() {
+    isolated("status_names_an_unresponsive_branch_and_the_requests_that_wait_for_it", |folder| {
+        let (foreign, pool) = hung(folder);
+        let at = folder.join("mnt/f");
+        let syncing = std::thread::spawn(move || fs::File::open(at).expect("opened").sync_all());
+        let upper = folder.join("foreign/upper");
+        wait_until("it is named", || {
+            let status = pool.status();
+            let (service, instance) = (&status["service"], &status["service"]["instances"][0]);
+            let branch = &service["unresponsive_branches"][0];
+            let waits =
+                |waiting: &Value| waiting["calls"].as_u64() > Some(0) && waiting["longest_ms"].as_u64() > Some(1000);
+            branch["path"].as_str() == upper.to_str() && waits(&branch["waiting"]) && waits(&instance["waiting"])
+        });
+        let text = poolfs(&pool, "status POOL").expect("status");
+        let named = format!("branch {}: no answer to ", upper.display());
+        assert!(text.contains(&named) && text.contains("    waiting: "), "{text}");
+        assert!(!text.contains("lower:"), "the other branch has nothing to answer: {text}");
+        foreign.signal(Signal::CONT);
+        syncing.join().expect("it ends").expect("synced");
+        wait_until("nothing waits", || {
+            let status = pool.status();
+            let service = &status["service"];
+            service["unresponsive_branches"].as_array().is_some_and(Vec::is_empty)
+                && service["instances"][0]["waiting"].is_null()
+        });
+        let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
     });
 }

@@ -1,4 +1,4 @@
-//! Images that other tools made, and images made to do harm.
+//! Images made by other tools, and hostile images.
 
 use poolfs_tests::{Outcome, Pool, isolated, run, shell, small_root};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Branches on a tmpfs: what is written there is memory of the pool's service, so writers get ENOSPC before that runs out of it.
+//! Branches on a tmpfs, whose content is memory of the pool's service: writers get ENOSPC before the service runs out of it.
 
 use poolfs_tests::{Mounted, Pool, Way, isolated, run};
 use serde_json::Value;
@@ -72,11 +72,11 @@ fn writers_get_enospc_and_the_service_lives() {
             let outcome = pool.poolfs(&[&["mount", pool.name(), text(&at)], stack].concat());
             assert_eq!(outcome.code, 0, "{outcome:?}");
             assert_eq!(outcome.err.lines().filter(|line| line.contains("tmpfs")).count(), 1, "{outcome:?}");
-            let size = pool.shell(Way::Legacy, &format!("df -B1 --output=size {} | tail -n 1", at.display()));
+            let size = pool.shell(Way::Fuse, &format!("df -B1 --output=size {} | tail -n 1", at.display()));
             assert_eq!(size.expect("df").trim(), limit.to_string());
             pool.mounted(&at)
         };
-        for way in [Way::Library, Way::Legacy] {
+        for way in [Way::Library, Way::Fuse] {
             let mounted = mount(&["--upper", text(&memory.join("up")), "--lower", text(&lower)]);
             fill(&pool, way, &mounted, limit);
             drop(mounted);
@@ -137,7 +137,7 @@ fn what_containers_have_is_not_taken_from_them() {
         // As long as something is mounted, what commands leave in memory counts for the pool.
         let other = pool.mount_union(&folder.join("other"), &folder.join("disk"), &[&lower]);
         let hog = memory.join("hog");
-        let _ = pool.shell(Way::Legacy, &format!("head -c 100000000 /dev/zero > {}", hog.display())).expect("room");
+        let _ = pool.shell(Way::Fuse, &format!("head -c 100000000 /dev/zero > {}", hog.display())).expect("room");
         let mount = |size: &str| {
             let upper = memory.join("up");
             let stack = ["--upper", text(&upper), "--lower", text(&lower), "--upper-size", size];

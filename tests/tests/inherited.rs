@@ -1,4 +1,4 @@
-//! What processes of poolfs have of whoever ran the command that started them: what they were given on purpose.
+//! What processes of poolfs inherit from the caller of the command that started them: only what they were given on purpose.
 
 use poolfs_tests::{Pool, Way, import_small, isolated, run, wait_until};
 use std::collections::BTreeSet;
@@ -150,9 +150,9 @@ fn what_exec_runs_has_the_descriptors_of_whoever_runs_it_and_nobody_else() {
         }
         fs::write(folder.join("data/file"), "on the mount\n").expect("a file");
         let at = |name: &str| folder.join(name).display().to_string();
-        for way in [Way::Library, Way::Legacy] {
+        for way in [Way::Library, Way::Fuse] {
             let mut command = pool.command();
-            command.arg("exec").args((way == Way::Legacy).then_some("--fuse"));
+            command.arg("exec").args((way == Way::Fuse).then_some("--fuse"));
             command.args([pool.name(), "--mount", &format!("at={},dir={}", at("mnt"), at("data")), "--", "sh", "-euc"]);
             // The lock is the caller's, and so is the environment.
             let script = "ls -d /proc/self/fd/8/lock; echo \"$PASSWORD\"; echo locked >&9; read line; echo \"$line\"";

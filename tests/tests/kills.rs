@@ -1,4 +1,4 @@
-//! Clients and services killed at points nobody chose: whoever is left goes on, and what is left is whole.
+//! Clients and services killed at random moments: all others go on, and nothing is damaged.
 
 use poolfs_tests::{Mounted, Pool, checksum, compile, is_soak, isolated, populate, run};
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,4 +1,4 @@
-//! The preload library and the C library from C programs: the families of calls, and the example of `libpoolfs.so`.
+//! The preload library and the C library, tested by C programs: the families of calls, and the example of `libpoolfs.so`.
 
 use poolfs_tests::{Pool, Way, isolated, program, run, workspace};
 use std::fs;
@@ -29,7 +29,7 @@ fn the_c_library_is_what_its_header_says_and_its_example_copies_by_request() {
         let libraries = library.parent().expect("a folder").display();
         let copy = folder.join("copy");
         let _ = pool
-            .shell(Way::Legacy, &format!("LD_LIBRARY_PATH={libraries} {} {at}/source {at}/target", copy.display()))
+            .shell(Way::Fuse, &format!("LD_LIBRARY_PATH={libraries} {} {at}/source {at}/target", copy.display()))
             .expect("the example");
         assert_eq!(fs::read(mount.path().join("target")).expect("readable"), content);
         assert!(pool.operations(Way::Library) >= 6, "the example sent {} requests", pool.operations(Way::Library));

@@ -1,4 +1,4 @@
-//! Where links lead, which the kernel keeps, is what it is by both paths.
+//! Targets of symbolic links, which the kernel caches, are current by both paths.
 
 use poolfs_tests::{Pool, Way, isolated};
 use std::fs;
@@ -15,14 +15,14 @@ fn targets_of_links_stay_with_the_kernel_and_are_current() {
         let link = mount.path().join("link");
         let target = || fs::read_link(&link).expect("a link").display().to_string();
         assert_eq!(target(), "below");
-        let before = pool.operations(Way::Legacy);
+        let before = pool.operations(Way::Fuse);
         for _ in 0..100 {
             assert_eq!(target(), "below");
         }
-        let asked = pool.operations(Way::Legacy) - before;
+        let asked = pool.operations(Way::Fuse) - before;
         assert!(asked < 10, "the kernel asked {asked} times for what it knows");
         // A copy in the upper branch is the same link; every other target, longer or shorter, is a new one.
-        for way in [Way::Library, Way::Legacy] {
+        for way in [Way::Library, Way::Fuse] {
             let change = |script: &str| {
                 let _ = pool.shell(way, &format!("cd {}; {script}", mount.path().display())).expect(script);
             };

@@ -1,4 +1,4 @@
-//! What poolfs tells of processes and of itself while it works: `why`, `status --watch`, `trace`, and the reports of the library.
+//! The diagnostics of poolfs: `why`, `status --watch`, `trace`, and the reports of the library.
 
 use poolfs_tests::{Pool, Stepper, Way, compile, isolated, run, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -67,7 +67,7 @@ fn why_tells_the_way_of_every_descriptor() {
         drop(program);
 
         for (what, static_, way, word) in
-            [("--legacy", false, Way::Legacy, "without the library"), ("static", true, Way::Library, "static")]
+            [("--legacy", false, Way::Fuse, "without the library"), ("static", true, Way::Library, "static")]
         {
             let mut program = Stepper::start(&pool, &compile(folder, "steps", static_), way);
             assert_eq!(program.step(&open), Ok(0));
@@ -141,7 +141,7 @@ fn why_tells_whether_writes_are_posted() {
         }
         assert!(writes(&pool, &reader, &file).is_null(), "it cannot be written");
         drop(reader);
-        let mut kernels = open(libc::O_RDWR, Way::Legacy);
+        let mut kernels = open(libc::O_RDWR, Way::Fuse);
         until(&mut kernels, "fuse", Value::Null);
         drop(kernels);
         drop(mount);
@@ -195,7 +195,7 @@ fn reads_are_counted_by_the_way_they_took() {
         assert_eq!(of_instance().0, direct + READS, "what is over has happened");
 
         // Somebody writes by the kernel.
-        let mut writer = Stepper::start(&pool, &program, Way::Legacy);
+        let mut writer = Stepper::start(&pool, &program, Way::Fuse);
         assert_eq!(writer.step(&format!("open {file} 2")), Ok(0));
         let mut reader = Stepper::start(&pool, &program, Way::Library);
         assert_eq!(reader.step(&format!("open {file} 0")), Ok(0));

@@ -1,4 +1,4 @@
-//! Processes that outlive the `poolfs exec` that started them: they stay in the pool, with its limits, and are told of.
+//! Processes that outlive the `poolfs exec` that started them: they stay in the pool, within its limits, and are reported.
 
 use poolfs_tests::{Pool, Way, isolated, shell};
 use std::fs;
@@ -61,7 +61,7 @@ fn wait_for_the_end(pid: u32) {
 fn what_outlives_exec_stays_in_the_pool_until_it_ends() {
     isolated("what_outlives_exec_stays_in_the_pool_until_it_ends", |folder| {
         let pool = Pool::create(folder, "16M");
-        for way in [Way::Library, Way::Legacy] {
+        for way in [Way::Library, Way::Fuse] {
             let pid = number(&pool.shell(way, BACKGROUND).expect("exec"));
             let groups = limiting_groups(pid);
             let inside = format!("/poolfs/{}/containers/exec-", pool.name());

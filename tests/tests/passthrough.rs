@@ -1,5 +1,6 @@
-//! Programs that the kernel maps from the cache, while everybody does everything to their files by both paths: each shows what it is
-//! or what it was, the lower branch stays, and so does what is mounted.
+//! Programs that the kernel maps from the cache, while their files are changed in every way by both paths.
+//!
+//! Each mapping shows what the file is or what it was, the lower branch stays unchanged, and so do mounts over the files.
 
 use poolfs_tests::{Mounted, Pool, Stepper, Way, checksum, compile, hash, isolated};
 use std::collections::BTreeMap;
@@ -327,11 +328,10 @@ fn play(folder: &Path, seed: u64) {
     let start = |program: &Path, way| Stepper::start(&pool, program, way);
     // By the library they are given what they map by the service, without the kernel.
     let mapper = |number: usize| {
-        let process =
-            if number.is_multiple_of(2) { start(&static_, Way::Legacy) } else { start(&dynamic, Way::Library) };
+        let process = if number.is_multiple_of(2) { start(&static_, Way::Fuse) } else { start(&dynamic, Way::Library) };
         Mapper { process, mapped: None }
     };
-    let writers = vec![start(&dynamic, Way::Library), start(&static_, Way::Legacy), start(&dynamic, Way::Library)];
+    let writers = vec![start(&dynamic, Way::Library), start(&static_, Way::Fuse), start(&dynamic, Way::Library)];
     let mut world = World {
         dice: Dice(seed),
         mount,

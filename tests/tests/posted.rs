@@ -1,5 +1,6 @@
-//! Many small writes to one descriptor, which a service may take later than they return: nobody may be able to tell. Everything here
-//! is true of any filesystem that is right, and of poolfs whether writes are posted or not.
+//! Many small writes to one descriptor, which a service may take after they have returned: nobody may be able to tell.
+//!
+//! Everything here is true of any correct filesystem, and of poolfs whether writes are posted or not.
 
 use poolfs_tests::{Outcome, Pool, Stepper, Way, compile, is_soak, isolated_for, run, run_within, shell};
 use rustix::process::{Pid, Signal, kill_process};
@@ -383,7 +384,7 @@ fn what_a_full_branch_has_accepted_is_there() {
                 let mut all = [
                     told.start(&pool, Way::Library, &at, 0, how),
                     told.start(&pool, Way::Library, &at, 1, how),
-                    told.start(&pool, Way::Legacy, &at, 2, how),
+                    told.start(&pool, Way::Fuse, &at, 2, how),
                 ];
                 std::thread::scope(|scope| {
                     let writing: Vec<_> =

@@ -1,6 +1,7 @@
-//! The power is cut at the disk below an upper branch, between any two of its writes: what the next mount shows has been promised or was
-//! allowed, and nothing is damaged. `POOLFS_POWER_SEED` is the first seed, where another one than usual is wanted; what threads do when is
-//! not the same in two runs all the same.
+//! Power cuts at the disk below an upper branch, between any two of its writes: the next mount shows only what was promised or allowed, and
+//! nothing is damaged.
+//!
+//! `POOLFS_POWER_SEED` sets another first seed than the usual one. The interleaving of threads still differs between two runs.
 
 use poolfs_tests::power::{
     Content, Cut, Disk, Event, PROGRAMS, Random, RecordingDevice, Until, World, contents, empty_disk, images_after_cuts,
@@ -49,7 +50,7 @@ fn programs_that_replace_files_by_the_library() {
 
 #[test]
 fn programs_that_replace_files_by_the_kernel() {
-    replacing("programs_that_replace_files_by_the_kernel", Way::Legacy, "bcow-space");
+    replacing("programs_that_replace_files_by_the_kernel", Way::Fuse, "bcow-space");
 }
 
 /// The places of a test.
@@ -129,7 +130,7 @@ fn replacing(name: &str, way: Way, format: &'static str) {
         fs::write(&new, &contents()[1]).expect("a file");
         let mut cuts_made = 0;
         for &format in formats {
-            let upper_size = (way == Way::Legacy).then_some(UPPER_SIZE);
+            let upper_size = (way == Way::Fuse).then_some(UPPER_SIZE);
             let places = Places { folder, format, upper_size };
             PROGRAMS.iter().for_each(|program| program.lay_out(&places.lower()));
             let (runs, events) = record_programs(&places, &pool, disk.clone(), way, &new);

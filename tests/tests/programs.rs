@@ -16,7 +16,7 @@ fn same_everywhere(name: &str, script: &'static str) {
         populate(&lower);
         let before = checksum(&lower);
         let pool = Pool::create(folder, "256M");
-        for way in [Way::Legacy, Way::Library] {
+        for way in [Way::Fuse, Way::Library] {
             let upper = folder.join(format!("upper-{way:?}"));
             fs::create_dir_all(&upper).expect("a folder");
             let mount = pool.mount_union(&folder.join(format!("mnt-{way:?}")), &upper, &[&lower]);

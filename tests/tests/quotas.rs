@@ -1,5 +1,4 @@
-//! Disk quotas of a branch's filesystem: who is over them is told by the write, as on the filesystem itself, and what a write has accepted is
-//! stored.
+//! Disk quotas of a branch's filesystem: a write over quota fails as on the filesystem itself, and what a write has accepted is stored.
 
 use poolfs_tests::{Pool, Way, isolated, run, shell};
 use std::fs;
@@ -63,7 +62,7 @@ fn who_is_over_a_quota_is_told_by_the_write() {
             let upper = disk.join("upper");
             let union = pool.mount_stored(&folder.join("union"), &upper, &folder.join("lower"), format);
             let directory = pool.mount_directory(&folder.join("directory"), &disk.join("plain"));
-            for way in [Way::Library, Way::Legacy] {
+            for way in [Way::Library, Way::Fuse] {
                 fill(&pool, way, union.path(), &upper);
                 fill(&pool, way, directory.path(), &disk.join("plain"));
             }

@@ -1,4 +1,4 @@
-//! What a container can reach of others: nothing, in the same pool or another. What a child can reach of its parent's session.
+//! Isolation: a container reaches nothing of others, in the same pool or another, and a child nothing of its parent's session.
 
 use poolfs_tests::{Outcome, Pool, Way, compile, import_small, isolated};
 use std::fs;

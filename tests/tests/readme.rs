@@ -1,4 +1,4 @@
-//! What README.md tells to type, typed.
+//! The commands of README.md, run as they are written.
 
 use poolfs_tests::{Outcome, Pool, isolated, name_of, program, run_within, workspace};
 use std::path::Path;

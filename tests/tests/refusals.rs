@@ -1,5 +1,6 @@
-//! What is refused, or told of, because it would do harm: one directory in two pools, a limit that is dropped, more memory than there is,
-//! the removal of an image in use.
+//! Requests that are refused or reported because they would do harm.
+//!
+//! Among them: one directory in two pools, a limit that is dropped, more memory than there is, the removal of an image in use.
 
 use poolfs_tests::{Mounted, Outcome, Pool, import_small, isolated, name_of, program, run, shell};
 use std::fs;

@@ -1,4 +1,5 @@
-//! What a filesystem keeps for root is root's also by way of a pool: a user gets ENOSPC where the filesystem itself would say so.
+//! Blocks reserved for root on the branch's filesystem stay root's: a user of the pool gets ENOSPC where the filesystem itself would say
+//! so.
 
 use poolfs_tests::{Pool, Way, compile, isolated, run, shell};
 use rustix::fs::statvfs;
@@ -67,7 +68,7 @@ fn users_do_not_take_what_is_kept_for_root() {
         let pool = Pool::create(folder, "64M");
         let union = pool.mount_union(&folder.join("union"), &disk.join("upper"), &[&folder.join("lower")]);
         let directory = pool.mount_directory(&folder.join("directory"), &disk.join("dir"));
-        for way in [Way::Library, Way::Legacy] {
+        for way in [Way::Library, Way::Fuse] {
             for at in [union.path(), directory.path()] {
                 fill(&pool, way, at, &disk);
             }
@@ -86,7 +87,7 @@ fn stores_by_a_mapping_take_what_who_opened_the_file_may() {
         let pool = Pool::create(folder, "64M");
         let union = pool.mount_union(&folder.join("union"), &disk.join("upper"), &[&folder.join("lower")]);
         let directory = pool.mount_directory(&folder.join("directory"), &disk.join("dir"));
-        for way in [Way::Library, Way::Legacy] {
+        for way in [Way::Library, Way::Fuse] {
             for at in [union.path(), directory.path()] {
                 let (before, users) = free(&disk);
                 let reserve = before - users;

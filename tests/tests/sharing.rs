@@ -58,7 +58,7 @@ fn two_containers_that_read_the_same_image_share_its_cached_bytes() {
         assert!(used >= all * 9 / 10 && used <= all * 11 / 10, "the cache holds {used} of files of {all}");
 
         // What the kernel caches besides, for whoever does not use the library, is told apart.
-        let mut by_kernel = Stepper::in_container(&pool, "shared", "steps", Way::Legacy);
+        let mut by_kernel = Stepper::in_container(&pool, "shared", "steps", Way::Fuse);
         read_all(&mut by_kernel, 1);
         let status = pool.status();
         let most = instances(&status).iter().filter_map(|instance| instance["kernel_cached_bytes"].as_u64()).max();

@@ -1,4 +1,4 @@
-//! What a service lacks is its pool's trouble: descriptors, memory, the branch itself. It ends when there is enough again.
+//! Shortages of a service (descriptors, memory, the branch itself) affect its own pool only, and end when there is enough again.
 
 use poolfs_tests::{Pool, Way, isolated, populate, shell};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -141,7 +141,7 @@ fn a_pool_at_its_memory_limit_goes_on_and_stays_below_it() {
             "cat {at}/big | wc -c; head -c 200000000 /dev/zero > {at}/new; find {at} -type f | wc -l; \
              cat {at}/new | wc -c; ls -lR {at} | wc -l; rm {at}/new"
         );
-        for way in [Way::Library, Way::Legacy] {
+        for way in [Way::Library, Way::Fuse] {
             let out = pool.shell(way, &script).expect("work beyond the pool's memory");
             let lines: Vec<&str> = out.split_whitespace().collect();
             assert_eq!(lines[..3], ["167772160", "20002", "200000000"], "{way:?}: {out}");

@@ -1,4 +1,5 @@
-//! A service, or another command, that stands still: whoever waits for it says so within its limit, and what was begun is made good later.
+//! A service or another command that is stopped: a command that waits for it reports that within its limit, and what was begun is completed
+//! later.
 
 use poolfs_tests::{Pool, compile, import_small, isolated, run_within, wait_until};
 use rustix::process::{Pid, Signal, kill_process};

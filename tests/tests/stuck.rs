@@ -1,5 +1,5 @@
-//! One file of an upper branch is damaged, and something was accepted for it: it keeps neither the branch from being mounted nor what was accepted
-//! for others from the disk, and it goes with that file alone.
+//! A damaged file of an upper branch for which data was accepted: the branch can still be mounted, and data accepted for other files
+//! reaches the disk. Only what was accepted for the damaged file is lost, when the file is removed or the mount given up.
 
 use poolfs_tests::{Outcome, Pool, Way, isolated};
 use std::fs;
@@ -29,7 +29,7 @@ fn branches(pool: &Pool, folder: &Path) {
          for i in $(seq 0 100); do head -c 4096 /dev/urandom | dd of=c bs=4k seek=$((i * 3)) conv=notrunc status=none; done",
         mounted.path().display()
     );
-    let _ = pool.shell(Way::Legacy, &script).expect("made");
+    let _ = pool.shell(Way::Fuse, &script).expect("made");
     let _ = mounted.unmount().expect("umount");
     spoil_table(&folder.join("upper/c"));
 }
@@ -52,7 +52,7 @@ fn accept_and_die(pool: &Pool, folder: &Path, word: &str) {
          for i in $(seq 20); do printf {word} | dd of=good-$i conv=notrunc status=none; done",
         at.display()
     );
-    let _ = pool.shell(Way::Legacy, &script).expect("accepted");
+    let _ = pool.shell(Way::Fuse, &script).expect("accepted");
     pool.kill_service();
 }
 
@@ -92,7 +92,7 @@ fn a_damaged_file_keeps_no_branch_from_being_mounted() {
         let umount = || pool.poolfs(&["umount", pool.name(), at.to_str().expect("text")]);
         let refused = umount();
         assert!(refused.code == 1 && refused.err.contains("remove the file that is damaged"), "{refused:?} {heard:?}");
-        let _ = pool.shell(Way::Legacy, &format!("rm {}/c", at.display())).expect("removed");
+        let _ = pool.shell(Way::Fuse, &format!("rm {}/c", at.display())).expect("removed");
         assert!(!pool.status().to_string().contains("\"path\":\"c\""), "{}", pool.status());
         let _ = umount().expect("nothing waits any more");
         let checked = pool.poolfs(&["fsck", folder.join("upper").to_str().expect("text")]);

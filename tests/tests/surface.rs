@@ -1,5 +1,5 @@
-//! libc's whole file surface from C programs (`programs/surface`): on the disk, and on a union by FUSE and by the library, each call
-//! with the same result, errno and effect. docs/surface.md says what happens to each function.
+//! libc's whole file surface from C programs (`programs/surface`): on the disk, and on a union by FUSE and by the library, each call with
+//! the same result, errno and effect. docs/surface.md lists what happens to each function.
 
 use poolfs_tests::{Pool, Way, isolated, program, remove_sockets, run, workspace};
 use rustix::mount::MountFlags;
@@ -36,7 +36,7 @@ fn same_on_all_ways(test: &str, name: &str, requests_min: u64) {
         let expected = run(Command::new(&binary).arg(directory(&folder.join("disk")))).expect("on the disk");
         let pool = Pool::create(folder, "64M");
         let library = program("libpoolfs_preload.so");
-        for way in [Way::Legacy, Way::Library] {
+        for way in [Way::Fuse, Way::Library] {
             let [upper, lower] = ["upper", "lower"].map(|part| {
                 let path = folder.join(format!("{part}-{way:?}"));
                 fs::create_dir(&path).expect("a folder");
@@ -47,14 +47,14 @@ fn same_on_all_ways(test: &str, name: &str, requests_min: u64) {
             // A second process of a program goes the other way.
             let other = match way {
                 Way::Library => "env -u LD_PRELOAD".to_owned(),
-                Way::Legacy => format!("env LD_PRELOAD={}", library.display()),
+                Way::Fuse => format!("env LD_PRELOAD={}", library.display()),
             };
             let script =
                 format!("export SURFACE_OTHER='{other}'; {} {}", binary.display(), directory(mount.path()).display());
             let printed = pool.shell(way, &script).expect(name);
             assert_same(&expected, &printed, &format!("{name} by {way:?}"));
             let requests = pool.operations(Way::Library) - before;
-            assert!(way == Way::Legacy || requests >= requests_min, "{name}: {requests} requests by the library");
+            assert!(way == Way::Fuse || requests >= requests_min, "{name}: {requests} requests by the library");
             drop(mount);
         }
     });
@@ -262,10 +262,10 @@ fn threads_write_by_one_description() {
         let pool = Pool::create(folder, "64M");
         let mount = pool.mount_directory(&folder.join("mnt"), &below);
         let command = format!("python3 {} {}", file.display(), mount.path().display());
-        let before = pool.operations(Way::Legacy);
+        let before = pool.operations(Way::Fuse);
         assert_eq!(pool.shell(Way::Library, &command).expect("by the library"), expected);
         // Of those by the library several may be one request: these would be one each.
-        assert!(pool.operations(Way::Legacy) - before < 500, "written by the kernel");
+        assert!(pool.operations(Way::Fuse) - before < 500, "written by the kernel");
         drop(mount);
     });
 }

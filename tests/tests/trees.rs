@@ -1,5 +1,5 @@
-//! What a mounted union differs in from its lower branches: listed, made a layer, and completed; what comes of it is what the kernel's
-//! overlayfs and other unions show.
+//! What a mounted union differs in from its lower branches: listed, made a layer, and completed. The kernel's overlayfs and other unions
+//! show the same content.
 
 use poolfs_tests::{Pool, Way, checksum, import_small, isolated, populate, run};
 use serde_json::Value;
@@ -139,7 +139,7 @@ fn flattened_uppers_and_overlayfs_uppers_go_both_ways() {
         let (upper, at) = (folder.join("upper"), folder.join("mnt"));
         fs::create_dir(&upper).expect("a folder");
         let mount = pool.mount_union(&at, &upper, &[&lower]);
-        let _ = pool.shell(Way::Legacy, &format!("cd {}; {CHANGES}", at.display())).expect("changed");
+        let _ = pool.shell(Way::Fuse, &format!("cd {}; {CHANGES}", at.display())).expect("changed");
         let expected = seen(&at);
         let told = pool.poolfs(&["flatten", pool.name(), text(&at)]).expect("flatten");
         assert!(told.contains("files completed"), "{told}");
@@ -203,7 +203,7 @@ fn a_frozen_upper_branch_serves_clones_and_stays_as_it_is() {
             for (upper, at, _) in &clones {
                 assert_eq!(seen(at), expected, "{format}");
                 let read = format!("cd {}; cat usr/share/documents/big etc/passwd var/one | cksum", at.display());
-                let by_kernel = pool.shell(Way::Legacy, &read).expect("read");
+                let by_kernel = pool.shell(Way::Fuse, &read).expect("read");
                 assert_eq!(pool.shell(Way::Library, &read).expect("read"), by_kernel, "{format}");
                 let write = format!(
                     "printf {} | dd of={}/usr/share/documents/big bs=1 seek=600000 conv=notrunc,fsync status=none",

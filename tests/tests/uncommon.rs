@@ -1,4 +1,4 @@
-//! Differences from ext4 in calls that few programs make, as docs/semantics.md tells them.
+//! Documented differences from ext4 in calls that few programs make (docs/semantics.md).
 
 use poolfs_tests::{Pool, Way, compile, isolated, shell};
 use std::fs;
@@ -13,7 +13,7 @@ fn uncommon_calls_answer_what_is_documented() {
             fs::create_dir(folder).expect("a folder");
         }
         let mount = pool.mount_union(&at, &upper, &[&lower]);
-        for (way, most) in [(Way::Legacy, 40), (Way::Library, 16)] {
+        for (way, most) in [(Way::Fuse, 40), (Way::Library, 16)] {
             let said = pool.shell(way, &format!("{program} {}", at.display())).expect("uncommon");
             let moved = most << 20;
             let expected = format!(

@@ -1,4 +1,4 @@
-//! Commands on a pool while another one mounts something whose branch takes long to be looked at: they do not wait for it, and know of it.
+//! Commands on a pool while another command mounts something whose branch takes long to examine: they do not wait for it, and know of it.
 
 use poolfs_tests::{Outcome, Pool, import_small, isolated, run_within};
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,4 +1,4 @@
-//! Unmounts that nobody takes note of: commands that are killed half way, and `umount(8)`. The next command finds what is so.
+//! Unmounts that are not recorded: commands that are killed half way, and `umount(8)`. The next command finds the actual state.
 
 use poolfs_tests::{Outcome, Pool, isolated, name_of, run, shell};
 use std::fs;

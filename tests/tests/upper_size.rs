@@ -1,4 +1,4 @@
-//! A limited upper branch: what programs are answered when it is full, what `df` and `du` say, and that it is usable again.
+//! A limited upper branch: the errors that programs get when it is full, what `df` and `du` show, and that it is usable again.
 
 use poolfs_tests::{Mounted, Pool, Way, import_small, isolated};
 use std::fs;
@@ -50,7 +50,7 @@ fn a_full_branch_refuses_data_keeps_what_it_has_and_is_emptied() {
     isolated("a_full_branch_refuses_data_keeps_what_it_has_and_is_emptied", |folder| {
         let pool = pool(folder);
         for format in ["sparse", "bcow"] {
-            for way in [Way::Library, Way::Legacy] {
+            for way in [Way::Library, Way::Fuse] {
                 let mounted = mount(&pool, folder, format);
                 let at = mounted.path().to_owned();
                 let run = |script: &str| in_mount(&pool, way, &at, script);
@@ -102,7 +102,7 @@ fn many_writers_together_get_what_there_is() {
                     (dd if=/dev/zero of=f$number bs=4k count=1000 conv=fsync 2>/dev/null || true) &
                 done
                 wait; cat f? | wc -c";
-            let accepted: u64 = in_mount(&pool, Way::Legacy, mounted.path(), script).parse().expect("a size");
+            let accepted: u64 = in_mount(&pool, Way::Fuse, mounted.path(), script).parse().expect("a size");
             assert!((LIMIT - BEYOND..=LIMIT).contains(&accepted), "{format}: {accepted}");
             assert!(stored(folder) <= LIMIT + BEYOND, "{format}: {}", stored(folder));
             let _ = mounted.unmount().expect("umount");
@@ -139,7 +139,7 @@ fn room_that_was_given_back_is_there_for_the_next_writer() {
     isolated("room_that_was_given_back_is_there_for_the_next_writer", |folder| {
         let pool = pool(folder);
         for format in ["sparse", "bcow"] {
-            for way in [Way::Library, Way::Legacy] {
+            for way in [Way::Library, Way::Fuse] {
                 let mounted = mount_limited(&pool, folder, format, "50M");
                 for back in WAYS_BACK {
                     let script = format!(
@@ -189,7 +189,7 @@ fn pages_of_a_mapping_that_found_no_room_are_never_said_to_be_durable() {
     isolated("pages_of_a_mapping_that_found_no_room_are_never_said_to_be_durable", |folder| {
         let pool = pool(folder);
         fs::write(folder.join("lower/mapped"), vec![b'o'; 1 << 20]).expect("a file");
-        for way in [Way::Library, Way::Legacy] {
+        for way in [Way::Library, Way::Fuse] {
             let mount = mount(&pool, folder, "sparse");
             let at = mount.path().to_owned();
             let _ =

@@ -1,4 +1,4 @@
-//! Containers with a user namespace: whose files are whose, inside, on the disk, and to others.
+//! Containers with a user namespace: the owners of files inside, on the disk, and for others.
 
 use poolfs_tests::{Outcome, Pool, Way, import_small, isolated};
 use std::fs;

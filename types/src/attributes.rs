@@ -1,4 +1,4 @@
-//! What a file is: type, attributes, changes to them, and who asks.
+//! File attributes: types, times, changes to attributes, filesystem statistics, and the caller of a layer.
 
 use crate::NO_ID;
 

@@ -1,4 +1,4 @@
-//! The error numbers of Linux, as a type.
+//! Linux's error numbers as a type.
 
 use core::fmt;
 

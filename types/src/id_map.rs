@@ -1,4 +1,4 @@
-//! Which ids of the host stand for which ids inside: of a user namespace, or of an instance that is one's root.
+//! Maps between ids of the host and ids inside a user namespace, or inside an instance for a container that has one.
 
 use crate::NO_ID;
 use alloc::vec::Vec;

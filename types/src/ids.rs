@@ -1,4 +1,4 @@
-//! Numbers that stand for objects of one layer, and for nobody.
+//! Identifiers of a layer's nodes and handles, and the ids of owners that have none.
 
 use core::fmt;
 

@@ -1,7 +1,7 @@
-//! The vocabulary both ends share: ids, attributes, errors, flags and limits. No std, no policy, no system calls.
+//! The vocabulary that clients and service share: ids, attributes, errors, flags and limits. No std, no policy, no system calls.
 //!
-//! Every other crate stands on this one. What is here is plain data: a type that needs to ask somebody something
-//! belongs elsewhere.
+//! Every other crate depends on this one. It contains plain data only: a type that has to ask somebody something belongs
+//! elsewhere. Begin reading with [`Attributes`] and [`NodeId`].
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The sizes both ends rely on.
+//! Size limits that clients and service share.
 
 /// Bytes of one block: the unit of copy-on-write, caching and block maps.
 pub const BLOCK_SIZE: usize = 4096;

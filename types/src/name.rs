@@ -1,4 +1,4 @@
-//! One component of a path.
+//! [`Name`]: one component of a path, checked once.
 
 use crate::{Errno, limits::NAME_MAX};
 use core::fmt;

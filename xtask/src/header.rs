@@ -1,4 +1,4 @@
-//! `include/poolfs.h`, generated from the C library's functions and their comments.
+//! Generates `include/poolfs.h` from the C library's functions and their comments.
 
 use anyhow::{Context, Result, anyhow};
 use std::fs;

@@ -1,9 +1,9 @@
-//! What a run leaves on the machine: mounts, processes, control groups, loop devices, IPC segments, files.
+//! Detects what a test run leaves on the machine: mounts, processes, control groups, loop devices, IPC segments, files.
 //!
-//! Others use the machine at the same time, so a run knows its own. It has an identifier, which its processes inherit in their environment
-//! and its tests put into the names of their pools, and with them of control groups and sockets. It has a directory for temporary files, whose
-//! name has the identifier too, so that mounts and loop devices that lead there have it. And it has mount and IPC namespaces of its own: what
-//! is new there is the run's, whatever its name. The control group above those of all pools is everybody's and does not count.
+//! Others use the machine at the same time, so a run has to recognise its own. It has an identifier, which its processes inherit in their
+//! environment and its tests put into the names of their pools, and so of control groups and sockets. Its directory for temporary files has
+//! the identifier in its name too, so that mounts and loop devices that lead there have it. And the run has mount and IPC namespaces of its
+//! own: what is new there is the run's, whatever its name. The control group above those of all pools is shared by all and does not count.
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;

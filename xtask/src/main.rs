@@ -1,4 +1,4 @@
-//! The project's own checks and chores: `cargo xtask tidy`, `header`, `surface`, `test`, `soak`.
+//! The project's own checks and tasks: `cargo xtask tidy`, `header`, `surface`, `test`, `soak`.
 //!
 //! What a document of this project demands and a program can check is checked here.
 

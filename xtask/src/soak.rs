@@ -1,4 +1,4 @@
-//! The stages of `make soak`: what takes hours. What each showed is written to `docs/soak.md`.
+//! The stages of `make soak`, which take hours. The results of each are written to `docs/soak.md`.
 
 mod busy;
 mod hostile;

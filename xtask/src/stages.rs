@@ -1,4 +1,4 @@
-//! The stages of `make test`: each timed, the first failure ends the run, 60 minutes are the end in any case.
+//! The stages of `make test`: each is timed, the first failure ends the run, and so do 60 minutes in any case.
 
 use crate::leftovers::Run;
 use crate::tidy::workspace_root;

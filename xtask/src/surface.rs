@@ -1,5 +1,6 @@
-//! `docs/surface.md`: what happens to each function of libc's file surface, made of `client/preload/surface.txt` and compared with
-//! what the built library exports and with the C programs that call the functions.
+//! Generates `docs/surface.md` (what happens to each function of libc's file surface) from `client/preload/surface.txt`.
+//!
+//! The list is compared with what the built library exports and with the C programs that call the functions.
 
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};

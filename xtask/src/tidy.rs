@@ -1,5 +1,6 @@
-//! The invariants of ARCHITECTURE.md and CONTRIBUTING.md that a program can check.
+//! `cargo xtask tidy`: the invariants of ARCHITECTURE.md and CONTRIBUTING.md that a program can check.
 
+mod circles;
 mod crates;
 mod imports;
 mod promises;
@@ -13,6 +14,7 @@ pub fn run() -> Result<()> {
     let root = workspace_root();
     let mut findings = Vec::new();
     crates::check(&root, &mut findings)?;
+    circles::check(&root, &mut findings)?;
     sources::check(&root, &mut findings)?;
     imports::check(&root, &mut findings)?;
     promises::check(&root, &mut findings)?;

@@ -1,4 +1,4 @@
-//! Open files.
+//! The `poolfs_*` functions for open files, and `poolfs_open` itself.
 
 use crate::types::{gid_t, memory, mode_t, path as user_path, ssize_t, stat, structures, timespec, uid_t};
 use core::ffi::{c_char, c_int, c_uint, c_void};

@@ -1,4 +1,4 @@
-//! Files by name.
+//! The `poolfs_*` functions that take a path.
 
 use crate::types::{dev_t, gid_t, memory, mode_t, path as user_path, ssize_t, stat, structures, timespec, uid_t};
 use core::ffi::{c_char, c_int, c_uint, c_void};

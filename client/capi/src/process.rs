@@ -1,4 +1,4 @@
-//! What a program tells the library of itself, and asks it.
+//! Announcements of changes to the process (`poolfs_before_*`), and the count of operations on the user-level path.
 
 use core::ffi::c_int;
 use linux_raw_sys::general as sys;

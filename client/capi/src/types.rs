@@ -1,5 +1,4 @@
-//! The system's types by their names in C, so that the generated header declares functions with them, and arguments of the
-//! program in the front driver's types.
+//! C's type names for the generated header, and the conversion of C arguments to the front driver's types.
 #![expect(non_camel_case_types, reason = "these are C's names")]
 
 use core::ffi::{c_char, c_void};

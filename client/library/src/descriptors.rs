@@ -1,13 +1,14 @@
-//! What is known of each descriptor number: nothing, not ours, or a file of an instance with an adopted handle.
+//! The descriptor table: what the library knows of each descriptor number.
 //!
-//! libc opens and closes descriptors behind our back, so an entry is a memory of what a number once stood for, never
-//! a fact: whoever uses one first verifies that the number still is that file ([`crate::files`]), or that no descriptor of the
-//! file was closed since somebody did ([`Witness`]).
+//! A number is unknown, not ours, a candidate for adoption, refused by the service, or adopted as a file of an instance. libc opens and
+//! closes descriptors without the library's knowledge, so an entry records what a number once stood for. It is no proof: a user of an entry
+//! first verifies that the number still is that file ([`crate::files`]), or that no descriptor of the file was closed since the last
+//! verification ([`Witness`]).
 //!
-//! An entry is read and written without locks: its state word carries a version, which every change raises, and the
-//! fields count only when the word is the same before and after reading them, and their sum is right: a writer that was
-//! stopped between two of them may go on when others have written theirs. A writer that a signal interrupts
-//! leaves the entry `BUSY`, which sends others to the kernel; whoever clears it meanwhile wins.
+//! Entries are read and written without locks. The state word carries a version, which every change raises. The fields are valid only when
+//! the word is the same before and after reading them and their checksum is right: a writer that was stopped between two fields may resume
+//! after others have written theirs. A writer that is interrupted by a signal leaves the entry `BUSY`, which sends others to the kernel.
+//! Whoever clears the entry meanwhile wins.
 
 mod posts;
 

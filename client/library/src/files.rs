@@ -1,14 +1,14 @@
-//! From a descriptor number to an adopted file, verified: nothing is done on a number that may have got a new meaning.
+//! Verification of descriptors: from a number to an adopted file, so that no operation reaches a number that was reused.
 //!
-//! Two system calls of about 0.2 us tell whether a number still is the file it was adopted as: `statx` from what the kernel
-//! knows already (inode and mount), and the open flags. What they cannot tell apart is another description of the same
-//! file in the same mode, for which the handle is as good until the service has seen the old one's release; then the
-//! service does not know the handle any more, and the kernel serves.
+//! Two system calls of about 0.2 us tell whether a number still is the file it was adopted as: `statx`, answered from what the kernel
+//! already has (inode and mount), and the open flags. They cannot distinguish another description of the same file in the same mode. The
+//! handle is as good for that one until the service has seen the release of the old description. Then the service no longer knows the
+//! handle, and the kernel serves.
 //!
-//! Files that are read without requests are worth more: where the kernel announces to the service whatever closes one of their
-//! descriptors, and no such closing was counted since a number was verified, it still is that file ([`direct_file`]). And as long as the
-//! service grants that writes are posted, nobody has closed a descriptor of the only description of the file: a number that was verified
-//! while the grant held is that description.
+//! Files that are read without requests need no system call. Where the kernel announces to the service every close of one of their
+//! descriptors, and none was counted since a number was verified, it still is that file ([`direct_file`]). And while the service grants
+//! posted writes, nobody has closed a descriptor of the only description of the file: a number that was verified while the grant held is
+//! that description.
 
 use crate::descriptors::{Adopted, Known, Seen};
 use crate::memory::UserMemory;

@@ -1,4 +1,4 @@
-//! Names of instances, as a session's slot keeps them.
+//! The name of an instance, in the fixed size that a session's slot has for it.
 
 /// Longest name of an instance.
 pub const NAME_MAX: usize = 64;

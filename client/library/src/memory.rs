@@ -1,5 +1,7 @@
-//! Memory of the application: the pointers it passed to libc's names. The kernel says which of it can be used, before it is
-//! touched: what cannot is left to the kernel's call, with its `EFAULT` or its part of a transfer.
+//! Memory of the application: the paths and buffers that it passed to libc's names.
+//!
+//! The kernel is asked which of it can be used before it is touched. What cannot be used is left to the kernel's own call, with its
+//! `EFAULT` or its partial transfer.
 
 use crate::raw::PAGE;
 use crate::{pages, raw};

@@ -1,9 +1,11 @@
-//! Which of the program's pages can be used, asked of the kernel and remembered until a clock moves on: for some milliseconds at most,
-//! or the few calls more that a path may be looked at by a [late](crate::turns) time. What can be read is remembered by the
-//! kernel's coarse clock, by which paths are looked at; what can be written by the processor's counter, which costs fewer instructions.
+//! A cache of the kernel's answers to which pages of the program can be read or written.
 //!
-//! A program that unmaps or protects memory by libc's functions has everything forgotten first. What libc itself gives back
-//! meanwhile (the memory of a large `free`) nobody may pass to it any more.
+//! An answer counts until a clock moves on: for some milliseconds at most, or the few calls more for which a path is looked at by a cached
+//! time (`CachedClock`). Readable pages go by the kernel's coarse clock, by which paths are looked at; writable pages go by the processor's
+//! counter, which costs fewer instructions.
+//!
+//! When a program unmaps or protects memory by libc's functions, everything is forgotten first. Memory that libc itself gives back
+//! meanwhile (that of a large `free`) must not be passed to libc any more.
 
 use crate::raw::{self, PAGE};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

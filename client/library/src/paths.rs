@@ -1,10 +1,10 @@
-//! Calls that name files by path: which of them lead into an instance, and how a request for them is made.
+//! Path lookup: which paths lead into an instance, and how a request for one is made.
 //!
-//! Served are absolute paths and those relative to an adopted directory. Left to the kernel are paths relative to the
-//! working directory, with `..`, with a slash at the end, those that cross a mount point, and those through a mount of
-//! only a part of an instance. A symbolic link is answered by the service with the path to go on with; that path is
-//! looked at anew, because it may lead anywhere.
+//! Served are absolute paths and those relative to an adopted directory. Left to the kernel are paths relative to the working directory,
+//! with `..`, with a slash at the end, those that cross a mount point, and those through a mount of only a part of an instance. The service
+//! answers a symbolic link with the path to go on with. That path is looked up anew, because it may lead anywhere.
 
+use crate::cached_clock::CachedClock;
 use crate::files::{OpenFile, open_file};
 use crate::memory::{UserMemory, UserPath};
 use crate::mounts::{Freshness, MountPoint, Table, components};
@@ -12,7 +12,6 @@ use crate::outcome::{Refusal, Served};
 use crate::raw;
 use crate::state::{Call, State};
 use crate::trace::{self, Reason};
-use crate::turns::Turn;
 use core::fmt::Write;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::Borrowed;
@@ -52,14 +51,14 @@ pub type Take<'t> = &'t mut dyn FnMut(&Reply, &Borrowed<'_>, &MountPoint);
 /// it costs is all that they pay for the library.
 #[inline]
 pub fn is_elsewhere(state: &State, at: (i32, UserPath)) -> bool {
-    let turn = Turn::here();
+    let turn = CachedClock::here();
     let head = turn.late_time_ns().and_then(|late| at.1.head_known(late).map(|head| (head, late)));
     head.is_some_and(|(head, late)| leads_nowhere(state, at.0, head, late)) || is_elsewhere_now(state, at, turn)
 }
 
 /// The same, by the time as it is.
 #[inline(never)]
-fn is_elsewhere_now(state: &State, (descriptor, path): (i32, UserPath), turn: &Turn) -> bool {
+fn is_elsewhere_now(state: &State, (descriptor, path): (i32, UserPath), turn: &CachedClock) -> bool {
     let now = turn.time_ns();
     path.head(now).is_none_or(|head| leads_nowhere(state, descriptor, head, now))
 }

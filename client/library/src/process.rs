@@ -1,4 +1,4 @@
-//! What the library has to know of its own process, and how it asks libc without depending on one.
+//! Facts about the library's own process (sharing, threads, environment), and symbols of libc that may be missing.
 
 use crate::raw;
 use crate::signals::SignalsHeld;

@@ -1,4 +1,4 @@
-//! System calls without libc: its functions are the ones we stand in for.
+//! System calls without libc, whose functions this library replaces.
 
 use core::arch::asm;
 use linux_raw_sys::general as sys;

@@ -1,4 +1,4 @@
-//! Changes of rights, and processes that come to share descriptions: what has to happen before the kernel is asked.
+//! Preparations for changes of rights and for processes that come to share descriptions: made before the kernel is asked.
 
 use crate::calls;
 use crate::memory::UserMemory;

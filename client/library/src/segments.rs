@@ -1,12 +1,12 @@
-//! Segments that this process reads by itself: the places where a session has them mapped.
+//! The segment table of a session: segments that this process has mapped and reads without a request.
 //!
-//! A place belongs to its session. It is filled by one thread at a time; whoever uses the session may read what a place holds,
-//! and what it held is unmapped only when all calls are over that used the session when it was taken out: each taking out begins
-//! an *era*, and calls note in which one they begin.
+//! One thread at a time fills a place of the table. Every call that uses the session may read the segment of a place. A segment that is
+//! taken out is unmapped only when all calls have ended that used the session at that time: each removal begins an *era*, and calls record
+//! in which one they begin.
 
 use crate::descriptors::Witness;
+use crate::mapping_slots;
 use crate::raw;
-use crate::rooms;
 use crate::session::INSTANCES_MAX;
 use crate::window::Area;
 use core::cell::UnsafeCell;
@@ -150,7 +150,7 @@ impl Segments {
     /// The attributes of the file behind a handle, and the device number of its mount, for a caller that holds nothing: while
     /// nothing has happened since `witness` that could make them others'.
     #[inline]
-    pub fn glance(&self, area: Area, handle: u64, witness: Witness) -> Option<(WireAttributes, (u32, u32))> {
+    pub fn optimistic_stat(&self, area: Area, handle: u64, witness: Witness) -> Option<(WireAttributes, (u32, u32))> {
         let place = self.place(handle);
         if !place.has(handle, witness) {
             return None;
@@ -166,16 +166,16 @@ impl Segments {
     /// Has the processor fetch what is going to be read.
     #[inline]
     pub fn prefetch(&self, session: usize, handle: u64, offset: u64, length: usize) {
-        rooms::prefetch(session, place_of(handle), offset, length);
+        mapping_slots::prefetch(session, place_of(handle), offset, length);
     }
 
-    /// Reads up to `length` bytes of the file behind a handle, on the terms of [`Segments::glance`]; returns how many. Nothing when
+    /// Reads up to `length` bytes of the file behind a handle, on the terms of [`Segments::optimistic_stat`]; returns how many. Nothing when
     /// it takes more than that.
     ///
     /// # Safety
     /// `target` must be writable for `length` bytes, and lie outside of all that is shown.
     #[inline]
-    pub unsafe fn read_at_a_glance(
+    pub unsafe fn optimistic_read(
         &self,
         (session, area): (usize, Area),
         (handle, witness): (u64, Witness),
@@ -187,10 +187,10 @@ impl Segments {
             return None;
         }
         let (lease, epoch) = (area.lease(place.lease.load(Ordering::Relaxed))?, place.epoch.load(Ordering::Relaxed));
-        let content = rooms::content(session, place_of(handle), place.capacity.load(Ordering::Relaxed))?;
+        let content = mapping_slots::content(session, place_of(handle), place.capacity.load(Ordering::Relaxed))?;
         // SAFETY: the caller's promise.
         let count = unsafe { content.read(offset, target, length, || lease.holds(epoch, witness.closings)) }?;
-        // As in `glance`.
+        // As in `optimistic_stat`.
         fence(Ordering::Acquire);
         place.has(handle, witness).then_some(count)
     }
@@ -245,7 +245,7 @@ impl Segments {
             return None;
         }
         area.into_iter().for_each(|area| area.hide_notice(place_of(handle)));
-        rooms::hide(session, place_of(handle));
+        mapping_slots::hide(session, place_of(handle));
         // SAFETY: it is not LIVE, and nobody uses the session who may have seen it so.
         unsafe { filling.place.clear() };
         Some(filling)
@@ -332,10 +332,11 @@ impl Filling<'_> {
         self.place.number.store(number.max(1), Ordering::Relaxed);
         self.place.device.store(u64::from(device.0) << 32 | u64::from(device.1), Ordering::Relaxed);
         area.into_iter().for_each(|area| area.show_notice(place_of(handle), notice.range()));
-        // Without an area nobody reads at a glance.
+        // Without an area nothing is read optimistically.
         let ranges = area.map(|_| view.ranges());
-        let capacity =
-            ranges.filter(|ranges| rooms::show(session, place_of(handle), ranges)).map_or(0, |ranges| ranges.capacity);
+        let capacity = ranges
+            .filter(|ranges| mapping_slots::show(session, place_of(handle), ranges))
+            .map_or(0, |ranges| ranges.capacity);
         self.place.capacity.store(capacity, Ordering::Relaxed);
         // SAFETY: the place is EMPTY, and `maker` is held.
         unsafe { (*self.place.memory.get()).write(Memory { view, notice }) };

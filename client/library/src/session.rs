@@ -1,9 +1,8 @@
 //! Sessions with instances: made when first needed, ended before a change of rights, never inherited.
 //!
-//! A few slots, each with a session or none. Its word says what the slot is; who uses the session holds one of its
-//! `users`. A slot that was ended is taken down by the last call that leaves it, so that nothing waits and no call loses its
-//! memory under its hands. A slot without a session is anybody's: however many instances come and go, there is room for the
-//! next one.
+//! There are a few slots, each with a session or none. The slot's word is its state; a call that uses the session holds one of the slot's
+//! `users`. A slot that was ended is taken down by the last call that leaves it, so that nothing waits and no call loses memory it is
+//! using. A slot without a session is free for any instance: however many instances come and go, there is room for the next one.
 
 mod posts;
 mod requests;
@@ -18,7 +17,7 @@ use crate::segments::{Segment, Segments};
 use crate::signals::SignalsHeld;
 use crate::state::Call;
 use crate::trace;
-use crate::{process, raw, rooms, window};
+use crate::{mapping_slots, process, raw, window};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -143,16 +142,16 @@ impl Sessions {
     /// The attributes of the file that a number was found to stand for, and the device number of its mount, for a caller that holds
     /// nothing.
     #[inline]
-    pub fn glance(&self, found: &Found) -> Option<(WireAttributes, (u32, u32))> {
+    pub fn optimistic_stat(&self, found: &Found) -> Option<(WireAttributes, (u32, u32))> {
         let index = found.instance as usize;
         let slot = self.slots.get(index).filter(|slot| slot.kind() == LIVE)?;
-        slot.segments.glance(window::area(index)?, found.handle, found.witness)
+        slot.segments.optimistic_stat(window::area(index)?, found.handle, found.witness)
     }
 
     /// Reads what a number was found to stand for, from `offset` on, for a caller that holds nothing; nothing when it takes more than
     /// a look at one or two blocks.
     #[inline]
-    pub fn read_at_a_glance(&self, found: &Found, offset: u64, target: UserMemory) -> Option<usize> {
+    pub fn optimistic_read(&self, found: &Found, offset: u64, target: UserMemory) -> Option<usize> {
         let index = found.instance as usize;
         let slot = self.slots.get(index).filter(|slot| slot.kind() == LIVE)?;
         let area = window::area(index)?;
@@ -162,7 +161,7 @@ impl Sessions {
         }
         let (place, room) = ((index, area), (target.address() as *mut u8, target.length()));
         // SAFETY: the application's own memory, to be filled by this call; it can be written.
-        let count = unsafe { slot.segments.read_at_a_glance(place, (found.handle, found.witness), offset, room) }?;
+        let count = unsafe { slot.segments.optimistic_read(place, (found.handle, found.witness), offset, room) }?;
         trace::direct();
         area.counts().count(found.handle, process::single_threaded());
         Some(count)
@@ -370,7 +369,7 @@ impl Slot {
             self.users.iter().filter(|user| user.is_left(frame)).for_each(Hold::give_back);
             let index = self.index.load(Ordering::Relaxed) as usize;
             window::area(index).into_iter().for_each(|area| area.hide());
-            rooms::hide_all(index);
+            mapping_slots::hide_all(index);
             // SAFETY: CLOSING is ours alone, and the value was written before the slot was LIVE.
             unsafe {
                 self.note_lost((*self.connection.get()).assume_init_ref(), word / GENERATION);

@@ -1,8 +1,8 @@
-//! Signals held back while something is half done that nobody could take up again.
+//! Blocks signals while something is half done that no other call could complete.
 //!
-//! A handler may leave the call it interrupted by `siglongjmp`. What a call has lent is found again then, by its
-//! [`Hold`](poolfs_ipc::hold::Hold); an open descriptor or mapping that is not yet written down anywhere is not, and neither is a state
-//! that only the one who set it ends. Making and taking down such things is rare, and bounded in time.
+//! A handler may leave the call it interrupted by `siglongjmp`. What that call had borrowed is recovered by its
+//! [`Hold`](poolfs_ipc::hold::Hold). An open descriptor or mapping that is not yet recorded anywhere is not recovered, and neither is a
+//! state that only the caller that set it ends. Such steps are rare, and bounded in time.
 
 use crate::raw;
 

@@ -1,16 +1,16 @@
 //! The state of the library in one process: one mapping that a forked child finds empty.
 //!
-//! Everything a session owns or a description's history tells stands in [`State`], which the kernel wipes at fork
-//! (`MADV_WIPEONFORK`). So a child starts from nothing, whoever made it, and needs no handler that runs in it.
+//! Everything that belongs to a session or follows from a description's history is in [`State`], which the kernel wipes at fork
+//! (`MADV_WIPEONFORK`). So a child starts empty, whoever made it, and needs no handler that runs in it.
 //!
-//! A child of `vfork` shares this memory until it executes something. It has its own descriptors, and may have other rights and
-//! another root than its parent: it uses nothing of what is there ([`State::is_own_process`]), but may forget entries.
+//! A child of `vfork` shares this memory until it executes a program. It has its own descriptors, and may have other rights and another
+//! root than its parent. It uses nothing of the state ([`State::is_own_process`]), but may clear entries.
 
 use crate::descriptors::Descriptors;
 use crate::mounts::{self, Mounts};
 use crate::session::{self, Sessions};
 use crate::signals::SignalsHeld;
-use crate::{process, raw, rooms, trace, window};
+use crate::{mapping_slots, process, raw, trace, window};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use poolfs_ipc::hold::Frame;
 
@@ -143,7 +143,7 @@ fn set_up() -> Option<&'static State> {
             session::close_inherited();
             mounts::close_inherited();
             window::clear_inherited();
-            rooms::clear_inherited();
+            mapping_slots::clear_inherited();
             state.process.store(raw::process_id(), Ordering::Relaxed);
             trace::start();
             state.life.store(LIVES.fetch_add(1, Ordering::Relaxed), Ordering::Release);

@@ -1,8 +1,8 @@
-//! How many operations took which path, told at the end of the process when `POOLFS_TRACE` asks for it.
+//! Operation counters, reported at the end of the process when `POOLFS_TRACE` or `POOLFS_REPORT` asks for it.
 //!
-//! `POOLFS_TRACE=FILE` appends one line per process to FILE; `POOLFS_TRACE=-` writes it to what was standard error when the process
-//! began: many programs close theirs before they end. `POOLFS_REPORT` does the same with a longer line: the library's requests by
-//! operation, what was left to the kernel by reason, and what was not posted by reason.
+//! `POOLFS_TRACE=FILE` appends one line per process to FILE, with how many operations took which path. `POOLFS_TRACE=-` writes it to what
+//! was standard error when the process began: many programs close theirs before they end. `POOLFS_REPORT` does the same with a longer line:
+//! the library's requests by operation, what was left to the kernel by reason, and what was not posted by reason.
 
 use crate::outcome::Refusal;
 use crate::state::state_if_mapped;

@@ -1,19 +1,18 @@
-//! Addresses at which something is mapped at all times: what the service vouches for is read there by who holds nothing.
+//! The window: addresses that are always mapped, at which leases and notices are read without taking a reference.
 //!
-//! An area belongs to a place for a session: the words of its leases, the page where reads are counted, and a page for each of its
-//! segments' notices. They are mapped there a second time when they come, and give way to zeros when they go. So whoever reads finds
-//! zeros, or what is there now, and has to tell by other words whether that is what he means. What is counted may be counted for
-//! nobody.
+//! Each slot for a session has an area of the window: the words of its leases, the page where reads are counted, and a page for the notice
+//! of each of its segments. They are mapped there a second time when they come, and zeros replace them when they go. So a reader finds
+//! zeros, or what is there now, and has to tell by other words whether that is what it looks for. A count that is made here may be lost.
 //!
-//! A forked child has the same addresses with what was there: a call of its parent's that it goes on with may read on. What it is
-//! to use itself it clears first.
+//! A forked child has the same addresses with their contents, so that a call of its parent's which it continues may go on reading. The
+//! child clears the window before it uses it itself.
 
 use crate::raw::{self, Zeros};
 use crate::segments::SEGMENTS_MAX;
 use crate::session::INSTANCES_MAX;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use poolfs_ipc::area::{COUNTS_LENGTH, DirectReads};
-use poolfs_ipc::segment::{LeaseGlance, NOTICE_LENGTH, NoticeGlance};
+use poolfs_ipc::segment::{NOTICE_LENGTH, OptimisticLease, OptimisticNotice};
 
 /// Bytes for the words of leases; where there are more of them, nothing is read here.
 const LEASES_BYTES: usize = 4 * raw::PAGE;
@@ -107,17 +106,17 @@ impl Area {
 
     /// What is there now of a lease.
     #[inline]
-    pub fn lease(&self, lease: u32) -> Option<LeaseGlance> {
+    pub fn lease(&self, lease: u32) -> Option<OptimisticLease> {
         // SAFETY: it lies in the window, where something is mapped at all times; files in it are as long as the pages.
-        (LeaseGlance::leases_length(lease) <= LEASES_BYTES)
-            .then(|| unsafe { LeaseGlance::new(self.base as *const u8, lease) })
+        (OptimisticLease::leases_length(lease) <= LEASES_BYTES)
+            .then(|| unsafe { OptimisticLease::new(self.base as *const u8, lease) })
     }
 
     /// The notice that is in a place now.
     #[inline]
-    pub fn notice_at(&self, place: usize) -> Option<NoticeGlance> {
+    pub fn notice_at(&self, place: usize) -> Option<OptimisticNotice> {
         // SAFETY: as in `lease`.
-        (place < SEGMENTS_MAX).then(|| unsafe { NoticeGlance::new(self.notice(place) as *const u8) })
+        (place < SEGMENTS_MAX).then(|| unsafe { OptimisticNotice::new(self.notice(place) as *const u8) })
     }
 
     /// Where reads are counted, for somebody.

@@ -1,4 +1,4 @@
-//! Modes, owners and times.
+//! libc's names that change modes, owners and times.
 
 use crate::macros::{intercept, path, structure};
 use core::ffi::{c_char, c_int, c_uint, c_void};

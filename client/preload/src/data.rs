@@ -1,4 +1,4 @@
-//! The content of open files.
+//! libc's names that read, write and sync the content of open files.
 
 use crate::macros::{intercept, memory, structure, vectors};
 use crate::next::announce_and_go_on;

@@ -1,4 +1,4 @@
-//! Opening, closing, duplicating and mapping.
+//! libc's names that open, close, duplicate and map descriptors.
 
 use crate::macros::{intercept, memory, path, structure};
 use crate::next::{Next, announce_and_go_on};

@@ -1,4 +1,4 @@
-//! How names of libc are defined.
+//! The macro that defines names of libc, and the conversion of their arguments.
 
 use core::ffi::{c_char, c_void};
 use poolfs_client::memory::{UserMemory, UserPath};

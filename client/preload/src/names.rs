@@ -1,4 +1,4 @@
-//! Names: making, removing, renaming, linking.
+//! libc's names that create, remove, rename and link names, and `truncate`.
 
 use crate::macros::{intercept, memory, path};
 use core::ffi::{c_char, c_int, c_uint};

@@ -1,4 +1,4 @@
-//! The program's own C library behind ours, for what only it can do.
+//! The definitions of the next library in the search order (libc's own), for what only libc can do.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};

@@ -1,4 +1,4 @@
-//! The beginning and the end of the process, what shares its descriptions with others, and what changes its rights.
+//! Start and end of the process, and libc's names that share its descriptions with others or change its rights.
 
 use crate::macros::memory;
 use crate::next::{Next, announce_and_go_on, missing};

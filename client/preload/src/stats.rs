@@ -1,4 +1,4 @@
-//! `fstat` in its forms, and `statx`.
+//! libc's names `fstat`, in its forms, and `statx`.
 
 use crate::macros::{intercept, path, structure};
 use core::ffi::{c_char, c_int, c_uint, c_void};

@@ -1,4 +1,4 @@
-//! `syscall`: made by the kernel as asked, after a look at what it is about to do.
+//! libc's `syscall`: the library examines the call first, answers a few itself, and has the kernel make the others as asked.
 
 use poolfs_client::{errno, rights};
 

@@ -1,4 +1,4 @@
-//! Extended attributes.
+//! libc's names for extended attributes.
 
 use crate::macros::{intercept, memory, path};
 use core::ffi::{c_char, c_int, c_void};

@@ -1,8 +1,8 @@
-//! The command line.
+//! The command-line grammar: every command with its options, and the help texts.
 
 use crate::text::{parse_duration, parse_size, parse_upper_size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use poolfs_service_protocol::{IdRange, Transport, UpperFormat};
+use poolfs_service_protocol::{Coherence, IdRange, Transport, UpperFormat};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -256,6 +256,10 @@ pub struct MountArguments {
     /// Also when other pools have that directory, all with --shared: what one of them writes, the others may not see for long, or overwrite
     #[arg(long, requires = "dir", conflicts_with = "upper")]
     pub shared: bool,
+    /// Who else changes that directory: exclusive (nobody), uncoordinated (as --shared), or timed:TIME (anybody, which is seen after that time at
+    /// the latest; nothing of the directory is kept in the pool's cache)
+    #[arg(long, value_name = "MODE", requires = "dir", conflicts_with_all = ["upper", "shared"])]
+    pub coherence: Option<Coherence>,
     /// The writable branch of a union
     #[arg(long, requires = "lower")]
     pub upper: Option<PathBuf>,
@@ -280,6 +284,14 @@ pub struct MountArguments {
     /// Have every write of the library wait for its answer
     #[arg(long)]
     pub wait_for_writes: bool,
+}
+
+impl MountArguments {
+    /// Who else changes the directory.
+    pub fn coherence(&self) -> Coherence {
+        let uncoordinated = self.shared.then_some(Coherence::Uncoordinated);
+        self.coherence.or(uncoordinated).unwrap_or_default()
+    }
 }
 
 /// How the kernel's requests come to the service.
@@ -314,7 +326,7 @@ impl FuseTransport {
 pub struct ExecArguments {
     /// The pool [default: one that is thrown away afterwards]
     pub pool: Option<String>,
-    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]. `\,` is a comma in a name, `\\` a backslash
+    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes|,coherence=MODE] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]. `\,` is a comma in a name, `\\` a backslash
     #[arg(long = "mount", value_name = "SPEC")]
     pub mounts: Vec<String>,
     /// Without the library: everything by FUSE
@@ -440,6 +452,7 @@ mod tests {
             "poolfs pool rm web --force",
             "poolfs mount web /mnt --dir /data",
             "poolfs mount web /mnt --dir /data --shared",
+            "poolfs mount web /mnt --dir /data --coherence timed:1s",
             "poolfs image rm debian --force",
             "poolfs mount web /mnt --upper /u --lower /l1:/l2",
             "poolfs mount web /mnt --upper /u --lower /l1 --lower /l2 --suid --dev",
@@ -523,6 +536,9 @@ mod tests {
             "poolfs mount web /mnt",
             "poolfs mount web /mnt --upper /u",
             "poolfs mount web /mnt --upper /u --lower /l --shared",
+            "poolfs mount web /mnt --upper /u --lower /l --coherence timed:1s",
+            "poolfs mount web /mnt --dir /data --shared --coherence timed:1s",
+            "poolfs mount web /mnt --dir /data --coherence timed",
             "poolfs mount web /mnt --dir /d --upper /u --lower /l",
             "poolfs exec web",
             "poolfs pool create web --memory lots",

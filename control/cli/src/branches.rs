@@ -1,5 +1,6 @@
-//! What directories are used for, in all pools: uses that would destroy each other's data are refused, and limits that are not kept are
-//! told of.
+//! Conflicts between uses of a directory, in all pools.
+//!
+//! Uses that would destroy each other's data are refused. A limit of an upper branch that a mount does not keep is reported.
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -7,7 +8,7 @@ use crate::places::{self, Found, Relation, Whereabouts};
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{complain, pasted, size};
-use poolfs_service_protocol::{Branch, StackSpec};
+use poolfs_service_protocol::{Branch, Coherence, StackSpec};
 use rustix::fs::XattrFlags;
 use std::path::Path;
 
@@ -51,10 +52,9 @@ impl Use {
 
 fn uses(stack: &StackSpec) -> Vec<Used<'_>> {
     match stack {
-        StackSpec::Directory { directory } => vec![(Use::Alone, directory)],
-        StackSpec::SharedDirectory { directory } => vec![(Use::Shared, directory)],
-        StackSpec::LimitedDirectory { directory, is_shared, .. } => {
-            vec![(if *is_shared { Use::Shared } else { Use::Alone }, directory)]
+        StackSpec::Directory { directory, coherence: Coherence::Exclusive, .. } => vec![(Use::Alone, directory)],
+        StackSpec::Directory { directory, coherence: Coherence::Uncoordinated | Coherence::Timed { .. }, .. } => {
+            vec![(Use::Shared, directory)]
         }
         StackSpec::Union { upper, lowers, .. } => {
             let lowers = lowers.iter().map(|lower| (Use::Lower, lower.as_path()));
@@ -301,8 +301,12 @@ mod tests {
         for name in ["a/b", "ab", "l/x", "u/v", "m", "v"] {
             std::fs::create_dir_all(root.join(name)).expect("folders");
         }
-        let alone = |path: &str| StackSpec::Directory { directory: root.join(path) };
-        let shared = |path: &str| StackSpec::SharedDirectory { directory: root.join(path) };
+        let alone = |path: &str| StackSpec::directory(root.join(path));
+        let shared = |path: &str| StackSpec::Directory {
+            directory: root.join(path),
+            coherence: Coherence::Uncoordinated,
+            size_bytes: None,
+        };
         let union = |upper: &str, lower: &str| StackSpec::union(root.join(upper), vec![root.join(lower)]);
         let exclude = |wanted: &StackSpec, used: &StackSpec, is_own_pool, is_noted: bool| {
             let find = |stack: &StackSpec| places::find(&context, stack.branches()).expect("there").0;
@@ -361,7 +365,7 @@ mod tests {
         let host = std::sync::Arc::new(host);
         let mut context = Context::for_test(folder.path(), poolfs_host::RecordingHost::new());
         context.host = Box::new(std::sync::Arc::clone(&host));
-        let stack = StackSpec::Directory { directory: "/data".into() };
+        let stack = StackSpec::directory("/data");
         let spec = MountSpec::new("web-1", "/mnt", stack);
         let mounter = ProcessRecord::of(&*context.host, 42);
         let known = InstanceRecord { spec, owner: None, container: None, mounter, places: Vec::new() };

@@ -1,4 +1,4 @@
-//! The command `exec`: a program in a pool, with the library preloaded.
+//! The command `exec`: runs a program in a pool, with the library preloaded unless `--fuse` is given.
 
 use crate::arguments::{EnterArguments, ExecArguments};
 use crate::context::Context;
@@ -14,7 +14,7 @@ use crate::state::Locked;
 use crate::text::{parse_upper_size, pasted};
 use crate::unmount::unmount_flushed;
 use poolfs_host::{CpuSet, Leaf};
-use poolfs_service_protocol::{Ending, StackSpec, Storage, UpperFormat};
+use poolfs_service_protocol::{Coherence, StackSpec, Storage, UnmountMode, UpperFormat};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -134,7 +134,7 @@ fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessReco
         Err(failure) => return flushed.into_iter().collect::<Result<()>>().and(Err(failure)),
     };
     for (instance, flushed) in mounted.iter().zip(flushed).rev() {
-        let unmounted = unmount_flushed(context, &mut pool, instance, Ending::Detached, flushed);
+        let unmounted = unmount_flushed(context, &mut pool, instance, UnmountMode::Detached, flushed);
         result = result.and(unmounted.or_else(|failure| hand_over(&mut pool, instance, failure)));
     }
     if throw_away && pool.record.owner.is_some() {
@@ -233,11 +233,11 @@ fn split_parts(text: &str) -> Vec<String> {
 /// Understand `at=DIR,dir=DIR[,shared=yes]` or `at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]`.
 fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     let wrong = |cause: &str| {
-        let remedy = "write at=DIR,dir=DIR[,shared=yes] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]";
+        let remedy = "write at=DIR,dir=DIR[,shared=yes|,coherence=MODE] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]";
         Failure::usage(format!("--mount {text}"), cause, remedy)
     };
     let (mut at, mut dir, mut upper, mut lower, mut format, mut size) = (None, None, None, None, None, None);
-    let mut shared = None;
+    let (mut shared, mut coherence) = (None, None);
     let parts = split_parts(text);
     for part in &parts {
         let (key, value) = part.split_once('=').ok_or_else(|| wrong(&format!("{part:?} in it has no =")))?;
@@ -248,6 +248,7 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
                 return Err(wrong(&format!("shared={value} is neither shared=yes nor left out")));
             }
             "shared" => &mut shared,
+            "coherence" => &mut coherence,
             "upper" => &mut upper,
             "lower" => &mut lower,
             "upper-format" => &mut format,
@@ -261,13 +262,15 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     let at = at.map(PathBuf::from).ok_or_else(|| wrong("at= is missing"))?;
     match (dir, upper, lower, format.or(size)) {
         (Some(dir), None, None, None) => {
-            let directory = dir.into();
-            let is_shared = shared.is_some();
-            let stack =
-                if is_shared { StackSpec::SharedDirectory { directory } } else { StackSpec::Directory { directory } };
-            Ok((at, stack))
+            let coherence = match (shared, coherence) {
+                (None, None) => Coherence::Exclusive,
+                (Some(_), None) => Coherence::Uncoordinated,
+                (None, Some(mode)) => mode.parse().map_err(|error| wrong(&format!("coherence: {error}")))?,
+                (Some(_), Some(_)) => return Err(wrong("shared= and coherence= exclude each other")),
+            };
+            Ok((at, StackSpec::Directory { directory: dir.into(), coherence, size_bytes: None }))
         }
-        (None, Some(upper), Some(lower), _) if shared.is_none() => {
+        (None, Some(upper), Some(lower), _) if shared.or(coherence).is_none() => {
             let format = format.map_or(Ok(UpperFormat::default()), str::parse);
             let format = format.map_err(|error| wrong(&format!("upper-format: {error}")))?;
             let size_bytes = size.map(parse_upper_size).transpose();
@@ -296,13 +299,16 @@ mod tests {
     #[test]
     fn mounts_are_understood() {
         let (at, stack) = parse_spec("at=/a,dir=/b").expect("a directory");
-        assert_eq!((at, stack), ("/a".into(), StackSpec::Directory { directory: "/b".into() }));
+        assert_eq!((at, stack), ("/a".into(), StackSpec::directory("/b")));
         let (_, stack) = parse_spec("at=/a,dir=/b,shared=yes").expect("a directory");
-        assert_eq!(stack, StackSpec::SharedDirectory { directory: "/b".into() });
+        let with = |coherence| StackSpec::Directory { directory: "/b".into(), coherence, size_bytes: None };
+        assert_eq!(stack, with(Coherence::Uncoordinated));
+        let (_, stack) = parse_spec("at=/a,dir=/b,coherence=timed:2s").expect("a directory");
+        assert_eq!(stack, with(Coherence::Timed { milliseconds: 2000 }));
         let (at, stack) = parse_spec(r"at=/a\\,dir=/c\\\,d").expect("a directory");
-        assert_eq!((at, stack), (r"/a\".into(), StackSpec::Directory { directory: r"/c\,d".into() }));
+        assert_eq!((at, stack), (r"/a\".into(), StackSpec::directory(r"/c\,d")));
         let (at, stack) = parse_spec(r"at=/a\,b,dir=/c\d\,e=f").expect("a directory");
-        assert_eq!((at, stack), ("/a,b".into(), StackSpec::Directory { directory: r"/c\d,e=f".into() }));
+        assert_eq!((at, stack), ("/a,b".into(), StackSpec::directory(r"/c\d,e=f")));
         let (_, stack) = parse_spec(r"at=/a,upper=/u,lower=/l\:1:/m\,n").expect("a union");
         assert_eq!(stack, StackSpec::union("/u", vec!["/l:1".into(), "/m,n".into()]));
         let (_, stack) = parse_spec("upper=/u,lower=/l:/m,at=/a").expect("a union");

@@ -1,4 +1,4 @@
-//! What a command says when it fails: the thing, the cause, the remedy.
+//! Error messages of commands: the thing, the cause, the remedy, and a code for programs.
 
 use crate::text::plain;
 use poolfs_host::HostError;

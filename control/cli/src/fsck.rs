@@ -1,4 +1,4 @@
-//! Checks an upper branch that is mounted nowhere. The service's program does it, in a process of its own.
+//! The command `fsck`: checks an upper branch that is mounted nowhere. The service's program does the check, in a process of its own.
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};

@@ -1,4 +1,4 @@
-//! Commands on images.
+//! The `image` commands: import, list, inspect, remove.
 
 use crate::container::ContainerRecord;
 use crate::context::Context;

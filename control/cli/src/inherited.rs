@@ -1,8 +1,9 @@
-//! What this process has of whoever ran it, and who gets that: descriptors and variables.
+//! Descriptors and variables inherited from the caller, and which child processes get them.
 //!
-//! A service and the monitor of a container outlive the command that started them. What they had of its caller would be held as long: a lock, the
-//! other end of a pipe, a directory of the host in a process that has given up the host's files. So no child of this process has a descriptor
-//! that it was not given, but the program of `poolfs exec`, which is its caller's as if it had been run without.
+//! A service and the monitor of a container outlive the command that started them. What they inherited from its caller would be held as
+//! long: a lock, the other end of a pipe, a directory of the host in a process that has given up the host's files. So no child of this
+//! process has a descriptor that it was not given. The exception is the program of `poolfs exec`, which inherits from the caller as if it
+//! had been run directly.
 
 use crate::failure::{Failure, Result};
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};

@@ -1,10 +1,9 @@
-//! poolfs: the command line.
+//! poolfs: the command line, which manages pools, mounts, images and containers.
 //!
-//! One invocation does one thing and ends; no daemon is needed. What must be remembered (pools, images, containers) are
-//! documents in the state directory, changed under a lock and replaced by rename ([`state`]). A pool's filesystem service is
-//! started by the first mount and ended by the last unmount ([`service`]); a container that runs detached is watched by a
-//! process of its own ([`container`]). What a killed command left behind is recognised by the identity of the processes it
-//! named, and removed by the next command ([`pool`]).
+//! One invocation does one thing and ends; no daemon is needed. What must last (pools, images, containers) is kept in documents in the
+//! state directory, changed under a lock and replaced by rename ([`state`]). A pool's filesystem service is started by the first mount and
+//! ended by the last unmount ([`service`]); a container that runs detached is watched by a process of its own ([`container`]). What a
+//! killed command left behind is recognised by the identity of the processes it named, and removed by the next command ([`pool`]).
 //!
 //! **Invariant:** no file data passes here, and the code of the service is never linked.
 

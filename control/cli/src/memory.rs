@@ -1,8 +1,8 @@
-//! Directories in memory (tmpfs) that are written to: what is written there is the memory of the pool's service, which the kernel kills when
-//! it has too much.
+//! Limits of writable directories on a tmpfs: their content is memory of the pool's service.
 //!
-//! So each gets a limit, and the service as much more memory, which the containers have less from then on: what was written stays the
-//! service's when the directory is unmounted, until the pool's control groups go with its last mount.
+//! The kernel kills a service that has too much memory. So each such directory gets a limit, the service gets as much more memory, and the
+//! containers have as much less. What was written stays the service's memory when the directory is unmounted, until the pool's control
+//! groups go with its last mount.
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -12,7 +12,7 @@ use crate::state::Locked;
 use crate::text::{UPPER_SIZE_MIN, complain, size};
 use poolfs_host::MountEntry;
 use poolfs_local::{DirectoryId, InMemory, PrivateMount};
-use poolfs_service_protocol::{StackSpec, Storage};
+use poolfs_service_protocol::{Coherence, StackSpec, Storage};
 use std::path::Path;
 
 /// One in so many parts of the memory that is left is what a directory gets when nobody says how much.
@@ -31,9 +31,7 @@ pub type Written<'a> = Option<(&'a Found, &'a PrivateMount)>;
 pub fn limited(pool: &PoolRecord, stack: StackSpec, written: Written<'_>) -> Result<StackSpec> {
     let (path, wanted) = match &stack {
         StackSpec::Union { upper, storage, .. } => (upper, storage.size_bytes),
-        StackSpec::Directory { directory }
-        | StackSpec::SharedDirectory { directory }
-        | StackSpec::LimitedDirectory { directory, .. } => (directory, None),
+        StackSpec::Directory { directory, .. } => (directory, None),
     };
     let Some((found, mount)) = written else { return Ok(stack) };
     let own_size = match mount.in_memory().map_err(|error| Failure::file(path, error))? {
@@ -44,6 +42,11 @@ pub fn limited(pool: &PoolRecord, stack: StackSpec, written: Written<'_>) -> Res
             return Err(Failure::usage(path.display().to_string(), cause, "use a directory of a disk, or of a tmpfs"));
         }
     };
+    if matches!(&stack, StackSpec::Directory { coherence: Coherence::Timed { .. }, .. }) {
+        let cause = "it is on a tmpfs: what others write there would be the pool's memory, and has no limit";
+        let remedy = "use a directory of a disk, or mount it without --coherence timed";
+        return Err(Failure::usage(path.display().to_string(), cause, remedy));
+    }
     if found.mount.iter().flat_map(MountEntry::options).any(|option| HUGE_PAGES.contains(&option)) {
         let cause =
             "it is on a tmpfs with huge pages: what is written there takes more of the pool's memory than it is long";
@@ -66,11 +69,8 @@ pub fn limited(pool: &PoolRecord, stack: StackSpec, written: Written<'_>) -> Res
         StackSpec::Union { upper, lowers, storage } => {
             StackSpec::Union { upper, lowers, storage: Storage { size_bytes: Some(bytes), ..storage } }
         }
-        StackSpec::SharedDirectory { directory } => {
-            StackSpec::LimitedDirectory { directory, is_shared: true, size_bytes: bytes }
-        }
-        StackSpec::Directory { directory } | StackSpec::LimitedDirectory { directory, .. } => {
-            StackSpec::LimitedDirectory { directory, is_shared: false, size_bytes: bytes }
+        StackSpec::Directory { directory, coherence, .. } => {
+            StackSpec::Directory { directory, coherence, size_bytes: Some(bytes) }
         }
     })
 }
@@ -116,8 +116,7 @@ pub fn set_aside(
 ) -> Result<()> {
     let (path, bytes) = match stack {
         StackSpec::Union { upper, storage, .. } => (upper, storage.size_bytes),
-        StackSpec::LimitedDirectory { directory, size_bytes, .. } => (directory, Some(*size_bytes)),
-        StackSpec::Directory { .. } | StackSpec::SharedDirectory { .. } => return Ok(()),
+        StackSpec::Directory { directory, size_bytes, .. } => (directory, *size_bytes),
     };
     let Some(((found, mount), bytes)) = written.zip(bytes) else { return Ok(()) };
     if mount.in_memory().map_err(|error| Failure::file(path, error))?.is_none() {

@@ -1,4 +1,4 @@
-//! Mounts instances.
+//! The command `mount`: has a pool's service mount an instance.
 
 use crate::arguments::MountArguments;
 use crate::context::Context;
@@ -12,7 +12,7 @@ use crate::{branches, memory, pool, service, signals, waiting};
 use poolfs_host::{MountEntry, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
-    CONTAINER_SOCKETS, Command, Ending, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage, Transport,
+    CONTAINER_SOCKETS, Command, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage, Transport, UnmountMode,
 };
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -58,9 +58,9 @@ impl Wanted {
 
 /// The command `mount`.
 pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
+    let coherence = arguments.coherence();
     let stack = match (arguments.dir, arguments.upper, !arguments.lower.is_empty()) {
-        (Some(directory), None, false) if arguments.shared => StackSpec::SharedDirectory { directory },
-        (Some(directory), None, false) => StackSpec::Directory { directory },
+        (Some(directory), None, false) => StackSpec::Directory { directory, coherence, size_bytes: None },
         (None, Some(upper), true) => {
             let storage = Storage { format: arguments.upper_format, size_bytes: arguments.upper_size };
             let lowers = arguments.lower.iter().flat_map(|list| split_lowers(list)).collect();
@@ -231,7 +231,7 @@ impl Begun {
     fn take_back(&self, context: &Context, pool: &mut Locked<PoolRecord>, is_there: bool) -> Result<()> {
         let name = pool.record.name.clone();
         if self.record(&mut pool.record).is_some() {
-            let unmounted = unmount_instance(context, pool, &self.spec.instance, Ending::Forced);
+            let unmounted = unmount_instance(context, pool, &self.spec.instance, UnmountMode::Forced);
             let directory = self.found.first().map(Found::id);
             return unmounted.and(memory::give_back(context, pool, directory, &self.set_aside));
         }
@@ -244,7 +244,7 @@ impl Begun {
 
     /// See to it that the service has nothing of it, though nothing of it is in the pool's record.
     fn forget_in_service(&self, context: &Context, pool: &str) -> Result<()> {
-        let command = Command::Unmount { instance: self.spec.instance.clone(), ending: Ending::Forced };
+        let command = Command::Unmount { instance: self.spec.instance.clone(), ending: UnmountMode::Forced };
         service::tell(context, pool, &command)
     }
 }
@@ -291,7 +291,7 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
         Ok(()) => Ok(Begun { spec, found, mounts, mounter, service, set_aside }),
         Err(failure) => {
             // The first failure is the one to report.
-            let _ = unmount_instance(context, pool, &spec.instance, Ending::Forced);
+            let _ = unmount_instance(context, pool, &spec.instance, UnmountMode::Forced);
             Err(failure)
         }
     }
@@ -354,11 +354,8 @@ fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<()> {
 
 fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {
     match stack {
-        StackSpec::Directory { directory: path } => Ok(StackSpec::Directory { directory: directory(context, &path)? }),
-        // Only what follows makes these.
-        limited @ StackSpec::LimitedDirectory { .. } => Ok(limited),
-        StackSpec::SharedDirectory { directory: path } => {
-            Ok(StackSpec::SharedDirectory { directory: directory(context, &path)? })
+        StackSpec::Directory { directory: path, coherence, size_bytes } => {
+            Ok(StackSpec::Directory { directory: directory(context, &path)?, coherence, size_bytes })
         }
         StackSpec::Union { upper, lowers, storage } => {
             let upper = directory(context, &upper)?;

@@ -1,5 +1,6 @@
-//! Processes that outlive the `exec` that brought them into a pool: they stay in its control group, and the group goes with the last of
-//! them, by the next command that looks at the pool.
+//! Processes that outlive the `exec` that brought them into a pool.
+//!
+//! They stay in its control group. The next command that looks at the pool after the last of them has ended removes the group.
 
 use crate::context::Context;
 use crate::failure::Result;

@@ -1,6 +1,7 @@
-//! How long a command waits for those who do not answer: all its waits together, not each of them.
+//! The time limit of a command's waits: one limit for all of them together, not for each.
 //!
-//! A wait counts from its beginning, or from the last sign of life of whoever is waited for, to its end. Waits at the same time count once.
+//! A wait counts from its beginning, or from the last sign of life of the process that is waited for, to its end. Waits at the same time
+//! count once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

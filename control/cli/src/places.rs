@@ -1,8 +1,8 @@
-//! Where the directories lie that a mount is made of: which ones they are, and which ones they are in, whatever they are called.
+//! The identity of the directories of a mount: which ones they are, and which ones they are in, whatever path names them.
 //!
-//! A directory has as many paths as somebody makes by bind mounts, and a path leads to another directory after a rename. So a directory is
-//! opened once, all that follows is done with that descriptor, and directories are compared by device and inode. What a directory is
-//! in, is looked up in its filesystem, by the mount that shows most of it: a bind mount shows nothing of what is above.
+//! A directory has as many paths as bind mounts make, and a path leads to another directory after a rename. So a directory is opened once,
+//! everything that follows is done with that descriptor, and directories are compared by device and inode. The ancestors of a directory are
+//! looked up in its filesystem, through the mount that shows most of it: a bind mount shows nothing above its root.
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};

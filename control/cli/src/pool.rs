@@ -1,4 +1,4 @@
-//! Commands on pools, and the repair of what killed commands left.
+//! The `pool` commands, and the repair of what killed commands left.
 
 use crate::container::ContainerRecord;
 use crate::context::Context;
@@ -10,7 +10,7 @@ use crate::state::Locked;
 use crate::text::{complain, count, least_size, pasted, print, print_json, print_table, size, table};
 use crate::unmount::has_suspects;
 use poolfs_host::{CpuSet, Host, mount_table};
-use poolfs_service_protocol::{CACHE_BYTES_MIN, Command, Ending, is_valid_name};
+use poolfs_service_protocol::{CACHE_BYTES_MIN, Command, UnmountMode, is_valid_name};
 use std::path::Path;
 
 /// Longest name: instances add a number to it and must stay valid.
@@ -232,10 +232,10 @@ fn repair(context: &Context, pool: &mut Locked<PoolRecord>) {
     let is_alive = pool.record.service_alive(&*context.host) == Some(true);
     for instance in orphans {
         // It may have to write for long: the service goes on with that by itself, and the next command finds it done.
-        let command = Command::Unmount { instance: instance.clone(), ending: Ending::Detached };
+        let command = Command::Unmount { instance: instance.clone(), ending: UnmountMode::Detached };
         let told = if is_alive { service::tell_briefly(context, &pool_name, &command) } else { Ok(()) };
         if let Err(failure) =
-            told.and_then(|()| crate::unmount::unmount_instance(context, pool, &instance, Ending::Detached))
+            told.and_then(|()| crate::unmount::unmount_instance(context, pool, &instance, UnmountMode::Detached))
         {
             // What is wrong with this mount is nothing to other commands on the pool; the next one tries again.
             warn(failure);
@@ -341,7 +341,7 @@ mod tests {
         create(&context, new("web", "0-1", 1 << 30)).expect("made");
         let mut pool = context.pools().expect("opened").lock::<PoolRecord>("web").expect("locked");
         pool.record.service = ProcessRecord::of(&*context.host, 42);
-        let stack = StackSpec::Directory { directory: "/data".into() };
+        let stack = StackSpec::directory("/data");
         let spec = MountSpec::new("web-1", "/mnt/a", stack);
         pool.record.instances.push(InstanceRecord {
             spec,

@@ -1,4 +1,4 @@
-//! What is kept of a pool.
+//! The saved state of a pool: its limits, service and instances, as a JSON document.
 
 use crate::places::Whereabouts;
 use poolfs_host::{CpuSet, Host, PoolLimits, ProcessIdentity};

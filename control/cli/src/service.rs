@@ -1,4 +1,4 @@
-//! Starts, asks and ends a pool's filesystem service.
+//! Control of a pool's filesystem service: starting it, sending it commands, ending it.
 
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
@@ -12,7 +12,8 @@ use crate::{memory, outlived};
 use poolfs_host::{CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
-    Answer, ClientStatus, Command, Ending, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, kept_directory,
+    Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, UnmountMode,
+    kept_directory,
 };
 use std::fs::File;
 use std::io::{BufRead, ErrorKind, Read, Write};
@@ -179,7 +180,7 @@ pub fn tell_with(context: &Context, pool: &str, command: &Command, branches: &[P
 
 /// Have an instance unmounted. Whether somebody has its mount all the same, in another mount namespace or by what is open there: then it ends with the last of
 /// them.
-pub fn unmount(context: &Context, pool: &str, instance: &str, ending: Ending) -> Result<bool> {
+pub fn unmount(context: &Context, pool: &str, instance: &str, ending: UnmountMode) -> Result<bool> {
     match ask(context, pool, &Command::Unmount { instance: instance.to_owned(), ending })? {
         Answer::Done => Ok(false),
         Answer::Lingers => Ok(true),
@@ -572,7 +573,8 @@ mod tests {
             "{}\n",
         ];
         let service = answering(&context, answers);
-        tell(&context, "web", &Command::Unmount { instance: "web-1".into(), ending: Ending::Orderly }).expect("done");
+        tell(&context, "web", &Command::Unmount { instance: "web-1".into(), ending: UnmountMode::Orderly })
+            .expect("done");
         let failure = tell(&context, "web", &Command::Shutdown).expect_err("failed");
         assert!(failure.to_string().contains("no such directory"), "{failure}");
         assert_eq!(failure.code(), Code::InUse);

@@ -1,12 +1,11 @@
-//! Lasting state: documents in one directory, changed under a lock and replaced by rename.
+//! Persistent state: JSON documents in one directory, changed under a lock and replaced by rename.
 //!
-//! What concerns running processes only is noted without waiting for the disk. Should the host crash, there may be nothing in the document
-//! then, and what was saved last, which is kept beside it, counts again.
+//! A thing (a pool, a container) is a directory with a document in it. The lock is the directory itself (`flock`), so that it goes away
+//! with the thing. Readers need no lock: a document is always complete. A thing appears and disappears by one rename. What a killed command
+//! left half made or half removed has a name of its own, and the next command that makes something removes it.
 //!
-//! A thing (a pool, a container) is a directory with a JSON document in it. The lock is the directory itself (`flock`), so
-//! that it goes away with the thing. Readers need no lock: a document is always a whole one. A thing appears and goes by one
-//! rename; what a command that was killed left half made or half removed has a name of its own, and the next command that
-//! makes something takes it away.
+//! Updates that concern running processes only are written without waiting for the disk. After a crash of the host such a document may be
+//! empty; then the last durable version counts, which is kept beside it.
 
 use crate::failure::{Code, Failure, Result};
 use crate::patience::{LIMIT_SECONDS, Patience};

@@ -1,4 +1,4 @@
-//! The command `status`: what services tell of themselves.
+//! The command `status`: what services report of themselves.
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -9,7 +9,8 @@ use crate::service;
 use crate::text::{duration, pasted, print, print_json, size, table};
 use poolfs_host::ControlGroups;
 use poolfs_service_protocol::{
-    InstanceStatus, MemoryStatus, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage,
+    BranchStatus, InstanceStatus, MemoryStatus, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage,
+    WaitStatus,
 };
 use serde::Serialize;
 use std::fmt::Write;
@@ -158,6 +159,7 @@ fn readable(pool: &PoolStatus) -> String {
     if let Some(service) = &pool.service {
         service.memory.iter().for_each(|memory| text += &memory_line(memory));
         text += &cache_lines(service);
+        service.unresponsive_branches.iter().for_each(|branch| text += &branch_line(branch));
         service.instances.iter().for_each(|instance| text += &instance_lines(instance));
     }
     text
@@ -199,6 +201,15 @@ fn cache_lines(service: &ServiceStatus) -> String {
     )
 }
 
+fn branch_line(branch: &BranchStatus) -> String {
+    let BranchStatus { path, waiting: WaitStatus { calls, longest_ms, operation } } = branch;
+    format!(
+        "  branch {}: no answer to {operation} for {}; {calls} calls wait for it\n",
+        path.display(),
+        duration(longest_ms.saturating_mul(1_000_000))
+    )
+}
+
 fn instance_lines(instance: &InstanceStatus) -> String {
     let mut text = format!(
         "  {} at {}: {} sessions, {} handles, {} nodes; asked by {}; the kernel caches {} besides\n",
@@ -214,6 +225,10 @@ fn instance_lines(instance: &InstanceStatus) -> String {
         let causes = instance.sessions_refused.iter().map(|(cause, count)| format!("{cause} {count}"));
         let causes = causes.collect::<Vec<_>>().join(", ");
         let _ = writeln!(text, "    sessions refused, left to FUSE: {causes}");
+    }
+    if let Some(WaitStatus { calls, longest_ms, operation }) = &instance.waiting {
+        let longest = duration(longest_ms.saturating_mul(1_000_000));
+        let _ = writeln!(text, "    waiting: {calls} requests, the longest ({operation}) for {longest}");
     }
     let ReadCounts { direct, library, kernel } = instance.reads;
     if direct > 0 || library > 0 || kernel > 0 {
@@ -274,7 +289,9 @@ fn instance_lines(instance: &InstanceStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use poolfs_service_protocol::{CacheStatus, KindStatus, NotDirect, NotPosted, Transport, UnionStatus};
+    use poolfs_service_protocol::{
+        BranchStatus, CacheStatus, KindStatus, NotDirect, NotPosted, Transport, UnionStatus, WaitStatus,
+    };
     use std::collections::BTreeMap;
 
     fn example() -> PoolStatus {
@@ -297,6 +314,7 @@ mod tests {
             not_direct: BTreeMap::from([(NotDirect::Writers, 6)]),
             posted_requests: 12,
             not_posted: BTreeMap::from([(NotPosted::Observed, 2)]),
+            waiting: Some(WaitStatus { calls: 3, longest_ms: 4500, operation: "write".into() }),
             union: Some(union),
         };
         let cache =
@@ -315,6 +333,10 @@ mod tests {
             uptime_seconds: 5,
             cache,
             memory: Some(memory),
+            unresponsive_branches: vec![BranchStatus {
+                path: "/srv/nfs".into(),
+                waiting: WaitStatus { calls: 2, longest_ms: 12_000, operation: "fsync".into() },
+            }],
             instances: vec![instance],
         };
         PoolStatus {
@@ -352,6 +374,8 @@ mod tests {
             "memory of the service 180 MiB of 200 MiB, short; short 3 times; clients of 1 instances keep",
             "of 2.0 MiB (1.0 MiB now, for lack of memory)",
             "posted writes: 12 requests",
+            "waiting: 3 requests, the longest (write) for 4.5 s",
+            "branch /srv/nfs: no answer to fsync for 12.0 s; 2 calls wait for it",
             "2 times: somebody else came to use the file",
         ] {
             assert!(text.contains(part), "{part} in:\n{text}");

@@ -1,4 +1,4 @@
-//! Sizes, times and tables as people read them.
+//! Text output and its units: sizes, times, counts, tables, messages on standard error.
 
 use crate::failure::{Failure, Result};
 use comfy_table::presets::NOTHING;

@@ -1,4 +1,4 @@
-//! What unions differ in from their lower branches: listing it, making a layer of it, and completing files.
+//! The commands `diff`, `commit` and `flatten`: list what differs in a union from its lower branches, make a layer of it, complete files.
 
 use crate::container::with_ended_root;
 use crate::context::Context;
@@ -34,7 +34,7 @@ fn with_union<T>(
     let found = instance_at(context, &record, Path::new(place))?;
     match &found.spec.stack {
         StackSpec::Union { .. } => act(&found.spec),
-        StackSpec::Directory { .. } | StackSpec::SharedDirectory { .. } | StackSpec::LimitedDirectory { .. } => {
+        StackSpec::Directory { .. } => {
             let remedy =
                 "what is mounted with --upper and --lower, and the roots of containers, have branches that differ";
             Err(Failure::new(place, "it is one directory, and no union", remedy))

@@ -1,4 +1,4 @@
-//! Unmounts instances, in order or by force, and forgets those that others have unmounted.
+//! The command `umount`: unmounts an instance, in order or by force. Also drops instances that others have unmounted from the record.
 
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
@@ -8,7 +8,7 @@ use crate::state::Locked;
 use crate::text::{complain, pasted};
 use crate::{pool, service, users, waiting};
 use poolfs_host::{Host, MountEntry, mount_table, mounted_over, pool_mounts};
-use poolfs_service_protocol::{Command, Ending, MountSpec, StackSpec};
+use poolfs_service_protocol::{Command, MountSpec, StackSpec, UnmountMode};
 use std::path::Path;
 
 /// What is said of a mount that is unmounted by force before its branch has taken everything.
@@ -50,7 +50,7 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
         if waiting::ping(context, name).is_ok() {
             let failure = Failure::new(mount_point.display().to_string(), LATE, "").with_code(Code::NoAnswer);
             // A branch that is only slow may have time.
-            let command = Command::Unmount { instance: instance.clone(), ending: Ending::Forced };
+            let command = Command::Unmount { instance: instance.clone(), ending: UnmountMode::Forced };
             flushed = service::tell(context, name, &command).and(Err(failure));
         }
     }
@@ -68,13 +68,13 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
         Err(failure) if gives_up => Err(failure),
         Err(failure) if has_died(&failure, &pool) => {
             // What was written last may be lost with the service: that it is unmounted is not all there is to say.
-            return unmount_instance(context, &mut pool, &instance, Ending::Orderly).and(Err(failure));
+            return unmount_instance(context, &mut pool, &instance, UnmountMode::Orderly).and(Err(failure));
         }
-        flushed => unmount_flushed(context, &mut pool, &instance, Ending::Orderly, flushed),
+        flushed => unmount_flushed(context, &mut pool, &instance, UnmountMode::Orderly, flushed),
     };
     match unmounted {
         Err(failure) if force => {
-            let ended = unmount_instance(context, &mut pool, &instance, Ending::Forced);
+            let ended = unmount_instance(context, &mut pool, &instance, UnmountMode::Forced);
             if !is_recorded(&pool, &instance) {
                 complain(&format!("poolfs: unmounted all the same: {}", failure.summary()));
             }
@@ -102,7 +102,7 @@ pub fn unmount_instance(
     context: &Context,
     pool: &mut Locked<PoolRecord>,
     instance: &str,
-    ending: Ending,
+    ending: UnmountMode,
 ) -> Result<()> {
     let (mut result, mut is_left) = (Ok(()), false);
     // After a service's death its successor knows nothing of the old instances, and neither does the record.
@@ -186,7 +186,7 @@ pub fn unmount_flushed(
     context: &Context,
     pool: &mut Locked<PoolRecord>,
     instance: &str,
-    ending: Ending,
+    ending: UnmountMode,
     flushed: Result<()>,
 ) -> Result<()> {
     match flushed {
@@ -230,7 +230,7 @@ pub fn forget_unserved(context: &Context, pool: &mut Locked<PoolRecord>) -> Resu
         let names = settled.map(|known| known.spec.instance.clone());
         let gone: Vec<String> = names.filter(|name| !served.contains(name)).collect();
         for instance in gone {
-            unmount_instance(context, pool, &instance, Ending::Orderly)?;
+            unmount_instance(context, pool, &instance, UnmountMode::Orderly)?;
         }
     }
     Ok(())

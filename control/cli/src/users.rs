@@ -1,4 +1,4 @@
-//! Who keeps a mount in use: processes that work in it, run a program of it or have files of it open, and what is mounted below it.
+//! Finds what keeps a mount in use: processes that work in it, run a program of it or have files of it open, and mounts below it.
 
 use crate::text::plain;
 use poolfs_host::{Host, mount_table, parse_mount_table, pool_mounts};

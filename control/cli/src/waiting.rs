@@ -1,9 +1,8 @@
-//! Waits of the command line. All of a command together have a limit (`--timeout`, [`crate::patience`]), and when it is over it is said
-//! who did not answer, and what to do.
+//! Waits of the command line, all within the one limit of a command (`--timeout`, [`crate::patience`]).
 //!
-//! What takes its time is not cut: a service that writes gigabytes back before it unmounts is waited for as long as it gives signs of
-//! life, which are answers to [`Command::Ping`] on another connection. Signals that ask this process to end also end the wait that
-//! they meet.
+//! When the limit is over, the message names who did not answer, and what to do. Work that takes long is not cut off: a service that writes
+//! gigabytes back before it unmounts is waited for as long as it gives signs of life, which are answers to [`Command::Ping`] on another
+//! connection. Signals that ask this process to end also end the current wait.
 
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};

@@ -1,4 +1,4 @@
-//! `status --watch`: what services did in each interval.
+//! The command `status --watch`: what services did in each interval.
 
 use crate::context::Context;
 use crate::failure::Result;
@@ -228,10 +228,19 @@ mod tests {
             not_direct: BTreeMap::new(),
             posted_requests: 0,
             not_posted: BTreeMap::new(),
+            waiting: None,
             union: None,
         };
         let cache = CacheStatus::default();
-        ServiceStatus { pool: "web".into(), pid: 1, uptime_seconds: 1, cache, memory: None, instances: vec![instance] }
+        ServiceStatus {
+            pool: "web".into(),
+            pid: 1,
+            uptime_seconds: 1,
+            cache,
+            memory: None,
+            unresponsive_branches: Vec::new(),
+            instances: vec![instance],
+        }
     }
 
     #[test]

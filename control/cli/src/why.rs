@@ -1,4 +1,4 @@
-//! The command `why`: which way the file operations of a process go, descriptor by descriptor, and why.
+//! The command `why`: which path the file operations of a process take, descriptor by descriptor, and why.
 
 mod facts;
 mod verdict;

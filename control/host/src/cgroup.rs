@@ -1,7 +1,7 @@
 //! Control groups of pools: `poolfs/POOL/service` and `poolfs/POOL/containers/N`.
 //!
-//! The pool's limit is the sum; the service and the containers have limits of their own that add up to it, so that containers
-//! that run out of memory meet their own limit and never take the service down.
+//! The pool's memory limit is the sum of two: the service and the containers have limits of their own that add up to it. So containers that
+//! run out of memory meet their own limit and never take the service down.
 
 mod owner;
 

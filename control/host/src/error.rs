@@ -1,4 +1,4 @@
-//! What can go wrong when the host is asked for something.
+//! Errors of requests to the host.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

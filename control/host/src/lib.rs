@@ -1,11 +1,11 @@
 //! What the control side asks of the host: control groups, mounts, processes, behind one trait.
 //!
-//! [`Host`] is the whole of it: a few small questions and changes. [`LinuxHost`] asks the kernel, [`RecordingHost`] answers
-//! from a recorded tree and writes down what was asked, so that everything above can be tested without root. Control groups
-//! ([`ControlGroups`]), mount tables ([`MountEntry`]) and process identities ([`ProcessIdentity`]) are plain logic over it.
+//! Begin with [`Host`], which has all the questions and changes. [`LinuxHost`] asks the kernel; [`RecordingHost`] answers from a recorded
+//! tree and records the changes, so that everything above can be tested without root. Control groups ([`ControlGroups`]), mount tables
+//! ([`MountEntry`]) and process identities ([`ProcessIdentity`]) are plain logic over it.
 //!
-//! Assumptions: one administrator at a time changes a pool (the caller holds the pool's lock); nobody else makes directories
-//! under `poolfs/` in the control-group hierarchies. Nothing here is lasting state.
+//! **Assumptions.** One administrator at a time changes a pool (the caller holds the pool's lock). Nobody else makes directories under
+//! `poolfs/` in the control-group hierarchies. Nothing here is persistent state.
 
 mod cgroup;
 mod cpus;

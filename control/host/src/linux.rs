@@ -1,4 +1,4 @@
-//! The host as it is.
+//! The real host: every question goes to the kernel.
 
 use crate::process::parse_start_time;
 use crate::{Host, HostError, ProcessIdentity, ProcessSignal, Result, boot_id};

@@ -1,4 +1,4 @@
-//! Processes by identity: a number alone may have been given to somebody else.
+//! Process identities: a process number alone may have been given to another process.
 
 use crate::{Host, Result};
 use std::path::Path;

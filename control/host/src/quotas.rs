@@ -1,4 +1,5 @@
-//! Which filesystems have disk quotas. No count of free blocks tells of these, so nothing may be promised there before it is stored.
+//! Detection of filesystems with disk quotas. The count of free blocks does not show a quota, so nothing may be promised there before it is
+//! stored.
 
 use crate::{Host, MountEntry};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A host that exists only in memory and writes down what it is asked to change.
+//! A fake host in memory that records every change it is asked to make.
 
 use crate::{Host, HostError, ProcessIdentity, ProcessSignal, Result};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Removing whole directory trees that strangers have made.
+//! Removal of whole directory trees made by untrusted programs.
 
 use crate::{HostError, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

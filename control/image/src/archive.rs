@@ -1,7 +1,7 @@
-//! Reads tar archives as a stream: every header is bounded, nothing is trusted.
+//! A streaming reader of tar archives: every header is bounded, nothing is trusted.
 //!
-//! The `tar` crate understands single headers; the walk from member to member is done here, because extended attributes
-//! are binary (a PAX value may contain line ends) and a header may announce any size.
+//! The `tar` crate understands single headers; the walk from member to member is done here, because extended attributes are binary (a PAX
+//! value may contain line ends) and a header may announce any size.
 
 use crate::pax::{self, PaxRecords};
 use crate::{ImageError, Limits, Result};

@@ -1,4 +1,4 @@
-//! Images made here: the layers of another one, and one more.
+//! Images made from others: the layers of a base image, and one more.
 
 use crate::layers::{LayerBlob, LayerRecord, Temporary};
 use crate::record::{ImageConfig, ImageRecord, check_name};

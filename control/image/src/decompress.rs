@@ -1,4 +1,4 @@
-//! Finds out by its first bytes how a stream is compressed.
+//! Decompression of a stream whose format (plain, gzip, zstd) is found by its first bytes.
 
 use std::io::{BufRead, BufReader, Error, Read};
 

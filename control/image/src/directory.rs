@@ -1,4 +1,4 @@
-//! Takes over a root filesystem from a directory.
+//! Import of a root filesystem from a directory.
 
 use crate::archive::Time;
 use crate::digest::Digest;

@@ -1,4 +1,4 @@
-//! What can be wrong with an image.
+//! Errors of images, layers and archives.
 
 use poolfs_host::HostError;
 use std::path::{Path, PathBuf};

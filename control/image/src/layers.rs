@@ -1,7 +1,7 @@
-//! The store of unpacked layers: `layers/DIGEST/`, each once, shared by all images that have it.
+//! The store of unpacked layers: `layers/DIGEST/`, each stored once and shared by all images that have it.
 //!
-//! A layer appears under its name only when it is complete, verified and durable; what an import leaves behind when it is
-//! killed begins with [`TEMPORARY_PREFIX`] and is swept by the next one. Callers hold the store's lock.
+//! A layer appears under its name only when it is complete, verified and durable. What a killed import leaves behind begins with
+//! [`TEMPORARY_PREFIX`] and is swept by the next one. Callers hold the store's lock.
 
 use crate::decompress::Decompressor;
 use crate::digest::HashingReader;

@@ -1,4 +1,4 @@
-//! Wraps a root filesystem's archive as an image: an OCI layout with one layer.
+//! Wraps the archive of a root filesystem as an image: an OCI layout with one layer.
 
 use crate::decompress::Decompressor;
 use crate::digest::HashingReader;

@@ -1,12 +1,12 @@
-//! OCI images: import, layers, configuration.
+//! OCI images: importing them into layers that unions take as lower branches, and storing their configuration.
 //!
-//! An image is imported from an OCI layout, a `docker save` archive, a root filesystem in an archive or in a directory.
-//! Each of its layers is unpacked once into `layers/DIGEST/` of the state directory, in the form that a union takes as a
-//! lower branch, and shared by every image that has it; `images/NAME.json` lists an image's layers and keeps how its
-//! programs are started. These two are lasting state; there is no cache.
+//! An image is imported from an OCI layout, a `docker save` archive, a root filesystem in an archive or in a directory. Each of its layers
+//! is unpacked once into `layers/DIGEST/` of the state directory, in the form that a union takes as a lower branch, and shared by every
+//! image that has it; `images/NAME.json` lists an image's layers and keeps how its programs are started. These two are persistent state;
+//! there is no cache. Begin with [`ImageStore`].
 //!
-//! Archives are hostile until shown otherwise: digests are verified, sizes bounded, and every path is walked by the kernel
-//! with the layer's directory as its root, so that nothing outside can be reached. On any error nothing of the image stays.
+//! **Assumptions.** Archives are hostile until shown otherwise: digests are verified, sizes bounded, and every path is walked by the kernel
+//! with the layer's directory as its root, so that nothing outside can be reached. After any error nothing of the image stays.
 
 mod archive;
 mod commit;

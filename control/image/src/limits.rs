@@ -1,4 +1,4 @@
-//! Bounds on what an image may cost, and how its reading is reported.
+//! Bounds on the cost of an image, and the interface for reporting progress while it is read.
 
 use crate::{ImageError, Result};
 use std::path::{Path, PathBuf};

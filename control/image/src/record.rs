@@ -1,4 +1,4 @@
-//! What is kept of an image: `images/NAME.json`.
+//! The saved state of an image: `images/NAME.json`.
 
 use crate::layers::LayerRecord;
 use crate::{ImageError, Result};

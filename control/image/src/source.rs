@@ -1,4 +1,4 @@
-//! Where an image comes from, and how its description and its layers' archives are found there.
+//! Sources of images, and how an image's description and its layers' archives are found there.
 
 use crate::layers::LayerBlob;
 use crate::record::ImageConfig;

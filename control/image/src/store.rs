@@ -1,4 +1,4 @@
-//! The images of one state directory.
+//! The image store: the images of one state directory.
 
 use crate::layers::{LayerBlob, LayerRecord, LayerStore};
 use crate::record::{ImageConfig, ImageRecord, RECORD_VERSION, check_name};

@@ -1,4 +1,4 @@
-//! Images from end to end, honest and hostile ones. These tests make device nodes and set owners: they need root.
+//! Tests of images from end to end, honest and hostile ones. They make device nodes and set owners: they need root.
 
 use crate::{Digest, ImageError, ImageStore, Limits, Silent};
 use std::fs;

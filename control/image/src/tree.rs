@@ -1,8 +1,7 @@
 //! Writes into a directory tree that belongs to an image, and never outside of it.
 //!
-//! Every path is walked by the kernel with the tree as its root (`openat2` with RESOLVE_IN_ROOT): a symbolic link in a
-//! hostile archive leads to another place of the same tree at most. Only the last component is ever created, and never
-//! followed.
+//! Every path is walked by the kernel with the tree as its root (`openat2` with RESOLVE_IN_ROOT): a symbolic link in a hostile archive
+//! leads to another place of the same tree at most. Only the last component is ever created, and never followed.
 
 use crate::archive::Time;
 use crate::{ImageError, Result};

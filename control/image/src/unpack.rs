@@ -1,7 +1,7 @@
 //! Unpacks a layer's archive into the form that a union takes as a lower branch.
 //!
-//! OCI writes what a layer hides as empty files: `.wh.NAME` hides NAME of the layers below, `.wh..wh..opq` everything they
-//! have in a directory. In a lower branch those are a character device 0/0 and the attribute `trusted.overlay.opaque`.
+//! OCI represents what a layer hides as empty files. The whiteout `.wh.NAME` hides NAME of the layers below, and `.wh..wh..opq` makes a
+//! directory opaque. In a lower branch those are a character device 0/0 and the attribute `trusted.overlay.opaque`.
 
 use crate::archive::{ArchiveReader, Member, MemberKind, Time};
 use crate::limits::Room;

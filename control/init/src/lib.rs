@@ -1,7 +1,8 @@
-//! The first process of a container (`poolfs run --init`): it starts the command, passes signals on, and reaps whoever is left to it.
+//! The first process of a container (`poolfs run --init`): it starts the command, passes signals on, and reaps orphans.
 //!
 //! The kernel shields the first process of a process namespace from signals that it does not handle, and hands it all processes whose
-//! parents have ended. Most programs are prepared for neither. This one is: it ends with the command, as the command did.
+//! parents have ended. Most programs are prepared for neither. This one is: it ends with the command, and with its exit status, or with 128
+//! and the signal that ended it. Begin with [`run`].
 //!
 //! It is linked statically, so that it runs in any image, and comes into the container by a bind mount.
 //!

@@ -1,4 +1,4 @@
-//! The program: see the library.
+//! The program `poolfs-init`: see the library.
 
 #[cfg(not(target_feature = "crt-static"))]
 compile_error!("it has to run in images without a libc: cargo rustc ... -- -C target-feature=+crt-static");

@@ -1,4 +1,4 @@
-//! Edits of a branch, and of what a dead service has left of it.
+//! Edits of a branch, and of the saved state that a dead service has left of it.
 
 use super::sound::Ground;
 use super::tree::{self, make_node};

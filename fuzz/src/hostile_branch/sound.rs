@@ -1,4 +1,4 @@
-//! The sound branches that inputs begin from, and the ground on which they are laid: a directory in memory.
+//! The sound branches that inputs begin from, and the directory in memory in which they are laid out.
 
 use super::tree::{self, Inodes, Picture};
 use super::{CACHE_BYTES, ROOT, WITNESS};

@@ -1,4 +1,4 @@
-//! Directory trees: copied with all that is on them, and pictured, so that a change is seen.
+//! Directory trees: copies with all metadata, and snapshots that show a change.
 
 use rustix::fs::{
     AtFlags, FileType, Mode, Stat, Timespec, Timestamps, XattrFlags, lgetxattr, llistxattr, lsetxattr, lstat, utimensat,

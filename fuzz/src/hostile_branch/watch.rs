@@ -1,4 +1,4 @@
-//! Limits of what one input may take: time, so that nothing waits for ever, and memory. What breaks in other threads counts as well.
+//! Limits on one input: time, so that nothing waits for ever, and memory. A panic in another thread counts as a failure too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};

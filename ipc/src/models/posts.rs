@@ -1,7 +1,7 @@
-//! Loom models of posted writes: the caller's steps, and those of whoever takes what was posted.
+//! Loom models of posted writes: the caller's steps, and those of the service thread that takes the posts.
 //!
-//! A byte is a word, a write is one byte, and the file is what was served. Buffers have room for two bytes. Only the hold on
-//! a buffer, which is the caller's own memory, is a model of its own.
+//! A byte is a word, a write is one byte, and the file is what was served. Buffers have space for two bytes. The hold on a
+//! buffer, which is the caller's own memory, is the one part that is modelled separately.
 
 use super::check;
 use crate::posts::{self, Extent, Published, SlotWords};

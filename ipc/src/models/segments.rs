@@ -1,4 +1,4 @@
-//! Loom models of segments, leases and notices: what the service changes against those who read it.
+//! Loom models of segments, leases and notices: the service's changes against concurrent readers.
 
 use super::check;
 use crate::notice::{Edition, Notice};

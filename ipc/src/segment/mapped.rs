@@ -1,4 +1,4 @@
-//! Maps, leases and segments in memory: the service's end and the client's.
+//! Mapped maps, leases and segments: the service's end and the client's.
 
 use super::{Look, Place, copied, is_unchanged, look, publish, retract, retracted};
 use crate::area::word;

@@ -1,4 +1,5 @@
-//! What only the service does: showing its tmpfs read-only, and saying that it lives.
+//! The service's end of the segments' tmpfs: the read-only clone for clients, huge pages, and the mutex that says that the
+//! service lives.
 
 use crate::memory::{HUGE_PAGE, Mapping};
 use poolfs_types::Errno;

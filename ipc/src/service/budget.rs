@@ -1,7 +1,7 @@
-//! What the service may pay for the memory of its clients' sessions.
+//! The budget of the memory that the service pays for its clients' sessions.
 //!
-//! A page of a memory file belongs to whoever touches it first: what the service writes into a buffer whose pages the
-//! client never touched is charged to the service. Each page of a session counts once, however often the client gives it
+//! A page of a memory file is charged to the process that touches it first: if the service writes into a buffer whose pages the
+//! client never touched, they are charged to the service. Each page of a session counts once, however often the client gives it
 //! back to the kernel: it can exist only once.
 
 use crate::area::DATA_BYTES;

@@ -1,4 +1,4 @@
-//! One instance's end: queues and sessions.
+//! The service's end of one instance: its queues and sessions.
 
 use crate::area::{self, DATA_BYTES};
 use crate::futex;

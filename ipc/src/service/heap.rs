@@ -1,5 +1,5 @@
-//! What the C library keeps of memory that was freed. The service asks for it when memory is short; it is here because the service itself
-//! has no `unsafe` code.
+//! Returns freed memory that the C library retains to the kernel. The service asks for it when memory is short; it is here
+//! because the service itself has no `unsafe` code.
 
 /// Gives it back to the kernel, where the library can.
 pub fn give_back_freed() {

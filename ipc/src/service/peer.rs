@@ -1,10 +1,10 @@
-//! Who connected, in the kernel's words.
+//! The identity of a connected client, as the kernel vouches for it.
 //!
-//! `SO_PEERCRED`, `SO_PEERGROUPS` and `SO_PEERPIDFD` are facts of the moment of `connect`. Capabilities and id maps are
-//! read from `/proc` afterwards, so a process that connects and then becomes somebody else must be told apart: what was read has
-//! to name the same ids and groups, the process must still be the one of the pidfd, and only a root of its own user
-//! namespace is believed to have capabilities (it could regain those by `exec` anyway, a program with file
-//! capabilities that the process became could not be told from it).
+//! `SO_PEERCRED`, `SO_PEERGROUPS` and `SO_PEERPIDFD` are facts of the moment of `connect`. Capabilities and id maps are read from
+//! `/proc` afterwards, so a process that connects and then changes its credentials must be detected. What was read has to name
+//! the same ids and groups, the process must still be the one of the pidfd, and only a root of its own user namespace is believed
+//! to have capabilities. (It could regain those by `exec` anyway; a program with file capabilities that the process became could
+//! not be told from it.)
 
 use poolfs_types::{Errno, IdMap};
 use std::fs;

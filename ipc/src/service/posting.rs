@@ -1,4 +1,4 @@
-//! The service's end of posted writes: grants, and taking what was posted.
+//! The service's end of posted writes: grants, and taking posts.
 
 use crate::posts::{self, PostSlots, SlotWords};
 use crate::service::session::{Acquired, Session};

@@ -1,4 +1,4 @@
-//! The thread that lets clients in and notices when they are gone.
+//! The reception thread: accepts clients, and detects when they are gone.
 
 use crate::handshake::send_welcome;
 use crate::service::endpoint::{Admission, Endpoint};

@@ -1,4 +1,4 @@
-//! A session, and a request taken from it.
+//! A client's session, and a request taken from it.
 
 use crate::area::{BufferArea, DirectReads, OutOfBounds, TAIL_LENGTH};
 use crate::futex;

@@ -1,9 +1,9 @@
-//! Whether the threads of a client's process still are who its session was made for.
+//! Checks that the threads of a client's process still have the rights with which its session was made.
 //!
-//! Rights, namespaces and root are a thread's own: libc changes them for all threads, a system call by number for one. A request
-//! in shared memory does not tell which thread made it, so all of them have to have what the session was made with. Whether one has
-//! changed the kernel tells in no other way than by its whole status. A look at one costs some 100 microseconds, as the number of groups is bounded.
-//! Of a process with many threads each look covers the first and the next [`THREADS_PER_LOOK_MAX`], in turn.
+//! Rights, namespaces and root belong to a thread: libc changes them for all threads, a raw system call for one. A request in
+//! shared memory does not tell which thread made it, so all threads must have what the session was made with. The kernel reports
+//! a change only in a thread's whole status. Reading one takes some 100 microseconds, as the number of groups is bounded. Of a
+//! process with many threads, each check covers the first and the next [`THREADS_PER_LOOK_MAX`], in turn.
 
 use crate::service::peer::{PeerFacts, StatusFile, has_ended};
 use poolfs_types::Errno;

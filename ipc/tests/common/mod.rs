@@ -1,4 +1,4 @@
-//! An echoing service for the tests, in this process or in one of its own.
+//! Test support: an echo service, in this process or in one of its own.
 
 use poolfs_ipc::service::{
     Acquired, Admission, CoreGroups, Endpoint, EndpointConfig, Reception, Search, Session, Stop, Summoned,

@@ -1,4 +1,4 @@
-//! Posts of a process that is killed, and posts to a service that is.
+//! Tests of posts by a process that is killed, and of posts to a service that is killed.
 
 use crate::Process;
 use crate::common::{EchoService, connect, echo};

@@ -1,4 +1,4 @@
-//! Posts that a signal handler interrupts at any instruction: it posts itself, forks, or leaves by a jump.
+//! Tests of posts that a signal handler interrupts at any instruction: it posts itself, forks, or leaves by a jump.
 
 use crate::common::{EchoService, assert_echo};
 use poolfs_ipc::hold::Frame;

@@ -1,4 +1,4 @@
-//! A session as a hostile client has it.
+//! Test support: a session as a hostile client has it, with direct access to its memory.
 
 use poolfs_ipc::area::{DATA_BYTES, buffers_length, queue_length};
 use poolfs_ipc::handshake::{receive_welcome, send_hello};

@@ -1,4 +1,4 @@
-//! Clients that want the service, or their neighbours, to wait or to pay.
+//! Tests of clients that try to make the service, or their neighbours, wait or pay.
 
 use crate::bare::{Bare, bare_session, eventually, raw_socket};
 use crate::common::{EchoService, assert_echo, echo};

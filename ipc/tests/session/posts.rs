@@ -1,4 +1,4 @@
-//! Posted writes between both ends, and clients that forge them.
+//! Tests of posted writes between both ends, and of clients that forge them.
 
 use crate::bare::{Bare, bare_session, eventually};
 use crate::common::{EchoService, Written, assert_echo};

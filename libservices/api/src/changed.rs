@@ -1,7 +1,8 @@
-//! The times of change that users see: of an object of the layer below its own, unless the layer's own work has moved it.
+//! Change times (ctime) as users see them: hides the changes that a layer's own work makes to objects of the layer below.
 //!
-//! A copy-up, a mark or a table change objects below, and users have changed nothing. What such work left there is noted with the time to
-//! show for it, and counts for as long as the object's time is that one.
+//! A copy-up, a mark or a table update changes objects below although no user has changed anything. The layer notes the change
+//! time that its own work has left there, together with the time to show instead. The note applies as long as the object still
+//! has that change time.
 
 use poolfs_types::Timestamp;
 use std::sync::{Mutex, PoisonError};

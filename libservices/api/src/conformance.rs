@@ -1,8 +1,8 @@
-//! The conformance suite: the contract, operation by operation and errno by errno.
+//! The conformance suite: tests of the contract, operation by operation and errno by errno.
 //!
-//! A layer's tests call [`run`] with a function that makes a fresh, empty layer. Every case gets one of its own.
-//! What a layer cannot offer (a backend without ACLs, say) its test names to [`run_lacking`], which prints what was
-//! therefore not judged.
+//! A layer's tests call [`run`] with a function that makes a fresh, empty layer. Every case gets a layer of its own. If a layer
+//! cannot offer something (a backend without ACLs, for example), its test passes that to [`run_lacking`], which prints the cases
+//! that were skipped.
 
 mod acls;
 mod attributes;

@@ -1,4 +1,4 @@
-//! How lasting changes are to be, and what is about to make them so.
+//! How durable a change must be ([`Durability`]), and which change of names is about to follow ([`NameChange`]).
 
 use poolfs_types::OpenFlags;
 

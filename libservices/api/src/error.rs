@@ -1,4 +1,4 @@
-//! The error of a layer: one errno, and where known what happened.
+//! The error of a layer: one errno, and a message for the log where the errno does not say enough.
 
 use poolfs_types::Errno;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What the check of a layer's stored structures finds, and what became of it.
+//! Findings of a check of a layer's stored structures, and the outcome of each repair.
 
 use crate::Result;
 

@@ -1,4 +1,4 @@
-//! What a layer holds of the one below: nodes, open handles and directories, each given back when dropped.
+//! Guards for what a layer holds in the layer below: node references, open files and open directories, each released on drop.
 
 use crate::{Libservice, Result, Written};
 use poolfs_types::{Caller, Errno, HandleId, NodeId, OpenFlags};

@@ -1,4 +1,5 @@
-//! What a layer over read-only branches can do beyond [`Libservice`]: tell in what it differs from them, and get along without them.
+//! The interface of a layer over read-only branches beyond [`Libservice`]: list its differences from them, and become independent
+//! of them.
 
 use crate::{Libservice, Result};
 use poolfs_types::{Attributes, NodeId};

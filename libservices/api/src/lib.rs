@@ -1,68 +1,68 @@
-//! The one interface of every storage layer: [`Libservice`], its contract, its in-memory reference and its judges.
+//! The storage-layer interface: the trait [`Libservice`], its contract, an in-memory reference implementation, and the tests that
+//! every layer must pass.
 //!
-//! A filesystem instance is a stack (or tree) of layers: union, cache, local ... Each sees only the layers below it,
-//! through this trait, and nothing is global. The contract below is what [`conformance`] and [`random_operations`]
-//! check; both run unchanged over every layer and every stack.
+//! A filesystem instance is a stack (or tree) of layers: union, cache, local ... Each sees only the layers below it, through this
+//! trait, and nothing is global. Begin reading with the contract below. The tests [`conformance`] and [`random_operations`] check
+//! it, unchanged over every layer and every stack; [`Memory`] is the reference.
 //!
 //! # The contract
 //!
 //! **Nodes.** A [`NodeId`] names one object. `lookup`, `create`, `tmpfile`, `mkdir`, `mknod`, `symlink` and `link` return an
-//! [`Entry`] and take one reference on its node for the caller; `forget` gives references back. While the caller
-//! holds a reference (or a handle on the node) the number names the same object, also after its last name is gone.
-//! [`NodeId::ROOT`] needs no reference. Hard links of one file have one node. A number is never reused for another
-//! object. A number nobody gave out, or forgotten long ago, is answered `ESTALE`; that is the caller's mistake and
-//! never a crash.
+//! [`Entry`] and take one reference on its node for the caller; `forget` gives references back. While the caller holds a
+//! reference (or a handle on the node), the number names the same object, also after its last name is gone. [`NodeId::ROOT`]
+//! needs no reference. Hard links of one file have one node. A number is never reused for another object. A number that was never
+//! given out, or was forgotten long ago, is answered `ESTALE`: that is the caller's mistake and never a crash.
 //!
-//! **Handles.** `open`, `create`, `tmpfile` and `opendir` return a [`HandleId`], valid until `release` (which never fails and
-//! is called exactly once). Reading needs a handle whose flags are readable, writing one that is writable, else
-//! `EBADF`. A handle stays good after unlink and rename. A handle keeps the number of no other file alive.
+//! **Handles.** `open`, `create`, `tmpfile` and `opendir` return a [`HandleId`], valid until `release` (which never fails and is
+//! called exactly once). Reading needs a handle whose flags are readable, writing one that is writable, else `EBADF`. A handle
+//! stays valid after unlink and rename. A handle keeps the number of no other file alive.
 //!
-//! **Who decides.** Layers check types and structure (`ENOTDIR`, `EEXIST`, `ENOTEMPTY` ...), never permissions: the
-//! service has done that. They store owner, group and mode as [`Caller`] and the call say, after taking the umask
-//! away or applying the parent's default ACL (`system.posix_acl_default`) as Linux does. They do not look at the
-//! parent's set-group-id bit; set-id bits of a written file are the service's business too. Whether a change of owner
-//! alone clears set-id bits is up to the backend: who cares names the permissions in the same call. So are owner and
-//! access lists of a whiteout that a rename leaves behind. A layer that has other owners stored than it shows refuses those that
-//! it cannot store (`EOVERFLOW`), and shows those that it cannot name as [`types::NO_ID`].
+//! **Permissions and owners.** Layers check types and structure (`ENOTDIR`, `EEXIST`, `ENOTEMPTY` ...), never permissions: the
+//! service has done that. They store owner, group and mode as [`Caller`] and the call say, after removing the umask's bits or
+//! applying the parent's default ACL (`system.posix_acl_default`) as Linux does. They do not consider the parent's set-group-id
+//! bit; set-id bits of a written file are the service's business too. Whether a change of owner alone clears set-id bits is up to
+//! the backend: a caller that depends on it names the permissions in the same call. So are owner and access lists of a whiteout
+//! that a rename leaves behind. A layer that stores other owners than it shows refuses those that it cannot store (`EOVERFLOW`),
+//! and shows those that it cannot name as [`types::NO_ID`].
 //!
-//! **Attributes.** Links and size of a directory are the layer's own. A mode cannot be set on a symbolic link
-//! (`EOPNOTSUPP`). Setting an access ACL sets the mode, and the other way round, as on Linux; removing an ACL that is
-//! not there works. Xattrs in `user.` exist on files and directories only (else `EPERM` to set, `ENODATA` to get).
+//! **Attributes.** Links and size of a directory are the layer's own. A mode cannot be set on a symbolic link (`EOPNOTSUPP`).
+//! Setting an access ACL sets the mode, and the other way round, as on Linux; removing an ACL that does not exist succeeds.
+//! Xattrs in `user.` exist on files and directories only (else `EPERM` to set, `ENODATA` to get).
 //!
-//! **Order of checks** where several errors apply: node or handle validity, then the parent's type (`ENOTDIR`), then
-//! existence, then the object's type, then space. What is wrong with the arguments alone (contradicting flags, the
-//! target of a symbolic link) may be refused at any of these points.
+//! **Order of checks** where several errors apply: node or handle validity, then the parent's type (`ENOTDIR`), then existence,
+//! then the object's type, then space. Errors of the arguments alone (contradicting flags, the target of a symbolic link) may be
+//! reported at any of these points.
 //!
-//! **Times.** Creating or removing a name sets `modified` and `changed` of the directory; writing, truncating and
-//! allocating set `modified` and `changed` of the file; changes of attributes, xattrs and links set `changed`.
-//! A truncate to the same size sets them too, a write of no bytes does not. A time named explicitly wins over the one
-//! that the rest of the same call would set. Layers do not maintain `accessed` on reads.
+//! **Times.** Creating or removing a name sets `modified` and `changed` of the directory; writing, truncating and allocating set
+//! `modified` and `changed` of the file; changes of attributes, xattrs and links set `changed`. A truncate to the same size sets
+//! them too, a write of no bytes does not. A time named explicitly wins over the one that the rest of the same call would set.
+//! Layers do not maintain `accessed` on reads.
 //!
-//! **Bytes.** A read that starts below the size returns what is there up to it; at or beyond the size it returns 0.
-//! Holes and extended ranges read as zeros. After `write` returned, every later read of any handle sees it. A write
-//! of an `APPEND` handle goes to the end of the file, atomically against other appends. A write may be short only
-//! when space ran out after some bytes; the next one then fails.
+//! **Bytes.** A read that starts below the size returns what is there up to it; at or beyond the size it returns 0. Holes and
+//! extended ranges read as zeros. After `write` returned, every later read of any handle sees it. A write of an `APPEND` handle
+//! goes to the end of the file, atomically against other appends. A write may be short only when space ran out after some bytes;
+//! the next one then fails.
 //!
-//! **Durability.** After `fsync` of a handle returned Ok, the content (and with [`Durability::All`] the attributes)
-//! survive a crash of everything; fsync of a directory handle makes its names durable. A layer that delays writes
-//! reports a failed write-back once to every handle open at that time, by that handle's next `fsync` or `flush`.
-//! [`Libservice::sync`] does it for the whole layer.
+//! **Durability.** After `fsync` of a handle returned Ok, the content (and with [`Durability::All`] the attributes) survive a
+//! crash of everything; fsync of a directory handle makes its names durable. A layer that delays writes reports a failed
+//! write-back once to every handle open at that time, by that handle's next `fsync` or `flush`. [`Libservice::sync`] does it for
+//! the whole layer.
 //!
-//! **What is deferred.** A layer may take content at once and store only later where it is ([`Libservice::defers`]). What it has not stored
-//! yet outlives neither a crash nor the process. A layer above that promises that what it accepted outlives the process keeps it until
-//! [`Libservice::store_deferred`] has returned Ok.
+//! **Deferred places.** A layer may accept content at once and store only later where it is ([`Libservice::defers`]). What it has
+//! not stored yet survives neither a crash nor the end of the process. A layer above that promises that accepted data survives
+//! the process keeps it until [`Libservice::store_deferred`] has returned Ok.
 //!
 //! **Content before names.** A layer that delays writes writes the content of a file to the layer below before it gives the file
-//! another name (`link`), has it take another's place (`rename` over a name, or `EXCHANGE`), or lets the close of a file pass that was
-//! truncated to nothing and written again. What was written before the call is meant. If that fails, the call fails with the error and
-//! changes no name. A layer that makes one change of names of several calls below, or replaces what the layer below does not have, asks
-//! for it by [`Libservice::write_before_names`].
+//! another name (`link`), has it replace another (`rename` over a name, or `EXCHANGE`), or lets the close of a file return that
+//! was truncated to nothing and written again. This applies to what was written before the call. If that fails, the call fails
+//! with the error and changes no name. A layer that makes one change of names of several calls below, or replaces what the layer
+//! below does not have, asks for it by [`Libservice::write_before_names`].
 //!
-//! **Concurrency.** Every method may be called from many threads at once. No call may wait for another call's
-//! caller. Multi-block reads are not atomic against writes.
+//! **Concurrency.** Every method may be called from many threads at once. No call may wait for another call's caller. Multi-block
+//! reads are not atomic against writes.
 //!
-//! **Hold.** A layer that delays writes keeps back a held block until the hold is released or the node is gone; held
-//! blocks count as dirty for `fsync` only after the release.
+//! **Hold.** A layer that delays writes keeps back a held block until the hold is released or the node is gone; held blocks count
+//! as dirty for `fsync` only after the release.
 
 #![forbid(unsafe_code)]
 
@@ -70,15 +70,16 @@ mod changed;
 pub mod conformance;
 mod durability;
 mod error;
+mod filter;
 mod findings;
 mod held;
 mod layered;
 pub mod memory;
 #[cfg(test)]
 mod mutations;
-mod pass_through;
 pub mod random_operations;
 mod recorder;
+mod shared_content;
 mod shares;
 mod spending;
 pub mod walk;
@@ -87,13 +88,15 @@ mod written_at;
 pub use changed::{Changed, Unseen};
 pub use durability::{Durability, NameChange};
 pub use error::{Error, Result};
+pub use filter::{Filter, Operation};
 pub use findings::{Finding, Findings, Outcome, Tally};
 pub use held::{Branch, Held, Opened};
 pub use layered::{ChangesHeld, Difference, Flattened, Layered, Relation, Visit};
 pub use memory::Memory;
 pub use poolfs_types as types;
 pub use recorder::Recorder;
-pub use shares::{Room, Share, Shares, Taken};
+pub use shared_content::{Holder, Lease, Segment, SharedContent, Text, shared_content};
+pub use shares::{Headroom, Share, Shares, Taken};
 pub use spending::Spending;
 pub use written_at::WrittenAt;
 
@@ -101,10 +104,7 @@ use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
-use std::any::Any;
 use std::ops::{ControlFlow, Range};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 /// A name resolved: the node, with one reference for the caller, and its attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -454,85 +454,15 @@ pub trait Libservice: Send + Sync {
         copy_by_reading(self, caller, (source, source_offset), (target, target_offset), length)
     }
 
-    /// The file's cached bytes, for clients that read them without asking. Before the file's content comes to be anywhere
-    /// else, the layer revokes `lease`; while it is not revoked, what the segment's map shows is what `read` returns.
-    ///
-    /// # Errors
-    /// `EBADF`; `EOPNOTSUPP` when the layer has no such bytes, or not for this file now.
-    fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment> {
-        let _ = (handle, lease);
-        fail(Errno::EOPNOTSUPP)
-    }
-
-    /// All bytes of a program, for the kernel, which maps it from there and reads it by itself. They stay where they are until
-    /// what comes with them is dropped. Only of a file that is a program (ELF) and whose bytes are where nothing ever changes: the
-    /// layer above may come to have others for the file, but these stay. `holder`: whose processes have them from here on; nothing is given
-    /// while it is suspended.
-    ///
-    /// # Errors
-    /// `EBADF`; `EOPNOTSUPP` when the file is none of those, or too large; `ENOMEM` when there is no room for it now.
-    fn text(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
-        let _ = (handle, holder);
-        fail(Errno::EOPNOTSUPP)
-    }
-
-    /// All bytes of a file, in another one that a process may map instead. They stay there for as long as anybody has that one open
-    /// or mapped. Only of a file that is opened to be read and whose bytes are where nothing ever changes, as [`Libservice::text`]:
-    /// what is mapped does not follow when the layer above comes to have others for the file. `holder`: as there.
-    ///
-    /// # Errors
-    /// `EBADF`; `EOPNOTSUPP` when the file is none of those, too large, or so little of it cached that it is not worth reading all;
-    /// `ENOMEM` when there is no room for it now.
-    fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
-        let _ = (handle, holder);
-        fail(Errno::EOPNOTSUPP)
+    /// What the layer can do with cached content beside reading it; nothing where it has none to share.
+    fn shared_content(&self) -> Option<&dyn SharedContent> {
+        None
     }
 
     /// Whether the layer refuses every change with `EROFS`.
     fn read_only(&self) -> bool {
         false
     }
-}
-
-/// A file's cached bytes and the map that says which of them are there, as read-only descriptors.
-#[derive(Debug)]
-pub struct Segment {
-    /// The map.
-    pub map: OwnedFd,
-    /// The bytes, at their offsets.
-    pub data: OwnedFd,
-    /// Blocks of the map.
-    pub capacity: u64,
-}
-
-/// All bytes of a program.
-pub struct Text {
-    /// A file that is as long as the program, and that nobody can open for writing by this descriptor.
-    pub file: OwnedFd,
-    /// Its length.
-    pub bytes: u64,
-    /// Keeps the bytes where they are.
-    pub pin: Arc<dyn Any + Send + Sync>,
-}
-
-/// The right to take a segment for a file's content.
-pub trait Lease: Send + Sync {
-    /// Ends it, for good, before this returns.
-    fn revoke(&self);
-
-    /// Whose clients have the segment, also when the lease is over.
-    fn holder(&self) -> Option<Arc<dyn Holder>> {
-        None
-    }
-}
-
-/// Clients that are given segments, programs for their kernel, and files to map.
-pub trait Holder: Send + Sync {
-    /// Of what they have, or had, `taken` bytes were taken away, and of those so many stayed in memory all the same: somebody keeps them.
-    fn stayed(&self, taken: u64, stayed: u64);
-
-    /// Whether they keep what is taken away, so that nothing more may come into what they have.
-    fn is_suspended(&self) -> bool;
 }
 
 /// What [`Libservice::copy_range`] does where a layer has nothing better: bytes are read and written, each place a handle and an offset.

@@ -1,7 +1,7 @@
-//! The in-memory reference: the whole contract, as simply as it can be said. One lock, no cleverness.
+//! The in-memory reference implementation: the whole contract, as simple as possible, under one lock.
 //!
-//! Judges compare other layers with it, and it serves as a well-behaved lower layer in their tests. It is strict
-//! where a real layer may be lenient: a node that nobody holds a reference or a handle on is `ESTALE` at once.
+//! The random-operations test compares other layers with it. It also serves as a well-behaved lower layer in tests. It is strict
+//! where a real layer may be lenient: a node on which nobody holds a reference or a handle is `ESTALE` at once.
 
 mod acl;
 mod attributes;

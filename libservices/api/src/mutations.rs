@@ -1,4 +1,4 @@
-//! The judges judged: layers with one small mistake each, which each judge must catch.
+//! Mutation tests of the conformance suite and the random-operations test: each must catch every one of a set of faulty layers.
 
 mod faulty;
 

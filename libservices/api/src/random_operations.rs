@@ -1,12 +1,12 @@
-//! The random-operations test: one random program, run in step on a layer and on the reference.
+//! The random-operations test: one random program, run in step on a layer and on the in-memory reference.
 //!
-//! After every operation results, errnos, bytes and attributes must agree, at the end both whole trees. What is
-//! compared of attributes: type, mode, owner, group and device always; size and links of everything but directories;
-//! the time of modification where the last to set it was an explicit change (and that it is *not* such a time where
-//! something else set it since). Blocks and the places of holes are a layer's own, as long as no data lies in them;
-//! owner and access lists of whiteouts are the backend's.
+//! After every operation, results, errnos, bytes and attributes must agree; at the end, both whole trees. Type, mode, owner,
+//! group and device are always compared; size and link count for everything but directories. The modification time is compared
+//! where an explicit change set it last (and where something else has set it since, it must *not* be such an explicit time).
+//! Allocated blocks and the places of holes are the layer's own choice, as long as no data lies in a hole. Owner and access lists
+//! of whiteouts are the backend's.
 //!
-//! A failure names the seed and the operations that led there: the same seed, count and options give the same program.
+//! A failure names the seed and the operations that led there. The same seed, count and options give the same program.
 
 mod generator;
 mod inodes;

@@ -1,16 +1,16 @@
-//! A layer in memory that records every change, and rebuilds what a crash after any of them leaves on disk.
+//! A layer in memory that records every change, and reconstructs the disk state that a crash after any of them may leave.
 //!
-//! The model is that of a journalling filesystem: changes of names, attributes, sizes and xattrs survive in their order up to
-//! the crash; bytes written survive for sure only when the file was synced after them. Bytes that were not may be there, be
+//! The model is a journalling filesystem. Changes of names, attributes, sizes and extended attributes survive in their order up
+//! to the crash. Written bytes are certain to survive only if the file was synced after them. Without that they may be there, be
 //! missing, or be torn at any sector.
 
-use crate::{DirectoryEntry, Durability, Entry, Libservice, Memory, NameChange, Result, Written};
+use crate::{Durability, Entry, Filter, Libservice, Memory, NameChange, Result, Written, copy_by_reading, write_whole};
 use poolfs_types::{
-    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
-    RenameFlags, SeekTo, SetAttributes, XattrFlags,
+    AllocateMode, Attributes, Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes,
+    XattrFlags,
 };
 use std::collections::HashMap;
-use std::ops::ControlFlow;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 const ROOT: &Caller = &Caller::ROOT;
@@ -210,17 +210,9 @@ impl Recorder {
     }
 }
 
-impl Libservice for Recorder {
-    fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
-        self.memory.lookup(caller, parent, name)
-    }
-
-    fn forget(&self, node: NodeId, count: u64) {
-        self.memory.forget(node, count);
-    }
-
-    fn getattr(&self, caller: &Caller, node: NodeId) -> Result<Attributes> {
-        self.memory.getattr(caller, node)
+impl Filter for Recorder {
+    fn below(&self) -> &dyn Libservice {
+        &*self.memory
     }
 
     fn setattr(
@@ -233,10 +225,6 @@ impl Libservice for Recorder {
         let attributes = self.memory.setattr(caller, node, set, handle)?;
         self.note(Change::Setattr { node, changes: *set });
         Ok(attributes)
-    }
-
-    fn readlink(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>> {
-        self.memory.readlink(caller, node)
     }
 
     fn create(
@@ -295,6 +283,10 @@ impl Libservice for Recorder {
         Ok(())
     }
 
+    fn unlink_known(&self, caller: &Caller, parent: NodeId, name: Name<'_>, _: NodeId, _: Option<bool>) -> Result<()> {
+        Filter::unlink(self, caller, parent, name)
+    }
+
     fn rmdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
         self.memory.rmdir(caller, parent, name)?;
         self.note(Change::Rmdir { parent, name: name.as_bytes().to_vec() });
@@ -320,15 +312,27 @@ impl Libservice for Recorder {
         Ok(self.opened(self.memory.open(caller, node, flags)?, node))
     }
 
-    fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        self.memory.read(caller, handle, offset, buffer)
-    }
-
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
         let written = self.memory.write(caller, handle, offset, data)?;
         let data = data[..written.count].to_vec();
         self.note(Change::Write { node: self.of(handle), offset: written.offset, data });
         Ok(written)
+    }
+
+    fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()> {
+        pieces.iter().try_for_each(|&(offset, data)| write_whole(self, caller, handle, offset, data))
+    }
+
+    fn copy_range(
+        &self,
+        caller: &Caller,
+        source: HandleId,
+        source_offset: u64,
+        target: HandleId,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        copy_by_reading(self, caller, (source, source_offset), (target, target_offset), length)
     }
 
     fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
@@ -337,14 +341,14 @@ impl Libservice for Recorder {
         Ok(())
     }
 
-    fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
-        self.memory.seek(caller, handle, offset, to)
-    }
-
     fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
         self.memory.fsync(caller, handle, durability)?;
         self.note(Change::Sync { node: Some(self.of(handle)) });
         Ok(())
+    }
+
+    fn flush_range(&self, caller: &Caller, handle: HandleId, _: Range<u64>) -> Result<()> {
+        Filter::fsync(self, caller, handle, Durability::Data)
     }
 
     /// As a branch that commits names after the content that it has begun to write.
@@ -355,30 +359,8 @@ impl Libservice for Recorder {
         Ok(())
     }
 
-    fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()> {
-        self.memory.flush(caller, handle)
-    }
-
-    fn release(&self, handle: HandleId) {
-        self.memory.release(handle);
-    }
-
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<HandleId> {
         Ok(self.opened(self.memory.opendir(caller, node)?, node))
-    }
-
-    fn readdir(
-        &self,
-        caller: &Caller,
-        handle: HandleId,
-        cookie: u64,
-        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.memory.readdir(caller, handle, cookie, visit)
-    }
-
-    fn getxattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
-        self.memory.getxattr(caller, node, name)
     }
 
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
@@ -387,18 +369,10 @@ impl Libservice for Recorder {
         Ok(())
     }
 
-    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.memory.listxattr(caller, node)
-    }
-
     fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
         self.memory.removexattr(caller, node, name)?;
         self.note(Change::Removexattr { node, name: name.to_vec() });
         Ok(())
-    }
-
-    fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
-        self.memory.statfs(caller, node)
     }
 
     fn sync(&self) -> Result<()> {

@@ -1,11 +1,13 @@
-//! A bounded resource that several users take from, so that none of them leaves the others without.
+//! Fair shares of a bounded resource: no user of it can leave the others without.
 //!
-//! Half of the total is *reserved* in equal parts, one for each user. What lies within a user's own part is given to it whatever
-//! the others have. What all have beyond their parts is at most the other half. So whoever takes all it can leaves everybody else half of an equal share.
+//! Half of the total is *reserved* in equal parts, one for each user. A request within a user's own part is granted whatever the
+//! others have. What all users have beyond their parts is at most the other half. So a user that takes all it can still leaves
+//! every other half of an equal share.
 //!
-//! Users come and go, and with each that comes the parts become smaller. It gets its own even when what the others have does not leave it: the total is
-//! exceeded then, by no more than that, until somebody gives back. Where nobody can be made to give back, a part is reserved for a
-//! second user before there is one ([`Shares::new`]); else the first may have all ([`Shares::reclaimable`]).
+//! Users come and go, and with each new one the parts become smaller. A new user gets its part even if the others have left too
+//! little: the total is then exceeded, by no more than that, until somebody gives back. Where nobody can be made to give back, a
+//! part is reserved for a second user before there is one ([`Shares::new`]); otherwise the first may have all
+//! ([`Shares::reclaimable`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -31,8 +33,8 @@ pub struct Share {
     used: Arc<AtomicU64>,
 }
 
-/// Room for something that takes memory.
-pub trait Room: Send + Sync {
+/// Headroom for something that takes memory.
+pub trait Headroom: Send + Sync {
     /// Takes so much, if that may be.
     fn add(&self, amount: u64) -> bool;
 

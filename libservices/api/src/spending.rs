@@ -1,9 +1,10 @@
-//! On whose account the calling thread takes room of a backend.
+//! Per-thread attribution of backend space: the user on whose behalf the calling thread allocates.
 //!
-//! Filesystems keep a part of their blocks for root. The service is root and works for users, so layers that store something ask here
-//! whose work the thread does, and have the filesystem treat it as that user's. It is a matter of the thread and not an argument of each
-//! call, because what a request costs is mostly not its own call: a copy-up, a table, a journal. What was accepted before is the
-//! service's to store, whoever's request finds it waiting: see [`Spending::of_service`].
+//! Filesystems reserve a part of their blocks for root. The service is root and works for users. A layer that stores something
+//! therefore asks here for whom the thread works, and has the filesystem treat the allocation as that user's. The user is state
+//! of the thread and no argument of each call, because most of what a request costs is not its own call: a copy-up, a table, a
+//! journal. Data that was accepted earlier is the service's to store, whichever request finds it waiting: see
+//! [`Spending::of_service`].
 
 use std::cell::Cell;
 use std::marker::PhantomData;

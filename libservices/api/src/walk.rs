@@ -1,4 +1,4 @@
-//! Walking a tree of a layer: every object once, without recursion and with bounded memory.
+//! Walks a tree of a layer: every object once, without recursion and with bounded memory.
 
 use crate::{Branch, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId};

@@ -1,7 +1,8 @@
-//! What time it is for the content that the calling thread writes.
+//! Per-thread write time: when the content that the calling thread writes was written by its caller.
 //!
-//! A write whose caller has gone on is served a moment later, and its file is to show when it was made: what others have made since is not to be older than what they made it from.
-//! It is a matter of the thread, as [`crate::Spending`] is.
+//! A write whose caller has gone on (a posted write) is served a moment later. Its file must show the time of the write: a file
+//! that others have made from it since must not look older than its source. The time is state of the thread, as
+//! [`crate::Spending`] is.
 
 use poolfs_types::Timestamp;
 use std::cell::Cell;

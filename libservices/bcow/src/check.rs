@@ -1,4 +1,4 @@
-//! Checks every file of the format that a layer below has, and repairs what a crash has cut.
+//! Checks every compact file of the layer below, and repairs what a crash has cut.
 
 use crate::Bcow;
 use crate::format::{ATTRIBUTE, Cause, ENTRIES, Entries, Level, Record, Root, SECTOR_BYTES, Which};

@@ -1,4 +1,4 @@
-//! What is read and written of a file of the format.
+//! Reads, writes and punches the content of a compact file.
 
 use crate::file::File;
 use poolfs_libservice::Result;

@@ -1,4 +1,5 @@
-//! One file of the format: where its bytes are, and what is not on disk yet. What is done with the bytes is in `content.rs`.
+//! One compact file in memory: where its bytes are, and which of its tables and places are not on disk yet. Its content is
+//! accessed in `content.rs`.
 
 mod in_memory;
 mod room;

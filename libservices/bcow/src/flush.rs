@@ -1,5 +1,5 @@
-//! Bringing files to disk: data, then the places that name it, then what names those; and the thread that does it from time to time
-//! for files nobody syncs.
+//! Flushes compact files to disk in order: data, then the tables and records that name it, then those that name the tables. A
+//! thread does this periodically for files that nobody syncs.
 
 use crate::Bcow;
 use crate::file::File;

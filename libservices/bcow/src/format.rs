@@ -1,4 +1,5 @@
-//! What is stored: the record in an attribute of the file, and the sectors of its tables. docs/formats.md draws them byte by byte.
+//! The stored format: the record in an attribute of the file, and the sectors of its tables. docs/formats.md draws them byte by
+//! byte.
 
 use crate::inline::{Inline, PLACE_BYTES};
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};

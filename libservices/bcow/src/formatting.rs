@@ -1,4 +1,4 @@
-//! How a file comes to be of the format, and what marks it as such: its record, and overlayfs' mark.
+//! How a file becomes a compact file, and the marks of one: its record, and overlayfs' `metacopy` mark.
 
 use crate::Bcow;
 use crate::file::new_record;

@@ -1,4 +1,4 @@
-//! The places of a file with few units: they stand in the file's record, and there is no table.
+//! Inline places: a file with few units has their places in its record instead of a table.
 
 use crate::format::{Cause, array};
 

@@ -1,4 +1,4 @@
-//! The layer's calls: what concerns the content of files of the format is done here, all else below.
+//! The layer's [`Libservice`] implementation: calls on the content of compact files are served here, all others below.
 
 use crate::Bcow;
 use crate::file::File;
@@ -6,8 +6,8 @@ use crate::format::{ATTRIBUTE, Record, reach_max};
 use crate::formatting::METACOPY;
 use crate::nodes::{Content, Node, Open};
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written,
-    copy_by_reading, fail,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, Result, Segment, SharedContent,
+    Text, Written, copy_by_reading, fail, shared_content,
 };
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
 use poolfs_types::{
@@ -565,28 +565,34 @@ impl Libservice for Bcow {
         copy_by_reading(self, caller, (source, source_offset), (target, target_offset), length)
     }
 
+    fn shared_content(&self) -> Option<&dyn SharedContent> {
+        Some(self)
+    }
+
+    fn read_only(&self) -> bool {
+        self.below.read_only()
+    }
+}
+
+impl SharedContent for Bcow {
     fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment> {
         match self.formatted(handle) {
             Some(_) => fail(Errno::EOPNOTSUPP),
-            None => self.below.segment(handle, lease),
+            None => shared_content(&*self.below)?.segment(handle, lease),
         }
     }
 
     fn text(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
         match self.formatted(handle) {
             Some(_) => fail(Errno::EOPNOTSUPP),
-            None => self.below.text(handle, holder),
+            None => shared_content(&*self.below)?.text(handle, holder),
         }
     }
 
     fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
         match self.formatted(handle) {
             Some(_) => fail(Errno::EOPNOTSUPP),
-            None => self.below.lend(handle, holder),
+            None => shared_content(&*self.below)?.lend(handle, holder),
         }
-    }
-
-    fn read_only(&self) -> bool {
-        self.below.read_only()
     }
 }

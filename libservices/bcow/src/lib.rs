@@ -1,25 +1,33 @@
-//! Sparse files stored compactly: BAOverlay's copy-on-write format (BCoW) as a layer, for backends without holes and for uppers that grow
-//! only with what is written.
+//! Compact storage of sparse files: BAOverlay's copy-on-write format (BCoW) as a layer, for backends without holes and for upper
+//! branches that should grow only with what is written.
 //!
-//! **What it is.** A [`Bcow`] passes everything on to the layer below but the content of files of the format. Those are made of *units*,
-//! each appended when it is written for the first time, and found by a *block table*: one, or many that a root finds. Of a file with few
-//! units its record says where they are, and there is no table. A file comes to be of the format when it is empty and is made some blocks
-//! long: that is how a sketch begins. All other files are stored as they are, and both kinds stand in one tree.
+//! It assumes that nobody else uses files of the format in the layer below. Begin reading with [`Bcow`], then `format.rs` (what
+//! is stored), `file.rs` (one file in memory) and `flush.rs` (the order in which it reaches the disk).
 //!
-//! **Two forms** (the paper's section 4.3). [`Layout::Performance`]: one table of a block, with units that are larger in larger files.
-//! [`Layout::Space`]: units of one block, and as many tables as there are regions with data. A file that outgrows its table gets a root.
+//! **What it does.** A [`Bcow`] passes everything on to the layer below, except the content of files of the format (*compact
+//! files*). Their content consists of *units*. A unit is appended to the file below when it is written for the first time, and
+//! found by a *block table*: either the only one, or one of many that a root finds. The record of a file with few units says
+//! where they are, without a table. An empty file becomes compact when it is extended by some blocks: that is how a sketch
+//! begins. All other files are stored as they are. Both kinds exist in one tree.
 //!
-//! **What is lasting state.** The file below, and a record in its attribute `trusted.poolfs.bcow`; docs/formats.md draws both. In memory are
-//! the record, the tables in use, and what of them is ahead of the disk; a crash loses only what no fsync has promised. For the death of the
-//! process alone, the layer above keeps what was written until [`Libservice::store_deferred`] has stored its places.
+//! **Two forms** (the paper's section 4.3). [`Layout::Performance`]: one table of a block, with units that are larger in larger
+//! files. [`Layout::Space`]: units of one block, and as many tables as there are regions with data. A file that outgrows its
+//! table gets a root.
 //!
-//! **Order.** A table or a record names a unit only when its data is on disk. A unit that is let go is used again only when nothing on disk
-//! names it. What was cut off stays cut off: the record says so before a byte of it goes, and its limit is lifted when the places on disk agree.
+//! **Lasting state.** The file below, and a record in its attribute `trusted.poolfs.bcow`; docs/formats.md draws both. In memory
+//! are the record, the tables in use, and whatever of them is ahead of the disk. A crash of the machine loses only what no fsync
+//! has promised. For a crash of the process alone, the layer above keeps what was written until [`Libservice::store_deferred`]
+//! has stored its places.
 //!
-//! **Memory.** A file's tables are bounded, and those of all files: those on disk go and are read again, and a writer has the others stored.
-//! So are the roots of all files, which go with the file's place in memory.
+//! **Order.** A table or a record names a unit only when its data is on disk. A freed unit is reused only when nothing on disk
+//! names it. What was cut off by a truncation stays cut off: the record says so before a byte of it goes, and its limit is lifted
+//! when the places on disk agree.
 //!
-//! **Locks.** That of who makes room for tables; a node's flush lock, then its content; the tables of nodes and handles last, and for moments only.
+//! **Memory.** The tables of one file and of all files are bounded. Stored tables are dropped and read again; a writer has the
+//! others stored first. The roots of all files are bounded as well, and go with the file's place in memory.
+//!
+//! **Lock order.** First the lock held while room is made for tables; then a node's flush lock, then its content; the tables of
+//! nodes and handles last, and only for moments.
 
 #![forbid(unsafe_code)]
 

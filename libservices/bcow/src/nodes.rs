@@ -1,4 +1,4 @@
-//! The regular files that the layers above know, and what each of them is.
+//! The table of regular files that the layers above hold, and what each of them is: plain, compact, or damaged.
 
 use crate::file::{Bound, File};
 use crate::format::{ATTRIBUTE, Record};

@@ -1,4 +1,4 @@
-//! The tables of a file in memory, and the room in it.
+//! A block table in memory, and the free space of the file below.
 
 use crate::format::{
     Cause, ENTRIES, Entries, SECTOR_BYTES, SECTORS, Which, decode_sector, encode_sector, salvage_sector, sector_of,

@@ -1,24 +1,15 @@
-//! Answers of the layer below that are kept beside a node, so that it is not asked again: a symbolic link's target, and extended attributes.
+//! Cached answers of the layer below beside a node: a symbolic link's target, and extended attributes.
 //!
-//! They are not content: a container has as many nodes as it can hold, and of each some kilobytes of them. So they are charged to the budget, all
-//! together are at most a part of it, of which each layer has its share, and beyond that nothing is kept: the layer below is asked each
-//! time. While memory is short nothing is kept either, and what was is given up.
+//! They are not content: a container has as many nodes as it can hold, each with some kilobytes of answers. So they are charged
+//! to the budget. All answers together are limited to a part of it, of which each layer has its share. Beyond that nothing is
+//! cached, and the layer below is asked each time. While memory is short no answers are cached, and those already cached are
+//! dropped.
 
 use crate::core::Core;
 use crate::node::Node;
 use crate::pool::Pool;
 use crate::sync::write;
 use std::sync::Arc;
-
-/// Answers of all layers together, in bytes: one part in so many of the cache's memory, and never more than what serves the nodes that kernels
-/// keep without using them.
-const ANSWERS_PART: u64 = 8;
-const ANSWERS_MAX: u64 = 16 << 20;
-
-/// The same with so large a cache.
-pub(crate) fn answers_max(limit_bytes: u64) -> u64 {
-    (limit_bytes / ANSWERS_PART).min(ANSWERS_MAX)
-}
 
 /// What one takes beside its bytes: its place in the node, what the C library adds to its pieces, and what counts it.
 const ANSWER_COST: u64 = 192;

@@ -1,4 +1,5 @@
-//! Attributes, symbolic links' targets and extended attributes: asked for below once, kept exact afterwards.
+//! The attribute cache: attributes, symbolic links' targets and extended attributes are asked for below once, and kept exact
+//! afterwards.
 
 use crate::answers::{AnswerRoom, CachedXattr, Target};
 use crate::node::{Node, State};

@@ -1,4 +1,4 @@
-//! Which blocks of one file are cached, and how: plain data, 64 blocks to a chunk.
+//! The block map of one file: which blocks are cached and in which state, as plain data, 64 blocks to a chunk.
 
 use poolfs_types::limits::{BLOCK_SHIFT, BLOCK_SIZE};
 use std::collections::BTreeMap;

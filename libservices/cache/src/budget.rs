@@ -1,8 +1,8 @@
-//! The budget of a pool: a hard bound, taken before memory is used, and the order in which chunks leave.
+//! The memory budget of a pool: a hard bound, reserved before memory is used, and the eviction order of chunks.
 //!
-//! The order follows S3-FIFO: new chunks enter a small queue and leave the cache from there unless something was read
-//! twice; chunks that were go round in the main queue as long as they are read again. A chunk that cannot be evicted
-//! (dirty, held, locked) goes to the end of its queue, so nobody waits for it.
+//! The order follows S3-FIFO: new chunks enter a small queue and leave the cache from there unless something was read twice.
+//! Chunks that were read twice go round in the main queue as long as they are read again. A chunk that cannot be evicted (dirty,
+//! held, locked) goes to the end of its queue, so nobody waits for it.
 
 use crate::config::LIMIT_BYTES_MIN;
 use crate::node::{Evicted, Node};

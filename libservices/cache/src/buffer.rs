@@ -1,4 +1,4 @@
-//! Bounce buffers, aligned so that the layer below may hand them to direct I/O, and reused.
+//! Bounce buffers, aligned so that the layer below can use them for direct I/O, and reused.
 
 use crate::sync::lock;
 use poolfs_types::limits::BLOCK_SIZE;

@@ -1,12 +1,13 @@
-//! The layer itself: its making and ending, and what several of its calls share.
+//! The cache layer itself: how it is made and shut down, and what several of its calls share.
 
 use crate::core::Core;
 use crate::handles::{Handles, Open, OpenFile};
-use crate::ledger::{BranchKey, Recorder};
+use crate::ledger::Recorder;
 use crate::names::Known;
 use crate::node::{Node, Use};
 use crate::pool::CachePool;
 use crate::read_ahead::Reader;
+use crate::state_directory::BranchKey;
 use crate::state_directory::branch_name;
 use crate::sync::{read, write};
 use poolfs_libservice::{Entry, Error, Libservice, Result, fail};
@@ -45,7 +46,7 @@ impl Cache {
         Self::over(pool, below, None)
     }
 
-    /// The same, and what is dirty outlives this process: [`Remains`](crate::Remains) of the pool's [directory](CachePool::kept_directory)
+    /// The same, and what is dirty outlives this process: [`CrashRecovery`](crate::CrashRecovery) of the pool's [directory](CachePool::kept_directory)
     /// have it then, by `key`. `branch` is what they say of which branch that is.
     ///
     /// # Errors
@@ -268,7 +269,7 @@ impl Drop for Cache {
             tracing::error!(%error, "a cache was dropped while dirty, and not everything could be written back");
         }
         self.core.clear();
-        self.core.pool.loans.end(&self.core);
+        self.core.pool.mmap_exports.end(&self.core);
         if let Some(recorder) = &self.core.recorder
             && let Err(error) = self.core.pool.segments.remove_named(&branch_name(&recorder.key))
         {

@@ -1,18 +1,19 @@
-//! What a dead process has left that cannot be brought below now: the next cache has it as that one had it. So it is tried again and again, who
-//! reads the file sees it, whoever unmounts hears of it, and it goes away with the file.
+//! Dirty data of a dead process that cannot be written back now: the next cache takes it over as its own dirty data.
+//!
+//! So its write-back is retried, readers of the file see it, whoever unmounts is told of it, and it goes away with the file.
 
 use crate::blocks::{BLOCK, CHUNK_BLOCKS};
 use crate::buffer::BufferStore;
 use crate::cache::Cache;
+use crate::crash_recovery::{CrashRecovery, PIECE_BLOCKS, Waiting, read, unreadable};
 use crate::node::Node;
-use crate::remains::{PIECE_BLOCKS, Remains, Waiting, read, unreadable};
 use crate::sync;
 use poolfs_libservice::{Error, Held, Libservice, Result};
 use poolfs_types::{Caller, Errno, Name, NodeId, SetAttributes};
 use std::fs::File;
 use std::sync::Arc;
 
-impl Remains {
+impl CrashRecovery {
     /// Takes a file that waits into a cache over the branch. It may be done twice, and what is left stays as it is. Returns what the file is there.
     ///
     /// # Errors

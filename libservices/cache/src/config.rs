@@ -1,4 +1,4 @@
-//! What a pool's cache is given, what can be wrong with it, and what it tells of itself.
+//! The configuration of a pool's cache, its errors, and its statistics.
 
 use crate::blocks::{BLOCK, CHUNK_BLOCKS};
 use std::io;

@@ -1,4 +1,4 @@
-//! Where the cached bytes of one file are: on the heap while the file is small, else in a segment.
+//! The cached bytes of one file: on the heap while the file is small, otherwise in a segment.
 //!
 //! What is not cached reads as zeros here: punched, dropped and never written ranges alike.
 

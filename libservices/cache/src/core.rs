@@ -1,5 +1,5 @@
-//! The shared part of one cache layer: the layer below, the table of nodes with their references, the names, and the
-//! room that is left below.
+//! The shared part of one cache layer: the layer below, the table of nodes with their references, the names, and the space left
+//! below.
 
 use crate::blocks::{BLOCK, Counts};
 use crate::leaving::Leaving;

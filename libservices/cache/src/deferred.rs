@@ -1,8 +1,9 @@
-//! Content that is below, which has not stored yet where it is: it stays here, and in the ledger, until it has.
+//! Deferred blocks: they are written back, but the layer below has not stored yet where they are. They stay cached, and in the
+//! ledger, until it has.
 //!
-//! The layer below stores it when it is asked to: by the flushers after each round of write-back, by whoever syncs, and by a writer for whom
-//! there is no room, because it counts as what is dirty does. What is not kept here, as it goes through or goes away, is stored before the call
-//! that did it is answered.
+//! The layer below stores the places on request: by the flushers after each round of write-back, by any sync, and by a writer
+//! that finds no room, because deferred blocks count like dirty ones. For content that the cache does not keep, because it is
+//! written through or removed, the places are stored before that call returns.
 
 use crate::blocks::{CHUNK_BLOCKS, Chunk};
 use crate::node::{Node, State};

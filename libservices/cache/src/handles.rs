@@ -1,4 +1,4 @@
-//! Open files and directories of the layer.
+//! The layer's table of open files and directories.
 
 use crate::node::Use;
 use crate::read_ahead::Reader;

@@ -1,4 +1,4 @@
-//! Which ranges of a segment are to be held in huge pages: those whose blocks are all there, and were at the visit before.
+//! Selects the ranges of a segment to hold in huge pages: those whose blocks are all there, and were at the previous visit.
 
 use crate::blocks::{BLOCK, BlockMap};
 use poolfs_ipc::memory::HUGE_PAGE;

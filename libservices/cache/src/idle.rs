@@ -1,5 +1,5 @@
-//! How many nodes nobody refers to, in all layers of a pool together: they are bounded by what the pool has, not by how many
-//! layers there are.
+//! The count of idle nodes (nodes without references) in all layers of a pool: it is bounded for the pool, however many layers
+//! there are.
 
 use crate::core::Core;
 use crate::sync::lock;

@@ -1,4 +1,4 @@
-//! The calls of the layer.
+//! The [`Libservice`] implementation of the cache.
 
 use crate::blocks::{block_of, blocks_for};
 use crate::cache::Cache;
@@ -8,8 +8,8 @@ use crate::node::Node;
 use crate::sync::read;
 use crate::write_back::hold_is_bounded;
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, Result, Segment, Text, Written,
-    fail,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, Result, Segment, SharedContent,
+    Text, Written, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -384,6 +384,16 @@ impl Libservice for Cache {
         self.copy(caller, (source, source_offset), (target, target_offset), length)
     }
 
+    fn shared_content(&self) -> Option<&dyn SharedContent> {
+        Some(self)
+    }
+
+    fn read_only(&self) -> bool {
+        self.core.below.read_only()
+    }
+}
+
+impl SharedContent for Cache {
     fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment> {
         self.handles.readable(handle)?.node.0.segment(lease)
     }
@@ -396,9 +406,5 @@ impl Libservice for Cache {
     fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
         let file = self.handles.readable(handle)?;
         if self.read_only() { file.node.0.lend(holder) } else { fail(Errno::EOPNOTSUPP) }
-    }
-
-    fn read_only(&self) -> bool {
-        self.core.below.read_only()
     }
 }

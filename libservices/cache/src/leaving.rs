@@ -1,9 +1,10 @@
-//! Files that have lost their last name and that somebody still holds. Their room comes back when the last holder lets go, and the kernel
-//! tells of that after the call that caused it has returned: RELEASE after `close`, FORGET after `unlink`. So whoever finds no room
-//! waits while such files are there.
+//! Files without a name that somebody still holds: their space is freed when the last holder releases them.
 //!
-//! The wait is bounded, and a file that stays open without a name does not slow down every later write: after a wait in vain nobody waits again
-//! until another file loses its name, one is closed, or some time has passed.
+//! The kernel reports that release after the call that caused it has returned: RELEASE after `close`, FORGET after `unlink`. So a
+//! call that finds no space waits while such files exist.
+//!
+//! The wait is bounded, and a file that stays open without a name does not slow down every later write: after a wait without
+//! success nobody waits again until another file loses its name, one is closed, or some time has passed.
 
 use crate::sync::lock;
 use std::sync::{Condvar, Mutex, PoisonError};

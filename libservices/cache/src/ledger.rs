@@ -1,13 +1,14 @@
-//! What is newer here than below, noted where the death of the process does not take it: the *ledger*, a file beside the segments.
+//! The *ledger*: a crash-surviving index of dirty blocks, in a file beside the segments.
 //!
-//! An entry for each dirty file says which file of which branch it is, where its bytes are, and its size and time; an entry for each
-//! chunk with dirty blocks says which these are. It is kept true under the lock of the file's state, after the bytes are in the segment
-//! and before the change is answered; a block leaves it when it is below, and stored there where it can be found. What it says after a death is read by
-//! [`Remains`](crate::Remains).
+//! An entry for each dirty file says which file of which branch it is, where its bytes are, and its size and times; an entry for
+//! each chunk with dirty blocks says which these are. The ledger is updated under the lock of the file's state, after the bytes
+//! are in the segment and before the change is answered. A block leaves it when it is below, and stored there where it can be
+//! found. After a crash it is read by [`CrashRecovery`](crate::CrashRecovery).
 //!
 //! ```text
 //! 8 words:    magic, entries of files, entries of chunks, 0 ...
-//! a file:     state (0 free, 1, 3: has blocks on hold), key (2 words), inode, segment (0: none), size, modified and changed: seconds, nanoseconds
+//! a file:     state (0 free, 1, 3: has blocks on hold), key (2 words), inode, segment (0: none), size,
+//!             modified and changed: seconds, nanoseconds
 //! a chunk:    blocks (64 bits; 0 free), entry of its file, which chunk of it
 //! ```
 
@@ -15,6 +16,7 @@ use crate::blocks::{BLOCK, Chunk};
 use crate::content::Content;
 use crate::node::State;
 use crate::segments::SegmentStore;
+use crate::state_directory::BranchKey;
 use crate::sync::lock;
 use hashbrown::HashMap;
 use poolfs_ipc::words::Words;
@@ -24,9 +26,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
-
-/// Names the use of a branch by one service: what is noted under one says nothing of the next.
-pub type BranchKey = [u8; 16];
 
 pub(crate) const LEDGER_NAME: &str = "ledger";
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"PFLEDGR1");

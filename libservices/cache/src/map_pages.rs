@@ -1,6 +1,8 @@
-//! Memory of a file's map: the pages in which words are written. They are charged to the cache's memory, and each layer has its share of them.
+//! Memory accounting of a file's map: the pages in which words are written. They are charged to the cache's memory, and each
+//! layer has its share of them.
 //!
-//! The first two of a map, its head and the words of the file's beginning, come with the map: maps are counted.
+//! The first two pages of a map, its head and the words of the file's beginning, come with the map. They are charged, but not
+//! taken from the share: the number of maps is bounded.
 
 use crate::blocks::{BLOCK, CHUNK_BLOCKS};
 use crate::core::Core;
@@ -15,15 +17,8 @@ pub(crate) const PAGE_BLOCKS: u64 = BLOCK / 4;
 pub(crate) const PAGE_CHUNKS: u64 = PAGE_BLOCKS / CHUNK_BLOCKS;
 /// Most pages of words.
 const PAGES_MAX: usize = (CAPACITY_MAX / PAGE_BLOCKS) as usize;
-/// The pages of all maps, but for the first two of each, are one part in this many of the cache's limit. Files of which all is cached need one in 1024.
-const MAPS_PART: u64 = 16;
 /// Pages that come with each map.
 const FIRST_PAGES: u64 = 2;
-
-/// Most pages of a pool that are divided.
-pub(crate) fn pages_max(limit_bytes: u64) -> u64 {
-    limit_bytes / MAPS_PART / BLOCK
-}
 
 /// Which pages of a map's words are written; given back when dropped.
 pub(crate) struct MapPages {

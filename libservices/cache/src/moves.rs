@@ -1,4 +1,4 @@
-//! The two calls that involve two objects: rename and copying between files.
+//! The two calls that involve two objects: rename, and copying between files.
 
 use crate::cache::{Cache, Peeked};
 use crate::names::Known;

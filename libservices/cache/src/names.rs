@@ -1,4 +1,5 @@
-//! Names and what they lead to, absent ones included. Bounded by count; the one used longest ago goes first.
+//! The name cache: what a name leads to, absent names included. The number of entries is bounded; entries not used recently are
+//! evicted first.
 
 use poolfs_types::{Name, NodeId};
 use quick_cache::Equivalent;

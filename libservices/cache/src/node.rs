@@ -1,13 +1,23 @@
-//! One object of the layer below: what the cache knows of it, and the counting that keeps the budget true.
+//! One object of the layer below: its cached state, its locks, and the accounting of what it holds.
 //!
-//! Locks of a node, in the order in which they are taken: `writer` (one writer or truncation at a time), `flush` (one
-//! write-back at a time), `storing` (one who has the layer below store what it has deferred), `filling`, `state`. Nobody who holds `flush` waits
-//! for a `writer`, and nobody who holds `storing` for either. Names change under the `names`
-//! of the directories, then the `links` of the object, then `state`; `links` is not taken together with `writer` or `flush`. Who holds
-//! `names` may wait for a `flush`, and nobody who holds a `flush` or a `writer` changes or looks up names.
-//! Calls below are made under `writer`, `flush`, `storing`, `names` and `links` only, never under `state`, so a cached read waits
-//! for no I/O. After `state` come the budget's queues, the list of dirty files, and at the very end what is charged (answers that
-//! are dropped give it back, [`crate::answers`]); nobody who holds those waits for a `state`.
+//! Lock order of a node:
+//!
+//! ```text
+//! writer    one writer or truncation at a time
+//! flush     one write-back at a time
+//! storing   one thread at a time has the layer below store what it has deferred
+//! filling   the ranges of blocks being read from below
+//! state
+//! ```
+//!
+//! - A holder of `flush` never waits for a `writer`, and a holder of `storing` waits for neither.
+//! - Names change under the `names` of the directories, then the `links` of the object, then `state`. `links` is not taken
+//!   together with `writer` or `flush`.
+//! - A holder of `names` may wait for a `flush`. No holder of a `flush` or a `writer` changes or looks up names.
+//! - Calls below are made under `writer`, `flush`, `storing`, `names` and `links` only, never under `state`, so a cached read
+//!   waits for no I/O.
+//! - After `state` come the budget's queues, the list of dirty files, and at the very end the lock of what is charged (dropped
+//!   answers give it back, [`crate::answers`]). No holder of those waits for a `state`.
 
 use crate::answers::{CachedXattr, Target};
 use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Counts, blocks_for};

@@ -1,5 +1,5 @@
-//! The part of a pool's memory that stays where it is: programs that the kernel maps by itself. It is bounded, because nothing of it
-//! can be evicted before the kernel has let it go.
+//! The bound on pinned memory: whole files that the kernel or other processes map. Their memory cannot be evicted before the
+//! kernel has released it.
 
 use crate::sync::lock;
 use std::sync::{Arc, Mutex};

@@ -1,21 +1,20 @@
-//! The cache of one service: budget, segments, dirty files in the order of their age, and the threads that write back
-//! and read ahead.
+//! The cache pool of one service: budget, segments, dirty files by age, and the threads that write back and read ahead.
 
-use crate::answers::answers_max;
 use crate::budget::Budget;
 use crate::buffer::BufferStore;
 use crate::config::{CacheConfig, CacheError, CacheStatistics};
 use crate::idle::IdleNodes;
 use crate::ledger::Ledger;
-use crate::loans::Loans;
-use crate::map_pages::pages_max;
+use crate::limits::VIEWS_MAX;
+use crate::limits::Weigh;
+use crate::limits::answers_max;
+use crate::limits::pages_max;
+use crate::mmap_exports::MmapExports;
 use crate::node::Node;
 use crate::pins::Pins;
 use crate::read_ahead::ReadAheadQueue;
 use crate::segments::{SegmentStore, SharedNotice};
-use crate::shortage::Weigh;
 use crate::sync::{lock, try_lock};
-use crate::view::VIEWS_MAX;
 use crossbeam_utils::CachePadded;
 use poolfs_ipc::segment::{Leases, leases_length};
 use poolfs_libservice::Shares;
@@ -78,7 +77,7 @@ pub(crate) struct Pool {
     /// Where programs are that the kernel maps by itself.
     pub(crate) texts: Arc<SegmentStore>,
     pub(crate) pins: Arc<Pins>,
-    pub(crate) loans: Loans,
+    pub(crate) mmap_exports: MmapExports,
     pub(crate) buffers: BufferStore,
     pub(crate) read_ahead: ReadAheadQueue,
     pub(crate) idle: IdleNodes,
@@ -245,7 +244,7 @@ impl Pool {
                 due.iter().for_each(Node::store_in_background);
             }
             self.visit_segments();
-            self.loans.visit();
+            self.mmap_exports.visit();
         }
     }
 }
@@ -308,7 +307,7 @@ impl CachePool {
             ledger,
             texts,
             pins: Pins::new(config.limit_bytes),
-            loans: Loans::default(),
+            mmap_exports: MmapExports::default(),
             buffers: BufferStore::default(),
             read_ahead: ReadAheadQueue::default(),
             idle: IdleNodes::default(),

@@ -1,4 +1,4 @@
-//! Truncating, punching, zeroing, and looking for holes.
+//! Operations on ranges: truncating, punching, zeroing, and seeking data or holes.
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for};
 use crate::content::Content;

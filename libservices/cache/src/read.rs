@@ -1,10 +1,11 @@
-//! Reading: what is cached is copied under the file's shared lock, what is not is read from below in large pieces.
+//! Reads: cached bytes are copied under the file's shared lock; missing ones are read from below in large pieces.
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk, cost_of};
+use crate::failure::cache_failure;
 use crate::node::{Node, State};
 use crate::sync::{lock, read};
-use poolfs_libservice::{Error, Result};
-use poolfs_types::{Caller, Errno};
+use poolfs_libservice::Result;
+use poolfs_types::Caller;
 use std::io;
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -32,10 +33,6 @@ impl Drop for Claim<'_> {
 
 fn present(chunk: &Chunk) -> u64 {
     chunk.resident | chunk.zero
-}
-
-pub(crate) fn cache_failure(error: &io::Error) -> Error {
-    Error::new(Errno::EIO, format!("the cache's memory failed: {error}"))
 }
 
 impl State {

@@ -1,4 +1,4 @@
-//! Reading ahead of sequential readers: who is one, how far, and the threads that do it.
+//! Read-ahead: detects sequential readers, decides how far ahead to read, and runs the threads that do it.
 
 use crate::blocks::{block_of, blocks_for};
 use crate::node::Node;

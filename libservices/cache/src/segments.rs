@@ -1,13 +1,14 @@
 //! Segments: the cached content of larger files, as named files of a private tmpfs.
 //!
-//! Without a place the mount exists only through this process's descriptor: when the process ends, however it ends, the
-//! kernel frees it. With one it is mounted there, in a directory of its own, and only the orderly end of the process unmounts it: what
-//! was dirty when a process dies is found there ([`Remains`](crate::Remains)). Files are opened on demand and only a bounded number stays open, because the limit of descriptors is far below
-//! the number of files worth caching.
+//! **Lifetime.** Without a place the mount exists only through this process's descriptor: when the process ends, however it ends,
+//! the kernel frees it. With a place the tmpfs is mounted there, in a directory of its own, and only the orderly end of the
+//! process unmounts it. Dirty data of a process that died is found there ([`CrashRecovery`](crate::CrashRecovery)).
 //!
-//! A file that clients may have is different: who has a descriptor of it could take a lease (`F_SETLEASE`), and the next open here would
-//! wait for tens of seconds, with whatever lock is held. The kernel gives no lease of a file that somebody has open for writing, so this process keeps
-//! such a file open as long as anybody else has it ([`Segment::hold`]), and never has to open it again.
+//! **Descriptors.** Files are opened on demand and only a bounded number stays open, because the limit of descriptors is far
+//! below the number of files worth caching. A file that clients may have is different. A client with a descriptor of it could
+//! take a lease (`F_SETLEASE`), and the next open here would wait for tens of seconds, with locks held. The kernel grants no
+//! lease on a file that somebody has open for writing. So this process keeps such a file open as long as anybody else has it
+//! ([`Segment::hold`]), and never has to open it again.
 
 use crate::config::CacheError;
 use crate::state_directory::{StateDirectory, check_private};

@@ -1,18 +1,22 @@
-//! Too little memory: the cache makes do with less, and gives nothing of it away.
+//! Memory shortage: the cache works with less memory, and gives no segments to clients.
 //!
-//! A client that has a segment can keep its pages (in a pipe, by `splice`) when they are taken away: the kernel goes on counting them for this
-//! process. So while there is too little memory no segment is given, and those that were given are *retired*: their views end, nothing more
-//! comes into them, what is in them is dropped as soon as it is clean, and then they go. What is cached of their files after that is in
-//! others, of which no client has a descriptor. Whether the memory came back is measured, and told to those whose clients had the segment;
-//! so it is whenever much of such a file is cut, punched or removed.
+//! **Retiring.** A client that has a segment can keep its pages (in a pipe, by `splice`) after they are taken away: the kernel
+//! goes on charging them to this process. So while memory is short no segment is given, and those that were given are *retired*:
+//! their views end, nothing more enters them, their clean blocks are dropped, dirty ones as soon as they are clean, and then the
+//! segment goes. From then on the content of their files is cached in other segments, of which no client has a descriptor.
 //!
-//! Programs that the kernel was given, and files that were lent ([`crate::text`]), are such segments, too: who reads them may keep their pages in
-//! the same way. They stay as long as they are pinned. When they are not, nobody can come to keep more of them, but their memory may have been
-//! taken for others before anybody looks. So for a while after each look, what is no longer pinned is taken away at once.
+//! **Measuring.** The cache measures whether the memory came back, and reports it to the holders whose clients had the segment.
+//! It does so as well whenever a large part of such a file is truncated, punched or removed.
+//!
+//! **Pinned files.** Programs that the kernel was given, and files that were lent ([`crate::text`]), are such segments, too:
+//! their readers may keep pages in the same way. They stay as long as they are pinned. Once they are not, nobody can come to keep
+//! more of their pages, but their memory may have been reused before anybody measures. So for a while after each measurement,
+//! what is no longer pinned is taken away at once.
 
 use crate::blocks::BLOCK;
 use crate::budget::Look;
 use crate::content::Content;
+use crate::limits::Weigh;
 use crate::node::{Node, State};
 use crate::pool::{CachePool, Pool};
 use crate::sync::read;
@@ -32,9 +36,6 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 /// What the process is counted for, and the kernel cannot drop by itself.
 pub(crate) type Kept<'a> = dyn Fn() -> Option<u64> + 'a;
-
-/// The same, for as long as the cache is there.
-pub(crate) type Weigh = dyn Fn() -> Option<u64> + Send + Sync;
 
 /// What came of taking a piece away.
 struct Piece {
@@ -58,10 +59,6 @@ impl Piece {
         if self.is_large() == other.is_large() { self.part() < other.part() } else { self.is_large() }
     }
 }
-
-/// Most holders remembered of a segment. Beyond that, the one who was first given it longest ago is forgotten; to be given it again changes
-/// nothing about that.
-pub(crate) const GIVEN_MAX: usize = 64;
 
 impl Pool {
     /// Whether there is too little memory.
@@ -288,7 +285,7 @@ mod tests {
     use crate::blocks::CHUNK_BLOCKS;
     use crate::cache::Cache;
     use crate::config::CacheConfig;
-    use poolfs_libservice::{Durability, Lease, Libservice, Memory};
+    use poolfs_libservice::{Durability, Lease, Libservice, Memory, SharedContent};
     use poolfs_types::{AllocateMode, Caller, HandleId, Name, NodeId, OpenFlags, SetAttributes};
     use std::cell::Cell;
     use std::sync::atomic::AtomicU64;

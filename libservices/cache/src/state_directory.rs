@@ -1,9 +1,9 @@
-//! The directory in which a service keeps its state: opened beneath a descriptor, and believed only if nobody but its owner can have made what is in it.
+//! The directory in which a service keeps its state: opened relative to a descriptor, and trusted only if nobody but its owner
+//! can have made its content.
 //!
-//! Nothing here follows a symbolic link or looks at a path from outside. A file is used only when it is an ordinary one of the directory's
-//! own filesystem with a single name, so that no name in it stands for something elsewhere on the host.
+//! No symbolic link is followed here, and no path is resolved from outside. A file is used only if it is a regular file of the
+//! directory's own filesystem with a single name, so that no name in it stands for something elsewhere on the host.
 
-use crate::ledger::BranchKey;
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatfs, openat, openat2, statat, unlinkat,
 };
@@ -14,6 +14,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+
+/// Names the use of a branch by one service: what is noted under one says nothing of the next.
+pub type BranchKey = [u8; 16];
 
 /// `f_type` of tmpfs.
 const TMPFS: u64 = 0x0102_1994;

@@ -1,4 +1,5 @@
-//! Locks that survive a panic of another thread: what they guard is kept valid at every step, so poison says nothing.
+//! Lock helpers that ignore poisoning: the guarded state is valid at every step, so a panic of another thread says nothing about
+//! it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 

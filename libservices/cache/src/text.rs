@@ -1,18 +1,21 @@
-//! Files that others map by themselves: all of the file in a segment of its own, as long as the file, which stays as it is while
-//! somebody has the pin. Programs are mapped by the kernel, which says when it has let them go; what processes map is a loan
-//! ([`crate::loans`]).
+//! Whole-file segments for files that others map: all of the file in a segment of its own, as long as the file, which stays
+//! unchanged while it is pinned.
 //!
-//! These segments are in a tmpfs of their own: what the kernel still maps of it when the service has died keeps that one, and not all
-//! that was cached. Pages of zeros are there too: a fault on a hole would be charged to whoever has it mapped.
+//! Programs are mapped by the kernel, which reports when it has released them. Files that processes map are mmap exports
+//! ([`crate::mmap_exports`]).
+//!
+//! These segments are in a tmpfs of their own: what the kernel still maps after the service has died keeps only that tmpfs in
+//! memory, not everything that was cached. Pages of zeros are allocated there too: a fault on a hole would be charged to the
+//! process that maps it.
 
 use crate::blocks::{BLOCK, CHUNK_BLOCKS, Chunk, blocks_for, cost_of};
 use crate::content::Content;
 use crate::core::Core;
+use crate::failure::cache_failure;
+use crate::limits::GIVEN_MAX;
 use crate::node::{Node, State};
 use crate::pins::{Permit, Refusal};
-use crate::read::cache_failure;
 use crate::segments::Segment;
-use crate::shortage::GIVEN_MAX;
 use crate::sync::{lock, read, write};
 use poolfs_libservice::{Holder, Result, Text, fail};
 use poolfs_types::{Errno, FileType};
@@ -125,7 +128,7 @@ impl Node {
             return fail(Errno::EOPNOTSUPP);
         }
         let (file, pin) = self.whole(attributes.size, holder, Segment::hold)?;
-        pool.loans.note(pin);
+        pool.mmap_exports.note(pin);
         Ok(file)
     }
 

@@ -1,16 +1,17 @@
-//! What clients read of a file by themselves: the map of its segment, kept true while the file's state changes.
+//! The view of a file for clients that read it without requests: the map of its segment, kept true while the file's state
+//! changes.
 //!
-//! The map belongs to the state: it is written under the state's lock only. Whatever takes bytes away says so first
-//! ([`State::retract`]); everything else shows in the map when the change is booked ([`State::publish`]).
+//! The map belongs to the state: it is written under the state's lock only. Before bytes are taken away, their blocks are
+//! retracted ([`State::retract`]); every other change is published when it is booked ([`State::publish`]).
 
 use crate::blocks::{BLOCK, CHUNK_BLOCKS, blocks_for, by_chunk};
 use crate::content::Content;
 use crate::core::Core;
+use crate::failure::cache_failure;
+use crate::limits::{GIVEN_MAX, VIEWS_MAX};
 use crate::map_pages::{MapPages, PAGE_BLOCKS, PAGE_CHUNKS};
 use crate::node::{Node, State};
-use crate::read::cache_failure;
 use crate::segments::Segment;
-use crate::shortage::GIVEN_MAX;
 use crate::sync::{read, try_write, write};
 use poolfs_ipc::segment::{CAPACITY_MAX, Place, SegmentMap, capacity_for, collapse, map_length};
 use poolfs_libservice::{Error, Lease, Result, Segment as Shared, fail};
@@ -21,9 +22,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-
-/// Most files of a pool that clients read by themselves at a time.
-pub(crate) const VIEWS_MAX: usize = 1024;
 
 /// Bytes that readers' faults may have brought back before they are looked for.
 const STRAY_BYTES_MAX: u64 = 64 << 10;

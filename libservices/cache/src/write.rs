@@ -1,9 +1,9 @@
-//! Writing: into the cache while there is room for it here and below, else through it.
+//! Writes: into the cache while there is room for them here and below, otherwise written through.
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk, cost_of};
 use crate::core::{Core, Room};
+use crate::failure::cache_failure;
 use crate::node::{Node, State};
-use crate::read::cache_failure;
 use crate::sync::{lock, read, try_read};
 use poolfs_libservice::{Result, Written, WrittenAt, fail};
 use poolfs_types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX, FILE_SIZE_MAX};

@@ -1,9 +1,9 @@
-//! Writing back: dirty blocks go below in the order of their offsets and in large pieces, then the times; only after
-//! both does a file count as clean.
+//! Write-back: dirty blocks go below in the order of their offsets and in large pieces, then the times; a file is clean only
+//! after both.
 
 use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk, cost_of};
+use crate::failure::cache_failure;
 use crate::node::{Node, State};
-use crate::read::cache_failure;
 use crate::sync::{lock, read, try_lock};
 use poolfs_libservice::{Error, NameChange, Result, Spending, fail};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime, Timestamp};

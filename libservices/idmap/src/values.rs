@@ -1,6 +1,6 @@
-//! Extended attributes that have ids in them: POSIX access lists and file capabilities.
+//! Translation of extended attributes that contain ids: POSIX access lists and file capabilities.
 //!
-//! A value that is not of a known form goes through as it is: it names nobody, and the layers below know what they take.
+//! A value of an unknown form passes unchanged: it names nobody, and the layers below know which values they accept.
 
 use poolfs_types::{Errno, IdMap, NO_ID};
 use std::borrow::Cow;

@@ -1,11 +1,11 @@
-//! Attributes: reading and changing them, link targets, space.
+//! Reads and changes attributes, reads link targets, and reports space (`statfs`).
 
-use crate::backing::{device_of, stat};
 use crate::directories::type_of;
 use crate::error::backend;
-use crate::files::OpenFile;
-use crate::layer::Local;
+use crate::filesystem::{device_of, stat};
+use crate::local::Local;
 use crate::nodes::Node;
+use crate::open_file::OpenFile;
 use poolfs_libservice::{Result, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{

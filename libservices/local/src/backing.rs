@@ -1,36 +1,18 @@
-//! The directory that is served: its private mount, and the way from an `O_PATH` descriptor to an open file.
+//! The served directory: its private mount, and how an `O_PATH` descriptor becomes an open file.
 
 use crate::error::OpenError;
+use crate::filesystem::{BTRFS, FILESYSTEMS_WITH_HANDLES, FILESYSTEMS_WITH_RESERVES, TMPFS, device_of, stat};
 use crate::mount::PrivateMount;
 use crate::nodes::Identity;
 use crate::sys::{self, FilesystemUser};
 use poolfs_libservice::Spending;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::{Errno, Result};
 use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::path::DecInt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-
-/// Names are single components; these flags hold even if one were not.
-const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
-
-/// How often a resolution that the kernel could not finish beside somebody's rename is tried.
-const RESOLVE_TRIES_MAX: u32 = 16;
-
-// Filesystems whose handles find an inode again as long as it has a name (f_type of statfs). Others may forget it (FUSE) or
-// cannot tell.
-const FILESYSTEMS_WITH_HANDLES: [u64; 5] = [0xEF53, 0x5846_5342, BTRFS, TMPFS, 0xF2F5_2010];
-
-/// Filesystems that keep blocks for root: the family of ext4, f2fs.
-const FILESYSTEMS_WITH_RESERVES: [u64; 2] = [0xEF53, 0xF2F5_2010];
-
-/// f_type of btrfs, which does not count the punching of a hole into a hole as a change.
-const BTRFS: u64 = 0x9123_683E;
-
-/// f_type of tmpfs, where `O_DIRECT` opens but gains nothing.
-pub(crate) const TMPFS: u64 = 0x0102_1994;
 
 /// The private mount of the served directory.
 pub(crate) struct Backing {
@@ -41,11 +23,6 @@ pub(crate) struct Backing {
     handles: bool,
     kind: u64,
     device: u64,
-}
-
-/// The device number of `stat`, as one number.
-pub(crate) fn device_of(stat: &Statx) -> u64 {
-    u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor)
 }
 
 impl Backing {
@@ -146,31 +123,4 @@ fn open_proc() -> Result<OwnedFd> {
     }
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(&proc, c"self/fd", flags, Mode::empty(), resolve)
-}
-
-/// `openat2` of one name below a directory, never through a symbolic link.
-pub(crate) fn open_name(directory: impl AsFd, name: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match rustix::fs::openat2(directory.as_fd(), name, flags, mode, RESOLVE) {
-            Err(Errno::AGAIN) if tries < RESOLVE_TRIES_MAX => {}
-            result => return result,
-        }
-    }
-}
-
-/// The attributes of what is behind `fd`.
-pub(crate) fn stat(fd: impl AsFd) -> Result<Statx> {
-    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, StatxFlags::BASIC_STATS)
-}
-
-/// Whether the directory `fd` is still below the root of its mount. The kernel answers `ENOENT` for `..` when not.
-pub(crate) fn is_connected(fd: impl AsFd) -> Result<bool> {
-    match rustix::fs::statx(fd, c"..", AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC, StatxFlags::empty()) {
-        Ok(_) => Ok(true),
-        Err(Errno::NOENT) => Ok(false),
-        Err(raw) => Err(raw),
-    }
 }

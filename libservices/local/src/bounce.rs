@@ -1,7 +1,8 @@
-//! Aligned memory for direct I/O of callers whose buffers are not: bounded, reused, never waited for.
+//! Bounce buffers: aligned memory for direct I/O of callers whose buffers are unaligned. Their number is bounded, they are
+//! reused, and nobody waits for one.
 
 use crate::budget::{Budget, Permit};
-use crate::nodes::lock;
+use crate::descriptors::lock;
 use std::sync::{Arc, Mutex};
 
 /// Bytes of one buffer.

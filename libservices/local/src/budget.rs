@@ -1,4 +1,4 @@
-//! A bounded count: of bounce buffers.
+//! A counting permit: a bounded number of units, here of bounce buffers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

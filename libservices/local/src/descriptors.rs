@@ -1,10 +1,10 @@
-//! Which descriptors stay open.
+//! The descriptor cache: which descriptors stay open.
 //!
-//! A descriptor that can be had again is kept in a [`Slot`], and closed when too many others were opened since somebody last used it. So however many files are
-//! open, and whoever opened them, they never take more than a part of the process's table; who uses one that was closed opens it again by
-//! its node. A call that is under way keeps what it uses.
+//! A descriptor that can be opened again is kept in a [`Slot`], and closed when too many others were opened since its last use.
+//! So however many files are open, and whoever opened them, they take at most a part of the process's descriptor table. If a
+//! descriptor was closed, its next user opens it again by its node. A call in progress keeps the descriptors it uses.
 //!
-//! Descriptors that cannot be had again (see `nodes`) are kept for good. Of those each directory has a [`Share`].
+//! Descriptors that cannot be opened again (see `nodes`) are kept for good. Each directory has a [`Share`] of those.
 
 use poolfs_libservice::{Share, Shares};
 use rustix::process::{Resource, getrlimit};

@@ -1,8 +1,8 @@
-//! Finding names: from a directory node and one component to a node.
+//! Name lookup: from a directory node and one component to a node.
 
-use crate::backing::{device_of, is_connected, open_name, stat};
 use crate::error::backend;
-use crate::layer::Local;
+use crate::filesystem::{device_of, is_connected, open_name, stat};
+use crate::local::Local;
 use crate::nodes::Node;
 use poolfs_libservice::{Entry, Result, fail};
 use poolfs_types::{Errno, FileType, Name, NodeId};

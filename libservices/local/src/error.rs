@@ -1,4 +1,4 @@
-//! From the kernel's error numbers to the layer's errors.
+//! Translates the kernel's error numbers into the layer's errors.
 
 use poolfs_libservice::Error;
 use poolfs_types::Errno;
@@ -56,6 +56,11 @@ pub(crate) fn backend(doing: &'static str, raw: Raw) -> Error {
         }
         _ => Error::from(Errno::from_raw(raw.raw_os_error())),
     }
+}
+
+/// The error of a change to a read-only layer.
+pub(crate) fn read_only() -> Error {
+    Error::from(Errno::EROFS)
 }
 
 #[cfg(test)]

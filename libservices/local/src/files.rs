@@ -1,89 +1,25 @@
-//! Open files: reading, writing, allocating, seeking, making durable.
+//! Operations on open files: reading, writing, allocating, seeking, copying, syncing.
 
-use crate::descriptors::{Descriptors, Slot};
 use crate::error::backend;
-use crate::layer::{Handle, Local};
-use crate::nodes::{Node, lock};
+use crate::local::{Handle, Local};
+use crate::nodes::lock;
+use crate::open_file::{OpenFile, Opened, backing_flags};
 use crate::sys;
 use crate::transfer::{DIRECT_SIZE_MIN, Direct};
 use poolfs_libservice::{Durability, Error, Result, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
-use poolfs_types::{AccessMode, AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SeekTo};
+use poolfs_types::{AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SeekTo};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno as Raw;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::Arc;
 
 /// Most bytes one `copy_file_range` is asked to move.
 const COPY_BYTES_MAX: u64 = 1 << 30;
 
 /// Bytes moved at a time where the kernel does not copy between two files.
 const COPY_BUFFER_BYTES: u64 = 128 << 10;
-
-/// One open file.
-#[derive(Debug)]
-pub(crate) struct OpenFile {
-    pub(crate) node: Arc<Node>,
-    flags: OpenFlags,
-    opened: Arc<Slot<Opened>>,
-    /// The descriptor of a file that was opened as it was made: its node may have it as well.
-    made: Weak<OwnedFd>,
-    /// Held while the description's position matters: it tells where an append went.
-    position: Mutex<()>,
-}
-
-/// Its descriptors. A file that was closed meanwhile is opened again by its node.
-#[derive(Debug)]
-pub(crate) struct Opened {
-    file: Arc<OwnedFd>,
-    direct: OnceLock<Option<Direct>>,
-}
-
-impl Opened {
-    fn new(file: Arc<OwnedFd>) -> Self {
-        Self { file, direct: OnceLock::new() }
-    }
-}
-
-/// The `O_*` bits that a descriptor of the backing file gets: access mode and synchrony. `O_APPEND` is not among them: appends
-/// say so one by one, because the layer has to know where they went.
-pub(crate) fn backing_flags(flags: OpenFlags) -> OFlags {
-    let access = match flags.access() {
-        AccessMode::Read => OFlags::RDONLY,
-        AccessMode::Write => OFlags::WRONLY,
-        AccessMode::ReadWrite => OFlags::RDWR,
-    };
-    let sync = flags & (OpenFlags::DATA_SYNC | OpenFlags::FILE_SYNC);
-    access | OFlags::from_bits_retain(sync.bits())
-}
-
-impl OpenFile {
-    fn new(node: Arc<Node>, flags: OpenFlags, file: OwnedFd, descriptors: &Descriptors) -> Self {
-        Self { made: Weak::new(), ..Self::of_new(node, flags, Arc::new(file), descriptors) }
-    }
-
-    /// A file that was opened as it was made, by `file`.
-    pub(crate) fn of_new(node: Arc<Node>, flags: OpenFlags, file: Arc<OwnedFd>, descriptors: &Descriptors) -> Self {
-        let opened = Slot::new();
-        let made = Arc::downgrade(&file);
-        opened.put(descriptors, Arc::new(Opened::new(file)));
-        Self { node, flags, opened, made, position: Mutex::new(()) }
-    }
-
-    /// It is closed: its node goes on without its descriptor.
-    pub(crate) fn part(&self) {
-        self.node.part_with(&self.made);
-    }
-
-    fn readable(&self) -> Result<&Self> {
-        if self.flags.readable() { Ok(self) } else { fail(Errno::EBADF) }
-    }
-
-    pub(crate) fn writable(&self) -> Result<&Self> {
-        if self.flags.writable() { Ok(self) } else { fail(Errno::EBADF) }
-    }
-}
 
 impl Local {
     pub(crate) fn open_file(&self, id: NodeId, flags: OpenFlags) -> Result<HandleId> {

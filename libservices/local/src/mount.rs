@@ -1,7 +1,7 @@
-//! The private mount of a directory: what a layer stands on, wherever it was made.
+//! The private mount of a directory, on which a layer works, whichever process made it.
 
-use crate::backing::{TMPFS, stat};
 use crate::error::OpenError;
+use crate::filesystem::{TMPFS, stat};
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{

@@ -1,14 +1,14 @@
-//! Making and removing names.
+//! Creates and removes names.
 
 use crate::attributes::decode_device;
-use crate::backing::{open_name, stat};
 use crate::directories::type_of;
 use crate::error::backend;
-use crate::files::{OpenFile, backing_flags};
-use crate::layer::{Handle, Local};
+use crate::filesystem::{open_name, stat};
+use crate::local::{Handle, Local};
 use crate::nodes::{Identity, Node};
+use crate::open_file::{OpenFile, backing_flags};
 use crate::ownership::with_umask;
-use poolfs_libservice::{Entry, Error, Result, Taken, fail};
+use poolfs_libservice::{Entry, Result, Taken, fail};
 use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
@@ -308,11 +308,6 @@ fn undo(directory: &OwnedFd, name: Name<'_>, made: Option<u64>, flags: AtFlags) 
     if let Err(raw) = rustix::fs::unlinkat(directory, name.as_bytes(), flags) {
         tracing::warn!(%name, %raw, "a failed create left its name behind");
     }
-}
-
-/// The error of a change to a read-only layer.
-pub(crate) fn read_only() -> Error {
-    Error::from(Errno::EROFS)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! The table of nodes: which number stands for which inode, and how its descriptor is found again.
+//! The node table: which number stands for which inode, and how its descriptor is found again.
 //!
-//! Where the filesystem has file handles, a node is a handle, and an `O_PATH` descriptor of it is opened when needed
-//! and may be closed again (`descriptors`); so a tree may have more nodes than the process may have descriptors. A file that was made open
-//! needs none as long as it is: it is found by the descriptor that it was made with. A node that has lost its last name keeps a descriptor of its own, because its handle may no longer open. Where the filesystem has no
-//! handles every node keeps one. Kept descriptors are bounded.
+//! Where the filesystem has file handles, a node is a handle. An `O_PATH` descriptor of it is opened when needed and may be
+//! closed again (`descriptors`), so a tree may have more nodes than the process may have descriptors. A file that was opened as
+//! it was created needs none while it is open: it is found by the descriptor that it was created with. A node that has lost its
+//! last name keeps a descriptor of its own, because its handle may no longer open. Where the filesystem has no handles, every
+//! node keeps one. Kept descriptors are bounded.
 
 pub(crate) use crate::descriptors::lock;
 use crate::descriptors::{Descriptors, Slot as DescriptorSlot};

@@ -1,10 +1,10 @@
-//! How a new object gets exactly the owner and the mode that the call says.
+//! Gives a new object exactly the owner and the mode that the call says.
 //!
-//! The kernel applies the umask or the parent's default ACL, as the calling thread's umask tells it; owner, group and
-//! set-id bits are then put right, because the kernel would take them from this process and from set-group-id
-//! directories.
+//! The kernel applies the umask (the calling thread's) or the parent's default ACL. Owner, group and set-id bits are corrected
+//! afterwards, because the kernel would take them from this process and from set-group-id directories.
 
-use crate::backing::{Backing, stat};
+use crate::backing::Backing;
+use crate::filesystem::stat;
 use crate::sys;
 use poolfs_types::Caller;
 use rustix::fd::BorrowedFd;

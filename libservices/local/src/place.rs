@@ -1,4 +1,5 @@
-//! Where a directory lies: which one it is, and which ones it is in, whatever they are called and wherever they are mounted.
+//! The identity and location of a directory: which one it is, and which directories contain it, independent of names and mount
+//! points.
 
 use crate::error::OpenError;
 use crate::mount::PrivateMount;

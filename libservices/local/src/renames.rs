@@ -1,9 +1,9 @@
-//! Moving names.
+//! Renames.
 
-use crate::backing::{open_name, stat};
 use crate::directories::type_of;
 use crate::error::backend;
-use crate::layer::Local;
+use crate::filesystem::{open_name, stat};
+use crate::local::Local;
 use crate::names::shared;
 use poolfs_libservice::{Result, fail};
 use poolfs_types::{Errno, FileType, Name, NodeId, RenameFlags};

@@ -1,9 +1,9 @@
-//! Several writes at once: the kernel is given all of them and answers when the last is done (io_uring).
+//! Parallel writes by io_uring: the kernel is given several at once and answers when the last is done.
 //!
-//! A direct write waits for the disk, which can do many at a time: one after the other, twenty small ones take as long as the disk takes for twenty.
-//! Where there is no io_uring, or all rings are in use, they are written one after the other.
+//! A direct write waits for the disk, and a disk can do many at a time. Written one after the other, twenty small pieces take the
+//! time of twenty disk writes. If io_uring is not available, or all rings are in use, the pieces are written one after the other.
 
-use crate::nodes::lock;
+use crate::descriptors::lock;
 use io_uring::{IoUring, opcode, types};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::fmt;

@@ -1,5 +1,5 @@
-//! The few system calls that no safe crate offers: file handles, mount attributes, xattrs relative to a descriptor, the
-//! begin of a write-back, and a thread's own umask. All `unsafe` of the crate is here, but for that of the rings.
+//! System calls that no safe crate offers: file handles, mount attributes, xattrs relative to a descriptor, starting write-back,
+//! and per-thread umask and filesystem user. All `unsafe` code of the crate is here, except that of the rings.
 
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::io::{Errno, Result};

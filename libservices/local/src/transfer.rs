@@ -1,8 +1,8 @@
-//! How bytes move: whole pages of larger files by direct I/O, the rest through the kernel's page cache.
+//! Data transfer: whole pages of larger files by direct I/O, the rest through the kernel's page cache.
 //!
-//! A request is cut at page boundaries, so that a page is never written directly and through the cache by one call.
-//! Between calls the kernel keeps the two coherent: direct I/O writes dirty pages of its range back first and drops cached
-//! ones afterwards, under the inode's lock that buffered writes take too.
+//! A request is split at page boundaries, so that one call never writes a page both directly and through the cache. Between calls
+//! the kernel keeps the two coherent: direct I/O first writes back the dirty pages of its range and drops the cached ones
+//! afterwards, under the inode's lock, which buffered writes take too.
 
 use crate::bounce::{BOUNCE_BYTES, Bounce};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,8 +1,8 @@
-//! Extended attributes of every namespace, POSIX ACLs among them.
+//! Extended attributes of every namespace, POSIX ACLs included.
 
 use crate::backing::Backing;
 use crate::error::backend;
-use crate::layer::Local;
+use crate::local::Local;
 use crate::sys;
 use poolfs_libservice::{Result, fail};
 use poolfs_types::limits::XATTR_VALUE_MAX;

@@ -1,4 +1,4 @@
-//! What a branch stores, what is promised, and the most that both may be.
+//! The account of one branch: what it stores, what is promised, and the limit on both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

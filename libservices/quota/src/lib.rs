@@ -1,28 +1,32 @@
-//! A limit for what a branch stores: counted where it is stored, enforced before data is accepted.
+//! A storage limit for a branch: usage is counted where it is stored, and the limit is enforced before data is accepted.
 //!
-//! A cache accepts writes long before the filesystem gives them room. So a limited branch has two layers that share one
+//! A cache accepts writes long before the filesystem allocates space for them. So a limited branch has two layers that share one
 //! [`Account`]:
 //!
-//! - [`Measured`], directly over the backend: after every call that may change how much a file or directory takes, it asks the backend
-//!   how much that is now. So whatever format stands between it and the cache, the account is what `du` counts.
-//! - [`Limited`], over the cache: what it lets through has its room, in the account or promised to what the cache has not written yet.
+//! - [`UsageAccounting`], directly over the backend: after every call that may change how much a file or directory takes, it asks
+//!   the backend for the new value. So whatever format is between it and the cache, the account is what `du` counts.
+//! - [`QuotaLimit`], over the cache: what it lets through has its space, either in the account or promised to what the cache has
+//!   not written yet.
 //!
-//! Close to the limit the promises are too large, because a cache does not know which dirty blocks replace others that have their
-//! room. Then [`Limited`] looks at the file, and has the cache write what it holds, before it refuses anything.
+//! It assumes that only calls through these layers change the branch. Begin reading with [`Account`].
 //!
-//! Removed files count as long as somebody holds them, and who held them last has let them go a moment before the layers hear of it. So
-//! [`Limited`] also waits for those that may be about to end, for a bounded time.
+//! Close to the limit the promises are too large, because a cache does not know which dirty blocks replace others that already
+//! have their space. Then [`QuotaLimit`] looks at the file, and has the cache write back what it holds, before it refuses
+//! anything.
 //!
-//! What is refused is refused with `ENOSPC`, as Linux does where a directory tree has a quota (projects of XFS and ext4), and `statfs`
-//! shows the limit as the size of the filesystem, as there.
+//! Removed files count as long as somebody holds them, and the layers hear of the last release a moment after it. So
+//! [`QuotaLimit`] also waits, for a bounded time, for files that may be about to end.
+//!
+//! A call beyond the limit fails with `ENOSPC`, as Linux does where a directory tree has a quota (projects of XFS and ext4), and
+//! `statfs` shows the limit as the size of the filesystem, as there.
 
 #![forbid(unsafe_code)]
 
 mod account;
-mod limited;
-mod measured;
 mod nodes;
+mod quota_limit;
+mod usage_accounting;
 
 pub use account::Account;
-pub use limited::{Accepted, Limited};
-pub use measured::Measured;
+pub use quota_limit::{Accepted, QuotaLimit};
+pub use usage_accounting::UsageAccounting;

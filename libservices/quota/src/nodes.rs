@@ -1,4 +1,4 @@
-//! What objects that somebody holds are counted with.
+//! The table of held objects, with the usage that is counted for each.
 
 use crate::account::Account;
 use hashbrown::HashMap;

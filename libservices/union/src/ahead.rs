@@ -1,10 +1,11 @@
-//! Blocks that move before they are written: those behind the end of what a program writes and syncs in small steps, as databases do with
-//! their logs.
+//! Moving blocks ahead of writes: the blocks behind the end of what a program writes and syncs in small steps, as databases do
+//! with their logs.
 //!
-//! Each step into a new block of such a file would cost more than the write: the branch has to find room for the block, and the bitmap has to be made
-//! durable after it, so that one `fsync` is two of the branch, each with a commit of its journal. Blocks that moved some steps ago are overwritten in
-//! place, and one is enough. So a file that grows in that way into its sketch has the next blocks moved with those that are brought to disk anyway, the more
-//! the longer it goes on; a file that is synced once, or in large steps, has none.
+//! Without it, each step into a new block of such a file costs more than the write. The branch has to allocate the block, and the
+//! bitmap has to become durable after it, so that one `fsync` is two of the branch, each with a commit of its journal. Blocks
+//! that moved some steps ago are overwritten in place, and one `fsync` of the branch is enough. So when a sketch grows in that
+//! way, the next blocks are moved together with those being flushed, more of them the longer it goes on. A file that is synced
+//! once, or in large steps, has none moved ahead.
 
 use crate::Union;
 use crate::flatten::Zeros;

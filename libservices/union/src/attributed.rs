@@ -1,8 +1,9 @@
-//! Whether an upper branch still has its extended attributes: a copy without them shows zeros and removed files.
+//! Detects an upper branch that was copied without its extended attributes: such a copy shows zeros and removed files.
 //!
-//! An empty file in the work directory says that two attributes are there, one on itself and one on the branch's root. Who copies files without
-//! attributes copies that file, too, and it speaks against the copy. The attribute on the root says the same of the work directory. A mark is believed only
-//! when all that it speaks of was on the disk before it: until then the file has another name, and the root's attribute another value.
+//! An empty file in the work directory states that two attributes are there, one on itself and one on the branch's root. A copy
+//! made without attributes contains that file, too, which shows that the attributes are missing. The attribute on the root states
+//! the same of the work directory. A mark counts only if all that it vouches for was on disk before it: until then the file has
+//! another name, and the root's attribute another value.
 
 use crate::marks;
 use crate::node::lock;

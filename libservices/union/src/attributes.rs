@@ -1,4 +1,4 @@
-//! Attributes, sizes and extended attributes.
+//! Attributes, sizes, allocation and extended attributes of union nodes.
 
 use crate::Union;
 use crate::copyup::Bytes;

@@ -1,5 +1,5 @@
-//! The threads of a union: each is started when there is something for it to do, and not before, because most unions of a host never
-//! change.
+//! The background threads of a union. Each is started when there is work for it and not before, because most unions of a host
+//! never change.
 
 use crate::Union;
 use crate::node::lock;

@@ -1,8 +1,9 @@
-//! The map of moved blocks: in memory, and as sectors on disk.
+//! The bitmap of moved blocks of a sketch: in memory, and as sectors on disk.
 //!
-//! In memory only sectors exist of which some blocks have moved and others have not, so a map costs what was written here and there, not
-//! what the file measures; those of which all blocks have moved are kept as ranges, also on their way to the disk. A block is *lower* (bit clear) or *upper* (bit set); a block *in transit*, of which only a part has arrived, cannot be
-//! seen here, because the part and the rest are put in by one write below.
+//! In memory there are only sectors of which some blocks have moved and others have not, so a bitmap costs what was written at
+//! scattered places, not what the file measures. Sectors of which all blocks have moved are kept as ranges, also on their way to
+//! the disk. A block is *lower* (bit clear) or *upper* (bit set). A block *in transit*, of which only a part has arrived, is not
+//! visible here, because one write below stores the part and the rest together.
 
 use crate::format::{Cause, VERSION, array, check, crc_with_hole};
 use poolfs_libservice::{Error, Result as Answer};

@@ -1,4 +1,4 @@
-//! What the union knows of a lower branch.
+//! Lower branches: looking up one name in one of them, and finding the lower file that an origin names.
 
 use crate::Lower;
 use crate::format::{Cause, Origin};

@@ -1,4 +1,4 @@
-//! Times of change that the union's own work has moved, and the time.
+//! The clock of the union, and the change times that the union's own work has moved, kept for objects without references.
 
 use hashbrown::HashMap;
 use poolfs_libservice::Unseen;

@@ -1,13 +1,13 @@
 //! Checks an upper branch that no union uses, and repairs what can be repaired without guessing.
 //!
-//! **What it does.** Everything in the work directory is looked at, then every object of the tree: its marks, and of a sketch the record,
-//! the origin, the bitmap and, where the lower branches are known, the lower file. What a crash leaves is repaired; so is what
-//! follows from what else is stored. All else is damage, and stays as it is.
+//! **What it does.** Everything in the work directory is checked, then every object of the tree: its marks, and of a sketch the
+//! record, the origin, the bitmap and, where the lower branches are known, the lower file. What a crash leaves is repaired, and
+//! so is what follows from other stored state. All else is damage, and stays as it is.
 //!
 //! **What it shares.** [`Union::open`](crate::Union::open) runs the same repair after an unclean end.
 //!
-//! **Memory.** An entry for each bitmap and sketch, each file in the index and each file with several names that has something wrong, of which
-//! there may be [`NAMES_MAX`]; and the names of a walk.
+//! **Memory.** An entry for each bitmap and sketch, each file in the index and each file with several names that has something
+//! wrong, of which there may be [`NAMES_MAX`]; and the names of a walk.
 
 mod bitmaps;
 mod objects;

@@ -1,10 +1,10 @@
-//! Content before names: what takes the place of another file is in the upper branch before its name is.
+//! Content before names: the content of a file that replaces another is in the upper branch before its name is.
 //!
-//! A power cut may find any change of names that was made and nothing of what the layers above the disk still delay. So a rename that
-//! replaces a file, or exchanges two, first has the moved file's content written: a copy-up that was deferred is made, a sketch is brought
-//! to disk with the bits that show its blocks, and of an ordinary file the upper layer writes what it delays. The upper branch may have no
-//! object to replace, where the file is only a lower one, and an exchange replaces none: its filesystem then sees no reason to write the
-//! content first, so it is told ([`NameChange::Replaces`]).
+//! A power cut may preserve any change of names that was made and nothing of what the layers above the disk still delay. So
+//! before a rename replaces a file, or exchanges two, the moved file's content is written: a deferred copy-up is made, a sketch
+//! is flushed together with the bits that show its blocks, and of an ordinary file the upper layer writes what it delays. The
+//! upper branch may have no object to replace, where the replaced file is only a lower one, and an exchange replaces none. Its
+//! filesystem then has no reason to write the content first, so it is told ([`NameChange::Replaces`]).
 
 use crate::Union;
 use crate::copyup::Bytes;

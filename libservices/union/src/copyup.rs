@@ -1,5 +1,5 @@
-//! Copy-up: the first change of a lower object gives it an upper one. Of a regular file this is a sketch, without a byte
-//! of its content. Callers hold the namespace lock for writing.
+//! Copy-up: the first change of a lower object gives it an upper one. For a regular file this is a sketch, without a byte of its
+//! content. Callers hold the namespace lock for writing.
 
 use crate::Union;
 use crate::branch::LowerNode;

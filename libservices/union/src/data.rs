@@ -1,11 +1,13 @@
-//! Reading and writing: runs of blocks from the upper and the lower file, and the move of a block at its first change.
+//! Reads and writes: runs of blocks from the upper and the lower file, and the move of a block at its first change.
 
 use crate::Union;
 use crate::copyup::Bytes;
 use crate::node::{Content, Node, OpenFile, State, lock};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
 use crate::transit::Copies;
-use poolfs_libservice::{Durability, Error, Held, Holder, Lease, Opened, Result, Segment, Text, Written, fail};
+use poolfs_libservice::{
+    Durability, Error, Held, Holder, Lease, Opened, Result, Segment, Text, Written, fail, shared_content,
+};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Caller, Errno, OpenFlags, SetAttributes};
 use std::os::fd::OwnedFd;
@@ -133,21 +135,21 @@ impl Union {
             (Some(held), Content::Plain) => self.upper_handle(file, held)?,
             _ => return fail(Errno::EOPNOTSUPP),
         };
-        opened.branch().segment(opened.id(), lease)
+        shared_content(&**opened.branch())?.segment(opened.id(), lease)
     }
 
     /// The program that the content is, while all of it is below.
     pub(crate) fn text_of(&self, file: &OpenFile, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
         // That may take its time, and is about what stays, whatever becomes of the file here.
         let below = self.whole_below(file)?;
-        below.branch().text(below.id(), holder)
+        shared_content(&**below.branch())?.text(below.id(), holder)
     }
 
     /// The content, while all of it is below.
     pub(crate) fn lend_of(&self, file: &OpenFile, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
         // As above.
         let below = self.whole_below(file)?;
-        below.branch().lend(below.id(), holder)
+        shared_content(&**below.branch())?.lend(below.id(), holder)
     }
 
     /// The file below, while all of the content is there.

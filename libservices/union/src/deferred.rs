@@ -1,12 +1,13 @@
 //! Deferred copy-ups: the first small write of a lower file is answered before its upper file is made.
 //!
-//! Making a sketch is some thirty system calls, most of them the branch's journal; the write itself is a few bytes. So the bytes of a first
-//! write within one block are kept with the node, and in the [journal](crate::journal), and the copy-up comes later: by a thread of the
-//! union when first writes have ceased for a moment, or by the first who needs the upper file (a second writer, fsync, whoever changes
-//! the file's attributes or names). Readers see the lower file with these bytes in it. This is copy-after-write taken one step further:
-//! not only the rest of the block comes after the write, but the file as well.
+//! Making a sketch takes some thirty system calls, most of them on the branch's journal; the write itself is a few bytes. So the
+//! bytes of a first write within one block are kept with the node, and in the [journal](crate::journal), and the copy-up comes
+//! later: by a thread of the union when first writes have ceased for a moment, or by the first request that needs the upper file
+//! (a second write, fsync, any change of the file's attributes or names). Readers see the lower file with these bytes in it. This
+//! is copy-after-write taken one step further: not only the rest of the block comes after the write, but the file as well.
 //!
-//! How many wait is bounded, and nothing waits when the upper branch is short of room: then it is the writer who learns of it.
+//! The number of deferred copy-ups is bounded, and none is deferred when the upper branch is short of space: then it is the
+//! writer that gets the error.
 
 use crate::Union;
 use crate::changes::now;
@@ -28,7 +29,7 @@ const LINGER: Duration = Duration::from_millis(2);
 /// How long the thread leaves a copy-up alone that has failed.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Room that an upper branch has to have for a copy-up to come later: what all that wait may take, many times.
+/// Headroom that an upper branch has to have for a copy-up to come later: what all that wait may take, many times.
 const ROOM_BYTES_MIN: u64 = 64 << 20;
 
 /// Inodes that it has to have, where these are counted.

@@ -1,4 +1,4 @@
-//! In what a union differs from its lower branches: names, and parts of files.
+//! The differences between a union and its lower branches: names, and parts of files.
 
 use crate::node::{Content, Node};
 use crate::resolve::{LowerFound, Referenced};

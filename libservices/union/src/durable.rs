@@ -1,5 +1,5 @@
-//! Bringing sketches to disk: data, then the bits that say so; the directories a copy-up made or changed; and the thread
-//! that does it from time to time for files nobody syncs.
+//! Flushes sketches to disk: data, then the bits that show it; and the directories that a copy-up made or changed. A thread does
+//! this periodically for files that nobody syncs.
 
 use crate::Union;
 use crate::bitmap::{DirtySectors, file_bytes};
@@ -119,7 +119,7 @@ impl Union {
     /// After something was recorded: has a generation of the journal ended that is full.
     pub(crate) fn heed_journal(&self) {
         match self.journal.fill() {
-            Fill::Room => {}
+            Fill::Headroom => {}
             Fill::Begun => self.calls.end_generation(),
             Fill::Full => {
                 if let Err(error) = self.renew_journal(Ending::Full) {

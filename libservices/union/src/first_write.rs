@@ -1,4 +1,4 @@
-//! A first write whose copy-up is still to come, and how the journal keeps it. docs/formats.md draws it byte by byte.
+//! The record of a first write whose copy-up is deferred, and its form in the journal. docs/formats.md draws it byte by byte.
 
 use crate::format::{Cause, ORIGIN_PATH_MAX, Origin, array};
 use crate::sketch::BLOCK;

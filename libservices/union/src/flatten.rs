@@ -1,4 +1,5 @@
-//! Completing sketches: every block of theirs moves to the upper branch, which then is an ordinary file that needs no lower one.
+//! Flattening: every block of a sketch moves to the upper branch, so that the file becomes an ordinary one that needs no lower
+//! file.
 
 use crate::Union;
 use crate::data::read_runs;

@@ -1,4 +1,4 @@
-//! The two structures kept in attributes of copied-up files: origin and sketch. docs/formats.md draws them byte by byte.
+//! The two structures stored in attributes of copied-up files: origin and sketch. docs/formats.md draws them byte by byte.
 
 use crate::inode;
 use poolfs_types::Timestamp;

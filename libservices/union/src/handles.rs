@@ -1,4 +1,4 @@
-//! The open files and directories of a union.
+//! The table of a union's open files and directories.
 
 use crate::node::OpenFile;
 use hashbrown::HashMap;

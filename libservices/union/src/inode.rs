@@ -1,4 +1,4 @@
-//! The inode numbers a union shows.
+//! The inode numbers that a union shows.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 

@@ -1,22 +1,26 @@
-//! The journal: what a union knows of its sketches ahead of the disk, where the death of the service does not take it.
+//! The journal: a union's state of its sketches that is ahead of the disk, stored where it survives the death of the service.
 //!
-//! **What it is for.** Which blocks are in transit, and which have moved since their bitmap was written, stands in memory only. Of each
-//! change of that a record is appended to a file of the work directory, after the bytes are in the upper file and before the change is
-//! answered. The file is on hold: it is not on disk while the service lives, so that after a power cut there is none. Where the layer below
-//! survives the service's death, what it held back comes to disk after all else is durable there: a record on disk says that its
-//! bytes are, too. [`Union::open`](crate::Union::open) makes good what it finds ([`replay`](crate::replay)).
+//! **What it is for.** Which blocks are in transit, and which have moved since their bitmap was written, is otherwise in memory
+//! only. For each such change a record is appended to a file of the work directory, after the bytes are in the upper file and
+//! before the change is answered. The file is on hold: it is not on disk while the service lives, so after a power cut there is
+//! none. Where the layer below survives the service's death, what it held back reaches the disk after all else is durable there:
+//! a record on disk says that its bytes are, too. [`Union::open`](crate::Union::open) replays the journal that it finds
+//! ([`replay`](crate::replay)).
 //!
-//! The first write of a file that is copied up later ([`deferred`](crate::deferred)) is recorded whole, with the path of its file.
+//! The first write of a file that is copied up later ([`deferred`](crate::deferred)) is recorded whole, with the path of its
+//! file.
 //!
-//! **What may be out of date in it.** A first write is, when its file has an upper file or is not there any more. That a block has moved stays true: the bitmap is monotone. That a block is in transit is out of date
-//! when a later record says that it has moved, and nothing else ends a transit but cutting the file off before the block. A record that cannot be
-//! appended therefore makes all others void.
+//! **Outdated records.** A first write is outdated when its file has an upper file or does not exist any more. That a block has
+//! moved stays true: the bitmap is monotone. That a block is in transit is outdated by a later record that says it has moved;
+//! nothing else ends a transit, except truncating the file before the block. A record that cannot be appended therefore makes all
+//! others void.
 //!
-//! **Generations.** When a file is full, or some time has passed, the next begins. The sketches with records in the last are brought to
-//! disk, and the file is removed. Whoever finds both generations full ends the last one before it goes on; a file may become twice as long until
-//! then. That has room for what has begun and is recorded again when it ends: blocks in transit ([`Journal::transit_blocks_max`]) and first
-//! writes, whose completion takes a fraction of their own record. While both are full, nothing of that kind begins
-//! ([`Journal::has_room`]): each write adds one record, and its writer sees then that they are full.
+//! **Generations.** When a file is full, or some time has passed, the next generation begins. The sketches with records in the
+//! last one are flushed, and the file is removed. Whoever finds both generations full ends the last one before it goes on; until
+//! then a file may become twice as long. That leaves space for operations that have begun and are recorded again when they end:
+//! blocks in transit ([`Journal::transit_blocks_max`]) and first writes, whose completion takes a fraction of their own record.
+//! While both generations are full, nothing of that kind begins ([`Journal::has_room`]): each write adds one record, and its
+//! writer then sees that they are full.
 
 use crate::first_write::{ENCODED_MAX, FirstWrite};
 use crate::format::{VERSION, array, check, crc_with_hole};
@@ -237,7 +241,7 @@ impl Generations {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
     /// There is room.
-    Room,
+    Headroom,
     /// A generation has just become full, and the next has begun.
     Begun,
     /// The next is full, too, before the last has ended.
@@ -396,7 +400,7 @@ impl Journal {
         match generations.last {
             Some(_) if is_full => Fill::Full,
             Some(_) if begun => Fill::Begun,
-            _ => Fill::Room,
+            _ => Fill::Headroom,
         }
     }
 

@@ -1,11 +1,12 @@
-//! The union as a layer.
+//! The [`Libservice`] implementation of the union.
 
 use crate::Union;
 use crate::names::New;
 use crate::node::{Content, Node, OpenFile, lock};
 use crate::rename::{End, Renamed};
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, Result, Segment, Text, Written, fail,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, Result, Segment, SharedContent, Text,
+    Written, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -418,6 +419,16 @@ impl Libservice for Union {
         Ok(done)
     }
 
+    fn shared_content(&self) -> Option<&dyn SharedContent> {
+        Some(self)
+    }
+
+    fn read_only(&self) -> bool {
+        self.upper.read_only()
+    }
+}
+
+impl SharedContent for Union {
     fn segment(&self, handle: HandleId, lease: &Arc<dyn Lease>) -> Result<Segment> {
         let file = self.handles.file(handle)?;
         if !file.flags.readable() {
@@ -440,10 +451,6 @@ impl Libservice for Union {
             return fail(Errno::EBADF);
         }
         self.lend_of(&file, holder)
-    }
-
-    fn read_only(&self) -> bool {
-        self.upper.read_only()
     }
 }
 

@@ -1,23 +1,27 @@
-//! The union: one writable branch above any number of read-only ones, copying blocks, not files.
+//! A union filesystem layer: one writable branch above any number of read-only ones, with copy-up of blocks instead of files.
 //!
-//! **What it is.** A [`Union`] shows the merged directories of its branches. The first change of a lower regular file makes
-//! a *sketch*: an upper file of the same size and attributes without content. From then on each block of 4096 bytes is
-//! either in the lower file or, once it has been written, in the upper one; a bitmap says which. Opening copies nothing.
+//! **Assumptions.** Lower branches do not change while they are part of a union. A lower file that did is noticed by size and
+//! time when its sketch is opened, and answers `EIO`. One union at a time uses an upper branch.
 //!
-//! **What is lasting state.** Everything in the upper branch, as docs/formats.md draws it. In memory are the node table, the
-//! bitmaps of sketches in use, and the bits that are ahead of the disk; a crash loses only what no fsync has promised, and the death of
-//! the process alone, with a journal, nothing.
+//! **Where to begin.** `node.rs` and `resolve.rs` (how a name becomes a node), `copyup.rs` and `sketch.rs` (how a lower file
+//! becomes a sketch), `data.rs` (how blocks are read and moved), `durable.rs` (the order in which they reach the disk).
 //!
-//! **Order.** Bits reach the disk after the data of their blocks, names of the copy-up before the fsync that needs them
-//! returns. Every change of names is one rename of the upper branch, or a sequence whose steps are each allowed results. The content of a
-//! file that replaces another is in the upper branch before its name is.
+//! **What it does.** A [`Union`] shows the merged directories of its branches. The first change of a lower regular file makes a
+//! *sketch*: an upper file of the same size and attributes without content. From then on each block of 4096 bytes is either in
+//! the lower file or, once it has been written, in the upper one; a bitmap says which. Opening copies nothing.
 //!
-//! **Locks.** In this order: the lock of changes (whoever changes what is shown shares it, who has to see one state of all owns it), that of
-//! the paths of files whose copy-up is deferred, the namespace lock (lookups share it, changes of names and copy-ups own it), a node's flush
-//! lock, a node's state, the journal, the tables of nodes and handles. Reads and writes of file content take a node's state only.
+//! **Lasting state.** Everything in the upper branch, as docs/formats.md draws it. In memory are the node table, the bitmaps of
+//! sketches in use, and the bits that are ahead of the disk. A crash of the machine loses only what no fsync has promised. The
+//! death of the process alone loses nothing if there is a journal.
 //!
-//! **Assumptions.** Lower branches do not change while they are part of a union; a lower file that did is noticed by size
-//! and time when its sketch is opened, and answers `EIO`. One union at a time uses an upper branch.
+//! **Order.** Bits reach the disk after the data of their blocks, names of the copy-up before the fsync that needs them returns.
+//! Every change of names is one rename of the upper branch, or a sequence in which every intermediate state is an allowed result.
+//! The content of a file that replaces another is in the upper branch before its name is.
+//!
+//! **Lock order.** The lock of changes (shared by all that change what is shown, exclusive for a consistent view of everything),
+//! the lock of the paths of files whose copy-up is deferred, the namespace lock (shared by lookups, exclusive for changes of
+//! names and copy-ups), a node's flush lock, a node's state, the journal, the tables of nodes and handles. Reads and writes of
+//! file content take a node's state only.
 
 #![forbid(unsafe_code)]
 
@@ -68,7 +72,7 @@ use deferred::Deferred;
 use journal::Journal;
 use lower_path::LowerPath;
 use node::{Content, NewNode, Nodes, State};
-use poolfs_libservice::{Branch, Error, Held, Libservice, Opened, Result, Room};
+use poolfs_libservice::{Branch, Error, Headroom, Held, Libservice, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
@@ -120,9 +124,9 @@ pub struct UnionConfig {
     /// Most bytes that the listings of open directories may hold together; only those of several branches hold any.
     pub listings_bytes_max: u64,
     /// Where those bytes are counted with others of the process; nothing: nowhere.
-    pub listings_room: Option<Arc<dyn Room>>,
+    pub listings_room: Option<Arc<dyn Headroom>>,
     /// Where long paths of lower branches are counted, which nodes keep, without being refused; nothing: nowhere.
-    pub paths_room: Option<Arc<dyn Room>>,
+    pub paths_room: Option<Arc<dyn Headroom>>,
 }
 
 impl UnionConfig {
@@ -195,7 +199,7 @@ impl Union {
         if unclean {
             check::repair_after_unclean_end(upper)?;
         }
-        work.find_owners()?;
+        work.find_owners(config.paths_room.as_deref())?;
         let union = Self::assemble(config, work)?;
         union.replay()?;
         Ok(union)
@@ -272,7 +276,7 @@ impl Union {
     }
 
     /// Where nodes are counted that nobody refers to any more and that stay, because others need them; they are not refused there. Set once.
-    pub fn set_pinned_room(&self, room: Arc<dyn Room>) {
+    pub fn set_pinned_room(&self, room: Arc<dyn Headroom>) {
         self.nodes.set_pinned_room(room);
     }
 

@@ -1,8 +1,8 @@
 //! Link counts of files in the index: hard-linked lower files of which some names have an upper link and some have not.
 //!
-//! The count is stored relative to the inode whose own count does not change with the step that follows, so that a
-//! crash on either side of that step finds it right: relative to the lower inode before an existing name gets its upper
-//! link, relative to the upper inode before a name is made or removed.
+//! The count is stored relative to the inode whose own count does not change with the step that follows, so that it is right
+//! after a crash on either side of that step: relative to the lower inode before an existing name gets its upper link, relative
+//! to the upper inode before a name is made or removed.
 
 use crate::Union;
 use crate::format::Origin;

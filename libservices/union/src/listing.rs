@@ -1,16 +1,18 @@
-//! Directory listings.
+//! Directory listings of the union.
 //!
-//! A directory that one branch alone has is handed on as that branch lists it, a few hundred names at a time, with the
-//! branch's cookies. One that several have is merged when a walk starts and kept by the handle, each name once: name and 24
-//! bytes each, at most [`ENTRIES_MAX`] of them, and for all handles together at most what the union was given; more is refused
-//! with `ENOMEM`. They count from their first name on, with what is needed to tell which names have been listed, and so does what a handle
-//! keeps of a branch's listing: what there is no room for is fetched again.
+//! **One branch.** A directory that only one branch has is passed on as that branch lists it, a few hundred names at a time, with
+//! the branch's cookies.
 //!
-//! Whoever shows listings may keep them, and go on from a cookie of one handle at another that has listed nothing. So a
-//! merged listing is in the order of hashes of its names, which are the cookies: they lead on in any other listing of the
-//! directory. Two names of one hash count on; a removal of the first of them between two listings may then pass over the second. What a
-//! directory's cookies are is found out when it is opened, and merged ones can be told from a branch's ([`MERGED`]), since a
-//! directory of one branch becomes one of two with the first change in it.
+//! **Several branches.** Such a directory is merged when a walk begins, and the listing is kept by the handle, each name once. It
+//! takes the name and 24 bytes each, at most [`ENTRIES_MAX`] of them, and for all handles together at most what the union was
+//! given. More is refused with `ENOMEM`. Names count from the first one on, together with what is needed to tell which names have
+//! been listed. What a handle caches of a branch's listing counts as well: what there is no memory for is fetched again.
+//!
+//! **Cookies.** The user of a listing may cache it, and continue from a cookie of one handle at another that has listed nothing.
+//! So a merged listing is in the order of hashes of its names, which are the cookies: they are valid in any other listing of the
+//! directory. Of two names with the same hash, the second takes the next number; if the first is removed between two listings,
+//! the second may then be passed over. Which kind of cookies a directory has is determined when it is opened. Merged ones can be
+//! told from a branch's ([`MERGED`]), because a directory of one branch becomes one of two with its first change.
 
 use crate::branch::LowerNode;
 use crate::format::Origin;
@@ -18,7 +20,7 @@ use crate::marks;
 use crate::node::{Node, State, lock};
 use crate::{Union, inode, work};
 use hashbrown::HashSet;
-use poolfs_libservice::{DirectoryEntry, Error, Held, Opened, Result, Room};
+use poolfs_libservice::{DirectoryEntry, Error, Headroom, Held, Opened, Result};
 use poolfs_types::{Caller, Errno, FileType, Name, NodeId};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,11 +53,11 @@ pub(crate) struct Memory {
     bytes: AtomicU64,
     bytes_max: u64,
     /// What others have counts as well.
-    room: Option<Arc<dyn Room>>,
+    room: Option<Arc<dyn Headroom>>,
 }
 
 impl Memory {
-    pub fn new(bytes_max: u64, room: Option<Arc<dyn Room>>) -> Self {
+    pub fn new(bytes_max: u64, room: Option<Arc<dyn Headroom>>) -> Self {
         Memory { bytes: AtomicU64::new(0), bytes_max, room }
     }
 

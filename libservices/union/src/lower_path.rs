@@ -1,8 +1,10 @@
-//! Paths in lower branches. Each node of one has its own, so that a container that goes down a deep tree step by step, and holds what it finds, makes
-//! the service keep as many bytes as all these paths have together. Therefore they are bounded, those of a directory in several branches are one as
-//! long as they are the same, and the long ones are counted.
+//! Paths in lower branches, with a bound on their length and on the memory that they take.
+//!
+//! Each node of a lower branch has its own path. A container that descends a deep tree step by step, and holds what it finds,
+//! would make the service keep all these paths. Therefore their length is bounded, a directory in several branches has one path
+//! as long as they are the same, and long paths are counted.
 
-use poolfs_libservice::{Result, Room, fail};
+use poolfs_libservice::{Headroom, Result, fail};
 use poolfs_types::Errno;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ pub(crate) struct LowerPath(Arc<Counted>);
 struct Counted {
     bytes: Box<[u8]>,
     /// where long ones are counted, and those below this one
-    room: Option<Arc<dyn Room>>,
+    room: Option<Arc<dyn Headroom>>,
 }
 
 impl Counted {
@@ -40,11 +42,11 @@ impl Drop for Counted {
 
 impl LowerPath {
     /// The root's. What is below it is counted there.
-    pub fn root(room: Option<Arc<dyn Room>>) -> Self {
+    pub fn root(room: Option<Arc<dyn Headroom>>) -> Self {
         LowerPath(Arc::new(Counted { bytes: Box::default(), room }))
     }
 
-    fn new(bytes: Vec<u8>, room: Option<Arc<dyn Room>>) -> Result<Self> {
+    fn new(bytes: Vec<u8>, room: Option<Arc<dyn Headroom>>) -> Result<Self> {
         if bytes.len() > LOWER_PATH_MAX {
             // Without a message: whoever likes may have it answered as often as he likes.
             return fail(Errno::ENAMETOOLONG);
@@ -102,7 +104,7 @@ mod tests {
     #[derive(Default)]
     struct Bytes(AtomicU64);
 
-    impl Room for Bytes {
+    impl Headroom for Bytes {
         fn add(&self, _amount: u64) -> bool {
             false
         }
@@ -120,7 +122,7 @@ mod tests {
     fn long_paths_are_counted_once_and_bounded() {
         let bytes = Arc::new(Bytes::default());
         let counted = || bytes.0.load(Ordering::Relaxed);
-        let root = LowerPath::root(Some(Arc::clone(&bytes) as Arc<dyn Room>));
+        let root = LowerPath::root(Some(Arc::clone(&bytes) as Arc<dyn Headroom>));
         let short = root.child(&[b'a'; 255]).expect("short");
         assert_eq!((short.len(), counted()), (255, 0));
         let long = short.child(b"bc").expect("long");

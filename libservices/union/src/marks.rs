@@ -1,5 +1,5 @@
-//! The extended attributes by which a branch says what a directory tree alone cannot: whiteouts, opaque directories,
-//! redirects, sketches. docs/formats.md describes each.
+//! The extended attributes that mark what a directory tree alone cannot express: whiteouts, opaque directories, redirects,
+//! sketches. docs/formats.md describes each.
 
 use poolfs_libservice::{Error, Libservice, Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, XattrFlags};

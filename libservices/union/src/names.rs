@@ -1,4 +1,4 @@
-//! Making and removing names. Callers hold the namespace lock for writing.
+//! Creates and removes names. Callers hold the namespace lock for writing.
 
 use crate::Union;
 use crate::copyup::Bytes;

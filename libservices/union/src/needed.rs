@@ -1,5 +1,7 @@
-//! Which layers an upper branch needs: noted there when the first file is copied up from one, so that the union can tell, when it is opened without
-//! that layer, that there may be files which cannot be read. It is a hint: a note stays when the last such file is gone.
+//! Notes in an upper branch about the lower layers that its files need.
+//!
+//! A layer is noted when the first file is copied up from it. If the union is later opened without that layer, it can tell that
+//! there may be files which cannot be read. A note is a hint: it stays when the last such file is gone.
 
 use crate::work::{Work, find, first_names};
 use crate::{LAYER_ID_MAX, Lower};

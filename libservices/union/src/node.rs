@@ -7,7 +7,7 @@ use crate::lower_path::LowerPath;
 use crate::pinned::Pinned;
 use crate::sketch::Sketch;
 use hashbrown::HashMap;
-use poolfs_libservice::{Changed, Held, Lease, Opened, Room};
+use poolfs_libservice::{Changed, Headroom, Held, Lease, Opened};
 use poolfs_types::{FileType, NodeId, OpenFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -380,7 +380,7 @@ impl Nodes {
     }
 
     /// Where nodes are counted that nobody refers to, without being refused. Set once.
-    pub fn set_pinned_room(&self, room: Arc<dyn Room>) {
+    pub fn set_pinned_room(&self, room: Arc<dyn Headroom>) {
         self.pinned.set_room(room);
     }
 

@@ -1,8 +1,10 @@
-//! Nodes that nobody refers to any more, and that stay because another node needs them: the directories of the further names of a file, above all. The
-//! kernel has forgotten them, so who counts what that knows does not count these, though whoever links a file into many directories, and holds it,
-//! has as many of them as he likes.
+//! The count of pinned nodes: they have no references, and stay because another node needs them, such as the directories of a
+//! file's further names.
+//!
+//! The kernel has forgotten these nodes, so they are not among those counted for it. But a container that links a file into many
+//! directories, and holds it, has as many of them as it likes.
 
-use poolfs_libservice::Room;
+use poolfs_libservice::Headroom;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -18,7 +20,7 @@ pub(crate) struct Pinned {
     now: AtomicU64,
     told: AtomicU64,
     telling: Mutex<()>,
-    room: OnceLock<Arc<dyn Room>>,
+    room: OnceLock<Arc<dyn Headroom>>,
 }
 
 impl Pinned {
@@ -37,7 +39,7 @@ impl Pinned {
     }
 
     /// Where they are counted from now on, without being refused. Set once.
-    pub fn set_room(&self, room: Arc<dyn Room>) {
+    pub fn set_room(&self, room: Arc<dyn Headroom>) {
         let _ = self.room.set(room);
         self.tell();
     }

@@ -1,11 +1,15 @@
-//! Whose a bitmap is. A sketch names its bitmap by an id that stands in an attribute, and a copy of the file has that attribute, too: two files that move blocks in
-//! one bitmap would hide each other's bytes. So the record of a sketch has the inode number of its file, and a file with another number is answered `EIO`.
+//! The owner of each bitmap: detects sketches that were copied within a branch or with it.
 //!
-//! In a copy of the branch all files have other numbers. So the branch says where it is: the root has an attribute that tells of an empty file
-//! in the work directory its inode number and when it was made, which no copy shares, and when the work directory was last changed, which a service does at its begin. Where both
-//! are so, nobody but the last union has dealt with the branch, only perhaps with single files in it, and the numbers count. Else, all sketches
-//! are looked at once before any is used: each gets the number of its file, unless two files name one bitmap. Of those one counts that
-//! has its own number, if the branch is where it was, and else none.
+//! A sketch names its bitmap by an id in an attribute, and a copy of the file has that attribute, too. Two files that move blocks
+//! in one bitmap would hide each other's bytes. So the record of a sketch has the inode number of its file, and a file with
+//! another number is answered `EIO`.
+//!
+//! In a copy of the branch all files have other numbers. So the branch records its own identity: an attribute of the root has the
+//! inode number and creation time of an empty file in the work directory, which no copy shares, and the time of the work
+//! directory's last change, which a service makes when it begins. If both match, nobody but the last union has used the branch,
+//! except perhaps single files in it, and the inode numbers count. Otherwise all sketches are examined once before any is used:
+//! each gets the number of its file, unless two files name one bitmap. Of those, the one that has its own number keeps the bitmap
+//! if the branch is where it was; otherwise none does.
 
 use crate::format::{SketchRecord, VERSION, array, bitmap_name, check, crc_with_hole};
 use crate::marks;
@@ -13,7 +17,7 @@ use crate::work::{self, DIRECTORY, Work, find};
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use poolfs_libservice::walk::walk;
-use poolfs_libservice::{Branch, Error, Held, Result};
+use poolfs_libservice::{Branch, Error, Headroom, Held, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, Timestamp};
 
 /// Of the branch's root.
@@ -129,15 +133,40 @@ struct Found {
     is_shared: bool,
 }
 
-/// What a branch has of sketches.
-#[derive(Default)]
-struct Sketches {
+/// What a branch has of sketches. What is remembered of them is charged to the pool meanwhile.
+struct Sketches<'a> {
     found: HashMap<[u8; 16], Found>,
     /// some have the number of another file
     has_others: bool,
+    headroom: Option<&'a dyn Headroom>,
+    charged_bytes: u64,
 }
 
-impl Sketches {
+impl Drop for Sketches<'_> {
+    fn drop(&mut self) {
+        self.headroom.iter().for_each(|headroom| headroom.subtract(self.charged_bytes));
+    }
+}
+
+impl<'a> Sketches<'a> {
+    fn new(headroom: Option<&'a dyn Headroom>) -> Self {
+        Self { found: HashMap::new(), has_others: false, headroom, charged_bytes: 0 }
+    }
+
+    /// Charges what the table has come to take.
+    fn charge(&mut self) -> Result<()> {
+        let bytes = self.found.allocation_size() as u64;
+        if bytes > self.charged_bytes {
+            let more = bytes - self.charged_bytes;
+            if self.headroom.is_some_and(|headroom| !headroom.add(more)) {
+                let cause = "the pool has too little memory to look at all partly written files of the upper branch";
+                return Err(Error::new(Errno::ENOMEM, cause));
+            }
+            self.charged_bytes = bytes;
+        }
+        Ok(())
+    }
+
     fn add(&mut self, record: &SketchRecord, inode: u64) -> Result<()> {
         let owner = (record.owner == inode).then_some(inode);
         self.has_others |= owner.is_none();
@@ -155,7 +184,7 @@ impl Sketches {
                 found.owner = found.owner.or(owner);
             }
         }
-        Ok(())
+        self.charge()
     }
 
     /// Whether one of two that name one bitmap is known to be the one that has it, wherever there are two.
@@ -180,12 +209,13 @@ impl Sketches {
 }
 
 impl Work {
-    /// Makes sure that each sketch has the number of its file, and of two that name one bitmap one at most.
-    pub fn find_owners(&mut self) -> Result<()> {
+    /// Makes sure that each sketch has the number of its file, and of two that name one bitmap one at most. What that takes of memory is taken
+    /// of `headroom`.
+    pub fn find_owners(&mut self, headroom: Option<&dyn Headroom>) -> Result<()> {
         if self.place == Place::Untouched {
             return Ok(());
         }
-        self.is_settled = self.place == Place::New || self.look_for_owners()?;
+        self.is_settled = self.place == Place::New || self.look_for_owners(headroom)?;
         if !self.is_settled || self.place == Place::Home {
             return Ok(());
         }
@@ -197,8 +227,8 @@ impl Work {
     }
 
     /// Whether all was seen, and of two that name one bitmap it is known whose it is.
-    fn look_for_owners(&self) -> Result<bool> {
-        let mut sketches = Sketches::default();
+    fn look_for_owners(&self, headroom: Option<&dyn Headroom>) -> Result<bool> {
+        let mut sketches = Sketches::new(headroom);
         let mut is_seen = self.each_sketch(&mut |_, _, inode, record| sketches.add(&record, inode))?;
         let mut told = 0;
         if sketches.has_others {
@@ -296,5 +326,55 @@ impl Work {
         };
         let stored = Stored { inode: file.inode, made: file.changed, left };
         marks::set(&*self.upper, NodeId::ROOT, ATTRIBUTE, &stored.encode())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// As much as this, and not more.
+    struct Bounded {
+        left: AtomicU64,
+    }
+
+    impl Headroom for Bounded {
+        fn add(&self, amount: u64) -> bool {
+            let less = |left: u64| left.checked_sub(amount);
+            self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+        }
+
+        fn force(&self, _: u64) {
+            unreachable!("it is asked");
+        }
+
+        fn subtract(&self, amount: u64) {
+            self.left.fetch_add(amount, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_of_sketches_is_charged_until_it_is_forgotten() {
+        const SKETCHES: u64 = 1000;
+        let bounded = Bounded { left: AtomicU64::new(1 << 20) };
+        let record = |number: u64| {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&number.to_le_bytes());
+            SketchRecord { id, bitmap_durable: false, limit: 0, size: 0, epoch: 0, owner: number }
+        };
+        let mut sketches = Sketches::new(Some(&bounded));
+        (0..SKETCHES).for_each(|number| sketches.add(&record(number), number).expect("there is room"));
+        let charged = (1 << 20) - bounded.left.load(Ordering::Relaxed);
+        assert!(charged >= SKETCHES * (16 + size_of::<Found>() as u64), "{charged}");
+        drop(sketches);
+        assert_eq!(bounded.left.load(Ordering::Relaxed), 1 << 20);
+
+        bounded.left.store(charged / 2, Ordering::Relaxed);
+        let mut sketches = Sketches::new(Some(&bounded));
+        let refused = (0..SKETCHES).find_map(|number| sketches.add(&record(number), number).err());
+        assert_eq!(refused.map(|error| error.errno()), Some(Errno::ENOMEM));
+        drop(sketches);
+        assert_eq!(bounded.left.load(Ordering::Relaxed), charged / 2);
     }
 }

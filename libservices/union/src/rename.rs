@@ -1,10 +1,10 @@
 //! Renames. Callers hold the namespace lock for writing.
 //!
-//! What the old name hides below gets a whiteout. Where that cannot be one step with the move, the intermediate state is one
-//! rename(2) allows: both names of the same object, never neither.
+//! If the old name hides something below, it gets a whiteout. Where that cannot be one step with the move, the intermediate state
+//! is one that rename(2) allows: both names lead to the same object, and never neither.
 //!
-//! A file that takes another's place has its content in the upper branch before ([`crate::content_first`]). That can take a while, so it
-//! is done without the lock, and the names are looked up again afterwards.
+//! A file that replaces another has its content in the upper branch before ([`crate::content_first`]). Writing it can take a
+//! while, so it is done without the lock, and the names are looked up again afterwards.
 
 use crate::Union;
 use crate::copyup::Bytes;

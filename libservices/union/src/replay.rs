@@ -1,8 +1,9 @@
-//! Makes good what a service that died had accepted: the records of the [journal](crate::journal) that it left.
+//! Journal replay: applies the records of the [journal](crate::journal) that a dead service has left, so that what it had
+//! accepted is not lost.
 //!
-//! When a record is on disk, so are the bytes that it tells of. What is done here is the same when it is done twice, so that an end in the
-//! middle of it does no harm; the journal goes when all is durable. Records of sketches that cannot be read now stay, for the union in
-//! which they can. Those of sketches whose bytes cannot be brought to disk now stay on hold, in a file of their own, which comes to disk only
+//! When a record is on disk, so are the bytes that it names. Replay is idempotent, so it may be interrupted at any point; the
+//! journal is removed when all is durable. Records of sketches that cannot be read now stay, for the union that can read them.
+//! Records of sketches whose bytes cannot reach the disk now stay on hold, in a file of their own, which reaches the disk only
 //! after these bytes, when the union ends.
 
 use crate::Union;

@@ -1,4 +1,4 @@
-//! A sketch in memory: its record, its map of moved blocks, and the files its bytes come from.
+//! A sketch in memory: its record, its bitmap of moved blocks, and the files its bytes come from.
 
 use crate::Union;
 use crate::ahead::Ahead;

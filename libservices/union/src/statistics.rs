@@ -1,4 +1,4 @@
-//! What a union counts.
+//! The statistics of a union.
 
 use crate::Union;
 use poolfs_types::{FileType, NodeId};

@@ -1,4 +1,4 @@
-//! Objects in the work directory that are on their way: what has not left it when the operation ends goes.
+//! Temporary objects in the work directory: whatever has not left it when the operation ends is removed.
 
 use crate::work::{Work, remove_tree};
 use poolfs_libservice::Result;

@@ -1,10 +1,11 @@
-//! Blocks in transit (BAOverlay's copy-after-write): a write of a part of a block that is still in the lower file puts its
-//! bytes in at once, and the rest of the block is copied later, so that no writer waits for a read.
+//! Blocks in transit (BAOverlay's copy-after-write): a partial write to a block that is still in the lower file stores its bytes
+//! at once, and the rest of the block is copied later, so that no writer waits for a read.
 //!
-//! The new bytes stand at their place in the upper file, among zeros. Nobody sees those: the block counts as one of the
-//! lower file until the rest has been copied around the new bytes. Whoever needs the block before that (a reader, a second
-//! writer, fsync) copies the rest itself; else a thread of the union does. A crash before that loses what no fsync has
-//! promised, as with every other write; the death of the service alone does not, where there is a [journal](crate::journal).
+//! The new bytes are at their place in the upper file, among zeros. Nobody sees those zeros: the block counts as one of the lower
+//! file until the rest has been copied around the new bytes. The first that needs the block before that (a reader, a second
+//! writer, fsync) copies the rest itself; otherwise a thread of the union does. A crash of the machine before that loses what no
+//! fsync has promised, as with every other write; the death of the service alone does not, where there is a
+//! [journal](crate::journal).
 
 use crate::journal::{Change, Journal};
 use crate::node::{Content, Node, State, lock};
@@ -107,7 +108,7 @@ impl Copies {
         Copies { upper, statistics, queue, wake, blocks, blocks_max, journal }
     }
 
-    /// Room for one more block in transit, here and in the journal.
+    /// Headroom for one more block in transit, here and in the journal.
     pub fn permit(&self) -> Option<Permit> {
         if !self.journal.has_room() {
             return None;

@@ -1,8 +1,9 @@
-//! Files of which something waits that a service had accepted before it died, because it could not be made good when the union was opened.
+//! Files that wait for a replay: a service had accepted changes of them before it died, and they could not be applied when the
+//! union was opened.
 //!
-//! What is to be made good is known for the file as it was. Nobody reads or writes it meanwhile: he would see, and build on, what was before,
-//! and the next union would put the old over the new. So such a file is answered `EIO` until the branch is mounted again and what stood
-//! against it is gone.
+//! The changes are known for the file as it was. Nobody reads or writes it meanwhile: a reader would see, and a writer build on,
+//! the content from before, and the next union would put the old over the new. So such a file is answered `EIO` until the branch
+//! is mounted again and the obstacle is gone.
 
 use crate::Union;
 use crate::branch::LowerNode;

@@ -1,4 +1,4 @@
-//! The work directory in the upper branch's root: objects on their way, bitmaps, the index of hard links.
+//! The work directory in the upper branch's root: temporary objects, bitmaps, the index of hard links.
 
 use crate::attributed::{self, Pending};
 use crate::format::{SketchRecord, bitmap_name};

@@ -1,4 +1,4 @@
-//! Files that the kernel maps and reads in place of those of a mount.
+//! FUSE passthrough backing files: files that the kernel maps and reads in place of those of a mount.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ffi::c_ulong;

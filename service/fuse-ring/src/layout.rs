@@ -1,4 +1,4 @@
-//! What `linux/fuse.h` says of rings, as far as it is used.
+//! The layout of FUSE rings' headers, from `linux/fuse.h`, as far as it is used here.
 
 use io_uring::squeue::Entry128;
 

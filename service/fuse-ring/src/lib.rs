@@ -1,14 +1,15 @@
 //! FUSE over io_uring: entries of the kernel's queues, each with a ring and memory of its own.
 //!
-//! The kernel has a queue for each possible CPU and puts a request into that of the CPU its caller runs on, as soon as every
-//! queue has an entry. An [`Entry`] takes one request at a time. Answering it and waiting for the next is one system call of
-//! one thread; the thread that answered is the one that the kernel wakes for the entry's next request.
+//! It assumes a kernel whose `linux/fuse.h` has `FUSE_OVER_IO_URING` (from 7.42 on); layouts and numbers are those of that
+//! header. Begin reading with [`Entry`].
 //!
-//! Layouts and numbers are those of `linux/fuse.h` (`FUSE_OVER_IO_URING`, from 7.42 on). A message is made up such that it
-//! looks as one read from `/dev/fuse`.
+//! The kernel has a queue for each possible CPU. As soon as every queue has an entry, it puts a request into the queue of the CPU
+//! on which its caller runs. An [`Entry`] takes one request at a time. Answering it and waiting for the next is one system call
+//! of one thread; the kernel wakes the thread that answered for the entry's next request. A message is assembled such that it
+//! looks as if it was read from `/dev/fuse`.
 //!
-//! Beside them stands what else needs system calls of its own: [`open_backing`] and its counterpart, by which the kernel is given files
-//! that it maps by itself.
+//! The crate also has other system calls of FUSE: [`open_backing`] and its counterpart, by which the kernel is given files that
+//! it maps by itself.
 
 mod backing;
 mod layout;

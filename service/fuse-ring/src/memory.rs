@@ -1,8 +1,8 @@
 //! The memory of an entry: a memory file that is mapped twice.
 //!
-//! The kernel copies from and to addresses that it was told once. It was told those of a [`Window`], at which nobody looks
-//! here; the entry works at a [`Desk`] with the same pages. A window can be turned to other pages: whoever works at the old desk keeps
-//! what is on it, whatever the kernel does from then on.
+//! The kernel copies from and to addresses that it was told once. They are those of a [`Window`], which is never read or written
+//! here; the entry works at a [`Desk`] with the same pages. A window can be switched to other pages: a thread that works at the
+//! old desk keeps what is on it, whatever the kernel does from then on.
 
 use crate::layout::HEADERS;
 use poolfs_ipc::memory::{Mapping, create_sealed};

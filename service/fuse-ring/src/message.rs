@@ -1,4 +1,4 @@
-//! Messages and answers on a desk.
+//! Reads a message from an entry's memory, and writes its answer there.
 
 use crate::layout::{
     COMMIT_ID_AT, HEADER, IN_HEADER_BYTES, OPERATION, OPERATION_BYTES_MAX, OUT_HEADER_BYTES, PAYLOAD_BYTES_AT, number,

@@ -1,4 +1,4 @@
-//! Messages as the kernel puts them into an entry's memory, without a kernel.
+//! Tests of an entry's messages, with the kernel's side simulated.
 
 use super::*;
 use layout::{HEADER, OPERATION, PAYLOAD_BYTES_AT};

@@ -1,5 +1,5 @@
-//! The check of an upper branch that no instance uses (`poolfs-service check`): one JSON [`CheckSpec`] on standard input, answered on
-//! standard output by one JSON [`CheckLine`] a line.
+//! The check of an upper branch that no instance uses (`poolfs-service check`): one JSON [`CheckSpec`] on standard input,
+//! answered on standard output by one JSON [`CheckLine`] a line.
 
 use crate::FailureCode;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Descriptors that go with a command: those of the branches of an instance, in the order of [`StackSpec`](crate::StackSpec).
+//! Descriptors sent with a command: those of an instance's branches, in the order of [`StackSpec`](crate::StackSpec).
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,

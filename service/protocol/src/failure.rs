@@ -1,4 +1,4 @@
-//! What kind of failure an answer tells of, for programs.
+//! Failure codes: the kind of failure that an answer reports, for programs.
 
 use serde::{Deserialize, Serialize};
 

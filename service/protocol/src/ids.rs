@@ -1,4 +1,4 @@
-//! Maps of ids in documents: a list of `INSIDE:HOST:COUNT`, checked when it is read. For serde's `with`.
+//! The form of id maps in documents: a list of `INSIDE:HOST:COUNT`, validated when it is read. For serde's `with`.
 
 use poolfs_types::{IdMap, IdRange};
 use serde::de::{Deserialize, Deserializer, Error};

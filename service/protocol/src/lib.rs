@@ -1,13 +1,16 @@
-//! What steers a filesystem service: the configuration it starts with, control messages and status.
+//! The control protocol of a filesystem service: the configuration it starts with, commands and answers, and its status.
 //!
-//! The command line (and later the engine) starts a service as a process with a [`ServiceConfig`] as JSON on its
-//! standard input, and talks to it over the Unix socket named there (`SOCK_STREAM`, root only): one JSON [`Command`] a
-//! line, answered by one JSON [`Answer`] a line, [`Command::Trace`] by several. With
-//! [`Command::Mount`] go descriptors of its branches ([`send`]). No byte of file data passes here.
+//! The command line (and later the engine) starts a service as a process with a [`ServiceConfig`] as JSON on its standard input,
+//! and talks to it over the Unix socket named there (`SOCK_STREAM`, root only): one JSON [`Command`] a line, answered by one JSON
+//! [`Answer`] a line, [`Command::Trace`] by several. With [`Command::Mount`] the descriptors of its branches are sent ([`send`]).
+//! No byte of file data passes here.
 //!
-//! The same program checks an upper branch that nobody uses, and ends ([`CheckSpec`]).
+//! The same program checks an upper branch that nobody uses, and exits ([`CheckSpec`]).
+//!
+//! Only root can connect, so commands are trusted. Begin reading with [`ServiceConfig`] and [`Command`].
 
 mod check;
+mod coherence;
 mod descriptors;
 mod failure;
 pub mod ids;
@@ -17,11 +20,13 @@ mod trees;
 mod upper;
 
 pub use check::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX};
+pub use coherence::{Coherence, NoCoherence, TIMED_MAX};
 pub use descriptors::{DESCRIPTORS_MAX, Receiver, send};
 pub use failure::FailureCode;
 pub use status::{
-    AdoptedFile, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, MemoryStatus, NotDirect, NotPosted,
-    OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport, UnionStatus, WriteStatus,
+    AdoptedFile, BranchStatus, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, MemoryStatus,
+    NotDirect, NotPosted, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport,
+    UnionStatus, WaitStatus, WriteStatus,
 };
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
 pub use trees::{Committed, Difference, DifferenceKind, Flattened};
@@ -81,25 +86,16 @@ pub const LOWERS_MAX: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum StackSpec {
-    /// One directory, no union. No other service may write it.
+    /// One directory, no union.
     Directory {
         /// The directory.
         directory: PathBuf,
-    },
-    /// The same of a directory that others have mounted so as well, in services of their own: none sees in time what the others write,
-    /// which is what was asked for.
-    SharedDirectory {
-        /// The directory.
-        directory: PathBuf,
-    },
-    /// One of these two with a limit: a directory of a filesystem that keeps everything in the pool's memory.
-    LimitedDirectory {
-        /// The directory.
-        directory: PathBuf,
-        /// Whether it is a [`Self::SharedDirectory`].
-        is_shared: bool,
-        /// The most that all may take, bytes.
-        size_bytes: u64,
+        /// Who else may change it, and how soon that is seen.
+        #[serde(default)]
+        coherence: Coherence,
+        /// The most that its files may take, bytes: where its filesystem keeps everything in the pool's memory.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        size_bytes: Option<u64>,
     },
     /// A union.
     Union {
@@ -127,13 +123,17 @@ impl StackSpec {
     #[must_use]
     pub fn branches(&self) -> Vec<Branch<'_>> {
         let (written, lowers) = match self {
-            Self::Directory { directory }
-            | Self::SharedDirectory { directory }
-            | Self::LimitedDirectory { directory, .. } => (directory, &[][..]),
+            Self::Directory { directory, .. } => (directory, &[][..]),
             Self::Union { upper, lowers, .. } => (upper, lowers.as_slice()),
         };
         let lowers = lowers.iter().map(|directory| Branch { directory, read_only: true });
         std::iter::once(Branch { directory: written, read_only: false }).chain(lowers).collect()
+    }
+
+    /// A directory that nobody else changes.
+    #[must_use]
+    pub fn directory(directory: impl Into<PathBuf>) -> Self {
+        Self::Directory { directory: directory.into(), coherence: Coherence::default(), size_bytes: None }
     }
 
     /// A union of these branches, whose upper one stores as usual.
@@ -230,7 +230,7 @@ pub enum Command {
         /// Its name.
         instance: String,
         /// What may stand in the way.
-        ending: Ending,
+        ending: UnmountMode,
     },
     /// Say that the service is there: answered by [`Answer::Done`], whatever else is being done.
     Ping,
@@ -273,7 +273,7 @@ pub enum Command {
 /// What an unmount gives way to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ending {
+pub enum UnmountMode {
     /// It fails while somebody uses the mount, and while something cannot be written to the branch: the mount stays then.
     Orderly,
     /// Who uses the mount loses it. It fails while something cannot be written to the branch: the mount stays then.
@@ -284,7 +284,7 @@ pub enum Ending {
     Discarded,
 }
 
-impl Ending {
+impl UnmountMode {
     /// Whether it ends whatever is lost.
     #[must_use]
     pub fn is_forced(self) -> bool {

@@ -1,4 +1,4 @@
-//! What a service tells of itself.
+//! The status report of a service.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -210,6 +210,8 @@ pub enum NotDirect {
     Memory,
     /// clients of the instance keep what was taken away of what they were given
     Kept,
+    /// others may change the directory: nothing of it is cached
+    Coherence,
     /// its bytes are in two branches, or so many files are read that way that there is no room for another
     Layers,
 }
@@ -226,6 +228,7 @@ impl NotDirect {
             Self::Leases => "the instance has no lease left",
             Self::Memory => "the pool's service has too little memory",
             Self::Kept => "clients of the instance keep memory that was taken away",
+            Self::Coherence => "others may change the directory (--coherence timed)",
             Self::Layers => "its bytes are in two branches, or too many files are read that way",
         }
     }
@@ -237,7 +240,7 @@ impl NotDirect {
 pub enum NotPosted {
     /// the mount does not allow it
     Switched,
-    /// other instances can show the same directory
+    /// other instances can show the same directory, or others may change it
     SharedBranch,
     /// the file was opened with `O_SYNC`, `O_DSYNC` or `O_DIRECT`
     Flags,
@@ -264,7 +267,7 @@ impl NotPosted {
     pub fn text(self) -> &'static str {
         match self {
             Self::Switched => "the mount has posted writes switched off",
-            Self::SharedBranch => "other instances can show the same directory",
+            Self::SharedBranch => "other instances can show the same directory, or others may change it",
             Self::Flags => "the file was opened with O_SYNC, O_DSYNC or O_DIRECT",
             Self::Shared => "others have the file or its description, or the kernel holds pages of it",
             Self::Observed => "somebody else came to use the file, or a descriptor of it was closed",
@@ -315,8 +318,31 @@ pub struct InstanceStatus {
     /// How often somebody who wrote had to wait for the answer, or must again, by cause.
     #[serde(default)]
     pub not_posted: BTreeMap<NotPosted, u64>,
+    /// Requests that wait; nothing without one.
+    #[serde(default)]
+    pub waiting: Option<WaitStatus>,
     /// Of a union.
     pub union: Option<UnionStatus>,
+}
+
+/// Calls that have been in flight for more than a second.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitStatus {
+    /// How many there are; of more than 128 only so many.
+    pub calls: u64,
+    /// Milliseconds since the longest of them began.
+    pub longest_ms: u64,
+    /// What that one does.
+    pub operation: String,
+}
+
+/// A branch that does not respond.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BranchStatus {
+    /// Its directory, as it was named by the mount that first used it.
+    pub path: PathBuf,
+    /// Its calls that wait.
+    pub waiting: WaitStatus,
 }
 
 /// What a service knows of how the writes of an adopted file are taken.
@@ -381,6 +407,9 @@ pub struct ServiceStatus {
     /// Its memory; nothing where it has no control group for it, and until it has first looked at that.
     #[serde(default)]
     pub memory: Option<MemoryStatus>,
+    /// Branches that have not answered a call for more than a second.
+    #[serde(default)]
+    pub unresponsive_branches: Vec<BranchStatus>,
     /// The instances.
     pub instances: Vec<InstanceStatus>,
 }

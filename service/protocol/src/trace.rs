@@ -1,4 +1,4 @@
-//! What a service tells of single requests while somebody asks for it.
+//! Traces: what a service reports of single requests while somebody asks for it.
 
 use crate::status::{Histogram, OperationPath};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What a union differs in from its lower branches, and what can be made of that.
+//! The differences between a union and its lower branches, and the results of the commands that use them.
 
 use serde::{Deserialize, Serialize};
 

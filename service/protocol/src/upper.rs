@@ -1,4 +1,4 @@
-//! How the upper branch of a union stores files of which only some blocks have moved, and how much.
+//! How the upper branch of a union stores files of which only some blocks have moved, and its storage limit.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

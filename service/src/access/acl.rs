@@ -1,4 +1,4 @@
-//! POSIX access control lists as they stand in `system.posix_acl_access`.
+//! POSIX access control lists in the form of `system.posix_acl_access`.
 
 use super::Credentials;
 use poolfs_libservice::types::{Attributes, Errno};

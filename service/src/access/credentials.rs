@@ -1,4 +1,4 @@
-//! Who asks: ids, groups and capabilities, as the kernel vouched for them.
+//! Credentials of a caller: ids, groups and capabilities, as the kernel vouched for them.
 
 use poolfs_libservice::types::{Attributes, IdMap, NO_ID, OVERFLOW_ID};
 use std::fs;

@@ -1,10 +1,11 @@
-//! The one permission function: may these credentials do this to that object? It decides as Linux does for a
-//! filesystem mounted in the initial user namespace; FUSE requests do not come here, the kernel decides those
-//! (`default_permissions`), and a test compares the two.
+//! The one permission function: may these credentials do this to that object?
+//!
+//! It decides as Linux does for a filesystem mounted in the initial user namespace. FUSE requests are not checked here: the
+//! kernel decides those (`default_permissions`), and a test compares the two.
 //!
 //! What belongs to the host's policy and not to the filesystem stays outside: LSMs, Landlock, seccomp, immutable flags. Of the
-//! `protected_*` sysctls that of hard links is asked; what that of symbolic links may forbid is left to the kernel, and those
-//! of files and pipes are about opening, which the kernel does.
+//! `protected_*` sysctls, the one for hard links is asked. What the one for symbolic links may forbid is left to the kernel.
+//! Those for files and pipes are about opening, which the kernel does.
 
 mod acl;
 mod credentials;

@@ -1,4 +1,4 @@
-//! What Linux allows whom.
+//! Linux's permission rules.
 
 use super::{Acl, Capability, Credentials};
 use poolfs_libservice::types::{Attributes, Errno, FileType};

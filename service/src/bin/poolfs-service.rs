@@ -1,6 +1,7 @@
-//! The filesystem service of one pool. Reads its configuration (JSON) from standard input; see `poolfs-service-protocol`. With the
-//! argument `check` it checks an upper branch instead, as a job on standard input says, and ends; with `sweep PLACE` it gives the memory back
-//! of what dead services have left there and nobody is going to want, and says what stays.
+//! The filesystem service of one pool. It reads its configuration (JSON) from standard input; see `poolfs-service-protocol`.
+//!
+//! With the argument `check` it checks an upper branch instead, as a job on standard input says, and exits. With `sweep PLACE` it
+//! frees the memory of state that dead services have left there and nobody is going to want, and reports what stays.
 
 use std::io::Write;
 use std::path::Path;
@@ -26,8 +27,9 @@ fn main() -> ExitCode {
             poolfs_service::stack::check::run(std::io::stdin(), &mut std::io::stdout().lock())
         }
         (Some(job), Some(place)) if job == "sweep" => {
-            let sweep =
-                |()| poolfs_service::stack::kept::sweep_and_tell(Path::new(&place), &mut std::io::stdout().lock());
+            let sweep = |()| {
+                poolfs_service::stack::crash_state::sweep_and_tell(Path::new(&place), &mut std::io::stdout().lock())
+            };
             poolfs_service::confinement::enter_on_host().and_then(sweep)
         }
         (Some(other), _) => {

@@ -1,4 +1,4 @@
-//! The system calls that the service may make, and those of which one is enough to end it.
+//! The seccomp filter: the system calls that the service may make, and those of which one ends it.
 
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};

@@ -1,4 +1,4 @@
-//! A mount namespace of its own, with a root in which there is next to nothing.
+//! The service's own mount namespace, with an almost empty root.
 
 use crate::stack::needs_links_of_proc;
 use rustix::fs::{CWD, Mode};

@@ -1,4 +1,4 @@
-//! The command `trace`: requests told of while they are served.
+//! The command `trace`: reports requests as they are served.
 
 use super::{answer, failed, has_hung_up};
 use crate::service::Service;

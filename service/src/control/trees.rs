@@ -1,4 +1,4 @@
-//! The commands on what a union differs in from its lower branches.
+//! The commands on the differences between a union and its lower branches.
 
 use super::{answer, failed, has_hung_up};
 use crate::failures::code_of;

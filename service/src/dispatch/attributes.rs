@@ -1,4 +1,4 @@
-//! Attributes and their changes.
+//! Dispatch of requests on attributes.
 
 use super::privileges::{Writer, credentials_of, remaining_mode};
 use super::{Served, Stop, leave_foreign};

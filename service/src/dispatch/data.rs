@@ -1,4 +1,4 @@
-//! Content: opening, reading, writing, making durable.
+//! Dispatch of requests on content: opening, reading, writing, syncing.
 
 use super::privileges::Writer;
 use super::{Served, Stop};

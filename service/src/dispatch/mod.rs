@@ -1,5 +1,7 @@
-//! The one place where requests are served, whichever way they came: permissions where nobody has checked them yet,
-//! set-id bits, the layers, the kernel's caches, statistics, and exactly one errno for each failure.
+//! The dispatcher: the one place where requests of both fronts are served.
+//!
+//! It adds to the layers: permission checks for requests that nobody has checked yet, set-id bits, the coherence of the kernel's
+//! caches, statistics, and exactly one errno for each failure.
 
 mod attributes;
 mod data;
@@ -54,10 +56,11 @@ impl Instance {
         if self.is_refusing() {
             return Err(Failure::Errno(Errno::ENOTCONN));
         }
+        let kind = request.kind();
+        let _in_flight = self.requests.begin(kind as u8);
         if !context.is_posted && !self.settle_posts() {
             self.settle_own(context, &request);
         }
-        let kind = request.kind();
         note(kind);
         let _access = enter(Layer::Access);
         let started = Instant::now();

@@ -1,4 +1,4 @@
-//! Names: looking up, making, linking, removing, renaming.
+//! Dispatch of requests on names: looking up, creating, linking, removing, renaming.
 
 use super::privileges::credentials_of;
 use super::{Served, Stop, leave_foreign};

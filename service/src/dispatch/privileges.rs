@@ -1,4 +1,4 @@
-//! Set-id bits and file capabilities, which a write, a truncate and a change of owner take away.
+//! Removal of set-id bits and file capabilities by a write, a truncation or a change of owner.
 
 use super::Served;
 use crate::access::{Capability, Credentials, strips_set_group_id, without_set_id};

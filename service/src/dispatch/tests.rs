@@ -1,4 +1,5 @@
-//! The dispatcher over the in-memory layer: what it adds to the layers. Permissions are compared with the kernel's elsewhere.
+//! Tests of the dispatcher over the in-memory layer: what it adds to the layers. Permissions are compared with the kernel's
+//! elsewhere.
 
 use super::*;
 use crate::access::Credentials;
@@ -76,7 +77,7 @@ impl Fixture {
     }
 
     fn over(layer: Arc<dyn Libservice>) -> Self {
-        let stack = StackSpec::Directory { directory: "/".into() };
+        let stack = StackSpec::directory("/");
         let spec = MountSpec { devices: true, suid: true, is_root: true, ..MountSpec::new("x", "/", stack) };
         let instance = Instance::new(spec, Stack::of(layer));
         let kernel = Kernel::default();

@@ -1,4 +1,4 @@
-//! Extended attributes and access lists.
+//! Dispatch of requests on extended attributes and access lists.
 
 use super::privileges::{CAPABILITY, credentials_of};
 use super::{Served, leave_foreign};

@@ -1,4 +1,4 @@
-//! What the kernel is told of content, sizes and names that the user-level path has changed.
+//! Notifications to the kernel about content, sizes and names that the user-level path has changed.
 
 use super::{ChangedNames, Instance};
 use crate::nodes::content::UntoldSize;

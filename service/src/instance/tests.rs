@@ -1,8 +1,9 @@
-//! What an instance refuses by itself, whatever its layers would do.
+//! Tests of what an instance refuses by itself, whatever its layers would do.
 
 use super::*;
 use crate::leases::tests::table;
-use crate::shares::{PoolMemory, PoolShares};
+use crate::pool_memory::PoolMemory;
+use crate::shares::PoolShares;
 use poolfs_libservice::Memory;
 use poolfs_libservice::types::OpenFlags;
 use poolfs_service_protocol::StackSpec;
@@ -27,7 +28,7 @@ fn no_segment_is_asked_for_while_memory_is_short_or_clients_keep_it() {
     let spec = MountSpec {
         devices: true,
         suid: true,
-        ..MountSpec::new("test-1", "/nowhere", StackSpec::Directory { directory: "/nowhere".into() })
+        ..MountSpec::new("test-1", "/nowhere", StackSpec::directory("/nowhere"))
     };
     let instance = Instance::new(spec, Stack::of(Memory::new()));
     let (memory, leases) = (Arc::new(MaybeShort::default()), table(4).0);

@@ -1,4 +1,4 @@
-//! What the control group of the process counts, read by descriptors that were opened before it was confined.
+//! Reads the memory counters of the process's control group, by descriptors that were opened before the process was confined.
 
 use rustix::io::{Errno, pread};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! How a service makes do with the memory that it has: from what its control group counts to what the cache may use.
+//! Memory levels: from the counters of the control group to what the cache may use.
 //!
 //! ```text
 //! room = limit - kept
@@ -10,9 +10,10 @@
 //!                          exhausted (room >= EXHAUSTED; what holds of short holds of it as well)
 //! ```
 //!
-//! What lies between two states need not be seen: plenty becomes exhausted at once when so little is left, and exhausted reduced when so much is.
+//! Levels between two readings may be skipped: plenty becomes exhausted at once when so little is left, and exhausted reduced
+//! when so much is.
 //!
-//! While it is short or reduced the cache has what leaves [`COMFORT`] free. It becomes less at once, and more by steps.
+//! While the level is short or reduced, the cache has what leaves [`COMFORT`] free. It shrinks at once, and grows by steps.
 
 use super::group::Reading;
 

@@ -1,4 +1,4 @@
-//! Memory that nobody accounts for: when to look whether clients keep it, and when they have given it back.
+//! Memory that no account covers: when to search for clients that keep it, and when they have given it back.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The watch, over files that say what a group has, and a memory that notes what it is told.
+//! Tests of the memory monitor, with files for the group's counters and a recording fake of the cache.
 
 use super::*;
 use crate::leases::tests::table;

@@ -1,5 +1,7 @@
-//! How many nodes the kernel may know of an instance: each has a share ([`NodeTable::admits`]), and those above the bound of
-//! [`super::pruning`] are charged to the pool's memory.
+//! Admission of nodes: how many nodes of an instance the kernel may know.
+//!
+//! Each instance has a share ([`NodeTable::admits`]). Nodes above the bound of [`super::pruning`] are charged to the pool's
+//! memory.
 
 use super::pruning::{Known, PASS_PAUSE};
 use super::{NodeTable, lock};

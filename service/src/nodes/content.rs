@@ -1,12 +1,14 @@
-//! What the kernel must be told when the user-level path changes the content of a file: that its pages are old, and the size.
+//! What the kernel must be told when the user-level path changes the content of a file: that its pages are outdated, and the
+//! size.
 //!
-//! The kernel uses the size it knows without asking in `sendfile`, `splice` and `FIONREAD`, at a fault on a mapping's tail, and as
-//! the place of an append. So whoever has a file open by FUSE may go by it, also a process without a session that has inherited
-//! a description which a session adopted. Only a description that is proved unshared does not count: the library vouches that nobody
-//! but its own process has it, that it is not mapped, and that it will say so before that changes (docs/protocol.md).
+//! The kernel uses the size it knows without asking in `sendfile`, `splice` and `FIONREAD`, at a fault on a mapping's tail, and
+//! as the offset of an append. So any process that has a file open by FUSE may depend on it, including a process without a
+//! session that has inherited a description which a session adopted. Only a description that is proved unshared does not count:
+//! the library vouches that only its own process has it, that it is not mapped, and that it will say so before that changes
+//! (docs/protocol.md).
 //!
-//! `STORE` raises the size the kernel knows, and nothing lowers it but the kernel's own requests: a truncation of what is open is left
-//! to it.
+//! `STORE` raises the size the kernel knows, and only the kernel's own requests lower it: a truncation of an open file is left to
+//! the kernel.
 
 use super::{NodeState, NodeTable};
 use poolfs_libservice::types::NodeId;

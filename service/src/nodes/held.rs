@@ -1,15 +1,15 @@
 //! What the kernel may keep of attributes and names without asking again.
 //!
-//! Whatever an answer lets the kernel keep is noted here *before* the layers are asked, and taken away *after* the layers
-//! have changed it. So whoever changes something finds the note of every answer that may show what was before.
+//! Whatever an answer lets the kernel keep is noted here *before* the layers are asked, and removed *after* the layers have
+//! changed it. So a change finds the note of every answer that may show the old state.
 //!
-//! A change is told to the kernel before it is answered. Until then its note stays as "being told": a second change of the
-//! same thing may not be answered earlier than the first one's notification.
+//! A change is told to the kernel before it is answered. Until then its note stays as "being told": a second change of the same
+//! object may not be answered earlier than the first one's notification.
 
 use super::NodeTable;
 use super::notices::Changing;
 use hashbrown::HashMap;
-use poolfs_libservice::Room;
+use poolfs_libservice::Headroom;
 use poolfs_libservice::types::NodeId;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -26,7 +26,7 @@ pub(super) struct NamesHeld {
     count: AtomicU64,
     bytes: AtomicU64,
     /// In what all instances together have.
-    room: OnceLock<Arc<dyn Room>>,
+    room: OnceLock<Arc<dyn Headroom>>,
 }
 
 impl NamesHeld {
@@ -34,7 +34,7 @@ impl NamesHeld {
         NAME_BYTES + name.len() as u64
     }
 
-    /// Room for one more, if there is some.
+    /// Headroom for one more, if there is some.
     fn add(&self, name: &[u8]) -> bool {
         let has_room = self.count.load(Ordering::Relaxed) < NAMES_HELD_MAX
             && self.room.get().is_none_or(|room| room.add(Self::cost(name)));
@@ -333,7 +333,7 @@ impl NodeTable {
     }
 
     /// Counts them with those of other instances from here on; once, and before there are any.
-    pub(crate) fn set_names_room(&self, room: Arc<dyn Room>) {
+    pub(crate) fn set_names_room(&self, room: Arc<dyn Headroom>) {
         let _ = self.names_held.room.set(room);
     }
 }

@@ -1,14 +1,14 @@
-//! What the kernel may keep of the listings of directories.
+//! What the kernel may keep of directory listings.
 //!
-//! Of a directory that was opened for it, the kernel keeps the names as they come, and takes them for the whole listing when an empty
+//! If a directory was opened for it, the kernel keeps the names as they come, and takes them for the whole listing when an empty
 //! answer says that there are no more. The service has a say in both: [`NodeTable::open_listing`] when the directory is opened,
-//! [`NodeTable::may_complete`] at the end. For the kernel's own changes the kernel sees to it by itself. A change by the
-//! user-level path is told, and the kernel drops what it has, before the change is answered.
+//! [`NodeTable::may_complete`] at the end. The kernel handles its own changes by itself. A change by the user-level path is told,
+//! and the kernel drops what it has, before the change is answered.
 //!
-//! Names that come late are the danger: an answer from before the change may be put into place by the kernel's thread that waits for it
-//! at any time after the notification, unseen, and be made whole by the end of somebody else's walk. So as long as an open directory may
-//! still bring names from before a change, no listing of the directory is ever said to be whole, and whoever opens it then has the
-//! kernel drop what there is.
+//! Late names are the danger. An answer from before the change may be inserted by the kernel's thread that waits for it at any
+//! time after the notification, unseen, and be completed by the end of another process's walk. So as long as an open directory
+//! may still bring names from before a change, no listing of the directory is ever declared whole, and a process that opens it
+//! then has the kernel drop what there is.
 
 use super::{NodeState, NodeTable};
 use poolfs_libservice::types::NodeId;

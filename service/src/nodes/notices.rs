@@ -1,8 +1,8 @@
-//! What the service vouches for to clients that look by themselves: attributes, in the notice of a node's lease.
+//! Attributes that the service vouches for to clients that read them without a request, in the notice of a node's lease.
 //!
-//! As with what the kernel keeps ([`super::held`]), a change finds what may show what was before, whoever makes it. Clients
-//! cannot be told, so that here the notice is taken back before the layers are asked for the change, and none appears until
-//! that is done: nobody is shown old attributes after somebody else has seen newer ones. What was looked up meanwhile is not
+//! As with what the kernel keeps ([`super::held`]), a change finds whatever may show the old state, whoever makes it. Clients
+//! cannot be notified. So the notice is taken back before the layers are asked for the change, and none appears until that is
+//! done: nobody is shown old attributes after somebody else has seen newer ones. Attributes that were looked up meanwhile are not
 //! noted.
 
 use super::{NodeState, NodeTable};

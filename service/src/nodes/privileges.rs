@@ -1,4 +1,4 @@
-//! What is known of set-id bits and capabilities of files: that a file has none, so that nobody looks before it is written.
+//! Remembers which files have no set-id bits and capabilities, so that they need not be looked up before a write.
 
 use super::NodeTable;
 use poolfs_libservice::types::NodeId;

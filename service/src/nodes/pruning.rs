@@ -1,19 +1,20 @@
-//! Asking the kernel to forget nodes that nobody uses.
+//! Pruning: the kernel is asked to forget nodes that nobody uses.
 //!
-//! The kernel keeps a node as long as it has memory of its own to spare, and the service has to keep it as long: a walk
-//! through a large tree would grow the service beyond what its pool has. So the nodes of all mounts of a service are counted
-//! together, and above a bound a thread of its own, with nothing locked, asks for those that were looked up longest ago to be
-//! forgotten. What is open, mounted on, watched (inotify) or somebody's working directory stays; a directory stays until what is in it has
-//! gone. A kernel before Linux 6.18 cannot be asked for single ones; it is made to forget all that nobody uses of a mount.
+//! The kernel keeps a node as long as it has memory of its own to spare, and the service has to keep it as long: a walk through a
+//! large tree would grow the service beyond its pool's limit. So the nodes of all mounts of a service are counted together. Above
+//! a bound, a thread of its own, with no lock held, asks for those that were looked up longest ago to be forgotten. What is open,
+//! mounted on, watched (inotify) or somebody's working directory stays; a directory stays until what is in it has gone. A kernel
+//! before Linux 6.18 cannot be asked for single nodes; it is made to forget all unused ones of a mount.
 //!
 //! What stays is bounded as well: see [`super::admission`].
 //!
-//! The same is asked for programs that the kernel maps by itself ([`super::texts`]) when there is no room for another one: they stay in
-//! the cache until the kernel forgets them.
+//! The same is asked for programs that the kernel maps by itself ([`super::passthrough`]) when there is no room for another one:
+//! they stay in the cache until the kernel forgets them.
 
 use super::{NodeTable, ROOT_NUMBER, lock};
 use crate::notify::KernelCache;
-use crate::shares::{NODE_BYTES, PoolMemory};
+use crate::pool_memory::PoolMemory;
+use crate::shares::NODE_BYTES;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;

@@ -1,4 +1,4 @@
-//! Who tells the kernel of names and listings, and what waits for that.
+//! The threads that send notifications about names and listings, and what waits for that.
 
 use super::worker::Worker;
 use super::{DirectoryJob, KernelCache, NameChange, NameJob, OVERFLOW_MAX, note, tell_directory};

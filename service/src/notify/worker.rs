@@ -1,4 +1,4 @@
-//! A thread that tells the kernel, and its bounded queue.
+//! A thread that sends notifications, and its bounded queue.
 
 use super::JOBS_MAX;
 use crate::cpus::keep_on;

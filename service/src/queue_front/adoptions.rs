@@ -1,4 +1,4 @@
-//! Which sessions have handles on which files.
+//! Adoptions: which sessions have handles on which files.
 
 use crate::handles::OpenFile;
 use crate::instance::Instance;

@@ -1,7 +1,7 @@
 //! Operations on attributes, extended attributes and the whole filesystem.
 
 use super::operations::{Answer, Call, PERMISSION_BITS, done};
-use super::serve::Refused;
+use super::refused::Refused;
 use crate::request::{Reply as Outcome, Request};
 use poolfs_ipc::wire::{WireStatfs, WireTime};
 use poolfs_libservice::types::{Errno, SetAttributes, SetTime, Timestamp, XattrFlags};

@@ -1,7 +1,7 @@
-//! A count of changes that sleeping threads must notice, though clients can write the word they sleep on.
+//! A count of changes that sleeping threads must notice, although clients can write the word they sleep on.
 //!
-//! A thread that sleeps on a queue is woken through the queue's event count, which every client of the instance can turn
-//! back just while the thread goes to sleep: then it has missed the change. So whoever changes something wakes until no
+//! A thread that sleeps on a queue is woken through the queue's event count. Any client of the instance can turn that back just
+//! while the thread goes to sleep, and then the thread has missed the change. So whoever changes something keeps waking until no
 //! thread is asleep that began to sleep before.
 
 use crate::sync::lock;

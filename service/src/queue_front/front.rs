@@ -1,4 +1,4 @@
-//! One instance's end of the user-level path: its socket, its sessions, adoption.
+//! The queue front of one instance: its socket, its sessions, and adoption.
 
 use crate::handles::OpenFile;
 use crate::instance::{Adopted, Adopter, Instance};

@@ -1,4 +1,4 @@
-//! What a client may send: the check of a request's form, done once on a copy.
+//! Validation of a client's request: the form of a message is checked once, on a copy.
 
 use crate::request::Kind;
 use poolfs_ipc::service::{Acquired, DataError};

@@ -5,21 +5,23 @@
 //!        --- doorbell -> service thread of its core group -> Message::check -> serve -> reply
 //! ```
 //!
-//! A [`QueueFront`] is one instance's; the [`ServiceThreads`] are the pool's and take requests from the queues of all
-//! fronts. A session names files by path or by handles it adopted from the kernel's descriptors. Whatever this front cannot
-//! do exactly as the kernel would is answered "use the kernel", before anything has happened.
+//! A [`QueueFront`] belongs to one instance; the [`ServiceThreads`] belong to the pool and take requests from the queues of all
+//! fronts. A session names files by path or by handles it adopted from the kernel's descriptors. Whatever this front cannot do
+//! exactly as the kernel would is answered "use the kernel", before anything has happened.
 //!
-//! **Invariant.** A client's bytes are copied out once, checked on the copy ([`Message`]), and never looked at again.
+//! **Invariant.** A client's bytes are copied out once, checked on the copy ([`Message`]), and never read again.
 
 mod adoptions;
 mod attributes;
 mod changes;
+mod credentials;
 mod front;
 mod message;
 mod names;
 mod operations;
 mod posts;
 mod reach;
+mod refused;
 mod serve;
 mod session;
 mod threads;

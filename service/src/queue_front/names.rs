@@ -1,7 +1,7 @@
-//! Operations on names: making, linking, renaming, removing, reading links.
+//! Operations on names: creating, linking, renaming, removing, reading links.
 
 use super::operations::{Answer, Call, PERMISSION_BITS, done};
-use super::serve::Refused;
+use super::refused::Refused;
 use crate::access;
 use crate::request::{Reply as Outcome, Request};
 use poolfs_ipc::wire::Operation;

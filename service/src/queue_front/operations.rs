@@ -1,9 +1,9 @@
-//! The operations of the user-level path, each turned into a request of the dispatcher: what they share, and content.
+//! The operations of the user-level path, each turned into a request of the dispatcher: the common part, and those on content.
 
 use crate::handles::OpenFile;
 use crate::instance::Instance;
 use crate::queue_front::message::{DataArea, Message};
-use crate::queue_front::serve::Refused;
+use crate::queue_front::refused::Refused;
 use crate::queue_front::session::SessionState;
 use crate::request::{Context, Reply as Outcome, Request, WriteMode};
 use crate::walk::{Found, Place};

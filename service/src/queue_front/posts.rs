@@ -1,15 +1,20 @@
-//! Writes that their callers do not wait for: who may post them, and when they are taken.
+//! Posted writes in the service: which client may post, and when posts are taken.
 //!
-//! A *post* is a `Write` in a request buffer whose caller has gone on. It is *granted* for one open file of one session, in one of the session's slots, while nobody else has to
-//! do with the file: its description is the only one, and the process alone has it; the kernel keeps neither pages nor attributes of the file. What is posted is *taken* (served) before anything else is done in
-//! the instance, whoever asks for it ([`Posts::settle`]): so whoever sees that a write has returned sees what it wrote, and times are in the order of the calls. What nobody asks for is taken by who
-//! hears the doorbell, or by a thread of the instance that looks every millisecond while much comes.
+//! A *post* is a `Write` in a request buffer whose caller has gone on. It is *granted* for one open file of one session, in one
+//! of the session's slots, while nobody else uses the file: its description is the only one, and one process alone has it; the
+//! kernel keeps neither pages nor attributes of the file.
 //!
-//! A grant ends before something happens that it may not see: another open file of the node, a read or write of the kernel, another size, the closing of a descriptor, the end of the session. First its word is cleared,
-//! then what was posted is taken: a caller looks at the word after it has posted, and waits for the answer where it is cleared.
+//! Posts are *taken* (served) before anything else is done in the instance, by any request ([`Posts::settle`]). So a process that
+//! sees that a write has returned sees what it wrote, and times are in the order of the calls. Posts that no request asks for are
+//! taken by the thread that receives the doorbell, or by a thread of the instance that looks every millisecond while many come.
 //!
-//! **Invariant.** One thread at a time takes the posts of a grant, and waits for nothing that a request of the kernel may hold: neither for notifications nor for other grants. For write-back it waits only
-//! where what was accepted before would have no room otherwise, in the branch or in memory.
+//! A grant ends before an event that it must not overlap: another open file of the node, a read or write of the kernel, another
+//! size, the closing of a descriptor, the end of the session. First its word is cleared, then the outstanding posts are taken: a
+//! caller looks at the word after it has posted, and waits for the answer where it is cleared.
+//!
+//! **Invariant.** One thread at a time takes the posts of a grant, and waits for nothing that a request of the kernel may hold:
+//! neither for notifications nor for other grants. For write-back it waits only where data accepted before would have no room
+//! otherwise, in the branch or in memory.
 
 mod granted;
 mod standing;

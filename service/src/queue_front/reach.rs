@@ -1,13 +1,14 @@
-//! Which mounts a client reaches: those that the kernel would let it walk to.
+//! Determines which mounts of the instance a client can reach: those that the kernel would let it walk to.
 //!
-//! That a mount stands in a client's table does not mean that the client gets there: it may lie below a directory that others may
-//! not search, or under something else. So the way to it is walked from the client's root on, and each directory on it asked whether
-//! the client may search it. What is passed is the client's own: it may have mounted filesystems there that never answer. So nothing is looked
-//! up that the kernel does not have in its cache, where all that leads to a mount stays; attributes are taken as the kernel has them; and
-//! access lists are read only where no process has to answer for it.
+//! A mount in a client's table may be unreachable for the client: it may be below a directory that others may not search, or
+//! under another mount. So the path to it is walked from the client's root, and each directory on it is checked for whether the
+//! client may search it. These directories are the client's own: it may have mounted filesystems there that never answer. So
+//! nothing is looked up that the kernel does not have in its cache, where all that leads to a mount stays; attributes are taken
+//! as the kernel has them; and access lists are read only where no process has to answer for it.
 //!
-//! A client whose root is not that of its mount namespace, as after `chroot`, reaches none. Its table leaves out what lies outside of its root, and the kernel does
-//! not: what is mounted there binds it as well, on a name of the instance as anywhere. Containers have the root of their namespace, by `pivot_root`.
+//! A client whose root is not that of its mount namespace, as after `chroot`, reaches none. Its table leaves out what is outside
+//! of its root, and the kernel does not: a mount there binds the client as well, on a name of the instance as anywhere.
+//! Containers have the root of their namespace, by `pivot_root`.
 
 use crate::access::{Acl, Credentials, EXECUTE, may_access};
 use crate::outside::{Deed, outside};

@@ -1,8 +1,9 @@
-//! What the service keeps with a session: who it is, and the files it adopted.
+//! The state of a session: the client's credentials, and the files it adopted.
 
 use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::queue_front::adoptions::Adoptions;
+use crate::queue_front::credentials::{effective_credentials, real_credentials};
 use crate::queue_front::view::{MountPoints, View};
 use hashbrown::HashMap;
 use poolfs_ipc::posts::POST_SLOTS;
@@ -152,27 +153,6 @@ impl Drop for SessionState {
         let handles = std::mem::take(self.handles.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.adoptions.let_go(handles.into_values());
     }
-}
-
-/// As all other calls see the caller.
-pub(super) fn effective_credentials(facts: &PeerFacts) -> Credentials {
-    Credentials {
-        uid: facts.uid,
-        gid: facts.gid,
-        groups: facts.groups.clone(),
-        capabilities: facts.capabilities,
-        user_namespace: facts.user_namespace.clone(),
-    }
-}
-
-/// As `access(2)` sees the caller: its real ids, with all it may have as root and with nothing otherwise.
-fn real_credentials(effective: &Credentials, facts: &PeerFacts) -> Credentials {
-    let root = match &facts.user_namespace {
-        None => facts.real_uid == 0,
-        Some((uids, _)) => uids.inside(facts.real_uid) == Some(0),
-    };
-    let capabilities = if root { facts.permitted } else { 0 };
-    Credentials { uid: facts.real_uid, gid: facts.real_gid, capabilities, ..effective.clone() }
 }
 
 #[cfg(test)]

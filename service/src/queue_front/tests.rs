@@ -1,5 +1,5 @@
-//! The whole way of requests, from a client's connection to an instance over the in-memory layer; and [`serve`] alone for
-//! clients this process cannot be.
+//! Tests of the queue front: requests from a client's connection to an instance over the in-memory layer, and [`serve`] alone for
+//! clients that this process cannot be.
 
 mod posts;
 
@@ -54,7 +54,7 @@ fn instance_over(layer: Arc<Memory>) -> Arc<Instance> {
     let spec = MountSpec {
         devices: true,
         suid: true,
-        ..MountSpec::new("test-1", mounted(), StackSpec::Directory { directory: "/nowhere".into() })
+        ..MountSpec::new("test-1", mounted(), StackSpec::directory("/nowhere"))
     };
     Instance::new(spec, Stack::of(layer))
 }

@@ -1,10 +1,10 @@
-//! The pool's service threads: pinned to their core group, as many as are needed up to a bound.
+//! The pool's service threads: pinned to their core group, started on demand up to a bound.
 //!
-//! A thread that takes a request looks whether another one of its group is still waiting; if none is, it starts one. So a
-//! request that blocks in a layer never keeps the next one waiting. Of the threads of a group each instance has a share: where the requests
-//! of one block, those of others still find threads. Threads that a rush has called for stay for a while: the
-//! next rush finds them, and a thread that has ended is charged to the pool's memory until the kernel gets round to it. A
-//! pool that is idle for long has two threads per group.
+//! A thread that takes a request checks whether another one of its group is still waiting; if none is, it starts one. So a
+//! request that blocks in a layer never keeps the next one waiting. Each instance has a share of a group's threads: if the
+//! requests of one instance block, those of others still find threads. Threads started for a burst stay for a while: the next
+//! burst finds them, and a thread that has ended is charged to the pool's memory until the kernel frees it. A pool that is idle
+//! for long has two threads per group.
 
 use crate::cpus::keep_on;
 use crate::queue_front::changes::Changes;

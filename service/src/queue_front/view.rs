@@ -1,19 +1,25 @@
-//! What a client's process sees of the instance by the kernel, and what it therefore may do by request.
+//! A client's view of the instance through its mounts, and what the client may therefore do by request.
 //!
-//! A mount namespace can show the instance read-only, in part, below other mounts, or not at all, and that binds its processes. Its
-//! mounts stand in `/proc/PID/mountinfo` of the client, all of them if its root is the root of the namespace. Where it is not, or the instance is not mounted as a
-//! whole in a place that the client reaches ([`super::reach`]), there is no session; where all such mounts are read-only, the session changes nothing; where any mount of the instance is,
-//! changes by descriptors are left to the kernel, which knows by which mount each was opened; and names on which something is mounted are
-//! left to it too, with all that is behind them, whatever others rename them to.
+//! A mount namespace can show the instance read-only, in part, below other mounts, or not at all, and that binds its processes.
+//! Its mounts are in `/proc/PID/mountinfo` of the client, all of them if its root is the root of the namespace. What follows:
 //!
-//! The kernel tells when mounts of a namespace have changed. Then the table is read again, with the session's next look at
-//! its client's rights; a session that was made for another view ends. Not told are changes that are made elsewhere: of the filesystem, which
-//! all namespaces share, and of names of directories. Therefore the table is read again after a while in any case.
+//! - If the root is not the namespace's, or the instance is not mounted as a whole in a place that the client reaches
+//!   ([`super::reach`]), there is no session.
+//! - If all mounts of the whole instance that it reaches are read-only, the session changes nothing.
+//! - If any mount of the instance is read-only, changes by descriptors are left to the kernel, which knows by which mount each
+//!   was opened.
+//! - Names on which something is mounted are left to the kernel too, with all that is behind them, whatever others rename them
+//!   to.
+//!
+//! The kernel reports when mounts of a namespace have changed. Then the table is read again, with the session's next check of its
+//! client's rights; a session that was made for another view ends. Changes that are made elsewhere are not reported: of the
+//! filesystem, which all namespaces share, and of names of directories. Therefore the table is read again after a while in any
+//! case.
 
 use crate::instance::Instance;
 use crate::mount_table::{Mount, MountTable};
+use crate::queue_front::credentials::effective_credentials;
 use crate::queue_front::reach::{Candidate, Walker};
-use crate::queue_front::session::effective_credentials;
 use crate::sync::lock;
 use hashbrown::HashMap;
 use poolfs_ipc::service::PeerFacts;

@@ -1,4 +1,4 @@
-//! What a request has to do with.
+//! The nodes and names that a request uses or changes.
 
 use super::Request;
 use poolfs_libservice::types::{Name, NodeId, OpenFlags};

@@ -1,14 +1,14 @@
-//! The steps that end an instance: what it has accepted is flushed, its mount is taken from its place, and what is left ends with its last user.
+//! The end of an instance: its accepted data is flushed, its mount is detached, and what is left ends with its last user.
 
 use super::{Mounted, Service, lock};
 use crate::failures::ServiceError;
+use crate::fuse::{FuseMount, MountError};
 use crate::instance::Instance;
 use crate::last_flush::{LOOK, Standing, close, flush, next, reopen, said_since};
-use crate::legacy::{LegacyMount, MountError};
 use crate::queue_front::QueueFront;
 use poolfs_libservice::Error;
 use poolfs_libservice::types::Errno;
-use poolfs_service_protocol::Ending;
+use poolfs_service_protocol::UnmountMode;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, TryLockError};
@@ -48,7 +48,7 @@ impl Service {
     ///
     /// # Errors
     /// It is still mounted then, unless the error says that something is lost; also when it is not `wanted` by anybody any more.
-    pub fn unmount(&self, name: &str, ending: Ending, is_wanted: &dyn Fn() -> bool) -> Result<Left, ServiceError> {
+    pub fn unmount(&self, name: &str, ending: UnmountMode, is_wanted: &dyn Fn() -> bool) -> Result<Left, ServiceError> {
         let mut one_at_a_time = self.changes.begin();
         if one_at_a_time.give_up(name) {
             info!(instance = name, "its mount is given up");
@@ -58,16 +58,16 @@ impl Service {
         let Some(instance) = self.instance(name) else { return Ok(Left::Nothing) };
         // Beside what others do: it may take long, or for ever.
         let end_of_discarded = Instant::now() + DISCARD_WAIT;
-        if ending == Ending::Discarded {
+        if ending == UnmountMode::Discarded {
             instance.stack.discard();
         }
         let flushed = flush(&instance, |standing| {
             is_wanted()
                 && match ending {
                     // Whoever wants to wait longer flushes first, and keeps nobody from anything meanwhile.
-                    Ending::Orderly | Ending::Detached | Ending::Forced => !standing.is_stuck(),
+                    UnmountMode::Orderly | UnmountMode::Detached | UnmountMode::Forced => !standing.is_stuck(),
                     // The work of it is for nothing.
-                    Ending::Discarded => Instant::now() < end_of_discarded,
+                    UnmountMode::Discarded => Instant::now() < end_of_discarded,
                 }
         });
         let answers = flushed.is_some();
@@ -95,7 +95,7 @@ impl Service {
 
     /// Takes the mount of an instance away whose branch does not answer. The rest ends in the background, should it ever answer. Whoever calls has `changes`.
     fn abandon(&self, name: &str) -> Result<Left, ServiceError> {
-        let Some(mounted) = self.take_away(name, Ending::Forced)? else { return Ok(Left::Nothing) };
+        let Some(mounted) = self.take_away(name, UnmountMode::Forced)? else { return Ok(Left::Nothing) };
         error!(instance = name, "its branch does not answer: unmounted all the same, as was asked for");
         // Nobody may believe that what he writes to what is left is stored.
         mounted.instance.refuse();
@@ -139,7 +139,7 @@ impl Service {
                 continue;
             }
             info!(instance = name, "its mount was taken away");
-            if let Err(error) = self.end_instance(name, Ending::Orderly) {
+            if let Err(error) = self.end_instance(name, UnmountMode::Orderly) {
                 is_left |= self.instance(name).is_some();
                 warn!(instance = name, %error, is_left, "an instance without a mount did not end well");
             }
@@ -148,7 +148,7 @@ impl Service {
     }
 
     /// Unmounts an instance that was flushed just now, with what was written since. Whoever calls has `changes`.
-    fn end_instance(&self, name: &str, ending: Ending) -> Result<Left, ServiceError> {
+    fn end_instance(&self, name: &str, ending: UnmountMode) -> Result<Left, ServiceError> {
         let Some(instance) = self.instance(name) else { return Ok(Left::Nothing) };
         let end = Instant::now() + JOBS_WAIT;
         let stopped = match instance.jobs().stop(|| Instant::now() < end) {
@@ -188,7 +188,7 @@ impl Service {
     }
 
     /// Takes the mount of an instance from its place.
-    fn take_away(&self, name: &str, ending: Ending) -> Result<Option<Mounted>, ServiceError> {
+    fn take_away(&self, name: &str, ending: UnmountMode) -> Result<Option<Mounted>, ServiceError> {
         let give_up = Instant::now() + BUSY_WAIT;
         loop {
             let mut instances = lock(&self.instances);
@@ -199,7 +199,7 @@ impl Service {
                     std::thread::sleep(BUSY_PAUSE);
                     continue;
                 }
-                Err(MountError::Busy { .. }) if ending != Ending::Orderly => mounted.mount.detach(),
+                Err(MountError::Busy { .. }) if ending != UnmountMode::Orderly => mounted.mount.detach(),
                 other => other,
             };
             taken?;
@@ -210,11 +210,11 @@ impl Service {
     /// After the mount is gone from its place: waits for its last users, then flushes. Whoever has files of it open in another mount
     /// namespace keeps the instance, if it is to end in order; a mount that is only seen there goes on in the background until the service
     /// ends.
-    fn linger(&self, mounted: Mounted, ending: Ending, first: u64) -> Result<Left, ServiceError> {
+    fn linger(&self, mounted: Mounted, ending: UnmountMode, first: u64) -> Result<Left, ServiceError> {
         mounted.front.close(&self.threads);
         let is_over = mounted.mount.wait(UNMOUNT_WAIT);
         let files = mounted.instance.handles.len();
-        if !is_over && ending == Ending::Orderly && files > 0 {
+        if !is_over && ending == UnmountMode::Orderly && files > 0 {
             let path = mounted.instance.spec().mount_point.clone();
             reopen(&mounted.instance);
             mounted.instance.jobs().begin_again();
@@ -242,7 +242,7 @@ impl Service {
     }
 
     /// What is gone from its place ends in the background, with its last user.
-    fn leave_behind(&self, instance: Arc<Instance>, mount: LegacyMount) {
+    fn leave_behind(&self, instance: Arc<Instance>, mount: FuseMount) {
         let mut lingering = lock(&self.lingering);
         lingering.retain(|instance| instance.strong_count() > 0);
         lingering.push(Arc::downgrade(&instance));

@@ -1,4 +1,4 @@
-//! The clock of a thread: it counts for one layer at a time.
+//! The per-thread clock of a measurement: it counts for one layer at a time.
 
 use crate::request::Kind;
 use poolfs_service_protocol::Layer;

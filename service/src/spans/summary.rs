@@ -1,4 +1,4 @@
-//! Percentiles of all requests of a trace.
+//! Percentiles over all requests of a trace.
 
 use super::clock::Times;
 use poolfs_service_protocol::{Histogram, KindTimes, Layer, OperationPath, Percentiles};

@@ -1,4 +1,4 @@
-//! What is measured, and that the layer in between changes nothing.
+//! Tests of what is measured, and that the measuring layer changes nothing.
 
 use super::clock::enter;
 use super::{Asked, Timed, Tracer, note};

@@ -1,4 +1,4 @@
-//! Who wants to hear of requests, and the measurement of one.
+//! The tracer: its listeners, and the measurement of one request.
 
 use super::clock::{Running, Times, now_ns};
 use super::summary::Summary;

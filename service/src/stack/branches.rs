@@ -1,19 +1,20 @@
 //! The branches of a service: directory trees with their caches, shared by the instances that use them.
 //!
-//! A branch takes its time to be made, when it has to be looked at as a whole first, and to end, when its cache has much that is not on disk. Whoever
-//! wants the same directory meanwhile waits for that; nobody else does.
+//! Making a branch can take long, when it has to be examined as a whole first. So can its end, when much of its cache is not on
+//! disk. A request for the same directory meanwhile waits for that; no other does.
 
 use super::claim::Claim;
+use super::crash_state::{self, Carried, Stuck, UpperRoot};
 use super::error::{Role, StackError};
 use super::given::{Given, Identity};
-use super::kept::{self, Carried, Stuck, UpperRoot};
+use crate::in_flight::InFlight;
 use crate::spans::Timed;
 use crate::sync::lock;
 use poolfs_bcow::Bcow;
 use poolfs_cache::{BranchKey, Cache};
 use poolfs_libservice::Libservice;
 use poolfs_local::{Local, PrivateMount};
-use poolfs_quota::{Accepted, Account, Limited};
+use poolfs_quota::{Accepted, Account, QuotaLimit};
 use poolfs_service_protocol::Layer;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,7 +29,10 @@ pub(super) struct Branch {
     pub role: Role,
     pub local: Arc<Local>,
     pub bcow: Option<Arc<Bcow>>,
-    pub cache: Arc<Cache>,
+    /// What is directly above the directory and its format.
+    pub stored: Arc<dyn Libservice>,
+    /// Nothing where others may change the directory.
+    pub cache: Option<Arc<Cache>>,
     /// What of the branch is limited, and how.
     pub account: Option<Arc<Account>>,
     pub kept: Kept,
@@ -72,12 +76,15 @@ impl Branch {
 
     /// Without its limit.
     pub fn cache_layer(&self) -> Arc<dyn Libservice> {
-        Timed::over(Layer::Cache, Arc::clone(&self.cache) as Arc<dyn Libservice>)
+        match &self.cache {
+            Some(cache) => Timed::over(Layer::Cache, Arc::clone(cache) as Arc<dyn Libservice>),
+            None => Arc::clone(&self.stored),
+        }
     }
 
     pub fn layer(&self) -> Arc<dyn Libservice> {
-        let Some(account) = &self.account else { return self.cache_layer() };
-        Limited::new(self.cache_layer(), account, Box::new(AcceptedBy(Arc::clone(&self.cache))))
+        let Some((account, cache)) = self.account.as_ref().zip(self.cache.as_ref()) else { return self.cache_layer() };
+        QuotaLimit::new(self.cache_layer(), account, Box::new(AcceptedBy(Arc::clone(cache))))
     }
 }
 
@@ -97,33 +104,39 @@ impl Accepted for AcceptedBy {
 impl Drop for Branch {
     /// The last stack that used the branch is gone, or was never finished: what its cache still has goes to the disk.
     fn drop(&mut self) {
-        let flushed = self.cache.shutdown();
+        let flushed = self.cache.as_ref().map_or(Ok(()), |cache| cache.shutdown());
         if lock(&self.kept.stuck).is_none() {
             if let Err(error) = flushed {
                 error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
             }
-            self.root().filter(|_| self.kept.is_kept).into_iter().for_each(kept::unmark);
+            self.root().filter(|_| self.kept.is_kept).into_iter().for_each(crash_state::unmark);
         }
         self.bcow.iter().for_each(|bcow| bcow.end_thread());
     }
 }
 
 /// From when on somebody makes a branch until nothing of it is left.
-pub(super) struct Life(Arc<Table>);
+pub(super) struct Life {
+    table: Arc<Table>,
+    /// Calls that its directory has not answered yet.
+    pub calls: Arc<InFlight>,
+}
 
 impl Drop for Life {
     fn drop(&mut self) {
         // Whoever has looked and not found it gone waits by now.
-        drop(self.0.lock());
-        self.0.changed.notify_all();
+        drop(self.table.lock());
+        self.table.changed.notify_all();
     }
 }
 
 struct Known {
     role: Role,
     life: Weak<Life>,
-    /// Nothing as long as it is being made.
+    calls: Arc<InFlight>,
+    /// Nothing as long as it is being made; the same of its cache, if it has one.
     branch: Option<Weak<Branch>>,
+    cache: Option<Weak<Cache>>,
 }
 
 impl Known {
@@ -168,6 +181,7 @@ impl Branches {
         let branch = Arc::new(make(life)?);
         if let Some(known) = self.0.lock().get_mut(&branch.key()) {
             known.branch = Some(Arc::downgrade(&branch));
+            known.cache = branch.cache.as_ref().map(Arc::downgrade);
         }
         self.0.changed.notify_all();
         Ok(branch)
@@ -196,8 +210,9 @@ impl Branches {
             }
             if !has_to_wait {
                 let Some(own) = known.get(&key) else {
-                    let life = Arc::new(Life(Arc::clone(&self.0)));
-                    known.insert(key, Known { role, life: Arc::downgrade(&life), branch: None });
+                    let calls = Arc::new(InFlight::default());
+                    let life = Arc::new(Life { table: Arc::clone(&self.0), calls: Arc::clone(&calls) });
+                    known.insert(key, Known { role, life: Arc::downgrade(&life), calls, branch: None, cache: None });
                     return Ok(Found::ToBeMade(life));
                 };
                 // Else it has begun to end.
@@ -209,9 +224,19 @@ impl Branches {
         }
     }
 
-    /// Those that are made.
-    pub fn all(&self) -> Vec<Weak<Branch>> {
-        self.0.lock().values().filter_map(|known| known.branch.clone()).collect()
+    /// The caches of those that are made, each with the number of stacks that use it. Whoever asks keeps no branch alive, so that none ends,
+    /// which may take long, in his hands.
+    pub fn caches(&self) -> Vec<(usize, Weak<Cache>)> {
+        let known = self.0.lock();
+        let made = known.values().filter_map(|known| known.branch.as_ref().zip(known.cache.clone()));
+        made.map(|(branch, cache)| (branch.strong_count(), cache)).collect()
+    }
+
+    /// The directories of all branches, also those that are being made or that end, with the calls that they have not answered.
+    pub fn calls(&self) -> Vec<(PathBuf, Arc<InFlight>)> {
+        let known = self.0.lock();
+        let living = known.iter().filter(|(_, branch)| branch.life.strong_count() > 0);
+        living.map(|((_, path), branch)| (path.clone(), Arc::clone(&branch.calls))).collect()
     }
 }
 

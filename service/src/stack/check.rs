@@ -1,7 +1,7 @@
-//! The check of an upper branch that no instance uses: a job of its own, done before the process ends.
+//! The job `check`: checks an upper branch that no instance uses, before the process ends.
 
 use super::claim::{Claim, ClaimKind};
-use super::kept::{self, StateRoot, UpperRoot};
+use super::crash_state::{self, StateRoot, UpperRoot};
 use super::{Given, Role, StackBuilder, StackError, with_causes};
 use crate::confinement;
 use crate::outside::{Deed, outside};
@@ -97,7 +97,7 @@ fn check_opened(
     let place = spec.socket_directory.clone();
     let states = outside(Deed::Memory, move || StateRoot::open(&place)).flatten();
     let states = states.map_err(|error| failed(format!("{}: {error}", spec.socket_directory.display())))?;
-    let waiting = states.map(|states| kept::waiting(upper, &states)).transpose().map_err(failed)?.flatten();
+    let waiting = states.map(|states| crash_state::waiting(upper, &states)).transpose().map_err(failed)?.flatten();
     if let Some((files, directory)) = waiting {
         let cause = format!(
             "{files} of its files, as a service had accepted them before it died, wait in {}; mount it once as an upper branch, which \

@@ -1,4 +1,4 @@
-//! Claims on directories that are written, or were upper branches: one writes them, or many share them, whatever processes these are.
+//! Claims on directories that are written, or were upper branches: exclusive or shared, across processes.
 
 use super::StackError;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};

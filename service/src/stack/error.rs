@@ -1,4 +1,4 @@
-//! Why a stack cannot be built, and what branches are for.
+//! Errors of building a stack, and the roles of branches.
 
 use poolfs_service_protocol::FailureCode;
 use std::path::PathBuf;
@@ -81,16 +81,26 @@ impl StackError {
 pub enum Role {
     /// mounted by itself
     Directory,
+    /// the same, while anybody may change it: nothing of it is cached
+    TimedDirectory,
     /// the writable branch of a union
     Upper,
     /// a read-only branch of unions
     Lower,
 }
 
+impl Role {
+    /// Whether it is mounted by itself.
+    pub(super) fn is_directory(self) -> bool {
+        matches!(self, Self::Directory | Self::TimedDirectory)
+    }
+}
+
 impl std::fmt::Display for Role {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Role::Directory => "a mounted directory",
+            Role::TimedDirectory => "a mounted directory that others may change (--coherence timed)",
             Role::Upper => "the upper branch of a union",
             Role::Lower => "a lower branch of a union",
         })

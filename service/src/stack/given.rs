@@ -1,4 +1,4 @@
-//! Branches as they are given: private mounts of directories, and what they are called.
+//! Branches as they are given to the service: private mounts of directories, with the names to call them by.
 
 use super::{StackError, with_causes};
 use poolfs_local::PrivateMount;

@@ -1,8 +1,8 @@
-//! The cache as the memory of its pool.
+//! The cache as the evictable memory of its pool.
 
 use crate::memory::WatchedMemory;
 use crate::memory::level::CacheUse;
-use crate::shares::PoolMemory;
+use crate::pool_memory::PoolMemory;
 use poolfs_cache::CachePool;
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Branches of stacks that come and end.
+//! Tests of the lifetime of branches.
 
 use super::*;
 use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags};
@@ -21,10 +21,9 @@ fn the_end_of_a_stack_leaves_nothing_unwritten() {
         std::fs::create_dir(path).expect("made");
     }
     let builder = StackBuilder::new(1 << 20, None).expect("a cache");
-    for (stack, at) in [
-        (StackSpec::Directory { directory: lower.clone() }, &lower),
-        (StackSpec::union(upper.clone(), vec![lower.clone()]), &upper),
-    ] {
+    for (stack, at) in
+        [(StackSpec::directory(lower.clone()), &lower), (StackSpec::union(upper.clone(), vec![lower.clone()]), &upper)]
+    {
         let stack = builder.build(&stack).expect("usable");
         if at == &upper {
             let name = Name::new(b"f").expect("a name");

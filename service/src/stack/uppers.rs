@@ -1,7 +1,7 @@
-//! What is refused, or said, of upper branches that are used otherwise than when they were written.
+//! Upper branches used in a way other than when they were written: what is refused, and what is reported.
 
 use super::branches::Branch;
-use super::kept::Carried;
+use super::crash_state::Carried;
 use super::{Incomplete, Stack, StackError, with_causes};
 use poolfs_union::Union;
 
@@ -31,7 +31,8 @@ impl Stack {
     pub(super) fn waiting(&self) -> impl Iterator<Item = &Carried> {
         self.branches
             .iter()
-            .flat_map(|branch| branch.kept.carried.iter().filter(|file| branch.cache.is_behind(file.node)))
+            .filter_map(|branch| branch.cache.as_ref().map(|cache| (cache, &branch.kept.carried)))
+            .flat_map(|(cache, carried)| carried.iter().filter(|file| cache.is_behind(file.node)))
     }
 
     /// What whoever mounts it should know of it.

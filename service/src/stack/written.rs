@@ -1,4 +1,4 @@
-//! What was written to a stack, on its way to the disk.
+//! The dirty data of a stack, and its progress towards the disk.
 
 use super::{Role, Stack};
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 impl Stack {
     /// Bytes that were accepted and are not below yet.
     pub fn pending_bytes(&self) -> u64 {
-        self.branches.iter().map(|branch| branch.cache.pending_bytes()).sum()
+        self.caches().map(|cache| cache.pending_bytes()).sum()
     }
 
     /// Bytes of that kind that its branches have taken so far, ever.
     pub fn taken_bytes(&self) -> u64 {
-        self.branches.iter().map(|branch| branch.cache.taken_bytes()).fold(0, u64::wrapping_add)
+        self.caches().map(|cache| cache.taken_bytes()).fold(0, u64::wrapping_add)
     }
 
     /// How often what waits above its branches was brought further towards them.

@@ -27,7 +27,7 @@ fn instance(is_root: bool) -> (Arc<Memory>, Arc<Instance>) {
     for node in [d, e, f.node, link, absolute, private] {
         layer.forget(node, 1);
     }
-    let stack = StackSpec::Directory { directory: "/".into() };
+    let stack = StackSpec::directory("/");
     let spec = MountSpec { devices: true, suid: true, is_root, ..MountSpec::new("x", "/", stack) };
     (Arc::clone(&layer), Instance::new(spec, Stack::of(layer)))
 }
@@ -37,18 +37,18 @@ fn somebody() -> Credentials {
 }
 
 /// The attributes' inode number, or what went wrong.
-fn walk(instance: &Instance, path: &str, follow: bool) -> Result<u64, Astray> {
+fn walk(instance: &Instance, path: &str, follow: bool) -> Result<u64, WalkError> {
     let credentials = somebody();
     let context = Context::library(&credentials, 0);
     instance.walk(&context, NodeId::ROOT, path.as_bytes(), follow).map(|found| found.attributes.inode)
 }
 
-fn errno(errno: Errno) -> Result<u64, Astray> {
+fn errno(errno: Errno) -> Result<u64, WalkError> {
     Err(errno.into())
 }
 
-fn redirect(path: &str) -> Result<u64, Astray> {
-    Err(Astray::Redirect(path.as_bytes().to_vec()))
+fn redirect(path: &str) -> Result<u64, WalkError> {
+    Err(WalkError::Redirect(path.as_bytes().to_vec()))
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn strangers_links_in_a_directory_for_everybody_are_the_kernels() {
         layer.forget(node, 1);
     }
     layer.forget(shared, 1);
-    assert_eq!(walk(&instance, "shared/stranger", true), Err(Astray::Failure(Failure::UseKernel)));
+    assert_eq!(walk(&instance, "shared/stranger", true), Err(WalkError::Failure(Failure::UseKernel)));
     assert!(walk(&instance, "shared/stranger", false).is_ok());
     assert_eq!(walk(&instance, "shared/own", true), redirect("shared/target"));
     assert_eq!(walk(&instance, "shared/root", true), redirect("shared/target"));
@@ -110,7 +110,7 @@ fn every_directory_passed_must_be_searchable() {
 #[test]
 fn what_leaves_the_instance_is_left_to_the_kernel() {
     let (_, instance) = instance(false);
-    let kernel = Err(Astray::Failure(Failure::UseKernel));
+    let kernel = Err(WalkError::Failure(Failure::UseKernel));
     assert_eq!(walk(&instance, "..", true), kernel);
     assert_eq!(walk(&instance, "d/../../x", true), kernel);
     assert!(walk(&instance, "d/..", true).is_ok());
@@ -128,10 +128,10 @@ fn the_parent_of_a_name_is_found_whether_the_name_exists_or_not() {
     assert_eq!(place("d/e/new"), Ok(("new".into(), false)));
     assert_eq!(place("new//"), Ok(("new".into(), true)));
     assert_eq!(place("link"), Ok(("link".into(), false)));
-    assert_eq!(place("link/new"), Err(Astray::Redirect(b"d/new".to_vec())));
+    assert_eq!(place("link/new"), Err(WalkError::Redirect(b"d/new".to_vec())));
     assert_eq!(place("d/e/f/new"), Err(Errno::ENOTDIR.into()));
     for path in ["/", ".", "d/..", "d/."] {
-        assert_eq!(place(path), Err(Astray::Failure(Failure::UseKernel)), "{path}");
+        assert_eq!(place(path), Err(WalkError::Failure(Failure::UseKernel)), "{path}");
     }
     assert_eq!(layer.outstanding(), (0, 0));
 }

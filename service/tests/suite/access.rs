@@ -1,12 +1,13 @@
-//! The permission function against the kernel: the same operations, as the same random users, on twin trees. One twin is
-//! changed by system calls of processes that really have those credentials, the other by requests to the dispatcher.
-//! Error numbers and what became of the files must be the same.
+//! Comparison of the permission function with the kernel: the same operations, as the same random users, on twin trees.
+//!
+//! One twin is changed by system calls of processes that really have those credentials, the other by requests to the dispatcher.
+//! Error numbers and the resulting files must be the same.
 
 use crate::harness::isolated;
 use poolfs_libservice::types::{FileType, RenameFlags, SetAttributes, SetTime, Timestamp, XattrFlags};
 use poolfs_service::access::{Capability, Credentials};
 use poolfs_service::stack::StackBuilder;
-use poolfs_service::{Astray, Context, Instance, Request};
+use poolfs_service::{Context, Instance, Request, WalkError};
 use poolfs_service_protocol::{IdMap, MountSpec, StackSpec};
 use rustix::fs::{AtFlags, CWD, Mode};
 use serde::{Deserialize, Serialize};
@@ -182,13 +183,18 @@ fn make_node(path: &Path, kind: rustix::fs::FileType, mode: u32, device: u64) ->
 }
 
 /// The same by requests.
-pub fn by_request(instance: &Instance, context: &Context<'_>, case: &str, operation: &Operation) -> Result<(), Astray> {
+pub fn by_request(
+    instance: &Instance,
+    context: &Context<'_>,
+    case: &str,
+    operation: &Operation,
+) -> Result<(), WalkError> {
     let path = |rest: &str| format!("{case}/{rest}").into_bytes();
     let (victim, new) = (path("from/victim"), path("from/new"));
     let root = poolfs_libservice::types::NodeId::ROOT;
     let found = || instance.walk(context, root, &victim, true);
     let send = |request: Request<'_>| {
-        let reply = instance.dispatch(context, request).map_err(Astray::Failure)?;
+        let reply = instance.dispatch(context, request).map_err(WalkError::Failure)?;
         if let poolfs_service::Reply::Entry(entry) = reply {
             instance.layer().forget(entry.node, 1);
         }
@@ -211,7 +217,7 @@ pub fn by_request(instance: &Instance, context: &Context<'_>, case: &str, operat
         Operation::RemoveXattr(name) => {
             send(Request::RemoveXattr { node: found()?.node.node(), name: name.as_bytes() })
         }
-        Operation::Owner(..) | Operation::SetList(_) => Err(Astray::Failure(poolfs_service::Failure::UseKernel)),
+        Operation::Owner(..) | Operation::SetList(_) => Err(WalkError::Failure(poolfs_service::Failure::UseKernel)),
         Operation::Unlink | Operation::RemoveDirectory => {
             let place = instance.walk_to_parent(context, root, &victim)?;
             let (parent, name) = (place.parent.node(), place.name);
@@ -390,9 +396,9 @@ fn compare(
         let own = match by_request(&instance, &context, &case, operation) {
             Ok(()) => 0,
             // What is left to the kernel is right by definition.
-            Err(Astray::Failure(poolfs_service::Failure::UseKernel)) => continue,
-            Err(Astray::Failure(failure)) => failure.errno().raw(),
-            Err(Astray::Redirect(_)) => panic!("there are no links"),
+            Err(WalkError::Failure(poolfs_service::Failure::UseKernel)) => continue,
+            Err(WalkError::Failure(failure)) => failure.errno().raw(),
+            Err(WalkError::Redirect(_)) => panic!("there are no links"),
         };
         let (a, b) = (picture(&theirs.join(&case)), picture(&ours.join(&case)));
         if own != kernel || a != b {
@@ -405,7 +411,7 @@ fn compare(
 }
 
 pub fn instance_over(directory: &Path, ids: Option<IdMap>) -> Arc<Instance> {
-    let stack = StackSpec::Directory { directory: directory.to_owned() };
+    let stack = StackSpec::directory(directory.to_owned());
     let layers = StackBuilder::new(64 << 20, None).expect("a cache").build(&stack).expect("a directory");
     let layers = layers.with_ids(ids.as_ref());
     Instance::new(

@@ -1,4 +1,4 @@
-//! Branches as the control side sends them: what the service takes, and what it refuses.
+//! Tests of branches as the control side sends them: what the service accepts, and what it refuses.
 
 use crate::harness::{Running, answer_of, isolated, make, message, mounts, private_mounts};
 use poolfs_local::PrivateMount;
@@ -32,7 +32,7 @@ fn a_branch_is_the_directory_that_was_sent_whatever_is_at_its_path() {
             filled(&place.join("upper"), content);
             filled(&place.join("lower"), content);
         }
-        let directory = service.spec("one", StackSpec::Directory { directory: named.join("upper") });
+        let directory = service.spec("one", StackSpec::directory(named.join("upper")));
         let at = directory.mount_point.clone();
         let descriptors = [private(&sent.join("upper"), false)];
         assert_eq!(service.order_with(&Order::Mount(directory), &descriptors), Answer::Done);
@@ -63,7 +63,7 @@ fn what_is_no_private_mount_of_a_directory_is_refused_and_closed() {
         make(&folder.join("lower"));
         let (socket, _other) = UnixStream::pair().expect("sockets");
         let open = |path: &Path| OwnedFd::from(File::open(path).expect("there"));
-        let directory = || StackSpec::Directory { directory: folder.join("dir") };
+        let directory = || StackSpec::directory(folder.join("dir"));
         let good = || private(&folder.join("dir"), false);
         let refused = |stack: StackSpec, descriptors: Vec<OwnedFd>, words: &str| {
             let said = message(service.order_with(&Order::Mount(service.spec("one", stack)), &descriptors));
@@ -116,7 +116,7 @@ fn one_directory_by_two_paths_is_known_to_be_one() {
         let [a, b, c, other] = ["a", "b", "c", "other"].map(|name| make(&folder.join(name)));
         let status = Command::new("mount").arg("--bind").args([&a, &other]).status().expect("util-linux");
         assert!(status.success());
-        let directory = |path: &Path| StackSpec::Directory { directory: path.into() };
+        let directory = |path: &Path| StackSpec::directory(path);
         let union = |upper: &Path, lower: &Path| StackSpec::union(upper, vec![lower.into()]);
         let refused = |stack: StackSpec, words: &str| {
             let spec = service.spec("other", stack);

@@ -1,4 +1,4 @@
-//! What the kernel keeps of names and attributes: it asks for nothing twice, and never shows what has changed.
+//! Coherence tests of the kernel's cached names and attributes: it asks for nothing twice, and never shows an outdated one.
 
 use crate::harness::{Running, isolated, make};
 use crate::queue::{connect, handle, write};
@@ -126,7 +126,7 @@ pub fn mounts(folder: &Path, service: &Running) -> Vec<(String, PathBuf)> {
             fs::write(root.join(file), b"content").expect("write");
         }
     }
-    let stacks = [StackSpec::Directory { directory: plain }, StackSpec::union(upper, vec![lower])];
+    let stacks = [StackSpec::directory(plain), StackSpec::union(upper, vec![lower])];
     let names = ["plain", "union"];
     names.into_iter().zip(stacks).map(|(name, stack)| (name.to_owned(), service.mount(name, stack))).collect()
 }
@@ -453,7 +453,7 @@ fn two_instances_on_one_directory_show_the_same() {
         assert_eq!(look(&one), look(&one));
         assert_eq!(requests(&service, || assert!(look(&one)[3].is_none())), [], "warm");
         // Whatever the first has kept while it was alone, it shows what the second changes from now on.
-        let two = service.mount("two", StackSpec::Directory { directory });
+        let two = service.mount("two", StackSpec::directory(directory));
         let by_two = Library(connect(folder, "two"));
         let same = |what: &str| {
             assert_eq!((look(&one), look(&one)), (look(&two), look(&two)), "{what}");

@@ -1,4 +1,4 @@
-//! Two paths, one truth, under load: what one path was told is written, the other path reads.
+//! Coherence of the two paths under load: what one path was told is written, the other path reads.
 
 use crate::harness::{Running, isolated};
 use crate::queue::{connect, handle, read, write};

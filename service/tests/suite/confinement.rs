@@ -1,4 +1,4 @@
-//! A process that has given up what the service gives up: what it cannot do any more, and what it still can.
+//! Confinement tests: what a confined process can no longer do, and what it still can.
 
 use poolfs_service::confinement;
 use std::os::unix::process::ExitStatusExt;

@@ -1,7 +1,7 @@
-//! What becomes of written data when an instance or the service ends.
+//! Tests of what becomes of written data when an instance or the service ends.
 
 use crate::harness::{Running, answer_of, eventually, give, isolated, make, mounts, spawn};
-use poolfs_service_protocol::{Answer, Command as Order, Ending, ServiceConfig, StackSpec};
+use poolfs_service_protocol::{Answer, Command as Order, ServiceConfig, StackSpec, UnmountMode};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -86,7 +86,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
         let spec = poolfs_service_protocol::MountSpec {
             devices: true,
             suid: true,
-            ..poolfs_service_protocol::MountSpec::new("one", folder.join("absent"), StackSpec::Directory { directory })
+            ..poolfs_service_protocol::MountSpec::new("one", folder.join("absent"), StackSpec::directory(directory))
         };
         // What fails is logged.
         for _ in 0..2 {
@@ -113,7 +113,7 @@ impl Failing {
             ..poolfs_service_protocol::MountSpec::new(
                 "one",
                 self.mount_point.clone(),
-                StackSpec::Directory { directory: self.directory.clone() },
+                StackSpec::directory(self.directory.clone()),
             )
         };
         assert_eq!(order(&mut self.stream, &Order::Mount(spec)), Answer::Done);
@@ -135,7 +135,7 @@ impl Failing {
         run("mount", &["-o", "remount,rw"], &self.directory);
     }
 
-    fn unmount(&mut self, ending: Ending) -> Answer {
+    fn unmount(&mut self, ending: UnmountMode) -> Answer {
         order(&mut self.stream, &Order::Unmount { instance: "one".into(), ending })
     }
 }
@@ -150,7 +150,7 @@ fn data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up() {
         let mut service = Failing { directory: directory.clone(), mount_point: make(&folder.join("mnt")), stream };
         service.mount();
         service.write_and_cut_off("kept");
-        for ending in [Ending::Orderly, Ending::Detached] {
+        for ending in [UnmountMode::Orderly, UnmountMode::Detached] {
             let answer = service.unmount(ending);
             let place = service.mount_point.display().to_string();
             let told = |message: &str| message.contains(&place) && message.contains("the mount stays");
@@ -158,10 +158,10 @@ fn data_that_cannot_be_flushed_keeps_its_mount_until_somebody_gives_it_up() {
             assert_eq!(fs::read(service.mount_point.join("kept")).expect("still mounted"), b"kept");
         }
         service.repair();
-        assert_eq!(service.unmount(Ending::Orderly), Answer::Done);
+        assert_eq!(service.unmount(UnmountMode::Orderly), Answer::Done);
         assert_eq!(fs::read(directory.join("kept")).expect("on the disk"), b"kept");
 
-        for (name, ending) in [("forced", Ending::Forced), ("discarded", Ending::Discarded)] {
+        for (name, ending) in [("forced", UnmountMode::Forced), ("discarded", UnmountMode::Discarded)] {
             service.mount();
             service.write_and_cut_off(name);
             assert_eq!(service.unmount(ending), Answer::Done);
@@ -190,10 +190,10 @@ fn what_is_written_while_a_mount_goes_brings_it_back_when_it_cannot_be_kept() {
         let service = Running::start(folder);
         let directory = make(&folder.join("dir"));
         run("mount", &["-t", "tmpfs", "-o", "size=2M", "tmpfs"], &directory);
-        let at = service.mount("one", StackSpec::Directory { directory: directory.clone() });
+        let at = service.mount("one", StackSpec::directory(directory.clone()));
         let file = File::create(at.join("f")).expect("created");
         let content = vec![7; 256 << 10];
-        let detached = Order::Unmount { instance: "one".into(), ending: Ending::Detached };
+        let detached = Order::Unmount { instance: "one".into(), ending: UnmountMode::Detached };
         let answer = std::thread::scope(|scope| {
             let unmounting = scope.spawn(|| service.order(&detached));
             let deadline = Instant::now() + Duration::from_secs(10);
@@ -231,7 +231,7 @@ fn a_union_that_comes_back_goes_on_with_its_work() {
         fs::write(lower.join("l"), vec![3; 1 << 20]).expect("written");
         let at = service.mount("one", StackSpec::union(make(&branch.join("upper")), vec![lower]));
         let file = File::create(at.join("f")).expect("created");
-        let detached = Order::Unmount { instance: "one".into(), ending: Ending::Detached };
+        let detached = Order::Unmount { instance: "one".into(), ending: UnmountMode::Detached };
         let content = vec![7; 1 << 20];
         let answer = std::thread::scope(|scope| {
             let unmounting = scope.spawn(|| service.order(&detached));
@@ -262,7 +262,7 @@ fn a_busy_mount_stays_unless_its_users_are_to_lose_it() {
         let answer = service.unmount("one");
         assert!(matches!(&answer, Answer::Failed { message, .. } if message.contains("in use")), "{answer:?}");
         std::io::Write::write_all(&mut file, b"still here").expect("still mounted");
-        let detached = Order::Unmount { instance: "one".into(), ending: Ending::Detached };
+        let detached = Order::Unmount { instance: "one".into(), ending: UnmountMode::Detached };
         assert_eq!(service.order(&detached), Answer::Lingers);
         assert!(mounts(folder).is_empty());
         assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"still here");

@@ -1,11 +1,11 @@
-//! Upper branches that came from elsewhere: whatever is on them, nothing outside is read, changed or removed for them.
+//! Tests of upper branches that came from elsewhere: whatever is on them, nothing outside is read, changed or removed for them.
 
 use poolfs_libservice::Durability;
 use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags};
 use poolfs_service::Instance;
 use poolfs_service::stack::StackBuilder;
 use poolfs_service::stack::check::check;
-use poolfs_service::stack::kept::sweep;
+use poolfs_service::stack::crash_state::sweep;
 use poolfs_service_protocol::{CheckSpec, MountSpec, StackSpec, Storage, UpperFormat, kept_directory};
 use rustix::fs::XattrFlags;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};

@@ -1,8 +1,10 @@
-//! A service under test: started, commanded, ended; nothing is left behind, also when a test fails.
+//! Test harness: starts, commands and ends a service; nothing is left behind, also when a test fails.
 
 use crate::over_rings;
 use poolfs_local::PrivateMount;
-use poolfs_service_protocol::{Answer, Command as Order, Ending, MountSpec, ServiceConfig, ServiceStatus, StackSpec};
+use poolfs_service_protocol::{
+    Answer, Command as Order, MountSpec, ServiceConfig, ServiceStatus, StackSpec, UnmountMode,
+};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -175,11 +177,11 @@ impl Running {
 
     pub fn mount_directory(&self, name: &str) -> (PathBuf, PathBuf) {
         let directory = make(&self.folder.join(format!("dir-{name}")));
-        (self.mount(name, StackSpec::Directory { directory: directory.clone() }), directory)
+        (self.mount(name, StackSpec::directory(directory.clone())), directory)
     }
 
     pub fn unmount(&self, name: &str) -> Answer {
-        self.order(&Order::Unmount { instance: name.into(), ending: Ending::Orderly })
+        self.order(&Order::Unmount { instance: name.into(), ending: UnmountMode::Orderly })
     }
 
     pub fn status(&self) -> ServiceStatus {

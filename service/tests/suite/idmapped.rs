@@ -1,6 +1,8 @@
-//! A container's owners against the kernel's: the same operations, as the same users of a user namespace and of the host, on an
-//! idmapped mount, on an instance by requests of the dispatcher, and on an instance by its mount. Error numbers and what became of
-//! the files must be the same.
+//! Comparison of owner translation with the kernel's idmapped mounts: the same operations, as the same users of a user namespace
+//! and of the host.
+//!
+//! They are done on an idmapped mount, on an instance by requests of the dispatcher, and on an instance by its mount. Error
+//! numbers and the resulting files must be the same.
 
 use crate::access::{
     Operation, Random, build, by_request, identity, instance_over, own_program, picture, random_list, random_operation,
@@ -8,7 +10,7 @@ use crate::access::{
 };
 use crate::harness::{Running, isolated, make};
 use poolfs_service::access::{Capability as C, Credentials};
-use poolfs_service::{Astray, Context, Failure};
+use poolfs_service::{Context, Failure, WalkError};
 use poolfs_service_protocol::{Answer, Command as Order, IdMap, MountSpec, StackSpec};
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
@@ -168,7 +170,7 @@ fn compare(
     let kernel = run_as(command, program, &at(&shown));
 
     let service = Running::start(folder);
-    let stack = StackSpec::Directory { directory: by_mount.clone() };
+    let stack = StackSpec::directory(by_mount.clone());
     let spec = MountSpec { ids: Some(map()), ..service.spec("x", stack) };
     assert_eq!(service.order(&Order::Mount(spec.clone())), Answer::Done);
     let mount = run_as(command, program, &at(&spec.mount_point));
@@ -196,9 +198,9 @@ fn compare(
         judge("mount", mount[n], &by_mount);
         match by_request(&instance, &context, &case, operation) {
             // What is left to the kernel comes by the mount.
-            Err(Astray::Failure(Failure::UseKernel)) => continue,
-            Err(Astray::Failure(failure)) => judge("library", failure.errno().raw(), &by_library),
-            Err(Astray::Redirect(_)) => panic!("there are no links"),
+            Err(WalkError::Failure(Failure::UseKernel)) => continue,
+            Err(WalkError::Failure(failure)) => judge("library", failure.errno().raw(), &by_library),
+            Err(WalkError::Redirect(_)) => panic!("there are no links"),
             Ok(()) => judge("library", 0, &by_library),
         }
         by_library_alone += 1;

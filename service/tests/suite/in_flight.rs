@@ -1,4 +1,4 @@
-//! Answers that are under way to the kernel while what they say changes: they come too late to be kept.
+//! Race tests of answers on their way to the kernel while what they say changes: they arrive too late to be kept.
 
 use crate::harness::isolated;
 use crate::kernel::{MOMENT, Mounted, kill, killed_in_time, shell};

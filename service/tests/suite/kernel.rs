@@ -1,11 +1,11 @@
-//! The front towards the kernel, in this process, over a layer that does what a test asks for: panics, callers that are
-//! killed while they wait, what the kernel is told.
+//! Tests of the FUSE front, in this process, over a layer that does what a test asks for: panics, callers that are killed while
+//! they wait, notifications to the kernel.
 
 use crate::harness::{isolated, make};
 use crate::over_rings::{self, is_over_rings};
 use crate::trap::Trap;
 use poolfs_libservice::Libservice;
-use poolfs_service::legacy::LegacyMount;
+use poolfs_service::fuse::FuseMount;
 use poolfs_service::shares::InstanceShares;
 use poolfs_service::stack::Stack;
 use poolfs_service::{Instance, ROOT_NUMBER};
@@ -34,7 +34,7 @@ pub const MOMENT: Duration = Duration::from_millis(400);
 pub struct Mounted {
     pub trap: Arc<Trap>,
     pub instance: Arc<Instance>,
-    pub mount: LegacyMount,
+    pub mount: FuseMount,
     pub at: PathBuf,
 }
 
@@ -50,12 +50,12 @@ impl Mounted {
 
     fn with(folder: &Path, shares: Option<&Arc<InstanceShares>>) -> Self {
         let at = make(&folder.join("mnt"));
-        let stack = StackSpec::Directory { directory: "/".into() };
+        let stack = StackSpec::directory("/");
         let spec = MountSpec { devices: true, suid: true, ..MountSpec::new("x", at.clone(), stack) };
         let trap = Trap::new();
         let instance = Instance::new(spec, Stack::of(Arc::clone(&trap) as Arc<dyn Libservice>));
         shares.into_iter().for_each(|shares| instance.set_shares(shares));
-        let mount = LegacyMount::start(&instance, &[0], Box::new(|| {})).expect("mounted");
+        let mount = FuseMount::start(&instance, &[0], Box::new(|| {})).expect("mounted");
         over_rings::check([&instance.status()]);
         Self { trap, instance, mount, at }
     }

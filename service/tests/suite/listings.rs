@@ -1,4 +1,4 @@
-//! What the kernel keeps of the listings of directories: it asks for none twice, and never shows one that has changed.
+//! Coherence tests of the kernel's cached directory listings: it asks for none twice, and never shows an outdated one.
 
 use crate::caches::{Library, mounts, requests};
 use crate::harness::{Running, isolated};
@@ -252,7 +252,7 @@ fn what_another_mount_changes_shows_in_listings_at_once() {
             }
         };
         look(&["f"]);
-        let other = service.mount("other", StackSpec::Directory { directory });
+        let other = service.mount("other", StackSpec::directory(directory));
         fs::write(other.join("g"), b"").expect("write");
         look(&["f", "g"]);
         Library(connect(folder, "other")).simple(Operation::Unlink, "/f", "");

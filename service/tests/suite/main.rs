@@ -1,5 +1,5 @@
-//! Tests of the real process over real mounts, each in mount and process namespaces of its own, and the comparison of
-//! our permission function with the kernel's.
+//! Tests of the real process over real mounts, each in mount and process namespaces of its own, and the comparison of our
+//! permission function with the kernel's.
 
 mod access;
 #[path = "../../../ipc/tests/session/bare.rs"]

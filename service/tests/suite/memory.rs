@@ -1,4 +1,5 @@
-//! A service in a control group with little memory: whatever its clients keep or have it keep, it lives, and others go on.
+//! Tests of a service in a small memory control group: whatever its clients keep or have it keep, it survives, and other
+//! instances go on.
 
 mod held;
 

@@ -1,4 +1,4 @@
-//! Mounting, working, failing, ending.
+//! Tests of mounts: mounting, file operations, failures, unmounting.
 
 use crate::harness::{Running, isolated, make, message, mounts, spawn};
 use crate::over_rings::is_over_rings;
@@ -226,7 +226,7 @@ fn what_cannot_be_mounted_is_refused_by_name_and_nothing_is_left() {
     isolated("mounts::what_cannot_be_mounted_is_refused_by_name_and_nothing_is_left", |folder| {
         let service = Running::start(folder);
         let (at, directory) = service.mount_directory("one");
-        let spec = |name: &str, path: &Path| service.spec(name, StackSpec::Directory { directory: path.into() });
+        let spec = |name: &str, path: &Path| service.spec(name, StackSpec::directory(path));
         let refused = |spec: MountSpec, words: &str| {
             let said = message(service.order(&Order::Mount(spec)));
             assert!(said.contains(words), "{said}");
@@ -256,7 +256,7 @@ fn uses_of_one_directory_that_exclude_each_other_are_refused() {
         let service = Running::start(folder);
         let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| make(&folder.join(name)));
         let union = |upper: &Path, lower: &Path| StackSpec::union(upper, vec![lower.into()]);
-        let directory = |path: &Path| StackSpec::Directory { directory: path.into() };
+        let directory = |path: &Path| StackSpec::directory(path);
         let refused = |stack: StackSpec, words: &str| {
             let said = message(service.order(&Order::Mount(service.spec("other", stack))));
             assert!(said.contains(words), "{said}");
@@ -326,7 +326,7 @@ fn a_killed_service_leaves_a_dead_mount_that_the_next_one_replaces() {
         assert!(error == Some(libc::ENOTCONN) || dying, "{error:?}");
         assert_eq!(mounts(folder).len(), 1);
         let service = Running::start(folder);
-        let stack = StackSpec::Directory { directory };
+        let stack = StackSpec::directory(directory);
         assert_eq!(service.mount("one", stack), at);
         assert_eq!(mounts(folder).len(), 1);
         assert_eq!(fs::read(at.join("f")).expect("read"), b"promised");
@@ -375,7 +375,7 @@ fn devices_and_set_id_programs_are_allowed_each_by_itself() {
         let service = Running::start(folder);
         for (name, devices, suid) in [("one", false, false), ("two", true, false), ("three", false, true)] {
             let directory = make(&folder.join(name));
-            let spec = MountSpec { devices, suid, ..service.spec(name, StackSpec::Directory { directory }) };
+            let spec = MountSpec { devices, suid, ..service.spec(name, StackSpec::directory(directory)) };
             assert_eq!(service.order(&Order::Mount(spec)), Answer::Done);
             let at = format!("mnt-{name} ");
             let mounts = mounts(folder);

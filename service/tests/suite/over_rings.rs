@@ -1,7 +1,7 @@
-//! FUSE over io_uring: what is tested by `/dev/fuse` is tested by rings, too, and what only rings have.
+//! Tests of FUSE over io_uring: the tests of `/dev/fuse` run again over rings, and those that are specific to rings.
 //!
-//! Whether the kernel offers rings is one parameter of the whole machine. It is changed for the time of one test here, which runs
-//! this program again, for the others.
+//! Whether the kernel offers rings is one parameter of the whole machine. One test here changes it for its duration, and runs
+//! this program again for the others.
 
 use crate::bare::eventually;
 use crate::harness::{Running, isolated, make, message, mounts};
@@ -105,7 +105,7 @@ fn on_first(script: &str, path: &Path) -> Child {
 
 /// An order for a mount whose requests are to come in this way, and its name.
 fn by(service: &Running, folder: &Path, name: &str, transport: Transport) -> Order {
-    let stack = StackSpec::Directory { directory: make(&folder.join(format!("{name}-directory"))) };
+    let stack = StackSpec::directory(make(&folder.join(format!("{name}-directory"))));
     Order::Mount(MountSpec { transport: Some(transport), ..service.spec(name, stack) })
 }
 
@@ -252,7 +252,7 @@ fn by_rings_nobody_waits_for_a_service_that_was_killed() {
         assert!(fs::metadata(at.join("anew")).is_err());
         // What the kernel still has to clear away for the dead is in nobody's way.
         let service = Running::start(folder);
-        assert_eq!(service.mount("one", StackSpec::Directory { directory }), at);
+        assert_eq!(service.mount("one", StackSpec::directory(directory)), at);
         for cpu in 0..2 {
             let script = format!("taskset -c {cpu} cp /bin/sh \"$1\" && taskset -c {cpu} cmp /bin/sh \"$1\"");
             assert!(shell(&script, &at.join("g")).wait().expect("ours").success());

@@ -1,4 +1,4 @@
-//! Writes that are posted, by a process that goes past its library: served with the rights that it has.
+//! Tests of posted writes by a process that bypasses its library: they are served with the rights that the process has.
 
 use crate::harness::{Running, isolated};
 use crate::queue::connect;

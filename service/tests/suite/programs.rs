@@ -1,4 +1,5 @@
-//! Programs that the kernel maps from the cache: one copy for all, right to the last byte whatever happens to the file meanwhile.
+//! Tests of programs that the kernel maps from the cache: one copy for all, correct to the last byte whatever happens to the file
+//! meanwhile.
 
 use crate::harness::{Running, isolated, make};
 use poolfs_service_protocol::{Answer, InstanceStatus, ProgramStatus, StackSpec};

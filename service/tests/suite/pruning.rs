@@ -1,4 +1,4 @@
-//! A walk through more files than the service has room for: the kernel is made to forget them.
+//! Test of pruning: a walk through more files than the service has memory for makes the kernel forget them.
 
 use crate::harness::{Running, isolated, make};
 use crate::over_rings::is_over_rings;

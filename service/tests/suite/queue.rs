@@ -1,4 +1,4 @@
-//! The two paths on one mount: requests beside the kernel, with the adoption ioctl between them.
+//! Tests of the two paths on one mount: requests beside the kernel, with the adoption ioctl between them.
 
 use crate::harness::{Running, isolated, make};
 use poolfs_ipc::Connection;
@@ -223,7 +223,7 @@ fn who_cannot_reach_a_mount_has_no_session_with_it() {
         let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
         mode(folder, 0o755);
         let closed = folder.join("closed");
-        let mut spec = service.spec("one", StackSpec::Directory { directory: make(&folder.join("dir")) });
+        let mut spec = service.spec("one", StackSpec::directory(make(&folder.join("dir"))));
         spec.mount_point = make(&closed.join("mnt"));
         assert_eq!(service.order(&Order::Mount(spec.clone())), Answer::Done);
         let socket = folder.join("run/one.sock");

@@ -1,4 +1,4 @@
-//! Instances of one service: one takes all it can get, and the other goes on with what it needs.
+//! Tests of fair shares between instances of one service: one takes all it can get, and the other goes on with what it needs.
 
 use crate::harness::{Running, isolated, make};
 use crate::queue::{connect, handle, read, write};

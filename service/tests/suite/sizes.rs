@@ -1,4 +1,5 @@
-//! A size changed by the user-level path, and descriptors of the kernel that nobody adopted: mappings and reads go by it.
+//! Tests of sizes changed by the user-level path while the kernel has descriptors that nobody adopted: mappings and reads use the
+//! new size.
 
 use crate::bare::eventually;
 use crate::harness::{Running, isolated};

@@ -1,4 +1,4 @@
-//! Clients that stop at any step, by a signal or frozen with their control group: the others go on.
+//! Tests of clients that stop at any step, by a signal or frozen with their control group: the others go on.
 
 use crate::bare::{Bare, bare_session, raw_socket};
 use crate::harness::{Running, isolated};

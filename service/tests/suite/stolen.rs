@@ -1,7 +1,7 @@
-//! Sessions in the hands of somebody else: of who gave up the rights they were made with, behind the library's back, and of those who
-//! got their memory or socket from such a process.
+//! Tests of stolen sessions: used by a process that gave up the rights they were made with, behind the library's back, and by
+//! processes that got their memory or socket from such a process.
 //!
-//! Thieves are processes of root that become user 1000, each in its own way, and then ask for what only root may see.
+//! The thieves are processes of root that become user 1000, each in its own way, and then ask for what only root may see.
 
 use crate::bare::{Bare, bare_session, eventually, raw_socket};
 use crate::harness::{Running, isolated};

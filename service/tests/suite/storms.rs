@@ -1,7 +1,8 @@
-//! Hostile storms: clients that speak the shared memory themselves, all kinds at once, beside others who must not notice.
+//! Hostile storms: malicious clients that access the shared memory directly, all kinds at once, beside others who must not
+//! notice.
 //!
-//! The offenders are processes of an ordinary user, the witnesses are root's: whatever shows the offenders a byte of a witness's
-//! file, or changes one, is found.
+//! The offenders are processes of an ordinary user, the witnesses are root's. If the offenders are shown a byte of a witness's
+//! file, or change one, the test detects it.
 
 mod offenders;
 mod witnesses;

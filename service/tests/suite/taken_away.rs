@@ -1,7 +1,8 @@
-//! Mounts that others take away, by `umount(8)` and by cutting the connection: what is behind them ends in order, and is free again.
+//! Tests of mounts that others take away, by `umount(8)` or by aborting the connection: the instance behind ends in order, and
+//! its branch is free again.
 
 use crate::harness::{Running, eventually, give, isolated, make, mounts};
-use poolfs_service_protocol::{Answer, Command as Order, Ending, StackSpec};
+use poolfs_service_protocol::{Answer, Command as Order, StackSpec, UnmountMode};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -93,7 +94,10 @@ fn what_others_have_unmounted_is_free_at_once() {
         umount(&[], &at);
         let status = Command::new("mount").args(["-t", "tmpfs", "other"]).arg(&at).status().expect("mount runs");
         assert!(status.success());
-        assert_eq!(service.order(&Order::Unmount { instance: "one".into(), ending: Ending::Detached }), Answer::Done);
+        assert_eq!(
+            service.order(&Order::Unmount { instance: "one".into(), ending: UnmountMode::Detached }),
+            Answer::Done
+        );
         let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
         assert!(table.lines().any(|line| line.contains(at.to_str().expect("text"))), "{table}");
         umount(&[], &at);
@@ -152,7 +156,7 @@ fn an_instance_whose_connection_is_cut_ends_with_its_mount() {
 fn nothing_is_done_for_whoever_has_gone_before_its_turn() {
     isolated("taken_away::nothing_is_done_for_whoever_has_gone_before_its_turn", |folder| {
         let service = Running::start(folder);
-        let spec = service.spec("one", StackSpec::Directory { directory: make(&folder.join("dir")) });
+        let spec = service.spec("one", StackSpec::directory(make(&folder.join("dir"))));
         // A service that stands still meanwhile.
         let pid = rustix::process::Pid::from_raw(i32::try_from(service.pid()).expect("a number")).expect("a number");
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("ours");

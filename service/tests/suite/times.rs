@@ -1,4 +1,4 @@
-//! Times at the ends of their range, by the kernel: whatever a program sets, the service goes on.
+//! Test of times at the ends of their range, set through the kernel: whatever a program sets, the service goes on.
 
 use crate::harness::{Running, isolated};
 use std::fs::{self, File};

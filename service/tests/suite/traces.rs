@@ -1,4 +1,4 @@
-//! Traces by the control socket: they end with who asked for them, and there are not too many.
+//! Tests of traces by the control socket: they end with their listener, and their number is bounded.
 
 use crate::bare::eventually;
 use crate::harness::{Running, isolated};

@@ -1,9 +1,11 @@
-//! Threads that read `/dev/fuse`: the first of a mount serves everything by itself, others come where the pool has room for them, and end.
+//! Tests of the threads that read `/dev/fuse`: the first of a mount serves everything by itself, others come where the pool has
+//! memory for them, and end.
 
 use crate::harness::{eventually, isolated};
 use crate::kernel::{Mounted, kill, killed_in_time, shell};
 use poolfs_service::memory::level::State;
-use poolfs_service::shares::{InstanceShares, PoolMemory, PoolShares};
+use poolfs_service::pool_memory::PoolMemory;
+use poolfs_service::shares::{InstanceShares, PoolShares};
 use poolfs_service_protocol::Transport;
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;

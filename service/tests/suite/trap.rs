@@ -1,12 +1,8 @@
-//! A layer that misbehaves by the name: it panics, fails, or waits until it is told to go on. The next answer to a look-up
-//! or to a question for attributes can be held back whatever the name, and the next write.
+//! A fault-injection filter that acts by name: a call panics, fails, or waits until it is released. The next answer to a lookup
+//! or to a request for attributes can be held back whatever the name, and the next write.
 
-use poolfs_libservice::types::{
-    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
-    RenameFlags, SeekTo, SetAttributes, XattrFlags,
-};
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Libservice, Memory, Result, Written, fail};
-use std::ops::ControlFlow;
+use poolfs_libservice::types::{Attributes, Caller, Errno, HandleId, Name, NodeId, OpenFlags};
+use poolfs_libservice::{Entry, Filter, Libservice, Memory, Result, Written, copy_by_reading, fail, write_whole};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -107,15 +103,11 @@ impl Trap {
     }
 }
 
-macro_rules! delegate {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {$(
-        fn $name(&self, $($argument: $type),*) $(-> $out)? {
-            self.memory.$name($($argument),*)
-        }
-    )*};
-}
+impl Filter for Trap {
+    fn below(&self) -> &dyn Libservice {
+        &*self.memory
+    }
 
-impl Libservice for Trap {
     fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let found = self.hold_back(self.memory.lookup(caller, parent, name));
         self.pass(name, found)
@@ -151,61 +143,19 @@ impl Libservice for Trap {
         written
     }
 
-    delegate! {
-        fn forget(node: NodeId, count: u64);
-        fn setattr(
-            caller: &Caller,
-            node: NodeId,
-            changes: &SetAttributes,
-            handle: Option<HandleId>
-        ) -> Result<Attributes>;
-        fn readlink(caller: &Caller, node: NodeId) -> Result<Vec<u8>>;
-        fn tmpfile(
-            caller: &Caller,
-            parent: NodeId,
-            permissions: u32,
-            flags: OpenFlags
-        ) -> Result<(Entry, HandleId)>;
-        fn mknod(
-            caller: &Caller,
-            parent: NodeId,
-            name: Name<'_>,
-            file_type: FileType,
-            permissions: u32,
-            device: u32
-        ) -> Result<Entry>;
-        fn mkdir(caller: &Caller, parent: NodeId, name: Name<'_>, permissions: u32) -> Result<Entry>;
-        fn symlink(caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry>;
-        fn link(caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry>;
-        fn unlink(caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()>;
-        fn rmdir(caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()>;
-        fn rename(
-            caller: &Caller,
-            parent: NodeId,
-            name: Name<'_>,
-            new_parent: NodeId,
-            new_name: Name<'_>,
-            flags: RenameFlags
-        ) -> Result<()>;
-        fn open(caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId>;
-        fn read(caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize>;
-        fn fallocate(caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()>;
-        fn seek(caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64>;
-        fn fsync(caller: &Caller, handle: HandleId, durability: Durability) -> Result<()>;
-        fn flush(caller: &Caller, handle: HandleId) -> Result<()>;
-        fn release(handle: HandleId);
-        fn opendir(caller: &Caller, node: NodeId) -> Result<HandleId>;
-        fn readdir(
-            caller: &Caller,
-            handle: HandleId,
-            cookie: u64,
-            visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>
-        ) -> Result<()>;
-        fn getxattr(caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>>;
-        fn setxattr(caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()>;
-        fn listxattr(caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>>;
-        fn removexattr(caller: &Caller, node: NodeId, name: &[u8]) -> Result<()>;
-        fn statfs(caller: &Caller, node: NodeId) -> Result<FileSystemStatistics>;
-        fn sync() -> Result<()>;
+    fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()> {
+        pieces.iter().try_for_each(|&(offset, data)| write_whole(self, caller, handle, offset, data))
+    }
+
+    fn copy_range(
+        &self,
+        caller: &Caller,
+        source: HandleId,
+        source_offset: u64,
+        target: HandleId,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        copy_by_reading(self, caller, (source, source_offset), (target, target_offset), length)
     }
 }

@@ -1,7 +1,8 @@
-//! A mount whose branch takes long to be looked at, beside other changes of the same service: those that have nothing to do with it go on.
+//! Tests of a mount whose branch takes long to examine, beside other changes of the same service: those that do not conflict with
+//! it go on.
 
 use crate::harness::{Running, answer_of, eventually, give, isolated, make, message, mounts};
-use poolfs_service_protocol::{Answer, Command as Order, Ending, MountSpec, StackSpec};
+use poolfs_service_protocol::{Answer, Command as Order, MountSpec, StackSpec, UnmountMode};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -47,7 +48,7 @@ fn answered(service: &Running, order: &Order) -> Answer {
 }
 
 fn unmount_of(name: &str) -> Order {
-    Order::Unmount { instance: name.into(), ending: Ending::Orderly }
+    Order::Unmount { instance: name.into(), ending: UnmountMode::Orderly }
 }
 
 /// Nothing has come yet.
@@ -101,9 +102,9 @@ fn what_a_mount_excludes_is_refused_when_it_is_there() {
         let first = begun(&service, &Order::Mount(spec.clone()));
         eventually("its branch is looked at", || lease.is_wanted());
         let same_branch = begun(&service, &Order::Mount(service.spec("two", spec.stack.clone())));
-        let elsewhere = StackSpec::Directory { directory: make(&folder.join("other")) };
+        let elsewhere = StackSpec::directory(make(&folder.join("other")));
         let same_name = begun(&service, &Order::Mount(service.spec("one", elsewhere.clone())));
-        let behind = StackSpec::Directory { directory: make(&spec.mount_point.join("below")) };
+        let behind = StackSpec::directory(make(&spec.mount_point.join("below")));
         let behind = begun(&service, &Order::Mount(service.spec("three", behind)));
         drop(lease);
         assert_eq!(answer_of(&first), Answer::Done);

@@ -1,5 +1,5 @@
-//! Clients that see the instance otherwise than the host does: read-only, in part, covered, or with something mounted in it. What the
-//! kernel refuses them, they do not get by request.
+//! Tests of clients that see the instance differently from the host: read-only, in part, covered, or with something mounted in
+//! it. What the kernel refuses them, requests refuse too.
 
 use crate::harness::{Running, isolated};
 use crate::queue::{connect, handle, read};

@@ -1,4 +1,4 @@
-/* Opening, content and attributes: every name libc has for them, with what an older or a fortified program calls. */
+/* Opening, content and attributes of files: every name libc has for them, with what an older or a fortified program calls. */
 #include "surface.h"
 
 /* What programs linked with a C library before 2.33 call. */

@@ -1,4 +1,4 @@
-/* Names: making and removing them, temporary files, walks, streams of directories, extended attributes, access lists. */
+/* Names: making and removing them, temporary files, walks, directory streams, extended attributes, access lists. */
 #include "surface.h"
 
 extern char *__realpath_chk(const char *, char *, size_t), *__getcwd_chk(char *, size_t, size_t);

@@ -1,4 +1,4 @@
-/* What a program does with files that is built with any C library, statically too: prints each result with its errno's number. */
+/* File operations of a program that is built with any C library, statically too: prints each result with its errno's number. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* Processes: descriptors that are handed on, closed by who does not know them, limited; signals, threads that end inside calls. */
+/* Processes: descriptors that are passed on, closed by code that does not know them, limited; signals, threads that end inside calls. */
 #include "surface.h"
 
 extern char **environ;

@@ -1,4 +1,4 @@
-/* What the programs of this folder share. They call each name of libc's file surface, and print what comes out. */
+/* Declarations shared by the programs of this folder, which call each name of libc's file surface and print the outcome. */
 #ifndef SURFACE_H
 #define SURFACE_H
 

@@ -1,4 +1,4 @@
-//! Answers of the two sides: times made comparable, differences made readable.
+//! Comparison of the two sides' answers: times are made comparable, differences readable.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Random programs: few names, so that operations meet.
+//! The generator of random programs. They use few names, so that operations meet.
 
 use super::{PROCESSES, TICK};
 

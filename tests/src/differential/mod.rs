@@ -1,9 +1,9 @@
-//! Random programs on poolfs and on the disk's own filesystem, compared in all that programs can see.
+//! Differential test: random programs on poolfs and on the disk's own filesystem, compared in everything that programs can see.
 //!
-//! A program is a list of lines, each for one of the processes in [`PROCESSES`]: a process by the library and one by the kernel for
-//! each of three users. On poolfs and on the disk the same lines are given to the same number of processes
-//! (`programs/differential.c`), and their answers compared line by line. Times are compared by the step in which they were made:
-//! the line `tick` begins another one. A program on which the two differ is made as short as it goes.
+//! A program is a list of lines, each for one of the processes in [`PROCESSES`]: for each of three users one process by the library and one
+//! by the kernel. The same lines are given to the same number of processes (`programs/differential.c`) on poolfs and on the disk, and their
+//! answers are compared line by line. Times are compared by the step in which they were made: the line `tick` begins another one. A program
+//! on which the two differ is shrunk as far as possible.
 
 mod compare;
 mod generator;
@@ -31,11 +31,11 @@ pub struct Who {
 /// The processes that the lines of a program name by number.
 pub const PROCESSES: [Who; 6] = [
     Who { way: Way::Library, user: 0, group: 0, supplementary: 0 },
-    Who { way: Way::Legacy, user: 0, group: 0, supplementary: 0 },
+    Who { way: Way::Fuse, user: 0, group: 0, supplementary: 0 },
     Who { way: Way::Library, user: 1000, group: 1000, supplementary: 3000 },
-    Who { way: Way::Legacy, user: 1000, group: 1000, supplementary: 3000 },
+    Who { way: Way::Fuse, user: 1000, group: 1000, supplementary: 3000 },
     Who { way: Way::Library, user: 2000, group: 2000, supplementary: 1000 },
-    Who { way: Way::Legacy, user: 2000, group: 2000, supplementary: 1000 },
+    Who { way: Way::Fuse, user: 2000, group: 2000, supplementary: 1000 },
 ];
 
 /// The line that begins another step of time.

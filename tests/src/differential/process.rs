@@ -1,4 +1,4 @@
-//! The processes of one side.
+//! The processes of one side of the comparison.
 
 use super::{PROCESSES, Who};
 use crate::{Pool, Way};
@@ -52,7 +52,7 @@ impl Side {
                 Some(pool) => {
                     let mut command = pool.command();
                     command.args(["exec", pool.name()]);
-                    if who.way == Way::Legacy {
+                    if who.way == Way::Fuse {
                         command.arg("--legacy");
                     }
                     command.arg("--");

@@ -1,4 +1,4 @@
-//! Making a program that shows a difference as short as it goes.
+//! Shrinking of a program that shows a difference.
 
 use super::{Difference, World};
 

@@ -1,4 +1,4 @@
-//! The tree every program begins with.
+//! The initial tree of every program.
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 use std::fs;

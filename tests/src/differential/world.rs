@@ -1,4 +1,4 @@
-//! Where programs run: a mount and a folder of the disk with the same tree in both.
+//! The two places where programs run: a mount and a folder of the disk with the same tree in both.
 
 use super::compare::Steps;
 use super::process::Side;

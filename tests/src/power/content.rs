@@ -1,4 +1,4 @@
-//! Contents of files and disks, of which many versions share what they have in common.
+//! Contents of files and disks; versions share the blocks they have in common.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! What a power cut leaves of what was written to a disk.
+//! The model of a power cut: which of the writes to a disk survive it.
 //!
-//! All that was written before the last barrier is there. Of the writes after it each may be there, be missing or be there in some of
-//! its sectors; the one on its way at that moment ends at any byte, also within a sector. Spared from that are blocks of ext4 that have a
-//! checksum and that it reads before its journal could mend them, or that the journal itself consists of besides copies of blocks: the
-//! superblock, the group descriptors behind it, and the journal's own records. A disk that tears the sectors of those is beyond what any
-//! filesystem on it can mend.
+//! All writes before the last barrier survive. Of the writes after it each may survive, be missing, or survive in some of its sectors; the
+//! one in progress at that moment ends at any byte, even within a sector. Exempt are blocks of ext4 that have a checksum and that it reads
+//! before its journal could repair them, and blocks of the journal itself other than copies of blocks: the superblock, the group
+//! descriptors behind it, and the journal's own records. A disk that tears the sectors of those is beyond what any filesystem on it can
+//! repair.
 
 use super::{Content, Event, Random};
 

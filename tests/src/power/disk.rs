@@ -1,4 +1,4 @@
-//! Disks of a test: a file with ext4 in it, mounted by a loop device.
+//! Disks of a test: ext4 in a file, mounted by a loop device.
 
 use super::Content;
 use crate::{run, shell};

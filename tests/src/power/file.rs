@@ -1,4 +1,4 @@
-//! What a file may hold after a power cut, by what was done to it and what was promised.
+//! The contents that a file may have after a power cut, by what was done to it and what was promised.
 
 use super::content::{BLOCK_BYTES, Content};
 use std::collections::HashMap;

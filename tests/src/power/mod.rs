@@ -1,8 +1,8 @@
 //! Power cuts at a block device, and what a filesystem may show afterwards.
 //!
-//! [`RecordingDevice`] keeps every write and every barrier of the disk below an upper branch, [`images_after_cuts`] makes of them what a
-//! power cut leaves, [`World`] does random operations and notes with each at which point of the recording it began and ended, so that
-//! it can say of any cut what has to be there and what may be. [`PROGRAMS`] replace files, mostly without syncing them.
+//! [`RecordingDevice`] records every write and every barrier of the disk below an upper branch. [`images_after_cuts`] derives from them
+//! what a power cut leaves. [`World`] does random operations and notes at which point of the recording each began and ended, so that it can
+//! say of any cut what must be there and what may be. [`PROGRAMS`] replace files, mostly without syncing them.
 
 mod content;
 mod cut;

@@ -1,7 +1,7 @@
-//! Which names there may be after a power cut.
+//! The names that may exist after a power cut.
 //!
-//! Changes of names reach the disk in their order, as ext4 keeps it: what is there is what was there between two operations, or an
-//! operation in part.
+//! Changes of names reach the disk in their order, as ext4 keeps it: what is there is the state between two operations, or an operation in
+//! part.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

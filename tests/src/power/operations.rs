@@ -1,4 +1,4 @@
-//! Random operations on a union.
+//! Random operations on a union, done by the model's `World`.
 
 use super::content::BLOCK_BYTES;
 use super::file::FileHistory;

@@ -1,8 +1,8 @@
 //! Programs that replace a file and sync nothing, or not all of it, and what a power cut may leave of it.
 //!
-//! They rely on what ext4 does by itself (`auto_da_alloc`): content that takes another file's place by a rename is on the disk before the
-//! commit that has the new name, and so is that of a file that was truncated to nothing, written and closed. After the first commit that
-//! comes after the program the new content is there; a cut before may leave the old one.
+//! They rely on what ext4 does by itself (`auto_da_alloc`). Content that takes another file's place by a rename is on the disk before the
+//! commit that has the new name, and so is the content of a file that was truncated to nothing, written and closed. After the first commit
+//! that follows the program the new content is there; a cut before it may leave the old one.
 
 use std::fs;
 use std::path::Path;

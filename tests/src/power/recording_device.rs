@@ -1,12 +1,12 @@
 //! A disk that records what is done to it, as a file for a loop device.
 //!
-//! The kernel's own recording device (dm-log-writes) is not everywhere, so this one is the only file of a small FUSE filesystem that the test
-//! serves itself. It is opened for direct I/O: no page cache stands between the loop device and the recording, each write arrives
-//! as it was issued, and each flush of the disk as an FSYNC.
+//! The kernel's own recording device (dm-log-writes) is not available everywhere, so this one is the only file of a small FUSE filesystem
+//! that the test serves itself. It is opened for direct I/O: no page cache stands between the loop device and the recording, each write
+//! arrives as it was issued, and each flush of the disk as an FSYNC.
 //!
-//! When the process that serves it is killed, nothing may wait for its answers for ever. So it never uses by itself what is mounted over the
-//! device, and the threads that serve have descriptors and a mount namespace of their own: whoever unmounts what is over the device at its end
-//! must not be the one who has it open.
+//! When the process that serves it is killed, nothing may wait for its answers for ever. So that process never uses what is mounted over
+//! the device, and the threads that serve have descriptors and a mount namespace of their own: the process that unmounts what is over the
+//! device at its end must not be the one that has it open.
 
 use super::Content;
 use fuser::{

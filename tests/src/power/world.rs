@@ -1,4 +1,4 @@
-//! A union under random operations, and what may be seen of it after a power cut at any moment.
+//! A union under random operations, and the model of what it may show after a power cut at any moment.
 
 use super::file::FileHistory;
 use super::names::{NameHistory, Names, Object};

@@ -1,4 +1,4 @@
-//! The tests of the crates beside programs that take the processors away. What holds only where a thread runs when it wants to, fails.
+//! Runs the tests of the crates beside programs that occupy all processors: a test fails that relies on a thread running promptly.
 
 use super::FIGURE;
 use crate::stages::CRATE_TESTS;

@@ -1,4 +1,4 @@
-//! The fuzz target `hostile_branch` for an hour, with other inputs in each run.
+//! Runs the fuzz target `hostile_branch` for an hour, with other inputs in each run.
 
 use super::FIGURE;
 use anyhow::{Context, Result, bail};

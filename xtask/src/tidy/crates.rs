@@ -1,4 +1,4 @@
-//! The crate graph: which crate may name which.
+//! Checks the crate graph: which crate may name which.
 
 use anyhow::Result;
 use cargo_metadata::{DependencyKind, MetadataCommand};
@@ -71,9 +71,16 @@ pub fn check(root: &Path, findings: &mut Vec<String>) -> Result<()> {
             file.starts_with("service/src") && !file.starts_with(STACK_BUILDER) && !file.contains("/tests");
         let product = text.split("#[cfg(test)]").next().unwrap_or_default();
         if in_service
-            && ["poolfs_local::", "poolfs_union::", "poolfs_idmap::", "poolfs_quota::"]
-                .iter()
-                .any(|layer| product.contains(layer))
+            && [
+                "poolfs_bcow::",
+                "poolfs_cache::",
+                "poolfs_idmap::",
+                "poolfs_local::",
+                "poolfs_quota::",
+                "poolfs_union::",
+            ]
+            .iter()
+            .any(|layer| product.contains(layer))
         {
             findings
                 .push(format!("{file} names a concrete layer: only {STACK_BUILDER}.rs and what is in that module do"));

@@ -1,4 +1,4 @@
-//! What the preload library takes from libc: nothing that it interposes itself.
+//! Checks what the preload library imports from libc: nothing that it interposes itself.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! What docs/threat-model.md says to hold a promise is there: the files it names, and the tests in its tables.
+//! Checks that what docs/threat-model.md names as holding a promise exists: files, and the tests in its tables.
 
 use super::sources::rust_files;
 use anyhow::Result;

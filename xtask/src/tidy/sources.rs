@@ -1,4 +1,4 @@
-//! Source files: where `unsafe` stands, how long they are, how they begin.
+//! Checks source files: where `unsafe` stands, how long they are, how they begin.
 
 use anyhow::Result;
 use std::path::Path;

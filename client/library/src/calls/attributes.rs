@@ -1,4 +1,4 @@
-//! Changing modes, owners and times.
+//! Calls that change modes, owners and times.
 
 use super::{change_by_descriptor, change_by_path, kernel, no_follow, request};
 use crate::memory::{UserMemory, UserPath};

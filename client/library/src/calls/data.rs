@@ -1,4 +1,4 @@
-//! Reading and writing at given offsets, and what else concerns the content of an open file.
+//! Reads and writes at given offsets, and the other calls on the content of an open file: sync, truncation, allocation.
 
 use super::posts::{learn, poster};
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, refresh_size, request, sort_error};
@@ -9,7 +9,7 @@ use crate::outcome::{Refusal, Served, finish, refused_at};
 use crate::paths::Extra;
 use crate::state::{Call, state};
 use linux_raw_sys::general as sys;
-use poolfs_ipc::segment::ContentGlance;
+use poolfs_ipc::segment::OptimisticRead;
 use poolfs_ipc::wire::{Operation, Request, RequestFlags, Status};
 use poolfs_types::Errno;
 use poolfs_types::limits::FILE_SIZE_MAX;
@@ -25,7 +25,7 @@ const RWF_APPEND: u32 = 16;
 
 /// `pread`
 pub fn pread(descriptor: i32, memory: UserMemory, offset: i64) -> isize {
-    if let Some(count) = read_at_a_glance(descriptor, memory, offset) {
+    if let Some(count) = optimistic_read(descriptor, memory, offset) {
         return count as isize;
     }
     let served = || {
@@ -93,13 +93,13 @@ pub(super) fn may_be_written(call: Call, adopted: &Adopted) -> bool {
 /// Reads a little of a file that is read again and again, in so few instructions that the processor begins with the next read while
 /// it waits for the memory of this one; nothing when it takes more.
 #[inline]
-fn read_at_a_glance(descriptor: i32, memory: UserMemory, offset: i64) -> Option<usize> {
-    if memory.length() > ContentGlance::LENGTH_MAX {
+fn optimistic_read(descriptor: i32, memory: UserMemory, offset: i64) -> Option<usize> {
+    if memory.length() > OptimisticRead::LENGTH_MAX {
         return None;
     }
     let (state, offset) = (state()?, u64::try_from(offset).ok()?);
     let found = state.descriptors.found(descriptor)?;
-    if state.is_own_process() { state.sessions.read_at_a_glance(&found, offset, memory) } else { None }
+    if state.is_own_process() { state.sessions.optimistic_read(&found, offset, memory) } else { None }
 }
 
 /// Reads without a request; nothing when it takes one, or is the kernel's to judge.

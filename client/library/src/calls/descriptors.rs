@@ -1,4 +1,6 @@
-//! Opening, closing and duplicating descriptors, mapping what they stand for, and what becomes of mappings. The kernel does it; the table follows.
+//! Calls that open, close, duplicate and map descriptors: the kernel does them, and the descriptor table follows.
+//!
+//! Also calls that change what the library has cached of the process: `munmap` and `mprotect`, `umask`, `prlimit`.
 
 use super::{kernel, kernel_cancellable, refresh_size};
 use crate::files::{self, ADOPT_AT_BYTES, Purpose, open_file_for};

@@ -1,7 +1,7 @@
-//! The file operations themselves, in the kernel's convention: a result, or a negative errno.
+//! The file operations, in the kernel's convention: a result, or a negative errno.
 //!
-//! Each function here decides as the kernel's call of the same name would be decided, and makes that call when the
-//! user-level path does not serve. The names of libc and of the C API forward to them and do nothing else.
+//! Each function decides as the system call of the same name would, and makes that call when the user-level path does not serve it. The
+//! names of libc and of the C API forward to these functions and do nothing else.
 
 mod attributes;
 mod data;

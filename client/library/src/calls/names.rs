@@ -1,4 +1,4 @@
-//! Making, removing and renaming names.
+//! Calls that create, remove, rename and link names, and `readlink` and `truncate` by path.
 
 use super::{change_by_path, change_by_path_with, kernel, on_path, request};
 use crate::memory::{UserMemory, UserPath};

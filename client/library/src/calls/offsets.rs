@@ -1,12 +1,12 @@
-//! Reading and writing where the description's offset stands. The offset lives in the kernel and stays there.
+//! Reads and writes at the description's offset, and `lseek`. The offset is kept by the kernel and stays there.
 //!
-//! A transfer first moves the offset by its whole length, which is one atomic step of the kernel, works in the range so
-//! taken, and gives back what it did not use. So a signal handler or a thread that uses the same descriptor in between works on a
-//! range of its own. Served only on descriptions that are this process's alone; the kernel does the others.
+//! A transfer first moves the offset by its whole length, which is one atomic step of the kernel, works in the range reserved by this, and
+//! gives back what it did not use. So a signal handler or a thread that uses the same descriptor in between works on a range of its own.
+//! Served are only descriptions that are this process's alone; the kernel serves the others.
 //!
-//! Reading ends with a part of its range at the end of a file, where two threads would have to give back in the right order: it is served in
-//! processes with one thread. Writing uses all of its range, whoever does it: what the service does not take goes by the kernel to the
-//! same place. Only a failure leaves something, and gives it back when nobody has moved the offset since.
+//! A read that meets the end of the file uses only a part of its range, and two threads would have to give back in the right order: reads
+//! are served in processes with one thread. A write uses all of its range in any process: what the service does not take goes through the
+//! kernel to the same place. Only a failed write leaves a rest, and gives it back when nobody has moved the offset since.
 
 use super::data::{
     each_vector, from_user, kernel_vectors, may_read, may_write, only_piece, read_at, read_direct, read_vectors_direct,

@@ -1,9 +1,9 @@
-//! Writes that are posted: they return before the service has seen them, where nobody can tell.
+//! Posted writes: calls that return before the service has seen them, where nobody can tell.
 //!
-//! A number's grant vouches for what it stands for, but for what is done to it past the library at this moment: so the kernel is asked for its inode and its flags, and the
-//! description's offset is moved. As
-//! soon as somebody else may have the description, or reads it in another way, the grant is gone, and the write is an ordinary
-//! request. What this process knows of a file without asking (its segment, its attributes) is not looked at while posts are on the way.
+//! A grant guarantees what a number stands for, except for changes made without the library at this moment. So the kernel is asked for the
+//! number's inode and flags, and the description's offset is moved. As soon as another process may have the description, or the file is
+//! read in another way, the grant is gone, and the write is an ordinary request. While posts are outstanding, what this process knows of a
+//! file without asking (its segment, its attributes) is not used.
 
 use super::data::{may_be_written, transfer};
 use super::sort_error;

@@ -1,9 +1,10 @@
 //! `stat` in its forms, and `access`.
 //!
-//! What the kernel knows of names and attributes is true (the service tells it of every change before it answers), costs a tenth
-//! of a request, and serves the next `open` of the name: paths are its. So are descriptors, except of files that this process
-//! may be changing by requests (there the kernel would have to be told of every change for nothing but the next look), and of
-//! those that it looks at again and again: for these the service notes the attributes where the library finds them by itself.
+//! Paths are left to the kernel. What it has cached of names and attributes is true (the service tells it of every change before it
+//! answers), costs a tenth of a request, and serves the next `open` of the name. Descriptors are left to the kernel too, with two
+//! exceptions. Files that this process may be changing by requests are asked for by request: otherwise the kernel would have to be told of
+//! every change for the sake of the next `fstat`. For files that are looked at again and again, the service notes the attributes where the
+//! library reads them by itself.
 
 use super::data::{is_worth_segment, obtain_segment};
 use super::descriptors::{EBADF, is_own};
@@ -23,7 +24,7 @@ use poolfs_types::limits::BLOCK_SIZE;
 
 /// `fstat`. Who tries every number to find out what is open does not find our own descriptors.
 pub fn fstat(descriptor: i32, out: UserMemory) -> isize {
-    if let Some((attributes, device)) = glance(descriptor)
+    if let Some((attributes, device)) = optimistic_stat(descriptor)
         && out.put(stat_of(&attributes, device))
     {
         trace::direct_stat();
@@ -39,10 +40,10 @@ pub fn fstat(descriptor: i32, out: UserMemory) -> isize {
 
 /// What the service vouches for of the file that a number was found to stand for, and the device number of its mount.
 #[inline]
-fn glance(descriptor: i32) -> Option<(WireAttributes, (u32, u32))> {
+fn optimistic_stat(descriptor: i32) -> Option<(WireAttributes, (u32, u32))> {
     let state = state()?;
     let found = state.descriptors.found(descriptor)?;
-    if state.is_own_process() { state.sessions.glance(&found) } else { None }
+    if state.is_own_process() { state.sessions.optimistic_stat(&found) } else { None }
 }
 
 fn served_stat(descriptor: i32, out: UserMemory) -> Served<usize> {
@@ -60,7 +61,7 @@ pub(super) fn size_while_changing(descriptor: i32) -> Served<u64> {
     if !is_changing {
         return Err(Refusal::Foreign);
     }
-    let found = glance(descriptor).map_or_else(|| looked_at(descriptor), Ok)?;
+    let found = optimistic_stat(descriptor).map_or_else(|| looked_at(descriptor), Ok)?;
     Ok(found.0.size)
 }
 
@@ -129,8 +130,8 @@ pub fn statx(descriptor: i32, path: UserPath, flags: i32, mask: u32, out: UserMe
     if !path.is_empty_at(now) {
         return by_kernel();
     }
-    let at_a_glance = glance(descriptor).inspect(|_| trace::direct_stat());
-    let found = at_a_glance.or_else(|| looked_at(descriptor).ok());
+    let optimistic = optimistic_stat(descriptor).inspect(|_| trace::direct_stat());
+    let found = optimistic.or_else(|| looked_at(descriptor).ok());
     let mount = state().and_then(|state| state.descriptors.look(descriptor)).and_then(|seen| match seen.known {
         Known::Adopted(adopted) => Some(adopted.mount),
         _ => None,

@@ -1,6 +1,6 @@
-//! Making everything durable: what the kernel does not ask a FUSE filesystem for.
+//! `syncfs` and `sync`: the kernel does not ask a FUSE filesystem for either.
 //!
-//! The kernel comes first: what programs have changed in mappings it sends to the service. Then the service is asked, over the
+//! The kernel's call comes first: it sends to the service what programs have changed in mappings. Then the service is asked, over the
 //! session; where there is none at the moment, through a descriptor of the mount.
 
 use super::{kernel_cancellable, on, request};

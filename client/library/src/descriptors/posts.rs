@@ -1,13 +1,13 @@
-//! What an entry knows of writes that are posted: the grant, whether the number was found to stand for the file it is for, and where a
-//! file ends that is appended to.
+//! The part of a descriptor entry for posted writes: the grant, whether the number is verified for it, and the end of a file that is
+//! appended to.
 //!
-//! As long as a grant holds, nobody has closed a descriptor of its description, and nobody has opened the file a second time: who finds
-//! that the number is of the file, and that the grant held before and after, has found the description. A number that was
-//! given another one past the library is told by its inode and flags, which are asked for with each post.
+//! As long as a grant holds, nobody has closed a descriptor of its description, and nobody has opened the file a second time. So when a
+//! number is found to stand for the file, and the grant held before and after, it stands for the granted description. A number that was
+//! given another description without the library's knowledge is detected by its inode and flags, which are read with each post.
 //!
-//! A grant that was noted stays noted until none of its posts is on the way any more: what is read without a request may be older
-//! than they are. A seal over grant and handle says that both are of one adoption; a writer that was stopped between the two leaves a grant
-//! by which nothing is posted.
+//! A grant stays recorded until none of its posts is outstanding: what is read without a request may be older than they are. A seal over
+//! grant and handle proves that both belong to one adoption. A writer that was stopped between the two leaves a grant by which nothing is
+//! posted.
 
 use super::{ADOPTED, Adopted, DUPLICATED, Descriptors, Entry, KIND, Seen};
 use crate::process;

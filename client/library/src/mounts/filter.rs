@@ -1,7 +1,7 @@
-//! Which paths surely lead into no instance, told by their first bytes: most calls of a program are none of ours, and shall not
-//! pay for a look at the table.
+//! A filter for paths that lead into no instance, decided by their first bytes.
 //!
-//! A path's first bytes are compared with those of each mount point at once, without a loop: most differ there.
+//! Most calls of a program are foreign and must not pay for a lookup in the mount table. A path's first bytes are compared with those of
+//! each mount point at once, without a loop: most differ there.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 

@@ -1,7 +1,7 @@
-//! Asking the kernel whether mounts have changed, which it tells each open mountinfo file once.
+//! Detection of mount changes by `poll` on mountinfo files: the kernel reports a change to each open file once.
 //!
-//! One caller at a time uses a looker, so that no answer is lost between two; there are a few, so that a caller that is
-//! kept from going on does not send all others to the kernel.
+//! One caller at a time uses a looker, so that no report is lost between two callers. There are a few, so that a caller that is stopped
+//! does not send all others to the kernel.
 
 use crate::signals::SignalsHeld;
 use crate::{process, raw};

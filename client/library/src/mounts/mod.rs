@@ -1,9 +1,9 @@
-//! Where instances are mounted, and what else is mounted on top of them, kept current without locks.
+//! The mount table: where instances are mounted, and what is mounted on top of them, kept current without locks.
 //!
-//! The table is read from `/proc/self/mountinfo` into one of a few slots, each with holds for its readers, and is
-//! rewritten only while nobody reads it. Who finds a refresh under way, or no slot to write to, uses the kernel for this
-//! call. The kernel reports a change of the mounts by poll on an open mountinfo file ([`looker`]); whoever hears of one
-//! raises a count first, and a table is good only as long as the count is what it was before the table was read.
+//! The table is read from `/proc/self/mountinfo` into one of a few slots. Each slot has holds for its readers, and is rewritten only while
+//! nobody reads it. A call that finds a refresh in progress, or no slot to write to, is left to the kernel. The kernel reports a change of
+//! the mounts by poll on an open mountinfo file ([`looker`]). A thread that sees a report raises a counter first, and a table is good only
+//! as long as the counter has the value from before the table was read.
 
 mod filter;
 mod looker;

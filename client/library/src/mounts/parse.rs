@@ -1,4 +1,4 @@
-//! From `/proc/self/mountinfo` to a [`Table`].
+//! The parser of `/proc/self/mountinfo`, which fills a [`Table`].
 
 use super::table::{New, Table, components};
 use crate::instance_name::InstanceName;

@@ -1,4 +1,4 @@
-//! One reading of the mounts: the instances' mount points, and those of everything mounted below them.
+//! One snapshot of the mounts: the instances' mount points, and those of everything mounted below them.
 
 use crate::instance_name::InstanceName;
 

@@ -1,4 +1,4 @@
-//! Posted writes of a session, and what a dead service leaves of them.
+//! Posted writes of a session, and the record of those that were lost with their service.
 
 use super::requests::sorted;
 use super::{GENERATION, Session, Sessions, Slot};

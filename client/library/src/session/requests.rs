@@ -1,4 +1,4 @@
-//! Requests of a session: a buffer, its reply, and what it means.
+//! Requests of a session: a buffer is borrowed, the request submitted, the reply interpreted.
 
 use super::{Session, open};
 use crate::outcome::{Refusal, Served};

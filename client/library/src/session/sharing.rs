@@ -1,4 +1,4 @@
-//! What other processes come to have: said before they have it.
+//! Announces to the services that other processes will share what was adopted, before they do.
 
 use super::{LIVE, Sessions};
 use crate::state::Call;

@@ -1,4 +1,4 @@
-//! `ps`, `logs`, `stop` and `rm`.
+//! The commands `ps`, `logs`, `stop` and `rm`.
 
 use crate::container::monitor::old_log;
 use crate::container::record::{Condition, ContainerRecord, ContainerState};
@@ -12,7 +12,7 @@ use crate::service::control_socket;
 use crate::text::{age, print_json, print_table, table};
 use crate::waiting;
 use poolfs_host::ProcessSignal;
-use poolfs_service_protocol::Ending;
+use poolfs_service_protocol::UnmountMode;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant, SystemTime};
@@ -89,7 +89,7 @@ pub fn logs(context: &Context, name: &str) -> Result<()> {
 pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
     let containers = context.containers()?;
     let record: ContainerRecord = containers.peek(name)?.ok_or_else(|| containers.absent(name))?;
-    if recover(context, &record, Ending::Detached)? {
+    if recover(context, &record, UnmountMode::Detached)? {
         return Ok(());
     }
     let runtime = Runtime::find(context)?;
@@ -143,7 +143,7 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     if !force {
         refuse_running(context, &record)?;
     }
-    recover(context, &record, if force { Ending::Forced } else { Ending::Detached })?;
+    recover(context, &record, if force { UnmountMode::Forced } else { UnmountMode::Detached })?;
     let Some(locked) = containers.try_lock::<ContainerRecord>(name)? else { return Ok(()) };
     if locked.record.state != ContainerState::Ended {
         let remedy = format!("end it first with `poolfs stop {name}`");
@@ -173,7 +173,7 @@ fn refuse_running(context: &Context, record: &ContainerRecord) -> Result<()> {
 }
 
 /// Clean up after a container whose monitor was killed or could not write back; whether the container has ended now.
-fn recover(context: &Context, record: &ContainerRecord, ending: Ending) -> Result<bool> {
+fn recover(context: &Context, record: &ContainerRecord, ending: UnmountMode) -> Result<bool> {
     if record.state == ContainerState::Ended {
         return Ok(true);
     }
@@ -196,7 +196,7 @@ fn has_ended(context: &Context, name: &str, wait: Duration) -> Result<bool> {
     loop {
         let ended = match containers.peek::<ContainerRecord>(name)? {
             None => true,
-            Some(record) => recover(context, &record, Ending::Detached)?,
+            Some(record) => recover(context, &record, UnmountMode::Detached)?,
         };
         if ended || Instant::now() >= end {
             return Ok(ended);

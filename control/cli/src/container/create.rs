@@ -1,4 +1,4 @@
-//! The command `run`: makes a container, and runs it here or leaves it to a monitor.
+//! The command `run`: creates a container, and runs it in this process or starts a monitor for it.
 
 use crate::arguments::RunArguments;
 use crate::container::monitor;

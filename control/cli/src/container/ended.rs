@@ -1,4 +1,4 @@
-//! Containers that have ended: their root is mounted once more, for a command that asks what is in it.
+//! Mounts the root of a container that has ended once more, for a command that examines it.
 
 use crate::container::record::{ContainerRecord, ContainerState};
 use crate::container::supervise::{remove_root, root_of};
@@ -8,7 +8,7 @@ use crate::mount::{Wanted, mount_instance};
 use crate::record::ProcessRecord;
 use crate::unmount::unmount_flushed;
 use crate::{pool, service};
-use poolfs_service_protocol::{Ending, MountSpec};
+use poolfs_service_protocol::{MountSpec, UnmountMode};
 
 /// Calls `act` with the root of a container of `pool` that has ended, mounted as long as that takes; nothing, when there is no
 /// such container.
@@ -37,7 +37,7 @@ pub fn with_ended_root<T>(
         // It may take long: nobody waits for the pool's lock meanwhile.
         let flushed = service::flush(context, pool, &spec.instance, false);
         let unmounted = match pool::lock(context, pool) {
-            Ok(mut pool) => unmount_flushed(context, &mut pool, &spec.instance, Ending::Orderly, flushed),
+            Ok(mut pool) => unmount_flushed(context, &mut pool, &spec.instance, UnmountMode::Orderly, flushed),
             Err(failure) => flushed.and(Err(failure)),
         };
         let removed = unmounted.and_then(|()| remove_root(&root));

@@ -1,8 +1,8 @@
 //! Containers: a root filesystem that is a union over an image's layers, run by an OCI runtime.
 //!
-//! A container has a directory in the state: its record, its upper branch (kept until it is removed), its log, and while it
-//! runs its mounted root and its bundle. One process watches over it from before the mount to after the unmount: the
-//! command itself in the foreground, a monitor when detached. Whoever finds that process dead cleans up in its stead.
+//! A container has a directory in the state: its record, its upper branch (kept until it is removed), its log, and while it runs its
+//! mounted root and its bundle. One process watches over it from before the mount to after the unmount: the command itself in the
+//! foreground, a monitor when detached. A command that finds that process dead cleans up in its stead.
 
 mod commands;
 mod create;

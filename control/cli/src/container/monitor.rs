@@ -1,4 +1,4 @@
-//! The process that watches over a detached container: it holds its output, its exit code and its mount.
+//! The monitor: the process that supervises a detached container and holds its output, its exit code and its mount.
 
 use crate::container::create::START_NAME;
 use crate::container::record::ContainerRecord;

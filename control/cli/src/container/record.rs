@@ -1,4 +1,4 @@
-//! What is kept of a container: `containers/NAME/container.json`, beside its upper branch, its bundle and its log.
+//! The saved state of a container: `containers/NAME/container.json`, beside its upper branch, its bundle and its log.
 
 use crate::context::Context;
 use crate::record::{PoolRecord, ProcessRecord};

@@ -1,4 +1,4 @@
-//! The OCI runtime: runc, or crun.
+//! The OCI runtime that runs containers: runc, or crun.
 
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};

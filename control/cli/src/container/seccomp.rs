@@ -1,9 +1,9 @@
-//! The default system call filter: what a container has no business with is refused.
+//! The default seccomp filter of containers: a list of refused system calls.
 //!
-//! In the spirit of Docker's profile, written as a list of what is refused rather than of what is allowed: kernel modules,
-//! other kernels, clocks, swap, raw I/O, tracing of the kernel, keys, handles that escape a mount, new user namespaces, and
-//! io_uring, whose work neither this filter nor the preloaded library would see. Most of it also needs capabilities that
-//! containers do not get; the filter stands when one of them has a hole.
+//! It is modelled on Docker's profile, but lists what is refused rather than what is allowed: kernel modules, other kernels, clocks, swap,
+//! raw I/O, tracing of the kernel, keys, handles that escape a mount, new user namespaces, and io_uring, whose work neither this filter nor
+//! the preloaded library would see. Most of it also needs capabilities that containers do not get; the filter holds when one of those
+//! checks has a hole.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The OCI runtime's view of a container: the bundle's `config.json`.
+//! The OCI bundle's `config.json`: a container as the runtime is told of it.
 
 use crate::container::seccomp;
 use crate::container::user::User;

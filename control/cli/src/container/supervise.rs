@@ -1,4 +1,4 @@
-//! The life of a container, from mounting its root to unmounting it, in one process that watches over it.
+//! Supervision of a container by one process, from mounting its root to unmounting it.
 
 use crate::container::record::{ContainerRecord, ContainerState};
 use crate::container::runtime::Runtime;
@@ -16,7 +16,7 @@ use crate::unmount::unmount_flushed;
 use crate::waiting;
 use poolfs_host::{ControlGroups, GroupLayout, mount_table, remove_tree};
 use poolfs_image::ImageConfig;
-use poolfs_service_protocol::{Ending, MountSpec, StackSpec};
+use poolfs_service_protocol::{MountSpec, StackSpec, UnmountMode};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -76,7 +76,7 @@ pub fn run(
     let result =
         mount_root(context, name).and_then(|spec| run_mounted(context, name, start, &spec, signals, connect, started));
     let code = result.as_ref().map_or_else(Failure::status, |code| *code);
-    let cleaned = lock(context, name).and_then(|own| finish(context, own, Some(code), Ending::Detached));
+    let cleaned = lock(context, name).and_then(|own| finish(context, own, Some(code), UnmountMode::Detached));
     result.and_then(|code| cleaned.map(|()| code))
 }
 
@@ -213,12 +213,12 @@ pub fn finish(
     context: &Context,
     mut container: Locked<ContainerRecord>,
     code: Option<u8>,
-    ending: Ending,
+    ending: UnmountMode,
 ) -> Result<()> {
     let name = container.record.name.clone();
     let name = name.as_str();
     let is_thrown_away = container.record.remove_at_end || container.record.state == ContainerState::Created;
-    let ending = if is_thrown_away { Ending::Discarded } else { ending };
+    let ending = if is_thrown_away { UnmountMode::Discarded } else { ending };
     container.record.exit_code = code.or(container.record.exit_code);
     container.record.monitor = None;
     let mut result = Ok(());

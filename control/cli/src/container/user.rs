@@ -1,4 +1,4 @@
-//! Whom a container's first process runs as: the image's user, looked up in the image's own files.
+//! The user of a container's first process: the image's user, looked up in the image's own files.
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};

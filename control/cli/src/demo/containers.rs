@@ -1,4 +1,4 @@
-//! The two containers of the demonstration, at work at the same time.
+//! The two containers of the demonstration, which work at the same time.
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};

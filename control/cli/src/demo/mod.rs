@@ -1,4 +1,4 @@
-//! The command `demo`: two containers of one image in one pool, at work, and what that took.
+//! The command `demo`: two containers of one image at work in one pool, and what that took.
 
 mod containers;
 mod report;

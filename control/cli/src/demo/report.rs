@@ -1,4 +1,4 @@
-//! What the demonstration shows in the end.
+//! The report that the demonstration prints at its end.
 
 use crate::demo::containers::StepResult;
 use crate::failure::{Failure, Result};
@@ -198,6 +198,7 @@ mod tests {
             not_direct: BTreeMap::new(),
             posted_requests: 0,
             not_posted: BTreeMap::new(),
+            waiting: None,
             union: Some(UnionStatus { sketches: 1, blocks_moved: 3, ..UnionStatus::default() }),
         };
         let step = StepResult { title: "git", took: Duration::from_secs(2), note: "ok".into(), passed: true };
@@ -209,6 +210,7 @@ mod tests {
             uptime_seconds: 1,
             cache: CacheStatus { shared_bytes: 2 << 20, ..CacheStatus::default() },
             memory: None,
+            unresponsive_branches: Vec::new(),
             instances: Vec::new(),
         };
         let report = Report { image_bytes: 1 << 30, layers: 1, service, memory_bytes: None, legacy: false, parts };

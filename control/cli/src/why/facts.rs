@@ -1,4 +1,4 @@
-//! What `/proc` tells of a process. No filesystem is asked for anything that a process uses: one may belong to a service that stands still.
+//! What `/proc` tells of a process. No filesystem that the process uses is asked: it may belong to a service that does not answer.
 
 use poolfs_host::parse_mount_table;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};

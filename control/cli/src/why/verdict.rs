@@ -1,4 +1,4 @@
-//! From what is known of a process and a descriptor to the way its operations take.
+//! The decision which path the operations of a process or a descriptor take, from what is known of both.
 
 use super::facts::{DescriptorFacts, Kind, Loaded, ProcessFacts};
 use poolfs_service_protocol::{AdoptedFile, ClientStatus};

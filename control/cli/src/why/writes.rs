@@ -1,4 +1,4 @@
-//! How what is written by a descriptor is taken, and why.
+//! The decision how writes through a descriptor are taken (posted, by request or by FUSE), and why.
 
 use super::facts::{DescriptorFacts, Kind, ProcessFacts};
 use super::verdict::{Verdict, Way};

@@ -1,4 +1,4 @@
-//! Whose control groups are: pools of several state directories may have one name, and a mark on their groups tells them apart.
+//! Ownership of control groups: pools of several state directories may have one name, and a mark on their groups tells them apart.
 
 use super::{ControlGroups, DEPTH_MAX, PARENT, collect_members};
 use crate::{Host, HostError, Result};

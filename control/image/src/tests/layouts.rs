@@ -1,4 +1,4 @@
-//! Images as OCI layouts and wrapped archives.
+//! Test images as OCI layouts and wrapped archives.
 
 use super::*;
 

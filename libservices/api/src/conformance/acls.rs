@@ -1,4 +1,4 @@
-//! POSIX access control lists, as xattrs and in what they do to modes.
+//! Conformance cases: POSIX access control lists, as extended attributes and in their effect on modes.
 
 use super::support::*;
 use super::{Capability, Case};

@@ -1,4 +1,4 @@
-//! Modes, owners, statistics.
+//! Conformance cases: modes, owners, inode numbers and filesystem statistics.
 
 use super::Case;
 use super::support::*;

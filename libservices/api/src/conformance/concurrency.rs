@@ -1,4 +1,4 @@
-//! Many callers at once.
+//! Conformance cases: concurrent callers.
 
 use super::Case;
 use super::support::*;

@@ -1,4 +1,4 @@
-//! Listing directories.
+//! Conformance cases: directory listings.
 
 use super::Case;
 use super::support::*;

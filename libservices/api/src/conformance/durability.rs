@@ -1,4 +1,4 @@
-//! fsync and its relatives, as far as they can be seen without a crash.
+//! Conformance cases: `fsync`, `sync`, held blocks and synchronous handles, as far as they can be observed without a crash.
 
 use super::Case;
 use super::support::*;

@@ -1,4 +1,4 @@
-//! Content: reading, writing, truncating.
+//! Conformance cases: file content (reading, writing, truncating, copying).
 
 use super::Case;
 use super::support::*;

@@ -1,4 +1,4 @@
-//! Handles: what they outlive, and what a wrong one is answered.
+//! Conformance cases: the lifetime of handles, and the errors for invalid ones.
 
 use super::Case;
 use super::support::*;

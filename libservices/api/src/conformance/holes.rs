@@ -1,4 +1,4 @@
-//! Holes and allocation.
+//! Conformance cases: holes and allocation.
 
 use super::support::*;
 use super::{Capability, Case};

@@ -1,4 +1,4 @@
-//! Hard links.
+//! Conformance cases: hard links.
 
 use super::Case;
 use super::support::*;

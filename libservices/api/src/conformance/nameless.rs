@@ -1,4 +1,4 @@
-//! Files that begin without a name.
+//! Conformance cases: files created without a name (`tmpfile`).
 
 use super::Case;
 use super::support::*;

@@ -1,4 +1,4 @@
-//! Making, finding and removing names.
+//! Conformance cases: creating, looking up and removing names.
 
 use super::support::*;
 use super::{Capability, Case};

@@ -1,4 +1,4 @@
-//! Renaming.
+//! Conformance cases: renaming.
 
 use super::support::*;
 use super::{Capability, Case};

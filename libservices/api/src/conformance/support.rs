@@ -1,4 +1,4 @@
-//! Shorthands of the cases. All of them fail the case when the layer refuses what it must do.
+//! Helper functions of the conformance cases. Each of them fails the case if the layer refuses what it must do.
 
 use crate::types::{
     AllocateMode, Attributes, Caller, Errno, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes,

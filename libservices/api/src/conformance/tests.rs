@@ -1,4 +1,4 @@
-//! The suite judged by the reference.
+//! The conformance suite run over the in-memory reference.
 
 use super::*;
 use crate::Memory;

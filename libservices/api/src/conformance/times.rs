@@ -1,4 +1,4 @@
-//! Times: which operation sets which.
+//! Conformance cases: which operation sets which of a file's times.
 
 use super::support::*;
 use super::{Capability, Case};

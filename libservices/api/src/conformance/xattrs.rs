@@ -1,4 +1,4 @@
-//! Extended attributes.
+//! Conformance cases: extended attributes.
 
 use super::support::*;
 use super::{Capability, Case};

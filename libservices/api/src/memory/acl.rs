@@ -1,4 +1,4 @@
-//! POSIX access control lists, in the form of `system.posix_acl_*` and by the rules of Linux's `fs/posix_acl.c`.
+//! POSIX access control lists of the reference, in the form of `system.posix_acl_*` and by the rules of Linux's `fs/posix_acl.c`.
 
 use crate::{Result, fail};
 use poolfs_types::Errno;

@@ -1,4 +1,4 @@
-//! Attributes, extended attributes and access control lists.
+//! Attributes, extended attributes and access control lists of the reference.
 
 use super::acl::Acl;
 use super::state::{Body, Inode, State, now};

@@ -1,4 +1,4 @@
-//! The bytes of one regular file: blocks of 4 KiB, those never written absent.
+//! The content of one regular file as a sparse array of 4 KiB blocks: blocks that were never written are absent.
 
 use poolfs_types::limits::{BLOCK_SHIFT, BLOCK_SIZE};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The names of one directory, in an order that survives insertions and removals.
+//! The names of one directory, with listing cookies that stay valid across insertions and removals.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Open files: reading, writing, allocating, seeking, copying.
+//! Operations of the reference on open files: reading, writing, allocating, seeking, copying.
 
 use super::content::Content;
 use super::state::{Body, Handle, State};

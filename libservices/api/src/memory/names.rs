@@ -1,4 +1,4 @@
-//! Names: looking up, making, linking, removing and renaming.
+//! Operations of the reference on names: looking up, creating, linking, removing and renaming.
 
 use super::content::Content;
 use super::directory::Directory;

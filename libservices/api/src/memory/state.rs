@@ -1,4 +1,4 @@
-//! What the lock guards: inodes and handles, and their lifetimes.
+//! The reference's state behind its lock: inodes, handles, and their lifetimes.
 
 use super::acl::Acl;
 use super::content::Content;

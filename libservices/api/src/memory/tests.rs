@@ -1,4 +1,4 @@
-//! What the reference does beyond the contract: room, strictness, no lock while visiting.
+//! Tests of what the reference does beyond the contract: capacity, strictness, and no lock held while a visitor runs.
 
 use super::*;
 use crate::types::Errno;

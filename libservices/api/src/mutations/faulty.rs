@@ -1,12 +1,12 @@
-//! A layer over the reference that makes one mistake.
+//! A layer over the reference with one deliberate bug.
 
 use crate::types::{
-    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
-    RenameFlags, SeekTo, SetAttributes, SetTime, XattrFlags,
+    AllocateMode, Attributes, Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes,
+    SetTime,
 };
-use crate::{DirectoryEntry, Durability, Entry, Libservice, Memory, Result, Written, fail};
+use crate::{DirectoryEntry, Entry, Filter, Libservice, Memory, Result, Written, fail, write_whole};
 use std::collections::HashMap;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -124,13 +124,13 @@ impl Faulty {
     }
 }
 
-impl Libservice for Faulty {
-    fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
-        self.inner.lookup(caller, parent, name).map(|entry| self.distorted_entry(entry))
+impl Filter for Faulty {
+    fn below(&self) -> &dyn Libservice {
+        &*self.inner
     }
 
-    fn forget(&self, node: NodeId, count: u64) {
-        self.inner.forget(node, count);
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
+        self.inner.lookup(caller, parent, name).map(|entry| self.distorted_entry(entry))
     }
 
     fn getattr(&self, caller: &Caller, node: NodeId) -> Result<Attributes> {
@@ -145,10 +145,6 @@ impl Libservice for Faulty {
         handle: Option<HandleId>,
     ) -> Result<Attributes> {
         self.inner.setattr(caller, node, changes, handle).map(|attributes| self.distorted(attributes))
-    }
-
-    fn readlink(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>> {
-        self.inner.readlink(caller, node)
     }
 
     fn create(
@@ -191,16 +187,8 @@ impl Libservice for Faulty {
         self.inner.mkdir(caller, parent, name, permissions).map(|entry| self.umasked(entry, caller))
     }
 
-    fn symlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>, target: &[u8]) -> Result<Entry> {
-        self.inner.symlink(caller, parent, name, target)
-    }
-
     fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         self.inner.link(caller, node, parent, name).map(|entry| self.distorted_entry(entry))
-    }
-
-    fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
-        self.inner.unlink(caller, parent, name)
     }
 
     fn rmdir(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
@@ -247,30 +235,14 @@ impl Libservice for Faulty {
         self.inner.write(caller, handle, offset, data)
     }
 
+    fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()> {
+        pieces.iter().try_for_each(|&(offset, data)| write_whole(self, caller, handle, offset, data))
+    }
+
     fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
         let punches = mode.contains(AllocateMode::PUNCH_HOLE) && self.has(Bug::LostPunch);
         let mode = if punches { AllocateMode::KEEP_SIZE } else { mode };
         self.inner.fallocate(caller, handle, mode, offset, length)
-    }
-
-    fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
-        self.inner.seek(caller, handle, offset, to)
-    }
-
-    fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
-        self.inner.fsync(caller, handle, durability)
-    }
-
-    fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()> {
-        self.inner.flush(caller, handle)
-    }
-
-    fn release(&self, handle: HandleId) {
-        self.inner.release(handle);
-    }
-
-    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<HandleId> {
-        self.inner.opendir(caller, node)
     }
 
     fn readdir(
@@ -292,41 +264,5 @@ impl Libservice for Faulty {
             value.truncate(20);
         }
         Ok(value)
-    }
-
-    fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        self.inner.setxattr(caller, node, name, value, flags)
-    }
-
-    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.inner.listxattr(caller, node)
-    }
-
-    fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
-        self.inner.removexattr(caller, node, name)
-    }
-
-    fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
-        self.inner.statfs(caller, node)
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.inner.sync()
-    }
-
-    fn hold(&self, caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {
-        self.inner.hold(caller, handle, range, held)
-    }
-
-    fn copy_range(
-        &self,
-        caller: &Caller,
-        source: HandleId,
-        source_offset: u64,
-        target: HandleId,
-        target_offset: u64,
-        length: u64,
-    ) -> Result<u64> {
-        self.inner.copy_range(caller, source, source_offset, target, target_offset, length)
     }
 }

@@ -1,4 +1,5 @@
-//! Chooses the next instruction by the seed and by what the reference shows, so that most make sense and some do not.
+//! The generator of random operations: it chooses by the seed and by the reference's state, so that most operations make sense
+//! and some do not.
 
 use super::inodes::EXPLICIT_BEFORE;
 use super::operation::{HandleSlot, NodeSlot, Operation, Place, Text};

@@ -1,4 +1,4 @@
-//! When attributes count as equal.
+//! The comparison of attributes: when those of the layer and of the reference count as equal.
 
 use crate::types::{Attributes, FileType, Timestamp};
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The instructions of a random program.
+//! The operations of a random program.
 
 use crate::Durability;
 use crate::types::{AllocateMode, Caller, FileType, OpenFlags, RenameFlags, SeekTo, SetAttributes, XattrFlags};

@@ -1,4 +1,4 @@
-//! Fills a layer with a random tree, the same for the same seed.
+//! Fills a layer with a random tree that is determined by the seed.
 
 use super::operation::bytes;
 use super::world::ROOT_USER;

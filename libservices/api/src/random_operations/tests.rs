@@ -1,4 +1,4 @@
-//! The reference compared with itself, and the hooks.
+//! Tests of the random-operations test: the reference compared with itself, and the hooks between operations.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Comparing and walking whole trees.
+//! Walks over whole trees, and their comparison.
 
 use super::inodes::is_whiteout;
 use super::operation::Text;

@@ -1,4 +1,4 @@
-//! The two layers under comparison, and what the program holds of both.
+//! The state of a run: the layer and the reference under comparison, and the nodes and handles held in both.
 
 use super::inodes::{Inodes, disagreement};
 use super::operation::Operation;

@@ -1,4 +1,4 @@
-//! Instructions about content, attributes and xattrs.
+//! Runs and compares the operations on content, attributes and extended attributes.
 
 use super::operation::{Operation, bytes};
 use super::world::{Both, HeldHandle, ROOT_USER, Side, Verdict, World};

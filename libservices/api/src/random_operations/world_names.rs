@@ -1,4 +1,4 @@
-//! Instructions about names.
+//! Runs and compares the operations on names.
 
 use super::operation::{Operation, Place};
 use super::world::{Both, HeldHandle, ROOT_USER, Side, Verdict, World};

@@ -1,6 +1,7 @@
-//! The tables that files have in memory. A program chooses how many a file has, by where it writes and how long it is, so that those of one
-//! file and those of all are bounded: of units, what is on disk as it is here goes, and is read again when it is wanted; a root
-//! stays as long as its file is looked at.
+//! The in-memory tables of compact files, bounded per file and for all files together.
+//!
+//! A program determines how many tables a file has, by where it writes and how long the file is. Tables of units that are stored
+//! are dropped when there are too many, and read again when they are needed. A root stays as long as its file is in use.
 
 use crate::table::Table;
 use hashbrown::HashMap;

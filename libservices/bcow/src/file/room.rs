@@ -1,4 +1,4 @@
-//! The room of a file in the file below: what of it is free, and what becomes so.
+//! Space management within the backing file of a compact file: which of its blocks are free, and which become free.
 
 use super::{File, offset_of};
 use crate::format::Root;

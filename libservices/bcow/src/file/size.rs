@@ -1,4 +1,4 @@
-//! The size of a file: what goes when it is cut, and how it gets tables and roots when it grows.
+//! The size of a compact file: what is freed when it is truncated, and how it gets tables and roots as it grows.
 
 use super::{File, root_blocks};
 use crate::format::{ENTRIES, Level, ROOT_BLOCKS_MAX, Record, Root};

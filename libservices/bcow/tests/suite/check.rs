@@ -1,4 +1,4 @@
-//! Checks of files of the format: after every power cut, with anything wrong, and with every byte changed.
+//! Tests of the check of compact files: after every power cut, with each kind of damage, and with every byte changed.
 
 use crate::cold::Counting;
 use crate::support::*;

@@ -1,9 +1,9 @@
-//! What is read of a file that nobody has opened before.
+//! Test of how much is read to find a block in a file that has not been opened before.
 
 use crate::support::*;
 use poolfs_bcow::Layout;
 use poolfs_libservice::types::{Caller, HandleId, NodeId};
-use poolfs_libservice::{Branch, Libservice, Memory, pass_through};
+use poolfs_libservice::{Branch, Filter, Libservice, Memory};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,10 +26,10 @@ impl Counting {
     }
 }
 
-impl Libservice for Counting {
-    pass_through!(below: lookup forget getattr setattr readlink create tmpfile mknod mkdir symlink link unlink rmdir rename open write
-        fallocate seek fsync flush release opendir readdir getxattr setxattr listxattr removexattr statfs sync flush_range write_before_names hold
-        copy_range segment text lend read_only);
+impl Filter for Counting {
+    fn below(&self) -> &dyn Libservice {
+        &*self.below
+    }
 
     fn read(
         &self,

@@ -1,10 +1,10 @@
-//! Power is cut after every single change of the layer below, and the sector that was being written is torn; what the file then shows has
-//! to be an allowed state, and what was synced is there.
+//! Crash tests: power is cut after every change of the layer below, with the sector being written torn. The file must then show
+//! an allowed state, with everything that was synced.
 
 use crate::support::*;
 use poolfs_bcow::Layout;
 use poolfs_libservice::types::{AllocateMode, Caller, HandleId, NodeId, OpenFlags, XattrFlags};
-use poolfs_libservice::{Branch, Durability, Libservice, Memory, Recorder, Result, pass_through};
+use poolfs_libservice::{Branch, Durability, Filter, Libservice, Memory, Recorder, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -263,10 +263,10 @@ struct Attributed {
     is_ahead: AtomicBool,
 }
 
-impl Libservice for Attributed {
-    pass_through!(below: lookup forget getattr setattr readlink create tmpfile mknod mkdir symlink link unlink rmdir rename open read write
-        fallocate seek flush release opendir readdir getxattr listxattr removexattr statfs sync flush_range write_before_names hold copy_range segment text
-        lend read_only);
+impl Filter for Attributed {
+    fn below(&self) -> &dyn Libservice {
+        &*self.below
+    }
 
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         self.is_ahead.store(true, Ordering::Relaxed);

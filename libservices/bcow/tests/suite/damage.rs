@@ -1,4 +1,4 @@
-//! Files of the format with anything wrong in them: whoever uses them gets an error or bytes, and nothing else happens.
+//! Damaged compact files: their users get an error or bytes, and nothing else happens.
 
 use crate::support::*;
 use poolfs_bcow::Layout;

@@ -1,4 +1,5 @@
-//! The suites every layer runs, over files of the format; and what is the format's own: room, growth, crashes.
+//! The conformance suite and the random-operations test over compact files, and the tests of the format itself: space, growth,
+//! crashes.
 
 mod check;
 mod cold;

@@ -1,4 +1,4 @@
-//! How much room files take, and that it is used again.
+//! Tests of the space that compact files take, of its reuse, and of the bounds on tables in memory.
 
 use crate::support::*;
 use poolfs_bcow::Layout;

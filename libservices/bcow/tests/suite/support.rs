@@ -1,4 +1,4 @@
-//! Layers, and small helpers to use them.
+//! Test support: layers over compact files, and helper functions for their use.
 
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_libservice::types::{Attributes, Caller, FileType, HandleId, Name, NodeId, OpenFlags, SetAttributes};

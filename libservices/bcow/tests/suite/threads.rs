@@ -1,4 +1,4 @@
-//! Several threads at one file, while it is brought to disk.
+//! Concurrency tests: several threads use one compact file while it is flushed.
 
 use crate::support::*;
 use poolfs_bcow::Layout;

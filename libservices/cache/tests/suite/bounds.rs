@@ -1,4 +1,4 @@
-//! What the cache spares the layer below, and the bounds it keeps.
+//! Tests of what the cache saves the layer below, and of its bounds.
 
 use crate::support::{ROOT, Stack, name, patient, pattern};
 use poolfs_cache::CacheConfig;

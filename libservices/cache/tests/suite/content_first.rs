@@ -1,4 +1,4 @@
-//! Content is below before the names are that put it in another's place.
+//! Tests of content before names: content is below before a name puts it in another file's place.
 
 use crate::fault::Logged;
 use crate::support::{ROOT, Stack, name, patient, pattern};

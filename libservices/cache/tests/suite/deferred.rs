@@ -1,13 +1,14 @@
-//! A layer below that takes content at once, and stores only later where it is: compact files. When the process dies in between, what was
-//! accepted is found here.
+//! Tests over a layer that accepts content at once and stores its place later (compact files): what was accepted in between
+//! survives the death of the process.
 //!
-//! A death is a moment at which nothing more reaches the branch: all calls below fail from there on, and others go on with what is there.
+//! A death is a moment from which on nothing more reaches the branch: all calls below fail, and the next process goes on with
+//! what is there.
 
-use crate::remains::{Dead, Recorded, content};
+use crate::crash_recovery::{Dead, Recorded, content};
 use crate::support::{ROOT, name, patient, pattern};
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::CacheConfig;
-use poolfs_libservice::{Branch, Durability, Libservice, Memory, Result, Written, fail, pass_through};
+use poolfs_libservice::{Branch, Durability, Filter, Libservice, Memory, Result, Written, fail, write_whole};
 use poolfs_local::{Local, LocalOptions};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, HandleId, NodeId, OpenFlags, SetAttributes,
@@ -57,9 +58,10 @@ impl Mortal {
     }
 }
 
-impl Libservice for Mortal {
-    pass_through!(below: lookup forget getattr readlink create tmpfile mknod mkdir symlink link unlink rmdir rename open read seek flush release
-        opendir readdir getxattr listxattr removexattr sync flush_range write_before_names hold copy_range segment text lend read_only);
+impl Filter for Mortal {
+    fn below(&self) -> &dyn Libservice {
+        &*self.below
+    }
 
     fn setattr(
         &self,
@@ -75,6 +77,10 @@ impl Libservice for Mortal {
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
         let _alive = self.alive()?;
         self.below.write(caller, handle, offset, data)
+    }
+
+    fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()> {
+        pieces.iter().try_for_each(|&(offset, data)| write_whole(self, caller, handle, offset, data))
     }
 
     fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What fsync promises, what failures do, and what near full means.
+//! Tests of fsync's promises, of failures, and of a nearly full backend.
 
 use crate::support::{ROOT, Stack, name, patient, pattern};
 use poolfs_cache::CacheConfig;

@@ -1,15 +1,14 @@
-//! A layer that does what the one below it does, except when told to fail, and that remembers what is durable: what was
-//! there at the last fsync of a file would survive a power cut, the rest would not.
+//! A fault-injection filter that also records what is durable: a power cut would keep what was there at the last fsync of a file,
+//! and lose the rest.
 
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Libservice, Memory, NameChange, Result, Written, fail, write_whole,
+    Durability, Entry, Filter, Libservice, Memory, NameChange, Result, Written, copy_by_reading, fail, write_whole,
 };
 use poolfs_types::{
-    AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
-    RenameFlags, SeekTo, SetAttributes, Timestamp, XattrFlags,
+    Attributes, Caller, Errno, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, Timestamp, XattrFlags,
 };
 use std::collections::HashMap;
-use std::ops::ControlFlow;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -160,16 +159,17 @@ impl Fault {
     }
 }
 
-impl Libservice for Fault {
+impl Filter for Fault {
+    fn below(&self) -> &dyn Libservice {
+        &*self.memory
+    }
+
     fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         self.lookups.fetch_add(1, Ordering::SeqCst);
         check(&self.fail_lookups)?;
         let result = self.memory.lookup(caller, parent, name);
         self.carried_out(Call::Lookup);
         result
-    }
-    fn forget(&self, node: NodeId, count: u64) {
-        self.memory.forget(node, count);
     }
     fn getattr(&self, caller: &Caller, node: NodeId) -> Result<Attributes> {
         self.getattrs.fetch_add(1, Ordering::SeqCst);
@@ -180,9 +180,6 @@ impl Libservice for Fault {
         let result = self.memory.setattr(c, n, changes, h);
         self.carried_out(Call::Setattr);
         result
-    }
-    fn readlink(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>> {
-        self.memory.readlink(caller, node)
     }
     fn create(&self, c: &Caller, p: NodeId, n: Name<'_>, mode: u32, f: OpenFlags) -> Result<(Entry, HandleId)> {
         let (entry, handle) = self.memory.create(c, p, n, mode, f)?;
@@ -196,14 +193,8 @@ impl Libservice for Fault {
         self.carried_out(Call::Create);
         Ok((entry, handle))
     }
-    fn mknod(&self, c: &Caller, p: NodeId, n: Name<'_>, t: FileType, mode: u32, d: u32) -> Result<Entry> {
-        self.memory.mknod(c, p, n, t, mode, d)
-    }
-    fn mkdir(&self, c: &Caller, p: NodeId, n: Name<'_>, mode: u32) -> Result<Entry> {
-        self.memory.mkdir(c, p, n, mode)
-    }
-    fn symlink(&self, c: &Caller, p: NodeId, n: Name<'_>, target: &[u8]) -> Result<Entry> {
-        self.memory.symlink(c, p, n, target)
+    fn unlink_known(&self, c: &Caller, p: NodeId, n: Name<'_>, _: NodeId, _: Option<bool>) -> Result<()> {
+        Filter::unlink(self, c, p, n)
     }
     fn link(&self, c: &Caller, node: NodeId, p: NodeId, n: Name<'_>) -> Result<Entry> {
         let result = self.logged(Logged::Link(node), self.memory.link(c, node, p, n));
@@ -214,9 +205,6 @@ impl Libservice for Fault {
         let result = self.memory.unlink(c, p, n);
         self.carried_out(Call::Unlink);
         result
-    }
-    fn rmdir(&self, c: &Caller, p: NodeId, n: Name<'_>) -> Result<()> {
-        self.memory.rmdir(c, p, n)
     }
     fn rename(&self, c: &Caller, p: NodeId, n: Name<'_>, q: NodeId, m: Name<'_>, f: RenameFlags) -> Result<()> {
         self.logged(Logged::Rename, self.memory.rename(c, p, n, q, m, f))
@@ -256,11 +244,19 @@ impl Libservice for Fault {
         self.scattered_writes.fetch_add(u64::from(pieces.len() > 1), Ordering::SeqCst);
         pieces.iter().try_for_each(|(offset, data)| write_whole(self, caller, handle, *offset, data))
     }
-    fn fallocate(&self, c: &Caller, h: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
-        self.memory.fallocate(c, h, mode, offset, length)
+    fn copy_range(
+        &self,
+        caller: &Caller,
+        source: HandleId,
+        source_offset: u64,
+        target: HandleId,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        copy_by_reading(self, caller, (source, source_offset), (target, target_offset), length)
     }
-    fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
-        self.memory.seek(caller, handle, offset, to)
+    fn flush_range(&self, caller: &Caller, handle: HandleId, _: Range<u64>) -> Result<()> {
+        Filter::fsync(self, caller, handle, Durability::Data)
     }
     fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
         check(&self.fail_fsyncs)?;
@@ -275,41 +271,14 @@ impl Libservice for Fault {
     fn write_before_names(&self, _: &Caller, node: NodeId, change: NameChange) -> Result<()> {
         self.logged(Logged::BeforeNames(node, change), Ok(()))
     }
-    fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()> {
-        self.memory.flush(caller, handle)
-    }
     fn release(&self, handle: HandleId) {
         self.nodes.lock().unwrap().remove(&handle);
         self.memory.release(handle);
-    }
-    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<HandleId> {
-        self.memory.opendir(caller, node)
-    }
-    fn readdir(
-        &self,
-        caller: &Caller,
-        handle: HandleId,
-        cookie: u64,
-        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.memory.readdir(caller, handle, cookie, visit)
-    }
-    fn getxattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
-        self.memory.getxattr(caller, node, name)
     }
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         let result = self.memory.setxattr(caller, node, name, value, flags);
         self.carried_out(Call::Setxattr);
         result
-    }
-    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.memory.listxattr(caller, node)
-    }
-    fn removexattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<()> {
-        self.memory.removexattr(caller, node, name)
-    }
-    fn statfs(&self, caller: &Caller, node: NodeId) -> Result<FileSystemStatistics> {
-        self.memory.statfs(caller, node)
     }
     fn read_only(&self) -> bool {
         self.read_only.load(Ordering::SeqCst)

@@ -1,9 +1,10 @@
-//! Programs that the kernel was given, and files that were lent: who keeps their pages when they are taken away is found, and nobody else is.
+//! Tests of the search for clients that keep pages of programs and lent files after they are taken away: they are found, and
+//! nobody else is.
 
 use crate::fault::Fault;
 use crate::support::{ROOT, name, pattern};
 use poolfs_cache::{Cache, CacheConfig, CachePool};
-use poolfs_libservice::{Holder, Lease, Libservice, Memory, Text};
+use poolfs_libservice::{Holder, Lease, Libservice, Memory, SharedContent, Text};
 use poolfs_types::{Errno, HandleId, NodeId, OpenFlags};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,9 +1,9 @@
-//! File leases: whoever has a descriptor of the cache's memory must not be able to make the cache wait for him.
+//! Tests of file leases (`F_SETLEASE`): a client with a descriptor of the cache's memory cannot make the cache wait.
 
 use crate::fault::Fault;
 use crate::support::{ROOT, name, pattern};
 use poolfs_cache::{Cache, CacheConfig, CachePool};
-use poolfs_libservice::{Lease, Libservice, Memory};
+use poolfs_libservice::{Lease, Libservice, Memory, SharedContent};
 use poolfs_types::{HandleId, NodeId, OpenFlags};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Files that have lost their last name: their room is there for others as soon as nobody holds them.
+//! Tests of files that have lost their last name: their space is available to others as soon as nobody holds them.
 
 use crate::support::{ROOT, Stack, name, pattern};
 use poolfs_cache::CacheConfig;

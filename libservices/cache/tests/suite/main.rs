@@ -1,8 +1,9 @@
-//! The cache judged by the suites that judge every layer, and by what only a cache can get wrong.
+//! Tests of the cache: the suites that every layer must pass, and the tests of what is specific to a cache.
 
 mod bounds;
 mod content_first;
 mod contract;
+mod crash_recovery;
 mod deferred;
 mod durability;
 mod fault;
@@ -10,7 +11,6 @@ mod keepers;
 mod leases;
 mod leaving;
 mod races;
-mod remains;
 mod segments;
 mod shortage;
 mod stress;

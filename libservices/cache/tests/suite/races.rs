@@ -1,4 +1,4 @@
-//! Calls that meet in the middle, and what a failure of the layer below leaves behind.
+//! Race tests: calls that overlap, and the state after a failure of the layer below.
 
 use crate::fault::Call;
 use crate::support::{ROOT, Stack, name, patient, pattern};

@@ -1,8 +1,8 @@
-//! What clients read of the cache by themselves is what the cache would have told them.
+//! Tests of reads without a request: clients read from a segment what the cache would have answered.
 
 use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_ipc::segment::SegmentView;
-use poolfs_libservice::{Lease, Libservice, Memory};
+use poolfs_libservice::{Lease, Libservice, Memory, SharedContent};
 use poolfs_types::{AllocateMode, Caller, Errno, HandleId, Name, NodeId, OpenFlags, SetAttributes};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;

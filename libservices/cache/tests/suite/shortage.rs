@@ -1,8 +1,8 @@
-//! Too little memory: what is not given away then, what goes, and that all is as before when it is over.
+//! Tests of memory shortage: what is no longer given away, what is dropped, and that everything recovers afterwards.
 
 use crate::support::{ROOT, Stack, patient, pattern};
 use poolfs_cache::{CacheConfig, CachePool};
-use poolfs_libservice::{Durability, Holder, Lease, Libservice};
+use poolfs_libservice::{Durability, Holder, Lease, Libservice, SharedContent};
 use poolfs_types::{AllocateMode, Errno, HandleId, NodeId, OpenFlags, SetAttributes};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

@@ -1,4 +1,5 @@
-//! All calls from many threads over few files and a tiny cache: nobody waits for ever, and what is left is true.
+//! Stress test: all calls from many threads over few files and a tiny cache. No call waits forever, and the final state is
+//! consistent.
 
 use crate::fault::Fault;
 use crate::support::{ROOT, Stack, name, pattern};

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helper functions and layers shared by the tests.
 
 use crate::fault::Fault;
 use poolfs_cache::{Cache, CacheConfig, CachePool};

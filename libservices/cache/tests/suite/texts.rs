@@ -1,11 +1,12 @@
-//! Programs that the kernel is given: all of the file, as long as the file, and there for as long as somebody has the pin.
+//! Tests of whole-file segments for programs and lent files: complete, as long as the file, and present for as long as they are
+//! pinned.
 
 use crate::fault::Fault;
 use crate::support::{ROOT, name, pattern};
 use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_ipc::memory::Mapping;
 use poolfs_ipc::segment::SegmentView;
-use poolfs_libservice::{Lease, Libservice, Memory, Text};
+use poolfs_libservice::{Lease, Libservice, Memory, SharedContent, Text};
 use poolfs_types::{Errno, HandleId, NodeId, OpenFlags};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -1,4 +1,5 @@
-//! The suites every layer runs. They know ids of the host only: the map has a counterpart for each of them.
+//! The conformance suite and the random-operations test over the layer. They use host ids only; the map has a counterpart for
+//! each.
 
 use poolfs_idmap::IdMapped;
 use poolfs_libservice::random_operations::Comparison;

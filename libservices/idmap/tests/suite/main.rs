@@ -1,4 +1,4 @@
-//! The layer before the judges of all layers, and what is its own: owners.
+//! Tests of the id-mapping layer: the suites that every layer must pass, and its own translation of owners.
 
 mod judges;
 mod owners;

@@ -1,4 +1,4 @@
-//! Two views of one tree by different maps: what is stored is what both have in common.
+//! Tests of two views of one tree through different maps: both see the same stored ids, each in its own.
 
 use poolfs_idmap::IdMapped;
 use poolfs_libservice::types::{

@@ -1,4 +1,4 @@
-//! Direct and buffered bytes of one file are one file's bytes.
+//! Tests of the coherence of direct and buffered I/O on one file.
 
 use crate::support::{Filesystem, ROOT, create, in_namespace, name, open, read, write};
 use poolfs_libservice::{Durability, Libservice, NameChange};

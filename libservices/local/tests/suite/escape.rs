@@ -1,4 +1,4 @@
-//! The layer never leaves its directory, whatever others do to the tree meanwhile.
+//! Confinement tests: the layer never leaves its directory, whatever others do to the tree meanwhile.
 
 use crate::support::{Filesystem, ROOT, in_namespace, name, open, read, run};
 use poolfs_libservice::Libservice;

@@ -1,4 +1,4 @@
-//! The contract's judge, on every kind of filesystem that a directory may lie on.
+//! The conformance suite and the random-operations test, on every kind of filesystem that a directory may be on.
 
 use crate::support::{Filesystem, in_namespace, open};
 use poolfs_libservice::Libservice;

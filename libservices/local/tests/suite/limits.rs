@@ -1,4 +1,4 @@
-//! What happens at the limits: few descriptors, no space, a read-only layer.
+//! Tests of the limits: few descriptors, no space, a read-only layer.
 
 use crate::support::{Filesystem, ROOT, create, in_namespace, name, open, read, write};
 use poolfs_libservice::Libservice;

@@ -1,5 +1,5 @@
-//! The layer on real filesystems: tmpfs, and loop-mounted ext4, xfs and btrfs. Needs root, loop devices and the
-//! filesystems' mkfs programs.
+//! Tests of the local layer on real filesystems: tmpfs, and loop-mounted ext4, xfs and btrfs. They need root, loop devices and
+//! the filesystems' mkfs programs.
 
 mod bytes;
 mod escape;

@@ -1,4 +1,4 @@
-//! New objects have the owner and the mode the call says, whatever the directory on the disk would make of it.
+//! Tests of the owner and mode of new objects: they are what the call says, whatever the directory on disk would impose.
 
 use crate::support::{Filesystem, in_namespace, name, open, run};
 use poolfs_libservice::Libservice;

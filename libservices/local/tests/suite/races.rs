@@ -1,4 +1,4 @@
-//! What is held stays what it is, while others make and remove names as fast as they can.
+//! Race tests: what is held stays what it is, while others create and remove names concurrently.
 
 use crate::support::{Filesystem, ROOT, in_namespace, name};
 use poolfs_libservice::Libservice;

@@ -1,4 +1,4 @@
-//! A first walk through the layer on every kind of filesystem.
+//! Smoke tests of the layer on every kind of filesystem.
 
 use crate::support::{Filesystem, ROOT, create, in_namespace, name, open, read, write};
 use poolfs_libservice::{Durability, Libservice};

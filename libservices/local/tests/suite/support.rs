@@ -1,4 +1,4 @@
-//! What the tests share: filesystems of several kinds in a namespace of their own, and short forms of calls.
+//! Test support: filesystems of several kinds in a mount namespace of their own, and short forms of calls.
 
 use poolfs_libservice::Libservice;
 use poolfs_local::{Local, LocalOptions};

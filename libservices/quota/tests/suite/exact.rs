@@ -1,4 +1,4 @@
-//! After whatever was done, the account is what `du` counts, and what a new one counts.
+//! Tests of exactness: after any operations, the account equals what `du` counts, and what a new account counts.
 
 use crate::support::{BLOCK, ROOT, Stack, name, on_disk};
 use poolfs_bcow::Layout;

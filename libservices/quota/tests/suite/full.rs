@@ -1,4 +1,4 @@
-//! What is accepted has its room, and what has its room is accepted.
+//! Tests at the limit: what is accepted has its space, and what has space is accepted.
 
 use crate::support::{BLOCK, ROOT, Stack, name, on_disk};
 use poolfs_bcow::Layout;

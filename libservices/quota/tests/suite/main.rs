@@ -1,4 +1,4 @@
-//! The layers before the judges of all layers; and what is their own: that all is counted, and that nothing is accepted without room.
+//! Tests of the quota layers: the suites that every layer must pass, exact accounting, and refusal before acceptance.
 
 mod exact;
 mod full;

@@ -1,11 +1,12 @@
-//! A limited branch as the service builds it: a backend, its account, perhaps compact files, a cache, the limit.
+//! Test support: a limited branch as the service builds it (a backend, its account, optionally compact files, a cache, the
+//! limit).
 
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Errno, HandleId, Name, NodeId, OpenFlags};
 use poolfs_local::{Local, LocalOptions};
-use poolfs_quota::{Accepted, Account, Limited, Measured};
+use poolfs_quota::{Accepted, Account, QuotaLimit, UsageAccounting};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -75,12 +76,12 @@ impl Stack {
         account: Arc<Account>,
         between: impl FnOnce(Arc<dyn Libservice>) -> Arc<dyn Libservice>,
     ) -> Self {
-        let measured = Measured::open(backend, &account).expect("counted");
+        let measured = UsageAccounting::open(backend, &account).expect("counted");
         let pool = CachePool::new(CacheConfig::with_limit(32 << 20)).expect("a cache");
         let cache = Cache::new(&pool, between(measured));
         let meanwhile = Arc::default();
         let accepted = Box::new(Below { cache: Arc::clone(&cache), meanwhile: Arc::clone(&meanwhile) });
-        let top = Limited::new(cache, &account, accepted);
+        let top = QuotaLimit::new(cache, &account, accepted);
         Stack { top, account, meanwhile, _pool: pool }
     }
 

@@ -1,4 +1,4 @@
-//! The bitmap of a sketch: whether it is there, whole, and this sketch's.
+//! The check of a sketch's bitmap: whether it exists, is undamaged, and belongs to this sketch.
 
 use super::{Checker, Places, Problem, ROOT, in_work_directory};
 use crate::bitmap::{Bitmap, SECTOR_BLOCKS, SECTOR_BYTES, mended};

@@ -1,4 +1,4 @@
-//! One object of the tree: its marks, and what a sketch needs.
+//! The check of one object of the tree: its marks, and what a sketch needs.
 
 use super::{Checker, Places, Problem, ROOT};
 use crate::branch;

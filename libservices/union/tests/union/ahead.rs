@@ -1,4 +1,4 @@
-//! Blocks that move ahead of a writer who syncs in small steps.
+//! Tests of blocks that move ahead of a writer that syncs in small steps.
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;

@@ -1,4 +1,4 @@
-//! Blocks move, files do not: what sketches copy, keep, lose and refuse.
+//! Tests of block-level copy-up: what sketches copy, preserve, drop and refuse.
 
 use crate::support::*;
 use poolfs_libservice::types::{AllocateMode, Errno, Name, NodeId, OpenFlags, SeekTo, SetAttributes};

@@ -1,4 +1,4 @@
-//! What the upper branch is asked for an operation.
+//! Tests of the calls that an operation makes on the upper branch.
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;

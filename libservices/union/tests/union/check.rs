@@ -1,4 +1,4 @@
-//! Checks of upper branches: after every power cut, with every single thing wrong that can be, and of hostile trees.
+//! Tests of the check of upper branches: after every power cut, with every single kind of damage, and of hostile trees.
 
 use crate::script;
 use crate::support::*;

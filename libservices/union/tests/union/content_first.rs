@@ -1,4 +1,5 @@
-//! A file that takes another's place: what a crash leaves is the old content or the new, and nothing of what was only accepted is missing.
+//! Tests of content before names: after a crash, a replaced file has the old content or the new, and nothing that was accepted is
+//! missing.
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;

@@ -1,4 +1,4 @@
-//! Upper branches that were copied in part, or are opened over other layers than their files need.
+//! Tests of upper branches that were copied in part, or are opened over other layers than their files need.
 
 use crate::support::*;
 use poolfs_libservice::types::{Errno, FileType, NodeId, OpenFlags, RenameFlags, SetAttributes, XattrFlags};

@@ -1,4 +1,4 @@
-//! Power is cut after every single change of the upper branch; what the union then shows has to be an allowed state.
+//! Crash tests: power is cut after every change of the upper branch, and the union must then show an allowed state.
 
 use crate::script;
 use crate::support::*;

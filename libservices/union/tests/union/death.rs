@@ -1,5 +1,5 @@
-//! The service dies, and with it all that a union has in memory; whatever it had stored above its upper branch stays. The next
-//! union shows what the last one did.
+//! Tests of the death of the service: the union's memory is lost, what it had stored in the layer above the upper branch stays,
+//! and the next union shows what the last one did.
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;

@@ -1,8 +1,8 @@
-//! Paths in lower branches that are deeper than a program can name at once.
+//! Tests of paths in lower branches that are deeper than a program can name at once.
 
 use crate::support::{Branches, Counting, ROOT, close, mkdir, name, node};
 use poolfs_libservice::types::{Errno, NodeId};
-use poolfs_libservice::{Libservice, Room};
+use poolfs_libservice::{Headroom, Libservice};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn open_counted(branches: &Branches, room: &Arc<Counting>) -> Arc<Union> {
         is_union: false,
     };
     let lowers = branches.lowers.iter().enumerate().map(lower).collect();
-    let paths_room = Some(Arc::clone(room) as Arc<dyn Room>);
+    let paths_room = Some(Arc::clone(room) as Arc<dyn Headroom>);
     Union::open(UnionConfig { paths_room, ..UnionConfig::new(branches.upper.clone(), lowers) })
         .expect("the union opens")
 }

@@ -1,4 +1,4 @@
-//! Deferred copy-ups: a first write is answered before there is an upper file, and nobody sees a difference.
+//! Tests of deferred copy-ups: a first write is answered before there is an upper file, and nobody sees a difference.
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;

@@ -1,4 +1,5 @@
-//! A call of the upper branch fails at any point of any operation: what the union shows stays what the disk holds.
+//! Fault-injection tests: a call of the upper branch fails at any point of any operation, and the union still shows what the disk
+//! holds.
 
 use crate::hooked::{Call, Hooked};
 use crate::script::{Script, lower, nothing_left, remove_all, tree};

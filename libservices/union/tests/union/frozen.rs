@@ -1,4 +1,4 @@
-//! What a union has written, frozen, as a lower branch of others.
+//! Tests of frozen upper branches: what a union has written, used as a lower branch of others.
 
 use crate::script::{Script, Seen, fill_lower, tree};
 use crate::support::*;

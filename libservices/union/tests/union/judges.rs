@@ -1,4 +1,4 @@
-//! The suites every layer runs, over unions of in-memory branches: empty ones and populated ones.
+//! The conformance suite and the random-operations test, over unions of in-memory branches: empty ones and populated ones.
 
 use crate::support::{Branches, Remounted, fingerprint};
 use poolfs_libservice::random_operations::{Comparison, populate};

@@ -1,4 +1,4 @@
-//! Walks through directories, large ones and such that change meanwhile.
+//! Tests of directory listings, of large directories and of directories that change meanwhile.
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;
@@ -119,7 +119,7 @@ fn listings_of_many_handles_are_bounded() {
     let lower = Memory::new();
     fill(&*lower, "both", 0..FILES);
     let lowers = vec![Lower { layer_id: "layer-0".into(), layer: lower as Arc<dyn Libservice>, is_union: false }];
-    // Room for three listings of this directory, each name with 24 bytes, and not for four.
+    // Headroom for three listings of this directory, each name with 24 bytes, and not for four.
     let listings_bytes_max = 3 * (FILES * (24 + file(0).len() + 5)) as u64;
     let union = Union::open(UnionConfig { listings_bytes_max, ..UnionConfig::new(Memory::new(), lowers) }).unwrap();
     put(&*union, "both/new", b"");

@@ -1,4 +1,4 @@
-//! Behaviour of the union over in-memory branches.
+//! Tests of the union, most of them over in-memory branches.
 
 mod ahead;
 mod blocks;

@@ -1,4 +1,4 @@
-//! Operations that meet in the middle of one another: one is stopped inside a call of the upper branch, another runs.
+//! Race tests: one operation is stopped inside a call of the upper branch while another runs.
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;

@@ -1,4 +1,4 @@
-//! Upper branches in real directories, read by the kernel's overlayfs.
+//! Interoperability tests: upper branches in real directories, read by the kernel's overlayfs.
 
 use crate::support::*;
 use poolfs_libservice::Libservice;

@@ -1,8 +1,8 @@
-//! Nodes that the union keeps after everybody has forgotten them, because another one needs them.
+//! Tests of pinned nodes: the union keeps them after everybody has forgotten them, because another node needs them.
 
 use crate::support::{Branches, Counting, ROOT, close, name, node};
 use poolfs_libservice::types::{NodeId, OpenFlags};
-use poolfs_libservice::{Libservice, Room};
+use poolfs_libservice::{Headroom, Libservice};
 use poolfs_union::Union;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ const STEP: usize = 64;
 
 fn counted() -> (Arc<Union>, Arc<Counting>) {
     let (union, count) = (Branches::empty(1).open(), Arc::new(Counting::default()));
-    union.set_pinned_room(Arc::clone(&count) as Arc<dyn Room>);
+    union.set_pinned_room(Arc::clone(&count) as Arc<dyn Headroom>);
     (union, count)
 }
 

@@ -1,4 +1,4 @@
-//! Random changes of a small tree, and what must hold of a tree whatever has happened to it.
+//! Random changes of a small tree, and the invariants of a tree whatever has happened to it.
 
 use crate::support::*;
 use poolfs_libservice::types::{

@@ -1,9 +1,10 @@
-//! What clients are given to read by themselves holds the file's present content and nothing else, whatever has been there before.
+//! Tests of segments that clients read without requests: they hold the file's present content and nothing else, whatever was
+//! there before.
 
 use crate::support::*;
 use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_libservice::types::{AllocateMode, Errno, HandleId, OpenFlags, SetAttributes};
-use poolfs_libservice::{Lease, Libservice, Memory, Segment};
+use poolfs_libservice::{Lease, Libservice, Memory, Segment, SharedContent};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! The suites over the stack of the product: the union, a cache over each branch, real directories below.
+//! The suites over the product's stack: the union, a cache over each branch, real directories below.
 
 use crate::script::{fill_lower, nothing_left, remove_all, tree};
 use crate::support::*;

@@ -1,7 +1,7 @@
-//! Branches in memory, and small helpers to use a layer by path.
+//! Test support: branches in memory, and helper functions that use a layer by path.
 
 use poolfs_libservice::types::{Attributes, Caller, FileType, HandleId, Name, NodeId, OpenFlags, SetAttributes};
-use poolfs_libservice::{Libservice, Memory, Result, Room};
+use poolfs_libservice::{Headroom, Libservice, Memory, Result};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -208,7 +208,7 @@ impl Counting {
     }
 }
 
-impl Room for Counting {
+impl Headroom for Counting {
     fn add(&self, amount: u64) -> bool {
         self.force(amount);
         true

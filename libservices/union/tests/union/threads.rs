@@ -1,4 +1,5 @@
-//! Many threads on the same files: nothing waits for ever, nothing is lost, the lower branch stays.
+//! Concurrency tests: many threads on the same files. No call waits forever, nothing is lost, and the lower branch stays
+//! unchanged.
 
 use crate::script;
 use crate::support::*;

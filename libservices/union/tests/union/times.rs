@@ -1,4 +1,4 @@
-//! Times of change move when a user changes something, and not when the union does.
+//! Tests of change times: they move when a user changes something, and not when the union does.
 
 use crate::support::*;
 use poolfs_libservice::types::{

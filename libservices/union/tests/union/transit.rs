@@ -1,4 +1,4 @@
-//! Copy-after-write: who waits for the rest of a block and who does not, and what becomes of it.
+//! Tests of copy-after-write: which requests wait for the rest of a block and which do not, and what becomes of it.
 
 use crate::hooked::{Call, Hooked};
 use crate::support::*;

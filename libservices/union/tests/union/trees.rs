@@ -1,4 +1,4 @@
-//! What a union tells of its differences from the lower branches: enough to make a layer of them. Completing sketches, and holding changes.
+//! Tests of a union's list of differences from its lower branches, of layers made from it, of flattening, and of holding changes.
 
 use crate::script::{Script, Seen, lower, nothing_left, tree};
 use crate::support::*;

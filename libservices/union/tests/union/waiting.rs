@@ -1,4 +1,4 @@
-//! What a service had accepted before it died, and the next could not make good: nobody sees or changes the file until it is.
+//! Tests of files that wait for a replay: nobody sees or changes such a file until its accepted changes are applied.
 
 use crate::death::{AMPLE, BLOCK, Mortal, lower, lowers_of};
 use crate::hooked::Call;

@@ -1,4 +1,4 @@
-//! What has to be durable before it is answered.
+//! Tests of which writes are durable before they are answered.
 
 use super::*;
 use poolfs_libservice::Recorder;

@@ -1,8 +1,8 @@
-//! The right to post writes of one open file, and who takes what was posted.
+//! A grant: the right to post writes of one open file, and the thread that takes its posts.
 
 use crate::handles::OpenFile;
-use crate::queue_front::posts::lock;
 use crate::queue_front::session::SessionState;
+use crate::sync::lock;
 use poolfs_ipc::service::Session;
 use poolfs_libservice::types::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

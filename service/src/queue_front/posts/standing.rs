@@ -1,4 +1,4 @@
-//! What is told of the writes of a file: whether they may be posted, and what stands against it.
+//! The reported state of a file's writes: whether they may be posted, and the reason if they may not.
 
 use crate::handles::OpenFile;
 use crate::instance::Instance;
@@ -36,7 +36,7 @@ pub(super) fn obstacle(instance: &Instance, file: &OpenFile) -> Option<NotPosted
     let waits = OpenFlags::DIRECT | OpenFlags::FILE_SYNC | OpenFlags::DATA_SYNC;
     if instance.spec().wait_for_writes {
         Some(NotPosted::Switched)
-    } else if instance.is_shared() {
+    } else if instance.is_shared() || instance.timed().is_some() {
         Some(NotPosted::SharedBranch)
     } else if file.flags().intersects(waits) {
         Some(NotPosted::Flags)

@@ -1,4 +1,4 @@
-//! The thread of an instance that takes posts nobody asks for.
+//! The tender: the thread of an instance that takes posts nobody asks for.
 
 use crate::queue_front::posts::granted::Granted;
 use crate::queue_front::posts::{Posts, lock};

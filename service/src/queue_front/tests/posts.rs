@@ -1,4 +1,4 @@
-//! Writes whose callers do not wait, from the connection to the layer.
+//! Tests of posted writes, from the connection to the layer.
 
 use super::{Served, done, open, own_context, request, served, served_over};
 use crate::handles::OpenFile;

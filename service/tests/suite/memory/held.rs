@@ -1,4 +1,4 @@
-//! What the service keeps of each node, where somebody holds as many as he can.
+//! Tests of the memory that the service keeps for each node, when a client holds as many nodes as it can.
 
 use super::{CACHE_BYTES, Group, LIMIT_BYTES, goes_on, mebibytes, mounted_with_full_cache, tmpfs};
 use crate::harness::{Running, isolated, make};

@@ -1,4 +1,4 @@
-//! Clients that mean ill, each a process of its own.
+//! Malicious clients, each a process of its own.
 
 use super::witnesses::MARK;
 use super::{PLACE, SOCKET};

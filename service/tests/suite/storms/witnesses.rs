@@ -1,4 +1,4 @@
-//! Clients who do nothing wrong: they write, read back what they wrote, and look how long that takes.
+//! Well-behaved clients: they write, read back what they wrote, and measure how long that takes.
 
 use crate::queue::{connect, handle, read, write};
 use poolfs_ipc::Connection;

@@ -1,8 +1,9 @@
-//! `make suites`: long program lists on the disk, on poolfs by FUSE and on poolfs by the library. The outcomes must be the same; the
-//! tables are docs/suites.md and, for pjdfstest, in docs/semantics.md.
+//! `make suites`: runs long program lists on the disk, on poolfs by FUSE and on poolfs by the library, and compares the outcomes.
 //!
-//! A suite is a shell script (`tests/suites/NAME.sh`, see [`suite`]); each of its runs has namespaces of its own, which end with it, and with
-//! them every server it started.
+//! The outcomes must be the same. The tables are docs/suites.md and, for pjdfstest, in docs/semantics.md.
+//!
+//! A suite is a shell script (`tests/suites/NAME.sh`, see [`suite`]). Each of its runs has namespaces of its own, which end with it, and
+//! with them every server it started.
 
 mod suite;
 mod tables;

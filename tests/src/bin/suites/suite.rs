@@ -1,6 +1,6 @@
 //! Suites: shell scripts that print a normalised summary of what they did.
 //!
-//! A script begins with lines of what it needs:
+//! A script begins with lines that declare its needs:
 //!
 //!     # about: what it does, for the table
 //!     # packages: Debian packages, which are installed when they are missing
@@ -9,9 +9,9 @@
 //!     # targets: other filesystems it runs on, too (their outcome is only noted)
 //!     # container: yes, when it is the program of a container of the demo's image (on the disk: of a chroot)
 //!
-//! It is run as `sh -eu NAME.sh` in its working directory `$W`, which is on the filesystem under test, with `$SUITES` (the folder of the scripts)
-//! and `$WORKSPACE`. What it prints is compared; what it writes to standard error is not. A line with the word `prepare)` in it says
-//! that `NAME.sh prepare` is to be run in the working directory beforehand, when that is still a directory of the lower branch.
+//! It is run as `sh -eu NAME.sh` in its working directory `$W`, which is on the filesystem under test, with `$SUITES` (the folder of the
+//! scripts) and `$WORKSPACE`. Its standard output is compared; its standard error is not. A line with the word `prepare)` in it says that
+//! `NAME.sh prepare` is to be run in the working directory beforehand, while that is still a directory of the lower branch.
 
 use crate::ask;
 use poolfs_tests::workspace;

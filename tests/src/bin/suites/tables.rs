@@ -1,4 +1,4 @@
-//! The tables of docs/suites.md and, for pjdfstest, of docs/semantics.md.
+//! Writes the tables of docs/suites.md and, for pjdfstest, of docs/semantics.md.
 
 use crate::ask;
 use crate::suite::{Suite, names};

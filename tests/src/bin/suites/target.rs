@@ -1,4 +1,4 @@
-//! The filesystems a suite runs on, and one run.
+//! The filesystems a suite runs on, and the execution of one run.
 
 use crate::suite::Suite;
 use poolfs_tests::{Mounted, PRIVATE_RUN, Pool, Way, populate, run, run_within, shell, workspace};
@@ -65,9 +65,9 @@ pub fn run_inside(suite: &Suite, target: Target, folder: &Path) {
         (Target::Disk, false) => on_disk(suite, folder),
         (Target::Disk, true) => in_chroot(suite, folder),
         (Target::Overlayfs | Target::FuseOverlayfs, _) => on_overlay(suite, target, folder),
-        (Target::Fuse, false) => on_union(suite, Way::Legacy, folder),
+        (Target::Fuse, false) => on_union(suite, Way::Fuse, folder),
         (Target::Library, false) => on_union(suite, Way::Library, folder),
-        (Target::Fuse, true) => in_container(suite, Way::Legacy, folder),
+        (Target::Fuse, true) => in_container(suite, Way::Fuse, folder),
         (Target::Library, true) => in_container(suite, Way::Library, folder),
     };
     let Run { outcome, seconds, requests } = run;
@@ -149,7 +149,7 @@ fn on_union(suite: &Suite, way: Way, folder: &Path) -> Run {
     let work = mount.path().join("work");
     let mut command = pool.command();
     command.args(["exec", pool.name()]);
-    if way == Way::Legacy {
+    if way == Way::Fuse {
         command.arg("--legacy");
     }
     script(suite, command.arg("--").arg("env"), &work);
@@ -220,7 +220,7 @@ fn in_container(suite: &Suite, way: Way, folder: &Path) -> Run {
     let _ = pool.poolfs(&["image", "import", "suite", &format!("tar:{}", root_image().display())]).expect("import");
     let mut command = pool.command();
     command.args(["run", pool.name(), "suite", "--name", "suite", "--env", "POOLFS_TRACE=/run/poolfs-trace"]);
-    if way == Way::Legacy {
+    if way == Way::Fuse {
         command.arg("--legacy");
     }
     // What was mounted for a container, and its counts, are gone when it ends: its processes tell of their requests.

@@ -1,0 +1,105 @@
+//! Coherence modes of a mounted directory: who else may change it, and how soon such changes are seen.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The longest time after which changes by others may be seen.
+pub const TIMED_MAX: Duration = Duration::from_secs(3600);
+
+/// Who else may change a directory, and how soon that is seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "mode")]
+pub enum Coherence {
+    /// Nobody else changes it. It is claimed: no other service can have it mounted.
+    #[default]
+    Exclusive,
+    /// Other services may have it mounted, all in this mode. None sees in time what the others write, and the last write-back wins.
+    Uncoordinated,
+    /// Anybody may change it, by whatever way. A look-up, a listing, an attribute or a read never shows a state of names, attributes or
+    /// content that is older than this.
+    Timed {
+        /// Milliseconds, from 0 to [`TIMED_MAX`].
+        milliseconds: u64,
+    },
+}
+
+impl Coherence {
+    /// After how long changes by others are seen; nothing where that is not promised.
+    #[must_use]
+    pub fn timed(self) -> Option<Duration> {
+        match self {
+            Self::Timed { milliseconds } => Some(Duration::from_millis(milliseconds)),
+            Self::Exclusive | Self::Uncoordinated => None,
+        }
+    }
+}
+
+impl fmt::Display for Coherence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exclusive => f.write_str("exclusive"),
+            Self::Uncoordinated => f.write_str("uncoordinated"),
+            Self::Timed { milliseconds } if milliseconds % 1000 == 0 => write!(f, "timed:{}s", milliseconds / 1000),
+            Self::Timed { milliseconds } => write!(f, "timed:{milliseconds}ms"),
+        }
+    }
+}
+
+/// A text that names no coherence mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoCoherence;
+
+impl fmt::Display for NoCoherence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "give exclusive, uncoordinated, or timed:TIME with a time up to an hour, such as timed:1s or timed:500ms",
+        )
+    }
+}
+
+impl std::error::Error for NoCoherence {}
+
+impl FromStr for Coherence {
+    type Err = NoCoherence;
+
+    fn from_str(text: &str) -> Result<Self, NoCoherence> {
+        match text.split_once(':') {
+            None if text == "exclusive" => Ok(Self::Exclusive),
+            None if text == "uncoordinated" => Ok(Self::Uncoordinated),
+            Some(("timed", time)) => {
+                let (number, unit) = match time.strip_suffix("ms") {
+                    Some(number) => (number, 1),
+                    None => (time.strip_suffix('s').ok_or(NoCoherence)?, 1000),
+                };
+                let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+                let number = number.parse::<u64>().ok().filter(|_| digits).ok_or(NoCoherence)?;
+                let milliseconds = number.checked_mul(unit).ok_or(NoCoherence)?;
+                let fits = Duration::from_millis(milliseconds) <= TIMED_MAX;
+                fits.then_some(Self::Timed { milliseconds }).ok_or(NoCoherence)
+            }
+            _ => Err(NoCoherence),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_named_and_understood() {
+        for text in ["exclusive", "uncoordinated", "timed:0s", "timed:1s", "timed:1500ms", "timed:3600s"] {
+            assert_eq!(text.parse::<Coherence>().map(|mode| mode.to_string()), Ok(text.to_owned()));
+        }
+        let second = Coherence::Timed { milliseconds: 1000 };
+        assert_eq!("timed:1000ms".parse(), Ok(second));
+        assert_eq!(second.timed(), Some(Duration::from_secs(1)));
+        let wrong =
+            ["", "timed", "timed:", "timed:1", "timed:s", "timed:-1s", "timed:+1s", "timed:3601s", "exclusive:1s"];
+        for text in wrong.iter().copied().chain(["timed:99999999999999999999s", "timed:18446744073709551615s"]) {
+            assert_eq!(text.parse::<Coherence>(), Err(NoCoherence), "{text}");
+        }
+    }
+}

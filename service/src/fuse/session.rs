@@ -1,0 +1,255 @@
+//! The threads that serve one mount: each receives a message, serves it and answers it, in one piece of memory.
+//!
+//! Most mounts of a host are idle most of the time, so threads are started when they are needed. There is always one that waits
+//! for a message, up to a limit and as far as the pool has memory for them ([`crate::transfers`]), and one that watches for
+//! killed callers from the first time that it is needed. Threads that are no longer needed end.
+
+use super::answer::{Answer, Given};
+use super::device::{Buffer, Device};
+use super::following::{self, Following, Kept};
+use super::front::Front;
+use super::incoming::{Call, Message};
+use super::interrupts::InService;
+use super::readers::{Added, Readers};
+use super::rings::{Entries, READERS, Rings};
+use crate::cpus::keep_on;
+use crate::instance::Instance;
+use crate::spans::Measured;
+use crate::transfers::{MountTransfers, Permit};
+use poolfs_libservice::types::Errno;
+use poolfs_service_protocol::{OperationPath, Transport};
+use rustix::io::Errno as OsErrno;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use tracing::{debug, error, info, warn};
+
+/// One connection with the kernel. It ends with the last of its threads, when the mount is gone.
+pub(super) struct Session {
+    pub(super) device: Arc<Device>,
+    pub(super) front: Front,
+    pub(super) name: String,
+    /// Those of the rings have the first places, those that read the device the last.
+    pub(super) in_service: Arc<InService>,
+    pub(super) rings: Rings,
+    readers: Readers,
+    pub(super) transfers: Arc<MountTransfers>,
+    following: Following,
+    /// Told at the end of the session.
+    on_end: OnEnd,
+    /// Its end tells that of the session.
+    _end: SyncSender<()>,
+}
+
+/// What is called when a session has ended.
+pub type OnEnd = Box<dyn Fn() + Send + Sync>;
+
+/// A call that was served.
+pub(super) struct Served<'a> {
+    /// How long the answer is, or what went wrong.
+    pub(super) outcome: Result<usize, Errno>,
+    /// Nobody else has answered meanwhile.
+    pub(super) is_waited_for: bool,
+    pub(super) measured: Option<Measured<'a>>,
+}
+
+/// What threads and rings of the mount of an instance may take.
+pub(super) fn transfers_of(instance: &Instance) -> Arc<MountTransfers> {
+    instance.shares().map_or_else(MountTransfers::alone, |shares| Arc::clone(shares.transfers()))
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.in_service.end();
+        info!(instance = self.name, "the mount has ended");
+        (self.on_end)();
+    }
+}
+
+impl Session {
+    /// Serves `instance` to whom `device` is connected with: by `entries`, if the kernel takes them, else by up to that many
+    /// `threads` that read the device. The channel ends when the mount has.
+    ///
+    /// # Errors
+    /// When there is not even one thread to be had; those that there are end with the mount.
+    pub(super) fn start(
+        instance: &Arc<Instance>,
+        device: Arc<Device>,
+        threads: usize,
+        entries: Entries,
+        cpus: &[u32],
+        on_end: OnEnd,
+    ) -> io::Result<Receiver<()>> {
+        let (end, ended) = sync_channel(0);
+        let Entries { all: entries, counted } = entries;
+        let first = entries.len();
+        let transfers = transfers_of(instance);
+        let session = Arc::new(Self {
+            device,
+            front: Front::new(Arc::clone(instance)),
+            name: instance.name().to_owned(),
+            in_service: Arc::new(InService::new(first + threads)),
+            rings: Rings::new(&entries, cpus),
+            readers: Readers::new(first),
+            transfers,
+            following: Following::new(cpus),
+            on_end,
+            _end: end,
+        });
+        let by_rings = session.start_rings(entries)?;
+        session.rings.count_by(counted.filter(|_| by_rings));
+        instance.set_transport(if by_rings { Transport::IoUring } else { Transport::DevFuse });
+        session.readers.allow(if by_rings { READERS } else { threads });
+        session.add_reader()?;
+        Ok(ended)
+    }
+
+    /// Starts one more thread that reads the device, if one is needed and there may be more.
+    fn add_reader(self: &Arc<Self>) -> io::Result<Added> {
+        let start = |place: usize, permit: Option<Permit>| {
+            let session = Arc::clone(self);
+            let work = move || {
+                session.work(place, permit.is_some());
+                // Only now that its memory is given back.
+                drop(permit);
+            };
+            thread::Builder::new().name(format!("fuse-{place}")).spawn(work).map(drop)
+        };
+        self.readers.add(|| self.transfers.permit(), start)
+    }
+
+    /// Has somebody read the device while all who do have something to do.
+    fn keep_reading(self: &Arc<Self>) {
+        match self.add_reader() {
+            Ok(Added::Enough) => return,
+            Ok(Added::Refused) => {}
+            Err(error) => debug!(instance = self.name, %error, "no further thread reads the device"),
+        }
+        // Nobody may be left who reads that a caller gets a signal.
+        self.look();
+    }
+
+    /// Has somebody look whether callers of requests in service were killed.
+    fn look(self: &Arc<Self>) {
+        let [watched, for_readers] = [(); 2].map(|()| Arc::downgrade(self));
+        let in_service = Arc::clone(&self.in_service);
+        let cpus = self.following.all().to_vec();
+        let started = self.in_service.look(|| {
+            let watch = move || {
+                keep_on(&cpus);
+                // It must not keep the session from ending.
+                in_service.watch(
+                    |place, unique| match watched.upgrade() {
+                        Some(session) if session.is_ring(place) => session.take_over(place, unique),
+                        Some(session) => {
+                            // Whoever has been answered meanwhile needs nothing more.
+                            let _ = session.device.answer(unique, Err(Errno::EINTR));
+                            true
+                        }
+                        None => true,
+                    },
+                    || {
+                        if let Some(session) = for_readers.upgrade()
+                            && let Err(error) = session.add_reader()
+                        {
+                            debug!(instance = session.name, %error, "no further thread reads the device");
+                        }
+                    },
+                );
+            };
+            thread::Builder::new().name("fuse-watch".into()).spawn(watch).map(drop)
+        });
+        if let Err(error) = started {
+            warn!(instance = self.name, %error, "callers that were killed wait for their answers");
+        }
+    }
+
+    /// Serves until the mount is gone, or, where the thread `may_end`, until it is needed no more.
+    fn work(self: &Arc<Self>, place: usize, may_end: bool) {
+        let mut buffer = Buffer::new(&self.transfers);
+        let mut given = Vec::new();
+        let mut kept = Kept::default();
+        loop {
+            kept.follow(&self.following);
+            let length = match buffer.receive(&self.device, may_end) {
+                Ok(Some(length)) => length,
+                Ok(None) if self.readers.retire(place) => return,
+                Ok(None) => continue,
+                Err(error) => return self.has_ended(&error),
+            };
+            let (message, room) = buffer.split(length);
+            match Message::parse(message) {
+                Ok(Message::Call(call)) => {
+                    let followed = self.following.enter(&call);
+                    if self.readers.begin() {
+                        self.keep_reading();
+                    }
+                    let answered = self.serve_read(place, call, room, &mut given, followed);
+                    buffer.note_used(length + answered);
+                    self.readers.end();
+                }
+                Ok(Message::Forget(forgets)) => self.front.forget(forgets),
+                Ok(Message::Interrupt) => self.look(),
+                Ok(Message::Nothing) => {}
+                Err(malformed) => error!(instance = self.name, length, ?malformed, "the kernel sent no message"),
+            }
+        }
+    }
+
+    /// A thread is about to end.
+    pub(super) fn has_ended(&self, error: &io::Error) {
+        let is_gone = [OsErrno::NODEV, OsErrno::CONNABORTED, OsErrno::NOTCONN].map(OsErrno::raw_os_error);
+        if !error.raw_os_error().is_some_and(|raw| is_gone.contains(&raw)) {
+            error!(instance = self.name, %error, "a thread of the FUSE session has ended");
+        }
+    }
+
+    /// Serves a call; its answer is put into `room`, and what it gives the kernel noted in `given`.
+    pub(super) fn serve(
+        self: &Arc<Self>,
+        place: usize,
+        call: Call<'_>,
+        room: &mut [u8],
+        given: &mut Vec<Given>,
+    ) -> Served<'_> {
+        let mut measured = self.front.instance.measure(OperationPath::Fuse, call.thread, 0, None);
+        let (entered, is_last) = self.in_service.enter(place, call.unique, call.thread);
+        if is_last {
+            self.look();
+        }
+        let mut answer = Answer::new(room, given);
+        let outcome = self.front.serve(call, &mut answer).map(|()| answer.body().len());
+        let is_waited_for = entered.leave();
+        measured.iter_mut().for_each(Measured::stop);
+        Served { outcome, is_waited_for, measured }
+    }
+
+    /// How long the answer was.
+    fn serve_read(
+        self: &Arc<Self>,
+        place: usize,
+        call: Call<'_>,
+        room: &mut [u8],
+        given: &mut Vec<Given>,
+        followed: Option<following::Entered<'_>>,
+    ) -> usize {
+        let unique = call.unique;
+        let Served { outcome, measured, .. } = self.serve(place, call, room, given);
+        // Its caller may ask again before this thread goes on, where both are on one CPU: that is no call beside this one.
+        drop(followed);
+        let sent = self.device.answer(unique, outcome.map(|length| &room[..length]));
+        measured.into_iter().for_each(|measured| measured.end(outcome.err().map_or("done", Errno::name)));
+        if outcome.is_err() || sent.is_err() {
+            given.drain(..).for_each(|given| self.front.take_back(given));
+        }
+        // The caller was killed and has been answered, or the mount is gone.
+        let nobody_waits = [OsErrno::NOENT, OsErrno::NODEV].map(OsErrno::raw_os_error);
+        if let Err(error) = sent
+            && !error.raw_os_error().is_some_and(|raw| nobody_waits.contains(&raw))
+        {
+            warn!(instance = self.name, %error, "the kernel did not take an answer");
+        }
+        outcome.unwrap_or(0)
+    }
+}

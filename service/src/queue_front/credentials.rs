@@ -1,0 +1,25 @@
+//! The credentials of a client, from what the kernel tells of its process.
+
+use crate::access::Credentials;
+use poolfs_ipc::service::PeerFacts;
+
+/// As all other calls see the caller.
+pub(super) fn effective_credentials(facts: &PeerFacts) -> Credentials {
+    Credentials {
+        uid: facts.uid,
+        gid: facts.gid,
+        groups: facts.groups.clone(),
+        capabilities: facts.capabilities,
+        user_namespace: facts.user_namespace.clone(),
+    }
+}
+
+/// As `access(2)` sees the caller: its real ids, with all it may have as root and with nothing otherwise.
+pub(super) fn real_credentials(effective: &Credentials, facts: &PeerFacts) -> Credentials {
+    let root = match &facts.user_namespace {
+        None => facts.real_uid == 0,
+        Some((uids, _)) => uids.inside(facts.real_uid) == Some(0),
+    };
+    let capabilities = if root { facts.permitted } else { 0 };
+    Credentials { uid: facts.real_uid, gid: facts.real_gid, capabilities, ..effective.clone() }
+}
