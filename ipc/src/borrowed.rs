@@ -29,6 +29,20 @@ fn wait_for_space(queue: &RelaxedQueue<'_>) -> Woken {
     woken
 }
 
+/// Until when a caller waits for a reply, by [`monotonic_ns`]; nothing: as long as it takes.
+#[derive(Clone, Copy)]
+struct Limit(Option<u64>);
+
+impl Limit {
+    fn of(timeout_ms: u32) -> Self {
+        Self((timeout_ms > 0).then(|| monotonic_ns() + u64::from(timeout_ms) * 1_000_000))
+    }
+
+    fn check(self) -> Result<(), CallError> {
+        if self.0.is_some_and(|end| monotonic_ns() >= end) { Err(CallError::TimedOut) } else { Ok(()) }
+    }
+}
+
 /// Now, as requests say when they were submitted.
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -105,7 +119,7 @@ impl<'a> Borrowed<'a> {
     /// Submits `request`, waits for its end and returns the reply. The data area then holds what the reply says.
     ///
     /// # Errors
-    /// [`CallError::Dead`], at most 100 ms after the service's death; [`CallError::NoSession`].
+    /// [`CallError::Dead`], at most 100 ms after the service's death; [`CallError::TimedOut`]; [`CallError::NoSession`].
     pub fn execute(&mut self, request: &Request) -> Result<Reply, CallError> {
         // A handler may fork at any point of this. Its child finds the session's memory empty, which else would mean that the
         // service let go of the session.
@@ -129,8 +143,9 @@ impl<'a> Borrowed<'a> {
 
     /// Has what was submitted served, and waits for the reply.
     fn complete(&mut self) -> Result<Reply, CallError> {
-        let group = self.ring(false)?;
-        self.wait(group)?;
+        let limit = Limit::of(self.connection.welcome.timeout_ms);
+        let group = self.ring(false, limit)?;
+        self.wait(group, limit)?;
         let reply = self.area().get_reply();
         self.confirm()?;
         self.in_flight = false;
@@ -198,7 +213,7 @@ impl<'a> Borrowed<'a> {
     }
 
     /// Puts the doorbell into the queue of this CPU's core group and wakes a service thread if one may sleep.
-    fn ring(&self, again: bool) -> Result<usize, CallError> {
+    fn ring(&self, again: bool, limit: Limit) -> Result<usize, CallError> {
         let doorbell = self.doorbell(again);
         loop {
             let (group, queue) = self.connection.queue();
@@ -223,10 +238,11 @@ impl<'a> Borrowed<'a> {
             if CallerState::new(self.area().state()).is_done(self.sequence) {
                 return Ok(group);
             }
+            limit.check()?;
         }
     }
 
-    fn wait(&self, group: usize) -> Result<(), CallError> {
+    fn wait(&self, group: usize, limit: Limit) -> Result<(), CallError> {
         let area = self.area();
         let state = CallerState::new(area.state());
         if self.connection.shared_by_cpus >> group & 1 == 1
@@ -248,7 +264,8 @@ impl<'a> Borrowed<'a> {
             };
             if futex::wait(area.state(), expected, SLEEP_MAX) == Woken::TimedOut && !state.is_done(self.sequence) {
                 self.test_service()?;
-                self.ring(true)?;
+                limit.check()?;
+                self.ring(true, limit)?;
             }
         }
         Ok(())

@@ -49,6 +49,8 @@ pub enum CallError {
     Busy,
     /// The service died or dropped the session; whether the request was served is not known: `EIO`.
     Dead,
+    /// No reply came within the time that the service has named for its mount: `EIO`. The request may be served later.
+    TimedOut,
 }
 
 /// A session with a filesystem instance. All methods may be called from many threads and from signal handlers.
@@ -316,8 +318,11 @@ impl Connection {
         (group, queue)
     }
 
-    /// Whether the service wants to know when requests are submitted. All its queues say the same.
+    /// Whether the service wants to know when requests are submitted: where they have a time limit, or it says so. All its queues say the same.
     pub(crate) fn wants_stamps(&self) -> bool {
+        if self.welcome.timeout_ms > 0 {
+            return true;
+        }
         let first = self.queues[0].as_ref();
         first.is_some_and(|mapping| area::queue(mapping, self.welcome.queue_slots as usize).wants_stamps())
     }
@@ -365,10 +370,11 @@ impl Connection {
             let area = self.buffer(index);
             let state = CallerState::new(area.state());
             // A post that waits to be taken is left in peace: it may be about to be made longer.
-            if !state.is_free() || !self.owners[index].take(frame) {
+            if !(state.is_free() || state.is_served()) || !self.owners[index].take(frame) {
                 continue;
             }
-            if let Some(sequence) = state.borrow() {
+            // Served, and held by nobody: its caller has not waited so long.
+            if let Some(sequence) = state.borrow().or_else(|| state.borrow_served()) {
                 return Ok(Borrowed::new(self, index, sequence));
             }
             self.owners[index].give_back();

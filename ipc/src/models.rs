@@ -318,6 +318,24 @@ fn loom_buffer_next_request_never_finds_its_buffer_still_running() {
 }
 
 #[test]
+fn loom_buffer_of_a_caller_that_has_not_waited_is_used_again_only_after_its_request() {
+    check(3, || {
+        let buffer = Arc::new(Buffer::default());
+        let _ = buffer.submit(1);
+        let other = Arc::clone(&buffer);
+        let service = thread::spawn(move || assert!(other.serve()));
+        let state = CallerState::new(&buffer.word);
+        if let Some(sequence) = state.borrow_served() {
+            buffer.request.store(2, Ordering::Relaxed);
+            let second = state.submit(sequence);
+            assert!(buffer.serve(), "its doorbell would have been thrown away");
+            assert_eq!(buffer.await_reply(second), 102);
+        }
+        service.join().expect("service");
+    });
+}
+
+#[test]
 fn loom_buffer_reply_that_is_withdrawn_is_not_mistaken_for_one() {
     check(3, || {
         let buffer = Arc::new(Buffer::default());

@@ -110,6 +110,21 @@ impl<'a> CallerState<'a> {
             .map(|_| sequence)
     }
 
+    /// Whether a request has been served. If nobody holds the buffer, its caller has gone without waiting for the reply.
+    pub fn is_served(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & STATE_MASK == DONE
+    }
+
+    /// DONE to BORROWED, for who holds the buffer and has not submitted what was served: the number to go on with.
+    pub fn borrow_served(&self) -> Option<Sequence> {
+        let word = self.0.load(Ordering::Relaxed);
+        let sequence = Sequence::of(word).plain();
+        let is_served = word & STATE_MASK == DONE;
+        let borrows =
+            || self.0.compare_exchange(word, sequence.with(BORROWED), Ordering::Acquire, Ordering::Relaxed).is_ok();
+        (is_served && borrows()).then_some(sequence)
+    }
+
     /// What the caller that held the buffer left behind.
     pub fn recover(&self) -> Left {
         let word = self.0.load(Ordering::Acquire);
@@ -293,6 +308,22 @@ mod tests {
         withdraw(&word);
         assert!(!caller.is_done(submitted) && !caller.is_still_done(submitted));
         assert!(caller.announce_sleep(submitted).is_none());
+    }
+
+    #[test]
+    fn a_buffer_whose_caller_has_gone_is_borrowed_again_once_its_request_is_served() {
+        let word = AtomicU32::new(0);
+        let caller = CallerState::new(&word);
+        let record = Acquisition::default();
+        let submitted = caller.submit(caller.borrow().expect("free"));
+        assert!(caller.announce_sleep(submitted).is_some());
+        let running = record.acquire(&word).expect("submitted");
+        assert!(!caller.is_free() && !caller.is_served() && caller.borrow_served().is_none());
+        record.finish(&word, running);
+        assert!(!caller.is_free() && caller.is_served() && caller.borrow().is_none());
+        let next = caller.submit(caller.borrow_served().expect("served"));
+        assert_eq!(next, submitted.next());
+        assert!(caller.borrow_served().is_none() && record.acquire(&word).is_some());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -59,6 +59,8 @@ pub struct Welcome {
     pub device: [u32; 2],
     /// Leases of segments ([`crate::segment`]); 0: none are given.
     pub leases: u32,
+    /// How long a caller waits for a reply at most, milliseconds; 0: as long as it takes.
+    pub timeout_ms: u32,
 }
 
 /// A file's segment, sent over the session's socket with the descriptors of its map, of the segment itself and of its lease's notice. The

@@ -99,7 +99,7 @@ impl Drop for Call<'_> {
 
 /// Never 0. Some milliseconds coarse, which is enough to tell seconds, and several times cheaper than the exact clock.
 #[inline]
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
 }

@@ -7,6 +7,7 @@ mod tests;
 
 use crate::exclusion::NodeLocks;
 use crate::handles::{HandleTable, OpenFile};
+use crate::in_doubt::InDoubt;
 use crate::in_flight::InFlight;
 use crate::jobs::Jobs;
 use crate::last_flush::LastFlush;
@@ -28,7 +29,7 @@ use poolfs_libservice::types::{Attributes, Errno, Name, NodeId};
 use poolfs_libservice::{Holder, Lease, Libservice, Segment, fail, shared_content};
 use poolfs_service_protocol::{Layer, MountSpec, NotDirect, NotPosted, OperationPath, Transport, WriteStatus};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tracing::warn;
@@ -126,6 +127,10 @@ pub struct Instance {
     tracer: OnceLock<Arc<Tracer>>,
     transport: OnceLock<Transport>,
     refusing: AtomicBool,
+    /// Changes that are being served, where requests have a time limit.
+    pub(crate) in_doubt: Option<InDoubt>,
+    /// Requests of the kernel that were answered `EIO` because they took too long.
+    pub(crate) timed_out: AtomicU64,
     /// Files of which writes may be posted.
     posting: AtomicUsize,
     /// Another instance changes what this one shows: the kernel may keep nothing.
@@ -150,7 +155,9 @@ impl Instance {
     pub fn new(spec: MountSpec, stack: Stack) -> Arc<Self> {
         let nodes = Arc::new(NodeTable::default());
         let handles = HandleTable::new(Arc::clone(&stack.layer), Arc::clone(&nodes));
+        let in_doubt = spec.timeout.map(|timeout| InDoubt::new(timeout.duration()));
         Arc::new(Self {
+            in_doubt,
             spec,
             stack,
             nodes,
@@ -166,6 +173,7 @@ impl Instance {
             tracer: OnceLock::new(),
             transport: OnceLock::new(),
             refusing: AtomicBool::new(false),
+            timed_out: AtomicU64::new(0),
             posting: AtomicUsize::new(0),
             shared: AtomicBool::new(false),
             removals: std::array::from_fn(|_| Mutex::default()),

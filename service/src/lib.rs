@@ -7,7 +7,7 @@
 //! ([`Instance::dispatch`]) down the instance's stack of layers:
 //!
 //! ```text
-//! legacy (FUSE: the kernel)  \
+//! FUSE (the kernel)           \
 //!                              Request -> Instance::dispatch -> union -> cache -> local
 //! queue front (shared memory) /            |
 //!                                          access, set-id bits, handles, nodes, statistics, notifications
@@ -32,6 +32,7 @@ mod exclusion;
 pub mod failures;
 pub mod fuse;
 mod handles;
+mod in_doubt;
 mod in_flight;
 mod instance;
 mod jobs;

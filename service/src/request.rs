@@ -37,6 +37,8 @@ pub struct Context<'a> {
     pub mounted: Option<&'a MountPoints>,
     /// Nobody waits for the answer: the request is taken before another one is served, maybe by the thread that serves that.
     pub is_posted: bool,
+    /// When it came, or its caller says that it was asked for, milliseconds of the monotonic clock; nothing: now.
+    pub asked_ms: Option<u64>,
 }
 
 impl<'a> Context<'a> {
@@ -51,6 +53,7 @@ impl<'a> Context<'a> {
             credentials: Some(credentials),
             mounted: None,
             is_posted: false,
+            asked_ms: None,
         }
     }
 
@@ -58,7 +61,15 @@ impl<'a> Context<'a> {
     #[must_use]
     pub fn fuse(uid: u32, gid: u32, umask: u32, thread: u32) -> Self {
         let caller = Caller { uid, gid, umask: umask & 0o777 };
-        Self { path: OperationPath::Fuse, caller, thread, credentials: None, mounted: None, is_posted: false }
+        Self {
+            path: OperationPath::Fuse,
+            caller,
+            thread,
+            credentials: None,
+            mounted: None,
+            is_posted: false,
+            asked_ms: None,
+        }
     }
 
     /// Whether the caller has something mounted on a name of a directory.

@@ -412,6 +412,9 @@ impl StackBuilder {
         let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
         let below = Watched::over(below, &life.calls);
         let in_memory = given.mount.in_memory().map_err(|error| failed(error.to_string()))?;
+        if role == Role::TimedDirectory && in_memory.is_some() {
+            return Err(failed("it is in memory, which what others write there would take without a limit".to_owned()));
+        }
         let account = storage.size_bytes.map(if in_memory.is_some() { Account::in_memory } else { Account::new });
         let below = match &account {
             Some(account) => UsageAccounting::open(below, account).map_err(|error| failed(with_causes(&error)))?,
@@ -475,9 +478,8 @@ impl StackBuilder {
     pub fn cache_status(&self) -> CacheStatus {
         let statistics = self.pool.statistics();
         let (mut shared_bytes, mut private_bytes) = (0, 0);
-        for (users, cache) in self.branches.caches() {
-            let used = cache.upgrade().map_or(0, |cache| cache.used_bytes());
-            *(if users > 1 { &mut shared_bytes } else { &mut private_bytes }) += used;
+        for (users, usage) in self.branches.caches() {
+            *(if users > 1 { &mut shared_bytes } else { &mut private_bytes }) += usage.bytes();
         }
         CacheStatus {
             limit_bytes: statistics.limit_bytes,

@@ -7,6 +7,7 @@
 
 mod command;
 pub mod differential;
+mod foreign;
 mod guest;
 mod image;
 mod isolation;
@@ -16,6 +17,7 @@ mod steps;
 mod tree;
 
 pub use command::{Outcome, run, run_within, shell};
+pub use foreign::{Foreign, is_mounted};
 pub use guest::{group_file, group_of, in_guest};
 pub use image::{import_small, small_root};
 pub use isolation::{PRIVATE_RUN, in_namespaces, isolated, isolated_for, remove_sockets, run_in_namespaces};

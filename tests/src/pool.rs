@@ -103,7 +103,7 @@ impl Pool {
         let mut command = Command::new(program("poolfs"));
         command.arg("--state").arg(self.folder.join("state")).arg("--run-dir").arg("/run/poolfs");
         if let Some(seconds) = self.timeout_seconds {
-            command.arg("--timeout").arg(seconds.to_string());
+            command.arg("--wait").arg(seconds.to_string());
         }
         command
     }

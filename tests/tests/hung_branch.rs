@@ -1,6 +1,6 @@
 //! A branch whose filesystem does not respond: everything that does not use it goes on, and the mount can be given up.
 
-use poolfs_tests::{Outcome, Pool, Stepper, Way, compile, isolated, run_within, wait_until};
+use poolfs_tests::{Foreign, Outcome, Pool, Stepper, Way, compile, is_mounted, isolated, run_within, wait_until};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -8,61 +8,14 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Longest that a command takes which waits for nobody but as long as its limit says: a machine may be busy.
 const COMMAND_MAX: Duration = Duration::from_secs(120);
-
-/// A filesystem by FUSE, of a process that can be stopped.
-struct Foreign {
-    process: Child,
-    at: PathBuf,
-}
-
-impl Foreign {
-    fn mount(folder: &Path) -> Self {
-        let [at, lower, upper, work] = ["foreign", "foreign-lower", "foreign-upper", "foreign-work"].map(|name| {
-            let path = folder.join(name);
-            fs::create_dir_all(&path).expect("a folder");
-            path
-        });
-        let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
-        let mut command = Command::new("fuse-overlayfs");
-        command.args(["-f", "-o", &options]).arg(&at).stdout(Stdio::null()).stderr(Stdio::null());
-        let foreign = Self { process: command.spawn().expect("fuse-overlayfs starts"), at };
-        wait_until("it is mounted", || is_mounted(&foreign.at));
-        foreign
-    }
-
-    /// From here on it answers nothing.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        let is_stopped = |task: &Path| {
-            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
-            stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
-        };
-        let tasks = || fs::read_dir(format!("/proc/{}/task", self.process.id())).expect("it lives").flatten();
-        wait_until("it is stopped", || tasks().all(|task| is_stopped(&task.path())));
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.process.id()).expect("a number")).expect("a number");
-        kill_process(pid, signal).expect("ours");
-    }
-}
-
-impl Drop for Foreign {
-    fn drop(&mut self) {
-        self.signal(Signal::CONT);
-        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 fn poolfs(pool: &Pool, line: &str) -> Outcome {
     run_within(&mut pool.line(line), COMMAND_MAX)
@@ -83,14 +36,10 @@ fn hung(folder: &Path) -> (Foreign, Pool) {
     let _ = poolfs(&pool, "mount POOL @mnt --upper @foreign/upper --lower @lower").expect("mount");
     let mut file = fs::File::create(folder.join("mnt/f")).expect("made");
     file.write_all(&[7]).expect("written");
-    foreign.signal(Signal::STOP);
+    foreign.stop_at_once();
     // Nothing of this is below, however long it takes until somebody looks.
     file.write_all(&vec![7; (1 << 20) - 1]).expect("written");
     (foreign, pool)
-}
-
-fn is_mounted(at: &Path) -> bool {
-    fs::read_to_string("/proc/self/mounts").expect("readable").contains(&format!(" {} ", at.display()))
 }
 
 /// A command to the service itself, and the connection on which it answers.
@@ -137,7 +86,7 @@ fn a_branch_that_does_not_answer_holds_up_nobody_else_and_can_be_given_up() {
         fs::write(folder.join("more/g"), vec![8; 1 << 20]).expect("written");
         let mut file = fs::File::create(folder.join("mnt/f")).expect("made");
         file.write_all(&[7]).expect("written");
-        foreign.signal(Signal::STOP);
+        foreign.stop_at_once();
         file.write_all(&vec![7; (1 << 20) - 1]).expect("written");
         drop(file);
         let mut waiting = pool.line("umount POOL @mnt").stderr(Stdio::null()).spawn().expect("poolfs starts");
@@ -145,11 +94,11 @@ fn a_branch_that_does_not_answer_holds_up_nobody_else_and_can_be_given_up() {
         assert_eq!(fs::read(folder.join("data/g")).expect("flushed"), vec![8; 1 << 20]);
         let _ = poolfs(&pool, "exec POOL -- true").expect("exec");
         assert!(waiting.try_wait().expect("ours").is_none(), "its branch does not answer");
-        let forced = poolfs(&pool, "umount POOL @mnt --force --timeout 2");
+        let forced = poolfs(&pool, "umount POOL @mnt --force --wait 2");
         assert!(forced.code == 0 && forced.err.contains("unmounted all the same"), "{forced:?}");
         assert!(!fs::read_to_string("/proc/self/mounts").expect("readable").contains("/mnt "));
         let _ = poolfs(&pool, "exec POOL -- true").expect("exec");
-        foreign.signal(Signal::CONT);
+        foreign.resume();
         waiting.wait().expect("ours");
         let _ = poolfs(&pool, "umount POOL @third").expect("umount");
     });
@@ -164,7 +113,7 @@ fn a_mount_that_was_taken_away_and_whose_branch_does_not_answer_holds_up_nobody(
         let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
         let _ = poolfs(&pool, "umount POOL @more").expect("umount");
         let _ = poolfs(&pool, "status POOL").expect("status");
-        foreign.signal(Signal::CONT);
+        foreign.resume();
         // Nothing is lost: it ends when its branch has taken what was written.
         let mut again = || poolfs(&pool, "mount POOL @mnt --upper @foreign/upper --lower @lower").code == 0;
         wait_until("its branch is free", &mut again);
@@ -178,7 +127,7 @@ fn the_last_mount_of_a_pool_can_be_given_up_and_its_service_ends() {
     isolated("the_last_mount_of_a_pool_can_be_given_up_and_its_service_ends", |folder| {
         let (_foreign, pool) = hung(folder);
         let service = pool.service_pid();
-        let forced = poolfs(&pool, "umount POOL @mnt --force --timeout 2");
+        let forced = poolfs(&pool, "umount POOL @mnt --force --wait 2");
         assert!(forced.code == 0 && forced.err.contains("unmounted all the same"), "{forced:?}");
         assert!(!is_mounted(&folder.join("mnt")) && !Path::new(&format!("/proc/{service}")).exists());
         let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("another service");
@@ -208,7 +157,7 @@ fn an_unmount_in_order_gives_up_before_long_and_leaves_everything() {
         let answer = answer(send(&pool, &command));
         assert!(answer.contains("its branch does not answer") && answer.contains("the mount stays"), "{answer}");
         assert!(is_mounted(&folder.join("mnt")));
-        foreign.signal(Signal::CONT);
+        foreign.resume();
         let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
         assert_eq!(fs::read(folder.join("foreign-upper/upper/f")).expect("flushed"), vec![7; 1 << 20]);
     });
@@ -225,7 +174,7 @@ fn flushes_that_nobody_waits_for_any_more_keep_no_connections() {
         wait_until("they wait", || threads(service, "control", Some(libc::SYS_futex)) >= 30);
         drop(waiting);
         wait_until("there are connections", || answer(send(&pool, r#"{"command":"ping"}"#)).contains("done"));
-        foreign.signal(Signal::CONT);
+        foreign.resume();
         let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
     });
 }
@@ -236,11 +185,8 @@ fn a_command_that_is_interrupted_while_its_mount_is_flushed_leaves_that_to_the_u
         let (foreign, pool) = places(folder);
         let (at, upper, lower) = (folder.join("mnt"), folder.join("foreign/upper"), folder.join("lower"));
         let spec = format!("at={},upper={},lower={}", at.display(), upper.display(), lower.display());
-        let script = format!(
-            "exec 3> {}/f; printf x >&3; kill -STOP {}; printf %01048575d 0 >&3",
-            at.display(),
-            foreign.process.id()
-        );
+        let script =
+            format!("exec 3> {}/f; printf x >&3; kill -STOP {}; printf %01048575d 0 >&3", at.display(), foreign.pid());
         let mut command = pool.command();
         command.args(["exec", pool.name(), "--mount", &spec, "--", "/bin/sh", "-c", &script]);
         let mut waiting = command.stderr(Stdio::null()).spawn().expect("poolfs starts");
@@ -255,7 +201,7 @@ fn a_command_that_is_interrupted_while_its_mount_is_flushed_leaves_that_to_the_u
         wait_until("it ends", || waiting.try_wait().expect("ours").is_some());
         assert!(is_mounted(&at));
         let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("nobody has the pool's lock");
-        foreign.signal(Signal::CONT);
+        foreign.resume();
         let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
         assert_eq!(fs::metadata(folder.join("foreign-upper/upper/f")).expect("flushed").len(), 1 << 20);
         let _ = poolfs(&pool, "umount POOL @more").expect("umount");
@@ -430,7 +376,7 @@ fn posted_writes_are_there_after_their_branch_goes_on(folder: &Path, step: &'sta
     // Nobody else waits for the branch any longer.
     read_other(&other);
     assert!(ended.try_recv().is_err(), "{step} is done, and the branch has had nothing of it");
-    foreign.signal(Signal::CONT);
+    foreign.resume();
     assert_eq!(ended.recv().expect("an answer"), Ok(0), "{step}");
     if step == "sync" {
         check(&below, &files[0]);
@@ -475,7 +421,7 @@ fn a_step_comes_after_what_was_posted(
     read_other(&other);
     answer = answer.or_else(|| ended.try_recv().ok());
     assert_eq!(answer, None, "it did not wait for what was posted before");
-    foreign.signal(Signal::CONT);
+    foreign.resume();
     assert_eq!(ended.recv().expect("an answer"), Ok(value));
     change(&mut files[0]);
     check(&at, &files[0]);
@@ -548,7 +494,7 @@ fn what_was_posted_by_who_was_killed_is_there_after_the_branch_goes_on() {
         read_other(&other);
         drop(other);
         others_go_on(folder, &pool);
-        foreign.signal(Signal::CONT);
+        foreign.resume();
         // With its stepper the program has ended, and closed its file.
         let files: Vec<Written> = writers.into_iter().flat_map(|writer| writer.files).collect();
         files.iter().for_each(|file| check(&at, file));
@@ -563,7 +509,7 @@ fn posted_writes_are_given_up(folder: &Path, programs: usize, files: usize) {
     let (foreign, pool, mut writers, other) = posting(folder, programs, files);
     drop(other);
     writers.iter_mut().for_each(Writer::write_what_the_branch_has_to_answer_for);
-    let forced = run_within(&mut pool.line("umount POOL @mnt --force --timeout 2"), GIVE_UP_MAX);
+    let forced = run_within(&mut pool.line("umount POOL @mnt --force --wait 2"), GIVE_UP_MAX);
     assert!(forced.code == 0, "{forced:?}");
     assert!(forced.err.contains("unmounted all the same") && forced.err.contains("is lost"), "{forced:?}");
     assert!(!is_mounted(&folder.join("mnt")));
@@ -576,7 +522,7 @@ fn posted_writes_are_given_up(folder: &Path, programs: usize, files: usize) {
     let _ = poolfs(&pool, "umount POOL @third").expect("umount");
     // Who wrote is told when he asks whether it is stored.
     let told: Vec<_> = writers.into_iter().map(|writer| writer.begin("sync".to_owned())).collect();
-    foreign.signal(Signal::CONT);
+    foreign.resume();
     for (ended, _, program) in told {
         let outcome = ended.recv().expect("an answer");
         assert!(outcome.is_err(), "what was given up is said to be stored");
@@ -621,7 +567,7 @@ fn status_names_an_unresponsive_branch_and_the_requests_that_wait_for_it() {
         let named = format!("branch {}: no answer to ", upper.display());
         assert!(text.contains(&named) && text.contains("    waiting: "), "{text}");
         assert!(!text.contains("lower:"), "the other branch has nothing to answer: {text}");
-        foreign.signal(Signal::CONT);
+        foreign.resume();
         syncing.join().expect("it ends").expect("synced");
         wait_until("nothing waits", || {
             let status = pool.status();

@@ -256,7 +256,7 @@ fn watching_says_when_a_service_stands_still_dies_or_comes_back() {
         let mount = pool.mount_directory(&folder.join("mnt"), &directory);
         let watch = |name: &[&str]| {
             let mut command = pool.command();
-            command.arg("status").args(name).args(["--watch", "1", "--timeout", "2", "--json"]);
+            command.arg("status").args(name).args(["--watch", "1", "--wait", "2", "--json"]);
             let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("poolfs starts");
             let errors = BufReader::new(child.stderr.take().expect("piped"));
             (child, errors)

@@ -49,12 +49,12 @@ fn every_command_ends_when_the_service_stands_still() {
         assert!(taken.success());
         kill_process(Pid::from_raw(service).expect("a process"), Signal::STOP).expect("ours");
         // Which mounts there are still nobody can tell, but no command has left anything.
-        let listed = poolfs(&format!("pool ls --timeout {LIMIT}"));
+        let listed = poolfs(&format!("pool ls --wait {LIMIT}"));
         assert_eq!((listed.code, listed.err.as_str()), (0, ""));
-        let failed = poolfs(&format!("umount POOL @mnt --json --timeout {LIMIT}"));
+        let failed = poolfs(&format!("umount POOL @mnt --json --wait {LIMIT}"));
         let told: serde_json::Value = serde_json::from_str(&failed.err).expect("nothing but JSON");
         assert_eq!(told["error"]["code"], "no-answer", "{told}");
-        let silent = poolfs(&format!("status POOL --json --timeout {LIMIT}")).expect("status says how it is");
+        let silent = poolfs(&format!("status POOL --json --wait {LIMIT}")).expect("status says how it is");
         assert!(silent.contains("\"silent\"") && silent.contains(&format!("kill -CONT {service}")), "{silent}");
         for line in [
             "mount POOL @more --dir @data",
@@ -71,9 +71,7 @@ fn every_command_ends_when_the_service_stands_still() {
             "stop c --time 0",
         ] {
             let outcome = poolfs(
-                &format!("{line} --timeout {LIMIT}")
-                    .replace(" -- ", " --timeout 1 -- ")
-                    .replace("true --timeout 1", "true"),
+                &format!("{line} --wait {LIMIT}").replace(" -- ", " --wait 1 -- ").replace("true --wait 1", "true"),
             );
             assert_ne!(outcome.code, 0, "{line}: {outcome:?}");
             let names_it = outcome.err.contains(&format!("process {service}")) && outcome.err.contains("it is stopped");
@@ -89,7 +87,7 @@ fn every_command_ends_when_the_service_stands_still() {
         let inspected = poolfs("pool inspect POOL").expect("pool inspect");
         assert!(inspected.contains("\nfailed "), "{inspected}");
         for line in ["ps", "logs c", "pool ls", "pool inspect POOL", "image ls", "why 1"] {
-            let _ = poolfs(&format!("{line} --timeout {LIMIT}")).expect(line);
+            let _ = poolfs(&format!("{line} --wait {LIMIT}")).expect(line);
         }
         kill_process(Pid::from_raw(service).expect("a process"), Signal::CONT).expect("ours");
 
@@ -133,7 +131,7 @@ fn why_shows_what_it_can_of_a_process_whose_service_stands_still() {
         });
         let service = pool.service_pid();
         kill_process(Pid::from_raw(service).expect("a process"), Signal::STOP).expect("ours");
-        let line = format!("why {} --json --timeout {LIMIT}", child.id());
+        let line = format!("why {} --json --wait {LIMIT}", child.id());
         let outcome = run_within(&mut pool.line(&line), COMMAND_MAX);
         let names_it = outcome.err.contains(&format!("process {service}")) && outcome.err.contains("it is stopped");
         assert!(names_it && outcome.err.contains("is not shown"), "{outcome:?}");
@@ -164,7 +162,7 @@ fn a_command_that_waits_can_be_asked_to_end() {
             for (turn, signal) in [Signal::TERM, Signal::INT].into_iter().enumerate() {
                 // What the first leaves has its name as long as the service stands still.
                 let line = &line.replace("--name ", &format!("--name {turn}"));
-                let mut waiting = pool.line(&format!("--timeout 600 {line}"));
+                let mut waiting = pool.line(&format!("--wait 600 {line}"));
                 let mut child = waiting.stderr(Stdio::piped()).spawn().expect("poolfs starts");
                 // Before it catches signals they would end it. From then on one is enough, whatever it waits for and cleans up.
                 wait_until(line, || catches(&child, signal));
@@ -201,7 +199,7 @@ fcntl.flock(lock, fcntl.LOCK_EX); print(flush=True); time.sleep(600)";
         let mut line = String::new();
         BufReader::new(other.stdout.take().expect("piped")).read_line(&mut line).expect("it has the lock");
         kill_process(number(other.id()), Signal::STOP).expect("ours");
-        let mount = format!("mount POOL @mnt --dir @data --timeout {LIMIT}");
+        let mount = format!("mount POOL @mnt --dir @data --wait {LIMIT}");
         let outcome = run_within(&mut pool.line(&mount), COMMAND_MAX);
         assert_ne!(outcome.code, 0, "{outcome:?}");
         assert!(outcome.err.contains(&format!("process {} (", other.id())), "{outcome:?}");
@@ -209,7 +207,7 @@ fcntl.flock(lock, fcntl.LOCK_EX); print(flush=True); time.sleep(600)";
         assert!(outcome.err.contains(&format!("kill -CONT {}", other.id())), "{outcome:?}");
         // One that only takes its time is waited for.
         kill_process(number(other.id()), Signal::CONT).expect("ours");
-        let mount = "mount POOL @mnt --dir @data --timeout 5";
+        let mount = "mount POOL @mnt --dir @data --wait 5";
         let mut waiting = pool.line(mount).stderr(Stdio::piped()).spawn().expect("poolfs starts");
         let mut errors = BufReader::new(waiting.stderr.take().expect("piped"));
         line.clear();

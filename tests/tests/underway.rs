@@ -208,7 +208,7 @@ fn many_commands_mount_in_one_pool_at_the_same_time() {
         let mut lease = Lease::take(&formats.collect::<Vec<_>>());
         let slow: Vec<Child> = numbers.iter().take(AT_ONCE).map(|number| begin(&pool, &line(number))).collect();
         lease.await_opener();
-        let outcome = poolfs(&pool, &format!("{} --timeout 1", line(&AT_ONCE)));
+        let outcome = poolfs(&pool, &format!("{} --wait 1", line(&AT_ONCE)));
         assert!(outcome.err.contains("16 commands are about to mount something in it"), "{outcome:?}");
         assert_eq!(pool.status()["state"], "running");
         drop(lease);

@@ -2,7 +2,7 @@
 
 use crate::text::{parse_duration, parse_size, parse_upper_size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use poolfs_service_protocol::{Coherence, IdRange, Transport, UpperFormat};
+use poolfs_service_protocol::{Coherence, IdRange, Timeout, Transport, UpperFormat};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub struct Arguments {
     pub json: bool,
     /// How long a command waits, in all its steps together, for who gives no sign of life
     #[arg(long, global = true, help_heading = EVERY_COMMAND, value_name = "SECONDS", default_value_t = crate::patience::LIMIT_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub timeout: u64,
+    pub wait: u64,
     /// What to do
     #[command(subcommand)]
     pub command: Command,
@@ -284,6 +284,9 @@ pub struct MountArguments {
     /// Have every write of the library wait for its answer
     #[arg(long)]
     pub wait_for_writes: bool,
+    /// Fail a request that takes longer, as when a branch does not answer, with EIO: 100ms to 3600s, as 30s [default: it waits]
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<Timeout>,
 }
 
 impl MountArguments {
@@ -338,6 +341,9 @@ pub struct ExecArguments {
     /// Have every write of the library to what `--mount` mounts wait for its answer
     #[arg(long, requires = "mounts")]
     pub wait_for_writes: bool,
+    /// Fail a request to what `--mount` mounts that takes longer with EIO: 100ms to 3600s, as 30s [default: it waits]
+    #[arg(long, value_name = "TIME", requires = "mounts")]
+    pub timeout: Option<Timeout>,
     /// The command
     #[arg(last = true, required = true)]
     pub command: Vec<String>,
@@ -378,6 +384,9 @@ pub struct RunArguments {
     /// Have every write of the library wait for its answer
     #[arg(long)]
     pub wait_for_writes: bool,
+    /// Fail a request that takes longer, as when a branch does not answer, with EIO: 100ms to 3600s, as 30s [default: it waits]
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<Timeout>,
     /// Keep the standard input open
     #[arg(short)]
     pub interactive: bool,
@@ -472,7 +481,7 @@ mod tests {
             "poolfs run web debian --userns 0:100000:65536 --userns 70000:5:1 -- sh",
             "poolfs ps --state /tmp/s",
             "poolfs status web",
-            "poolfs status web --timeout 2",
+            "poolfs status web --wait 2",
             "poolfs status --watch",
             "poolfs status web --watch 5 --json",
             "poolfs trace web",

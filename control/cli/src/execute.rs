@@ -81,6 +81,7 @@ fn mount_all(
             owner: Some(own.clone()),
             transport: arguments.fuse_transport.chosen(),
             wait_for_writes: arguments.wait_for_writes,
+            timeout: arguments.timeout,
             ..Wanted::new(mount_point, stack)
         };
         mounted.push(mount_instance(context, name, wanted)?.instance);

@@ -135,7 +135,7 @@ fn refuse_without_root(command: &Command, user: u32) -> Result<()> {
 
 fn dispatch(arguments: Arguments) -> Result<u8> {
     let inherited = Descriptors::withhold()?;
-    let limit = Duration::from_secs(arguments.timeout);
+    let limit = Duration::from_secs(arguments.wait);
     let left = match &arguments.command {
         Command::Monitor { left_ms: Some(left), .. } => Duration::from_millis(*left),
         _ => limit,
@@ -231,7 +231,7 @@ mod tests {
         let at = |option: &str| text.find(option).unwrap_or_else(|| panic!("{option} in {text}"));
         assert!(at("--name") < at("--env") && at("--env") < at("--rm") && at("--rm") < at("--state"), "{text}");
         assert!(
-            at("--state") < at("--run-dir") && at("--run-dir") < at("--json") && at("--json") < at("--timeout"),
+            at("--state") < at("--run-dir") && at("--run-dir") < at("--json") && at("--json") < at("--wait <SECONDS>"),
             "{text}"
         );
     }

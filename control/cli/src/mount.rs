@@ -12,7 +12,7 @@ use crate::{branches, memory, pool, service, signals, waiting};
 use poolfs_host::{MountEntry, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
-    CONTAINER_SOCKETS, Command, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage, Transport, UnmountMode,
+    CONTAINER_SOCKETS, Command, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage, Timeout, Transport, UnmountMode,
 };
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -45,14 +45,16 @@ pub struct Wanted {
     pub transport: Option<Transport>,
     /// Whether all writes of the library wait for their answers.
     pub wait_for_writes: bool,
+    /// How long a request may take before it fails.
+    pub timeout: Option<Timeout>,
 }
 
 impl Wanted {
     /// A mount for everybody, as a user wants it who says nothing else.
     pub fn new(mount_point: PathBuf, stack: StackSpec) -> Wanted {
-        let (owner, container, ids, transport) = (None, None, None, None);
+        let (owner, container, ids, transport, timeout) = (None, None, None, None, None);
         let (suid, devices, wait_for_writes) = (false, false, false);
-        Wanted { mount_point, stack, owner, container, ids, suid, devices, transport, wait_for_writes }
+        Wanted { mount_point, stack, owner, container, ids, suid, devices, transport, wait_for_writes, timeout }
     }
 }
 
@@ -79,6 +81,7 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
         devices: arguments.dev,
         transport: arguments.fuse_transport.chosen(),
         wait_for_writes: arguments.wait_for_writes,
+        timeout: arguments.timeout,
         ..Wanted::new(arguments.mount_point, stack)
     };
     mount_instance(context, &arguments.pool, wanted).map(|_| ())
@@ -249,8 +252,21 @@ impl Begun {
     }
 }
 
+/// Refuse a time limit where requests are to come by io_uring: there the number of requests that can be given up is bounded.
+pub fn refuse_limited_ring(transport: Option<Transport>, timeout: Option<Timeout>) -> Result<()> {
+    match (transport, timeout) {
+        (Some(Transport::IoUring), Some(_)) => Err(Failure::usage(
+            "--timeout",
+            "a time limit needs requests from /dev/fuse",
+            "leave out --fuse-transport io-uring, or --timeout",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// What has to be done for a mount under the pool's lock, up to its record.
 fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Result<Begun> {
+    refuse_limited_ring(wanted.transport, wanted.timeout)?;
     let stack = checked_stack(context, wanted.stack)?;
     // From here on it is these directories, whatever comes to their paths.
     let (found, mounts) = places::find(context, stack.branches())?;
@@ -270,6 +286,7 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
         ids: wanted.ids,
         transport: wanted.transport,
         wait_for_writes: wanted.wait_for_writes,
+        timeout: wanted.timeout,
         has_quotas: found
             .first()
             .and_then(|found| found.mount.as_ref())

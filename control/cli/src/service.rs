@@ -12,7 +12,7 @@ use crate::{memory, outlived};
 use poolfs_host::{CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
-    Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, UnmountMode,
+    ALLOCATOR, Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, UnmountMode,
     kept_directory,
 };
 use std::fs::File;
@@ -36,10 +36,6 @@ const GROUP_WAIT: Duration = Duration::from_secs(5);
 const LOG_BYTES_MAX: u64 = 1 << 20;
 /// Most bytes of one line of a trace.
 const SPAN_BYTES_MAX: u64 = 1 << 20;
-/// glibc's setting that memory of so many bytes is given back to the kernel when it is freed, and comes from it without being
-/// touched; otherwise the first large buffer that is freed, with a mount, has all later ones kept, and filled with zeros in advance. And that
-/// threads share a few arenas: in one of its own each would keep what others need.
-const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072:glibc.malloc.arena_max=4");
 
 /// Where a pool's service listens.
 pub fn control_socket(context: &Context, pool: &str) -> PathBuf {

@@ -230,6 +230,9 @@ fn instance_lines(instance: &InstanceStatus) -> String {
         let longest = duration(longest_ms.saturating_mul(1_000_000));
         let _ = writeln!(text, "    waiting: {calls} requests, the longest ({operation}) for {longest}");
     }
+    if let Some(timed_out) = instance.timed_out.filter(|&timed_out| timed_out > 0) {
+        let _ = writeln!(text, "    failed because they took longer than --timeout: {timed_out} requests by FUSE");
+    }
     let ReadCounts { direct, library, kernel } = instance.reads;
     if direct > 0 || library > 0 || kernel > 0 {
         let _ = writeln!(text, "    reads: {direct} without a request, {library} by request, {kernel} by FUSE");
@@ -315,6 +318,7 @@ mod tests {
             posted_requests: 12,
             not_posted: BTreeMap::from([(NotPosted::Observed, 2)]),
             waiting: Some(WaitStatus { calls: 3, longest_ms: 4500, operation: "write".into() }),
+            timed_out: Some(7),
             union: Some(union),
         };
         let cache =
@@ -375,6 +379,7 @@ mod tests {
             "of 2.0 MiB (1.0 MiB now, for lack of memory)",
             "posted writes: 12 requests",
             "waiting: 3 requests, the longest (write) for 4.5 s",
+            "failed because they took longer than --timeout: 7 requests by FUSE",
             "branch /srv/nfs: no answer to fsync for 12.0 s; 2 calls wait for it",
             "2 times: somebody else came to use the file",
         ] {

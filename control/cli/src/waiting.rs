@@ -1,4 +1,4 @@
-//! Waits of the command line, all within the one limit of a command (`--timeout`, [`crate::patience`]).
+//! Waits of the command line, all within the one limit of a command (`--wait`, [`crate::patience`]).
 //!
 //! When the limit is over, the message names who did not answer, and what to do. Work that takes long is not cut off: a service that writes
 //! gigabytes back before it unmounts is waited for as long as it gives signs of life, which are answers to [`Command::Ping`] on another
@@ -120,7 +120,7 @@ fn stands_still(context: &Context, pool: &str) -> Failure {
     let cause = format!("it does not answer within {}", within_text(context));
     let record = context.pools().and_then(|pools| pools.peek::<PoolRecord>(pool));
     let Some(process) = record.ok().flatten().and_then(|record| record.service) else {
-        return Failure::new(format!("service of pool {pool}"), cause, "try again, with a longer --timeout")
+        return Failure::new(format!("service of pool {pool}"), cause, "try again, with a longer --wait")
             .with_code(Code::NoAnswer);
     };
     let pid = process.pid;
@@ -128,7 +128,7 @@ fn stands_still(context: &Context, pool: &str) -> Failure {
         let remedy = format!("`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it: {AFTERWARDS}");
         (format!("{cause}: it is stopped"), remedy)
     } else {
-        (cause, format!("try again, with a longer --timeout; `kill -KILL {pid}` ends it: {AFTERWARDS}"))
+        (cause, format!("try again, with a longer --wait; `kill -KILL {pid}` ends it: {AFTERWARDS}"))
     };
     Failure::new(format!("service of pool {pool} (process {pid})"), cause, remedy).with_code(Code::NoAnswer)
 }
@@ -370,7 +370,7 @@ fn stopped_or_unseen(path: &Path, stopped: Option<&Holder>) -> Failure {
         ),
         None => (
             "somebody works on it who cannot be seen from here, perhaps in another process namespace".to_owned(),
-            "try again, with a longer --timeout".to_owned(),
+            "try again, with a longer --wait".to_owned(),
         ),
     };
     Failure::in_use(path.display().to_string(), cause, remedy)

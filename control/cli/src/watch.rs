@@ -229,6 +229,7 @@ mod tests {
             posted_requests: 0,
             not_posted: BTreeMap::new(),
             waiting: None,
+            timed_out: None,
             union: None,
         };
         let cache = CacheStatus::default();

@@ -36,6 +36,8 @@ pub struct EndpointConfig {
     pub memory: Arc<dyn SessionMemory>,
     /// The leases of the instance's segments: how many, and a read-only descriptor of their file. Without one no segments are given.
     pub leases: Option<(u32, Arc<OwnedFd>)>,
+    /// How long callers wait for a reply at most; none: as long as it takes. Counted in milliseconds, of which it has one at least.
+    pub timeout: Option<Duration>,
 }
 
 /// Memory of sessions that one endpoint pays for, unless it is told otherwise.
@@ -54,6 +56,7 @@ impl EndpointConfig {
             sessions_per_user_max: 768,
             memory,
             leases: None,
+            timeout: None,
         }
     }
 }
@@ -326,6 +329,7 @@ impl<C> Endpoint<C> {
             group_of_cpu: self.config.groups.table(),
             device,
             leases: self.config.leases.as_ref().map_or(0, |(count, _)| *count),
+            timeout_ms: self.config.timeout.map_or(0, |timeout| timeout.as_millis().clamp(1, u32::MAX.into()) as u32),
         };
         Ok((session, welcome, file))
     }

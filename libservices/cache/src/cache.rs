@@ -1,6 +1,6 @@
 //! The cache layer itself: how it is made and shut down, and what several of its calls share.
 
-use crate::core::Core;
+use crate::core::{Core, Usage};
 use crate::handles::{Handles, Open, OpenFile};
 use crate::ledger::Recorder;
 use crate::names::Known;
@@ -67,10 +67,10 @@ impl Cache {
         Arc::new(Self { core, handles: Handles::new(), _pool: Arc::clone(pool) })
     }
 
-    /// Bytes of the pool's memory that this layer's files use.
+    /// What of the pool's memory this layer's files use, also for who does not keep the layer.
     #[must_use]
-    pub fn used_bytes(&self) -> u64 {
-        self.core.used_bytes()
+    pub fn usage(&self) -> Usage {
+        self.core.usage()
     }
 
     /// Bytes of this layer's files that are not below yet, or not stored there where they can be found.

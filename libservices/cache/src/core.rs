@@ -39,7 +39,7 @@ pub(crate) struct Core {
     shards: [Shard; SHARDS],
     idle: Mutex<VecDeque<NodeId>>,
     removals: AtomicU64,
-    used: AtomicU64,
+    used: Arc<AtomicU64>,
     /// Whether what is written back is kept until the layer below has stored where it is.
     pub(crate) keeps_deferred: bool,
     /// Dirty bytes, and those that are not stored below, beside those of other layers.
@@ -58,6 +58,18 @@ pub(crate) struct Core {
     room: AtomicI64,
 }
 
+/// The pool's memory that the files of a layer use.
+#[derive(Clone)]
+pub struct Usage(Arc<AtomicU64>);
+
+impl Usage {
+    /// Bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 impl Core {
     pub(crate) fn new(pool: Arc<Pool>, below: Arc<dyn Libservice>, recorder: Option<Recorder>) -> Arc<Self> {
         let names = Names::new(pool.config.names_max);
@@ -74,7 +86,7 @@ impl Core {
             shards: Default::default(),
             idle: Mutex::default(),
             removals: AtomicU64::new(0),
-            used: AtomicU64::new(0),
+            used: Arc::default(),
             keeps_deferred,
             dirty,
             deferred: AtomicU64::new(0),
@@ -94,8 +106,8 @@ impl Core {
         &self.shards[(id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % SHARDS]
     }
 
-    pub(crate) fn used_bytes(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+    pub(crate) fn usage(&self) -> Usage {
+        Usage(Arc::clone(&self.used))
     }
 
     /// Bytes that whoever comes after this process does not find below.

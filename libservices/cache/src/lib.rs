@@ -32,8 +32,8 @@
 //!
 //! **Clients** may read cached content without a request ([`poolfs_ipc::segment`]): a file that they ask for has a map in the
 //! tmpfs, which says which blocks of its segment are there. The kernel may map **programs** by itself, from a layer in which
-//! nothing changes: such a file is cached as a whole, and stays ([`poolfs_libservice::Libservice::text`]), up to a quarter of the
-//! memory. The same holds for files that processes are given to map ([`poolfs_libservice::Libservice::lend`]), of the same layers
+//! nothing changes: such a file is cached as a whole, and stays ([`poolfs_libservice::SharedContent::text`]), up to a quarter of the
+//! memory. The same holds for files that processes are given to map ([`poolfs_libservice::SharedContent::lend`]), of the same layers
 //! and within the same quarter.
 //!
 //! **Architecture invariant**: no call below is made while a file's state is locked, and no descriptor, handle below or thread is
@@ -80,6 +80,7 @@ mod view;
 mod write;
 mod write_back;
 
+pub use self::core::Usage;
 pub use cache::Cache;
 pub use config::{CacheConfig, CacheError, CacheStatistics, LIMIT_BYTES_MIN};
 pub use crash_recovery::{CrashRecovery, Salvaged, Waiting};

@@ -2,7 +2,7 @@
 
 use crate::account::{Account, Promise};
 use hashbrown::HashMap;
-use poolfs_libservice::{Branch, Entry, Error, Filter, Libservice, Result, Written};
+use poolfs_libservice::{Branch, Entry, Error, Filter, Libservice, Result, Written, write_whole};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{
     AllocateMode, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags, SeekTo, XattrFlags,
@@ -270,6 +270,10 @@ impl Filter for QuotaLimit {
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
         let room = self.room(caller, handle, offset, data.len() as u64)?;
         self.below.write(caller, handle, offset, &data[..room.bytes as usize])
+    }
+
+    fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()> {
+        pieces.iter().try_for_each(|&(offset, data)| write_whole(self, caller, handle, offset, data))
     }
 
     fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Coherence modes of a mounted directory: who else may change it, and how soon such changes are seen.
 
+use crate::timeout::{parse_milliseconds, show_milliseconds};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -41,8 +42,7 @@ impl fmt::Display for Coherence {
         match self {
             Self::Exclusive => f.write_str("exclusive"),
             Self::Uncoordinated => f.write_str("uncoordinated"),
-            Self::Timed { milliseconds } if milliseconds % 1000 == 0 => write!(f, "timed:{}s", milliseconds / 1000),
-            Self::Timed { milliseconds } => write!(f, "timed:{milliseconds}ms"),
+            Self::Timed { milliseconds } => write!(f, "timed:{}", show_milliseconds(*milliseconds)),
         }
     }
 }
@@ -69,13 +69,7 @@ impl FromStr for Coherence {
             None if text == "exclusive" => Ok(Self::Exclusive),
             None if text == "uncoordinated" => Ok(Self::Uncoordinated),
             Some(("timed", time)) => {
-                let (number, unit) = match time.strip_suffix("ms") {
-                    Some(number) => (number, 1),
-                    None => (time.strip_suffix('s').ok_or(NoCoherence)?, 1000),
-                };
-                let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-                let number = number.parse::<u64>().ok().filter(|_| digits).ok_or(NoCoherence)?;
-                let milliseconds = number.checked_mul(unit).ok_or(NoCoherence)?;
+                let milliseconds = parse_milliseconds(time).ok_or(NoCoherence)?;
                 let fits = Duration::from_millis(milliseconds) <= TIMED_MAX;
                 fits.then_some(Self::Timed { milliseconds }).ok_or(NoCoherence)
             }

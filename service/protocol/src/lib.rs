@@ -15,6 +15,8 @@ mod descriptors;
 mod failure;
 pub mod ids;
 mod status;
+mod stored;
+mod timeout;
 mod trace;
 mod trees;
 mod upper;
@@ -28,6 +30,7 @@ pub use status::{
     NotDirect, NotPosted, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport,
     UnionStatus, WaitStatus, WriteStatus,
 };
+pub use timeout::{NoTimeout, Timeout};
 pub use trace::{KindTimes, Layer, Percentiles, Span, TraceSpec};
 pub use trees::{Committed, Difference, DifferenceKind, Flattened};
 pub use upper::{NoUpperFormat, Storage, UpperFormat};
@@ -36,6 +39,11 @@ pub use poolfs_types::{IdMap, IdMapError, IdRange};
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+
+/// The allocator's setting in the environment of a service, whoever starts it (glibc's tunables): memory of so many bytes is given back to the kernel
+/// when it is freed, and comes from it without being touched; otherwise the first large buffer that is freed, with a mount, has all later ones kept,
+/// and filled with zeros in advance. And threads share a few arenas: in one of its own each would keep what others need.
+pub const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072:glibc.malloc.arena_max=4");
 
 /// What a service is told at its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +92,7 @@ pub const LOWERS_MAX: usize = 128;
 
 /// What a filesystem instance is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(tag = "kind", rename_all = "kebab-case", from = "stored::Stored")]
 pub enum StackSpec {
     /// One directory, no union.
     Directory {
@@ -170,6 +178,9 @@ pub struct MountSpec {
     /// Whether every write of the library waits for its answer; else those that nobody can tell the difference of do not.
     #[serde(default)]
     pub wait_for_writes: bool,
+    /// How long a request may take before it fails with `EIO`; none: as long as its branches take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Timeout>,
     /// Whether the filesystem of what is written has disk quotas: no write is accepted there before it is stored.
     #[serde(default)]
     pub has_quotas: bool,
@@ -190,6 +201,7 @@ impl MountSpec {
             ids: None,
             transport: None,
             wait_for_writes: false,
+            timeout: None,
             has_quotas: false,
         }
     }
@@ -388,6 +400,7 @@ mod tests {
             ids: Some(IdMap::parse_proc("0 100000 65536\n70000 5 1").expect("a map")),
             transport: Some(Transport::IoUring),
             wait_for_writes: true,
+            timeout: Some("30s".parse().expect("a time")),
             has_quotas: true,
         });
         let text = serde_json::to_string(&command).expect("serializable");

@@ -321,6 +321,9 @@ pub struct InstanceStatus {
     /// Requests that wait; nothing without one.
     #[serde(default)]
     pub waiting: Option<WaitStatus>,
+    /// Requests of the kernel that failed because they took longer than the mount's time limit; nothing where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timed_out: Option<u64>,
     /// Of a union.
     pub union: Option<UnionStatus>,
 }

@@ -61,10 +61,14 @@ impl Instance {
         if !context.is_posted && !self.settle_posts() {
             self.settle_own(context, &request);
         }
+        let changes = request.changes();
+        let in_doubt = self.in_doubt.as_ref().filter(|_| changes[0].is_some());
+        let begun = in_doubt.map(|in_doubt| in_doubt.begin(context.asked_ms)).transpose();
+        let _change = begun.map_err(Failure::Errno)?;
         note(kind);
         let _access = enter(Layer::Access);
         let started = Instant::now();
-        let changing = self.change_attributes(context, request.changes());
+        let changing = self.change_attributes(context, changes);
         let _spending = (!request.makes_durable()).then(|| Spending::of_user(context.caller.uid));
         let served = self.serve(context, request);
         // Also what has failed may have changed something.

@@ -10,6 +10,7 @@ use rustix::io::Errno as OsErrno;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tracing::debug;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -150,6 +151,19 @@ impl Device {
         let mut polled = [PollFd::new(&*self.descriptor, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// Waits for a message so long at most; whether there is one, or the connection has ended.
+    ///
+    /// # Errors
+    /// Those of waiting.
+    pub(super) fn wait_for_message(&self, limit: Duration) -> io::Result<bool> {
+        let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&*self.descriptor, PollFlags::IN)], Some(&limit)) {
+            Ok(count) => Ok(count > 0),
+            Err(OsErrno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Notes whether the kernel can let names expire. One that cannot takes such a message for [`KernelCache::invalidate_name`].

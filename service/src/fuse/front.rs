@@ -4,6 +4,7 @@ use super::abi;
 use super::answer::{Answer, Given, KEPT, Keeps};
 use super::incoming::{Call, FileOperation, Forgets, NodeOperation, Operation};
 use crate::handles::OpenFile;
+use crate::in_flight::now_ms;
 use crate::instance::Instance;
 use crate::nodes::listings::Opening;
 use crate::nodes::passthrough::Asking;
@@ -11,6 +12,7 @@ use crate::request::{Context, Reply, Request};
 use poolfs_ipc::wire::{ADOPT, Adopt, MAGIC, SHARE, SYNC_ALL};
 use poolfs_libservice::Entry;
 use poolfs_libservice::types::{Attributes, Errno, Name, NodeId, OpenFlags, SetAttributes};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,8 +50,18 @@ fn name_of(parent: NodeId, name: Name<'_>) -> Given {
     Given::Name { parent, name: name.as_bytes().into() }
 }
 
-/// The kernel rounds times up to its tick, of which there are at least a hundred in a second, and goes on to the end of the last one.
-const ROUNDING: Duration = Duration::from_millis(20);
+/// The kernel rounds times up to its tick, of which there are at least a hundred in a second, and goes on to the end of the last one; and the clock
+/// by which it is known when a request came is a tick coarse.
+const ROUNDING: Duration = Duration::from_millis(30);
+
+/// What the kernel has given back while nobody could take it.
+#[derive(Default)]
+pub(super) struct PutOff {
+    /// References, by the node's number.
+    pub(super) forgets: BTreeMap<u64, u64>,
+    /// Open files.
+    pub(super) releases: Vec<u64>,
+}
 
 /// Serves the kernel's calls on an instance.
 pub struct Front {
@@ -81,6 +93,14 @@ impl Front {
     /// The kernel gives references back.
     pub fn forget(&self, forgets: Forgets<'_>) {
         self.guarded(|| forgets.for_each(|(number, count)| self.give_back(number, count)));
+    }
+
+    /// Takes what was put off.
+    pub(super) fn make_good(&self, put_off: PutOff) {
+        self.guarded(|| {
+            put_off.releases.into_iter().for_each(|handle| self.instance.release(handle));
+            put_off.forgets.into_iter().for_each(|(number, count)| self.give_back(number, count));
+        });
     }
 
     /// The kernel did not take what an answer gave it.
@@ -142,7 +162,7 @@ impl Front {
                 let kept = self.holds_name(parent, name.as_bytes());
                 let linked = self.ask(&context, request)?;
                 answer.give(name_of(parent, name));
-                return self.put(linked, kept, answer);
+                return self.put(linked, self.left(&context, kept), answer);
             }
             Operation::Rename { name, new_parent, new_name, flags } => {
                 let (parent, new_parent) = (self.node(call.node)?, self.node(new_parent)?);
@@ -168,6 +188,15 @@ impl Front {
         if may_keep { timed() } else { Duration::ZERO }
     }
 
+    /// What is left of such a time where others may change what was found. The kernel counts from when it has the answer, and what that says may be
+    /// as old as the request.
+    fn left(&self, context: &Context<'_>, kept: Duration) -> Duration {
+        match (self.instance.timed(), context.asked_ms) {
+            (Some(_), Some(asked)) => kept.saturating_sub(Duration::from_millis(now_ms().saturating_sub(asked))),
+            _ => kept,
+        }
+    }
+
     /// Before a name is looked up or changed on the kernel's behalf: for how long it keeps what it is answered.
     pub(super) fn holds_name(&self, parent: NodeId, name: &[u8]) -> Duration {
         self.kept(self.instance.nodes.hold_name(parent, name, !self.instance.can_be_shared()))
@@ -178,7 +207,7 @@ impl Front {
         let may_keep = !self.instance.nodes.is_retired(number) && self.instance.nodes.hold_attributes(node);
         self.instance.nodes.shows_size(node);
         match self.ask(context, Request::Stat { node })? {
-            Reply::Attributes(attributes) => Ok((attributes, self.kept(may_keep))),
+            Reply::Attributes(attributes) => Ok((attributes, self.left(context, self.kept(may_keep)))),
             _ => Err(mistaken()),
         }
     }
@@ -196,10 +225,10 @@ impl Front {
             return (entry, Duration::ZERO);
         }
         if unchanging.is_some_and(|since| nodes.still_unchanging(since)) {
-            return (entry, self.kept(true));
+            return (entry, self.left(context, self.kept(true)));
         }
         match self.ask(context, Request::Stat { node: entry.node }) {
-            Ok(Reply::Attributes(attributes)) => (Entry { attributes, ..entry }, self.kept(true)),
+            Ok(Reply::Attributes(attributes)) => (Entry { attributes, ..entry }, self.left(context, self.kept(true))),
             _ => (entry, Duration::ZERO),
         }
     }
@@ -221,10 +250,10 @@ impl Front {
                 }
                 let number = self.enter_name(context, (parent, name.as_bytes()), &entry);
                 let (entry, attributes) = self.arriving(context, number, entry, unchanging);
-                put_entry(number, &entry, Keeps { name: kept, attributes }, answer)
+                put_entry(number, &entry, Keeps { name: self.left(context, kept), attributes }, answer)
             }
             Ok(_) => Err(mistaken()),
-            Err(Errno::ENOENT) if !kept.is_zero() => answer.put(&abi::EntryOut::missing(kept)),
+            Err(Errno::ENOENT) if !kept.is_zero() => answer.put(&abi::EntryOut::missing(self.left(context, kept))),
             Err(errno) => Err(errno),
         }
     }
@@ -298,7 +327,7 @@ impl Front {
                 let retry = lost && !flags.contains(OpenFlags::EXCLUSIVE);
                 let created = if retry { Err(Errno::ESTALE) } else { created }?;
                 answer.give(name_of(parent, name));
-                return self.put(created, kept, answer);
+                return self.put(created, self.left(context, kept), answer);
             }
             Op::CreateNameless { permissions, flags } => Request::CreateNameless { parent, permissions, flags },
             Op::Open { flags } => return self.open(context, asking, flags, answer),
@@ -332,7 +361,7 @@ impl Front {
         let kept = made.map_or(Duration::ZERO, |name| self.holds_name(parent, name.as_bytes()));
         let reply = self.ask(context, request)?;
         name.into_iter().for_each(|name| answer.give(name_of(parent, name)));
-        self.put(reply, kept, answer)
+        self.put(reply, self.left(context, kept), answer)
     }
 
     fn on_file(

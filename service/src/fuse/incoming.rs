@@ -6,6 +6,7 @@
 mod fields;
 
 use super::abi::{self, opcode};
+use crate::in_flight::now_ms;
 use crate::request::{Context, WriteMode};
 use fields::Fields;
 use poolfs_libservice::Durability;
@@ -57,7 +58,7 @@ impl Call<'_> {
     /// On whose behalf.
     #[must_use]
     pub fn context(&self) -> Context<'static> {
-        Context::fuse(self.uid, self.gid, self.umask, self.thread)
+        Context { asked_ms: Some(now_ms()), ..Context::fuse(self.uid, self.gid, self.umask, self.thread) }
     }
 }
 

@@ -135,7 +135,9 @@ impl Front {
             Ok(found) => {
                 let number = self.enter_name(context, (directory.node(), name.bytes), &found);
                 let (found, attributes) = self.arriving(context, number, found, unchanging);
-                let keeps = Keeps { name: kept, attributes };
+                // Many more may be looked up before the answer goes.
+                let is_timed = self.instance.timed().is_some();
+                let keeps = if is_timed { Keeps::default() } else { Keeps { name: kept, attributes } };
                 let name = Listed { inode: found.attributes.inode, file_type: found.attributes.file_type, ..*name };
                 let fits = answer.put_name(Some(&EntryOut::new(number, &found.attributes, keeps)), &name);
                 if fits {

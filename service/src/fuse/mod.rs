@@ -1,4 +1,4 @@
-//! The legacy path: kernel VFS, FUSE, service. The kernel caches pages, names and attributes; `nodes` notes what it may keep.
+//! The kernel's path (the papers' legacy path): VFS, FUSE, service. The kernel caches pages, names and attributes; `nodes` notes what it may keep.
 //!
 //! ```text
 //! device -> incoming (bytes into types) -> front (calls into requests) -> Instance::dispatch

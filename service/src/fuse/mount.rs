@@ -207,8 +207,10 @@ impl FuseMount {
         let device = device.map_err(failed)??;
         let guard = MountGuard { instance: spec.instance.clone(), path: path.clone(), mounted: true };
 
+        // There the number of requests that may be given up has no bound.
+        let transport = spec.transport.or(spec.timeout.map(|_| Transport::DevFuse));
         let connected =
-            handshake::connect(device, cpus, &transfers_of(instance), spec.transport, instance.timed().is_some());
+            handshake::connect(device, cpus, &transfers_of(instance), transport, instance.timed().is_some());
         let (device, entries) = connected.map_err(failed)?;
         let device = Arc::new(device);
         let place = (instance.name().to_owned(), path.clone());

@@ -34,7 +34,7 @@ struct PerQueue {
 /// Most entries of a mount. Where the host has so many CPUs that there would be more, `/dev/fuse` is used.
 const ENTRIES_MAX: usize = 128;
 
-/// Most threads of a mount that are stuck with requests whose callers were killed.
+/// Most threads of a mount that are stuck with requests that nobody waits for any more.
 const STUCK_MAX: usize = 32;
 
 /// Threads that read `/dev/fuse` beside the rings.
@@ -219,9 +219,9 @@ impl Session {
         Ok(true)
     }
 
-    /// Answers the request in a place whose caller was killed; whether it will be. The thread that serves it goes on with what it has,
+    /// Answers the request in a place, for which nobody waits any more, with `errno`; whether it will be. The thread that serves it goes on with what it has,
     /// and ends; the entry is another thread's from here on.
-    pub(super) fn take_over(self: Arc<Self>, place: usize, unique: u64) -> bool {
+    pub(super) fn take_over(self: Arc<Self>, place: usize, unique: u64, errno: Errno) -> bool {
         let stuck = &self.rings.stuck;
         if stuck.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| (now < STUCK_MAX).then_some(now + 1)).is_err()
         {
@@ -229,13 +229,13 @@ impl Session {
         }
         let name = format!("fuse-ring-{}", self.rings.heirs[place].queue());
         let session = Arc::clone(&self);
-        let spawned = thread::Builder::new().name(name).spawn(move || match session.succeed(place, unique) {
+        let spawned = thread::Builder::new().name(name).spawn(move || match session.succeed(place, unique, errno) {
             Ok(Some(lane)) => session.serve_ring(lane),
             // Whoever took the request out of service has not been stuck.
             Ok(None) => drop(session.rings.stuck.fetch_sub(1, Ordering::AcqRel)),
             Err(error) => {
                 session.rings.stuck.fetch_sub(1, Ordering::AcqRel);
-                warn!(instance = session.name, %error, "a caller that was killed waits for its answer");
+                warn!(instance = session.name, %error, "a caller that waits no longer is not answered");
             }
         });
         if spawned.is_err() {
@@ -245,13 +245,13 @@ impl Session {
     }
 
     /// The entry of a place without its request, which is answered; nothing when it is answered already.
-    fn succeed(&self, place: usize, unique: u64) -> io::Result<Option<Lane>> {
+    fn succeed(&self, place: usize, unique: u64, errno: Errno) -> io::Result<Option<Lane>> {
         let heir = &self.rings.heirs[place];
         self.rings.pin(heir.queue());
         let successor = heir.successor()?;
         let Some(entry) = self.in_service.take(place, unique, || successor.step_in(unique)) else { return Ok(None) };
         let mut entry = entry?;
-        entry.answer(Err(Errno::EINTR.raw()))?;
+        entry.answer(Err(errno.raw()))?;
         Ok(Some(Lane { place, entry, given: Vec::new(), charge: self.transfers.charge() }))
     }
 

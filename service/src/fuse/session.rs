@@ -7,8 +7,8 @@
 use super::answer::{Answer, Given};
 use super::device::{Buffer, Device};
 use super::following::{self, Following, Kept};
-use super::front::Front;
-use super::incoming::{Call, Message};
+use super::front::{Front, PutOff};
+use super::incoming::{Call, Message, Operation};
 use super::interrupts::InService;
 use super::readers::{Added, Readers};
 use super::rings::{Entries, READERS, Rings};
@@ -17,13 +17,18 @@ use crate::instance::Instance;
 use crate::spans::Measured;
 use crate::transfers::{MountTransfers, Permit};
 use poolfs_libservice::types::Errno;
-use poolfs_service_protocol::{OperationPath, Transport};
+use poolfs_service_protocol::{OperationPath, Timeout, Transport};
 use rustix::io::Errno as OsErrno;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
+use std::time::Duration;
 use tracing::{debug, error, info, warn};
+
+/// How often the thread that answers while all others are held up looks whether they still are.
+const RESERVE_PAUSE: Duration = Duration::from_millis(50);
 
 /// One connection with the kernel. It ends with the last of its threads, when the mount is gone.
 pub(super) struct Session {
@@ -34,6 +39,10 @@ pub(super) struct Session {
     pub(super) in_service: Arc<InService>,
     pub(super) rings: Rings,
     readers: Readers,
+    /// The place of the first that reads the device.
+    first: usize,
+    /// Whether the thread is there that answers while all others are held up.
+    has_reserve: AtomicBool,
     pub(super) transfers: Arc<MountTransfers>,
     following: Following,
     /// Told at the end of the session.
@@ -85,11 +94,15 @@ impl Session {
         let Entries { all: entries, counted } = entries;
         let first = entries.len();
         let transfers = transfers_of(instance);
+        let timeout = instance.spec().timeout.map(Timeout::duration);
         let session = Arc::new(Self {
             device,
             front: Front::new(Arc::clone(instance)),
             name: instance.name().to_owned(),
-            in_service: Arc::new(InService::new(first + threads)),
+            // One more for the reserve.
+            in_service: Arc::new(InService::new(first + threads + 1, timeout)),
+            has_reserve: AtomicBool::new(false),
+            first,
             rings: Rings::new(&entries, cpus),
             readers: Readers::new(first),
             transfers,
@@ -102,6 +115,9 @@ impl Session {
         instance.set_transport(if by_rings { Transport::IoUring } else { Transport::DevFuse });
         session.readers.allow(if by_rings { READERS } else { threads });
         session.add_reader()?;
+        if session.in_service.has_timeout() {
+            session.look();
+        }
         Ok(ended)
     }
 
@@ -140,21 +156,15 @@ impl Session {
                 keep_on(&cpus);
                 // It must not keep the session from ending.
                 in_service.watch(
-                    |place, unique| match watched.upgrade() {
-                        Some(session) if session.is_ring(place) => session.take_over(place, unique),
-                        Some(session) => {
-                            // Whoever has been answered meanwhile needs nothing more.
-                            let _ = session.device.answer(unique, Err(Errno::EINTR));
-                            true
-                        }
-                        None => true,
+                    |place, unique, errno| {
+                        watched.upgrade().is_none_or(|session| session.give_up(place, unique, errno))
                     },
                     || {
-                        if let Some(session) = for_readers.upgrade()
-                            && let Err(error) = session.add_reader()
-                        {
+                        let Some(session) = for_readers.upgrade() else { return };
+                        if let Err(error) = session.add_reader() {
                             debug!(instance = session.name, %error, "no further thread reads the device");
                         }
+                        session.add_reserve();
                     },
                 );
             };
@@ -163,6 +173,80 @@ impl Session {
         if let Err(error) = started {
             warn!(instance = self.name, %error, "callers that were killed wait for their answers");
         }
+    }
+
+    /// Answers a request that nobody waits for any more with `errno`; whether it will be.
+    fn give_up(self: Arc<Self>, place: usize, unique: u64, errno: Errno) -> bool {
+        if errno == Errno::EIO {
+            self.front.instance.timed_out.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.is_ring(place) {
+            return self.take_over(place, unique, errno);
+        }
+        // Whoever has been answered meanwhile needs nothing more.
+        let _ = self.device.answer(unique, Err(errno));
+        true
+    }
+
+    /// Whether all threads that read the device are held up by requests that nobody waits for any more.
+    fn is_held_up(&self) -> bool {
+        self.readers.are_all(self.in_service.given_up(self.first))
+    }
+
+    /// Has somebody answer what comes while all who read the device are held up, where requests have a time limit.
+    fn add_reserve(self: &Arc<Self>) {
+        if !self.in_service.has_timeout() || !self.is_held_up() || self.has_reserve.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        warn!(instance = self.name, "all threads wait for a branch: what is asked meanwhile fails");
+        let session = Arc::clone(self);
+        let spawned = thread::Builder::new().name("fuse-reserve".into()).spawn(move || {
+            session.refuse_while_held_up();
+            session.has_reserve.store(false, Ordering::Release);
+        });
+        if let Err(error) = spawned {
+            self.has_reserve.store(false, Ordering::Release);
+            warn!(instance = self.name, %error, "what is asked while all threads wait for a branch waits, too");
+        }
+    }
+
+    /// Answers calls with `EIO` until a thread is there again that serves them.
+    fn refuse_while_held_up(self: &Arc<Self>) {
+        let mut buffer = Buffer::new(&self.transfers);
+        let mut put_off = PutOff::default();
+        while self.is_held_up() {
+            match self.device.wait_for_message(RESERVE_PAUSE) {
+                Ok(false) => continue,
+                Ok(true) => {}
+                Err(error) => return debug!(instance = self.name, %error, "no message can be waited for"),
+            }
+            let length = match buffer.receive(&self.device, false) {
+                Ok(Some(length)) => length,
+                Ok(None) => continue,
+                Err(error) => return self.has_ended(&error),
+            };
+            match Message::parse(buffer.split(length).0) {
+                Ok(Message::Call(call)) => {
+                    let outcome = match call.operation {
+                        Ok(Operation::Release { handle }) => {
+                            put_off.releases.push(handle);
+                            Ok(&[][..])
+                        }
+                        _ => {
+                            self.front.instance.timed_out.fetch_add(1, Ordering::Relaxed);
+                            Err(Errno::EIO)
+                        }
+                    };
+                    let _ = self.device.answer(call.unique, outcome);
+                }
+                Ok(Message::Forget(forgets)) => forgets.for_each(|(number, count)| {
+                    *put_off.forgets.entry(number).or_default() += count;
+                }),
+                Ok(Message::Interrupt | Message::Nothing) => {}
+                Err(malformed) => error!(instance = self.name, length, ?malformed, "the kernel sent no message"),
+            }
+        }
+        self.front.make_good(put_off);
     }
 
     /// Serves until the mount is gone, or, where the thread `may_end`, until it is needed no more.

@@ -6,6 +6,7 @@ use crate::sync::lock;
 use poolfs_libservice::types::Caller;
 use poolfs_service_protocol::{AdoptedFile, ClientStatus, InstanceStatus, OperationPath, ProgramStatus, ReadCounts};
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 impl Instance {
     /// How reads were done so far.
@@ -81,6 +82,7 @@ impl Instance {
                 .requests
                 .waiting()
                 .map(|waiting| waiting.status(Kind::NAMES.get(usize::from(waiting.code)).copied().unwrap_or_default())),
+            timed_out: self.spec.timeout.map(|_| self.timed_out.load(Ordering::Relaxed)),
             union: self.stack.union_status(),
         }
     }

@@ -20,7 +20,7 @@ use poolfs_ipc::service::{
 use poolfs_ipc::wire::{Adopt, Operation, Reply, SOCKET_SUFFIX, Status};
 use poolfs_libservice::Share;
 use poolfs_libservice::types::{Errno, NodeId};
-use poolfs_service_protocol::{NotPosted, OperationPath};
+use poolfs_service_protocol::{NotPosted, OperationPath, Timeout};
 use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -60,7 +60,8 @@ impl QueueFront {
         let shares = instance.shares().cloned();
         let memory = shares.as_ref().map_or_else(|| threads.session_memory(), |shares| shares.session_memory());
         let leases = instance.leases().map(|leases| leases.shared());
-        let config = EndpointConfig { memory, leases, ..EndpointConfig::new(threads.groups().clone()) };
+        let timeout = instance.spec().timeout.map(Timeout::duration);
+        let config = EndpointConfig { memory, leases, timeout, ..EndpointConfig::new(threads.groups().clone()) };
         let endpoint = Endpoint::new(config).map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
         let endpoint = Arc::new(endpoint);
         let socket = directory.join(format!("{}{SOCKET_SUFFIX}", instance.name()));

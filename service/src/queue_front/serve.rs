@@ -57,8 +57,13 @@ fn attempt(
     area.get(0, input)?;
     let by_real_ids = message.operation == Operation::Access && message.flags.contains(RequestFlags::REAL_IDS);
     let credentials = if by_real_ids { session.real_credentials() } else { session.credentials() };
-    let context =
-        Context { mounted: session.mount_points(), is_posted, ..Context::library(credentials, request.umask) };
+    let asked_ms = Some(request.submitted_ns / 1_000_000).filter(|&asked| asked > 0);
+    let context = Context {
+        mounted: session.mount_points(),
+        is_posted,
+        asked_ms,
+        ..Context::library(credentials, request.umask)
+    };
     let call = Call { instance, session, message: &message, area, context };
     call.serve(scratch)
 }

@@ -11,7 +11,7 @@ use crate::in_flight::InFlight;
 use crate::spans::Timed;
 use crate::sync::lock;
 use poolfs_bcow::Bcow;
-use poolfs_cache::{BranchKey, Cache};
+use poolfs_cache::{BranchKey, Cache, Usage};
 use poolfs_libservice::Libservice;
 use poolfs_local::{Local, PrivateMount};
 use poolfs_quota::{Accepted, Account, QuotaLimit};
@@ -134,9 +134,9 @@ struct Known {
     role: Role,
     life: Weak<Life>,
     calls: Arc<InFlight>,
-    /// Nothing as long as it is being made; the same of its cache, if it has one.
+    /// Nothing as long as it is being made; what its cache uses, if it has one.
     branch: Option<Weak<Branch>>,
-    cache: Option<Weak<Cache>>,
+    cache: Option<Usage>,
 }
 
 impl Known {
@@ -181,7 +181,7 @@ impl Branches {
         let branch = Arc::new(make(life)?);
         if let Some(known) = self.0.lock().get_mut(&branch.key()) {
             known.branch = Some(Arc::downgrade(&branch));
-            known.cache = branch.cache.as_ref().map(Arc::downgrade);
+            known.cache = branch.cache.as_ref().map(|cache| cache.usage());
         }
         self.0.changed.notify_all();
         Ok(branch)
@@ -224,9 +224,9 @@ impl Branches {
         }
     }
 
-    /// The caches of those that are made, each with the number of stacks that use it. Whoever asks keeps no branch alive, so that none ends,
-    /// which may take long, in his hands.
-    pub fn caches(&self) -> Vec<(usize, Weak<Cache>)> {
+    /// What the caches of those that are made use, each with the number of stacks that use it. Whoever asks keeps none of them alive, so that none
+    /// ends, which may take long, in his hands.
+    pub fn caches(&self) -> Vec<(usize, Usage)> {
         let known = self.0.lock();
         let made = known.values().filter_map(|known| known.branch.as_ref().zip(known.cache.clone()));
         made.map(|(branch, cache)| (branch.strong_count(), cache)).collect()

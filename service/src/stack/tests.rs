@@ -92,6 +92,16 @@ fn who_wants_a_branch_that_ends_waits_and_who_wants_another_does_not() {
 }
 
 #[test]
+fn what_others_write_into_memory_is_refused() {
+    let folder = tempfile::Builder::new().tempdir_in("/dev/shm").expect("a tmpfs");
+    let builder = StackBuilder::new(1 << 20, None).expect("a cache");
+    let (directory, size_bytes) = (folder.path().to_owned(), Some(1 << 20));
+    let timed = StackSpec::Directory { directory, coherence: Coherence::Timed { milliseconds: 1000 }, size_bytes };
+    let refused = builder.build(&timed).map(drop).expect_err("without a limit").to_string();
+    assert!(refused.contains("in memory"), "{refused}");
+}
+
+#[test]
 fn who_wants_a_branch_at_once_has_the_same_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let builder = StackBuilder::new(1 << 20, None).expect("a cache");

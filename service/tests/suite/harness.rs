@@ -3,7 +3,7 @@
 use crate::over_rings;
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
-    Answer, Command as Order, MountSpec, ServiceConfig, ServiceStatus, StackSpec, UnmountMode,
+    ALLOCATOR, Answer, Command as Order, MountSpec, ServiceConfig, ServiceStatus, StackSpec, UnmountMode,
 };
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -90,8 +90,6 @@ impl Running {
         let mut program = Command::new("sh");
         program.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$1\""]).arg(group).arg(PROGRAM);
         program.env(LOG_LEVEL, "info");
-        // As the command line starts it.
-        program.env("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072:glibc.malloc.arena_max=4");
         Self::start_watching(
             folder,
             cache_bytes,
@@ -266,6 +264,7 @@ fn spawn_by(mut program: Command, config: &str, errors: Stdio) -> Child {
     if !program.get_envs().any(|(name, _)| name == LOG_LEVEL) {
         program.env(LOG_LEVEL, "warn");
     }
+    program.envs([ALLOCATOR]);
     let mut child = program.stdin(Stdio::piped()).stderr(errors).spawn().expect("the service starts");
     child.stdin.take().expect("a pipe").write_all(config.as_bytes()).expect("read by the service");
     child

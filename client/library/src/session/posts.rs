@@ -4,11 +4,12 @@ use super::requests::sorted;
 use super::{GENERATION, Session, Sessions, Slot};
 use crate::descriptors::Adopted;
 use crate::memory::UserMemory;
-use crate::outcome::Served;
+use crate::outcome::{Refusal, Served};
 use core::sync::atomic::Ordering;
 use poolfs_ipc::posts::{POST_SLOTS, PostGrant};
 use poolfs_ipc::wire::Operation;
 use poolfs_ipc::{CallError, Connection, PostAt, Posting};
+use poolfs_types::Errno;
 
 const _: () = assert!((POST_SLOTS as u32) <= GENERATION.ilog2());
 
@@ -97,6 +98,7 @@ impl Session<'_> {
                 Ok(Posting::NotPosted)
             }
             Err(CallError::Dead) => Err(self.lost(WRITE)),
+            Err(CallError::TimedOut) => Err(Refusal::Failed(Errno::EIO)),
             Err(CallError::NoSession | CallError::Busy) => Ok(Posting::NotPosted),
         }
     }

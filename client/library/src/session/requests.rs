@@ -29,6 +29,7 @@ impl Session<'_> {
     pub fn execute(&self, borrowed: &mut Borrowed<'_>, request: &Request) -> Served<Reply> {
         let reply = borrowed.execute(request).map_err(|error| match error {
             CallError::Dead => self.lost(request.operation),
+            CallError::TimedOut => Refusal::Failed(Errno::EIO),
             CallError::NoSession | CallError::Busy => Refusal::Kernel,
         })?;
         sorted(request.operation, reply)

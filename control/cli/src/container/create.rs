@@ -6,6 +6,7 @@ use crate::container::record::{ContainerRecord, ContainerState};
 use crate::container::supervise::{self, Places, Start};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::mount;
 use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION};
 use crate::signals::Signals;
 use crate::text::{print, print_json, size};
@@ -66,6 +67,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
     if !is_valid_name(&name) || name.len() > NAME_BYTES_MAX {
         return Err(crate::state::bad_name("container", &name));
     }
+    mount::refuse_limited_ring(arguments.fuse_transport.chosen(), arguments.timeout)?;
     let start = Start { image: image.config.clone(), env: checked_env(&arguments.env)?, init: arguments.init };
     let record = ContainerRecord {
         version: RECORD_VERSION,
@@ -80,6 +82,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         userns: user_namespace(&arguments.userns)?,
         transport: arguments.fuse_transport.chosen(),
         wait_for_writes: arguments.wait_for_writes,
+        timeout: arguments.timeout,
         tty: arguments.tty,
         interactive: arguments.interactive,
         remove_at_end: arguments.rm,

@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::record::{PoolRecord, ProcessRecord};
 use poolfs_image::Digest;
-use poolfs_service_protocol::{IdMap, Storage, Transport};
+use poolfs_service_protocol::{IdMap, Storage, Timeout, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -73,6 +73,9 @@ pub struct ContainerRecord {
     /// Whether all writes of the library wait for their answers.
     #[serde(default)]
     pub wait_for_writes: bool,
+    /// How long a request to its root may take before it fails.
+    #[serde(default)]
+    pub timeout: Option<Timeout>,
     /// With a terminal.
     pub tty: bool,
     /// Its standard input stays open.
@@ -169,6 +172,7 @@ mod tests {
             userns: None,
             transport: None,
             wait_for_writes: false,
+            timeout: None,
             tty: false,
             interactive: false,
             remove_at_end: false,

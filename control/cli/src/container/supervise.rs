@@ -96,6 +96,7 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
         ids: container.record.userns.clone(),
         transport: container.record.transport,
         wait_for_writes: container.record.wait_for_writes,
+        timeout: container.record.timeout,
         suid: true,
         devices: true,
     })

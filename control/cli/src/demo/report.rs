@@ -199,6 +199,7 @@ mod tests {
             posted_requests: 0,
             not_posted: BTreeMap::new(),
             waiting: None,
+            timed_out: None,
             union: Some(UnionStatus { sketches: 1, blocks_moved: 3, ..UnionStatus::default() }),
         };
         let step = StepResult { title: "git", took: Duration::from_secs(2), note: "ok".into(), passed: true };

@@ -65,7 +65,7 @@ fn sequential_reads_reach_the_layer_below_in_large_pieces() {
     }
     stack.cache.sync().unwrap();
     stack.cache.drop_clean();
-    assert!(stack.cache.used_bytes() < 64 << 10);
+    assert!(stack.cache.usage().bytes() < 64 << 10);
     let before = stack.below.reads.load(Ordering::SeqCst);
     let reader = stack.cache.open(&ROOT, node, OpenFlags::READ_ONLY).unwrap();
     for block in 0..4096_u64 {
@@ -86,7 +86,7 @@ fn holes_take_no_memory() {
         assert_eq!(stack.cache.read(&ROOT, handle, piece << 20, &mut buffer).unwrap(), 1 << 20);
         assert!(buffer.iter().all(|&byte| byte == 0));
     }
-    assert!(stack.cache.used_bytes() < 256 << 10, "{} bytes for zeros", stack.cache.used_bytes());
+    assert!(stack.cache.usage().bytes() < 256 << 10, "{} bytes for zeros", stack.cache.usage().bytes());
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn content_has_room_however_much_else_is_charged() {
     stack.pool.discharge(5 * LIMIT);
     stack.cache.sync().unwrap();
     stack.cache.drop_clean();
-    assert_eq!(stack.pool.statistics().used_bytes, stack.cache.used_bytes());
+    assert_eq!(stack.pool.statistics().used_bytes, stack.cache.usage().bytes());
 }
 
 #[test]

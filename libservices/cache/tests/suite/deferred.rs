@@ -312,7 +312,7 @@ fn what_is_not_stored_yet_is_bounded_and_writers_wait_for_it() {
         }
         let noted = service.recorded.cache.dirty_bytes();
         assert!(noted > 0 && noted <= LIMIT / 2, "{noted} bytes are noted");
-        assert!(service.recorded.cache.used_bytes() <= LIMIT);
+        assert!(service.recorded.cache.usage().bytes() <= LIMIT);
         service.mortal.set_slow(false);
         writer.join().expect("written");
     });

@@ -241,7 +241,7 @@ fn what_nobody_can_reach_is_not_written() {
     stack.cache.release(handle);
     stack.cache.forget(node, 1);
     assert_eq!(stack.cache.dirty_bytes(), 0);
-    assert_eq!(stack.cache.used_bytes(), 0);
+    assert_eq!(stack.cache.usage().bytes(), 0);
     stack.cache.sync().unwrap();
     assert_eq!(stack.below.writes.load(Ordering::SeqCst), 0);
     assert_eq!(stack.below.memory.outstanding(), (0, 0));

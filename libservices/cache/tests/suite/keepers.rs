@@ -101,7 +101,7 @@ impl Stack {
     /// The same of what is let go later.
     fn weigh(&self, stays: bool) {
         let (cache, most) = (Arc::clone(&self.cache), LENGTH + (1 << 20));
-        self.pool.weigh_by(Box::new(move || Some(BASE + if stays { most } else { cache.used_bytes() })));
+        self.pool.weigh_by(Box::new(move || Some(BASE + if stays { most } else { cache.usage().bytes() })));
     }
 }
 

@@ -179,7 +179,7 @@ fn a_file_that_is_looked_up_while_the_last_of_it_is_written_back_has_all_of_it()
     });
     let found = stack.cache.lookup(&ROOT, NodeId::ROOT, name("a")).unwrap();
     assert_eq!((found.node, found.attributes.size), (file, LENGTH as u64));
-    assert_eq!(stack.cache.used_bytes(), 0, "it is known anew");
+    assert_eq!(stack.cache.usage().bytes(), 0, "it is known anew");
     let again = stack.cache.open(&ROOT, file, poolfs_types::OpenFlags::READ_ONLY).unwrap();
     assert!(stack.read(again, 0, LENGTH) == pattern(1, 0, LENGTH));
 }

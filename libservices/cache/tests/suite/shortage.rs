@@ -126,9 +126,9 @@ fn what_may_not_be_used_any_more_leaves_at_once() {
     for name in ["a", "b", "c", "d"] {
         clean(&stack, name);
     }
-    assert!(stack.cache.used_bytes() > 8 << 20);
+    assert!(stack.cache.usage().bytes() > 8 << 20);
     assert_eq!(stack.pool.allow(4 << 20), 4 << 20);
-    let used = stack.cache.used_bytes();
+    let used = stack.cache.usage().bytes();
     assert!(used <= 4 << 20 && used > 0, "{used} bytes");
 }
 
@@ -139,15 +139,15 @@ fn nothing_comes_into_a_segment_that_is_to_go_and_with_what_is_dirty_it_goes() {
     assert!(caches_writes(&stack, handle, 0) && caches_reads(&stack, handle, 200));
     assert_eq!(give(&stack, handle, &Arc::default()), Ok(()));
     retire(&stack.pool);
-    let left = stack.cache.used_bytes();
+    let left = stack.cache.usage().bytes();
     assert!(left > 0 && left < 64 << 10, "{left} bytes of what was clean but for a block");
     assert_eq!(give(&stack, handle, &Arc::default()), Err(Errno::EOPNOTSUPP));
     assert!(!caches_reads(&stack, handle, 200), "what is read comes into it");
     assert!(!caches_writes(&stack, handle, 300), "what is written comes into it");
     assert_eq!(stack.below.now(node).content[300 * BLOCK..301 * BLOCK], [9; BLOCK], "it went through");
-    assert_eq!(stack.cache.used_bytes(), left);
+    assert_eq!(stack.cache.usage().bytes(), left);
     stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
-    eventually("what is clean by now stays", || stack.cache.used_bytes() == 0);
+    eventually("what is clean by now stays", || stack.cache.usage().bytes() == 0);
     assert!(caches_reads(&stack, handle, 200) && caches_writes(&stack, handle, 300), "the file has another one");
     assert_eq!(give(&stack, handle, &Arc::default()), Ok(()));
 }
@@ -189,12 +189,12 @@ fn a_segment_that_no_client_was_given_does_not_go() {
     stack.cache.release(first);
     let handle = stack.cache.open(&ROOT, node, OpenFlags::READ_WRITE).unwrap();
     stack.write(handle, 0, &pattern(1, 0, LENGTH));
-    let before = stack.cache.used_bytes();
+    let before = stack.cache.usage().bytes();
     retire(&stack.pool);
     assert!(caches_writes(&stack, handle, LENGTH / BLOCK), "nothing comes into it");
     stack.cache.fsync(&ROOT, handle, Durability::All).unwrap();
     retire(&stack.pool);
-    assert!(stack.cache.used_bytes() > before, "it went");
+    assert!(stack.cache.usage().bytes() > before, "it went");
 }
 
 #[test]
@@ -203,14 +203,14 @@ fn only_the_segments_of_those_who_keep_what_is_taken_away_go_if_memory_is_not_sh
     let (first, second) = (clean(&stack, "a").1, clean(&stack, "b").1);
     let (one, other) = (Arc::<Clients>::default(), Arc::<Clients>::default());
     assert_eq!((give(&stack, first, &one), give(&stack, second, &other)), (Ok(()), Ok(())));
-    let before = stack.cache.used_bytes();
+    let before = stack.cache.usage().bytes();
     stack.pool.retire_kept_segments(&|| Some(0));
-    assert_eq!(stack.cache.used_bytes(), before, "nobody keeps anything");
+    assert_eq!(stack.cache.usage().bytes(), before, "nobody keeps anything");
     one.is_suspended.store(true, Ordering::SeqCst);
     stack.pool.retire_kept_segments(&|| Some(0));
     let told = |clients: &Clients| clients.taken.load(Ordering::SeqCst);
     assert_eq!((told(&one), told(&other)), (LENGTH as u64, 0));
-    assert!(stack.cache.used_bytes() >= before / 2 - (64 << 10), "the other's has gone too");
+    assert!(stack.cache.usage().bytes() >= before / 2 - (64 << 10), "the other's has gone too");
 }
 
 #[test]

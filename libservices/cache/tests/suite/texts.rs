@@ -199,7 +199,7 @@ fn what_is_pinned_stays_when_other_segments_go() {
     assert_eq!(read(text).0, bytes);
     stack.pool.retire_segments(&|| Some(0));
     assert_eq!(direct(&seen), b"", "nobody has it any more");
-    assert_eq!(stack.cache.used_bytes(), 0);
+    assert_eq!(stack.cache.usage().bytes(), 0);
 }
 
 #[test]

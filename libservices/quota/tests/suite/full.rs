@@ -57,6 +57,17 @@ fn a_long_write_is_cut_where_the_room_ends() {
 }
 
 #[test]
+fn pieces_are_limited_as_writes_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let stack = Stack::at(folder.path(), None, LIMIT);
+    let (_, handle) = stack.create("f");
+    let piece = vec![1; LIMIT as usize / 2];
+    let pieces = [(0, &piece[..]), (1 << 30, &piece[..]), (2 << 30, &piece[..])];
+    assert_eq!(stack.top.write_pieces(ROOT, handle, &pieces).expect_err("too much"), Errno::ENOSPC);
+    stack.top.release(handle);
+}
+
+#[test]
 fn room_that_nobody_has_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let stack = Stack::at(folder.path(), None, LIMIT);

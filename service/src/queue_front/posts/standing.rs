@@ -34,7 +34,8 @@ impl Posts {
 /// What stands against posting a file's writes whatever is written, by what is known without asking its branch.
 pub(super) fn obstacle(instance: &Instance, file: &OpenFile) -> Option<NotPosted> {
     let waits = OpenFlags::DIRECT | OpenFlags::FILE_SYNC | OpenFlags::DATA_SYNC;
-    if instance.spec().wait_for_writes {
+    // A write that has returned cannot fail when its time is over.
+    if instance.spec().wait_for_writes || instance.spec().timeout.is_some() {
         Some(NotPosted::Switched)
     } else if instance.is_shared() || instance.timed().is_some() {
         Some(NotPosted::SharedBranch)
