@@ -17,6 +17,7 @@ use crate::nodes::content::UntoldSize;
 use crate::nodes::notices::Changing;
 use crate::nodes::pruning::Pruner;
 use crate::notify::{DirectoryJob, KernelCache, NameChange, NameJob, Notifications};
+use crate::page_expiry::PageExpiry;
 use crate::request::{Context, Failure, Kind, Reply, Request};
 use crate::shares::InstanceShares;
 use crate::spans::{Asked, Measured, Tracer, enter};
@@ -122,6 +123,8 @@ pub struct Instance {
     notifications: OnceLock<Notifications>,
     adopter: OnceLock<Arc<dyn Adopter>>,
     leases: OnceLock<Arc<LeaseTable>>,
+    /// Where others change what it shows.
+    page_expiry: OnceLock<PageExpiry>,
     shares: OnceLock<Arc<InstanceShares>>,
     pruner: OnceLock<Arc<Pruner>>,
     tracer: OnceLock<Arc<Tracer>>,
@@ -168,6 +171,7 @@ impl Instance {
             notifications: OnceLock::new(),
             adopter: OnceLock::new(),
             leases: OnceLock::new(),
+            page_expiry: OnceLock::new(),
             shares: OnceLock::new(),
             pruner: OnceLock::new(),
             tracer: OnceLock::new(),
@@ -339,6 +343,13 @@ impl Instance {
         // Without names that expire, a name could only be dropped with what is mounted on it.
         let may_keep = kernel.expires_names();
         self.pruner.get().into_iter().for_each(|pruner| pruner.add(&self.nodes, &kernel));
+        if let Some(time) = self.timed() {
+            let looks = (self.stack.layer(), Arc::clone(&self.nodes), Arc::clone(&kernel));
+            match PageExpiry::start(self.name(), time, looks) {
+                Ok(expiry) => drop(self.page_expiry.set(expiry)),
+                Err(error) => warn!(instance = self.name(), %error, "pages that others change stay with the kernel"),
+            }
+        }
         let _ = self.notifications.set(Notifications::new(self.name(), kernel, &CoreGroups::of_cpus(cpus)));
         if may_keep && !self.shared.load(Ordering::Acquire) {
             self.nodes.start_holding();

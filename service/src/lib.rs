@@ -45,6 +45,7 @@ mod mounted;
 mod nodes;
 mod notify;
 mod outside;
+mod page_expiry;
 mod passthrough;
 pub mod pool_memory;
 pub mod process;

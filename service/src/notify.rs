@@ -342,7 +342,7 @@ fn tell_directory(kernel: &dyn KernelCache, job: &DirectoryJob) -> io::Result<()
     }
 }
 
-fn tell(kernel: &dyn KernelCache, job: Job) -> io::Result<()> {
+pub(crate) fn tell(kernel: &dyn KernelCache, job: Job) -> io::Result<()> {
     if job.pages {
         kernel.invalidate(job.number, 0, -1)?;
     }

@@ -1,7 +1,7 @@
 //! Timed coherence: a directory that others change behind the service (`--coherence timed:TIME`). What they have done is seen by both paths
 //! when that time is over, and what is done through the mount is where they see it at once.
 
-use poolfs_tests::{Pool, Stepper, Way, compile, hash, isolated};
+use poolfs_tests::{Pool, Stepper, Way, compile, hash, isolated, wait_until};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -45,6 +45,24 @@ impl<'a> Scene<'a> {
         std::thread::sleep(TIMED);
         for (way, observer) in &mut self.observers {
             assert_eq!(observer.step(&step), new, "{what}: after, {way:?}");
+        }
+    }
+
+    /// The same of what is seen when a thread of the service has looked.
+    fn changes_soon(
+        &mut self,
+        what: &str,
+        step: &str,
+        old: Result<u64, i32>,
+        change: impl FnOnce(&Path),
+        new: Result<u64, i32>,
+    ) {
+        for (way, observer) in &mut self.observers {
+            assert_eq!(observer.step(step), old, "{what}: before, {way:?}");
+        }
+        change(&self.data);
+        for (way, observer) in &mut self.observers {
+            wait_until(&format!("{what}, {way:?}"), || observer.step(step) == new);
         }
     }
 
@@ -109,6 +127,53 @@ fn what_others_change_is_seen_when_the_time_is_over() {
         let rename = |data: &Path| fs::rename(data.join("directory"), data.join("other")).expect("renamed");
         scene.changes("a directory is renamed", "statsize @directory/inner", Ok(1), rename, missing);
         scene.changes("and is there", "statsize @other/inner", Ok(1), |_| (), Ok(1));
+
+        // The kernel asks for no attributes here.
+        let content = |text: &[u8]| Ok(hash(text));
+        let write = |text: &'static [u8]| move |data: &Path| at("open")(data).write_all_at(text, 0).expect("written");
+        let before = |data: &Path| fs::metadata(data.join("open")).and_then(|file| file.modified()).expect("known");
+        scene.changes_soon(
+            "an open file is sent",
+            "send 0 100",
+            content(&bytes(b'b', 7)),
+            write(b"0123456"),
+            content(b"0123456"),
+        );
+        scene.changes_soon(
+            "and has grown",
+            "send 0 100",
+            content(b"0123456"),
+            write(b"0123456789"),
+            content(b"0123456789"),
+        );
+        scene.each("map 10");
+        scene.changes_soon(
+            "it is mapped",
+            "mread 0 10",
+            content(b"0123456789"),
+            write(b"abcdefghij"),
+            content(b"abcdefghij"),
+        );
+        let keep_time = |data: &Path| {
+            let time = before(data);
+            write(b"ABCDEFGHIJ")(data);
+            at("open")(data).set_modified(time).expect("set");
+        };
+        scene.changes_soon(
+            "its time is set back",
+            "mread 0 10",
+            content(b"abcdefghij"),
+            keep_time,
+            content(b"ABCDEFGHIJ"),
+        );
+        scene.each("unmap");
+        scene.changes_soon(
+            "and is sent",
+            "send 0 100",
+            content(b"ABCDEFGHIJ"),
+            write(b"9876543210"),
+            content(b"9876543210"),
+        );
 
         // By what the test itself has seen, through the kernel.
         let (names, mode) = (

@@ -11,6 +11,7 @@
 //! the kernel.
 
 use super::{NodeState, NodeTable};
+use crate::sync::lock;
 use poolfs_libservice::types::NodeId;
 use std::sync::atomic::Ordering;
 
@@ -70,6 +71,17 @@ impl NodeTable {
         let states = self.states(node);
         let state = states.get(&node).filter(|state| state.open_files > 0 && state.number != 0)?;
         Some(state.number)
+    }
+
+    /// The files that the kernel has open, each with FUSE's number of it.
+    pub(crate) fn open_numbers(&self) -> Vec<(NodeId, u64)> {
+        let mut open = Vec::new();
+        for shard in &self.states {
+            let states = lock(shard);
+            let of_shard = states.iter().filter(|(_, state)| state.open_files > 0 && state.number != 0);
+            open.extend(of_shard.map(|(&node, state)| (node, state.number)));
+        }
+        open
     }
 
     /// What the kernel has to be told of the size of an open file when somebody comes to go by it; nothing when it knows it.
