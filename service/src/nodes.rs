@@ -51,6 +51,8 @@ const OWN_NUMBERS: u64 = 1 << 63;
 #[derive(Default)]
 struct NodeState {
     number: u64,
+    /// As the kernel shows it.
+    inode: u64,
     kernel_references: u64,
     /// When it was last looked up, counted in look-ups.
     entered: u64,
@@ -189,6 +191,7 @@ impl NodeTable {
         if state.number == 0 {
             state.number = self.number_for(node, inode);
         }
+        state.inode = inode;
         let is_new = state.kernel_references == 0;
         state.kernel_references += 1;
         state.entered = self.entries.fetch_add(1, Ordering::Relaxed);
@@ -196,6 +199,12 @@ impl NodeTable {
             self.count_entered();
         }
         state.number
+    }
+
+    /// The inode number of a node that the kernel knows, as it was looked up; no layer is asked.
+    #[must_use]
+    pub fn inode(&self, node: NodeId) -> Option<u64> {
+        self.states(node).get(&node).map(|state| state.inode).filter(|&inode| inode != 0)
     }
 
     /// Gives it a share of the nodes that the kernel may know; once, and before it knows any.

@@ -230,6 +230,18 @@ struct Writer {
     files: Vec<Written>,
 }
 
+/// The program that a command has started.
+fn child_of(command: u32) -> u32 {
+    let children = format!("/proc/{command}/task/{command}/children");
+    let mut pid = None;
+    wait_until("it is started", || {
+        let text = fs::read_to_string(&children).expect("poolfs exec runs");
+        pid = text.split_whitespace().next().and_then(|word| word.parse().ok());
+        pid.is_some()
+    });
+    pid.expect("a number")
+}
+
 impl Writer {
     /// One whose writes to all these files are posted from here on, and of which nothing is on the way.
     fn start(folder: &Path, pool: &Pool, names: &[String]) -> Self {
@@ -253,14 +265,7 @@ impl Writer {
 
     /// The program that `poolfs exec` has started.
     fn pid(&self) -> u32 {
-        let children = format!("/proc/{0}/task/{0}/children", self.program.pid());
-        let mut pid = None;
-        wait_until("it is started", || {
-            let text = fs::read_to_string(&children).expect("poolfs exec runs");
-            pid = text.split_whitespace().next().and_then(|word| word.parse().ok());
-            pid.is_some()
-        });
-        pid.expect("a number")
+        child_of(self.program.pid())
     }
 
     fn write(&mut self, file: usize, offset: usize, length: usize, byte: u8) {
@@ -282,8 +287,13 @@ impl Writer {
 
     /// Begins a step with the first file, of which is told when it has ended.
     fn begin(mut self, step: String) -> (Receiver<Result<u64, i32>>, Vec<Written>, JoinHandle<Stepper>) {
-        let (send, ended) = channel();
         assert_eq!(self.program.step("swap 0"), Ok(0));
+        self.begin_alone(step)
+    }
+
+    /// The same with the file that is open.
+    fn begin_alone(mut self, step: String) -> (Receiver<Result<u64, i32>>, Vec<Written>, JoinHandle<Stepper>) {
+        let (send, ended) = channel();
         let program = std::thread::spawn(move || {
             let _ = send.send(self.program.step(&step));
             self.program
@@ -545,6 +555,35 @@ fn a_mount_with_posted_writes_whose_branch_does_not_answer_can_be_given_up() {
 fn a_mount_can_be_given_up_to_which_more_is_posted_than_the_service_has_threads_to_take() {
     isolated("a_mount_can_be_given_up_to_which_more_is_posted_than_the_service_has_threads_to_take", |folder| {
         posted_writes_are_given_up(folder, 3, 12);
+    });
+}
+
+#[test]
+fn what_is_known_of_a_process_is_told_while_a_branch_holds_what_it_has_open() {
+    isolated("what_is_known_of_a_process_is_told_while_a_branch_holds_what_it_has_open", |folder| {
+        let (foreign, pool) = places(folder);
+        fs::write(folder.join("foreign-upper/upper/f"), [7; 100]).expect("written");
+        let _ = poolfs(&pool, "mount POOL @mnt --upper @data --lower @foreign/upper").expect("mount");
+        let (at, program) = (folder.join("mnt/f"), compile(folder, "steps", false));
+        let mut programs = [(); 2].map(|()| Stepper::start(&pool, &program, Way::Library));
+        for program in &mut programs {
+            assert_eq!(program.step(&format!("open {} {}", at.display(), libc::O_RDWR)), Ok(0));
+            assert!(program.step("size").is_ok_and(|size| size == 100));
+        }
+        foreign.stop();
+        let [holding, asked] = programs;
+        let (ended, _, holding) = Writer { program: holding, files: Vec::new() }.begin_alone("truncate 50".to_owned());
+        wait_until("the branch has not answered", || {
+            pool.status()["service"]["unresponsive_branches"].as_array().is_some_and(|branches| !branches.is_empty())
+        });
+        let pid = child_of(asked.pid());
+        let told = poolfs(&pool, &format!("why {pid} --json --wait 5")).expect("why");
+        let told: Value = serde_json::from_str(&told).expect("JSON");
+        assert!(told.to_string().contains(at.to_str().expect("UTF-8")), "{told}");
+        foreign.resume();
+        assert_eq!(ended.recv().expect("it ends"), Ok(0));
+        drop((asked, holding.join().expect("it ends")));
+        let _ = poolfs(&pool, "umount POOL @mnt").expect("umount");
     });
 }
 

@@ -1,6 +1,7 @@
 //! Time limits of requests (`--timeout`): what an unresponsive branch holds up fails, and the mount goes on when the branch does.
 
-use poolfs_tests::{Foreign, Pool, Stepper, Way, compile, hash, isolated, wait_until};
+use poolfs_tests::{Foreign, Pool, Stepper, Way, compile, hash, isolated, name_of, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -176,6 +177,44 @@ fn what_has_failed_may_take_effect_later_and_is_seen_then() {
         assert_eq!(mode(&below.join("f1")), Some(0o600));
         assert_eq!(mode(&below.join("f2")), Some(0o640), "what failed does not come after what succeeded");
         assert!(!below.join("made").exists() && !below.join("never").exists());
+    });
+}
+
+#[test]
+fn a_lower_branch_whose_service_stands_still_fails_what_needs_it_and_nothing_else() {
+    isolated("a_lower_branch_whose_service_stands_still_fails_what_needs_it_and_nothing_else", |folder| {
+        for name in ["mnt", "lower", "data", "upper"] {
+            fs::create_dir(folder.join(name)).expect("a folder");
+        }
+        for (name, byte) in [("data/f1", b'a'), ("data/f2", b'b'), ("upper/own", b'c')] {
+            fs::write(folder.join(name), vec![byte; FILE_BYTES]).expect("made");
+        }
+        let (below, pool) =
+            (Pool::named(folder, &format!("{}-below", name_of(folder)), "16M"), Pool::create(folder, "16M"));
+        let mounted_below =
+            below.mount(&folder.join("lower"), &["--dir", folder.join("data").to_str().expect("UTF-8")]);
+        let mounted = pool.line("mount POOL @mnt --upper @upper --lower @lower --timeout 1s").status();
+        assert!(mounted.expect("poolfs runs").success());
+        let at = |name: &str| folder.join("mnt").join(name);
+        let [lower, own] =
+            ["f1", "own"].map(|name| File::options().read(true).write(true).open(at(name)).expect("opened"));
+        let service = Pid::from_raw(below.service_pid()).expect("a number");
+        kill_process(service, Signal::STOP).expect("ours");
+        for round in 1..3 {
+            assert!(has_failed(lower.read_exact_at(&mut [0; 4096], 0)));
+            assert!(has_failed(fs::symlink_metadata(at(&format!("none-{round}")))));
+            let mut seen = [0; 100];
+            own.write_all_at(&[round; 100], 0).and_then(|()| own.read_exact_at(&mut seen, 0)).expect("it is not below");
+            assert_eq!(seen, [round; 100]);
+        }
+        kill_process(service, Signal::CONT).expect("ours");
+        let mut seen = vec![0; FILE_BYTES];
+        wait_until("it goes on", || lower.read_exact_at(&mut seen, 0).is_ok());
+        assert_eq!(seen, vec![b'a'; FILE_BYTES]);
+        wait_until("names go on", || fs::read(at("f2")).is_ok_and(|content| content == vec![b'b'; FILE_BYTES]));
+        drop((lower, own));
+        assert!(pool.line("umount POOL @mnt").status().expect("poolfs runs").success());
+        let _ = mounted_below.unmount().expect("umount");
     });
 }
 

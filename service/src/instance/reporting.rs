@@ -3,7 +3,6 @@
 use super::{Adopted, Instance};
 use crate::request::Kind;
 use crate::sync::lock;
-use poolfs_libservice::types::Caller;
 use poolfs_service_protocol::{AdoptedFile, ClientStatus, InstanceStatus, OperationPath, ProgramStatus, ReadCounts};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -24,8 +23,8 @@ impl Instance {
         let (has_session, files, refused) =
             self.adopter.get().map_or_else(Default::default, |adopter| adopter.client(pid));
         let adopted = |Adopted { file, direct_reads, writes }: Adopted| {
-            // A file that cannot be asked is shown with a number no file has.
-            let inode = self.layer().getattr(&Caller::ROOT, file.node()).map_or(0, |attributes| attributes.inode);
+            // No layer is asked: its branch may not respond. A file that the kernel does not know has a number that no file has.
+            let inode = self.nodes.inode(file.node()).unwrap_or(0);
             let left_to_kernel = self.nodes.may_map(file.node());
             let [library, kernel] = file.reads();
             AdoptedFile {
@@ -48,8 +47,7 @@ impl Instance {
 
     /// Inode numbers of programs that the kernel maps and reads by itself for who has them open.
     fn open_programs(&self) -> Vec<u64> {
-        let inode = |node| self.layer().getattr(&Caller::ROOT, node).map(|attributes| attributes.inode);
-        self.nodes.open_texts().into_iter().filter_map(|node| inode(node).ok()).collect()
+        self.nodes.open_texts().into_iter().filter_map(|node| self.nodes.inode(node)).collect()
     }
 
     /// What it does and holds.
