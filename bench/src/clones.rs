@@ -1,10 +1,11 @@
 //! Measures the memory of several containers that read or map one file of their image.
 
 use crate::containers::{POOL_MEMORY, TARGETS, Unions, tell};
+use crate::emptying::emptied;
 use crate::files::fill;
-use crate::groups::{self, Memory};
+use crate::groups;
 use crate::mapped::Mapped;
-use crate::targets::{Laboratory, Target, drop_caches};
+use crate::targets::{Laboratory, Target};
 use anyhow::{Context, Result, ensure};
 use std::fmt::Write;
 use std::fs::File;
@@ -12,7 +13,6 @@ use std::io::{BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 /// How many read the file.
 const NUMBERS: [usize; 3] = [1, 4, 8];
@@ -22,11 +22,6 @@ const BYTES: u64 = 96 << 20;
 
 /// Its name.
 const FILE: &str = "large";
-
-/// How often caches are emptied at most, the pause in between, and how many bytes of difference make it worth while.
-const EMPTYINGS: u32 = 20;
-const EMPTYING_PAUSE: Duration = Duration::from_millis(100);
-const EMPTYING_LEAST: u64 = 1 << 20;
 
 /// Bytes read at once.
 const PIECE: usize = 1 << 20;
@@ -76,22 +71,6 @@ fn pages(laboratory: &Laboratory, target: Target, mapped: bool, number: usize) -
         ensure!(status.success(), "a reader over {}: {status}", target.title());
     }
     read.and(after).map(|after| after.since(before).file)
-}
-
-/// What the groups use when the kernel's caches are empty: pages of what was unmounted just now take a moment to go.
-pub fn emptied(pool: &str) -> Result<Memory> {
-    drop_caches()?;
-    let mut least = groups::used(pool)?;
-    for _ in 0..EMPTYINGS {
-        std::thread::sleep(EMPTYING_PAUSE);
-        drop_caches()?;
-        let used = groups::used(pool)?;
-        if used.all + EMPTYING_LEAST >= least.all {
-            break;
-        }
-        least = used;
-    }
-    Ok(least)
 }
 
 /// A process in the pool's group that has read the file and waits.

@@ -1,6 +1,6 @@
 //! Measures N servers of one image, each with a writable branch of its own: the time until all have answered, and memory.
 
-use crate::clones::emptied;
+use crate::emptying::emptied;
 use crate::groups::{self, Memory};
 use crate::roots::{Entrance, Root, Server, all_answer, unpack};
 use crate::table::{Row, Table, Unit};

@@ -5,6 +5,7 @@ mod containers;
 mod copies;
 mod copy_up;
 mod databases;
+mod emptying;
 mod files;
 mod fileserver;
 mod first_writes;

@@ -32,6 +32,8 @@ pub mod hold;
 pub mod memory;
 pub mod notice;
 #[cfg(not(loom))]
+mod post_slots;
+#[cfg(not(loom))]
 mod poster;
 pub mod posts;
 pub mod queue;
@@ -49,6 +51,8 @@ pub mod words;
 pub use borrowed::Borrowed;
 #[cfg(not(loom))]
 pub use connection::{CallError, Connection, OWN_DESCRIPTOR_MIN};
+#[cfg(not(loom))]
+pub use post_slots::PostSlots;
 #[cfg(not(loom))]
 pub use poster::{PostAt, Posting};
 

@@ -16,7 +16,7 @@ use crate::mounts::{Freshness, MountPoint};
 use crate::outcome::{Refusal, Served};
 use crate::session::Session;
 use crate::state::Call;
-use crate::trace::{self, Reason};
+use crate::trace::Reason;
 use crate::{kernel_size, process, raw};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::posts::PostGrant;
@@ -294,7 +294,7 @@ pub fn own_file_for<'a>(call: Call, descriptor: i32, purpose: Purpose) -> Served
     if is_alone && seen.is_own(process::forks()) {
         return open_file_for(call, descriptor, purpose);
     }
-    Err(if seen.known == Known::Unknown { Refusal::Foreign } else { trace::left(Reason::SharedOffset) })
+    Err(if seen.known == Known::Unknown { Refusal::Foreign } else { Refusal::left(Reason::SharedOffset) })
 }
 
 /// Whether a number stands for what was adopted, as the kernel says now.
@@ -345,15 +345,15 @@ fn classify<'a>(
     let uses = match seen.known {
         Known::Unknown => 1,
         Known::Candidate(uses) => uses + 1,
-        _ => return Err(trace::left(Reason::NotAdopted)),
+        _ => return Err(Refusal::left(Reason::NotAdopted)),
     };
     let is_read_only = || raw::open_flags(descriptor).is_ok_and(|flags| flags & sys::O_ACCMODE == sys::O_RDONLY);
     if !purpose.is_worth_adopting(uses, found.stx_size, is_read_only) {
         state.descriptors.note(descriptor, seen, Known::Candidate(uses));
-        return Err(trace::left(Reason::FirstUse));
+        return Err(Refusal::left(Reason::FirstUse));
     }
     let flags = raw::open_flags(descriptor).map_err(|_| Refusal::Kernel)?;
-    let session = state.sessions.enter(call, &instance).ok_or_else(|| trace::left(Reason::NoSession))?;
+    let session = state.sessions.enter(call, &instance).ok_or_else(|| Refusal::left(Reason::NoSession))?;
     if !session.serves(&mount) {
         state.descriptors.note(descriptor, seen, Known::NotOurs);
         return Err(Refusal::Foreign);
@@ -375,7 +375,7 @@ fn classify<'a>(
         }
         None => {
             state.descriptors.note(descriptor, seen, Known::Refused);
-            Err(trace::left(Reason::NotAdopted))
+            Err(Refusal::left(Reason::NotAdopted))
         }
     }
 }

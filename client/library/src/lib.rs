@@ -18,6 +18,7 @@
 
 mod cached_clock;
 pub mod calls;
+mod descriptor_path;
 pub mod descriptors;
 pub mod errno;
 pub mod files;

@@ -1,6 +1,6 @@
 //! How an attempt to serve a call by the user-level path ends.
 
-use crate::trace;
+use crate::trace::{self, Reason};
 use poolfs_types::Errno;
 
 /// Why a call is not served by the library.
@@ -12,6 +12,16 @@ pub enum Refusal {
     Kernel,
     /// It was served, and failed.
     Failed(Errno),
+}
+
+impl Refusal {
+    /// A call is left to the kernel, for a reason that is counted.
+    #[inline]
+    #[must_use]
+    pub fn left(reason: Reason) -> Self {
+        trace::left(reason);
+        Self::Kernel
+    }
 }
 
 /// What a served call returns.

@@ -5,14 +5,13 @@
 //! answers a symbolic link with the path to go on with. That path is looked up anew, because it may lead anywhere.
 
 use crate::cached_clock::CachedClock;
+use crate::descriptor_path::path_of;
 use crate::files::{OpenFile, open_file};
 use crate::memory::{UserMemory, UserPath};
 use crate::mounts::{Freshness, MountPoint, Table, components};
 use crate::outcome::{Refusal, Served};
-use crate::raw;
 use crate::state::{Call, State};
-use crate::trace::{self, Reason};
-use core::fmt::Write;
+use crate::trace::Reason;
 use linux_raw_sys::general as sys;
 use poolfs_ipc::Borrowed;
 use poolfs_ipc::wire::{Reply, Request, Status};
@@ -93,7 +92,7 @@ pub fn locate<'p>(call: Call, start: &Start<'_>, text: &'p [u8]) -> Served<Locat
     }
     let directory = start.as_ref().ok_or(Refusal::Foreign)?;
     if !is_plain(text) || components(text).next().is_none() || !is_whole(call, &directory.mount) {
-        return Err(trace::left(Reason::Path));
+        return Err(Refusal::left(Reason::Path));
     }
     let crosses = call.state.mounts.with(call.frame, Freshness::Exact, |table| {
         let mount = table.by_id(directory.mount.id)?;
@@ -103,7 +102,7 @@ pub fn locate<'p>(call: Call, start: &Start<'_>, text: &'p [u8]) -> Served<Locat
         leads_elsewhere(table, mount.id, directory.descriptor, text)
     });
     if crosses.flatten() != Some(false) {
-        return Err(trace::left(Reason::OtherMount));
+        return Err(Refusal::left(Reason::OtherMount));
     }
     let handle = (directory.adopted.handle, directory.session.generation);
     Ok(Location { mount: directory.mount, directory: Some(handle), text, skip: 0 })
@@ -119,13 +118,13 @@ fn locate_absolute<'p>(call: Call, text: &'p [u8]) -> Served<Location<'p>> {
     };
     find(Freshness::Lazy).ok_or(Refusal::Foreign)?;
     if !is_plain(text) {
-        return Err(trace::left(Reason::Path));
+        return Err(Refusal::left(Reason::Path));
     }
     match find(Freshness::Exact) {
         Some((mount, skip, true)) if components(text).count() > skip => {
             Ok(Location { mount, directory: None, text, skip })
         }
-        _ => Err(trace::left(Reason::Path)),
+        _ => Err(Refusal::left(Reason::Path)),
     }
 }
 
@@ -159,29 +158,6 @@ fn leads_elsewhere(table: &Table, mount: u64, descriptor: i32, text: &[u8]) -> O
     Some(found.id != mount)
 }
 
-/// What the kernel calls the file behind a descriptor, when it has a path and that is shorter than `room`.
-pub fn path_of(descriptor: i32, room: &mut [u8]) -> Option<&[u8]> {
-    let mut link = LinkName { bytes: [0; 32], length: 0 };
-    write!(link, "/proc/self/fd/{descriptor}\0").ok()?;
-    let link = core::ffi::CStr::from_bytes_until_nul(&link.bytes).ok()?;
-    let length = raw::read_link(link, room).ok().filter(|&length| length < room.len())?;
-    room.get(..length).filter(|path| path.first() == Some(&b'/'))
-}
-
-struct LinkName {
-    bytes: [u8; 32],
-    length: usize,
-}
-
-impl Write for LinkName {
-    fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        let end = self.length + text.len();
-        self.bytes.get_mut(self.length..end).ok_or(core::fmt::Error)?.copy_from_slice(text.as_bytes());
-        self.length = end;
-        Ok(())
-    }
-}
-
 /// Writes the path of a location to the data area at `offset`; returns its length.
 fn put_path(borrowed: &mut Borrowed<'_>, offset: usize, location: &Location<'_>) -> Served<usize> {
     let mut length = 0;
@@ -213,7 +189,7 @@ fn once(
     if second.is_some_and(|second| second.mount.id != first.mount.id) {
         return Err(Refusal::Kernel);
     }
-    let session = call.state.sessions.enter(call, instance).ok_or_else(|| trace::left(Reason::NoSession))?;
+    let session = call.state.sessions.enter(call, instance).ok_or_else(|| Refusal::left(Reason::NoSession))?;
     if !session.serves(&first.mount) {
         return Err(Refusal::Kernel);
     }

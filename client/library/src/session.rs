@@ -8,11 +8,11 @@ mod posts;
 mod requests;
 mod sharing;
 
+use crate::descriptor_path::path_of;
 use crate::descriptors::{Adopted, Found, Witness};
 use crate::instance_name::InstanceName;
 use crate::memory::UserMemory;
 use crate::mounts::MountPoint;
-use crate::paths::path_of;
 use crate::segments::{Segment, Segments};
 use crate::signals::SignalsHeld;
 use crate::state::Call;

@@ -103,6 +103,13 @@ pub fn state_if_mapped() -> Option<&'static State> {
     state.is_set_up().then_some(state)
 }
 
+/// Writes the report ([`trace::report`]) at the end of the process, not of one that only runs in its memory.
+pub fn report() {
+    if state_if_mapped().is_none_or(|state| state.is_own_process()) {
+        trace::report();
+    }
+}
+
 /// Runs `fork`, in a signal handler that may have interrupted a call of this library. The child goes on with that call, too: it
 /// gets to know that the session is not its own, and leaves the call to the kernel, for which it needs what its parent's call
 /// stood on. Everything after that call begins anew, as in any other child.

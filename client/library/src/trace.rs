@@ -4,8 +4,6 @@
 //! was standard error when the process began: many programs close theirs before they end. `POOLFS_REPORT` does the same with a longer line:
 //! the library's requests by operation, what was left to the kernel by reason, and what was not posted by reason.
 
-use crate::outcome::Refusal;
-use crate::state::state_if_mapped;
 use crate::{process, raw};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -115,11 +113,10 @@ pub fn posted() {
     count(&POSTED);
 }
 
-/// The refusal that leaves a call to the kernel, for a reason that is counted.
+/// Counts why a call is left to the kernel.
 #[inline]
-pub fn left(reason: Reason) -> Refusal {
+pub fn left(reason: Reason) {
     REASONS[reason as usize].fetch_add(1, Ordering::Relaxed);
-    Refusal::Kernel
 }
 
 /// Counts a request of the library.
@@ -224,11 +221,8 @@ pub fn counts() -> (u64, u64) {
     (LIBRARY.iter().map(|counter| counter.load(Ordering::Relaxed)).sum(), KERNEL.load(Ordering::Relaxed))
 }
 
-/// Writes the report, once, when it was asked for. For the end of the process, not of one that only runs in its memory.
+/// Writes the report, once, when it was asked for.
 pub fn report() {
-    if state_if_mapped().is_some_and(|state| !state.is_own_process()) {
-        return;
-    }
     let targets = targets();
     if targets == [None, None] || REPORTED.swap(true, Ordering::Relaxed) {
         return;

@@ -5,7 +5,7 @@ use crate::next::{Next, announce_and_go_on, missing};
 use core::ffi::{c_int, c_void};
 use linux_raw_sys::general as sys;
 use poolfs_client::rights::{self, Change};
-use poolfs_client::{raw, state, trace};
+use poolfs_client::{raw, state};
 
 /// Run by the loader before the program's own code, so that the first call finds everything set up.
 extern "C" fn begin() {
@@ -13,7 +13,7 @@ extern "C" fn begin() {
 }
 
 extern "C" fn end() {
-    trace::report();
+    state::report();
 }
 
 #[used]
@@ -135,13 +135,13 @@ pub fn abort() -> ! {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _exit(status: c_int) -> ! {
-    trace::report();
+    state::report();
     exit_by_kernel(status)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _Exit(status: c_int) -> ! {
-    trace::report();
+    state::report();
     exit_by_kernel(status)
 }
 

@@ -1,6 +1,7 @@
 //! The service's end of posted writes: grants, and taking posts.
 
-use crate::posts::{self, PostSlots, SlotWords};
+use crate::post_slots::PostSlots;
+use crate::posts::{self, SlotWords};
 use crate::service::session::{Acquired, Session};
 use crate::wire::{Operation, Reply, Status, WireTime};
 use poolfs_types::Errno;

@@ -2,10 +2,11 @@
 
 use crate::bare::{Bare, bare_session, eventually};
 use crate::common::{EchoService, Written, assert_echo};
+use poolfs_ipc::PostSlots;
 use poolfs_ipc::area::{self, BufferArea, DATA_BYTES};
 use poolfs_ipc::hold::Frame;
 use poolfs_ipc::memory::PAGE;
-use poolfs_ipc::posts::{self, POST_BYTES_MAX, POST_SLOTS, POSTED_MAX, PostGrant, PostSlots};
+use poolfs_ipc::posts::{self, POST_BYTES_MAX, POST_SLOTS, POSTED_MAX, PostGrant};
 use poolfs_ipc::queue::{Doorbell, DoorbellQueue};
 use poolfs_ipc::service::{MemoryBudget, Session};
 use poolfs_ipc::state::{CallerState, Sequence};

@@ -1,4 +1,4 @@
-//! Moving blocks ahead of writes: the blocks behind the end of what a program writes and syncs in small steps, as databases do
+//! Which blocks move ahead of writes ([`Union::move_ahead`](crate::Union::move_ahead)): those behind the end of what a program writes and syncs in small steps, as databases do
 //! with their logs.
 //!
 //! Without it, each step into a new block of such a file costs more than the write. The branch has to allocate the block, and the
@@ -7,11 +7,6 @@
 //! way, the next blocks are moved together with those being flushed, more of them the longer it goes on. A file that is synced
 //! once, or in large steps, has none moved ahead.
 
-use crate::Union;
-use crate::flatten::Zeros;
-use crate::node::Node;
-use crate::sketch::{BLOCK, Sketch};
-use poolfs_libservice::Held;
 use std::ops::Range;
 
 /// Blocks that move ahead the first time.
@@ -54,28 +49,8 @@ impl Ahead {
     }
 
     /// Notes that what was wanted has moved.
-    fn moved(&mut self) {
+    pub fn moved(&mut self) {
         self.synced = Some(self.recent.end);
-    }
-}
-
-impl Union {
-    /// Moves the blocks of a sketch, whose lock is held, that are about to be written if its writer goes on as before. It is only a guess: when it
-    /// fails, they move when they are written.
-    pub(crate) fn move_ahead(&self, node: &Node, held: &Held, sketch: &mut Sketch) {
-        let wanted = sketch.ahead.wanted();
-        let Ok((map, _)) = sketch.parts() else { return };
-        // The last block may be shorter than others, and grow.
-        let end = wanted.end.min(sketch.record.limit.min(sketch.record.size) / BLOCK);
-        // What could not be completed has its new bytes where others would be put.
-        if wanted.start >= end || !sketch.transit.is_empty() {
-            return;
-        }
-        let blocks = wanted.start..map.bitmap.run_end(wanted.start, end, false);
-        match self.move_blocks(node, held, sketch, blocks, &mut Vec::new(), Zeros::Stored) {
-            Ok(_) => sketch.ahead.moved(),
-            Err(error) => tracing::debug!(inode = node.inode, %error, "blocks did not move ahead of their writer"),
-        }
     }
 }
 

@@ -50,6 +50,7 @@ mod links;
 mod listing;
 mod lower_path;
 mod marks;
+mod move_ahead;
 mod names;
 mod needed;
 mod node;

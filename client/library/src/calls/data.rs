@@ -1,8 +1,8 @@
 //! Reads and writes at given offsets, and the other calls on the content of an open file: sync, truncation, allocation.
 
+use super::limits::{TRANSFER_MAX, may_be_written, transfer};
 use super::posts::{learn, poster};
 use super::{by_file, kernel, kernel_cancellable, on_descriptor, refresh_size, request, sort_error};
-use crate::descriptors::Adopted;
 use crate::files::{DirectFile, OpenFile, Purpose, direct_file, open_file, open_file_for};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish, refused_at};
@@ -12,10 +12,6 @@ use linux_raw_sys::general as sys;
 use poolfs_ipc::segment::OptimisticRead;
 use poolfs_ipc::wire::{Operation, Request, RequestFlags, Status};
 use poolfs_types::Errno;
-use poolfs_types::limits::FILE_SIZE_MAX;
-
-/// Most bytes of one read or write, as in the kernel.
-pub const TRANSFER_MAX: usize = 0x7fff_f000;
 
 /// A file's segment is asked for at this read or look at attributes by request: mapping it costs as much as a few of them.
 const SEGMENT_AT_LOOK: u32 = 8;
@@ -83,11 +79,6 @@ pub(super) fn writable<'a>(call: Call, descriptor: i32, bytes: usize) -> Served<
 /// An adopted regular file that may be written.
 pub(super) fn may_write<'a>(call: Call, file: OpenFile<'a>) -> Served<OpenFile<'a>> {
     if may_be_written(call, &file.adopted) { Ok(file) } else { Err(Refusal::Kernel) }
-}
-
-/// Whether a file may be written without the kernel.
-pub(super) fn may_be_written(call: Call, adopted: &Adopted) -> bool {
-    adopted.is_regular() && adopted.is_writable() && !call.state.file_size_limited()
 }
 
 /// Reads a little of a file that is read again and again, in so few instructions that the processor begins with the next read while
@@ -229,13 +220,6 @@ pub(super) fn write_at(call: Call, file: &OpenFile<'_>, memory: UserMemory, offs
         }
     }
     Ok((done, first))
-}
-
-/// The bytes of a transfer; nothing to transfer and impossible offsets are the kernel's to judge.
-pub(super) fn transfer(memory: UserMemory, offset: u64) -> Served<usize> {
-    let length = memory.length().min(TRANSFER_MAX);
-    let fits = offset.checked_add(length as u64).is_some_and(|end| end <= FILE_SIZE_MAX);
-    if memory.is_impossible() || length == 0 || !fits { Err(Refusal::Kernel) } else { Ok(length) }
 }
 
 /// `preadv2`; `preadv` when there are no `flags`

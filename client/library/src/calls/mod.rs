@@ -6,6 +6,7 @@
 mod attributes;
 mod data;
 mod descriptors;
+mod limits;
 mod names;
 mod offsets;
 mod posts;

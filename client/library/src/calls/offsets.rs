@@ -203,7 +203,7 @@ fn at_offset(
     transfer: impl FnOnce(u64) -> Served<usize>,
 ) -> Served<usize> {
     let whole = i64::try_from(length).ok().filter(|&length| length > 0).ok_or(Refusal::Kernel)?;
-    if length > super::data::TRANSFER_MAX {
+    if length > super::limits::TRANSFER_MAX {
         return Err(Refusal::Kernel);
     }
     let end = raw::seek(descriptor, whole, sys::SEEK_CUR).map_err(|_| Refusal::Kernel)?;

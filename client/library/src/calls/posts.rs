@@ -5,7 +5,7 @@
 //! read in another way, the grant is gone, and the write is an ordinary request. While posts are outstanding, what this process knows of a
 //! file without asking (its segment, its attributes) is not used.
 
-use super::data::{may_be_written, transfer};
+use super::limits::{may_be_written, transfer};
 use super::sort_error;
 use crate::descriptors::{Adopted, EndChange, Known, Seen};
 use crate::files;

@@ -18,7 +18,7 @@ impl Session<'_> {
             if error == CallError::Dead {
                 self.end();
             }
-            trace::left(Reason::NoBuffer)
+            Refusal::left(Reason::NoBuffer)
         })
     }
 
@@ -65,7 +65,7 @@ pub(super) fn sorted(operation: u32, reply: Reply) -> Served<Reply> {
     }
     match status {
         Some(Status::Done | Status::Redirect | Status::RedirectSecond) => Ok(reply),
-        Some(Status::UseKernel) => Err(trace::left(Reason::Service)),
+        Some(Status::UseKernel) => Err(Refusal::left(Reason::Service)),
         Some(Status::Failed) => Err(Refusal::Failed(Errno::from_raw(reply.errno))),
         None => Err(Refusal::Failed(Errno::EIO)),
     }
