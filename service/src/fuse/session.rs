@@ -99,8 +99,7 @@ impl Session {
             device,
             front: Front::new(Arc::clone(instance)),
             name: instance.name().to_owned(),
-            // One more for the reserve.
-            in_service: Arc::new(InService::new(first + threads + 1, timeout)),
+            in_service: Arc::new(InService::new(first + threads, timeout)),
             has_reserve: AtomicBool::new(false),
             first,
             rings: Rings::new(&entries, cpus),
