@@ -52,6 +52,7 @@ struct Watch {
 
 /// The requests in service: at most one of each thread.
 pub(super) struct InService {
+    /// The last is a spare one ([`InService::spare`]).
     places: Vec<Mutex<Option<Waiting>>>,
     taken: AtomicUsize,
     /// How long one of them may take.
@@ -83,8 +84,13 @@ impl Drop for Entered<'_> {
 
 impl InService {
     pub(super) fn new(threads: usize, timeout: Option<Duration>) -> Self {
-        let places = (0..threads).map(|_| Mutex::new(None)).collect();
+        let places = (0..=threads).map(|_| Mutex::new(None)).collect();
         Self { places, taken: AtomicUsize::new(0), timeout, watch: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// The place for a thread beyond the others.
+    pub(super) fn spare(&self) -> usize {
+        self.places.len() - 1
     }
 
     /// Whether requests have a time limit.
@@ -96,9 +102,9 @@ impl InService {
         self.timeout.map_or(0, |_| now_ms())
     }
 
-    /// In how many of the places from `first` on there are requests that nobody waits for any more.
+    /// In how many of the places from `first` on, without the spare one, there are requests that nobody waits for any more.
     pub(super) fn given_up(&self, first: usize) -> usize {
-        let places = self.places.iter().skip(first);
+        let places = self.places.iter().take(self.spare()).skip(first);
         places.filter(|place| lock(place).is_some_and(|waiting| waiting.thread == 0)).count()
     }
 
@@ -108,7 +114,7 @@ impl InService {
         // The kernel's own requests have no thread.
         let thread = if thread == 0 { NOBODY } else { thread };
         *lock(&self.places[place]) = Some(Waiting { unique, thread, since_ms: self.since_ms() });
-        let is_last = self.taken.fetch_add(1, Ordering::Relaxed) + 1 == self.places.len();
+        let is_last = self.taken.fetch_add(1, Ordering::Relaxed) + 1 == self.spare();
         (Entered { of: self, place, unique }, is_last)
     }
 

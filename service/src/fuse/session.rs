@@ -212,7 +212,7 @@ impl Session {
     /// Answers calls with `EIO` until a thread is there again that serves them.
     fn refuse_while_held_up(self: &Arc<Self>) {
         let mut buffer = Buffer::new(&self.transfers);
-        let mut put_off = PutOff::default();
+        let (mut put_off, mut given) = (PutOff::default(), Vec::new());
         while self.is_held_up() {
             match self.device.wait_for_message(RESERVE_PAUSE) {
                 Ok(false) => continue,
@@ -224,7 +224,12 @@ impl Session {
                 Ok(None) => continue,
                 Err(error) => return self.has_ended(&error),
             };
-            match Message::parse(buffer.split(length).0) {
+            let (message, room) = buffer.split(length);
+            match Message::parse(message) {
+                // Another thread was faster with the message that was there, and this one came later.
+                Ok(Message::Call(call)) if !self.is_held_up() => {
+                    let _ = self.serve_read(self.in_service.spare(), call, room, &mut given, None);
+                }
                 Ok(Message::Call(call)) => {
                     let outcome = match call.operation {
                         Ok(Operation::Release { handle }) => {
