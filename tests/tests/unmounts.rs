@@ -446,6 +446,30 @@ fn what_is_mounted_over_a_union_stays() {
 }
 
 #[test]
+fn what_is_mounted_inside_a_union_stays() {
+    isolated("what_is_mounted_inside_a_union_stays", |folder| {
+        let union = Union::make(folder);
+        union.mount();
+        union.write("below");
+        let inside = union.at.join("sub");
+        fs::create_dir(&inside).expect("a folder");
+        let _ = shell(&format!("mount -t tmpfs none {}", inside.display())).expect("mounted");
+        fs::write(inside.join("precious"), "kept").expect("written");
+        for force in [&[][..], &["--force"]] {
+            let refused = run(union.umount_command().args(force));
+            let wanted = format!("is mounted inside it, a tmpfs at {}\n", inside.display());
+            assert!(refused.code != 0 && refused.err.contains(&wanted), "{refused:?}");
+            assert!(!refused.err.contains("all the same") && !refused.err.contains("--force"), "{refused:?}");
+            assert_eq!(fs::read_to_string(inside.join("precious")).expect("it stays"), "kept");
+            assert!(union.is_mounted());
+        }
+        let _ = shell(&format!("umount {}", inside.display())).expect("unmounted");
+        let _ = union.umount().expect("umount");
+        union.check("below");
+    });
+}
+
+#[test]
 fn of_two_pools_that_mount_at_one_place_at_once_one_does() {
     isolated("of_two_pools_that_mount_at_one_place_at_once_one_does", |folder| {
         let at = folder.join("mnt");

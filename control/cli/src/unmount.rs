@@ -7,7 +7,7 @@ use crate::record::{InstanceRecord, PoolRecord};
 use crate::state::Locked;
 use crate::text::{complain, pasted};
 use crate::{pool, service, users, waiting};
-use poolfs_host::{Host, MountEntry, mount_table, mounted_over, pool_mounts};
+use poolfs_host::{Host, MountEntry, mount_table, mounted_inside, mounted_over, pool_mounts};
 use poolfs_service_protocol::{Command, MountSpec, StackSpec, UnmountMode};
 use std::path::Path;
 
@@ -30,8 +30,7 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     }
     let (instance, place) = (instance.spec.instance.clone(), instance.spec.mount_point.clone());
     // Force would not help, and what is written would be flushed for nothing.
-    let table = mount_table(&*context.host)?;
-    pool_mounts(&table, &instance).into_iter().try_for_each(|entry| uncovered(&table, entry))?;
+    refuse_foreign(context, &instance)?;
     if pool.record.service_alive(&*context.host) == Some(true) {
         // What such a service has stays its own, also by force: only its end would give it back.
         if let Err(failure) = waiting::ping(context, name)
@@ -45,6 +44,7 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     let mut flushed = service::flush(context, name, &instance, force);
     let gives_up = force && matches!(&flushed, Err(failure) if failure.code() == Code::NoAnswer);
     if gives_up {
+        refuse_foreign(context, &instance)?;
         // The flush has had its time.
         context.patience.renew();
         if waiting::ping(context, name).is_ok() {
@@ -74,6 +74,10 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
     };
     match unmounted {
         Err(failure) if force => {
+            if is_recorded(&pool, &instance) {
+                // Its flush may have taken long.
+                refuse_foreign(context, &instance)?;
+            }
             let ended = unmount_instance(context, &mut pool, &instance, UnmountMode::Forced);
             if !is_recorded(&pool, &instance) {
                 complain(&format!("poolfs: unmounted all the same: {}", failure.summary()));
@@ -195,16 +199,38 @@ pub fn unmount_flushed(
     }
 }
 
+/// Refuse to unmount what somebody has mounted over a mount of an instance, or inside: it would go with it.
+fn refuse_foreign(context: &Context, instance: &str) -> Result<()> {
+    let table = mount_table(&*context.host)?;
+    pool_mounts(&table, instance).into_iter().try_for_each(|entry| {
+        uncovered(&table, entry)?;
+        let inside = mounted_inside(&table, entry);
+        // The last mounted one can be unmounted before all others.
+        let Some(last) = inside.last() else { return Ok(()) };
+        let (kind, at) = (named(last), last.mount_point.display());
+        let cause = match inside.len() - 1 {
+            0 => format!("something else is mounted inside it, {kind} at {at}"),
+            more => format!("something else is mounted inside it, {kind} at {at}, and {more} more"),
+        };
+        let remedy = format!("unmount that first, with `umount {}`", pasted(&last.mount_point));
+        Err(Failure::in_use(entry.mount_point.display().to_string(), cause, remedy))
+    })
+}
+
+/// What a mount is of.
+fn named(entry: &MountEntry) -> String {
+    // Filesystems without a device have any word for it.
+    let source = Some(&entry.source).filter(|source| source.starts_with('/')).map(|source| format!(" of {source}"));
+    format!("a {}{}", entry.kind, source.unwrap_or_default())
+}
+
 /// That unmounting by its path takes this mount, and not somebody else's.
 pub fn uncovered(table: &[MountEntry], entry: &MountEntry) -> Result<()> {
     match mounted_over(table, entry) {
         None => Ok(()),
         Some(over) => {
             let place = entry.mount_point.display();
-            // Filesystems without a device have any word for it.
-            let source =
-                Some(&over.source).filter(|source| source.starts_with('/')).map(|source| format!(" of {source}"));
-            let cause = format!("something else is mounted over it, a {}{}", over.kind, source.unwrap_or_default());
+            let cause = format!("something else is mounted over it, {}", named(over));
             Err(Failure::in_use(
                 place.to_string(),
                 cause,

@@ -21,7 +21,7 @@ pub use cgroup::{ControlGroups, GroupLayout, Leaf, PoolLimits};
 pub use cpus::CpuSet;
 pub use error::{HostError, Result};
 pub use linux::LinuxHost;
-pub use mounts::{MountEntry, mount_table, mounted_over, parse_mount_table, pool_mounts};
+pub use mounts::{MountEntry, mount_table, mounted_inside, mounted_over, parse_mount_table, pool_mounts};
 pub use process::{ProcessIdentity, ProcessSignal, boot_id, parse_start_time};
 pub use recording::RecordingHost;
 pub use remove::remove_tree;

@@ -68,6 +68,21 @@ pub fn mounted_over<'a>(table: &'a [MountEntry], entry: &MountEntry) -> Option<&
         .find(|other| other.parent == entry.id && other.id != entry.id && other.mount_point == entry.mount_point)
 }
 
+/// What others have mounted inside a mount of an instance, at any depth: it goes with that mount when this is detached. Mounts of the instance itself are none.
+#[must_use]
+pub fn mounted_inside<'a>(table: &'a [MountEntry], entry: &MountEntry) -> Vec<&'a MountEntry> {
+    let mut reached = vec![entry.id];
+    let mut at = 0;
+    while let Some(&parent) = reached.get(at) {
+        let on_it = table.iter().filter(|other| other.parent == parent).map(|other| other.id);
+        let new: Vec<u64> = on_it.filter(|id| !reached.contains(id)).collect();
+        reached.extend(new);
+        at += 1;
+    }
+    let is_others = |other: &&MountEntry| reached[1..].contains(&other.id) && other.instance() != entry.instance();
+    table.iter().filter(is_others).collect()
+}
+
 fn parse_line(line: &str) -> Option<MountEntry> {
     let (front, back) = line.split_once(" - ")?;
     let mut front = front.split(' ');
@@ -142,6 +157,19 @@ mod tests {
         );
         assert_eq!(mounted_over(&table, &table[0]).map(|over| over.source.as_str()), Some("over"));
         assert!(table[1..].iter().all(|entry| mounted_over(&table, entry).is_none()));
+    }
+
+    #[test]
+    fn what_is_mounted_inside_is_found_at_any_depth() {
+        let table = parse_mount_table(
+            "93 91 0:43 / /m/a/deep rw - tmpfs deep rw\n\
+             90 27 0:40 / /m rw - fuse.poolfs poolfs:web-1 rw\n\
+             91 90 0:40 /a /m/a rw - fuse.poolfs poolfs:web-1 rw\n\
+             92 90 0:41 / /m/b rw - fuse.poolfs poolfs:web-2 rw\n\
+             94 27 0:43 / /m-beside rw - tmpfs beside rw\n",
+        );
+        let inside = |at: usize| mounted_inside(&table, &table[at]).iter().map(|other| other.id).collect::<Vec<_>>();
+        assert_eq!((inside(1), inside(2), inside(3)), (vec![93, 92], vec![93], vec![]));
     }
 
     #[test]
