@@ -5,7 +5,7 @@ use poolfs_tests::{Pool, Way, checksum, import_small, isolated, populate, run};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -128,6 +128,27 @@ fn differences_are_listed_and_make_a_layer_for_everybody() {
             let _ = mount.unmount().expect("unmounted");
         }
         assert_eq!(checksum(&lower), before, "the lower branch");
+    });
+}
+
+#[test]
+fn the_root_is_listed_when_its_attributes_differ() {
+    isolated("the_root_is_listed_when_its_attributes_differ", |folder| {
+        let lower = lower(folder);
+        let pool = Pool::create(folder, "64M");
+        let (upper, at) = (folder.join("upper"), folder.join("mnt"));
+        fs::create_dir(&upper).expect("a folder");
+        let mount = pool.mount_union(&at, &upper, &[&lower]);
+        let listed = |options: &[&str]| {
+            let line = [&["diff", pool.name(), text(&at)], options].concat();
+            pool.poolfs(&line).expect("diff")
+        };
+        assert_eq!((listed(&[]), listed(&["--json"])), (String::new(), String::new()));
+        fs::set_permissions(&at, fs::Permissions::from_mode(0o711)).expect("changed");
+        assert_eq!(listed(&[]), "C /\n");
+        let json: Value = serde_json::from_str(&listed(&["--json"])).expect("one object");
+        assert_eq!(json, serde_json::json!({"path": "/", "kind": "changed", "file_type": "directory"}));
+        let _ = mount.unmount().expect("unmounted");
     });
 }
 

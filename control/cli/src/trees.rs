@@ -84,9 +84,6 @@ fn show(context: &Context, difference: &Difference) -> Result<()> {
         let line = serde_json::to_string(difference).map_err(|error| Failure::new("diff", error, ""))?;
         return print(&(line + "\n"));
     }
-    if difference.path == "/" {
-        return Ok(());
-    }
     let letter = match difference.kind {
         DifferenceKind::Added => 'A',
         DifferenceKind::Changed => 'C',

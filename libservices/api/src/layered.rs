@@ -69,6 +69,13 @@ pub trait Layered: Libservice {
     /// Those of `visit`, and what the branches answer.
     fn differences(&self, visit: &mut Visit<'_>) -> Result<()>;
 
+    /// Whether the permissions, the owners or the extended attributes of the root, which is always told of, are not those that the lower branches
+    /// have of theirs.
+    ///
+    /// # Errors
+    /// What the branches answer.
+    fn root_differs(&self) -> Result<bool>;
+
     /// Parts of a regular file, from `from` on and in order, whose bytes are not the lower branches': those that have been written since, or
     /// are new. Whole blocks, cut at the file's end; at most `most` of them, which must not be 0. Holes of files that are not the lower branches' are left out.
     ///

@@ -3,14 +3,19 @@
 use crate::node::{Content, Node};
 use crate::resolve::{LowerFound, Referenced};
 use crate::sketch::{BLOCK, Sketch};
-use crate::{Union, lower_path, work};
-use poolfs_libservice::{ChangesHeld, Difference, Error, Flattened, Layered, Opened, Relation, Result, Visit, fail};
+use crate::{Union, lower_path, marks, work};
+use poolfs_libservice::{
+    Branch, ChangesHeld, Difference, Error, Flattened, Layered, Opened, Relation, Result, Visit, fail,
+};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 const ROOT: &Caller = &Caller::ROOT;
+
+/// Labels that the host gives to what is in its filesystems.
+const HOST_LABEL: &[u8] = b"security.selinux";
 
 /// Which names of a directory are told of.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,6 +41,14 @@ struct Entered<'a> {
 impl Layered for Union {
     fn differences(&self, visit: &mut Visit<'_>) -> Result<()> {
         self.visit_differences(visit)
+    }
+
+    fn root_differs(&self) -> Result<bool> {
+        let root = self.node(NodeId::ROOT)?;
+        let state = root.read();
+        let (Some(upper), Some(lower)) = (&state.upper, state.lowers.first()) else { return Ok(true) };
+        let below = &self.lowers[lower.layer].layer;
+        Ok(shown_attributes(&self.upper, upper.node())? != shown_attributes(below, lower.held.node())?)
     }
 
     fn changed_parts(&self, node: NodeId, from: u64, most: usize) -> Result<Vec<Range<u64>>> {
@@ -203,6 +216,23 @@ impl Union {
         self.close_unused(&node);
         parts
     }
+}
+
+/// Permissions, owners and extended attributes of an object of a branch, as far as users see them and they are not the host's own.
+type ShownAttributes = (u32, u32, u32, BTreeMap<Vec<u8>, Vec<u8>>);
+
+fn shown_attributes(branch: &Branch, node: NodeId) -> Result<ShownAttributes> {
+    let Attributes { permissions, uid, gid, .. } = branch.getattr(ROOT, node)?;
+    let names = match branch.listxattr(ROOT, node) {
+        Err(error) if error == Errno::EOPNOTSUPP => Vec::new(),
+        names => names?,
+    };
+    let is_shown = |name: &Vec<u8>| !marks::hidden(name) && !name.starts_with(HOST_LABEL);
+    let values = names.into_iter().filter(is_shown).map(|name| {
+        let value = branch.getxattr(ROOT, node, &name)?;
+        Ok((name, value))
+    });
+    Ok((permissions, uid, gid, values.collect::<Result<_>>()?))
 }
 
 fn moved_parts(sketch: &Sketch, bytes: Range<u64>, most: usize) -> Result<Vec<Range<u64>>> {

@@ -70,6 +70,9 @@ pub(super) fn differences(stream: &UnixStream, service: &Service, instance: &str
             if !goes_on() {
                 return Ok(ControlFlow::Break(()));
             }
+            if path.is_empty() && !union.root_differs()? {
+                return Ok(ControlFlow::Continue(()));
+            }
             match tell(stream, &**union, path, difference, parts) {
                 Ok(result) => result.map(|()| ControlFlow::Continue(())),
                 Err(error) => {

@@ -193,6 +193,26 @@ fn differences_have_letters() {
 }
 
 #[test]
+fn a_root_differs_by_its_own_attributes_only() {
+    let branches = Branches::empty(1);
+    let (union, root) = (branches.open(), NodeId::ROOT);
+    let differs = || union.root_differs().expect("told");
+    assert!(!differs());
+    put(&*union, "added", b"x");
+    assert!(!differs(), "what is in it is told of by itself");
+    let permissions = union.getattr(ROOT, root).expect("there").permissions;
+    let change = |permissions| SetAttributes { permissions: Some(permissions), ..SetAttributes::default() };
+    union.setattr(ROOT, root, &change(permissions ^ 0o4), None).expect("set");
+    assert!(differs());
+    union.setattr(ROOT, root, &change(permissions), None).expect("set");
+    assert!(!differs());
+    union.setxattr(ROOT, root, b"user.x", b"y", XattrFlags::empty()).expect("set");
+    assert!(differs());
+    branches.lowers[0].setxattr(ROOT, root, b"user.x", b"y", XattrFlags::empty()).expect("set");
+    assert!(!differs());
+}
+
+#[test]
 fn other_names_of_a_changed_file_are_told_of_with_what_leads_to_them() {
     let branches = Branches::empty(1);
     let below = &*branches.lowers[0];
