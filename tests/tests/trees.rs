@@ -250,6 +250,37 @@ fn a_frozen_upper_branch_serves_clones_and_stays_as_it_is() {
 }
 
 #[test]
+fn lower_branches_in_the_wrong_order_are_called_that() {
+    isolated("lower_branches_in_the_wrong_order_are_called_that", |folder| {
+        let lower = lower(folder);
+        let pool = Pool::create(folder, "64M");
+        let [first, top, at, elsewhere] = ["first", "top", "at", "elsewhere"].map(|name| {
+            let path = folder.join(name);
+            fs::create_dir(&path).expect("a folder");
+            path
+        });
+        let mount = pool.mount_union(&at, &first, &[&lower]);
+        let _ = pool.shell(Way::Library, &format!("cd {}; {CHANGES}", at.display())).expect("changed");
+        let _ = mount.unmount().expect("unmounted");
+        let told = |lowers: &[&Path]| {
+            let lowers: Vec<&str> = lowers.iter().map(|path| text(path)).collect();
+            let mut command = pool.command();
+            command.args(["mount", pool.name(), text(&at), "--upper", text(&top), "--lower", &lowers.join(":")]);
+            let mounted = run(&mut command);
+            let _ = pool.poolfs(&["umount", pool.name(), text(&at)]).expect("unmounted");
+            assert_eq!(mounted.code, 0, "{mounted:?}");
+            mounted.err
+        };
+        let (named, order) = (lower.display(), "which --lower lists before it");
+        let wrong = told(&[&lower, &first]);
+        assert!(wrong.contains(&format!("in {named}, {order}")) && !wrong.contains("not among"), "{wrong}");
+        let absent = told(&[&elsewhere, &first]);
+        assert!(absent.contains("which is not among the lower branches") && !absent.contains(order), "{absent}");
+        assert_eq!(told(&[&first, &lower]), "");
+    });
+}
+
+#[test]
 fn a_container_is_committed_and_run_again() {
     isolated("a_container_is_committed_and_run_again", |folder| {
         let pool = Pool::create(folder, "64M");

@@ -44,16 +44,31 @@ impl Stack {
             let some = paths[..paths.len() - more].join(", ");
             if more > 0 { format!("{some} and {more} more") } else { some }
         };
-        let note = |incomplete: &Incomplete| {
+        let is_given = |id: &&String| lowers.iter().any(|lower| lower.path.to_str() == Some(id));
+        // The branches below one that was an upper branch are those that are listed after it.
+        let order = |incomplete: &Incomplete| {
+            let (branch, given) = (incomplete.branch.display(), incomplete.missing.iter().filter(is_given));
+            let given: Vec<String> = given.cloned().collect();
+            (incomplete.branch != upper.path && !given.is_empty()).then(|| {
+                format!(
+                    "files of the lower branch {branch} have, or once had, some of their bytes in {}, which --lower lists before it: those that still have answer EIO. A \
+                     branch is listed before the branches that it was written over; unmount it, and mount it with --lower naming {branch} first",
+                    named(given),
+                )
+            })
+        };
+        let absent = |incomplete: &Incomplete| {
             let given = lowers.iter().map(|lower| lower.path.display().to_string()).collect();
-            format!(
+            let missing: Vec<String> = incomplete.missing.iter().filter(|id| !is_given(id)).cloned().collect();
+            let is_upper = incomplete.branch == upper.path;
+            (!missing.is_empty()).then(|| format!(
                 "files of the {} branch {} have, or once had, some of their bytes in {}, which is not among the lower branches {}: those that still have answer EIO. Lower \
                  branches are known by their paths; unmount it, and mount it with --lower naming each at the path that it had",
-                if incomplete.branch == upper.path { "upper" } else { "lower" },
+                if is_upper { "upper" } else { "lower" },
                 incomplete.branch.display(),
-                named(incomplete.missing.clone()),
+                named(missing),
                 named(given),
-            )
+            ))
         };
         let waits = |file: &Carried| {
             format!(
@@ -64,7 +79,8 @@ impl Stack {
                 upper.path.display(),
             )
         };
-        let incomplete = self.incomplete.iter().take(NAMED_MAX).map(note);
+        let incomplete =
+            self.incomplete.iter().take(NAMED_MAX).flat_map(|one| absent(one).into_iter().chain(order(one)));
         incomplete.chain(self.waiting().take(NAMED_MAX).map(waits)).collect()
     }
 }
