@@ -301,6 +301,7 @@ fn who_has_files_open_in_another_mount_namespace_keeps_them_until_he_lets_go() {
         let refused = union.umount();
         assert!(refused.code != 0 && refused.err.contains("another mount namespace"), "{refused:?}");
         assert!(refused.err.contains(&format!("used by: {} (python3)", elsewhere.0.id())), "{refused:?}");
+        assert!(refused.err.contains("the mount ends by itself then"), "{refused:?}");
         elsewhere.store("meanwhile");
         // It is the pool's as before.
         assert_eq!(union.pool.status()["service"]["instances"].as_array().map(Vec::len), Some(1));
@@ -311,9 +312,10 @@ fn who_has_files_open_in_another_mount_namespace_keeps_them_until_he_lets_go() {
         assert!(run(&mut command).code != 0, "its branch is in use");
         elsewhere.store("at last");
         elsewhere.end();
-        // By itself, or by the next command.
+        // By itself, or by the next command, which says so.
         let ended = union.umount();
         assert!(ended.code == 0 || ended.err.contains("has no mount there"), "{ended:?}");
+        poolfs_tests::wait_until("it ends", || union.umount().err.contains("has no mount there"));
         assert!(fs::read(union.upper.join("mapped")).expect("flushed").starts_with(b"at lastle"));
     });
 }
@@ -375,6 +377,7 @@ fn who_uses_a_mount_is_named() {
         ];
         let refused = union.umount();
         assert!(refused.code != 0 && refused.err.contains("used by: "), "{refused:?}");
+        assert!(refused.err.contains("correct that, then `poolfs umount"), "it is still there: {refused:?}");
         for (child, how) in &all {
             let (pid, err) = (child.id(), &refused.err);
             assert!([("sh"), ("sleep")].iter().any(|name| err.contains(&format!("{pid} ({name}) {how}"))), "{err}");

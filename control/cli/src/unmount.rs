@@ -93,9 +93,14 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
                 None => failure,
             };
             let again = format!("`poolfs umount {name} {}`", pasted(mount_point));
-            failure.with_remedy(format!(
-                "correct that, then {again} again; with --force, who uses it loses it, and so is what is not on the disk"
-            ))
+            // Gone from its place: the service ends it when the last user has let it go.
+            let is_gone = mount_table(&*context.host).is_ok_and(|table| pool_mounts(&table, &instance).is_empty());
+            let then = match is_used && is_gone {
+                true => format!("end what uses it: the mount ends by itself then, and {again} finds none there"),
+                false => format!("correct that, then {again} again"),
+            };
+            failure
+                .with_remedy(format!("{then}; with --force, who uses it loses it, and so is what is not on the disk"))
         }),
     }
 }
