@@ -470,6 +470,39 @@ fn a_trace_shows_where_requests_spend_their_time() {
 }
 
 #[test]
+fn a_trace_that_a_signal_ends_says_what_it_has() {
+    isolated("a_trace_that_a_signal_ends_says_what_it_has", |folder| {
+        let (directory, at) = (folder.join("dir"), folder.join("mnt"));
+        fs::create_dir(&directory).expect("a folder");
+        let pool = Pool::create(folder, "64M");
+        let mount = pool.mount_directory(&at, &directory);
+        for signal in [Signal::INT, Signal::TERM] {
+            // Until it came to see something, which takes long on a busy machine.
+            let is_told = (1..10).any(|round: u32| {
+                let mut command = pool.command();
+                command.args(["--json", "trace", pool.name(), "--summary", "--seconds", "600"]);
+                let mut child = command.stdout(Stdio::piped()).spawn().expect("poolfs starts");
+                let end = Instant::now() + Duration::from_millis(500) * round;
+                while Instant::now() < end {
+                    let _ = fs::metadata(at.join(format!("absent-{round}-{:?}", end - Instant::now())));
+                }
+                let pid = Pid::from_raw(child.id().try_into().expect("a number")).expect("a process");
+                kill_process(pid, signal).expect("ours");
+                let summary: Option<Value> = serde_json::from_reader(child.stdout.take().expect("piped")).ok();
+                let status = child.wait().expect("ours");
+                summary.is_some_and(|summary| {
+                    assert!(status.success(), "{status:?}: {summary}");
+                    summary["requests"].as_u64() > Some(0)
+                        && summary["kinds"].as_array().is_some_and(|all| !all.is_empty())
+                })
+            });
+            assert!(is_told, "{signal:?}");
+        }
+        drop(mount);
+    });
+}
+
+#[test]
 fn programs_that_close_standard_error_report_to_it_all_the_same() {
     isolated("programs_that_close_standard_error_report_to_it_all_the_same", |folder| {
         let (directory, at) = (folder.join("dir"), folder.join("mnt"));

@@ -8,7 +8,7 @@ use crate::record::{PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::{complain, count, plain};
 use crate::waiting::{self, Until, connect_within, silent};
-use crate::{memory, outlived};
+use crate::{memory, outlived, signals};
 use poolfs_host::{CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
@@ -17,6 +17,7 @@ use poolfs_service_protocol::{
 };
 use std::fs::File;
 use std::io::{BufRead, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -103,8 +104,8 @@ pub struct Traced {
     pub summary: Vec<KindTimes>,
 }
 
-/// Have requests told to `tell` until the time is over, or until it answers false: then nothing is returned. It is asked every
-/// now and then, with nothing, also while nothing happens.
+/// Have requests told to `tell` until the time is over, this process is asked to end, or `tell` answers false: then nothing is returned. It is asked
+/// every now and then, with nothing, also while nothing happens.
 pub fn trace(
     context: &Context,
     pool: &str,
@@ -114,7 +115,17 @@ pub fn trace(
     let mut wait = context.patience.begin();
     let mut input = waiting::send(context, pool, &Command::Trace(spec), &[], &wait)?;
     let mut line = Vec::new();
+    let mut is_enough = false;
     loop {
+        if signals::end_came() {
+            if is_enough {
+                return Err(Failure::interrupted("trace", "it was asked to end again before the service had answered"));
+            }
+            // The service says what it has come to when it sees that nobody wants more.
+            is_enough = true;
+            signals::forget_end();
+            input.get_ref().shutdown(Shutdown::Write).map_err(|error| silent(context, pool, error))?;
+        }
         let span = match input.by_ref().take(SPAN_BYTES_MAX).read_until(b'\n', &mut line) {
             Ok(_) => match understood(context, pool, &line)? {
                 Answer::Span(span) => Some(*span),

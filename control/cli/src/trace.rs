@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::record::PoolRecord;
 use crate::service;
+use crate::signals::Signals;
 use crate::text::{complain, count, duration, print, print_json, print_table, reader_is_gone, table};
 use poolfs_service_protocol::{KindTimes, Layer, OperationPath, Percentiles, Span, TraceSpec};
 use serde::Serialize;
@@ -37,6 +38,8 @@ pub fn trace(context: &Context, pool: &str, spec: TraceSpec) -> Result<()> {
     }
     let seconds = if spec.summary { spec.seconds.or(Some(SUMMARY_SECONDS)) } else { spec.seconds };
     let spec = TraceSpec { seconds, ..spec };
+    // Being asked to end is how it ends: what it has come to is said then.
+    let _signals = Signals::catch()?;
     let traced = service::trace(context, &record.name, spec, |span| {
         if let Some(span) = span {
             show(context, &span)?;
