@@ -10,7 +10,7 @@ use crate::text::{duration, pasted, print, print_json, size, table};
 use poolfs_host::ControlGroups;
 use poolfs_service_protocol::{
     BranchStatus, InstanceStatus, MemoryStatus, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage,
-    WaitStatus,
+    StackSpec, WaitStatus,
 };
 use serde::Serialize;
 use std::fmt::Write;
@@ -30,6 +30,9 @@ struct PoolStatus {
     /// What commands have started in it, and what of that outlives them.
     processes: Vec<PoolProcess>,
     service: Option<ServiceStatus>,
+    /// Its instances whose directories others may change: programs of these are not mapped from the cache, whatever the kernel can do.
+    #[serde(skip)]
+    timed: Vec<String>,
 }
 
 /// What a dead service had mounted, and what takes it away.
@@ -61,6 +64,11 @@ pub fn status(context: &Context, wanted: Option<&str>) -> Result<()> {
     }
 }
 
+fn timed_instances(record: &PoolRecord) -> Vec<String> {
+    let is_timed = |instance: &&InstanceRecord| matches!(&instance.spec.stack, StackSpec::Directory { coherence, .. } if coherence.timed().is_some());
+    record.instances.iter().filter(is_timed).map(|instance| instance.spec.instance.clone()).collect()
+}
+
 fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -> PoolStatus {
     let mut status = PoolStatus {
         name: record.name.clone(),
@@ -71,6 +79,7 @@ fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -
         dead_mounts: Vec::new(),
         processes: outlived::processes(context, groups, &record.name),
         service: None,
+        timed: timed_instances(record),
     };
     let found = Found::of(context, record, &mut context.patience.begin());
     status.state = found.name();
@@ -160,7 +169,9 @@ fn readable(pool: &PoolStatus) -> String {
         service.memory.iter().for_each(|memory| text += &memory_line(memory));
         text += &cache_lines(service);
         service.unresponsive_branches.iter().for_each(|branch| text += &branch_line(branch));
-        service.instances.iter().for_each(|instance| text += &instance_lines(instance));
+        service.instances.iter().for_each(|instance| {
+            text += &instance_lines(instance, pool.timed.contains(&instance.instance));
+        });
     }
     text
 }
@@ -210,7 +221,7 @@ fn branch_line(branch: &BranchStatus) -> String {
     )
 }
 
-fn instance_lines(instance: &InstanceStatus) -> String {
+fn instance_lines(instance: &InstanceStatus, is_timed: bool) -> String {
     let mut text = format!(
         "  {} at {}: {} sessions, {} handles, {} nodes; asked by {}; the kernel caches {} besides\n",
         instance.instance,
@@ -244,6 +255,7 @@ fn instance_lines(instance: &InstanceStatus) -> String {
             let _ =
                 writeln!(text, "    passthrough: {opens} opens of programs; {files} mapped from the cache, {bytes}");
         }
+        None if is_timed => text += "    no passthrough: others may change the directory (--coherence timed)\n",
         None => text += "    no passthrough: the kernel caches programs itself (poolfs doctor)\n",
     }
     if instance.posted_requests > 0 {
@@ -355,6 +367,7 @@ mod tests {
                 PoolProcess { pid: 44, name: "psql".into(), outlived_exec: false },
             ],
             service: Some(service),
+            timed: Vec::new(),
         }
     }
 
@@ -393,7 +406,10 @@ mod tests {
         let mut status = example();
         let service = status.service.as_mut().expect("there is one");
         service.instances[0].programs = None;
-        assert!(readable(&status).contains("no passthrough"));
+        assert!(readable(&status).contains("no passthrough: the kernel caches programs itself (poolfs doctor)"));
+        status.timed = vec!["web-1".into()];
+        let text = readable(&status);
+        assert!(text.contains("no passthrough: others may change the directory") && !text.contains("doctor"), "{text}");
     }
 
     #[test]
