@@ -3,6 +3,7 @@
 mod trace;
 mod trees;
 
+use crate::failures::failure;
 use crate::outside::{Deed, outside};
 use crate::service::Service;
 use poolfs_service_protocol::{Answer, Command, FailureCode, Receiver};
@@ -162,7 +163,7 @@ fn is_open(stream: &UnixStream) -> bool {
 }
 
 fn failed(stream: &UnixStream, code: FailureCode, message: impl Into<String>) -> io::Result<()> {
-    answer(stream, &Answer::Failed { code, message: message.into() })
+    answer(stream, &failure(code, message))
 }
 
 /// Sends one answer.

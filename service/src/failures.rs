@@ -50,7 +50,7 @@ pub enum ServiceError {
     Mount(#[from] MountError),
     /// What programs have written is not on the disk, and would be lost.
     #[error(
-        "what was written to {path} cannot be put on the disk ({cause}), and the mount stays as long as that is so: make room, repair \
+        "what was written to {path} cannot be put on the disk ({cause}), and the mount stays as long as that is so; make room, repair \
          the disk behind it, or remove the file that is damaged"
     )]
     NotWritten {
@@ -82,7 +82,7 @@ pub enum ServiceError {
     /// It is gone from its place, and still used.
     #[error(
         "{path} is in use: programs in another mount namespace, or that were there before it was unmounted by others, have {files} files of it \
-         open; end them, and unmount again"
+         open; end them: it ends with the last of them"
     )]
     UsedElsewhere {
         /// where it was mounted
@@ -120,7 +120,21 @@ pub enum ServiceError {
 
 /// What kind of failure it is that something of a branch cannot be read or written.
 pub(crate) fn code_of(error: &Error) -> FailureCode {
-    if matches!(error.errno(), Errno::ENOSPC | Errno::EDQUOT) { FailureCode::NoSpace } else { FailureCode::File }
+    match error.errno() {
+        Errno::ENOSPC | Errno::EDQUOT => FailureCode::NoSpace,
+        Errno::EUCLEAN => FailureCode::Damaged,
+        _ => FailureCode::File,
+    }
+}
+
+/// The answer with a text that says what is wrong and, where that is known, after the last semicolon what can be done about it.
+pub(crate) fn failure(code: FailureCode, text: impl Into<String>) -> Answer {
+    let text = text.into();
+    let (message, remedy) = match text.rsplit_once("; ") {
+        Some((message, remedy)) => (message.to_owned(), Some(remedy.to_owned())),
+        None => (text, None),
+    };
+    Answer::Failed { code, message, remedy }
 }
 
 impl ServiceError {
@@ -147,6 +161,34 @@ impl ServiceError {
     /// The answer to whoever gave the command.
     #[must_use]
     pub fn answer(&self) -> Answer {
-        Answer::Failed { code: self.code(), message: self.to_string() }
+        match self {
+            // Nothing can be done, and a semicolon is part of a name.
+            Self::LeftBehind { .. }
+            | Self::LostAtEnd { .. }
+            | Self::WaitsAtEnd { .. }
+            | Self::Sessions { .. }
+            | Self::Mount(MountError::Session { .. }) => {
+                Answer::Failed { code: self.code(), message: self.to_string(), remedy: None }
+            }
+            _ => failure(self.code(), self.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_done_is_told_apart_from_what_is_wrong() {
+        let told = |error: ServiceError| match error.answer() {
+            Answer::Failed { message, remedy, .. } => (message, remedy),
+            other => panic!("{other:?}"),
+        };
+        let (message, remedy) = told(ServiceError::Mount(MountError::Busy { path: "/a; b".into() }));
+        assert_eq!(message, "/a; b is in use");
+        assert!(remedy.is_some_and(|remedy| remedy.starts_with("end the programs")));
+        let lost = ServiceError::LeftBehind { path: "/a; b".into(), cause: Error::from(Errno::EIO) };
+        assert_eq!(told(lost).1, None);
     }
 }

@@ -32,7 +32,7 @@ use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CacheMemory, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
-use poolfs_libservice::types::IdMap;
+use poolfs_libservice::types::{Errno, IdMap};
 use poolfs_libservice::{Headroom, Layered, Libservice, Operation};
 use poolfs_local::{Descriptors, Local, LocalOptions};
 use poolfs_quota::{Account, UsageAccounting};
@@ -307,7 +307,7 @@ impl StackBuilder {
                     ..self.union_config(branches[0].layer(), lowers)
                 };
                 let failed = |cause: String| StackError::Union { upper: branches[0].path.clone(), cause };
-                let union = Union::open(config).map_err(|error| failed(with_causes(&error)))?;
+                let union = Union::open(config).map_err(|error| failed(union_cause(&error)).because(&error))?;
                 branches[0].begin();
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
                 incomplete.extend(Incomplete::of(&branches[0], &union));
@@ -357,7 +357,8 @@ impl StackBuilder {
                 Some(union) => union,
                 None => {
                     let config = self.union_config(layer, std::mem::take(&mut lowers));
-                    let union = Union::open_frozen(config).map_err(|error| failed(with_causes(&error)))?;
+                    let union =
+                        Union::open_frozen(config).map_err(|error| failed(union_cause(&error)).because(&error))?;
                     *place = Arc::downgrade(&union);
                     union
                 }
@@ -537,6 +538,14 @@ fn bcow(
         bcow.repair_all()?;
     }
     Ok(Some(bcow))
+}
+
+/// Why a union cannot be opened. Of what is damaged the words say all.
+fn union_cause(error: &poolfs_libservice::Error) -> String {
+    match error.message().filter(|_| error.errno() == Errno::EUCLEAN) {
+        Some(message) => message.to_owned(),
+        None => with_causes(error),
+    }
 }
 
 /// An error with what caused it, in one line.

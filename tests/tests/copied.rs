@@ -59,6 +59,11 @@ fn a_copy_of_an_upper_branch_is_whole_or_refused() {
             for part in ["without its extended attributes", "`cp -a`", "--xattrs-include='*'", "rsync -aHX"] {
                 assert!(refused.err.contains(part), "{script}: {part} in {refused:?}");
             }
+            let told = try_line(&pool, "mount POOL @mnt --upper @copy --lower @lower --json").err;
+            let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+            let told = |field: &str| told["error"][field].as_str().unwrap_or_default().to_owned();
+            assert_eq!(told("code"), "damaged", "{script}");
+            assert!(told("remedy").contains("`cp -a`") && !told("cause").contains("`cp -a`"), "{script}");
             let bitmaps = || fs::read_dir(folder.join("copy/.poolfs/bitmaps")).expect("there").count();
             for repair in ["", " --repair"] {
                 let found = try_line(&pool, &format!("fsck @copy --lower @lower{repair}"));

@@ -321,6 +321,22 @@ fn control_groups_are_those_of_one_state_directory() {
 }
 
 #[test]
+fn an_import_that_fails_names_the_image() {
+    isolated("an_import_that_fails_names_the_image", |folder| {
+        let pool = Pool::create(folder, "16M");
+        for (source, code) in [("tar:/nowhere.tar", "file"), ("zip:/tmp", "usage")] {
+            let failed = pool.poolfs(&["--json", "image", "import", "small", source]);
+            let told: serde_json::Value = serde_json::from_str(&failed.err).expect("JSON");
+            assert_eq!(
+                (&told["error"]["thing"], &told["error"]["code"]),
+                (&"image small".into(), &code.into()),
+                "{told}"
+            );
+        }
+    });
+}
+
+#[test]
 fn an_image_in_use_is_removed_only_by_force() {
     isolated("an_image_in_use_is_removed_only_by_force", |folder| {
         let pool = Pool::create(folder, "16M");

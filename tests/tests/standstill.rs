@@ -55,7 +55,10 @@ fn every_command_ends_when_the_service_stands_still() {
         let told: serde_json::Value = serde_json::from_str(&failed.err).expect("nothing but JSON");
         assert_eq!(told["error"]["code"], "no-answer", "{told}");
         let silent = poolfs(&format!("status POOL --json --wait {LIMIT}")).expect("status says how it is");
-        assert!(silent.contains("\"silent\"") && silent.contains(&format!("kill -CONT {service}")), "{silent}");
+        let silent: serde_json::Value = serde_json::from_str(&silent).expect("JSON");
+        assert_eq!(silent["state"], "silent");
+        let told = |field: &str| silent[field].as_str().unwrap_or_default().contains("kill -CONT");
+        assert!(told("remedy") && !told("cause"), "{silent}");
         for line in [
             "mount POOL @more --dir @data",
             "mount POOL @mnt --dir @data",

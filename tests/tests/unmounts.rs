@@ -377,7 +377,7 @@ fn who_uses_a_mount_is_named() {
         ];
         let refused = union.umount();
         assert!(refused.code != 0 && refused.err.contains("used by: "), "{refused:?}");
-        assert!(refused.err.contains("correct that, then `poolfs umount"), "it is still there: {refused:?}");
+        assert!(refused.err.contains("; then `poolfs umount"), "it is still there: {refused:?}");
         for (child, how) in &all {
             let (pid, err) = (child.id(), &refused.err);
             assert!([("sh"), ("sleep")].iter().any(|name| err.contains(&format!("{pid} ({name}) {how}"))), "{err}");

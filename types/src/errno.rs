@@ -78,6 +78,7 @@ errnos! {
     ECONNRESET = 104, "connection reset by peer";
     ENOTCONN = 107, "transport endpoint is not connected";
     ETIMEDOUT = 110, "connection timed out";
+    EUCLEAN = 117, "structure needs cleaning";
     ECONNREFUSED = 111, "connection refused";
     EALREADY = 114, "operation already in progress";
     EINPROGRESS = 115, "operation now in progress";

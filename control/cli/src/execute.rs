@@ -156,12 +156,12 @@ fn hand_over(pool: &mut Locked<PoolRecord>, instance: &str, failure: Failure) ->
         return Err(failure);
     };
     kept.owner = None;
-    let mut remedy = format!("correct that, then `poolfs umount {name} {}`", pasted(&kept.spec.mount_point));
+    let mut next = format!("`poolfs umount {name} {}`", pasted(&kept.spec.mount_point));
     if pool.record.owner.take().is_some() {
-        remedy += &format!(", and `poolfs pool rm {name}`");
+        next += &format!(", and `poolfs pool rm {name}`");
     }
     pool.note()?;
-    Err(failure.with_remedy(remedy))
+    Err(failure.then(&next))
 }
 
 /// The step between `exec` and its program: enter the pool's group, then become the program.

@@ -113,6 +113,7 @@ impl From<FailureCode> for Code {
             FailureCode::InUse => Code::InUse,
             FailureCode::Host => Code::Host,
             FailureCode::File => Code::File,
+            FailureCode::Damaged => Code::Damaged,
             FailureCode::NoSpace => Code::NoSpace,
         }
     }
@@ -191,6 +192,12 @@ impl Failure {
         self
     }
 
+    /// The same failure, said of another thing in the place of its own.
+    pub fn about(mut self, thing: impl Into<String>) -> Failure {
+        self.thing = thing.into();
+        self
+    }
+
     /// The same failure with more of its cause.
     pub fn because(mut self, more: impl Display) -> Failure {
         self.cause = format!("{}; {more}", self.cause);
@@ -203,9 +210,16 @@ impl Failure {
         self
     }
 
+    /// The same failure, with what is to be done after its remedy.
+    pub fn then(mut self, next: &str) -> Failure {
+        let first = self.remedy().unwrap_or("correct that");
+        self.remedy = format!("{first}; then {next}");
+        self
+    }
+
     /// For programs, as `--json` prints it.
     pub fn json(&self) -> serde_json::Value {
-        let remedy = Some(&self.remedy).filter(|remedy| !remedy.is_empty());
+        let remedy = self.remedy();
         serde_json::json!({"error": {"code": self.code.name(), "thing": self.thing, "cause": self.cause, "remedy": remedy}})
     }
 
@@ -219,6 +233,11 @@ impl Failure {
     /// The thing and the cause, for a failure that has been dealt with.
     pub fn summary(&self) -> String {
         format!("{}: {}", self.thing, self.cause)
+    }
+
+    /// What can be done about it, if anything is known.
+    pub fn remedy(&self) -> Option<&str> {
+        Some(self.remedy.as_str()).filter(|remedy| !remedy.is_empty())
     }
 
     /// The same failure of a command that has exit statuses of its own.
@@ -323,6 +342,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_to_be_done_then_comes_after_the_remedy() {
+        let remedy = |remedy: &str| Failure::new("a", "b", remedy).then("try again").remedy().map(str::to_owned);
+        assert_eq!(remedy("make room").as_deref(), Some("make room; then try again"));
+        assert_eq!(remedy("").as_deref(), Some("correct that; then try again"));
+    }
+
+    #[test]
     fn every_code_is_documented() {
         let document = include_str!("../../../docs/observability.md");
         for code in Code::ALL {
@@ -348,8 +374,7 @@ mod tests {
         for code in Code::ALL {
             let name = code.name();
             let told: FailureCode = serde_json::from_value(name.into()).expect("another is none of the others");
-            let expected =
-                if matches!(code, Code::NoAnswer | Code::Damaged | Code::Interrupted) { Code::Failed } else { code };
+            let expected = if matches!(code, Code::NoAnswer | Code::Interrupted) { Code::Failed } else { code };
             assert_eq!(Code::from(told), expected, "{name}");
         }
     }

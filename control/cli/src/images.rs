@@ -15,7 +15,8 @@ const SHORT_DIGEST: usize = 12;
 /// Import an image, with a progress bar on a terminal.
 pub fn import(context: &Context, name: &str, source: &str) -> Result<()> {
     let mut bar = Bar::cancelled_by(Signals::catch()?);
-    let image = context.images()?.import(name, source, &Limits::default(), &mut bar)?;
+    let imported = context.images()?.import(name, source, &Limits::default(), &mut bar);
+    let image = imported.map_err(|error| Failure::from(error).about(format!("image {name}")))?;
     if context.json {
         return print_json(&image);
     }

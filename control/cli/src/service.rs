@@ -79,8 +79,9 @@ fn understood(context: &Context, pool: &str, line: &[u8]) -> Result<Answer> {
         return Err(silent(context, pool, waiting::HUNG_UP));
     }
     match serde_json::from_slice(line).map_err(|error| silent(context, pool, error))? {
-        Answer::Failed { code, message } => {
-            Err(Failure::new(format!("service of pool {pool}"), message, "").with_code(code.into()))
+        Answer::Failed { code, message, remedy } => {
+            let remedy = remedy.unwrap_or_default();
+            Err(Failure::new(format!("service of pool {pool}"), message, remedy).with_code(code.into()))
         }
         answer => Ok(answer),
     }

@@ -6,7 +6,7 @@ use crate::outlived::{self, PoolProcess};
 use crate::patience::Wait;
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
-use crate::text::{duration, pasted, print, print_json, size, table};
+use crate::text::{duration, pasted, plain, print, print_json, size, table};
 use poolfs_host::ControlGroups;
 use poolfs_service_protocol::{
     BranchStatus, InstanceStatus, MemoryStatus, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage,
@@ -23,6 +23,8 @@ struct PoolStatus {
     state: &'static str,
     /// Why it is silent.
     cause: Option<String>,
+    /// What can be done about that.
+    remedy: Option<String>,
     memory_limit_bytes: u64,
     memory_used_bytes: Option<u64>,
     /// What a dead service had mounted.
@@ -74,6 +76,7 @@ fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -
         name: record.name.clone(),
         state: "not running",
         cause: None,
+        remedy: None,
         memory_limit_bytes: record.memory_bytes,
         memory_used_bytes: groups.memory_used(&*context.host, &record.name),
         dead_mounts: Vec::new(),
@@ -89,7 +92,9 @@ fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -
             status.dead_mounts = record.instances.iter().map(|instance| dead_mount(&record.name, instance)).collect();
         }
         Found::Running(told) => status.service = Some(*told),
-        Found::Silent(failure) => status.cause = Some(failure.to_string()),
+        Found::Silent(failure) => {
+            (status.cause, status.remedy) = (Some(failure.summary()), failure.remedy().map(str::to_owned));
+        }
     }
     status
 }
@@ -149,7 +154,10 @@ fn readable(pool: &PoolStatus) -> String {
     let used = pool.memory_used_bytes.map_or_else(|| "-".to_owned(), size);
     let _ = writeln!(text, ", memory {used} of {}", size(pool.memory_limit_bytes));
     if let Some(cause) = &pool.cause {
-        let _ = writeln!(text, "  it does not answer: {cause}");
+        let _ = writeln!(text, "  it does not answer: {}", plain(cause));
+    }
+    if let Some(remedy) = &pool.remedy {
+        let _ = writeln!(text, "  remedy: {}", plain(remedy));
     }
     if pool.state == "dead" {
         let _ = writeln!(
@@ -359,6 +367,7 @@ mod tests {
             name: "web".into(),
             state: "running",
             cause: None,
+            remedy: None,
             memory_limit_bytes: 1 << 30,
             memory_used_bytes: Some(1 << 20),
             dead_mounts: Vec::new(),

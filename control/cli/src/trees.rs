@@ -106,7 +106,8 @@ fn commit_union(context: &Context, pool: &str, place: &str, union: &MountSpec, n
     let StackSpec::Union { lowers, .. } = &union.stack else { return Err(service::unexpected(pool)) };
     let mut bar = Bar::cancelled_by(Signals::catch()?);
     let store = context.images()?;
-    let staged = store.stage(name)?;
+    let of_image = |error| Failure::from(error).about(format!("image {name}"));
+    let staged = store.stage(name).map_err(of_image)?;
     let lowest_first: Vec<PathBuf> = lowers.iter().rev().cloned().collect();
     let base = store.base(&lowest_first)?;
     flush(context, pool, &union.mount_point)?;
@@ -122,7 +123,7 @@ fn commit_union(context: &Context, pool: &str, place: &str, union: &MountSpec, n
     let committed = committed.ok_or_else(|| service::unexpected(pool))?;
     let stands_alone = base.is_none();
     let source = format!("commit:{pool}:{place}");
-    let image = staged.finish(base.unwrap_or_default(), &source, &Limits::default(), &mut bar)?;
+    let image = staged.finish(base.unwrap_or_default(), &source, &Limits::default(), &mut bar).map_err(of_image)?;
     if stands_alone {
         complain("poolfs: what it is mounted over are no layers of images: the image has what differs alone");
     }

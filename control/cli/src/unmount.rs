@@ -95,12 +95,13 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
             let again = format!("`poolfs umount {name} {}`", pasted(mount_point));
             // Gone from its place: the service ends it when the last user has let it go.
             let is_gone = mount_table(&*context.host).is_ok_and(|table| pool_mounts(&table, &instance).is_empty());
-            let then = match is_used && is_gone {
-                true => format!("end what uses it: the mount ends by itself then, and {again} finds none there"),
-                false => format!("correct that, then {again} again"),
-            };
-            failure
-                .with_remedy(format!("{then}; with --force, who uses it loses it, and so is what is not on the disk"))
+            let force = "with --force, who uses it loses it, and so is what is not on the disk";
+            match is_used && is_gone {
+                true => failure.with_remedy(format!(
+                    "end what uses it: the mount ends by itself then, and {again} finds none there; {force}"
+                )),
+                false => failure.then(&format!("{again} again; {force}")),
+            }
         }),
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn left_behind(upper: &Branch, top: Option<&Held>) -> Result<Option<S
         }
         let attribute = ATTRIBUTE.escape_ascii();
         return Ok(Some(format!(
-            "it was copied without its .poolfs, or that was removed: files that were written in part cannot be read; {REMEDY}; if nothing of a union is in \
+            "it was copied without its .poolfs, or that was removed: files that were written in part cannot be read; {REMEDY}, or, if nothing of a union is in \
              it any more, take its attribute {attribute} away with `setfattr -x`"
         )));
     };

@@ -272,7 +272,7 @@ impl Work {
 fn refuse_parts(upper: &Branch, top: Option<&Held>) -> Result<()> {
     match attributed::left_behind(upper, top) {
         Ok(None) => Ok(()),
-        Ok(Some(cause)) => Err(Error::new(Errno::EIO, cause)),
+        Ok(Some(cause)) => Err(Error::new(Errno::EUCLEAN, cause)),
         Err(error) => {
             tracing::warn!(%error, "whether the upper branch has its extended attributes cannot be read");
             Ok(())

@@ -18,6 +18,8 @@ pub enum FailureCode {
     Host,
     /// A file or directory cannot be used.
     File,
+    /// What is stored is not as it should be.
+    Damaged,
     /// There is no room.
     NoSpace,
     /// None of the others, and of another build one that is not known here.
@@ -33,12 +35,14 @@ mod tests {
     #[test]
     fn an_answer_says_what_kind_of_failure_it_is() {
         let failed = |text: &str| serde_json::from_str::<Answer>(text).expect("an answer");
-        let answer = Answer::Failed { code: FailureCode::InUse, message: "m".into() };
+        let answer = Answer::Failed { code: FailureCode::InUse, message: "m".into(), remedy: None };
         let text = serde_json::to_string(&answer).expect("text");
         assert_eq!(text, r#"{"answer":"failed","code":"in-use","message":"m"}"#);
         assert_eq!(failed(&text), answer);
-        let unknown = Answer::Failed { code: FailureCode::Failed, message: "m".into() };
+        let unknown = Answer::Failed { code: FailureCode::Failed, message: "m".into(), remedy: None };
         assert_eq!(failed(r#"{"answer":"failed","message":"m"}"#), unknown);
+        let remedied = Answer::Failed { code: FailureCode::Failed, message: "m".into(), remedy: Some("r".into()) };
+        assert_eq!(failed(r#"{"answer":"failed","message":"m","remedy":"r"}"#), remedied);
         assert_eq!(failed(r#"{"answer":"failed","code":"of-tomorrow","message":"m"}"#), unknown);
     }
 }

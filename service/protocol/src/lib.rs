@@ -323,8 +323,11 @@ pub enum Answer {
         /// What kind of failure it is.
         #[serde(default)]
         code: FailureCode,
-        /// The thing, the cause and the remedy.
+        /// The thing and the cause.
         message: String,
+        /// What can be done about it, where that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        remedy: Option<String>,
     },
     /// To [`Command::Instances`].
     Instances {

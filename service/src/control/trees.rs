@@ -175,7 +175,9 @@ pub(super) fn commit(stream: &UnixStream, service: &Service, instance: &str, arc
 /// Completes all sketches.
 pub(super) fn flatten(stream: &UnixStream, service: &Service, instance: &str) -> io::Result<()> {
     on_union(stream, service, instance, |union, goes_on| match union.flatten(goes_on) {
-        Ok(_) if !goes_on() => failed(stream, FailureCode::Failed, "it was ended; what was completed by then stays so"),
+        Ok(_) if !goes_on() => {
+            failed(stream, FailureCode::Failed, "it was ended, and what was completed by then stays so")
+        }
         Ok(done) => {
             let failure = |(path, cause): (Vec<u8>, String)| (format!("/{}", String::from_utf8_lossy(&path)), cause);
             let failures = done.failures.into_iter().map(failure).collect();

@@ -1,5 +1,7 @@
 //! Errors of building a stack, and the roles of branches.
 
+use poolfs_libservice::Error;
+use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::FailureCode;
 use std::path::PathBuf;
 
@@ -22,6 +24,9 @@ pub enum StackError {
         /// what is wrong
         cause: String,
     },
+    /// What is stored in a branch is not as it should be.
+    #[error(transparent)]
+    Damaged(Box<StackError>),
     /// The branches do not make a union.
     #[error("the union over {upper} cannot be opened: {cause}")]
     Union {
@@ -65,11 +70,17 @@ pub enum StackError {
 }
 
 impl StackError {
+    /// The same, of a union that could not be opened because of `error`.
+    pub(super) fn because(self, error: &Error) -> Self {
+        if error.errno() == Errno::EUCLEAN { Self::Damaged(Box::new(self)) } else { self }
+    }
+
     /// What kind of failure it is.
     #[must_use]
     pub fn code(&self) -> FailureCode {
         match self {
             Self::Branch { .. } | Self::Union { .. } | Self::Upper { .. } => FailureCode::File,
+            Self::Damaged(_) => FailureCode::Damaged,
             Self::Cache { .. } => FailureCode::Host,
             Self::Held { .. } | Self::Conflict { .. } => FailureCode::InUse,
         }

@@ -247,10 +247,12 @@ pub fn answer_of(stream: &UnixStream) -> Answer {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// What a failure says.
+/// What a failure says, the remedy included.
 pub fn message(answer: Answer) -> String {
     match answer {
-        Answer::Failed { message, .. } => message,
+        Answer::Failed { message, remedy, .. } => {
+            [Some(message), remedy].into_iter().flatten().collect::<Vec<_>>().join("; ")
+        }
         other => panic!("it should have failed: {other:?}"),
     }
 }

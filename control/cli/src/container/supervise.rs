@@ -254,8 +254,8 @@ pub fn finish(
             let _ = container.save();
             // Before anything else it has to answer.
             waiting::ping(context, &pool_name).map_err(|failure| failure.of(format!("container {name}")))?;
-            let remedy = format!("then `poolfs stop {name}`; `poolfs rm --force {name}` gives it up");
-            return result.map_err(|failure| failure.of(format!("container {name}")).with_remedy(remedy));
+            let next = format!("`poolfs stop {name}`; `poolfs rm --force {name}` gives it up");
+            return result.map_err(|failure| failure.of(format!("container {name}")).then(&next));
         }
         if killed.is_err() {
             // What waited for its filesystem to answer ends when that has gone.
