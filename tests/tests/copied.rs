@@ -113,6 +113,7 @@ fn a_partly_written_file_that_was_copied_within_the_branch_answers_eio_and_the_o
             for block in [3, 7] {
                 let found = try_line(&pool, "fsck @upper --lower @lower");
                 assert!(found.code == 4 && found.out.contains("damaged: copied: its bitmap"), "{found:?}");
+                assert!(found.out.contains("remove it, or bring") && !found.out.contains("fsck"), "{found:?}");
                 let mounted = mount();
                 let open = |name: &str| fs::File::options().read(true).write(true).open(folder.join("mnt").join(name));
                 let file = open("file").expect("it is the one that was written");

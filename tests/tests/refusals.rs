@@ -321,6 +321,27 @@ fn control_groups_are_those_of_one_state_directory() {
 }
 
 #[test]
+fn a_part_of_a_union_is_not_mounted_by_its_own_pool() {
+    isolated("a_part_of_a_union_is_not_mounted_by_its_own_pool", |folder| {
+        let pool = Pool::create(folder, "16M");
+        let [upper, lower, data, at] = ["upper", "lower", "data", "at"].map(|name| folder.join(name));
+        for path in [&upper, &lower, &data, &at] {
+            fs::create_dir_all(path.join("part")).expect("a folder");
+        }
+        let refused = |remedy: &str| {
+            let refused = try_mount(&pool, &folder.join("refused"), &["--dir", text(&at.join("part"))]);
+            let is_told = refused.err.contains("it is served by this pool itself") && refused.err.contains(remedy);
+            assert!(refused.code == 2 && is_told, "{refused:?}");
+        };
+        let union = pool.mount_union(&at, &upper, &[&lower]);
+        refused("remedy: use it where it is");
+        drop(union);
+        let _directory = pool.mount_directory(&at, &data);
+        refused("remedy: name the directory behind it");
+    });
+}
+
+#[test]
 fn an_import_that_fails_names_the_image() {
     isolated("an_import_that_fails_names_the_image", |folder| {
         let pool = Pool::create(folder, "16M");

@@ -110,9 +110,17 @@ fn conflict<'a>(
 pub fn refuse_overlaps(own: &PoolRecord, stack: &StackSpec, found: &[Found]) -> Result<()> {
     let paths: Vec<&Path> = uses(stack).into_iter().map(|(_, path)| path).collect();
     for (at, (path, one)) in paths.iter().zip(found).enumerate() {
-        if own.instances.iter().any(|instance| Some(&instance.spec.instance) == one.served_by.as_ref()) {
+        let by = own.instances.iter().find(|instance| Some(&instance.spec.instance) == one.served_by.as_ref());
+        if let Some(by) = by {
             let cause = "it is served by this pool itself";
-            return Err(Failure::usage(path.display().to_string(), cause, "name the directory behind it"));
+            let remedy = match by.spec.stack {
+                StackSpec::Directory { .. } => "name the directory behind it",
+                // What it shows is in no directory.
+                StackSpec::Union { .. } => {
+                    "use it where it is; `mount --bind` shows a part of a union at another place"
+                }
+            };
+            return Err(Failure::usage(path.display().to_string(), cause, remedy));
         }
         for (other, noted) in paths.iter().zip(found).skip(at + 1) {
             if one.relation(&noted.whereabouts).is_some() {

@@ -246,7 +246,13 @@ impl<T> Locked<T> {
 
 /// Make a directory, with those above it, that only root may look into.
 pub fn make_private(path: &Path) -> Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| Failure::file(path, error))
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+            let remedy = "name a directory that is there, or can be made, with --state and --run-dir";
+            Failure::file(path, "it is not a directory, or something above it is none").with_remedy(remedy)
+        }
+        _ => Failure::file(path, error),
+    })
 }
 
 /// The failure that a name is not allowed.
@@ -328,6 +334,18 @@ fn sync_directory(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_that_is_no_directory_is_called_that() {
+        let place = tempfile::tempdir().expect("a directory");
+        let file = place.path().join("file");
+        std::fs::write(&file, "").expect("written");
+        for state in [file.clone(), file.join("below")] {
+            let failure = Collection::open(&state, "pool").expect_err("it is none");
+            let text = failure.to_string();
+            assert!(text.contains("not a directory") && text.contains("--state"), "{text}");
+        }
+    }
 
     #[test]
     fn changes_at_once_are_all_kept() {

@@ -114,12 +114,11 @@ pub(crate) fn stranger(record: &SketchRecord, inode: u64) -> Option<String> {
     match record.owner {
         owner if owner == inode => None,
         NOBODY => Some(format!(
-            "another file names its bitmap {name}, too, and nobody can tell whose it is: `poolfs fsck` names one, with the number of the other; remove the wrong one \
-             while the branch is not mounted"
+            "another file names its bitmap {name}, too, and nobody can tell whose it is; remove the wrong one while the branch is not mounted"
         )),
         owner => Some(format!(
             "its bitmap {name} is that of another file, which has or had the inode number {owner} in the upper branch: it was copied within the branch, or put back alone; \
-             `poolfs fsck` names it; remove it, or bring the whole branch back"
+             remove it, or bring the whole branch back"
         )),
     }
 }

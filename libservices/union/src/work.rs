@@ -197,7 +197,8 @@ impl Work {
     /// Why a sketch is not the one whose bitmap it names. In a frozen branch that cannot always be known.
     pub fn stranger(&self, record: &SketchRecord, inode: u64) -> Option<String> {
         let counts = !self.is_frozen || self.is_settled;
-        counts.then(|| place::stranger(record, inode)).flatten()
+        let cause = counts.then(|| place::stranger(record, inode)).flatten()?;
+        Some(format!("{cause}; `poolfs fsck` names the files"))
     }
 
     /// A name for a new object in `work`.
