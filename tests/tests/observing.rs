@@ -276,7 +276,10 @@ fn watching_says_when_a_service_stands_still_dies_or_comes_back() {
         };
         let service = Pid::from_raw(pool.service_pid()).expect("a process");
         let mut numbers = BufReader::new(one.stdout.take().expect("piped"));
-        numbers.read_line(&mut String::new()).expect("it has begun");
+        let mut first = String::new();
+        numbers.read_line(&mut first).expect("it has begun");
+        let first: Value = serde_json::from_str(&first).unwrap_or_else(|error| panic!("{error}: {first}"));
+        assert_eq!(first["pool"], pool.name());
         let mut numbers_of_all = BufReader::new(all.stdout.take().expect("piped"));
         numbers_of_all.read_line(&mut String::new()).expect("it has begun");
         let drain = |mut from: BufReader<std::process::ChildStdout>| {

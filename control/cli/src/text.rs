@@ -175,6 +175,12 @@ pub fn print_table(table: &Table) -> Result<()> {
     print(&(lines.join("\n") + "\n"))
 }
 
+/// Print as JSON in one line, of several that come one after the other.
+pub fn print_json_line<T: Serialize>(value: &T) -> Result<()> {
+    let text = serde_json::to_string(value).map_err(|error| Failure::new("output", error, ""))?;
+    print(&(text + "\n"))
+}
+
 /// Print as JSON.
 pub fn print_json<T: Serialize>(value: &T) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Failure::new("output", error, ""))?;

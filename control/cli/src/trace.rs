@@ -5,7 +5,7 @@ use crate::failure::{Failure, Result};
 use crate::record::PoolRecord;
 use crate::service;
 use crate::signals::Signals;
-use crate::text::{complain, count, duration, print, print_json, print_table, reader_is_gone, table};
+use crate::text::{complain, count, duration, print, print_json, print_json_line, print_table, reader_is_gone, table};
 use poolfs_service_protocol::{KindTimes, Layer, OperationPath, Percentiles, Span, TraceSpec};
 use serde::Serialize;
 
@@ -61,8 +61,7 @@ pub fn trace(context: &Context, pool: &str, spec: TraceSpec) -> Result<()> {
 
 fn show(context: &Context, span: &Span) -> Result<()> {
     if context.json {
-        let text = serde_json::to_string(span).map_err(|error| Failure::new("output", error, ""))?;
-        return print(&(text + "\n"));
+        return print_json_line(span);
     }
     print(&line(span))
 }

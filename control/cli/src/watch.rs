@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::failure::Result;
 use crate::record::PoolRecord;
 use crate::status::Found;
-use crate::text::{complain_of_state, duration, print, print_json, reader_is_gone, size, table};
+use crate::text::{complain_of_state, duration, print, print_json_line, reader_is_gone, size, table};
 use poolfs_service_protocol::{InstanceStatus, KindStatus, OperationPath, ServiceStatus};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -183,7 +183,7 @@ fn rates(status: &ServiceStatus, earlier: &Counts, took: Duration) -> Interval {
 
 fn show(context: &Context, interval: &Interval) -> Result<()> {
     if context.json {
-        return print_json(interval);
+        return print_json_line(interval);
     }
     let (used, dirty) = (size(interval.cache_used_bytes), size(interval.cache_dirty_bytes));
     let mut text = format!(
