@@ -390,6 +390,37 @@ fn who_uses_a_mount_is_named() {
 }
 
 #[test]
+fn who_uses_a_mount_that_is_gone_from_its_place_is_named() {
+    isolated("who_uses_a_mount_that_is_gone_from_its_place_is_named", |folder| {
+        let union = Union::make(folder);
+        let ends = || poolfs_tests::wait_until("it ends", || union.umount().err.contains("has no mount there"));
+        // A process of this mount namespace.
+        union.mount();
+        union.write("f");
+        let held = fs::File::open(union.at.join("f")).expect("there");
+        let mut child = Command::new("sleep").arg("600").stdin(held).spawn().expect("sleep");
+        let _ = shell(&format!("umount -l {}", union.at.display())).expect("unmounted");
+        let refused = union.umount();
+        let who = format!("used by: {} (sleep) has files of it open", child.id());
+        assert!(refused.code != 0 && refused.err.contains(&who), "{refused:?}");
+        assert!(refused.err.contains("the mount ends by itself then"), "{refused:?}");
+        child.kill().and_then(|()| child.wait()).expect("ours");
+        ends();
+        // Another pool, which has it as a lower branch.
+        union.mount();
+        let other = Pool::named(folder, &format!("{}-2", union.pool.name()), "16M");
+        let [top, clone] = ["top", "clone"].map(|name| folder.join(name));
+        fs::create_dir(&top).expect("a folder");
+        let mount = other.mount_union(&clone, &top, &[&union.at]);
+        let refused = union.umount();
+        let who = format!("used by: the pool {} (process {})", other.name(), other.service_pid());
+        assert!(refused.code != 0 && refused.err.contains(&who), "{refused:?}");
+        drop(mount);
+        ends();
+    });
+}
+
+#[test]
 fn where_dead_mounts_were_is_said() {
     isolated("where_dead_mounts_were_is_said", |folder| {
         let union = Union::make(folder);

@@ -321,7 +321,7 @@ mod tests {
             let (found, others) = (find(wanted), find(used));
             let places = others.into_iter().map(|found| found.whereabouts).filter(|_| is_noted).collect();
             let spec = MountSpec::new("x-1", "/mnt", used.clone());
-            let used = InstanceRecord { spec, owner: None, container: None, mounter: None, places };
+            let used = InstanceRecord { spec, owner: None, container: None, mounter: None, places, device: None };
             conflict((wanted, &found), &used, is_own_pool).is_some()
         };
         for (one, other) in [
@@ -376,7 +376,7 @@ mod tests {
         let stack = StackSpec::directory("/data");
         let spec = MountSpec::new("web-1", "/mnt", stack);
         let mounter = ProcessRecord::of(&*context.host, 42);
-        let known = InstanceRecord { spec, owner: None, container: None, mounter, places: Vec::new() };
+        let known = InstanceRecord { spec, owner: None, container: None, mounter, places: Vec::new(), device: None };
         let pool = PoolRecord {
             version: crate::record::RECORD_VERSION,
             name: "web".into(),

@@ -150,7 +150,7 @@ pub fn mount_instance(context: &Context, name: &str, wanted: Wanted) -> Result<M
             return Err(mounted.err().unwrap_or(failure).of(begun.place()));
         }
     };
-    match mounted.and_then(|()| begun.settle(&mut pool)) {
+    match mounted.and_then(|device| begun.settle(&mut pool, device)) {
         Ok(()) => {
             branches::note_limit(&begun.spec.stack, &begun.found);
             Ok(begun.spec)
@@ -221,12 +221,13 @@ impl Begun {
     }
 
     /// Note that it is mounted.
-    fn settle(&self, pool: &mut Locked<PoolRecord>) -> Result<()> {
+    fn settle(&self, pool: &mut Locked<PoolRecord>, device: String) -> Result<()> {
         let Some(record) = self.record(&mut pool.record) else {
             let cause = "it is not in the pool's record any more, as after the death of the pool's service";
             return Err(Failure::new("mount", cause, "mount it again"));
         };
         record.mounter = None;
+        record.device = Some(device);
         pool.note()
     }
 
@@ -296,7 +297,8 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
     let places = found.iter().map(|found| found.whereabouts.clone()).collect();
     let Wanted { owner, container, .. } = wanted;
     let mounter = ProcessRecord::of(&*context.host, std::process::id());
-    let record = InstanceRecord { spec: spec.clone(), owner, container, mounter: mounter.clone(), places };
+    let record =
+        InstanceRecord { spec: spec.clone(), owner, container, mounter: mounter.clone(), places, device: None };
     pool.record.instances.push(record);
     let (service, set_aside) = (pool.record.service.clone(), pool.record.in_memory.clone());
     let begun = pool
@@ -349,19 +351,19 @@ fn next_instance(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<Str
     }
 }
 
-/// The service mounts where it lives: in the mount namespace of the command that started it.
-fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<()> {
+/// The service mounts where it lives: in the mount namespace of the command that started it. The device of what is mounted.
+fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<String> {
     let table = mount_table(&*context.host)?;
     let own = pool_mounts(&table, &spec.instance);
-    if own.is_empty() {
+    let Some(newest) = own.first() else {
         let remedy = "run all commands on one pool in one mount namespace";
         return Err(Failure::new("mount", "the pool's service mounted it in another mount namespace", remedy));
-    }
+    };
     // Another command may have mounted there since this one has looked: who came first stays.
     let is_below =
         |other: &&MountEntry| own.iter().any(|own| other.id == own.parent && other.mount_point == own.mount_point);
     match table.iter().find(is_below).and_then(MountEntry::instance) {
-        None => Ok(()),
+        None => Ok(newest.device.clone()),
         Some(first) => {
             let place = spec.mount_point.display().to_string();
             Err(Failure::in_use(place, format!("{first} is mounted there"), "mount it at another place"))

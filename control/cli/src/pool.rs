@@ -349,6 +349,7 @@ mod tests {
             container: None,
             mounter: None,
             places: Vec::new(),
+            device: None,
         });
         pool.save().expect("saved");
         drop(pool);

@@ -59,6 +59,9 @@ pub struct InstanceRecord {
     /// Where its directories lie, in the order of [`StackSpec::branches`](poolfs_service_protocol::StackSpec::branches).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<Whereabouts>,
+    /// The device of its filesystem, as the kernel writes it, once it is mounted. What has files of it open is found by that when it is in no mount table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
 }
 
 impl InstanceRecord {

@@ -28,7 +28,8 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
         let remedy = format!("wait until it is mounted; `kill {}` gives that up", mounter.pid);
         return Err(Failure::in_use(mount_point.display().to_string(), cause, remedy));
     }
-    let (instance, place) = (instance.spec.instance.clone(), instance.spec.mount_point.clone());
+    let (instance, place, device) =
+        (instance.spec.instance.clone(), instance.spec.mount_point.clone(), instance.device.clone());
     // Force would not help, and what is written would be flushed for nothing.
     refuse_foreign(context, &instance)?;
     if pool.record.service_alive(&*context.host) == Some(true) {
@@ -87,14 +88,19 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
         Err(failure) if !is_recorded(&pool, &instance) => Err(failure),
         other => other.map_err(|failure| {
             let is_used = failure.code() == Code::InUse;
-            let find = || users::described(&*context.host, &place).or_else(|| users::elsewhere(&instance));
+            // Gone from its place: the service ends it when the last user has let it go.
+            let is_gone = mount_table(&*context.host).is_ok_and(|table| pool_mounts(&table, &instance).is_empty());
+            let find = || match device.filter(|_| is_gone) {
+                Some(device) => {
+                    users::of_device(&device, |pid| pool_of(context, pid)).or_else(|| users::elsewhere(&instance))
+                }
+                None => users::described(&*context.host, &place).or_else(|| users::elsewhere(&instance)),
+            };
             let failure = match is_used.then(find).flatten() {
                 Some(who) => failure.because(format!("used by: {who}")),
                 None => failure,
             };
             let again = format!("`poolfs umount {name} {}`", pasted(mount_point));
-            // Gone from its place: the service ends it when the last user has let it go.
-            let is_gone = mount_table(&*context.host).is_ok_and(|table| pool_mounts(&table, &instance).is_empty());
             let force = "with --force, who uses it loses it, and so is what is not on the disk";
             match is_used && is_gone {
                 true => failure.with_remedy(format!(
@@ -104,6 +110,15 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
             }
         }),
     }
+}
+
+/// The pool whose service a process is.
+fn pool_of(context: &Context, pid: u32) -> Option<String> {
+    let pools: Vec<PoolRecord> = context.pools().ok()?.peek_all().ok()?;
+    let is_its = |pool: &PoolRecord| {
+        pool.service.as_ref().is_some_and(|service| service.pid == pid && service.is_alive(&*context.host))
+    };
+    pools.into_iter().find(is_its).map(|pool| pool.name)
 }
 
 /// Unmount an instance; the service ends with its last one. When it fails and the instance is still in the pool's record, it

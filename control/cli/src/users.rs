@@ -2,6 +2,7 @@
 
 use crate::text::plain;
 use poolfs_host::{Host, mount_table, parse_mount_table, pool_mounts};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,26 @@ pub fn described(host: &dyn Host, place: &Path) -> Option<String> {
 /// The processes of other mount namespaces that have the mount of an instance, in words; nothing where nobody is found.
 pub fn elsewhere(instance: &str) -> Option<String> {
     listed(having_elsewhere(Path::new("/proc"), instance, std::process::id()))
+}
+
+/// The processes that have something open of the filesystem with a device, wherever they see it, in words; a pool whose service is one of them is named by
+/// `pool_of`. Nothing where nobody is found. The filesystem itself is not asked.
+pub fn of_device(device: &str, pool_of: impl Fn(u32) -> Option<String>) -> Option<String> {
+    let described = |(pid, how): (u32, String)| match pool_of(pid) {
+        Some(pool) => format!("the pool {pool} (process {pid}), which has a branch in it"),
+        None => how,
+    };
+    listed(having_open(Path::new("/proc"), device, std::process::id()).into_iter().map(described).collect())
+}
+
+/// The processes but for one that have something open of the filesystem with a device, each with its number and program.
+fn having_open(proc: &Path, device: &str, but: u32) -> Vec<(u32, String)> {
+    let is_of_it = |link: PathBuf| {
+        let known = statx(CWD, &link, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+        known.is_ok_and(|known| format!("{}:{}", known.stx_dev_major, known.stx_dev_minor) == device)
+    };
+    let others = pids(proc).into_iter().filter(|&pid| pid != but);
+    others.filter_map(|pid| Some((pid, use_by(&proc.join(pid.to_string()), pid, is_of_it)?))).collect()
 }
 
 /// The first of them, and how many more there are.
@@ -54,7 +75,8 @@ fn program(own: &Path) -> String {
 fn in_use_by(proc: &Path, place: &Path, but: u32) -> Vec<String> {
     let own = namespace(proc, but);
     let others = pids(proc).into_iter().filter(|&pid| pid != but && namespace(proc, pid) == own);
-    others.filter_map(|pid| use_by(&proc.join(pid.to_string()), pid, place)).collect()
+    let is_there = |link: PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(place));
+    others.filter_map(|pid| use_by(&proc.join(pid.to_string()), pid, is_there)).collect()
 }
 
 /// The processes of other mount namespaces than that of a process in which an instance is mounted.
@@ -70,9 +92,8 @@ fn having_elsewhere(proc: &Path, instance: &str, than: u32) -> Vec<String> {
     others.map(|pid| format!("{pid} ({})", program(&proc.join(pid.to_string())))).collect()
 }
 
-/// What a process uses a place for, with its number and program.
-fn use_by(own: &Path, pid: u32, place: &Path) -> Option<String> {
-    let is_there = |link: PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(place));
+/// What a process uses that for to which its links lead, with its number and program.
+fn use_by(own: &Path, pid: u32, is_there: impl Fn(PathBuf) -> bool) -> Option<String> {
     let files = || fs::read_dir(own.join("fd")).into_iter().flatten().flatten().any(|entry| is_there(entry.path()));
     let how = match () {
         () if is_there(own.join("cwd")) => "works in it",
