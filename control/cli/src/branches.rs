@@ -116,9 +116,7 @@ pub fn refuse_overlaps(own: &PoolRecord, stack: &StackSpec, found: &[Found]) -> 
             let remedy = match by.spec.stack {
                 StackSpec::Directory { .. } => "name the directory behind it",
                 // What it shows is in no directory.
-                StackSpec::Union { .. } => {
-                    "use it where it is; `mount --bind` shows a part of a union at another place"
-                }
+                StackSpec::Union { .. } => "use it where it is; a bind mount shows a part of a union at another place",
             };
             return Err(Failure::usage(path.display().to_string(), cause, remedy));
         }
