@@ -1,5 +1,5 @@
-//! Which blocks move ahead of writes ([`Union::move_ahead`](crate::Union::move_ahead)): those behind the end of what a program writes and syncs in small steps, as databases do
-//! with their logs.
+//! Which blocks move ahead of writes ([`Union::move_ahead`](crate::Union::move_ahead)): those behind the end of what a program writes and
+//! syncs in small steps, as databases do with their logs.
 //!
 //! Without it, each step into a new block of such a file costs more than the write. The branch has to allocate the block, and the
 //! bitmap has to become durable after it, so that one `fsync` is two of the branch, each with a commit of its journal. Blocks

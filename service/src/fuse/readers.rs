@@ -59,6 +59,11 @@ impl Readers {
         self.max.store(max, Ordering::SeqCst);
     }
 
+    /// The place of the first.
+    pub(super) fn first(&self) -> usize {
+        self.first
+    }
+
     /// Whether there are no more of them than `lost`.
     pub(super) fn are_all(&self, lost: usize) -> bool {
         started(self.counts.load(Ordering::SeqCst)) <= lost as u64

@@ -39,8 +39,6 @@ pub(super) struct Session {
     pub(super) in_service: Arc<InService>,
     pub(super) rings: Rings,
     readers: Readers,
-    /// The place of the first that reads the device.
-    first: usize,
     /// Whether the thread is there that answers while all others are held up.
     has_reserve: AtomicBool,
     pub(super) transfers: Arc<MountTransfers>,
@@ -101,7 +99,6 @@ impl Session {
             name: instance.name().to_owned(),
             in_service: Arc::new(InService::new(first + threads, timeout)),
             has_reserve: AtomicBool::new(false),
-            first,
             rings: Rings::new(&entries, cpus),
             readers: Readers::new(first),
             transfers,
@@ -189,7 +186,7 @@ impl Session {
 
     /// Whether all threads that read the device are held up by requests that nobody waits for any more.
     fn is_held_up(&self) -> bool {
-        self.readers.are_all(self.in_service.given_up(self.first))
+        self.readers.are_all(self.in_service.given_up(self.readers.first()))
     }
 
     /// Has somebody answer what comes while all who read the device are held up, where requests have a time limit.
