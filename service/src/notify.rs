@@ -16,20 +16,24 @@
 //! long. Abandoned jobs stay in the queues, which are bounded. Where one is full, nobody waits at all, and what there was to tell
 //! is told when the queue has been worked off, each name once. What nobody waits for is sent by threads of their own, too.
 //!
+//! **Sizes after SETATTR.** The kernel holds the file locked until it has applied the answer. Who waits for that does so in the same way, and the
+//! wait is done by one thread of its own: a program can keep a file locked by writing to it from memory that does not come.
+//!
 //! **Attributes.** Dropping them neither waits nor locks anything, so it is done on the spot, by the thread that changed them.
 
+mod later;
 mod names;
 mod worker;
 
 use crate::nodes::held::NAMES_HELD_MAX;
+use later::{ContentLocks, Later, LaterTeller, drop_arriving, drop_attributes};
 use names::NamesWorker;
 use poolfs_ipc::service::CoreGroups;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
 use tracing::warn;
 use worker::Worker;
 
@@ -44,16 +48,7 @@ const NAME_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How long whoever opens a file waits until the kernel has taken the notification about its size.
 const CONTENT_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// How long a change of attributes waits until who looked the node up has got them from before it: he has been answered, and needs a
-/// processor only.
-const ARRIVAL_WAIT_MAX: Duration = Duration::from_secs(10);
-const ARRIVAL_PAUSE_MIN: Duration = Duration::from_micros(20);
-const ARRIVAL_PAUSE_MAX: Duration = Duration::from_millis(1);
-
 const PAGE: u64 = 4096;
-
-/// Locks of content; nodes share them.
-const CONTENT_LOCKS: usize = 64;
 
 /// The kernel's side of a mount, as far as notifications go.
 pub trait KernelCache: Send + Sync {
@@ -89,6 +84,16 @@ pub trait KernelCache: Send + Sync {
     /// # Errors
     /// Those of the device; [`io::ErrorKind::Unsupported`] before Linux 6.2; an unknown name is none.
     fn expire_name(&self, parent: u64, name: &[u8]) -> io::Result<()>;
+
+    /// Comes back when the kernel's lock of a file has been free: the answers to changes of its attributes that were given before are applied then.
+    /// A program can keep it for any time.
+    ///
+    /// # Errors
+    /// Those of the device; an unknown node is none.
+    fn await_unlocked(&self, number: u64) -> io::Result<()> {
+        let _ = number;
+        Ok(())
+    }
 
     /// Asks the kernel to forget those of these nodes that nobody uses.
     ///
@@ -170,14 +175,6 @@ pub struct Job {
     pub grown_to: Option<(u64, u8)>,
 }
 
-/// What is told without anybody waiting.
-enum Later {
-    /// Of the node with this number: what to tell is asked for when it is told.
-    Content(u64, Box<dyn Fn() -> Option<Job> + Send + Sync>),
-    /// The attributes of the node with this number, as long as this is true.
-    Arriving(u64, Box<dyn Fn() -> bool + Send + Sync>),
-}
-
 fn note(told: io::Result<()>) {
     if let Err(error) = told {
         warn!(%error, "the kernel did not take a notification");
@@ -187,6 +184,7 @@ fn note(told: io::Result<()>) {
 /// The way to the kernel, with the threads that tell it what nobody waits for, and names.
 pub struct Notifications {
     later: Worker<Later>,
+    unlocked: Worker<Later>,
     content_locks: Arc<ContentLocks>,
     /// by core groups
     names: Vec<NamesWorker>,
@@ -194,35 +192,17 @@ pub struct Notifications {
     kernel: Arc<dyn KernelCache>,
 }
 
-/// Held by who tells of a file's content, so that two do not cross: an old byte would stand in a page that is new, or the size of one come
-/// after a newer one's.
-struct ContentLocks([Mutex<()>; CONTENT_LOCKS]);
-
-impl ContentLocks {
-    fn lock(&self, number: u64) -> MutexGuard<'_, ()> {
-        self.0[number as usize % CONTENT_LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Notifications {
     /// Those of the instance with this name, for requests that are served by these core groups.
     #[must_use]
     pub fn new(instance: &str, kernel: Arc<dyn KernelCache>, groups: &CoreGroups) -> Self {
-        let of_content = Arc::clone(&kernel);
-        let content_locks = Arc::new(ContentLocks(std::array::from_fn(|_| Mutex::default())));
-        let locks = Arc::clone(&content_locks);
-        let tell_later = move |job: &Later| match job {
-            Later::Content(number, job) => {
-                let _one_at_a_time = locks.lock(*number);
-                job().into_iter().for_each(|job| note(tell(of_content.as_ref(), job)));
-            }
-            Later::Arriving(number, is_arriving) => {
-                let _ = drop_arriving(of_content.as_ref(), *number, is_arriving);
-            }
-        };
+        let content_locks = Arc::new(ContentLocks::default());
+        let teller = || LaterTeller { kernel: Arc::clone(&kernel), content_locks: Arc::clone(&content_locks) };
+        let (now, unlocked) = (teller(), teller());
         let of_names = |group| NamesWorker::new(format!("names-{instance}"), groups.cpus(group), Arc::clone(&kernel));
         Self {
-            later: Worker::new(format!("notify-{instance}"), &[], tell_later),
+            later: Worker::new(format!("notify-{instance}"), &[], move |job| now.tell(job)),
+            unlocked: Worker::new(format!("sizes-{instance}"), &[], move |job| unlocked.tell_unlocked(job)),
             content_locks,
             names: (0..groups.count()).map(of_names).collect(),
             groups: groups.table(),
@@ -251,6 +231,17 @@ impl Notifications {
     pub fn tell_soon(&self, number: u64, job: impl Fn() -> Option<Job> + Send + Sync + 'static) -> bool {
         let asked = self.later.ask(Later::Content(number, Box::new(job)));
         asked.is_ok_and(|wait| wait.recv_timeout(CONTENT_WAIT_MAX) != Err(RecvTimeoutError::Timeout))
+    }
+
+    /// The same without waiting, when the kernel's lock of the file has been free. The end comes through the channel; none when there is too much to
+    /// tell.
+    #[must_use]
+    pub fn tell_unlocked(
+        &self,
+        number: u64,
+        job: impl Fn() -> Option<Job> + Send + Sync + 'static,
+    ) -> Option<Receiver<()>> {
+        self.unlocked.ask(Later::Content(number, Box::new(job))).ok()
     }
 
     /// Who tells of names from where this thread is.
@@ -313,27 +304,6 @@ impl Notifications {
     }
 }
 
-fn drop_attributes(kernel: &dyn KernelCache, number: u64) -> bool {
-    kernel.drop_attributes(number).unwrap_or_else(|error| {
-        warn!(node = number, %error, "the kernel did not drop attributes");
-        true
-    })
-}
-
-/// Nothing tells when the kernel has taken an answer, so it is asked again and again.
-fn drop_arriving(kernel: &dyn KernelCache, number: u64, is_arriving: &dyn Fn() -> bool) -> bool {
-    let (end, mut pause) = (Instant::now() + ARRIVAL_WAIT_MAX, ARRIVAL_PAUSE_MIN);
-    while !drop_attributes(kernel, number) && is_arriving() {
-        if Instant::now() >= end {
-            warn!(node = number, "whoever looked a name up does not take the answer");
-            return false;
-        }
-        thread::sleep(pause);
-        pause = (pause * 2).min(ARRIVAL_PAUSE_MAX);
-    }
-    true
-}
-
 fn tell_directory(kernel: &dyn KernelCache, job: &DirectoryJob) -> io::Result<()> {
     match job {
         DirectoryJob::Name(NameJob { parent, name, change: NameChange::Appeared }) => kernel.expire_name(*parent, name),
@@ -361,7 +331,9 @@ pub(crate) fn tell(kernel: &dyn KernelCache, job: Job) -> io::Result<()> {
 mod tests {
     use super::names::Overflow;
     use super::*;
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread;
 
     #[derive(Clone, Default)]
     struct Recorder(Arc<Mutex<Vec<String>>>);

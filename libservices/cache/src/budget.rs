@@ -1,4 +1,7 @@
-//! The memory budget of a pool: a hard bound, reserved before memory is used, and the eviction order of chunks.
+//! The memory budget of a pool, and the eviction order of chunks.
+//!
+//! What is content is reserved before memory is used, and never more than the limit. What is no content is charged, within limits of its own, and
+//! content makes room for it then: until that has left, or as long as it cannot, a part of it is used beside the limit.
 //!
 //! The order follows S3-FIFO: new chunks enter a small queue and leave the cache from there unless something was read twice.
 //! Chunks that were read twice go round in the main queue as long as they are read again. A chunk that cannot be evicted (dirty,

@@ -121,7 +121,8 @@ pub struct CacheStatistics {
     pub limit_bytes: u64,
     /// Of those, what it may hold now: less while there is too little memory.
     pub allowed_bytes: u64,
-    /// Bytes it holds or has set aside for what is being read.
+    /// Bytes it holds or has set aside for what is being read. A quarter more than the limit at most: what is no content is counted before
+    /// content has made room for it.
     pub used_bytes: u64,
     /// Bytes not yet written back, or not stored yet where they can be found.
     pub dirty_bytes: u64,

@@ -3,7 +3,7 @@
 //! **Assumption.** Nobody but this layer changes the layer below (the mode called `private`). Names, absent names, attributes and
 //! content are therefore cached without an expiry time, and dropped only for lack of room.
 //!
-//! **Structure.** One [`CachePool`] per service owns the memory: a budget that is a hard bound, a private tmpfs, and the threads
+//! **Structure.** One [`CachePool`] per service owns the memory: a budget, a private tmpfs, and the threads
 //! that write back and read ahead. One [`Cache`] per branch uses it, shared by all instances that use the branch, so that a
 //! file's bytes are in memory once. Begin reading with `cache.rs` (the layer), `node.rs` (one file and its locks), then
 //! `read.rs`, `write.rs` and `write_back.rs`.

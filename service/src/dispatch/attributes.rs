@@ -34,6 +34,9 @@ impl Instance {
         mut changes: SetAttributes,
         file: Option<&OpenFile>,
     ) -> Served {
+        if !context.is_library() {
+            self.nodes.setattr_arrived(node);
+        }
         let nothing = !context.is_library() && changes == SetAttributes::default();
         let gives_away = nothing || changes.uid.is_some() || changes.gid.is_some();
         if gives_away && context.is_library() {

@@ -55,6 +55,11 @@ impl KernelCache for Kernel {
         Ok(())
     }
 
+    fn await_unlocked(&self, number: u64) -> std::io::Result<()> {
+        self.0.lock().expect("unpoisoned").push(format!("await {number}"));
+        Ok(())
+    }
+
     fn prune(&self, numbers: &[u64]) -> std::io::Result<()> {
         self.0.lock().expect("unpoisoned").push(format!("prune {numbers:?}"));
         Ok(())
@@ -172,6 +177,37 @@ fn growth_is_stored_as_long_as_somebody_may_go_by_the_size() {
     assert!(fixture.kernel.told().is_empty(), "it knows");
     assert!(!grow(0), "nothing has grown");
     assert!(grow(6));
+}
+
+#[test]
+fn growth_is_stored_when_the_kernel_has_applied_what_it_was_answered_before() {
+    let fixture = Fixture::new();
+    let file = fixture.create("a", OpenFlags::READ_WRITE);
+    assert!(file.set_adopted(true));
+    let told_of_size = || {
+        let is_of_size = |told: &String| told.starts_with("await") || told.starts_with("store");
+        let what = |told: String| told.split(' ').next().map(str::to_owned);
+        fixture.kernel.told().into_iter().filter(is_of_size).filter_map(what).collect::<Vec<_>>()
+    };
+    let change = |context: &Context<'_>| {
+        let changes = SetAttributes { permissions: Some(0o600), ..SetAttributes::default() };
+        let change = Request::Change { node: file.node(), changes, file: None };
+        fixture.instance.dispatch(context, change).expect("changed");
+    };
+    let grow = |offset| fixture.write(&fixture.library(), &file, offset, b"abc").expect("written");
+    change(&fixture.library());
+    grow(0);
+    assert_eq!(told_of_size(), ["store"], "the kernel was answered nothing");
+    change(&Fixture::fuse());
+    assert_eq!(told_of_size(), [""; 0]);
+    grow(3);
+    assert_eq!(told_of_size(), ["await", "store"]);
+    grow(6);
+    assert_eq!(told_of_size(), ["store"], "all is applied");
+    change(&Fixture::fuse());
+    let opened = Request::Open { node: file.node(), flags: OpenFlags::READ_ONLY };
+    drop(fixture.instance.dispatch(&Fixture::fuse(), opened).expect("opened"));
+    assert_eq!(told_of_size(), ["await", "store"], "it goes by the size without asking");
 }
 
 #[test]

@@ -246,6 +246,15 @@ impl KernelCache for Device {
         self.name(parent, name, notify::EXPIRE_ONLY)
     }
 
+    /// A name that is said to be in the file has the kernel lock it, and find that it is no directory. From Linux 6.19 on it finds that before
+    /// (`fuse_reverse_inval_entry`), and nothing is waited for.
+    fn await_unlocked(&self, number: u64) -> io::Result<()> {
+        match self.name(number, b"none", 0) {
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(()),
+            outcome => outcome,
+        }
+    }
+
     fn prune(&self, numbers: &[u64]) -> io::Result<()> {
         let count = u32::try_from(numbers.len()).map_err(|_| OsErrno::TOOBIG)?;
         self.notify(notify::PRUNE, &abi::PruneOut { count, padding: 0, spare: 0 }, &[numbers.as_bytes()]).map(drop)

@@ -8,7 +8,15 @@ use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags};
 use poolfs_service_protocol::Layer;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
 use tracing::warn;
+
+/// How long who has made a file longer waits until the kernel has applied what it was answered before about the file.
+const SIZE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// The same for who opens the file.
+const OPENER_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl Instance {
     /// The user-level path changed the content of `node`, or its size to `grown_to` (with the last byte there): the kernel
@@ -22,6 +30,11 @@ impl Instance {
         let grown_to = grown_to.filter(|&(end, _)| view.goes_by_size && is_the_end(end));
         if view.may_cache || grown_to.is_some() {
             let _kernel = enter(Layer::Kernel);
+            if grown_to.is_some() && self.tell_after_setattrs(notifications, node, view.may_cache, SIZE_WAIT_MAX) {
+                self.nodes.size_told(node, view.change);
+                self.nodes.told(node);
+                return;
+            }
             let told = notifications.tell(view.number, || {
                 // What others have written at the end since, or the kernel shows of it, is not covered with what was written here.
                 let is_newest = grown_to.is_none() || self.nodes.is_newest(node, view.change);
@@ -45,6 +58,10 @@ impl Instance {
     }
 
     pub(super) fn tell_end(&self, notifications: &Notifications, node: NodeId, untold: UntoldSize) {
+        if self.tell_after_setattrs(notifications, node, false, SIZE_WAIT_MAX) {
+            self.nodes.size_told(node, untold.change);
+            return;
+        }
         let told = notifications.tell(untold.number, || {
             let grown_to = self.end_to_tell(node)?;
             Some(Job { number: untold.number, pages: false, grown_to })
@@ -87,7 +104,9 @@ impl Instance {
         let (Some(unshown), Some(notifications)) = (self.nodes.unshown_size(node), self.notifications.get()) else {
             return;
         };
-        if notifications.tell_soon(unshown.number, self.size_by_then(node, unshown.number, false)) {
+        if self.tell_after_setattrs(notifications, node, false, OPENER_WAIT_MAX)
+            || notifications.tell_soon(unshown.number, self.size_by_then(node, unshown.number, false))
+        {
             self.nodes.size_told(node, unshown.change);
         } else {
             warn!(instance = self.name(), "the kernel could not be told the size of a file that it opens");
@@ -99,6 +118,31 @@ impl Instance {
         if !notifications.tell_later(number, self.size_by_then(node, number, pages)) {
             warn!(instance = self.name(), "the kernel could not be told a size");
         }
+        let _ = self.after_setattrs(notifications, node, pages);
+    }
+
+    /// The kernel takes the size from the answers to its SETATTR requests when it gets to them, whatever it was told since they were given. So it is
+    /// told when it has done with those that may be older. Whether it knows the size by that alone, within the time; not when there are none.
+    fn tell_after_setattrs(&self, notifications: &Notifications, node: NodeId, pages: bool, wait: Duration) -> bool {
+        let Some(told) = self.after_setattrs(notifications, node, pages) else { return false };
+        let in_time = told.recv_timeout(wait) != Err(RecvTimeoutError::Timeout);
+        if !in_time {
+            warn!(
+                instance = self.name(),
+                "a program keeps a file locked in the kernel: whoever has it open may find it too short for a while"
+            );
+        }
+        in_time
+    }
+
+    /// The same without waiting. Nothing when there are none, or too much to tell; the end of the channel is the end of the telling.
+    fn after_setattrs(&self, notifications: &Notifications, node: NodeId, pages: bool) -> Option<Receiver<()>> {
+        let pending = self.nodes.pending_setattrs(node)?;
+        let (nodes, by_then) = (Arc::clone(&self.nodes), self.size_by_then(node, pending.number, pages));
+        notifications.tell_unlocked(pending.number, move || {
+            nodes.setattrs_applied(node, pending.count);
+            by_then()
+        })
     }
 
     /// Asks for the size when it is told: the kernel may make the file shorter itself meanwhile.

@@ -8,7 +8,7 @@
 //! (docs/protocol.md).
 //!
 //! `STORE` raises the size the kernel knows, and only the kernel's own requests lower it: a truncation of an open file is left to
-//! the kernel.
+//! the kernel. Any SETATTR is one of them, for the kernel takes the size from the answer when it gets to it, however old that is then.
 
 use super::{NodeState, NodeTable};
 use crate::sync::lock;
@@ -46,7 +46,20 @@ pub struct UntoldSize {
     pub change: u64,
 }
 
+/// SETATTR requests whose answers the kernel may still have to apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PendingSetattrs {
+    /// FUSE's number of the node.
+    pub number: u64,
+    /// How many there were so far, with those that are applied.
+    pub count: u64,
+}
+
 impl NodeState {
+    fn has_pending_setattrs(&self) -> bool {
+        self.setattrs > self.setattrs_applied
+    }
+
     fn goes_by_size(&self) -> bool {
         self.appenders > 0 || self.by_size > 0
     }
@@ -154,6 +167,29 @@ impl NodeTable {
         }
     }
 
+    /// The kernel changes attributes of the node, and is answered the size as it is from here on or later.
+    pub fn setattr_arrived(&self, node: NodeId) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.setattrs += 1;
+        }
+    }
+
+    /// The SETATTR requests whose answers may come to be applied after the kernel was told the size of an open file, if there are any.
+    #[must_use]
+    pub fn pending_setattrs(&self, node: NodeId) -> Option<PendingSetattrs> {
+        let states = self.states(node);
+        let state = states.get(&node).filter(|state| state.open_files > 0 && state.number != 0)?;
+        let pending = PendingSetattrs { number: state.number, count: state.setattrs };
+        state.has_pending_setattrs().then_some(pending)
+    }
+
+    /// The answers to so many SETATTR requests are applied.
+    pub fn setattrs_applied(&self, node: NodeId, count: u64) {
+        if let Some(state) = self.states(node).get_mut(&node) {
+            state.setattrs_applied = state.setattrs_applied.max(count);
+        }
+    }
+
     /// The kernel is about to be answered the size, as it is from here on or later.
     pub fn shows_size(&self, node: NodeId) {
         if let Some(state) = self.states(node).get_mut(&node) {
@@ -166,9 +202,9 @@ impl NodeTable {
     #[must_use]
     pub fn unshown_size(&self, node: NodeId) -> Option<UntoldSize> {
         let states = self.states(node);
-        let state =
-            states.get(&node).filter(|state| state.size_unshown && state.open_files > 0 && state.number != 0)?;
-        Some(UntoldSize { number: state.number, change: state.changes })
+        let state = states.get(&node).filter(|state| state.open_files > 0 && state.number != 0)?;
+        let may_know_less = state.size_unshown || (state.changes > 0 && state.has_pending_setattrs());
+        may_know_less.then_some(UntoldSize { number: state.number, change: state.changes })
     }
 
     /// Whether nothing has changed the content since this change, and the kernel has looked at none of it.

@@ -6,11 +6,13 @@ use crate::harness::{Running, isolated};
 use crate::queue::{connect, handle, write};
 use poolfs_ipc::Connection;
 use poolfs_ipc::wire::{ADOPT, Adopt, Operation, Request, SHARE, Status};
-use std::fs::{self, File, OpenOptions};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{IoSlice, Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
+use std::sync::{Arc, Barrier, Mutex};
 
 const PAGE: usize = 4096;
 
@@ -255,5 +257,132 @@ fn who_has_an_adopted_description_without_a_session_goes_by_the_size_it_has() {
         assert!((0..6).all(|number| usize::from(mapping.byte(number * PAGE)) == number + 1));
         file.sync_all().expect("sync");
         assert!(fs::read(directory.join("f")).expect("read") == expected, "the disk has something else");
+    });
+}
+
+/// Memory that does not come until it is let.
+struct Absent {
+    faults: Mutex<Option<OwnedFd>>,
+    page: *mut libc::c_void,
+}
+
+// SAFETY: the page belongs to whoever has this; it is only given to the kernel, to read from.
+unsafe impl Send for Absent {}
+// SAFETY: as above.
+unsafe impl Sync for Absent {}
+
+impl Absent {
+    fn new() -> Self {
+        const API: libc::c_ulong = 0xc018_aa3f;
+        const REGISTER: libc::c_ulong = 0xc020_aa00;
+        const MISSING: u64 = 1;
+        // SAFETY: the call takes no pointers.
+        let faults = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        assert!(faults >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: a new descriptor, which nothing else has.
+        let faults = unsafe { OwnedFd::from_raw_fd(faults as i32) };
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, protection, flags, -1, 0) };
+        assert_ne!(page, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        let mut api = [0xaa_u64, 0, 0];
+        let mut register = [page.addr() as u64, PAGE as u64, MISSING, 0];
+        // SAFETY: both calls read and write exactly these words.
+        let done = unsafe {
+            [
+                libc::ioctl(faults.as_raw_fd(), API, api.as_mut_ptr()),
+                libc::ioctl(faults.as_raw_fd(), REGISTER, register.as_mut_ptr()),
+            ]
+        };
+        assert_eq!(done, [0, 0], "{}", std::io::Error::last_os_error());
+        Self { faults: Mutex::new(Some(faults)), page }
+    }
+
+    /// Comes back when somebody waits for it.
+    fn await_fault(&self) {
+        let faults = self.faults.lock().expect("unpoisoned");
+        let mut waiting = [PollFd::new(faults.as_ref().expect("it does not come yet"), PollFlags::IN)];
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(poll(&mut waiting, Some(&limit)).expect("polled"), 1, "nobody waits for it");
+        assert_eq!(waiting[0].revents(), PollFlags::IN);
+    }
+
+    fn let_come(&self) {
+        self.faults.lock().expect("unpoisoned").take();
+    }
+
+    /// Writes a byte from there to the beginning of `file`; how many were written.
+    fn write_to(&self, file: &File) -> isize {
+        // SAFETY: the page is mapped as long as `self` lives, and the kernel only reads it.
+        unsafe { libc::pwrite(file.as_raw_fd(), self.page, 1, 0) }
+    }
+}
+
+impl Drop for Absent {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nothing refers to it any more.
+        unsafe { libc::munmap(self.page, PAGE) };
+    }
+}
+
+/// While somebody writes to a file from memory that does not come, the kernel has it locked. Who makes it longer does not wait for that for ever.
+#[test]
+fn who_keeps_a_file_locked_keeps_nobody_from_making_it_longer() {
+    isolated("sizes::who_keeps_a_file_locked_keeps_nobody_from_making_it_longer", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        let (reader, writer, adopted) = open_both(&service, &at, &connection, 1);
+        let absent = Arc::new(Absent::new());
+        writer.set_permissions(Permissions::from_mode(0o600)).expect("changed");
+        let memory = Arc::clone(&absent);
+        // Not a scope: should this fail, it is not to wait for the other.
+        let locks = std::thread::spawn(move || memory.write_to(&writer));
+        absent.await_fault();
+        assert_eq!(write(&connection, adopted, 1, &[2]).length, 1);
+        assert!(!locks.is_finished());
+        absent.let_come();
+        assert_eq!(locks.join().expect("no panic"), 1);
+        eventually("the kernel knows the size", || left(&reader) == 2);
+        assert_eq!(fs::read(at.join("f")).expect("read"), [0, 2]);
+    });
+}
+
+/// The kernel takes the size from the answer to its own change of attributes, whatever it was told since that was given.
+#[test]
+fn a_size_outlasts_the_changes_of_attributes_that_it_crosses() {
+    const ROUNDS: u64 = 1000;
+    isolated("sizes::a_size_outlasts_the_changes_of_attributes_that_it_crosses", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        let (reader, writer, adopted) = open_both(&service, &at, &connection, 1);
+        let (begin, end) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    begin.wait();
+                    for change in 0..=round % 3 {
+                        let mode = Permissions::from_mode(0o600 | (change as u32 & 1));
+                        writer.set_permissions(mode).expect("changed");
+                    }
+                    end.wait();
+                }
+            });
+            let mut short = Vec::new();
+            for round in 0..ROUNDS {
+                begin.wait();
+                for at in [1 + 2 * round, 2 + 2 * round] {
+                    assert_eq!(write(&connection, adopted, at, &[2]).length, 1);
+                }
+                end.wait();
+                let (expected, found) = (3 + 2 * round, left(&reader));
+                if found != expected {
+                    short.push((round, expected, found));
+                    reader.metadata().expect("attributes");
+                }
+            }
+            assert!(short.is_empty(), "{} of {ROUNDS}: {:?}", short.len(), short.first());
+        });
     });
 }
