@@ -266,6 +266,36 @@ impl<'a> BufferArea<'a> {
         unsafe { self.get_data_raw(offset, target.as_mut_ptr(), target.len()) }
     }
 
+    /// Has the kernel put what `file` has from `at` on into the data area; zeros behind its end.
+    ///
+    /// # Errors
+    /// Those of reading, but for interruptions; that of [`OutOfBounds`] is `EFAULT`, and nothing is put then.
+    #[cfg(feature = "std")]
+    pub fn put_file(&self, offset: usize, length: usize, file: &std::fs::File, at: u64) -> std::io::Result<()> {
+        use std::os::fd::AsRawFd;
+        let target = self.data_at(offset, length).map_err(|OutOfBounds| rustix::io::Errno::FAULT)?;
+        let mut done = 0;
+        while done < length {
+            let from = i64::try_from(at + done as u64).map_err(|_| rustix::io::Errno::OVERFLOW)?;
+            // SAFETY: `data_at` checked the bounds, so what is left of the range is within the mapping; the kernel alone writes there, and
+            // no reference is made to it.
+            let count = unsafe { libc::pread64(file.as_raw_fd(), target.add(done).cast(), length - done, from) };
+            match usize::try_from(count) {
+                Ok(0) => {
+                    // SAFETY: as above.
+                    unsafe { target.add(done).write_bytes(0, length - done) };
+                    break;
+                }
+                Ok(count) => done += count,
+                Err(_) => match std::io::Error::last_os_error() {
+                    error if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
     /// As [`put_data`](Self::put_data), from memory that other threads may be writing.
     ///
     /// # Errors
@@ -299,6 +329,36 @@ impl<'a> BufferArea<'a> {
 mod tests {
     use super::*;
     use crate::memory::create_sealed;
+
+    #[test]
+    fn the_kernel_puts_a_file_into_a_data_area_and_not_beyond_it() {
+        use std::io::Write;
+        let length = buffers_length(1, PAGE);
+        let memory = create_sealed(c"test", length).expect("memory file");
+        let mapping = Mapping::of_sealed(&memory, length, true).expect("mapping");
+        let area = BufferArea::new(&mapping, 0, PAGE);
+        let mut file = std::fs::File::from(create_sealed(c"content", PAGE).expect("memory file"));
+        file.write_all(b"0123456789").expect("written");
+        let content = |offset, length| {
+            let mut bytes = vec![9; length];
+            area.get_data(offset, &mut bytes).expect("within it");
+            bytes
+        };
+        area.put_data(0, &[7; PAGE]).expect("within it");
+        area.put_file(100, 4, &file, 3).expect("read");
+        assert_eq!(content(99, 6), [7, b'3', b'4', b'5', b'6', 7]);
+        area.put_file(PAGE - 4, 4, &file, PAGE as u64 - 2).expect("read");
+        assert_eq!(content(PAGE - 5, 5), [7, 0, 0, 0, 0], "zeros behind its end");
+        area.put_data(0, &[7; PAGE]).expect("within it");
+        for (offset, length) in [(PAGE - 3, 4), (PAGE, 1), (usize::MAX, 2)] {
+            let error = area.put_file(offset, length, &file, 0).expect_err("beyond it");
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        }
+        area.put_file(0, 4, &file, u64::MAX - 1).expect_err("no such offset");
+        let directory = std::fs::File::open("/").expect("open");
+        area.put_file(0, 4, &directory, 0).expect_err("it cannot be read");
+        assert_eq!(content(0, PAGE), [7; PAGE], "nothing is put");
+    }
 
     #[test]
     fn reads_are_counted_by_handle_and_stay_counted_when_another_takes_the_place() {

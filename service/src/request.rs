@@ -15,7 +15,7 @@ use poolfs_libservice::types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, Name, NodeId, OpenFlags, RenameFlags,
     SeekTo, SetAttributes, XattrFlags,
 };
-use poolfs_libservice::{DirectoryEntry, Durability, Entry, Written};
+use poolfs_libservice::{DirectoryEntry, Durability, Entry, ReadTarget, Written};
 use poolfs_service_protocol::OperationPath;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -247,14 +247,14 @@ pub enum Request<'a> {
         /// the directory
         node: NodeId,
     },
-    /// Reads into `buffer`. Answer: `Count`.
+    /// Reads into `target`. Answer: `Count`.
     Read {
         /// from where
         file: &'a OpenFile,
         /// at which byte
         offset: u64,
         /// where to
-        buffer: &'a mut [u8],
+        target: &'a mut dyn ReadTarget,
     },
     /// Writes. Answer: `Written`.
     Write {

@@ -12,6 +12,7 @@ use crate::state::{Acquisition, Sequence, withdraw};
 use crate::wire::{Grant, Reply, Request, Status};
 use poolfs_types::Errno;
 use rustix::time::{ClockId, clock_gettime};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -58,6 +59,8 @@ pub enum DataError {
     OutOfBounds,
     /// the service pays for no more memory of its sessions
     OverBudget,
+    /// the file that the bytes come from cannot be read
+    Unreadable,
 }
 
 impl From<OutOfBounds> for DataError {
@@ -290,6 +293,15 @@ impl<C> Acquired<C> {
     pub fn put_data(&self, offset: usize, source: &[u8]) -> Result<(), DataError> {
         self.session.pay(self.index, offset, source.len())?;
         Ok(self.session.area(self.index).put_data(offset, source)?)
+    }
+
+    /// Has the kernel put what `file` has from `at` on into the data area; zeros behind its end.
+    ///
+    /// # Errors
+    /// [`DataError`], and nothing is put.
+    pub fn put_file(&self, offset: usize, length: usize, file: &File, at: u64) -> Result<(), DataError> {
+        self.session.pay(self.index, offset, length)?;
+        self.session.area(self.index).put_file(offset, length, file, at).map_err(|_| DataError::Unreadable)
     }
 
     /// Publishes the reply and wakes the caller if it sleeps.

@@ -1,6 +1,6 @@
 //! Filter layers: they pass every call on to the layer below, except for the calls that they define themselves.
 
-use crate::{DirectoryEntry, Durability, Entry, Libservice, NameChange, Result, SharedContent, Written};
+use crate::{DirectoryEntry, Durability, Entry, Libservice, NameChange, ReadTarget, Result, SharedContent, Written};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags,
     SeekTo, SetAttributes, XattrFlags,
@@ -41,7 +41,7 @@ macro_rules! filter {
         /// A layer over another, to which it passes on every call that it does not define itself.
         ///
         /// Every method passes on, also those that [`Libservice`] makes of others: `write_pieces` does not come by the filter's `write`.
-        /// A filter that changes what is written defines `write`, `write_pieces` and `copy_range`; one that changes how names are removed,
+        /// A filter that changes what is read defines `read` and `read_into`; one that changes what is written defines `write`, `write_pieces` and `copy_range`; one that changes how names are removed,
         /// `unlink` and `unlink_known`; one that changes how content becomes durable, `fsync`, `flush_range` and `write_before_names`.
         pub trait Filter: Send + Sync {
             /// The layer below.
@@ -133,6 +133,7 @@ filter! {
         Rename: fn rename(parent: NodeId, name: Name<'_>, new_parent: NodeId, new_name: Name<'_>, flags: RenameFlags) -> Result<()>;
         Open: fn open(node: NodeId, flags: OpenFlags) -> Result<HandleId>;
         Read: fn read(handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize>;
+        ReadInto: fn read_into(handle: HandleId, offset: u64, target: &mut dyn ReadTarget) -> Result<usize>;
         Write: fn write(handle: HandleId, offset: u64, data: &[u8]) -> Result<Written>;
         WritePieces: fn write_pieces(handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()>;
         Fallocate: fn fallocate(handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()>;

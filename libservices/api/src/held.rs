@@ -1,6 +1,6 @@
 //! Guards for what a layer holds in the layer below: node references, open files and open directories, each released on drop.
 
-use crate::{Libservice, Result, Written};
+use crate::{Libservice, ReadTarget, Result, Written};
 use poolfs_types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use std::sync::Arc;
 
@@ -82,6 +82,14 @@ impl Opened {
     /// Those of [`Libservice::read`].
     pub fn read(&self, caller: &Caller, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         self.branch.read(caller, self.handle, offset, buffer)
+    }
+
+    /// The same into a target.
+    ///
+    /// # Errors
+    /// Those of [`Libservice::read_into`].
+    pub fn read_into(&self, caller: &Caller, offset: u64, target: &mut dyn ReadTarget) -> Result<usize> {
+        self.branch.read_into(caller, self.handle, offset, target)
     }
 
     /// One write of the layer.

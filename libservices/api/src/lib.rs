@@ -78,6 +78,7 @@ pub mod memory;
 #[cfg(test)]
 mod mutations;
 pub mod random_operations;
+mod read_target;
 mod recorder;
 mod shared_content;
 mod shares;
@@ -94,6 +95,7 @@ pub use held::{Branch, Held, Opened};
 pub use layered::{ChangesHeld, Difference, Flattened, Layered, Relation, Visit};
 pub use memory::Memory;
 pub use poolfs_types as types;
+pub use read_target::{ReadTarget, read_with_zeros, unreadable_file};
 pub use recorder::Recorder;
 pub use shared_content::{Holder, Lease, Segment, SharedContent, Text, shared_content};
 pub use shares::{Headroom, Share, Shares, Taken};
@@ -287,6 +289,16 @@ pub trait Libservice: Send + Sync {
     /// # Errors
     /// `EBADF` when the handle is unknown, not readable or a directory's.
     fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize>;
+
+    /// The same into `target`, as many bytes at most as that is long. A layer that has the content in a file gives it that.
+    ///
+    /// # Errors
+    /// As above; those of the target.
+    fn read_into(&self, caller: &Caller, handle: HandleId, offset: u64, target: &mut dyn ReadTarget) -> Result<usize> {
+        let count = self.read(caller, handle, offset, target.buffer())?;
+        target.put(0..count)?;
+        Ok(count)
+    }
 
     /// Writes `data` at `offset`, or at the end for an `APPEND` handle.
     ///

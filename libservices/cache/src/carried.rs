@@ -5,10 +5,10 @@
 use crate::blocks::{BLOCK, CHUNK_BLOCKS};
 use crate::buffer::BufferStore;
 use crate::cache::Cache;
-use crate::crash_recovery::{CrashRecovery, PIECE_BLOCKS, Waiting, read, unreadable};
+use crate::crash_recovery::{CrashRecovery, PIECE_BLOCKS, Waiting, unreadable};
 use crate::node::Node;
 use crate::sync;
-use poolfs_libservice::{Error, Held, Libservice, Result};
+use poolfs_libservice::{Error, Held, Libservice, Result, read_with_zeros};
 use poolfs_types::{Caller, Errno, Name, NodeId, SetAttributes};
 use std::fs::File;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl CrashRecovery {
             let offset = run.start * BLOCK;
             let length = (run.end * BLOCK).min(size).saturating_sub(offset) as usize;
             let bytes = &mut buffer[..length];
-            read(segment, offset, bytes).map_err(|error| unreadable(&error))?;
+            read_with_zeros(segment, bytes, offset).map_err(|error| unreadable(&error))?;
             let mut done = 0;
             while done < length {
                 let count = node.write(false, offset + done as u64, &bytes[done..])?.count;

@@ -3,8 +3,11 @@
 //! What is not cached reads as zeros here: punched, dropped and never written ranges alike.
 
 use crate::blocks::{block_of, blocks_for};
+use crate::failure::cache_failure;
 use crate::segments::{Segment, SegmentStore};
+use poolfs_libservice::{ReadTarget, Result};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 #[derive(Default)]
@@ -16,18 +19,22 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        match self {
-            Content::Empty => buffer.fill(0),
-            Content::Heap(bytes) => {
-                let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
-                let count = buffer.len().min(bytes.len() - start);
-                buffer[..count].copy_from_slice(&bytes[start..start + count]);
-                buffer[count..].fill(0);
+    /// Reads to a part of `target`.
+    pub(crate) fn read(&self, offset: u64, target: &mut dyn ReadTarget, part: Range<usize>) -> Result<()> {
+        let bytes = match self {
+            Content::Empty => &[][..],
+            Content::Heap(bytes) => bytes,
+            Content::Segment(segment) => {
+                let file = segment.file().map_err(|error| cache_failure(&error))?;
+                return target.put_file(part, &file, offset);
             }
-            Content::Segment(segment) => segment.read(offset, buffer)?,
-        }
-        Ok(())
+        };
+        let buffer = &mut target.buffer()[part.clone()];
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+        let count = buffer.len().min(bytes.len() - start);
+        buffer[..count].copy_from_slice(&bytes[start..start + count]);
+        buffer[count..].fill(0);
+        target.put(part)
     }
 
     /// Stores `data`; content that would end beyond `heap_max` moves to a segment first, and so does content that would
@@ -117,7 +124,7 @@ mod tests {
         assert!(matches!(next, Content::Heap(ref bytes) if bytes.len() == 4196));
         next.write(&store, 32 << 10, 12 << 10, &[3; 100]).unwrap();
         let mut buffer = [9; 12 << 10];
-        next.read(0, &mut buffer).unwrap();
+        next.read(0, &mut &mut buffer[..], 0..12 << 10).unwrap();
         assert!(matches!(next, Content::Segment(_)) && buffer[..100] == [1; 100] && buffer[4096..4196] == [2; 100]);
     }
 
@@ -130,11 +137,11 @@ mod tests {
         content.write(&store, 8192, 8190, b"defg").unwrap();
         assert!(matches!(content, Content::Segment(_)));
         let mut buffer = [1; 8200];
-        content.read(0, &mut buffer).unwrap();
+        content.read(0, &mut &mut buffer[..], 0..8200).unwrap();
         assert_eq!(&buffer[98..104], b"\0\0abc\0");
         assert_eq!(&buffer[8189..8196], b"\0defg\0\0");
         content.punch(0, 4096).unwrap();
-        content.read(0, &mut buffer).unwrap();
+        content.read(0, &mut &mut buffer[..], 0..8200).unwrap();
         assert_eq!(buffer[101], 0);
     }
 }

@@ -18,12 +18,11 @@ use crate::state_directory::BranchKey;
 use crate::state_directory::{StateDirectory, branch_name};
 use hashbrown::{HashMap, HashSet};
 use poolfs_libservice::walk::walk;
-use poolfs_libservice::{Error, Held, Libservice, Opened, Result};
+use poolfs_libservice::{Error, Held, Libservice, Opened, Result, read_with_zeros};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SetAttributes, SetTime, Timestamp};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// Most bytes brought below by one call.
@@ -265,7 +264,7 @@ impl CrashRecovery {
                 let end = (run.end * BLOCK).min(file.size);
                 let offset = run.start * BLOCK;
                 let bytes = &mut buffer[..end.saturating_sub(offset) as usize];
-                read(&segment, offset, bytes).map_err(|error| unreadable(&error))?;
+                read_with_zeros(&segment, bytes, offset).map_err(|error| unreadable(&error))?;
                 opened.write_full(offset, bytes)?;
                 written += bytes.len() as u64;
                 size = size.max(end);
@@ -323,21 +322,6 @@ impl CrashRecovery {
 
 pub(crate) fn unreadable(error: &io::Error) -> Error {
     Error::new(Errno::EIO, format!("what was written to it before cannot be read: {error}"))
-}
-
-pub(crate) fn read(segment: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match segment.read_at(&mut bytes[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(count) => done += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    // Beyond the segment's end there are zeros.
-    bytes[done..].fill(0);
-    Ok(())
 }
 
 #[cfg(test)]

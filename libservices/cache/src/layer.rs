@@ -8,8 +8,8 @@ use crate::node::Node;
 use crate::sync::read;
 use crate::write_back::hold_is_bounded;
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, Result, Segment, SharedContent,
-    Text, Written, fail,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, ReadTarget, Result, Segment,
+    SharedContent, Text, Written, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -212,15 +212,19 @@ impl Libservice for Cache {
         Ok(self.insert_file(node, flags))
     }
 
-    fn read(&self, _caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    fn read(&self, caller: &Caller, handle: HandleId, offset: u64, mut buffer: &mut [u8]) -> Result<usize> {
+        self.read_into(caller, handle, offset, &mut buffer)
+    }
+
+    fn read_into(&self, _: &Caller, handle: HandleId, offset: u64, target: &mut dyn ReadTarget) -> Result<usize> {
         let file = self.handles.readable(handle)?;
         let pool = &self.core.pool;
         let window_max = pool.config.read_ahead_bytes.min(pool.budget.allowed() / 16);
-        let (window, ahead) = file.reader.advance(offset, buffer.len() as u64, window_max);
+        let (window, ahead) = file.reader.advance(offset, target.buffer().len() as u64, window_max);
         if let Some(ahead) = ahead {
             pool.read_ahead.submit(&file.node.0, ahead, pool.step_bytes());
         }
-        let (count, fetched) = file.node.0.read(offset, buffer, window)?;
+        let (count, fetched) = file.node.0.read(offset, target, window)?;
         if let Some(end) = fetched {
             file.reader.fetched(end);
         }

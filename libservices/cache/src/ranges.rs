@@ -193,7 +193,7 @@ mod tests {
             assert!(held > 0 && held <= charged, "{held} bytes held, {charged} charged");
         }
         let mut buffer = [9; 32 << 10];
-        assert_eq!(node.0.read(0, &mut buffer, 0).unwrap().0, 32 << 10);
+        assert_eq!(node.0.read(0, &mut &mut buffer[..], 0).unwrap().0, 32 << 10);
         assert!(buffer.iter().enumerate().all(|(at, &byte)| byte == u8::from((12 << 10..16 << 10).contains(&at))));
     }
 }

@@ -1,12 +1,10 @@
 //! Reads: cached bytes are copied under the file's shared lock; missing ones are read from below in large pieces.
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk, cost_of};
-use crate::failure::cache_failure;
 use crate::node::{Node, State};
 use crate::sync::{lock, read};
-use poolfs_libservice::Result;
+use poolfs_libservice::{ReadTarget, Result};
 use poolfs_types::Caller;
-use std::io;
 use std::ops::Range;
 use std::sync::PoisonError;
 
@@ -36,13 +34,13 @@ fn present(chunk: &Chunk) -> u64 {
 }
 
 impl State {
-    /// Copies cached blocks from `offset` on, up to the first that is not cached or the end of the file.
-    fn copy_cached(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    /// Copies cached blocks from `offset` on to what is left of `target` behind `done`, up to the first that is not cached or the end of the file.
+    fn copy_cached(&self, offset: u64, target: &mut dyn ReadTarget, done: usize) -> Result<usize> {
         let size = self.attributes.size;
         if offset >= size {
             return Ok(0);
         }
-        let want = (buffer.len() as u64).min(size - offset);
+        let want = ((target.buffer().len() - done) as u64).min(size - offset);
         let end = offset + want;
         let mut at = offset;
         while at < end {
@@ -54,11 +52,12 @@ impl State {
                 break;
             }
             let stop = ((block + bytes + zeros) * BLOCK).min(end);
-            let part = &mut buffer[(at - offset) as usize..(stop - offset) as usize];
+            let part = done + (at - offset) as usize..done + (stop - offset) as usize;
             if bytes > 0 {
-                self.content.read(at, part)?;
+                self.content.read(at, target, part)?;
             } else {
-                part.fill(0);
+                target.buffer()[part.clone()].fill(0);
+                target.put(part)?;
             }
             for (index, mask) in by_chunk(block..block + bytes + zeros) {
                 if let Some(chunk) = self.blocks.chunk(index) {
@@ -72,28 +71,29 @@ impl State {
 }
 
 impl Node {
-    /// Reads up to `buffer.len()` bytes; what has to be fetched is fetched `window` bytes at a time or more. Returns the
+    /// Reads as many bytes as `target` is long, or fewer; what has to be fetched is fetched `window` bytes at a time or more. Returns the
     /// count and, if something was missing, where fetching ended. Only under a [`Use`](crate::node::Use).
-    pub(crate) fn read(&self, offset: u64, buffer: &mut [u8], window: u64) -> Result<(usize, Option<u64>)> {
+    pub(crate) fn read(&self, offset: u64, target: &mut dyn ReadTarget, window: u64) -> Result<(usize, Option<u64>)> {
+        let length = target.buffer().len();
         let mut done = 0;
         let mut fetched = None;
         let (mut hits, mut misses) = (0, 0);
-        while done < buffer.len() {
+        while done < length {
             let at = offset + done as u64;
             let (copied, size) = {
                 let state = read(&self.state);
-                let copied = state.copy_cached(at, &mut buffer[done..]).map_err(|error| cache_failure(&error))?;
-                (copied, state.attributes.size)
+                (state.copy_cached(at, target, done)?, state.attributes.size)
             };
             hits += blocks_for(copied as u64);
             done += copied;
             let at = at + copied as u64;
-            if done == buffer.len() || at >= size {
+            if done == length || at >= size {
                 break;
             }
-            let wanted = ((buffer.len() - done) as u64).max(window);
+            let wanted = ((length - done) as u64).max(window);
             let last = blocks_for(at.saturating_add(wanted).min(size));
-            let copied = self.fill(block_of(at)..last, Some((at, &mut buffer[done..])))?;
+            let copied = self.fill(block_of(at)..last, Some((at, &mut target.buffer()[done..])))?;
+            target.put(done..done + copied)?;
             misses += blocks_for(copied as u64);
             done += copied;
             fetched = Some(last * BLOCK);
@@ -180,8 +180,7 @@ impl Node {
         let mut done = 0;
         while done < buffer.len() {
             let at = offset + done as u64;
-            let copied =
-                read(&self.state).copy_cached(at, &mut buffer[done..]).map_err(|error| cache_failure(&error))?;
+            let copied = read(&self.state).copy_cached(at, &mut &mut *buffer, done)?;
             done += copied;
             if copied == 0 {
                 let step = (buffer.len() - done).min(self.core.pool.step_bytes() as usize);

@@ -225,21 +225,6 @@ impl Segment {
         self.id
     }
 
-    pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        let file = self.file()?;
-        let mut done = 0;
-        while done < buffer.len() {
-            match file.read_at(&mut buffer[done..], offset + done as u64) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        buffer[done..].fill(0);
-        Ok(())
-    }
-
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.file()?.write_all_at(data, offset)
     }
@@ -288,7 +273,8 @@ impl Segment {
         }
     }
 
-    fn file(&self) -> io::Result<Arc<File>> {
+    /// Its file, which is opened if it is not.
+    pub(crate) fn file(&self) -> io::Result<Arc<File>> {
         self.held.as_ref().map_or_else(|| self.store.file(self.id), |held| Ok(Arc::clone(&held.file)))
     }
 
@@ -374,6 +360,7 @@ impl SharedNotice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use poolfs_libservice::read_with_zeros;
 
     #[test]
     fn segments_outlive_their_descriptor_and_punched_ranges_read_as_zeros() {
@@ -385,7 +372,7 @@ mod tests {
         assert!(store.open.len() <= 8, "the descriptors are bounded");
         segments[7].punch(4096, 4096).unwrap();
         let mut buffer = [9; 12288];
-        segments[7].read(0, &mut buffer).unwrap();
+        read_with_zeros(&segments[7].file().unwrap(), &mut buffer, 0).unwrap();
         assert!(buffer[..8192].iter().all(|&b| b == 0));
         assert!(buffer[8192..].iter().all(|&b| b == 8));
     }

@@ -166,7 +166,7 @@ impl Node {
             return Ok(is_one);
         }
         let mut begin = [0; ELF.len()];
-        let is_one = self.read(0, &mut begin, FIRST_BYTES)?.0 == begin.len() && &begin == ELF;
+        let is_one = self.read(0, &mut &mut begin[..], FIRST_BYTES)?.0 == begin.len() && &begin == ELF;
         self.update(None, |state| state.program.is_one = Some(is_one));
         Ok(is_one)
     }

@@ -2,7 +2,6 @@
 //! after both.
 
 use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk, cost_of};
-use crate::failure::cache_failure;
 use crate::node::{Node, State};
 use crate::sync::{lock, read, try_lock};
 use poolfs_libservice::{Error, NameChange, Result, Spending, fail};
@@ -163,7 +162,8 @@ impl Node {
             for piece in pieces.iter().filter(|piece| piece.bytes > 0) {
                 let (own, behind) = rest.split_at_mut((blocks_for(piece.bytes) * BLOCK) as usize);
                 let (offset, own) = (piece.blocks.start * BLOCK, &mut own[..piece.bytes as usize]);
-                state.content.read(offset, own).map_err(|error| cache_failure(&error))?;
+                let length = own.len();
+                state.content.read(offset, &mut &mut *own, 0..length)?;
                 read_pieces.push((offset, &*own));
                 rest = behind;
             }

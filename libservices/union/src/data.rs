@@ -6,7 +6,7 @@ use crate::node::{Content, Node, OpenFile, State, lock};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
 use crate::transit::Copies;
 use poolfs_libservice::{
-    Durability, Error, Held, Holder, Lease, Opened, Result, Segment, Text, Written, fail, shared_content,
+    Durability, Error, Held, Holder, Lease, Opened, ReadTarget, Result, Segment, Text, Written, fail, shared_content,
 };
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Caller, Errno, OpenFlags, SetAttributes};
@@ -80,31 +80,41 @@ impl Union {
         Ok(file.lower.get_or_init(|| opened))
     }
 
-    pub(crate) fn read_file(&self, caller: &Caller, file: &OpenFile, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read_file(
+        &self,
+        caller: &Caller,
+        file: &OpenFile,
+        offset: u64,
+        target: &mut dyn ReadTarget,
+    ) -> Result<usize> {
         let node = &file.node;
-        let blocks = offset / BLOCK..offset.saturating_add(buffer.len() as u64).div_ceil(BLOCK);
+        let length = target.buffer().len();
+        let blocks = offset / BLOCK..offset.saturating_add(length as u64).div_ceil(BLOCK);
         loop {
             let state = node.read();
             match (&state.upper, &state.content) {
                 (_, Content::Damaged(cause)) => return Err(self.damaged(node, cause)),
                 (None, _) => {
-                    let count = self.lower_handle(file, &state)?.read(caller, offset, buffer)?;
-                    if let Some(first) = &state.first_write {
-                        first.overlay(offset, &mut buffer[..count]);
-                    }
-                    return Ok(count);
+                    let lower = self.lower_handle(file, &state)?;
+                    let Some(first) = &state.first_write else {
+                        return lower.read_into(caller, offset, target);
+                    };
+                    let buffer = target.buffer();
+                    let count = lower.read(caller, offset, buffer)?;
+                    first.overlay(offset, &mut buffer[..count]);
+                    return target.put(0..count).map(|()| count);
                 }
                 (Some(held), Content::Plain) => {
-                    return self.upper_handle(file, held)?.read(caller, offset, buffer);
+                    return self.upper_handle(file, held)?.read_into(caller, offset, target);
                 }
                 (Some(held), Content::Sketch(sketch)) => {
                     if let Ok((map, files)) = sketch.parts()
                         && !sketch.transit.any(blocks.clone())
                     {
                         let size = self.upper.getattr(caller, held.node())?.size;
-                        let count = size.saturating_sub(offset).min(buffer.len() as u64) as usize;
-                        read_runs(sketch, map, files, offset, &mut buffer[..count])?;
-                        return Ok(count);
+                        let count = size.saturating_sub(offset).min(length as u64) as usize;
+                        read_runs(sketch, map, files, offset, &mut target.buffer()[..count])?;
+                        return target.put(0..count).map(|()| count);
                     }
                 }
             }

@@ -5,8 +5,8 @@ use crate::names::New;
 use crate::node::{Content, Node, OpenFile, lock};
 use crate::rename::{End, Renamed};
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, Result, Segment, SharedContent, Text,
-    Written, fail,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, ReadTarget, Result, Segment,
+    SharedContent, Text, Written, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -214,12 +214,16 @@ impl Libservice for Union {
         self.open_regular(caller, &node, flags).inspect_err(|_| self.close_unused(&node))
     }
 
-    fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    fn read(&self, caller: &Caller, handle: HandleId, offset: u64, mut buffer: &mut [u8]) -> Result<usize> {
+        self.read_into(caller, handle, offset, &mut buffer)
+    }
+
+    fn read_into(&self, caller: &Caller, handle: HandleId, offset: u64, target: &mut dyn ReadTarget) -> Result<usize> {
         let file = self.handles.file(handle)?;
         if !file.flags.readable() {
             return fail(Errno::EBADF);
         }
-        self.read_file(caller, &file, offset, buffer)
+        self.read_file(caller, &file, offset, target)
     }
 
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
@@ -400,15 +404,15 @@ impl Libservice for Union {
         let mut done = 0;
         while done < length {
             let want = (length - done).min(COPY_BYTES) as usize;
-            let step = self.read_file(caller, &from, source_offset.saturating_add(done), &mut buffer[..want]).and_then(
-                |got| match got {
+            let step = self
+                .read_file(caller, &from, source_offset.saturating_add(done), &mut &mut buffer[..want])
+                .and_then(|got| match got {
                     0 => Ok(0),
                     got => {
                         let offset = target_offset.saturating_add(done);
                         Ok(self.write_file(caller, &to, offset, &buffer[..got])?.count as u64)
                     }
-                },
-            );
+                });
             match step {
                 Ok(0) => break,
                 Ok(count) => done += count,

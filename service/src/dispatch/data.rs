@@ -8,7 +8,7 @@ use crate::instance::Instance;
 use crate::request::{Context, Reply, WriteMode};
 use poolfs_libservice::types::limits::FILE_SIZE_MAX;
 use poolfs_libservice::types::{AllocateMode, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo};
-use poolfs_libservice::{Durability, Spending, Written};
+use poolfs_libservice::{Durability, ReadTarget, Spending, Written};
 
 /// Most bytes one copy request moves, so that a service thread comes back within a moment.
 const COPY_BYTES_MAX: u64 = 64 << 20;
@@ -80,7 +80,13 @@ impl Instance {
         Ok(())
     }
 
-    pub(super) fn read(&self, context: &Context<'_>, file: &OpenFile, offset: u64, buffer: &mut [u8]) -> Served {
+    pub(super) fn read(
+        &self,
+        context: &Context<'_>,
+        file: &OpenFile,
+        offset: u64,
+        target: &mut dyn ReadTarget,
+    ) -> Served {
         if file.is_directory() {
             return Err(Errno::EISDIR.into());
         }
@@ -89,10 +95,10 @@ impl Instance {
             return Err(Errno::EBADF.into());
         }
         if !context.is_library() {
-            self.nodes.touched(file.node(), offset, buffer.len() as u64, false);
+            self.nodes.touched(file.node(), offset, target.buffer().len() as u64, false);
             self.revoke_posts(file.node());
         }
-        let count = self.layer().read(&context.caller, file.handle(), offset, buffer)?;
+        let count = self.layer().read_into(&context.caller, file.handle(), offset, target)?;
         file.count_read(context.path);
         Ok(Reply::Count(count))
     }

@@ -128,7 +128,7 @@ impl Instance {
             }
             Request::Open { node, flags } => self.open(context, node, flags),
             Request::OpenDirectory { node } => self.open_directory(context, node),
-            Request::Read { file, offset, buffer } => self.read(context, file, offset, buffer),
+            Request::Read { file, offset, target } => self.read(context, file, offset, target),
             Request::Write { file, offset, data, mode } => self.write(context, file, offset, data, mode),
             Request::Allocate { file, mode, offset, length } => self.allocate(context, file, mode, offset, length),
             Request::Seek { file, offset, to } => self.seek(context, file, offset, to),

@@ -116,8 +116,8 @@ impl Fixture {
     }
 
     fn read(&self, context: &Context<'_>, file: &OpenFile) -> Result<Vec<u8>, Failure> {
-        let mut buffer = vec![0; 100];
-        match self.instance.dispatch(context, Request::Read { file, offset: 0, buffer: &mut buffer })? {
+        let mut buffer = [0; 100];
+        match self.instance.dispatch(context, Request::Read { file, offset: 0, target: &mut &mut buffer[..] })? {
             Reply::Count(count) => Ok(buffer[..count].to_vec()),
             other => panic!("{other:?}"),
         }

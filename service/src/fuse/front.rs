@@ -374,8 +374,8 @@ impl Front {
         use FileOperation as Op;
         let request = match operation {
             Op::Read { offset, length } => {
-                return answer.fill(length, |buffer| {
-                    match self.ask(context, Request::Read { file, offset, buffer })? {
+                return answer.fill(length, |mut buffer| {
+                    match self.ask(context, Request::Read { file, offset, target: &mut buffer })? {
                         Reply::Count(count) => Ok(count),
                         _ => Err(mistaken()),
                     }

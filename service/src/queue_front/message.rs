@@ -6,6 +6,7 @@ use poolfs_ipc::wire::{Grant, Operation, Request, RequestFlags};
 use poolfs_libservice::Segment;
 use poolfs_libservice::types::Errno;
 use poolfs_libservice::types::limits::{FILE_SIZE_MAX, PATH_MAX, XATTR_VALUE_MAX};
+use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -25,6 +26,12 @@ pub trait DataArea {
     /// # Errors
     /// [`DataError`], and nothing is copied.
     fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError>;
+
+    /// Puts there what `file` has from `at` on; zeros behind its end.
+    ///
+    /// # Errors
+    /// [`DataError`]; what is there then is undefined.
+    fn put_file(&self, range: Range<usize>, file: &File, at: u64) -> Result<(), DataError>;
 
     /// Sends the client a segment with the notice of its lease, beside the area; returns the number of the grant.
     ///
@@ -56,6 +63,10 @@ impl<C> DataArea for Acquired<C> {
 
     fn put(&self, offset: usize, source: &[u8]) -> Result<(), DataError> {
         self.put_data(offset, source)
+    }
+
+    fn put_file(&self, range: Range<usize>, file: &File, at: u64) -> Result<(), DataError> {
+        Acquired::put_file(self, range.start, range.len(), file, at)
     }
 
     fn grant(&self, grant: Grant, segment: &Segment, notice: BorrowedFd<'_>) -> Result<u64, Errno> {

@@ -7,9 +7,12 @@ use crate::queue_front::refused::Refused;
 use crate::queue_front::session::SessionState;
 use crate::request::{Context, Reply as Outcome, Request, WriteMode};
 use crate::walk::{Found, Place};
+use poolfs_ipc::service::DataError;
 use poolfs_ipc::wire::{Grant, Operation, Reply, RequestFlags, owners};
 use poolfs_libservice::types::{AllocateMode, Attributes, Errno, FileType, NodeId, OpenFlags, SeekTo, SetAttributes};
-use poolfs_libservice::{Durability, Entry};
+use poolfs_libservice::{Durability, Entry, ReadTarget};
+use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -58,6 +61,39 @@ impl Object<'_> {
 pub(super) struct Start {
     node: NodeId,
     _file: Option<Arc<OpenFile>>,
+}
+
+/// The data area of a request as the target of a read.
+struct AreaTarget<'a> {
+    area: &'a dyn DataArea,
+    buffer: &'a mut [u8],
+    /// Why the area did not take something.
+    failure: Option<DataError>,
+}
+
+impl AreaTarget<'_> {
+    fn note(&mut self, put: Result<(), DataError>) -> poolfs_libservice::Result<()> {
+        put.map_err(|failure| {
+            self.failure = Some(failure);
+            Errno::EIO.into()
+        })
+    }
+}
+
+impl ReadTarget for AreaTarget<'_> {
+    fn buffer(&mut self) -> &mut [u8] {
+        self.buffer
+    }
+
+    fn put(&mut self, range: Range<usize>) -> poolfs_libservice::Result<()> {
+        let put = self.area.put(range.start, &self.buffer[range]);
+        self.note(put)
+    }
+
+    fn put_file(&mut self, range: Range<usize>, file: &File, offset: u64) -> poolfs_libservice::Result<()> {
+        let put = self.area.put_file(range, file, offset);
+        self.note(put)
+    }
 }
 
 pub(super) fn done() -> Answer {
@@ -177,12 +213,15 @@ impl<'a> Call<'a> {
         let request = &self.message.request;
         let file = self.file(request.handle)?;
         let buffer = &mut scratch[..request.length as usize];
-        let Outcome::Count(count) = self.dispatch(Request::Read { file: &file, offset: request.offset, buffer })?
-        else {
-            return Err(Errno::EIO.into());
-        };
-        self.area.put(0, &scratch[..count])?;
-        Ok(Reply { length: count as u64, ..Reply::default() })
+        let mut target = AreaTarget { area: self.area, buffer, failure: None };
+        let read = self.dispatch(Request::Read { file: &file, offset: request.offset, target: &mut target });
+        if let Some(failure) = target.failure {
+            return Err(failure.into());
+        }
+        match read? {
+            Outcome::Count(count) => Ok(Reply { length: count as u64, ..Reply::default() }),
+            _ => Err(Errno::EIO.into()),
+        }
     }
 
     pub(super) fn write(&self, data: &[u8]) -> Answer {

@@ -33,6 +33,7 @@ impl From<DataError> for Refused {
     fn from(error: DataError) -> Self {
         match error {
             DataError::OutOfBounds => Errno::EINVAL.into(),
+            DataError::Unreadable => Errno::EIO.into(),
             // What was asked of the layers for this changed nothing: who changes something is answered without data.
             DataError::OverBudget => Self::KERNEL,
         }

@@ -21,11 +21,13 @@ use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::service::{DataError, PeerFacts};
 use poolfs_ipc::wire::{Adopt, Operation, Reply, Request, RequestFlags, Status, WireStatfs, WireTime};
 use poolfs_ipc::{CallError, Connection};
-use poolfs_libservice::Memory;
 use poolfs_libservice::types::{Caller, Errno, IdMap, Name, NodeId, OpenFlags, SetAttributes};
+use poolfs_libservice::{Memory, read_with_zeros};
 use poolfs_service_protocol::{MountSpec, StackSpec};
 use std::cell::RefCell;
 use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::ops::Range;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -449,6 +451,12 @@ impl DataArea for Plain {
             .ok_or(DataError::OutOfBounds)?
             .copy_from_slice(source);
         Ok(())
+    }
+
+    fn put_file(&self, range: Range<usize>, file: &File, at: u64) -> Result<(), DataError> {
+        let mut area = self.0.borrow_mut();
+        let part = area.get_mut(range).ok_or(DataError::OutOfBounds)?;
+        read_with_zeros(file, part, at).map_err(|_| DataError::Unreadable)
     }
 }
 

@@ -3,9 +3,10 @@
 use crate::types::{
     AllocateMode, Attributes, Caller, Errno, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes,
 };
-use crate::{Entry, Libservice, Result};
+use crate::{Entry, Libservice, ReadTarget, Result};
 use std::fmt::Debug;
-use std::ops::ControlFlow;
+use std::fs::File;
+use std::ops::{ControlFlow, Range};
 
 pub(super) use crate::types::NodeId as Node;
 
@@ -89,9 +90,17 @@ pub(super) fn write(layer: Layer<'_>, handle: HandleId, offset: u64, data: &[u8]
     assert_eq!(written.count, data.len(), "a short write without an error");
 }
 
-/// Reads up to `length` bytes, by as many calls as it takes.
+/// Reads up to `length` bytes of what nobody changes meanwhile, by both methods, by as many calls as it takes.
 #[track_caller]
 pub(super) fn read(layer: Layer<'_>, handle: HandleId, offset: u64, length: usize) -> Vec<u8> {
+    let data = read_to_slice(layer, handle, offset, length);
+    assert!(read_into(layer, handle, offset, length) == data, "`read_into` gives something else than `read`");
+    data
+}
+
+/// Reads up to `length` bytes, by as many calls as it takes.
+#[track_caller]
+pub(super) fn read_to_slice(layer: Layer<'_>, handle: HandleId, offset: u64, length: usize) -> Vec<u8> {
     let mut data = vec![0xa5; length];
     let mut done = 0;
     while done < length {
@@ -102,6 +111,45 @@ pub(super) fn read(layer: Layer<'_>, handle: HandleId, offset: u64, length: usiz
     }
     data.truncate(done);
     data
+}
+
+/// The same into memory that is not the reader's.
+#[track_caller]
+fn read_into(layer: Layer<'_>, handle: HandleId, offset: u64, length: usize) -> Vec<u8> {
+    let mut data = vec![0x5a; length];
+    let mut done = 0;
+    while done < length {
+        let mut target = Apart { target: &mut data[done..], buffer: vec![0xa5; length - done] };
+        match ok(layer.read_into(&ME, handle, offset + done as u64, &mut target)) {
+            0 => break,
+            got => done += got,
+        }
+    }
+    data.truncate(done);
+    data
+}
+
+/// A target that has a buffer apart.
+struct Apart<'a> {
+    target: &'a mut [u8],
+    buffer: Vec<u8>,
+}
+
+impl ReadTarget for Apart<'_> {
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    fn put(&mut self, range: Range<usize>) -> Result<()> {
+        self.target[range.clone()].copy_from_slice(&self.buffer[range]);
+        Ok(())
+    }
+
+    fn put_file(&mut self, range: Range<usize>, file: &File, offset: u64) -> Result<()> {
+        let mut part = &mut self.target[range];
+        let length = part.len();
+        part.put_file(0..length, file, offset)
+    }
 }
 
 /// All of a file, by a handle of its own.

@@ -4,7 +4,7 @@ use crate::types::{
     AllocateMode, Attributes, Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes,
     SetTime,
 };
-use crate::{DirectoryEntry, Entry, Filter, Libservice, Memory, Result, Written, fail, write_whole};
+use crate::{DirectoryEntry, Entry, Filter, Libservice, Memory, ReadTarget, Result, Written, fail, write_whole};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -221,6 +221,12 @@ impl Filter for Faulty {
             buffer[got] = 0;
             return Ok(got + 1);
         }
+        Ok(got)
+    }
+
+    fn read_into(&self, caller: &Caller, handle: HandleId, offset: u64, target: &mut dyn ReadTarget) -> Result<usize> {
+        let got = Filter::read(self, caller, handle, offset, target.buffer())?;
+        target.put(0..got)?;
         Ok(got)
     }
 

@@ -178,7 +178,8 @@ fn a_read_of_the_kernel_ends_a_grant_and_finds_what_was_posted() {
     let mut buffer = [0; 16];
     writer.ends_by(|| {
         let (file, context) = (&writer.file, Context::fuse(0, 0, 0, 0));
-        let read = writer.served.instance.dispatch(&context, Asked::Read { file, offset: 0, buffer: &mut buffer });
+        let read =
+            writer.served.instance.dispatch(&context, Asked::Read { file, offset: 0, target: &mut &mut buffer[..] });
         assert!(matches!(read, Ok(Outcome::Count(7))), "{read:?}");
     });
     assert_eq!(&buffer[..7], b"abcdefg");
