@@ -10,13 +10,15 @@ use poolfs_ipc::queue::Doorbell;
 use poolfs_ipc::service::DataError;
 use poolfs_ipc::wire::{Hello, Operation, Reply, Request, Status, Welcome};
 use poolfs_libservice::types::{Name, NodeId, OpenFlags};
-use poolfs_libservice::{Libservice, Memory};
+use poolfs_libservice::{Libservice, Memory, read_with_zeros};
 use poolfs_service::access::Credentials;
 use poolfs_service::queue_front::{DataArea, SessionState, serve};
 use poolfs_service::stack::Stack;
 use poolfs_service::{Context, Instance, Reply as Outcome, Request as Asked};
 use poolfs_service_protocol::{MountSpec, StackSpec};
 use std::cell::RefCell;
+use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -46,6 +48,12 @@ impl DataArea for Area {
             .ok_or(DataError::OutOfBounds)?
             .copy_from_slice(source);
         Ok(())
+    }
+
+    fn put_file(&self, range: Range<usize>, file: &File, at: u64) -> Result<(), DataError> {
+        let mut area = self.0.borrow_mut();
+        let part = area.get_mut(range).ok_or(DataError::OutOfBounds)?;
+        read_with_zeros(file, part, at).map_err(|_| DataError::Unreadable)
     }
 }
 
