@@ -141,6 +141,9 @@ impl Union {
         size: u64,
         changes: &SetAttributes,
     ) -> Result<()> {
+        if let Content::Sketch(sketch) = &mut state.content {
+            sketch.may_become(size);
+        }
         if let Content::Sketch(sketch) = &mut state.content
             && size < sketch.record.limit
         {

@@ -111,7 +111,8 @@ impl Union {
                     if let Ok((map, files)) = sketch.parts()
                         && !sketch.transit.any(blocks.clone())
                     {
-                        let size = self.upper.getattr(caller, held.node())?.size;
+                        let end = offset.saturating_add(length as u64);
+                        let size = sketch.size_from(end, || Ok(self.upper.getattr(caller, held.node())?.size))?;
                         let count = size.saturating_sub(offset).min(length as u64) as usize;
                         read_runs(sketch, map, files, offset, &mut target.buffer()[..count])?;
                         return target.put(0..count).map(|()| count);
@@ -210,7 +211,9 @@ impl Union {
             let Content::Sketch(sketch) = content else {
                 return opened.write(caller, offset, data).inspect(|_| node.changed.see());
             };
-            let size = self.upper.getattr(caller, held.node())?.size;
+            let whole_end = offset.saturating_add(data.len() as u64).div_ceil(BLOCK).saturating_mul(BLOCK);
+            let seen_until = if append { u64::MAX } else { whole_end };
+            let size = sketch.size_from(seen_until, || Ok(self.upper.getattr(caller, held.node())?.size))?;
             let offset = if append { size } else { offset };
             let end = offset.checked_add(data.len() as u64).filter(|&end| end <= FILE_SIZE_MAX);
             let end = end.ok_or_else(|| Error::from(Errno::EFBIG))?;

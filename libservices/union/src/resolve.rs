@@ -298,7 +298,7 @@ impl Union {
         if let Some(cause) = self.sketch_waits(&record.id) {
             return Ok(Content::Damaged(cause.into()));
         }
-        Ok(Content::Sketch(Box::new(Sketch::new(record, origin))))
+        Ok(Content::Sketch(Box::new(Sketch::found(record, origin, attributes.size))))
     }
 
     /// A node for what the lower branches have, which may be known to the index of hard links.

@@ -14,6 +14,7 @@ use poolfs_libservice::{Branch, Error, Held, Opened, Result};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes, SetTime};
 use std::ops::{ControlFlow, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLockWriteGuard};
 
 /// Bytes of a block, as file offsets count.
@@ -38,6 +39,8 @@ pub(crate) struct Sketch {
     pub ahead: Ahead,
     /// what the journal has not been told of
     pub unrecorded: Vec<Change>,
+    /// It is so long, or longer: only a truncation makes it shorter, which changes the node's state.
+    at_least: AtomicU64,
 }
 
 /// The map of moved blocks, in memory.
@@ -72,13 +75,37 @@ impl Sketch {
             transit: Transit::default(),
             ahead: Ahead::default(),
             unrecorded: Vec::new(),
+            at_least: AtomicU64::new(0),
         }
+    }
+
+    /// The sketch of a file that is found, with this size of its upper file.
+    pub fn found(record: SketchRecord, origin: Origin, size: u64) -> Self {
+        // A truncation that was not finished has stored its limit.
+        Sketch { at_least: AtomicU64::new(size.min(record.limit)), ..Self::new(record, origin) }
     }
 
     /// The sketch of a file that is just being copied up.
     pub fn fresh(record: SketchRecord, origin: Origin, lower: LowerNode, all: &Arc<Sectors>) -> Self {
         let map = Map { bitmap: Bitmap::new(all), unmoved: record.limit.div_ceil(BLOCK), lower };
-        Sketch { map: Some(map), ..Self::new(record, origin) }
+        Sketch { map: Some(map), at_least: AtomicU64::new(record.limit), ..Self::new(record, origin) }
+    }
+
+    /// The size, or one that is smaller and not before `end`: it is asked for only when the file may end before. With the node's state locked.
+    pub fn size_from(&self, end: u64, ask: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        let known = self.at_least.load(Ordering::Relaxed);
+        if end <= known {
+            return Ok(known);
+        }
+        let size = ask()?;
+        self.at_least.fetch_max(size, Ordering::Relaxed);
+        Ok(size)
+    }
+
+    /// The file is about to be made so long, or is left as it is.
+    pub fn may_become(&mut self, size: u64) {
+        let at_least = self.at_least.get_mut();
+        *at_least = size.min(*at_least);
     }
 
     /// Blocks that may be in the lower file: all others are in the upper one.
