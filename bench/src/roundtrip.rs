@@ -1,26 +1,33 @@
-//! Measures the cost of one request: a bare futex hand-over and back, an echo through a session, a getattr through FUSE.
+//! Measures the cost of one request: a bare futex hand-over and back, an echo through a session, a getattr through FUSE; and of reads of a cached
+//! file by both.
 
 use crate::table::{Row, Table};
 use crate::targets::{Laboratory, Target, succeed};
 use crate::worker::median;
 use anyhow::{Context, Result};
-use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, Operation, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX};
+use poolfs_ipc::memory::PAGE;
+use poolfs_ipc::wire::{ADOPT, Adopt, MOUNT_SOURCE_PREFIX, Operation, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX};
 use poolfs_ipc::{Connection, futex};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use std::ffi::CString;
 use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const TRIPS: u32 = 2_000;
 
+/// Of reads by request; the largest is what one request can read.
+const LENGTHS: [usize; 3] = [4 << 10, 64 << 10, 128 << 10];
+
 /// Medians over `rounds` rounds, the service on CPU 0, the caller on CPU 0 and on CPU 1.
 pub fn run(work: &Path, poolfs: &Path, rounds: u32) -> Result<Table> {
     let laboratory = Laboratory::new(work, poolfs, "0")?;
     let at = laboratory.directory(Target::Library);
     std::fs::create_dir_all(&at)?;
-    std::fs::write(laboratory.lower().join("file"), "x")?;
+    std::fs::write(laboratory.lower().join("file"), vec![b'x'; LENGTHS[2]])?;
     succeed(laboratory.poolfs().args(["mount", laboratory.pool()]).arg(&at).arg("--dir").arg(laboratory.lower()))?;
     let measured = measure(&at, rounds);
     let unmounted = succeed(laboratory.poolfs().args(["umount", laboratory.pool()]).arg(&at));
@@ -56,9 +63,50 @@ fn measure(at: &Path, rounds: u32) -> Result<Table> {
             title: title.to_owned(),
             medians: vec![median(&mut bare), median(&mut echo), median(&mut fuse)],
         });
+        let handle = adopt(&file, &connection)?;
+        let past_pages = File::options().read(true).custom_flags(libc::O_DIRECT).open(at.join("file"))?;
+        for length in LENGTHS {
+            let title = format!("{title}, read {} KiB", length >> 10);
+            rows.push(reads(title, (&connection, handle), &past_pages, length, rounds)?);
+        }
         connection.close();
     }
-    Ok(Table::of_operations(&["futex hand-over and back", "request", "FUSE getattr"], rows))
+    Ok(Table::of_operations(&["futex hand-over and back", "request", "FUSE"], rows))
+}
+
+/// Reads of the beginning of the file, by request and by the kernel.
+fn reads(
+    title: String,
+    (connection, handle): (&Connection, u64),
+    past_pages: &File,
+    length: usize,
+    rounds: u32,
+) -> Result<Row> {
+    let (mut by_request, mut by_fuse) = (Vec::new(), Vec::new());
+    // As O_DIRECT wants it.
+    let mut memory = vec![0; length + PAGE];
+    let begin = memory.as_ptr().align_offset(PAGE);
+    let bytes = &mut memory[begin..begin + length];
+    for _ in 0..rounds {
+        by_request.push(per_trip(|| {
+            let operation = Operation::Read as u32;
+            let request = Request { operation, handle, length: length as u64, ..Request::default() };
+            let reply = connection.call(&request, &[], bytes).map_err(|error| anyhow::anyhow!("read: {error:?}"))?;
+            anyhow::ensure!(reply.length == length as u64, "read: {reply:?}");
+            Ok(())
+        })?);
+        by_fuse.push(per_trip(|| Ok(past_pages.read_exact_at(bytes, 0)?))?);
+    }
+    Ok(Row { title, medians: vec![0.0, median(&mut by_request), median(&mut by_fuse)] })
+}
+
+/// The file's handle in the session.
+fn adopt(file: &File, connection: &Connection) -> Result<u64> {
+    let mut message = Adopt::asking(connection.session());
+    // SAFETY: the ioctl reads and writes exactly the bytes of the message.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(ADOPT), &raw mut message) };
+    anyhow::ensure!(done == 0 && message.handle != 0, "the file is not adopted: {}", std::io::Error::last_os_error());
+    Ok(message.handle)
 }
 
 fn per_trip(mut trip: impl FnMut() -> Result<()>) -> Result<f64> {
