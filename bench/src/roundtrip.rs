@@ -29,19 +29,41 @@ pub fn run(work: &Path, poolfs: &Path, rounds: u32) -> Result<Table> {
     std::fs::create_dir_all(&at)?;
     std::fs::write(laboratory.lower().join("file"), vec![b'x'; LENGTHS[2]])?;
     succeed(laboratory.poolfs().args(["mount", laboratory.pool()]).arg(&at).arg("--dir").arg(laboratory.lower()))?;
-    let measured = measure(&at, rounds);
-    let unmounted = succeed(laboratory.poolfs().args(["umount", laboratory.pool()]).arg(&at));
+    let union = laboratory.directory(Target::Fuse);
+    let measured = mount_union(&laboratory, work, &union).and_then(|()| measure(&at, &union, rounds));
+    let unmounted = [&at, &union].map(|at| succeed(laboratory.poolfs().args(["umount", laboratory.pool()]).arg(at)));
     let table = measured?;
-    unmounted?;
+    unmounted.into_iter().collect::<Result<()>>()?;
     Ok(table)
 }
 
-fn measure(at: &Path, rounds: u32) -> Result<Table> {
+/// A union with a file of which two blocks were copied up.
+fn mount_union(laboratory: &Laboratory, work: &Path, at: &Path) -> Result<()> {
+    let [upper, lower] = ["round-trip-upper", "round-trip-lower"].map(|name| work.join(name));
+    for directory in [&upper, &lower, &at.to_owned()] {
+        std::fs::create_dir_all(directory)?;
+    }
+    std::fs::write(lower.join("file"), vec![b'x'; LENGTHS[2]])?;
+    let mut command = laboratory.poolfs();
+    command.args(["mount", laboratory.pool()]).arg(at).arg("--upper").arg(&upper).arg("--lower").arg(&lower);
+    succeed(&mut command)?;
+    let file = File::options().write(true).open(at.join("file"))?;
+    for block in [1, 9] {
+        file.write_all_at(b"y", (block * PAGE) as u64)?;
+    }
+    Ok(file.sync_all()?)
+}
+
+fn connect(at: &Path) -> Result<Connection> {
     let socket = CString::new(format!("{SOCKET_DIRECTORY}/{}{SOCKET_SUFFIX}", instance_at(at)?))?;
+    Connection::open(&socket).map_err(|errno| anyhow::anyhow!("{socket:?}: {errno}"))
+}
+
+fn measure(at: &Path, union: &Path, rounds: u32) -> Result<Table> {
     let mut rows = Vec::new();
     for (cpu, title) in [(0, "same core"), (1, "across cores")] {
         pin(cpu)?;
-        let connection = Connection::open(&socket).map_err(|errno| anyhow::anyhow!("{socket:?}: {errno}"))?;
+        let connection = connect(at)?;
         let file = File::open(at.join("file"))?;
         let (mut bare, mut echo, mut fuse) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
@@ -63,25 +85,24 @@ fn measure(at: &Path, rounds: u32) -> Result<Table> {
             title: title.to_owned(),
             medians: vec![median(&mut bare), median(&mut echo), median(&mut fuse)],
         });
-        let handle = adopt(&file, &connection)?;
-        let past_pages = File::options().read(true).custom_flags(libc::O_DIRECT).open(at.join("file"))?;
-        for length in LENGTHS {
-            let title = format!("{title}, read {} KiB", length >> 10);
-            rows.push(reads(title, (&connection, handle), &past_pages, length, rounds)?);
-        }
         connection.close();
+        for (place, what) in [(at, ""), (union, " of a file that was copied up in part")] {
+            let connection = connect(place)?;
+            for length in LENGTHS {
+                let title = format!("{title}, read {} KiB{what}", length >> 10);
+                rows.push(reads(title, &connection, &place.join("file"), length, rounds)?);
+            }
+            connection.close();
+        }
     }
     Ok(Table::of_operations(&["futex hand-over and back", "request", "FUSE"], rows))
 }
 
 /// Reads of the beginning of the file, by request and by the kernel.
-fn reads(
-    title: String,
-    (connection, handle): (&Connection, u64),
-    past_pages: &File,
-    length: usize,
-    rounds: u32,
-) -> Result<Row> {
+fn reads(title: String, connection: &Connection, path: &Path, length: usize, rounds: u32) -> Result<Row> {
+    let file = File::open(path)?;
+    let handle = adopt(&file, connection)?;
+    let past_pages = File::options().read(true).custom_flags(libc::O_DIRECT).open(path)?;
     let (mut by_request, mut by_fuse) = (Vec::new(), Vec::new());
     // As O_DIRECT wants it.
     let mut memory = vec![0; length + PAGE];

@@ -1,6 +1,6 @@
 //! Guards for what a layer holds in the layer below: node references, open files and open directories, each released on drop.
 
-use crate::{Libservice, ReadTarget, Result, Written};
+use crate::{Libservice, PartOf, ReadTarget, Result, Written};
 use poolfs_types::{Caller, Errno, HandleId, NodeId, OpenFlags};
 use std::sync::Arc;
 
@@ -104,10 +104,19 @@ impl Opened {
     ///
     /// # Errors
     /// Those of [`Libservice::read`].
-    pub fn read_full(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    pub fn read_full(&self, offset: u64, mut buffer: &mut [u8]) -> Result<usize> {
+        self.read_full_into(offset, &mut buffer)
+    }
+
+    /// The same into a target.
+    ///
+    /// # Errors
+    /// Those of [`Libservice::read_into`].
+    pub fn read_full_into(&self, offset: u64, target: &mut dyn ReadTarget) -> Result<usize> {
+        let length = target.buffer().len();
         let mut done = 0;
-        while done < buffer.len() {
-            match self.branch.read(&Caller::ROOT, self.handle, offset + done as u64, &mut buffer[done..])? {
+        while done < length {
+            match self.read_into(&Caller::ROOT, offset + done as u64, &mut PartOf::new(target, done..length))? {
                 0 => break,
                 count => done += count,
             }

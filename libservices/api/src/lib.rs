@@ -95,7 +95,7 @@ pub use held::{Branch, Held, Opened};
 pub use layered::{ChangesHeld, Difference, Flattened, Layered, Relation, Visit};
 pub use memory::Memory;
 pub use poolfs_types as types;
-pub use read_target::{ReadTarget, read_with_zeros, unreadable_file};
+pub use read_target::{PartOf, ReadTarget, read_with_zeros, unreadable_file};
 pub use recorder::Recorder;
 pub use shared_content::{Holder, Lease, Segment, SharedContent, Text, shared_content};
 pub use shares::{Headroom, Share, Shares, Taken};

@@ -29,6 +29,38 @@ pub trait ReadTarget {
     fn put_file(&mut self, range: Range<usize>, file: &File, offset: u64) -> Result<()>;
 }
 
+/// A part of a target.
+pub struct PartOf<'a> {
+    target: &'a mut dyn ReadTarget,
+    range: Range<usize>,
+}
+
+impl<'a> PartOf<'a> {
+    /// This part of it.
+    #[must_use]
+    pub fn new(target: &'a mut dyn ReadTarget, range: Range<usize>) -> Self {
+        Self { target, range }
+    }
+
+    fn of_whole(&self, range: &Range<usize>) -> Range<usize> {
+        self.range.start + range.start..self.range.start + range.end
+    }
+}
+
+impl ReadTarget for PartOf<'_> {
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.target.buffer()[self.range.clone()]
+    }
+
+    fn put(&mut self, range: Range<usize>) -> Result<()> {
+        self.target.put(self.of_whole(&range))
+    }
+
+    fn put_file(&mut self, range: Range<usize>, file: &File, offset: u64) -> Result<()> {
+        self.target.put_file(self.of_whole(&range), file, offset)
+    }
+}
+
 /// Fills `bytes` with what `file` has from `offset` on, and with zeros behind its end.
 ///
 /// # Errors

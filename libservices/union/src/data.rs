@@ -6,7 +6,8 @@ use crate::node::{Content, Node, OpenFile, State, lock};
 use crate::sketch::{BLOCK, Files, Map, Sketch};
 use crate::transit::Copies;
 use poolfs_libservice::{
-    Durability, Error, Held, Holder, Lease, Opened, ReadTarget, Result, Segment, Text, Written, fail, shared_content,
+    Durability, Error, Held, Holder, Lease, Opened, PartOf, ReadTarget, Result, Segment, Text, Written, fail,
+    shared_content,
 };
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{Caller, Errno, OpenFlags, SetAttributes};
@@ -24,9 +25,15 @@ fn upper_flags(flags: OpenFlags) -> OpenFlags {
     flags & keep
 }
 
-/// Reads `buffer.len()` bytes at `offset` as the sketch has them below `size`; what no file has is zero.
-pub(crate) fn read_runs(sketch: &Sketch, map: &Map, files: &Files, offset: u64, buffer: &mut [u8]) -> Result<()> {
-    let end = offset + buffer.len() as u64;
+/// Reads as many bytes as `target` is long, from `offset` on, as the sketch has them; what no file has is zero.
+pub(crate) fn read_runs(
+    sketch: &Sketch,
+    map: &Map,
+    files: &Files,
+    offset: u64,
+    target: &mut dyn ReadTarget,
+) -> Result<()> {
+    let end = offset + target.buffer().len() as u64;
     let lower_blocks = sketch.lower_blocks();
     let mut at = offset;
     while at < end {
@@ -42,18 +49,21 @@ pub(crate) fn read_runs(sketch: &Sketch, map: &Map, files: &Files, offset: u64, 
             (false, _) => map.bitmap.run_end(block, last.min(lower_blocks), false),
         };
         let run_end = (run_blocks * BLOCK).min(end);
-        let part = &mut buffer[(at - offset) as usize..(run_end - offset) as usize];
+        let (start, stop) = ((at - offset) as usize, (run_end - offset) as usize);
         let got = if upper {
-            files.upper.read_full(at, part)?
+            files.upper.read_full_into(at, &mut PartOf::new(target, start..stop))?
         } else {
-            let visible = (sketch.record.limit.max(at) - at).min(part.len() as u64) as usize;
-            let got = files.lower.read_full(at, &mut part[..visible])?;
+            let visible = (sketch.record.limit.max(at) - at).min(run_end - at) as usize;
+            let got = files.lower.read_full_into(at, &mut PartOf::new(target, start..start + visible))?;
             if got < visible {
                 return Err(Error::new(Errno::EIO, "a lower file became shorter while it was in use"));
             }
             got
         };
-        part[got..].fill(0);
+        if start + got < stop {
+            target.buffer()[start + got..stop].fill(0);
+            target.put(start + got..stop)?;
+        }
         at = run_end;
     }
     Ok(())
@@ -114,8 +124,8 @@ impl Union {
                         let end = offset.saturating_add(length as u64);
                         let size = sketch.size_from(end, || Ok(self.upper.getattr(caller, held.node())?.size))?;
                         let count = size.saturating_sub(offset).min(length as u64) as usize;
-                        read_runs(sketch, map, files, offset, &mut target.buffer()[..count])?;
-                        return target.put(0..count).map(|()| count);
+                        read_runs(sketch, map, files, offset, &mut PartOf::new(target, 0..count))?;
+                        return Ok(count);
                     }
                 }
             }
@@ -312,7 +322,7 @@ impl Union {
             match permit {
                 Some(permit) => deferred.push((block, new.clone(), permit)),
                 None => {
-                    read_runs(sketch, map, files, start, &mut whole)?;
+                    read_runs(sketch, map, files, start, &mut &mut whole[..])?;
                     copied += 1;
                 }
             }
@@ -379,7 +389,7 @@ impl Union {
             let start = at * BLOCK;
             let mut whole = vec![0; (BLOCK.min(size - start)) as usize];
             let (map, files) = sketch.parts()?;
-            read_runs(sketch, map, files, start, &mut whole)?;
+            read_runs(sketch, map, files, start, &mut &mut whole[..])?;
             files.upper.write_full(start, &whole)?;
             let fresh = sketch.set_moved(at..at + 1);
             self.statistics.moved(fresh, 1);

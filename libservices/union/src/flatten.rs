@@ -117,7 +117,7 @@ impl Union {
         let length = (blocks.end * BLOCK).min(before.size).checked_sub(offset).ok_or(Errno::EIO)?;
         buffer.clear();
         buffer.resize(length as usize, 0);
-        read_runs(sketch, map, files, offset, buffer)?;
+        read_runs(sketch, map, files, offset, &mut &mut buffer[..])?;
         let written = match zeros {
             Zeros::Holes => self.put_completed(files, offset, buffer),
             Zeros::Stored => files.upper.write_full(offset, buffer).map(|()| length),

@@ -240,7 +240,7 @@ impl Union {
         let mut arrived = vec![0; (limit - start) as usize];
         files.upper.read_full(start, &mut arrived)?;
         let kept = &mut whole[..arrived.len()];
-        read_runs(sketch, map, files, start, kept)?;
+        read_runs(sketch, map, files, start, &mut &mut *kept)?;
         for (kept, arrived) in kept.chunks_mut(SECTOR_BYTES).zip(arrived.chunks(SECTOR_BYTES)) {
             if arrived.iter().any(|&byte| byte != 0) {
                 kept.copy_from_slice(arrived);
