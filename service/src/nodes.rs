@@ -73,10 +73,10 @@ struct NodeState {
     /// an older one: answers with the size are refused by it when they cross a notification.
     changes: u64,
     size_told: u64,
-    /// SETATTR requests so far, and how many of them the kernel is known to have done with: with the answer to each it takes the size,
-    /// whatever it was told since that was given.
-    setattrs: u64,
-    setattrs_applied: u64,
+    /// Requests so far (SETATTR, LINK) with the answer to which the kernel takes the size, whatever it was told since that was given; and how many of
+    /// them it is known to have done with.
+    size_answers: u64,
+    size_answers_applied: u64,
     /// Posts have changed the content since the kernel last asked for the size.
     size_unshown: bool,
     /// Pages of a shared mapping were written back; until the last file is closed.

@@ -16,13 +16,14 @@
 //! long. Abandoned jobs stay in the queues, which are bounded. Where one is full, nobody waits at all, and what there was to tell
 //! is told when the queue has been worked off, each name once. What nobody waits for is sent by threads of their own, too.
 //!
-//! **Sizes after SETATTR.** The kernel holds the file locked until it has applied the answer. Who waits for that does so in the same way, and the
-//! wait is done by one thread of its own: a program can keep a file locked by writing to it from memory that does not come.
+//! **Sizes after SETATTR and LINK.** The kernel holds the file locked until it has applied the answer. Who waits for that waits for a thread of its
+//! own for each file, and for a bounded time.
 //!
 //! **Attributes.** Dropping them neither waits nor locks anything, so it is done on the spot, by the thread that changed them.
 
 mod later;
 mod names;
+mod unlocking;
 mod worker;
 
 use crate::nodes::held::NAMES_HELD_MAX;
@@ -32,9 +33,11 @@ use poolfs_ipc::service::CoreGroups;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 use tracing::warn;
+pub use unlocking::ToldUnlocked;
+use unlocking::Unlocking;
 use worker::Worker;
 
 const JOBS_MAX: usize = 1024;
@@ -184,7 +187,7 @@ fn note(told: io::Result<()>) {
 /// The way to the kernel, with the threads that tell it what nobody waits for, and names.
 pub struct Notifications {
     later: Worker<Later>,
-    unlocked: Worker<Later>,
+    unlocking: Unlocking,
     content_locks: Arc<ContentLocks>,
     /// by core groups
     names: Vec<NamesWorker>,
@@ -198,11 +201,11 @@ impl Notifications {
     pub fn new(instance: &str, kernel: Arc<dyn KernelCache>, groups: &CoreGroups) -> Self {
         let content_locks = Arc::new(ContentLocks::default());
         let teller = || LaterTeller { kernel: Arc::clone(&kernel), content_locks: Arc::clone(&content_locks) };
-        let (now, unlocked) = (teller(), teller());
+        let now = teller();
         let of_names = |group| NamesWorker::new(format!("names-{instance}"), groups.cpus(group), Arc::clone(&kernel));
         Self {
             later: Worker::new(format!("notify-{instance}"), &[], move |job| now.tell(job)),
-            unlocked: Worker::new(format!("sizes-{instance}"), &[], move |job| unlocked.tell_unlocked(job)),
+            unlocking: Unlocking::new(format!("sizes-{instance}"), teller()),
             content_locks,
             names: (0..groups.count()).map(of_names).collect(),
             groups: groups.table(),
@@ -233,15 +236,14 @@ impl Notifications {
         asked.is_ok_and(|wait| wait.recv_timeout(CONTENT_WAIT_MAX) != Err(RecvTimeoutError::Timeout))
     }
 
-    /// The same without waiting, when the kernel's lock of the file has been free. The end comes through the channel; none when there is too much to
-    /// tell.
+    /// The same without waiting, when the kernel's lock of the file has been free; nothing when too many files are locked.
     #[must_use]
     pub fn tell_unlocked(
         &self,
         number: u64,
         job: impl Fn() -> Option<Job> + Send + Sync + 'static,
-    ) -> Option<Receiver<()>> {
-        self.unlocked.ask(Later::Content(number, Box::new(job))).ok()
+    ) -> Option<ToldUnlocked> {
+        self.unlocking.tell(number, Box::new(job))
     }
 
     /// Who tells of names from where this thread is.
@@ -332,7 +334,7 @@ mod tests {
     use super::names::Overflow;
     use super::*;
     use std::sync::Mutex;
-    use std::sync::mpsc::{Sender, channel};
+    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread;
 
     #[derive(Clone, Default)]
@@ -389,15 +391,15 @@ mod tests {
         );
     }
 
-    /// Stays in the notification about node 7 until it is let go.
-    struct Gate {
+    /// Stays in the notification about node 7, and in the wait for it, until it is let go.
+    pub(super) struct Gate {
         entered: Mutex<Sender<()>>,
         open: Mutex<Receiver<()>>,
         names: Mutex<Vec<String>>,
     }
 
     impl Gate {
-        fn new(entered: Sender<()>, open: Receiver<()>) -> Arc<Self> {
+        pub(in crate::notify) fn new(entered: Sender<()>, open: Receiver<()>) -> Arc<Self> {
             Arc::new(Self { entered: Mutex::new(entered), open: Mutex::new(open), names: Mutex::default() })
         }
 
@@ -409,6 +411,10 @@ mod tests {
     impl KernelCache for Gate {
         fn expires_names(&self) -> bool {
             true
+        }
+
+        fn await_unlocked(&self, number: u64) -> io::Result<()> {
+            self.invalidate(number, 0, 0)
         }
 
         fn drop_attributes(&self, _: u64) -> io::Result<bool> {

@@ -35,7 +35,7 @@ impl Instance {
         file: Option<&OpenFile>,
     ) -> Served {
         if !context.is_library() {
-            self.nodes.setattr_arrived(node);
+            self.nodes.answers_size(node);
         }
         let nothing = !context.is_library() && changes == SetAttributes::default();
         let gives_away = nothing || changes.uid.is_some() || changes.gid.is_some();

@@ -187,6 +187,9 @@ impl Instance {
         self.refuse_existing(context, parent, name)?;
         self.check_link_source(context, node)?;
         self.check_directory(context, parent)?;
+        if !context.is_library() {
+            self.nodes.answers_size(node);
+        }
         let entry = self.layer().link(&context.caller, node, parent, name)?;
         self.name_appeared(context, parent, name);
         Ok(Reply::Entry(entry))

@@ -15,14 +15,15 @@ use super::rings::{Entries, READERS, Rings};
 use crate::cpus::keep_on;
 use crate::instance::Instance;
 use crate::spans::Measured;
+use crate::sync::lock;
 use crate::transfers::{MountTransfers, Permit};
 use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::{OperationPath, Timeout, Transport};
 use rustix::io::Errno as OsErrno;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 use tracing::{debug, error, info, warn};
@@ -41,6 +42,9 @@ pub(super) struct Session {
     readers: Readers,
     /// Whether the thread is there that answers while all others are held up.
     has_reserve: AtomicBool,
+    /// What that thread was given back, for whoever is the first to be free again: itself it may wait for a message until then.
+    put_off: Mutex<PutOff>,
+    has_put_off: AtomicBool,
     pub(super) transfers: Arc<MountTransfers>,
     following: Following,
     /// Told at the end of the session.
@@ -99,6 +103,8 @@ impl Session {
             name: instance.name().to_owned(),
             in_service: Arc::new(InService::new(first + threads, timeout)),
             has_reserve: AtomicBool::new(false),
+            put_off: Mutex::default(),
+            has_put_off: AtomicBool::new(false),
             rings: Rings::new(&entries, cpus),
             readers: Readers::new(first),
             transfers,
@@ -209,7 +215,7 @@ impl Session {
     /// Answers calls with `EIO` until a thread is there again that serves them.
     fn refuse_while_held_up(self: &Arc<Self>) {
         let mut buffer = Buffer::new(&self.transfers);
-        let (mut put_off, mut given) = (PutOff::default(), Vec::new());
+        let mut given = Vec::new();
         while self.is_held_up() {
             match self.device.wait_for_message(RESERVE_PAUSE) {
                 Ok(false) => continue,
@@ -230,7 +236,7 @@ impl Session {
                 Ok(Message::Call(call)) => {
                     let outcome = match call.operation {
                         Ok(Operation::Release { handle }) => {
-                            put_off.releases.push(handle);
+                            self.put_off(|put_off| put_off.releases.push(handle));
                             Ok(&[][..])
                         }
                         _ => {
@@ -240,14 +246,28 @@ impl Session {
                     };
                     let _ = self.device.answer(call.unique, outcome);
                 }
-                Ok(Message::Forget(forgets)) => forgets.for_each(|(number, count)| {
-                    *put_off.forgets.entry(number).or_default() += count;
+                Ok(Message::Forget(forgets)) => self.put_off(|put_off| {
+                    forgets.for_each(|(number, count)| *put_off.forgets.entry(number).or_default() += count);
                 }),
                 Ok(Message::Interrupt | Message::Nothing) => {}
                 Err(malformed) => error!(instance = self.name, length, ?malformed, "the kernel sent no message"),
             }
         }
-        self.front.make_good(put_off);
+        self.take_put_off();
+    }
+
+    /// Puts something off until a thread is free. The caller looks afterwards whether one is.
+    fn put_off(&self, note: impl FnOnce(&mut PutOff)) {
+        note(&mut lock(&self.put_off));
+        self.has_put_off.store(true, Ordering::Release);
+    }
+
+    /// Takes what was put off, after its thread is free.
+    fn take_put_off(&self) {
+        if self.has_put_off.swap(false, Ordering::AcqRel) {
+            let put_off = std::mem::take(&mut *lock(&self.put_off));
+            self.front.make_good(put_off);
+        }
     }
 
     /// Serves until the mount is gone, or, where the thread `may_end`, until it is needed no more.
@@ -273,6 +293,9 @@ impl Session {
                     let answered = self.serve_read(place, call, room, &mut given, followed);
                     buffer.note_used(length + answered);
                     self.readers.end();
+                    if self.has_put_off.load(Ordering::Acquire) {
+                        self.take_put_off();
+                    }
                 }
                 Ok(Message::Forget(forgets)) => self.front.forget(forgets),
                 Ok(Message::Interrupt) => self.look(),

@@ -2,21 +2,18 @@
 
 use super::{ChangedNames, Instance};
 use crate::nodes::content::UntoldSize;
-use crate::notify::{DirectoryJob, Job, NameChange, NameJob, Notifications};
+use crate::notify::{DirectoryJob, Job, NameChange, NameJob, Notifications, ToldUnlocked};
 use crate::spans::enter;
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags};
 use poolfs_service_protocol::Layer;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 use tracing::warn;
 
-/// How long who has made a file longer waits until the kernel has applied what it was answered before about the file.
-const SIZE_WAIT_MAX: Duration = Duration::from_secs(10);
-
-/// The same for who opens the file.
-const OPENER_WAIT_MAX: Duration = Duration::from_secs(1);
+/// How long who has made a file longer, or opens it, waits until the kernel has applied what it was answered before about the file: it
+/// needs a processor for that, and nothing else.
+const SIZE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl Instance {
     /// The user-level path changed the content of `node`, or its size to `grown_to` (with the last byte there): the kernel
@@ -30,7 +27,7 @@ impl Instance {
         let grown_to = grown_to.filter(|&(end, _)| view.goes_by_size && is_the_end(end));
         if view.may_cache || grown_to.is_some() {
             let _kernel = enter(Layer::Kernel);
-            if grown_to.is_some() && self.tell_after_setattrs(notifications, node, view.may_cache, SIZE_WAIT_MAX) {
+            if grown_to.is_some() && self.tell_after_answers(notifications, node, view.may_cache) {
                 self.nodes.size_told(node, view.change);
                 self.nodes.told(node);
                 return;
@@ -58,7 +55,7 @@ impl Instance {
     }
 
     pub(super) fn tell_end(&self, notifications: &Notifications, node: NodeId, untold: UntoldSize) {
-        if self.tell_after_setattrs(notifications, node, false, SIZE_WAIT_MAX) {
+        if self.tell_after_answers(notifications, node, false) {
             self.nodes.size_told(node, untold.change);
             return;
         }
@@ -104,7 +101,7 @@ impl Instance {
         let (Some(unshown), Some(notifications)) = (self.nodes.unshown_size(node), self.notifications.get()) else {
             return;
         };
-        if self.tell_after_setattrs(notifications, node, false, OPENER_WAIT_MAX)
+        if self.tell_after_answers(notifications, node, false)
             || notifications.tell_soon(unshown.number, self.size_by_then(node, unshown.number, false))
         {
             self.nodes.size_told(node, unshown.change);
@@ -118,14 +115,14 @@ impl Instance {
         if !notifications.tell_later(number, self.size_by_then(node, number, pages)) {
             warn!(instance = self.name(), "the kernel could not be told a size");
         }
-        let _ = self.after_setattrs(notifications, node, pages);
+        let _ = self.after_answers(notifications, node, pages);
     }
 
-    /// The kernel takes the size from the answers to its SETATTR requests when it gets to them, whatever it was told since they were given. So it is
-    /// told when it has done with those that may be older. Whether it knows the size by that alone, within the time; not when there are none.
-    fn tell_after_setattrs(&self, notifications: &Notifications, node: NodeId, pages: bool, wait: Duration) -> bool {
-        let Some(told) = self.after_setattrs(notifications, node, pages) else { return false };
-        let in_time = told.recv_timeout(wait) != Err(RecvTimeoutError::Timeout);
+    /// The kernel takes the size from some answers when it gets to them, whatever it was told since they were given. So it is told when it has done
+    /// with those that may be older. Whether it knows the size by that alone, within the time; not when there are none.
+    fn tell_after_answers(&self, notifications: &Notifications, node: NodeId, pages: bool) -> bool {
+        let Some(told) = self.after_answers(notifications, node, pages) else { return false };
+        let in_time = told.is_done_within(SIZE_WAIT_MAX);
         if !in_time {
             warn!(
                 instance = self.name(),
@@ -135,22 +132,23 @@ impl Instance {
         in_time
     }
 
-    /// The same without waiting. Nothing when there are none, or too much to tell; the end of the channel is the end of the telling.
-    fn after_setattrs(&self, notifications: &Notifications, node: NodeId, pages: bool) -> Option<Receiver<()>> {
-        let pending = self.nodes.pending_setattrs(node)?;
+    /// The same without waiting. Nothing when there are none, or too many files are waited for.
+    fn after_answers(&self, notifications: &Notifications, node: NodeId, pages: bool) -> Option<ToldUnlocked> {
+        let pending = self.nodes.pending_size_answers(node)?;
         let (nodes, by_then) = (Arc::clone(&self.nodes), self.size_by_then(node, pending.number, pages));
         notifications.tell_unlocked(pending.number, move || {
-            nodes.setattrs_applied(node, pending.count);
+            nodes.size_answers_applied(node, pending);
             by_then()
         })
     }
 
     /// Asks for the size when it is told: the kernel may make the file shorter itself meanwhile.
     fn size_by_then(&self, node: NodeId, number: u64, pages: bool) -> impl Fn() -> Option<Job> + Send + Sync + use<> {
-        let (layer, nodes) = (self.stack.layer(), Arc::clone(&self.nodes));
+        // Whoever waits for the kernel is to keep no branch.
+        let (layer, nodes) = (Arc::downgrade(&self.stack.layer()), Arc::clone(&self.nodes));
         move || {
             let is_known = nodes.node(number) == Some(node);
-            let grown_to = end_of(layer.as_ref(), node).ok().filter(|_| is_known)?;
+            let grown_to = end_of(&*layer.upgrade()?, node).ok().filter(|_| is_known)?;
             Some(Job { number, pages, grown_to })
         }
     }

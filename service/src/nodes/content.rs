@@ -8,7 +8,8 @@
 //! (docs/protocol.md).
 //!
 //! `STORE` raises the size the kernel knows, and only the kernel's own requests lower it: a truncation of an open file is left to
-//! the kernel. Any SETATTR is one of them, for the kernel takes the size from the answer when it gets to it, however old that is then.
+//! the kernel. Any SETATTR is one of them, and so is a LINK of the file, for the kernel takes the size from the answer when it gets to it, however
+//! old that is then.
 
 use super::{NodeState, NodeTable};
 use crate::sync::lock;
@@ -46,18 +47,20 @@ pub struct UntoldSize {
     pub change: u64,
 }
 
-/// SETATTR requests whose answers the kernel may still have to apply.
+/// Requests from whose answers the kernel may still come to take the size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PendingSetattrs {
+pub struct PendingSizeAnswers {
     /// FUSE's number of the node.
     pub number: u64,
     /// How many there were so far, with those that are applied.
     pub count: u64,
+    /// What tells the node's state from earlier and later ones.
+    born: u64,
 }
 
 impl NodeState {
-    fn has_pending_setattrs(&self) -> bool {
-        self.setattrs > self.setattrs_applied
+    fn has_pending_size_answers(&self) -> bool {
+        self.size_answers > self.size_answers_applied
     }
 
     fn goes_by_size(&self) -> bool {
@@ -167,26 +170,27 @@ impl NodeTable {
         }
     }
 
-    /// The kernel changes attributes of the node, and is answered the size as it is from here on or later.
-    pub fn setattr_arrived(&self, node: NodeId) {
+    /// The kernel is about to be answered the size, as it is from here on or later, by what it applies in any case.
+    pub fn answers_size(&self, node: NodeId) {
         if let Some(state) = self.states(node).get_mut(&node) {
-            state.setattrs += 1;
+            state.size_answers += 1;
         }
     }
 
-    /// The SETATTR requests whose answers may come to be applied after the kernel was told the size of an open file, if there are any.
+    /// The requests whose answers may come to be applied after the kernel was told the size of an open file, if there are any.
     #[must_use]
-    pub fn pending_setattrs(&self, node: NodeId) -> Option<PendingSetattrs> {
+    pub fn pending_size_answers(&self, node: NodeId) -> Option<PendingSizeAnswers> {
         let states = self.states(node);
         let state = states.get(&node).filter(|state| state.open_files > 0 && state.number != 0)?;
-        let pending = PendingSetattrs { number: state.number, count: state.setattrs };
-        state.has_pending_setattrs().then_some(pending)
+        let pending = PendingSizeAnswers { number: state.number, count: state.size_answers, born: state.born };
+        state.has_pending_size_answers().then_some(pending)
     }
 
-    /// The answers to so many SETATTR requests are applied.
-    pub fn setattrs_applied(&self, node: NodeId, count: u64) {
-        if let Some(state) = self.states(node).get_mut(&node) {
-            state.setattrs_applied = state.setattrs_applied.max(count);
+    /// The answers to these are applied.
+    pub fn size_answers_applied(&self, node: NodeId, pending: PendingSizeAnswers) {
+        let mut states = self.states(node);
+        if let Some(state) = states.get_mut(&node).filter(|state| state.born == pending.born) {
+            state.size_answers_applied = state.size_answers_applied.max(pending.count);
         }
     }
 
@@ -203,7 +207,7 @@ impl NodeTable {
     pub fn unshown_size(&self, node: NodeId) -> Option<UntoldSize> {
         let states = self.states(node);
         let state = states.get(&node).filter(|state| state.open_files > 0 && state.number != 0)?;
-        let may_know_less = state.size_unshown || (state.changes > 0 && state.has_pending_setattrs());
+        let may_know_less = state.size_unshown || (state.changes > 0 && state.has_pending_size_answers());
         may_know_less.then_some(UntoldSize { number: state.number, change: state.changes })
     }
 

@@ -15,10 +15,13 @@ const ARRIVAL_PAUSE_MAX: Duration = Duration::from_millis(1);
 /// Locks of content; nodes share them.
 const CONTENT_LOCKS: usize = 64;
 
+/// What to tell of a file's content, if anything, as it is when it is told.
+pub(super) type ContentJob = Box<dyn Fn() -> Option<Job> + Send + Sync>;
+
 /// What is told without anybody waiting.
 pub(super) enum Later {
     /// Of the node with this number: what to tell is asked for when it is told.
-    Content(u64, Box<dyn Fn() -> Option<Job> + Send + Sync>),
+    Content(u64, ContentJob),
     /// The attributes of the node with this number, as long as this is true.
     Arriving(u64, Box<dyn Fn() -> bool + Send + Sync>),
 }
@@ -48,21 +51,20 @@ pub(super) struct LaterTeller {
 impl LaterTeller {
     pub fn tell(&self, job: &Later) {
         match job {
-            Later::Content(number, job) => {
-                let _one_at_a_time = self.content_locks.lock(*number);
-                job().into_iter().for_each(|job| note(tell(self.kernel.as_ref(), job)));
-            }
+            Later::Content(number, job) => self.tell_content(*number, job),
             Later::Arriving(number, is_arriving) => {
                 let _ = drop_arriving(self.kernel.as_ref(), *number, is_arriving);
             }
         }
     }
 
-    pub fn tell_unlocked(&self, job: &Later) {
-        if let Later::Content(number, _) = job {
-            note(self.kernel.await_unlocked(*number));
-        }
-        self.tell(job);
+    pub fn tell_content(&self, number: u64, job: &ContentJob) {
+        let _one_at_a_time = self.content_locks.lock(number);
+        job().into_iter().for_each(|job| note(tell(self.kernel.as_ref(), job)));
+    }
+
+    pub fn await_unlocked(&self, number: u64) {
+        note(self.kernel.await_unlocked(number));
     }
 }
 

@@ -348,11 +348,11 @@ fn who_keeps_a_file_locked_keeps_nobody_from_making_it_longer() {
     });
 }
 
-/// The kernel takes the size from the answer to its own change of attributes, whatever it was told since that was given.
+/// The kernel takes the size from the answer to its own change of attributes, or to a hard link, whatever it was told since that was given.
 #[test]
-fn a_size_outlasts_the_changes_of_attributes_that_it_crosses() {
+fn a_size_outlasts_the_changes_of_attributes_and_links_that_it_crosses() {
     const ROUNDS: u64 = 1000;
-    isolated("sizes::a_size_outlasts_the_changes_of_attributes_that_it_crosses", |folder| {
+    isolated("sizes::a_size_outlasts_the_changes_of_attributes_and_links_that_it_crosses", |folder| {
         let service = Running::start(folder);
         let (at, _) = service.mount_directory("one");
         let connection = connect(folder, "one");
@@ -363,6 +363,11 @@ fn a_size_outlasts_the_changes_of_attributes_that_it_crosses() {
                 for round in 0..ROUNDS {
                     begin.wait();
                     for change in 0..=round % 3 {
+                        if round % 2 == 0 {
+                            fs::hard_link(at.join("f"), at.join("g")).expect("linked");
+                            fs::remove_file(at.join("g")).expect("removed");
+                            continue;
+                        }
                         let mode = Permissions::from_mode(0o600 | (change as u32 & 1));
                         writer.set_permissions(mode).expect("changed");
                     }
