@@ -29,7 +29,7 @@ pub fn run(work: &Path, poolfs: &Path, rounds: u32) -> Result<Table> {
     std::fs::create_dir_all(&at)?;
     std::fs::write(laboratory.lower().join("file"), vec![b'x'; LENGTHS[2]])?;
     succeed(laboratory.poolfs().args(["mount", laboratory.pool()]).arg(&at).arg("--dir").arg(laboratory.lower()))?;
-    let union = laboratory.directory(Target::Fuse);
+    let union = work.join("round-trip-union");
     let measured = mount_union(&laboratory, work, &union).and_then(|()| measure(&at, &union, rounds));
     let unmounted = [&at, &union].map(|at| succeed(laboratory.poolfs().args(["umount", laboratory.pool()]).arg(at)));
     let table = measured?;
@@ -41,6 +41,8 @@ pub fn run(work: &Path, poolfs: &Path, rounds: u32) -> Result<Table> {
 fn mount_union(laboratory: &Laboratory, work: &Path, at: &Path) -> Result<()> {
     let [upper, lower] = ["round-trip-upper", "round-trip-lower"].map(|name| work.join(name));
     for directory in [&upper, &lower, &at.to_owned()] {
+        // Of a run that did not end.
+        let _ = std::fs::remove_dir_all(directory);
         std::fs::create_dir_all(directory)?;
     }
     std::fs::write(lower.join("file"), vec![b'x'; LENGTHS[2]])?;
