@@ -88,8 +88,8 @@ pub trait KernelCache: Send + Sync {
     /// Those of the device; [`io::ErrorKind::Unsupported`] before Linux 6.2; an unknown name is none.
     fn expire_name(&self, parent: u64, name: &[u8]) -> io::Result<()>;
 
-    /// Comes back when the kernel's lock of a file has been free: the answers to changes of its attributes that were given before are applied then.
-    /// A program can keep it for any time.
+    /// Comes back when the kernel's lock of a file has been free: the answers to SETATTR and LINK that were given before are
+    /// applied then. A program can keep it for any time.
     ///
     /// # Errors
     /// Those of the device; an unknown node is none.
