@@ -40,9 +40,10 @@ macro_rules! filter {
 
         /// A layer over another, to which it passes on every call that it does not define itself.
         ///
-        /// Every method passes on, also those that [`Libservice`] makes of others: `write_pieces` does not come by the filter's `write`.
-        /// A filter that changes what is read defines `read` and `read_into`; one that changes what is written defines `write`, `write_pieces` and `copy_range`; one that changes how names are removed,
-        /// `unlink` and `unlink_known`; one that changes how content becomes durable, `fsync`, `flush_range` and `write_before_names`.
+        /// Every method passes on, also those that [`Libservice`] makes of others: `write_pieces` does not come by the filter's `write`. Reads
+        /// alone come by one method, `read_into`. A filter that changes what is written defines `write`, `write_pieces` and `copy_range`; one
+        /// that changes how names are removed, `unlink` and `unlink_known`; one that changes how content becomes durable, `fsync`,
+        /// `flush_range` and `write_before_names`.
         pub trait Filter: Send + Sync {
             /// The layer below.
             fn below(&self) -> &dyn Libservice;
@@ -93,6 +94,10 @@ macro_rules! filter {
         }
 
         impl<T: Filter> Libservice for T {
+            fn read(&self, caller: &Caller, handle: HandleId, offset: u64, mut buffer: &mut [u8]) -> Result<usize> {
+                Libservice::read_into(self, caller, handle, offset, &mut buffer)
+            }
+
             $(
                 fn $asked_name(&self, caller: &Caller, $($asked_argument: $asked_type),*) -> $asked_result {
                     let _entered = self.enter(Operation::$asked)?;
@@ -132,7 +137,6 @@ filter! {
         Rmdir: fn rmdir(parent: NodeId, name: Name<'_>) -> Result<()>;
         Rename: fn rename(parent: NodeId, name: Name<'_>, new_parent: NodeId, new_name: Name<'_>, flags: RenameFlags) -> Result<()>;
         Open: fn open(node: NodeId, flags: OpenFlags) -> Result<HandleId>;
-        Read: fn read(handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize>;
         ReadInto: fn read_into(handle: HandleId, offset: u64, target: &mut dyn ReadTarget) -> Result<usize>;
         Write: fn write(handle: HandleId, offset: u64, data: &[u8]) -> Result<Written>;
         WritePieces: fn write_pieces(handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()>;

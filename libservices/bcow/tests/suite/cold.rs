@@ -3,7 +3,7 @@
 use crate::support::*;
 use poolfs_bcow::Layout;
 use poolfs_libservice::types::{Caller, HandleId, NodeId};
-use poolfs_libservice::{Branch, Filter, Libservice, Memory};
+use poolfs_libservice::{Branch, Filter, Libservice, Memory, ReadTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,14 +31,14 @@ impl Filter for Counting {
         &*self.below
     }
 
-    fn read(
+    fn read_into(
         &self,
         caller: &Caller,
         handle: HandleId,
         offset: u64,
-        buffer: &mut [u8],
+        target: &mut dyn ReadTarget,
     ) -> poolfs_libservice::Result<usize> {
-        let count = self.below.read(caller, handle, offset, buffer)?;
+        let count = self.below.read_into(caller, handle, offset, target)?;
         self.bytes.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
     }

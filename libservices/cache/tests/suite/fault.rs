@@ -2,7 +2,8 @@
 //! and lose the rest.
 
 use poolfs_libservice::{
-    Durability, Entry, Filter, Libservice, Memory, NameChange, Result, Written, copy_by_reading, fail, write_whole,
+    Durability, Entry, Filter, Libservice, Memory, NameChange, ReadTarget, Result, Written, copy_by_reading, fail,
+    write_whole,
 };
 use poolfs_types::{
     Attributes, Caller, Errno, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, Timestamp, XattrFlags,
@@ -215,14 +216,14 @@ impl Filter for Fault {
         self.nodes.lock().unwrap().insert(handle, node);
         Ok(handle)
     }
-    fn read(&self, caller: &Caller, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    fn read_into(&self, caller: &Caller, handle: HandleId, offset: u64, target: &mut dyn ReadTarget) -> Result<usize> {
         check(&self.fail_reads)?;
         let before = self.reads.fetch_add(1, Ordering::SeqCst);
         while before >= self.reads_allowed.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_millis(self.slow_reads.load(Ordering::SeqCst)));
-        self.memory.read(caller, handle, offset, buffer)
+        self.memory.read_into(caller, handle, offset, target)
     }
     fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
         let before = self.writes.fetch_add(1, Ordering::SeqCst);

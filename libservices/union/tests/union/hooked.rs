@@ -106,7 +106,7 @@ impl Filter for Hooked {
             Op::Link => Call::Link,
             Op::Unlink | Op::UnlinkKnown | Op::Rmdir => Call::Remove,
             Op::Rename => Call::Rename,
-            Op::Read | Op::ReadInto | Op::Seek | Op::Readdir => Call::Read,
+            Op::ReadInto | Op::Seek | Op::Readdir => Call::Read,
             Op::Write => Call::Write,
             Op::Fallocate => Call::Allocate,
             Op::Getxattr => Call::Getxattr,
