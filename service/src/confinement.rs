@@ -11,7 +11,7 @@
 mod calls;
 mod root;
 
-use crate::{outside, stack};
+use crate::{bare_threads, outside, stack};
 use anyhow::Context;
 use rustix::io::Errno;
 use rustix::process::DumpableBehavior;
@@ -44,7 +44,8 @@ pub fn kept() -> CapabilitySet {
 }
 
 /// Confines the calling process, which has one thread, for good. From here on there is next to nothing at any path; what is at
-/// `sockets` is one of the exceptions. One thread stays where the host's files are, for `outside`.
+/// `sockets` is one of the exceptions. One thread stays where the host's files are, for `outside`, and one has no descriptors, for
+/// `bare_threads`.
 ///
 /// # Errors
 /// When the kernel cannot do it: nothing unconfined is to serve anybody.
@@ -53,6 +54,7 @@ pub fn enter(sockets: Option<&Path>) -> anyhow::Result<()> {
     stack::keep_own_descriptors().map_err(anyhow::Error::msg)?;
     outside::stay(|| refuse_calls(Paths::OfHost)).context("leaving a thread where the host's files are")?;
     root::leave(sockets).context("leaving the host's files behind")?;
+    bare_threads::leave_one(|| refuse_calls(Paths::Own)).context("leaving a thread without descriptors")?;
     refuse_calls(Paths::Own)
 }
 

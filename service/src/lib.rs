@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod bare_threads;
 pub mod confinement;
 pub mod control;
 mod cpus;

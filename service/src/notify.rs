@@ -26,14 +26,16 @@ mod names;
 mod unlocking;
 mod worker;
 
+use crate::bare_threads;
 use crate::nodes::held::NAMES_HELD_MAX;
-use later::{ContentLocks, Later, LaterTeller, drop_arriving, drop_attributes};
+use later::{ContentLocks, Later, drop_arriving, drop_attributes};
 use names::NamesWorker;
 use poolfs_ipc::service::CoreGroups;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
+use std::thread;
 use std::time::Duration;
 use tracing::warn;
 pub use unlocking::ToldUnlocked;
@@ -98,6 +100,11 @@ pub trait KernelCache: Send + Sync {
         Ok(())
     }
 
+    /// The descriptor by which it is told, where there is one, and how that is done by a copy of it: names are told and files are waited for so.
+    fn by_descriptor(&self) -> Option<(BorrowedFd<'_>, ByDescriptor)> {
+        None
+    }
+
     /// Asks the kernel to forget those of these nodes that nobody uses.
     ///
     /// # Errors
@@ -134,6 +141,26 @@ pub trait KernelCache: Send + Sync {
     fn close_backing(&self, id: u32) -> io::Result<()> {
         let _ = id;
         Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Tells the kernel by this copy of a descriptor.
+pub type ByDescriptor = Box<dyn FnOnce(OwnedFd) -> Box<dyn KernelCache> + Send>;
+
+/// What a thread does with the way to the kernel.
+type KernelWork = Box<dyn FnOnce(&dyn KernelCache) + Send>;
+
+/// Starts a thread.
+fn spawn(kernel: &Arc<dyn KernelCache>, name: String, work: KernelWork) -> io::Result<()> {
+    let kernel = Arc::clone(kernel);
+    thread::Builder::new().name(name).spawn(move || work(&*kernel)).map(drop)
+}
+
+/// Starts a thread that the kernel may keep for any time: of the service's descriptors it has that of the kernel alone.
+fn spawn_bare(kernel: &Arc<dyn KernelCache>, name: String, work: KernelWork) -> io::Result<()> {
+    match kernel.by_descriptor() {
+        Some((descriptor, by)) => bare_threads::spawn(name, descriptor, move |descriptor| work(&*by(descriptor))),
+        None => spawn(kernel, name, work),
     }
 }
 
@@ -188,6 +215,8 @@ fn note(told: io::Result<()>) {
 pub struct Notifications {
     later: Worker<Later>,
     unlocking: Unlocking,
+    /// Tells what files were waited for for.
+    _sizes: Arc<Worker<Later>>,
     content_locks: Arc<ContentLocks>,
     /// by core groups
     names: Vec<NamesWorker>,
@@ -200,12 +229,15 @@ impl Notifications {
     #[must_use]
     pub fn new(instance: &str, kernel: Arc<dyn KernelCache>, groups: &CoreGroups) -> Self {
         let content_locks = Arc::new(ContentLocks::default());
-        let teller = || LaterTeller { kernel: Arc::clone(&kernel), content_locks: Arc::clone(&content_locks) };
-        let now = teller();
-        let of_names = |group| NamesWorker::new(format!("names-{instance}"), groups.cpus(group), Arc::clone(&kernel));
+        let locks = Arc::clone(&content_locks);
+        let tell = move |kernel: &dyn KernelCache, job: &Later| job.tell(kernel, &locks);
+        let worker = |name| Worker::new(name, &[], &kernel, spawn, tell.clone());
+        let sizes = Arc::new(worker(format!("sizes-{instance}")));
+        let of_names = |group| NamesWorker::new(format!("names-{instance}"), groups.cpus(group), &kernel);
         Self {
-            later: Worker::new(format!("notify-{instance}"), &[], move |job| now.tell(job)),
-            unlocking: Unlocking::new(format!("sizes-{instance}"), teller()),
+            later: worker(format!("notify-{instance}")),
+            unlocking: Unlocking::new(format!("locked-{instance}"), &kernel, &sizes),
+            _sizes: sizes,
             content_locks,
             names: (0..groups.count()).map(of_names).collect(),
             groups: groups.table(),

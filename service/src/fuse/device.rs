@@ -1,14 +1,14 @@
 //! The descriptor of `/dev/fuse`: one read for each message, one write for each answer or notification.
 
 use super::abi::{self, notify};
-use crate::notify::KernelCache;
+use crate::notify::{ByDescriptor, KernelCache};
 use crate::transfers::{Charge, KEPT_BYTES, MountTransfers};
 use poolfs_libservice::types::Errno;
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno as OsErrno;
 use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tracing::debug;
@@ -262,6 +262,13 @@ impl KernelCache for Device {
 
     fn forget_unused(&self) -> io::Result<()> {
         self.forget_unused.get().ok_or(io::ErrorKind::Unsupported)?()
+    }
+
+    fn by_descriptor(&self) -> Option<(BorrowedFd<'_>, ByDescriptor)> {
+        let expires_names = self.expires_names;
+        let with =
+            move |descriptor| -> Box<dyn KernelCache> { Box::new(Self { expires_names, ..Self::new(descriptor) }) };
+        Some((self.descriptor.as_fd(), Box::new(with)))
     }
 
     fn takes_backings(&self) -> bool {

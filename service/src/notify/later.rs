@@ -1,7 +1,7 @@
-//! What is told by threads of their own: content that nobody, or not everybody, waits for, and attributes of nodes that the kernel gets to know.
+//! What is told by a thread of its own: content that nobody, or not everybody, waits for, and attributes of nodes that the kernel gets to know.
 
 use super::{Job, KernelCache, note, tell};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -42,29 +42,17 @@ impl ContentLocks {
     }
 }
 
-/// What the threads do that tell what nobody, or not everybody, waits for.
-pub(super) struct LaterTeller {
-    pub kernel: Arc<dyn KernelCache>,
-    pub content_locks: Arc<ContentLocks>,
-}
-
-impl LaterTeller {
-    pub fn tell(&self, job: &Later) {
-        match job {
-            Later::Content(number, job) => self.tell_content(*number, job),
+impl Later {
+    pub fn tell(&self, kernel: &dyn KernelCache, content_locks: &ContentLocks) {
+        match self {
+            Later::Content(number, job) => {
+                let _one_at_a_time = content_locks.lock(*number);
+                job().into_iter().for_each(|job| note(tell(kernel, job)));
+            }
             Later::Arriving(number, is_arriving) => {
-                let _ = drop_arriving(self.kernel.as_ref(), *number, is_arriving);
+                let _ = drop_arriving(kernel, *number, is_arriving);
             }
         }
-    }
-
-    pub fn tell_content(&self, number: u64, job: &ContentJob) {
-        let _one_at_a_time = self.content_locks.lock(number);
-        job().into_iter().for_each(|job| note(tell(self.kernel.as_ref(), job)));
-    }
-
-    pub fn await_unlocked(&self, number: u64) {
-        note(self.kernel.await_unlocked(number));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The threads that send notifications about names and listings, and what waits for that.
 
 use super::worker::Worker;
-use super::{DirectoryJob, KernelCache, NameChange, NameJob, OVERFLOW_MAX, note, tell_directory};
+use super::{DirectoryJob, KernelCache, NameChange, NameJob, OVERFLOW_MAX, note, spawn_bare, tell_directory};
 use crate::sync::lock;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -54,15 +54,15 @@ pub(super) struct NamesWorker {
 }
 
 impl NamesWorker {
-    pub fn new(name: String, cpus: &[u32], kernel: Arc<dyn KernelCache>) -> Self {
+    pub fn new(name: String, cpus: &[u32], kernel: &Arc<dyn KernelCache>) -> Self {
         let overflow = Arc::new(Overflow::default());
         let waiting = Arc::clone(&overflow);
-        let tell = move |jobs: &Vec<DirectoryJob>| {
-            let tell = |job: &DirectoryJob| note(tell_directory(kernel.as_ref(), job));
+        let tell = move |kernel: &dyn KernelCache, jobs: &Vec<DirectoryJob>| {
+            let tell = |job: &DirectoryJob| note(tell_directory(kernel, job));
             jobs.iter().for_each(tell);
             waiting.take().iter().for_each(tell);
         };
-        Self { worker: Worker::new(name, cpus, tell), overflow }
+        Self { worker: Worker::new(name, cpus, kernel, spawn_bare, tell), overflow }
     }
 
     /// Has these told when there is time; whether that will be done.

@@ -1,15 +1,16 @@
-//! Who waits for files that the kernel keeps locked, to tell of their content then: a thread for each such file, up to a bound.
+//! Who waits for files that the kernel keeps locked, before it is told of their content: a thread for each such file, up to a bound.
 //!
 //! A program can keep a file locked for any time, by writing to it from memory that does not come. Its own file's users wait for it then, and no
-//! others. The threads are not waited for at the end of the mount either: the kernel does not let go of them before.
+//! others. The threads are not waited for at the end of the mount either: the kernel does not let go of them before. So they have
+//! none of the service's descriptors (`bare_threads`), and what is to be told then is told by one thread of the mount.
 
-use super::JOBS_MAX;
-use super::later::{ContentJob, LaterTeller};
+use super::later::{ContentJob, Later};
+use super::worker::Worker;
+use super::{JOBS_MAX, KernelCache, note, spawn_bare};
 use crate::sync::lock;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
@@ -18,6 +19,9 @@ const FILES_MAX: usize = 8;
 
 /// What waits for one of them.
 const FILE_JOBS_MAX: usize = JOBS_MAX / FILES_MAX;
+
+/// A thread that has had no file to wait for for so long ends.
+const KEPT_FOR: Duration = Duration::from_secs(5);
 
 /// What is told when a file is unlocked.
 pub struct ToldUnlocked {
@@ -39,69 +43,120 @@ struct Waiting {
     jobs: Vec<(ContentJob, Sender<()>)>,
 }
 
-struct Shared {
-    name: String,
-    teller: LaterTeller,
-    files: Mutex<HashMap<u64, Waiting>>,
+#[derive(Default)]
+struct Files {
+    /// By number; no more than [`FILES_MAX`].
+    waiting: HashMap<u64, Waiting>,
+    /// Those of them that no thread waits for yet.
+    unattended: VecDeque<u64>,
+    /// As many as [`FILES_MAX`] at most.
+    threads: usize,
+    /// Threads that have no file.
+    idle: usize,
+    /// The mount is at its end.
+    ended: bool,
 }
 
-/// The files of a mount that are waited for, by number.
-pub(super) struct Unlocking(Arc<Shared>);
+struct Shared {
+    name: String,
+    files: Mutex<Files>,
+    changed: Condvar,
+    teller: Weak<Worker<Later>>,
+}
+
+/// The files of a mount that are waited for.
+pub(super) struct Unlocking {
+    shared: Arc<Shared>,
+    kernel: Arc<dyn KernelCache>,
+}
 
 impl Unlocking {
-    pub fn new(name: String, teller: LaterTeller) -> Self {
-        Self(Arc::new(Shared { name, teller, files: Mutex::default() }))
+    pub fn new(name: String, kernel: &Arc<dyn KernelCache>, teller: &Arc<Worker<Later>>) -> Self {
+        let (files, changed) = (Mutex::default(), Condvar::new());
+        let shared = Shared { name, files, changed, teller: Arc::downgrade(teller) };
+        Self { shared: Arc::new(shared), kernel: Arc::clone(kernel) }
     }
 
     /// Has this told when the file has been unlocked once from now on; nothing when there is too much to wait for.
     pub fn tell(&self, number: u64, job: ContentJob) -> Option<ToldUnlocked> {
         let (end, done) = channel();
-        let mut files = lock(&self.0.files);
-        if let Some(waiting) = files.get_mut(&number) {
+        let mut files = lock(&self.shared.files);
+        if let Some(waiting) = files.waiting.get_mut(&number) {
             let has_room = waiting.jobs.len() < FILE_JOBS_MAX;
             return has_room.then(|| {
                 waiting.jobs.push((job, end));
                 ToldUnlocked { done, since: waiting.since }
             });
         }
-        if files.len() >= FILES_MAX {
+        if files.waiting.len() >= FILES_MAX {
             return None;
         }
-        let since = Instant::now();
-        files.insert(number, Waiting { since, jobs: vec![(job, end)] });
-        let shared = Arc::clone(&self.0);
-        match thread::Builder::new().name(self.0.name.clone()).spawn(move || shared.wait_for(number)) {
-            Ok(_) => Some(ToldUnlocked { done, since }),
-            Err(error) => {
-                files.remove(&number);
-                warn!(name = self.0.name, %error, "no thread for notifications of the kernel");
-                None
-            }
+        // One that is started by a thread without descriptors has none either.
+        if !self.shared.teller.upgrade().is_some_and(|teller| teller.has_thread()) {
+            return None;
         }
+        // There is a thread for each of the unattended: where there are as many as may be, one of them is just done with its file.
+        if files.idle > files.unattended.len() || files.threads == FILES_MAX {
+            self.shared.changed.notify_one();
+        } else {
+            let shared = Arc::clone(&self.shared);
+            let started = spawn_bare(&self.kernel, shared.name.clone(), Box::new(move |kernel| shared.attend(kernel)));
+            if let Err(error) = started {
+                warn!(name = self.shared.name, %error, "no thread for notifications of the kernel");
+                return None;
+            }
+            files.threads += 1;
+        }
+        let since = Instant::now();
+        files.waiting.insert(number, Waiting { since, jobs: vec![(job, end)] });
+        files.unattended.push_back(number);
+        Some(ToldUnlocked { done, since })
+    }
+}
+
+impl Drop for Unlocking {
+    fn drop(&mut self) {
+        lock(&self.shared.files).ended = true;
+        self.shared.changed.notify_all();
     }
 }
 
 impl Shared {
-    fn wait_for(&self, number: u64) {
-        while let Some(jobs) = self.next_jobs(number) {
-            self.teller.await_unlocked(number);
-            for (job, done) in jobs {
-                self.teller.tell_content(number, &job);
-                let _ = done.send(());
+    /// A thread: waits for one file after the other.
+    fn attend(&self, kernel: &dyn KernelCache) {
+        while let Some(number) = self.next_file() {
+            while let Some(jobs) = self.next_jobs(number) {
+                note(kernel.await_unlocked(number));
+                // With the mount there is nothing more to tell.
+                let Some(teller) = self.teller.upgrade() else { continue };
+                jobs.into_iter().for_each(|(job, done)| teller.order(Later::Content(number, job), done));
             }
         }
+    }
+
+    /// One that no other thread waits for; nothing when there is none for long, or no more will come.
+    fn next_file(&self) -> Option<u64> {
+        let mut files = lock(&self.files);
+        files.idle += 1;
+        let is_idle = |files: &mut Files| files.unattended.is_empty() && !files.ended;
+        let waited = self.changed.wait_timeout_while(files, KEPT_FOR, is_idle);
+        files = waited.unwrap_or_else(PoisonError::into_inner).0;
+        files.idle -= 1;
+        let next = files.unattended.pop_front();
+        files.threads -= usize::from(next.is_none());
+        next
     }
 
     /// What came while the last was waited for; nothing any more, and then the file is no longer waited for.
     fn next_jobs(&self, number: u64) -> Option<Vec<(ContentJob, Sender<()>)>> {
         let mut files = lock(&self.files);
-        let jobs = files.get_mut(&number).map(|waiting| {
+        let jobs = files.waiting.get_mut(&number).map(|waiting| {
             waiting.since = Instant::now();
             std::mem::take(&mut waiting.jobs)
         });
         let jobs = jobs.filter(|jobs| !jobs.is_empty());
         if jobs.is_none() {
-            files.remove(&number);
+            files.waiting.remove(&number);
         }
         jobs
     }

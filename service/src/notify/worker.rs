@@ -1,11 +1,11 @@
 //! A thread that sends notifications, and its bounded queue.
 
-use super::JOBS_MAX;
+use super::{JOBS_MAX, KernelCache, KernelWork};
 use crate::cpus::keep_on;
 use crate::sync::lock;
+use std::io;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
 use tracing::warn;
 
 enum Message<J> {
@@ -13,7 +13,10 @@ enum Message<J> {
     End,
 }
 
-type Tell<J> = dyn Fn(&J) + Send + Sync;
+type Tell<J> = dyn Fn(&dyn KernelCache, &J) + Send + Sync;
+
+/// How its thread is started.
+type Spawn = fn(&Arc<dyn KernelCache>, String, KernelWork) -> io::Result<()>;
 
 type Queue<J> = SyncSender<Message<J>>;
 
@@ -22,14 +25,24 @@ type Queue<J> = SyncSender<Message<J>>;
 pub(super) struct Worker<J> {
     name: String,
     cpus: Vec<u32>,
+    kernel: Arc<dyn KernelCache>,
+    spawn: Spawn,
     tell: Arc<Tell<J>>,
     queue: OnceLock<Queue<J>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Comes to its end with the thread.
+    end: Mutex<Option<Receiver<()>>>,
 }
 
 impl<J: Send + 'static> Worker<J> {
-    pub fn new(name: String, cpus: &[u32], tell: impl Fn(&J) + Send + Sync + 'static) -> Self {
-        Self { name, cpus: cpus.to_vec(), tell: Arc::new(tell), queue: OnceLock::new(), thread: Mutex::new(None) }
+    pub fn new(
+        name: String,
+        cpus: &[u32],
+        kernel: &Arc<dyn KernelCache>,
+        spawn: Spawn,
+        tell: impl Fn(&dyn KernelCache, &J) + Send + Sync + 'static,
+    ) -> Self {
+        let (kernel, tell) = (Arc::clone(kernel), Arc::new(tell));
+        Self { name, cpus: cpus.to_vec(), kernel, spawn, tell, queue: OnceLock::new(), end: Mutex::new(None) }
     }
 
     /// Its queue; nothing when there is no thread to be had.
@@ -37,20 +50,22 @@ impl<J: Send + 'static> Worker<J> {
         if let Some(queue) = self.queue.get() {
             return Some(queue);
         }
-        let mut thread = lock(&self.thread);
+        let mut end = lock(&self.end);
         if self.queue.get().is_none() {
             let (queue, jobs): (_, Receiver<Message<J>>) = sync_channel(JOBS_MAX);
             let (tell, cpus) = (Arc::clone(&self.tell), self.cpus.clone());
-            let work = move || {
+            let (ending, ended) = channel();
+            let work = move |kernel: &dyn KernelCache| {
+                let _ending: Sender<()> = ending;
                 keep_on(&cpus);
                 while let Ok(Message::Tell(job, done)) = jobs.recv() {
-                    tell(&job);
+                    tell(kernel, &job);
                     let _ = done.map(|done| done.send(()));
                 }
             };
-            match thread::Builder::new().name(self.name.clone()).spawn(work) {
-                Ok(started) => {
-                    *thread = Some(started);
+            match (self.spawn)(&self.kernel, self.name.clone(), Box::new(work)) {
+                Ok(()) => {
+                    *end = Some(ended);
                     let _ = self.queue.set(queue);
                 }
                 Err(error) => warn!(name = self.name, %error, "no thread for notifications of the kernel"),
@@ -72,9 +87,22 @@ impl<J: Send + 'static> Worker<J> {
                 Err(TrySendError::Full(Message::Tell(job, _))) => return Err(job),
                 Ok(()) | Err(TrySendError::Full(Message::End) | TrySendError::Disconnected(_)) => {}
             },
-            None => (self.tell)(&job),
+            None => (self.tell)(self.kernel.as_ref(), &job),
         }
         Ok(wait)
+    }
+
+    /// Whether it has its thread, which is started by this thread if need be.
+    pub fn has_thread(&self) -> bool {
+        self.queue().is_some()
+    }
+
+    /// Has it done, and says so by `done`, which ends without a word when the mount is gone. Waits for room, as long as it takes to work the queue
+    /// off. For who may start no thread: it has one.
+    pub fn order(&self, job: J, done: Sender<()>) {
+        if let Some(queue) = self.queue.get() {
+            let _ = queue.send(Message::Tell(job, Some(done)));
+        }
     }
 
     /// Has it done without waiting. The job comes back as above, or without a thread.
@@ -92,9 +120,8 @@ impl<J: Send + 'static> Worker<J> {
 impl<J> Drop for Worker<J> {
     fn drop(&mut self) {
         let _ = self.queue.get().map(|queue| queue.send(Message::End));
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = thread.take() {
-            let _ = thread.join();
-        }
+        let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // It ends without a word, once the thread is at its end.
+        end.take().map(|end| end.recv());
     }
 }

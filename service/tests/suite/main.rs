@@ -1,6 +1,7 @@
 //! Tests of the real process over real mounts, each in mount and process namespaces of its own, and the comparison of our
 //! permission function with the kernel's.
 
+mod absent;
 mod access;
 #[path = "../../../ipc/tests/session/bare.rs"]
 mod bare;
@@ -13,6 +14,7 @@ mod foreign;
 mod harness;
 mod idmapped;
 mod in_flight;
+mod kept;
 mod kernel;
 mod listings;
 mod memory;

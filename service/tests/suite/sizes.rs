@@ -1,18 +1,18 @@
 //! Tests of sizes changed by the user-level path while the kernel has descriptors that nobody adopted: mappings and reads use the
 //! new size.
 
+use crate::absent::Absent;
 use crate::bare::eventually;
 use crate::harness::{Running, isolated};
 use crate::queue::{connect, handle, write};
 use poolfs_ipc::Connection;
 use poolfs_ipc::wire::{ADOPT, Adopt, Operation, Request, SHARE, Status};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{IoSlice, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier};
 
 const PAGE: usize = 4096;
 
@@ -72,7 +72,7 @@ fn truncate(connection: &Connection, handle: u64, size: u64) {
     assert_eq!(resize(connection, handle, size), Status::Done as u32);
 }
 
-fn open_both(service: &Running, at: &Path, connection: &Connection, size: usize) -> (File, File, u64) {
+pub fn open_both(service: &Running, at: &Path, connection: &Connection, size: usize) -> (File, File, u64) {
     let path = at.join("f");
     fs::write(&path, vec![1; size]).expect("write");
     // Until the service knows that it is closed, the file is left to the kernel.
@@ -258,71 +258,6 @@ fn who_has_an_adopted_description_without_a_session_goes_by_the_size_it_has() {
         file.sync_all().expect("sync");
         assert!(fs::read(directory.join("f")).expect("read") == expected, "the disk has something else");
     });
-}
-
-/// Memory that does not come until it is let.
-struct Absent {
-    faults: Mutex<Option<OwnedFd>>,
-    page: *mut libc::c_void,
-}
-
-// SAFETY: the page belongs to whoever has this; it is only given to the kernel, to read from.
-unsafe impl Send for Absent {}
-// SAFETY: as above.
-unsafe impl Sync for Absent {}
-
-impl Absent {
-    fn new() -> Self {
-        const API: libc::c_ulong = 0xc018_aa3f;
-        const REGISTER: libc::c_ulong = 0xc020_aa00;
-        const MISSING: u64 = 1;
-        // SAFETY: the call takes no pointers.
-        let faults = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
-        assert!(faults >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: a new descriptor, which nothing else has.
-        let faults = unsafe { OwnedFd::from_raw_fd(faults as i32) };
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, protection, flags, -1, 0) };
-        assert_ne!(page, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-        let mut api = [0xaa_u64, 0, 0];
-        let mut register = [page.addr() as u64, PAGE as u64, MISSING, 0];
-        // SAFETY: both calls read and write exactly these words.
-        let done = unsafe {
-            [
-                libc::ioctl(faults.as_raw_fd(), API, api.as_mut_ptr()),
-                libc::ioctl(faults.as_raw_fd(), REGISTER, register.as_mut_ptr()),
-            ]
-        };
-        assert_eq!(done, [0, 0], "{}", std::io::Error::last_os_error());
-        Self { faults: Mutex::new(Some(faults)), page }
-    }
-
-    /// Comes back when somebody waits for it.
-    fn await_fault(&self) {
-        let faults = self.faults.lock().expect("unpoisoned");
-        let mut waiting = [PollFd::new(faults.as_ref().expect("it does not come yet"), PollFlags::IN)];
-        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-        assert_eq!(poll(&mut waiting, Some(&limit)).expect("polled"), 1, "nobody waits for it");
-        assert_eq!(waiting[0].revents(), PollFlags::IN);
-    }
-
-    fn let_come(&self) {
-        self.faults.lock().expect("unpoisoned").take();
-    }
-
-    /// Writes a byte from there to the beginning of `file`; how many were written.
-    fn write_to(&self, file: &File) -> isize {
-        // SAFETY: the page is mapped as long as `self` lives, and the kernel only reads it.
-        unsafe { libc::pwrite(file.as_raw_fd(), self.page, 1, 0) }
-    }
-}
-
-impl Drop for Absent {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nothing refers to it any more.
-        unsafe { libc::munmap(self.page, PAGE) };
-    }
 }
 
 /// While somebody writes to a file from memory that does not come, the kernel has it locked. Who makes it longer does not wait for that for ever.

@@ -1,0 +1,92 @@
+//! Tests of threads that the kernel keeps while a program has a file or a directory locked: the death of the service closes all else that it has.
+
+use crate::absent::Absent;
+use crate::bare::eventually;
+use crate::harness::{Running, isolated};
+use crate::queue::{connect, write};
+use crate::sizes::open_both;
+use poolfs_ipc::wire::{Operation, Request};
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File, Permissions};
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// At the end, also of a test that fails, the mount is given up and what does not come is let come: the service is waited for after that. The
+/// thread that the kernel keeps has the mount's descriptor open, so that a write which begins now would be waited for.
+struct Comes<'a>(Arc<Absent>, &'a Path);
+
+impl Drop for Comes<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.1, UnmountFlags::FORCE | UnmountFlags::DETACH);
+        self.0.let_come();
+    }
+}
+
+/// Whether the kernel keeps a thread of this name.
+fn keeps(service: &Running, name: &str) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{}/task", service.pid())).expect("a process");
+    let texts = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    texts.into_iter().any(|text| text.contains(&format!("({name})")) && text.contains(") D "))
+}
+
+/// Kills the service while the kernel keeps a thread of this name: whoever is connected with it hears of it, although it is not gone.
+fn kill_and_hear(service: &Running, name: &str) {
+    let mut connected = UnixStream::connect(service.control_socket()).expect("it listens");
+    connected.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
+    eventually("the kernel keeps it", || keeps(service, name));
+    let pid = Pid::from_raw(service.pid() as i32).expect("a process");
+    kill_process(pid, Signal::KILL).expect("alive");
+    let heard = connected.read(&mut [0]).map_err(|error| error.kind());
+    assert!(matches!(heard, Ok(0) | Err(std::io::ErrorKind::ConnectionReset)), "{heard:?}");
+    eventually("nobody listens", || UnixStream::connect(service.control_socket()).is_err());
+    assert!(keeps(service, name), "it is still kept");
+}
+
+#[test]
+fn a_locked_file_keeps_nothing_of_a_killed_service() {
+    isolated("kept::a_locked_file_keeps_nothing_of_a_killed_service", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        let (_reader, writer, adopted) = open_both(&service, &at, &connection, 1);
+        let absent = Arc::new(Absent::new());
+        let comes = Comes(Arc::clone(&absent), &at);
+        writer.set_permissions(Permissions::from_mode(0o600)).expect("changed");
+        let memory = Arc::clone(&absent);
+        let locks = std::thread::spawn(move || memory.write_to(&writer));
+        absent.await_fault();
+        assert_eq!(write(&connection, adopted, 1, &[2]).length, 1);
+        kill_and_hear(&service, "locked-one");
+        drop(comes);
+        let _ = locks.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_locked_directory_keeps_nothing_of_a_killed_service() {
+    isolated("kept::a_locked_directory_keeps_nothing_of_a_killed_service", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        fs::write(at.join("f"), "f").expect("made");
+        let listed = File::open(&at).expect("open");
+        let absent = Arc::new(Absent::new());
+        let comes = Comes(Arc::clone(&absent), &at);
+        let memory = Arc::clone(&absent);
+        let locks = std::thread::spawn(move || memory.list(&listed));
+        absent.await_fault();
+        let removes = std::thread::spawn(move || {
+            let request = Request { operation: Operation::Unlink as u32, path_length: 1, ..Request::default() };
+            connection.call(&request, &[b"f"], &mut []).is_ok()
+        });
+        kill_and_hear(&service, "names-one");
+        drop(comes);
+        let _ = locks.join().expect("no panic");
+        let _ = removes.join().expect("no panic");
+    });
+}
