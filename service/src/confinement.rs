@@ -67,6 +67,18 @@ pub fn enter_on_host() -> anyhow::Result<()> {
     refuse_calls(Paths::OfHost)
 }
 
+/// The same for the guard, which has its descriptors and needs no rights.
+///
+/// # Errors
+/// As with [`enter`].
+pub(crate) fn enter_as_guard() -> anyhow::Result<()> {
+    give_up_rights()?;
+    let none = CapabilitySet::empty();
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+        .context("giving up all capabilities")?;
+    refuse_calls(Paths::Own)
+}
+
 /// Which root the calling thread has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Paths {

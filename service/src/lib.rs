@@ -32,6 +32,7 @@ mod ends;
 mod exclusion;
 pub mod failures;
 pub mod fuse;
+pub mod guard;
 mod handles;
 mod in_doubt;
 mod in_flight;

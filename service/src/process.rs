@@ -3,6 +3,7 @@
 use crate::confinement;
 use crate::control::{self, ControlSocket};
 use crate::failures::ServiceError;
+use crate::guard;
 use crate::memory::group::MemoryGroup;
 use crate::service::Service;
 use crate::stack;
@@ -86,6 +87,7 @@ pub fn run(config: ServiceConfig) -> anyhow::Result<()> {
             .create(directory)
             .with_context(|| format!("making {}", directory.display()))?;
     }
+    let guard = guard::start().context("starting the guard of its mounts")?;
     let socket = ControlSocket::bind(&config.control_socket)
         .with_context(|| format!("listening at {}", config.control_socket.display()))?;
     // From here on there is nothing at its place.
@@ -109,6 +111,7 @@ pub fn run(config: ServiceConfig) -> anyhow::Result<()> {
 
     let asked_by = asked.recv().ok().flatten();
     let ended = service.shut_down();
+    guard.end();
     socket.remove();
     if let Some(stream) = asked_by {
         let failed = |error: ServiceError| error.answer();

@@ -1,7 +1,8 @@
 //! The filesystem service of one pool. It reads its configuration (JSON) from standard input; see `poolfs-service-protocol`.
 //!
 //! With the argument `check` it checks an upper branch instead, as a job on standard input says, and exits. With `sweep PLACE` it
-//! frees the memory of state that dead services have left there and nobody is going to want, and reports what stays.
+//! frees the memory of state that dead services have left there and nobody is going to want, and reports what stays. With `guard` it is what a service
+//! starts to have its mounts cut off should it die.
 
 use std::io::Write;
 use std::path::Path;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let outcome = match (arguments.next(), arguments.next()) {
         (None, _) => poolfs_service::process::read_config(std::io::stdin()).and_then(poolfs_service::process::run),
+        (Some(job), None) if job == poolfs_service::guard::JOB => poolfs_service::guard::run(),
         (Some(job), None) if job == "check" => {
             poolfs_service::stack::check::run(std::io::stdin(), &mut std::io::stdout().lock())
         }

@@ -133,6 +133,9 @@ const RUNTIME: &[i64] = &[
     libc::SYS_rseq,
     libc::SYS_exit,
     libc::SYS_exit_group,
+    // For the end of the guard, the one child.
+    libc::SYS_wait4,
+    libc::SYS_waitid,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,

@@ -1,6 +1,7 @@
 //! The descriptor of `/dev/fuse`: one read for each message, one write for each answer or notification.
 
 use super::abi::{self, notify};
+use crate::guard::Guarded;
 use crate::notify::{ByDescriptor, KernelCache};
 use crate::transfers::{Charge, KEPT_BYTES, MountTransfers};
 use poolfs_libservice::types::Errno;
@@ -35,6 +36,7 @@ pub(super) struct Device {
     expires_names: bool,
     takes_backings: bool,
     forget_unused: OnceLock<ForgetUnused>,
+    guarded: OnceLock<Guarded>,
 }
 
 /// Has the kernel forget what nobody uses of the mount.
@@ -138,8 +140,13 @@ pub(super) fn answerable(errno: Errno) -> i32 {
 
 impl Device {
     pub(super) fn new(descriptor: OwnedFd) -> Self {
-        let forget_unused = OnceLock::new();
-        Self { descriptor: Arc::new(descriptor), expires_names: false, takes_backings: false, forget_unused }
+        Self {
+            descriptor: Arc::new(descriptor),
+            expires_names: false,
+            takes_backings: false,
+            forget_unused: OnceLock::new(),
+            guarded: OnceLock::new(),
+        }
     }
 
     pub(super) fn descriptor(&self) -> &Arc<OwnedFd> {
@@ -174,6 +181,11 @@ impl Device {
     /// Notes whether the kernel takes files to map in place of the mount's, and forgets them when asked to.
     pub(super) fn set_takes_backings(&mut self, takes_backings: bool) {
         self.takes_backings = takes_backings;
+    }
+
+    /// Has it aborted at the service's death, as long as it is used here; once.
+    pub(super) fn set_guarded(&self, guarded: Guarded) {
+        let _ = self.guarded.set(guarded);
     }
 
     /// Says how the kernel is made to forget what nobody uses; once.

@@ -3,6 +3,7 @@
 use super::device::{Device, TRANSFER_BYTES_MAX};
 use super::handshake;
 use super::session::{OnEnd, Session, transfers_of};
+use crate::guard;
 use crate::instance::Instance;
 use crate::mount_table::{Mount, MountTable};
 use crate::notify::KernelCache;
@@ -11,7 +12,7 @@ use poolfs_ipc::wire::{MOUNT_SOURCE_PREFIX, MOUNT_TYPE};
 use poolfs_service_protocol::{MountSpec, Transport};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
-use rustix::mount::{FsPickFlags, MountFlags, UnmountFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MountFlags, UnmountFlags};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -218,6 +219,13 @@ impl FuseMount {
             let (name, path) = place.clone();
             outside(Deed::Mount, move || forget_unused(&name, &path)).flatten()
         }));
+        let name = instance.name().to_owned();
+        match outside(Deed::Mount, move || abort_of(&name)).flatten().and_then(|abort| guard::watch(abort.as_fd())) {
+            Ok(guarded) => device.set_guarded(guarded),
+            Err(error) => {
+                warn!(instance = instance.name(), %error, "should the service die, it may have to be unmounted by --force before its users go on");
+            }
+        }
         let kernel: Arc<dyn KernelCache> = device.clone();
         instance.attach_kernel(kernel, cpus);
         let threads = (cpus.len() * THREADS_PER_CPU).clamp(THREADS_MIN, THREADS_MAX);
@@ -288,6 +296,22 @@ fn raise_read_ahead(instance: &str) -> io::Result<()> {
     let device = device_of(instance)?.ok_or(io::ErrorKind::NotFound)?;
     let kibibytes = (TRANSFER_BYTES_MAX >> 10).to_string();
     std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kibibytes)
+}
+
+/// What the connection of an instance is aborted by. The filesystem that has it need not be mounted anywhere.
+fn abort_of(instance: &str) -> io::Result<OwnedFd> {
+    let device = device_of(instance)?.ok_or(io::ErrorKind::NotFound)?;
+    let connection = device.rsplit(':').next().unwrap_or_default();
+    let context = rustix::mount::fsopen(c"fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_create(context.as_fd())?;
+    let connections = rustix::mount::fsmount(
+        context.as_fd(),
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    )?;
+    let path = format!("{connection}/abort");
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(connections, path, flags, Mode::empty())?)
 }
 
 /// Has the kernel drop all names of an instance's filesystem that nobody uses, and what it knows behind them. Every remount begins with

@@ -1,4 +1,5 @@
-//! Tests of threads that the kernel keeps while a program has a file or a directory locked: the death of the service closes all else that it has.
+//! Tests of threads that the kernel keeps while a program has a file or a directory locked: the death of the service closes all else that it has,
+//! and ends what is asked of its mounts.
 
 use crate::absent::Absent;
 use crate::bare::eventually;
@@ -16,13 +17,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// At the end, also of a test that fails, the mount is given up and what does not come is let come: the service is waited for after that. The
-/// thread that the kernel keeps has the mount's descriptor open, so that a write which begins now would be waited for.
+/// What does not come is let come at the end, also of a test that fails: whoever is kept is waited for after that.
 struct Comes<'a>(Arc<Absent>, &'a Path);
 
 impl Drop for Comes<'_> {
     fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.1, UnmountFlags::FORCE | UnmountFlags::DETACH);
+        if std::thread::panicking() {
+            let _ = rustix::mount::unmount(self.1, UnmountFlags::FORCE | UnmountFlags::DETACH);
+        }
         self.0.let_come();
     }
 }
@@ -50,7 +52,7 @@ fn kill_and_hear(service: &Running, name: &str) {
 #[test]
 fn a_locked_file_keeps_nothing_of_a_killed_service() {
     isolated("kept::a_locked_file_keeps_nothing_of_a_killed_service", |folder| {
-        let service = Running::start(folder);
+        let mut service = Running::start(folder);
         let (at, _) = service.mount_directory("one");
         let connection = connect(folder, "one");
         let (_reader, writer, adopted) = open_both(&service, &at, &connection, 1);
@@ -63,14 +65,16 @@ fn a_locked_file_keeps_nothing_of_a_killed_service() {
         assert_eq!(write(&connection, adopted, 1, &[2]).length, 1);
         kill_and_hear(&service, "locked-one");
         drop(comes);
-        let _ = locks.join().expect("no panic");
+        assert_eq!(locks.join().expect("no panic"), -1, "what began to be written then is not taken");
+        let _ = service.wait();
+        assert_eq!(fs::read(at.join("f")).expect_err("nobody serves it").raw_os_error(), Some(libc::ENOTCONN));
     });
 }
 
 #[test]
 fn a_locked_directory_keeps_nothing_of_a_killed_service() {
     isolated("kept::a_locked_directory_keeps_nothing_of_a_killed_service", |folder| {
-        let service = Running::start(folder);
+        let mut service = Running::start(folder);
         let (at, _) = service.mount_directory("one");
         let connection = connect(folder, "one");
         fs::write(at.join("f"), "f").expect("made");
@@ -88,5 +92,7 @@ fn a_locked_directory_keeps_nothing_of_a_killed_service() {
         drop(comes);
         let _ = locks.join().expect("no panic");
         let _ = removes.join().expect("no panic");
+        let _ = service.wait();
+        assert_eq!(fs::read(at.join("f")).expect_err("nobody serves it").raw_os_error(), Some(libc::ENOTCONN));
     });
 }

@@ -1,0 +1,184 @@
+//! The guard: a process that cuts off the mounts of a service that has died.
+//!
+//! The kernel ends the requests of a mount when the last descriptor of its connection is closed. A thread that the kernel keeps, because it
+//! tells something of a file, a page or a directory that is locked, has it open; and what is locked can be so by the caller of a request that
+//! the dead service was to answer: both would wait for good, and with them everybody who comes to the mount, whom no signal ends. So another
+//! process knows the way to abort each connection (`abort` of the filesystem `fusectl`), does so when the service dies, and
+//! ends. It is given those descriptors, and no other; it has no capabilities, and reads nothing but the numbers that the service sends.
+//!
+//! ```text
+//! service -> guard: "7\n" with a descriptor: connection 7 is to be aborted by it; "7\n" without: no longer
+//! ```
+//!
+//! What tells it of the death is the end of the thread that it was started by, not of the process: that is not gone as long as a thread is
+//! kept.
+
+use crate::confinement;
+use crate::sync::lock;
+use anyhow::Context;
+use nix::sys::signal::{SigSet, Signal};
+use poolfs_service_protocol::{Receiver, send};
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+use std::{fs::File, thread};
+use tracing::warn;
+
+/// The argument with which the service's program is the guard.
+pub const JOB: &str = "guard";
+
+/// What it is told of the death by: nobody else sends it that.
+const DEATH: Signal = Signal::SIGUSR2;
+
+/// Most bytes of a line.
+const LINE_BYTES_MAX: u64 = 32;
+
+/// How long the service waits for it to take a line.
+const SEND_WAIT_MAX: Duration = Duration::from_secs(1);
+
+static GUARD: OnceLock<Mutex<UnixStream>> = OnceLock::new();
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+/// The guard of this process, for its end.
+pub(crate) struct Guard(Child);
+
+/// Starts it, from the thread that lives as long as the service.
+///
+/// # Errors
+/// Those of starting a program.
+pub(crate) fn start() -> io::Result<Guard> {
+    let (own, other) = UnixStream::pair()?;
+    own.set_write_timeout(Some(SEND_WAIT_MAX))?;
+    let program = std::env::current_exe()?;
+    let child = Command::new(program).arg(JOB).stdin(OwnedFd::from(other)).stdout(Stdio::null()).spawn()?;
+    let _ = GUARD.set(Mutex::new(own));
+    Ok(Guard(child))
+}
+
+impl Guard {
+    /// Has it end, and waits for that: nothing of the service is left then.
+    pub fn end(mut self) {
+        let ended = GUARD.get().map_or(Ok(()), |guard| lock(guard).shutdown(std::net::Shutdown::Both));
+        if let Err(error) = ended.and_then(|()| self.0.wait()) {
+            warn!(%error, "the guard does not end");
+        }
+    }
+}
+
+/// A connection that is aborted at the service's death, as long as this is there.
+pub(crate) struct Guarded(u64);
+
+/// Has a connection aborted at the service's death, by a byte that is written to this descriptor. A process without a guard, as that of most
+/// tests, does without.
+///
+/// # Errors
+/// Those of telling the guard.
+pub(crate) fn watch(abort: BorrowedFd<'_>) -> io::Result<Guarded> {
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    tell(number, &[abort])?;
+    Ok(Guarded(number))
+}
+
+fn tell(number: u64, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    GUARD.get().map_or(Ok(()), |guard| send(&lock(guard), format!("{number}\n").as_bytes(), descriptors))
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // Should it be gone, there is nothing that it would abort either.
+        let _ = tell(self.0, &[]);
+    }
+}
+
+/// By number, what aborts a connection.
+type Aborts = Mutex<HashMap<u64, OwnedFd>>;
+
+/// Is the guard, whose commands come by standard input, until the service has ended or died.
+///
+/// # Errors
+/// When it cannot begin.
+pub fn run() -> anyhow::Result<()> {
+    let death = SigSet::from_iter([DEATH]);
+    // The service's own end may be asked for in the same way, and it may have much to bring to disk yet.
+    let with_the_service = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+    SigSet::from_iter(with_the_service.into_iter().chain([DEATH])).thread_block().context("blocking signals")?;
+    let signal = rustix::process::Signal::USR2;
+    rustix::process::set_parent_process_death_signal(Some(signal)).context("waiting for the death of the service")?;
+    let commands = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    confinement::enter_as_guard()?;
+    let aborts = Arc::new(Aborts::default());
+    let of_thread = Arc::clone(&aborts);
+    thread::Builder::new().name("death".into()).spawn(move || {
+        while death.wait().is_err() {}
+        abort_all(&of_thread);
+        std::process::exit(0);
+    })?;
+    follow(commands, &aborts);
+    abort_all(&aborts);
+    Ok(())
+}
+
+/// Takes commands until there are no more.
+fn follow(commands: UnixStream, aborts: &Aborts) {
+    let mut commands = Receiver::new(commands);
+    while let Ok((line, mut descriptors)) = commands.line(LINE_BYTES_MAX)
+        && let Some(number) = std::str::from_utf8(&line).ok().and_then(|line| line.trim_end().parse().ok())
+    {
+        let mut aborts = lock(aborts);
+        match descriptors.pop() {
+            Some(abort) => aborts.insert(number, abort),
+            None => aborts.remove(&number),
+        };
+    }
+}
+
+fn abort_all(aborts: &Aborts) {
+    for (_, abort) in lock(aborts).drain() {
+        // It fails where the connection is at its end, which is what is wanted.
+        let _ = File::from(abort).write_all(b"1");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn what_is_watched_is_aborted_at_the_end_and_what_is_no_longer_is_not() {
+        let (own, other) = UnixStream::pair().expect("sockets");
+        let mut heard = [0, 1, 2].map(|number| {
+            let (read, write) = io::pipe().expect("a pipe");
+            send(&own, format!("{number}\n").as_bytes(), &[write.as_fd()]).expect("sent");
+            read
+        });
+        send(&own, b"1\n", &[]).expect("sent");
+        drop(own);
+        let aborts = Aborts::default();
+        follow(other, &aborts);
+        assert_eq!(lock(&aborts).len(), 2);
+        abort_all(&aborts);
+        let texts = heard.each_mut().map(|read| {
+            let mut text = String::new();
+            read.read_to_string(&mut text).expect("read");
+            text
+        });
+        assert_eq!(texts, ["1", "", "1"]);
+    }
+
+    #[test]
+    fn what_is_no_command_ends_it() {
+        let (own, other) = UnixStream::pair().expect("sockets");
+        send(&own, b"1\nno number\n2\n", &[]).expect("sent");
+        let (_read, write) = io::pipe().expect("a pipe");
+        send(&own, b"3\n", &[write.as_fd()]).expect("sent");
+        let aborts = Aborts::default();
+        follow(other, &aborts);
+        assert!(lock(&aborts).is_empty());
+    }
+}
