@@ -30,24 +30,19 @@ fn shape(root: &Path) -> BTreeMap<String, String> {
     checksum(root).into_iter().map(|(path, line)| (path, timeless(line))).collect()
 }
 
-/// Mounts of the memory that services keep, but for those that were there before the test: its mount namespace is a copy.
-struct Kept {
-    before: usize,
-}
-
-impl Kept {
-    fn begin() -> Self {
-        Self { before: Self::all() }
-    }
-
-    fn all() -> usize {
-        let table = fs::read_to_string("/proc/self/mounts").expect("readable");
-        table.lines().filter(|line| line.starts_with("poolfs-memory ")).count()
-    }
-
-    fn mounts(&self) -> usize {
-        Self::all() - self.before
-    }
+/// How many mounts of the memory that services keep are in the test's own `/run`: its mount namespace is a copy, in which others' are as well, and go
+/// with theirs.
+fn kept_mounts() -> usize {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let mounts = table.lines().map(|line| {
+        let (before, after) = line.split_once(" - ").expect("fields of the filesystem");
+        let (before, source): (Vec<&str>, _) = (before.split(' ').collect(), after.split(' ').nth(1));
+        (before[0], before[1], before[4], source.expect("a source"))
+    });
+    let mounts: Vec<_> = mounts.collect();
+    let own = |&&(_, _, place, source): &&_| place == "/run" && source == "poolfs-test";
+    let (run, ..) = mounts.iter().rfind(own).expect("a private /run");
+    mounts.iter().filter(|(_, parent, _, source)| parent == run && *source == "poolfs-memory").count()
 }
 
 /// Changes of every kind, none of them synced. Every round does other things to the same files.
@@ -75,7 +70,6 @@ fn changes(round: u64) -> String {
 #[test]
 fn what_was_accepted_outlives_the_service() {
     isolated("what_was_accepted_outlives_the_service", |folder| {
-        let kept = Kept::begin();
         branches(folder);
         let lower = checksum(&folder.join("lower"));
         let pool = Pool::create(folder, "64M");
@@ -92,7 +86,7 @@ fn what_was_accepted_outlives_the_service() {
                 drop(mounted.unmount());
                 let _ = shell(&format!("set -eu; cd {}\n{script}", plain.display())).expect("changes");
                 let mounted = mount(&pool, folder, format);
-                assert!(kept.mounts() == 1, "what was left is given up");
+                assert!(kept_mounts() == 1, "what was left is given up");
                 let (expected, found) = (shape(&plain), shape(mounted.path()));
                 for (path, line) in &expected {
                     assert_eq!(found.get(path), Some(line), "{format}, round {round}: {path}\n{}", pool.service_log());
@@ -114,7 +108,7 @@ fn what_was_accepted_outlives_the_service() {
             fs::create_dir(folder.join("upper")).expect("a folder");
         }
         drop(pool);
-        assert_eq!(kept.mounts(), 0, "an orderly end leaves nothing");
+        assert_eq!(kept_mounts(), 0, "an orderly end leaves nothing");
         assert_eq!(lower, checksum(&folder.join("lower")), "the lower branch changed");
     });
 }
@@ -122,7 +116,6 @@ fn what_was_accepted_outlives_the_service() {
 #[test]
 fn a_branch_whose_service_died_waits_for_its_next_mount_by_any_pool() {
     isolated("a_branch_whose_service_died_waits_for_its_next_mount_by_any_pool", |folder| {
-        let kept = Kept::begin();
         branches(folder);
         let pool = Pool::create(folder, "64M");
         let mounted = mount(&pool, folder, "sparse");
@@ -137,22 +130,21 @@ fn a_branch_whose_service_died_waits_for_its_next_mount_by_any_pool() {
         }
         let removed = pool.poolfs(&["pool", "rm", pool.name()]);
         assert!(removed.code == 0 && removed.err.contains(upper), "what waits is told of: {removed:?}");
-        assert_eq!(kept.mounts(), 1);
+        assert_eq!(kept_mounts(), 1);
         let _ = pool.poolfs(&["pool", "create", pool.name(), "--memory", "512M", "--cache", "64M"]).expect("again");
         let other = Pool::named(folder, &format!("{}-other", pool.name()), "64M");
         let mounted = mount(&other, folder, "sparse");
         assert_eq!(fs::read_to_string(mounted.path().join("file")).expect("there"), "accepted\n");
-        assert_eq!(kept.mounts(), 1, "the other pool's own");
+        assert_eq!(kept_mounts(), 1, "the other pool's own");
         drop(mounted);
         drop(other);
-        assert_eq!(kept.mounts(), 0);
+        assert_eq!(kept_mounts(), 0);
     });
 }
 
 #[test]
 fn a_branch_whose_service_died_may_be_moved_before_its_next_mount() {
     isolated("a_branch_whose_service_died_may_be_moved_before_its_next_mount", |folder| {
-        let kept = Kept::begin();
         branches(folder);
         let pool = Pool::create(folder, "64M");
         let mounted = mount(&pool, folder, "sparse");
@@ -167,14 +159,13 @@ fn a_branch_whose_service_died_may_be_moved_before_its_next_mount() {
         assert_eq!(fs::read_to_string(moved.path().join("file")).expect("there"), "accepted\n");
         drop(moved);
         drop(pool);
-        assert_eq!(kept.mounts(), 0);
+        assert_eq!(kept_mounts(), 0);
     });
 }
 
 #[test]
 fn what_nobody_can_want_any_more_takes_no_memory() {
     isolated("what_nobody_can_want_any_more_takes_no_memory", |folder| {
-        let kept = Kept::begin();
         branches(folder);
         let pool = Pool::create(folder, "64M");
         let mounted = mount(&pool, folder, "sparse");
@@ -185,7 +176,7 @@ fn what_nobody_can_want_any_more_takes_no_memory() {
         fs::create_dir(folder.join("upper")).expect("a folder");
         let removed = pool.poolfs(&["pool", "rm", pool.name()]);
         assert!(removed.code == 0 && removed.err.is_empty(), "{removed:?}");
-        assert_eq!(kept.mounts(), 0);
+        assert_eq!(kept_mounts(), 0);
         let _ = pool.poolfs(&["pool", "create", pool.name(), "--memory", "512M", "--cache", "64M"]).expect("again");
     });
 }
