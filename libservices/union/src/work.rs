@@ -2,6 +2,7 @@
 
 use crate::attributed::{self, Pending};
 use crate::format::{SketchRecord, bitmap_name};
+use crate::marks;
 use crate::node::lock;
 use crate::place::{self, Place};
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
@@ -17,6 +18,8 @@ pub(crate) const FORMAT_NAME: &[u8] = b"format";
 const FORMAT: &[u8] = b"poolfs-union 1\n";
 /// Bytes of the format file that are looked at; no release wrote more.
 const FORMAT_BYTES_MAX: usize = 64;
+/// The whiteout by which it is tried whether there can be any.
+const WHITEOUT_TRIED: &[u8] = b"whiteout";
 /// What exists in the work directory while a union is open.
 pub(crate) const OPEN: &[u8] = b"open";
 /// Names of a directory that are removed before the next are listed.
@@ -334,6 +337,7 @@ pub(crate) fn checked_format(upper: &Branch, top: &Held) -> Result<Held> {
     let held = match find(upper, top.node(), FORMAT_NAME)? {
         Some((held, _)) => held,
         None => {
+            refuse_without_marks(upper, top)?;
             let entry = upper.mknod(ROOT, top.node(), Name::new(FORMAT_NAME)?, FileType::Regular, 0o600, 0)?;
             Held::new(upper, entry.node)
         }
@@ -344,6 +348,29 @@ pub(crate) fn checked_format(upper: &Branch, top: &Held) -> Result<Held> {
         Format::Cut => file.write_full(0, FORMAT).map(|()| held),
         Format::Foreign(text) => Err(Error::new(Errno::EIO, foreign_format(&text))),
     }
+}
+
+/// Refuses a new branch that does not keep what a union marks: another union, or a network filesystem. Without that, no lower object could be changed,
+/// and who changes one would be told that he may not.
+fn refuse_without_marks(upper: &Branch, top: &Held) -> Result<()> {
+    let unmarked = |what: &str, error: &Error| {
+        let cause = format!("its filesystem does not keep {what}, as ext4, xfs, btrfs and tmpfs do");
+        Error::new(error.errno(), cause)
+    };
+    for mark in [marks::OPAQUE, marks::ORIGIN] {
+        marks::set(&**upper, top.node(), mark, b"y")
+            .and_then(|()| marks::clear(&**upper, top.node(), mark))
+            .map_err(|error| unmarked(&format!("the attribute {}", mark.escape_ascii()), &error))?;
+    }
+    let name = Name::new(WHITEOUT_TRIED)?;
+    match upper.mknod(ROOT, top.node(), name, FileType::CharDevice, 0, 0) {
+        Ok(made) => drop(Held::new(upper, made.node)),
+        // A crash has left it.
+        Err(error) if error == Errno::EEXIST => {}
+        Err(error) => return Err(unmarked("whiteouts", &error)),
+    }
+    // A union below takes it for its own.
+    upper.unlink(ROOT, top.node(), name).map_err(|error| unmarked("whiteouts", &error))
 }
 
 /// What is said of an upper branch whose format file says something else.

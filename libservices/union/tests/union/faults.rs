@@ -5,8 +5,10 @@ use crate::hooked::{Call, Hooked};
 use crate::script::{Script, lower, nothing_left, remove_all, tree};
 use crate::support::*;
 use poolfs_libservice::Recorder;
-use poolfs_libservice::types::{AllocateMode, Errno, NodeId, OpenFlags, RenameFlags, SetAttributes, XattrFlags};
-use poolfs_libservice::{Durability, Libservice, Memory, fail};
+use poolfs_libservice::types::{
+    AllocateMode, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, XattrFlags,
+};
+use poolfs_libservice::{Durability, Filter, Libservice, Memory, Result, fail};
 use poolfs_union::Union;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -222,4 +224,56 @@ fn a_directory_too_deep_to_be_renamed_stays_where_it_is() {
     close(union);
     let moved = format!("{}e{}f", &path[..1998], &path[1999..]);
     assert_eq!(get(&*open_over(upper, &[below]).unwrap(), &moved).unwrap(), b"deep");
+}
+
+/// As a union does with another below it.
+struct WithoutMarks {
+    below: Arc<dyn Libservice>,
+    refused: &'static [u8],
+    takes_whiteouts: bool,
+}
+
+impl Filter for WithoutMarks {
+    fn below(&self) -> &dyn Libservice {
+        &*self.below
+    }
+
+    fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        if name.starts_with(self.refused) {
+            fail(Errno::EPERM)
+        } else {
+            self.below.setxattr(caller, node, name, value, flags)
+        }
+    }
+
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<()> {
+        let found = self.below.lookup(caller, parent, name)?;
+        self.below.forget(found.node, 1);
+        let is_whiteout = found.attributes.file_type == FileType::CharDevice;
+        if is_whiteout && self.takes_whiteouts { fail(Errno::ENOENT) } else { self.below.unlink(caller, parent, name) }
+    }
+}
+
+#[test]
+fn a_branch_that_keeps_no_marks_is_refused_and_says_which() {
+    let cases: [(&[u8], bool, &str); 4] = [
+        (b"trusted.overlay.", false, "the attribute trusted.overlay.opaque, as"),
+        (b"trusted.poolfs.", false, "the attribute trusted.poolfs.origin, as"),
+        (b"none", true, "whiteouts, as"),
+        (b"none", false, ""),
+    ];
+    for (refused, takes_whiteouts, cause) in cases {
+        let below = Memory::new();
+        // Also the second time: the first leaves nothing that is taken for a branch.
+        for _ in 0..2 {
+            let upper = Arc::new(WithoutMarks { below: below.clone(), refused, takes_whiteouts });
+            let opened = open_over(upper, &[lower()]);
+            if cause.is_empty() {
+                opened.expect("a branch like any other");
+                continue;
+            }
+            let error = opened.map(drop).expect_err("refused");
+            assert!(error.to_string().contains(cause), "{error}");
+        }
+    }
 }
