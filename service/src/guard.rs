@@ -19,7 +19,8 @@ use anyhow::Context;
 use nix::sys::signal::{SigSet, Signal};
 use poolfs_service_protocol::{Receiver, send};
 use std::collections::HashMap;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -41,6 +42,9 @@ const LINE_BYTES_MAX: u64 = 32;
 /// How long the service waits for it to take a line.
 const SEND_WAIT_MAX: Duration = Duration::from_secs(1);
 
+/// How long the service waits for its end: somebody may have stopped it.
+const END_WAIT_MAX: Duration = Duration::from_secs(5);
+
 static GUARD: OnceLock<Mutex<UnixStream>> = OnceLock::new();
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
@@ -61,11 +65,17 @@ pub(crate) fn start() -> io::Result<Guard> {
 }
 
 impl Guard {
-    /// Has it end, and waits for that: nothing of the service is left then.
+    /// Has it end, and waits for that, for a while: nothing of the service is left then.
     pub fn end(mut self) {
-        let ended = GUARD.get().map_or(Ok(()), |guard| lock(guard).shutdown(std::net::Shutdown::Both));
-        if let Err(error) = ended.and_then(|()| self.0.wait()) {
-            warn!(%error, "the guard does not end");
+        let Some(guard) = GUARD.get() else { return };
+        let guard = lock(guard);
+        let has_ended = guard
+            .set_read_timeout(Some(END_WAIT_MAX))
+            .and_then(|()| guard.shutdown(Shutdown::Write))
+            // It writes nothing: this is the end of the connection, and then that of the process does not fail to come.
+            .and_then(|()| (&*guard).read(&mut [0]));
+        if let Err(error) = has_ended.and_then(|_| self.0.wait()) {
+            warn!(%error, guard = self.0.id(), "the guard does not end: is it stopped?");
         }
     }
 }
@@ -118,17 +128,34 @@ pub fn run() -> anyhow::Result<()> {
         abort_all(&of_thread);
         std::process::exit(0);
     })?;
-    follow(commands, &aborts);
+    if let Err(error) = follow(commands, &aborts) {
+        warn!(%error, "the guard hears nothing more of its service, but of its death");
+        loop {
+            thread::park();
+        }
+    }
     abort_all(&aborts);
     Ok(())
 }
 
-/// Takes commands until there are no more.
-fn follow(commands: UnixStream, aborts: &Aborts) {
+/// Takes commands until there are no more. What cannot be taken is left out: it is no reason to cut anybody off.
+fn follow(commands: UnixStream, aborts: &Aborts) -> io::Result<()> {
     let mut commands = Receiver::new(commands);
-    while let Ok((line, mut descriptors)) = commands.line(LINE_BYTES_MAX)
-        && let Some(number) = std::str::from_utf8(&line).ok().and_then(|line| line.trim_end().parse().ok())
-    {
+    loop {
+        let (line, mut descriptors) = match commands.line(LINE_BYTES_MAX) {
+            Ok((line, _)) if line.is_empty() => return Ok(()),
+            Ok(command) => command,
+            Err(error) if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::OutOfMemory) => {
+                warn!(%error, "the guard cannot take a command: should the service die, a mount of it may not be cut off");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let number = std::str::from_utf8(&line).ok().and_then(|line| line.trim_end().parse().ok());
+        let Some(number) = number else {
+            warn!(line = %line.escape_ascii(), "the guard does not know this command");
+            continue;
+        };
         let mut aborts = lock(aborts);
         match descriptors.pop() {
             Some(abort) => aborts.insert(number, abort),
@@ -160,7 +187,7 @@ mod tests {
         send(&own, b"1\n", &[]).expect("sent");
         drop(own);
         let aborts = Aborts::default();
-        follow(other, &aborts);
+        follow(other, &aborts).expect("the end");
         assert_eq!(lock(&aborts).len(), 2);
         abort_all(&aborts);
         let texts = heard.each_mut().map(|read| {
@@ -172,13 +199,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_ends_it() {
+    fn what_cannot_be_taken_cuts_nobody_off() {
         let (own, other) = UnixStream::pair().expect("sockets");
-        send(&own, b"1\nno number\n2\n", &[]).expect("sent");
         let (_read, write) = io::pipe().expect("a pipe");
-        send(&own, b"3\n", &[write.as_fd()]).expect("sent");
-        let aborts = Aborts::default();
-        follow(other, &aborts);
-        assert!(lock(&aborts).is_empty());
+        send(&own, b"1\n", &[write.as_fd()]).expect("sent");
+        send(&own, b"no number\n", &[]).expect("sent");
+        send(&own, b"2\n", &[write.as_fd()]).expect("sent");
+        let aborts = Arc::new(Aborts::default());
+        let followed = Arc::clone(&aborts);
+        let follows = thread::spawn(move || follow(other, &followed));
+        drop(own);
+        follows.join().expect("no panic").expect("the end");
+        assert_eq!(lock(&aborts).len(), 2);
     }
 }

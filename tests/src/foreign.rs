@@ -32,6 +32,18 @@ impl Foreign {
         foreign
     }
 
+    /// Makes an upper branch in it, at `foreign/upper`, as one that was copied there from elsewhere: a new one is refused, as fuse-overlayfs
+    /// keeps no marks of a union.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn make_upper(&self, folder: &Path) {
+        let work = folder.join("foreign-upper/upper/.poolfs");
+        fs::create_dir_all(&work).expect("folders");
+        fs::write(work.join("format"), "poolfs-union 1\n").expect("written");
+        assert!(self.at.join("upper/.poolfs/format").exists());
+    }
+
     /// The process.
     #[must_use]
     pub fn pid(&self) -> u32 {

@@ -24,9 +24,10 @@ fn poolfs(pool: &Pool, line: &str) -> Outcome {
 /// A foreign filesystem, a pool, and what to mount.
 fn places(folder: &Path) -> (Foreign, Pool) {
     let foreign = Foreign::mount(folder);
-    for name in ["mnt", "lower", "data", "more", "foreign/upper"] {
+    for name in ["mnt", "lower", "data", "more"] {
         fs::create_dir(folder.join(name)).expect("a folder");
     }
+    foreign.make_upper(folder);
     (foreign, Pool::create(folder, "16M"))
 }
 
@@ -76,9 +77,10 @@ fn instance(pool: &Pool) -> String {
 fn a_branch_that_does_not_answer_holds_up_nobody_else_and_can_be_given_up() {
     isolated("a_branch_that_does_not_answer_holds_up_nobody_else_and_can_be_given_up", |folder| {
         let foreign = Foreign::mount(folder);
-        for name in ["mnt", "lower", "data", "more", "third", "rest", "foreign/upper"] {
+        for name in ["mnt", "lower", "data", "more", "third", "rest"] {
             fs::create_dir(folder.join(name)).expect("a folder");
         }
+        foreign.make_upper(folder);
         let pool = Pool::create(folder, "16M");
         let _ = poolfs(&pool, "mount POOL @mnt --upper @foreign/upper --lower @lower").expect("mount");
         let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");

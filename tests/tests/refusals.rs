@@ -2,6 +2,7 @@
 //!
 //! Among them: one directory in two pools, a limit that is dropped, more memory than there is, the removal of an image in use.
 
+use poolfs_tests::Foreign;
 use poolfs_tests::{Mounted, Outcome, Pool, import_small, isolated, name_of, program, run, shell};
 use std::fs;
 use std::path::Path;
@@ -432,5 +433,20 @@ fn failures_have_the_codes_and_the_exit_statuses_of_the_documents() {
         let parts = ["it is the mount of the instance", &format!("poolfs fsck {}", text(&upper)), "poolfs umount"];
         assert!(parts.iter().all(|part| served.err.contains(part)), "{served:?}");
         drop(mounted);
+    });
+}
+
+#[test]
+fn an_upper_branch_that_keeps_no_marks_is_refused_and_no_trap_for_the_next_mount() {
+    isolated("an_upper_branch_that_keeps_no_marks_is_refused_and_no_trap_for_the_next_mount", |folder| {
+        let _foreign = Foreign::mount(folder);
+        let [at, upper, lower] = ["mnt", "foreign/upper", "lower"].map(|name| folder.join(name));
+        fs::create_dir(&upper).and_then(|()| fs::create_dir(&lower)).expect("folders");
+        let pool = Pool::create(folder, "64M");
+        for _ in 0..2 {
+            let refused = try_mount(&pool, &at, &["--upper", text(&upper), "--lower", text(&lower)]);
+            let parts = ["its filesystem does not keep the attribute trusted.overlay.opaque", text(&upper)];
+            assert!(refused.code == 1 && parts.iter().all(|part| refused.err.contains(part)), "{refused:?}");
+        }
     });
 }

@@ -17,9 +17,10 @@ const CALLERS: usize = 80;
 /// cached, and beside it is a mount whose branch is well.
 fn places(folder: &Path) -> (Foreign, Pool) {
     let foreign = Foreign::mount(folder);
-    for name in ["mnt", "more", "data", "foreign/upper", "lower"] {
+    for name in ["mnt", "more", "data", "lower"] {
         fs::create_dir(folder.join(name)).expect("a folder");
     }
+    foreign.make_upper(folder);
     for number in 0..8 {
         fs::write(folder.join(format!("foreign-upper/upper/f{number}")), vec![b'a' + number; FILE_BYTES])
             .expect("made");

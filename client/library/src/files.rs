@@ -170,7 +170,7 @@ pub fn direct_file<'a>(call: Call, descriptor: i32) -> Option<DirectFile<'a>> {
     }
     let seen = state.descriptors.look(descriptor)?;
     let Known::Adopted(adopted) = seen.known else { return None };
-    let session = state.sessions.enter_for(call, &adopted)?;
+    let session = state.sessions.enter_for(call.began, &adopted)?;
     if !is_settled(call, descriptor, &session) {
         return None;
     }
@@ -238,7 +238,7 @@ pub fn verifies_grant(call: Call, descriptor: i32, adopted: &Adopted, grant: Pos
 /// After a number was closed, which takes the grant of its description away: whether what was posted by this one is lost, because
 /// the service that should have been told is no more.
 pub fn are_posts_lost(call: Call, (adopted, grant): (Adopted, PostGrant)) -> bool {
-    match call.state.sessions.enter_for(call, &adopted) {
+    match call.state.sessions.enter_for(call.began, &adopted) {
         Some(session) => session.has_posts(grant) && session.is_lost(),
         None => call.state.sessions.have_lost(&adopted, grant),
     }
@@ -247,7 +247,7 @@ pub fn are_posts_lost(call: Call, (adopted, grant): (Adopted, PostGrant)) -> boo
 /// The file a number was adopted as, if it still stands for it.
 fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) -> Served<OpenFile<'a>> {
     let state = call.state;
-    let session = state.sessions.enter_for(call, &adopted);
+    let session = state.sessions.enter_for(call.began, &adopted);
     // Taken before the kernel is asked: it does not cover what is closed in between.
     let announced = session.as_ref().filter(|_| adopted.announces_closing);
     let witness = announced.and_then(|session| session.witness(adopted.handle));
@@ -317,7 +317,7 @@ fn owns_offset(seen: &Seen) -> bool {
 fn mount_of(call: Call, found: &sys::statx) -> Option<MountPoint> {
     let device = (found.stx_dev_major, found.stx_dev_minor);
     let by_id = |freshness| {
-        call.state.mounts.with(call.frame, freshness, |table| {
+        call.state.mounts.with(call.began.frame, freshness, |table| {
             table.by_id(found.stx_mnt_id).filter(|mount| mount.device == device).copied()
         })
     };
@@ -353,7 +353,7 @@ fn classify<'a>(
         return Err(Refusal::left(Reason::FirstUse));
     }
     let flags = raw::open_flags(descriptor).map_err(|_| Refusal::Kernel)?;
-    let session = state.sessions.enter(call, &instance).ok_or_else(|| Refusal::left(Reason::NoSession))?;
+    let session = state.sessions.enter(call.began, &instance).ok_or_else(|| Refusal::left(Reason::NoSession))?;
     if !session.serves(&mount) {
         state.descriptors.note(descriptor, seen, Known::NotOurs);
         return Err(Refusal::Foreign);
@@ -463,7 +463,7 @@ pub fn map_by_kernel(call: Call, descriptor: i32) {
 pub fn share_all() {
     // Whoever makes a session from here on vouches for nothing that was open before.
     let (Some(vouched), Some(call)) = (process::vouched(), Call::begin()) else { return };
-    let told = call.state.sessions.share_all(call);
+    let told = call.state.sessions.share_all(call.began);
     if !told {
         // By each number, then; what has none is closed.
         for descriptor in call.state.descriptors.unshared() {
@@ -524,7 +524,7 @@ fn leave_to_kernel(call: Call, descriptor: i32, seen: &Seen) {
     message.handle = ANY_HANDLE;
     let given_up = raw::adopt(descriptor, &mut message).is_ok() && message.handle == 0;
     if let (false, Known::Adopted(adopted)) = (given_up, seen.known)
-        && let Some(session) = state.sessions.enter_for(call, &adopted)
+        && let Some(session) = state.sessions.enter_for(call.began, &adopted)
     {
         // A service that cannot do it lets go of everything when the session ends.
         session.end();

@@ -24,6 +24,8 @@ pub mod errno;
 pub mod files;
 pub mod instance_name;
 mod kernel_size;
+pub mod life;
+mod limits;
 mod mapping_slots;
 pub mod memory;
 pub mod mounts;

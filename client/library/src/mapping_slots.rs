@@ -8,9 +8,8 @@
 //! A forked child has the same addresses with their contents, so that a call of its parent's which it continues may go on reading. The
 //! child clears the slots before it uses them itself.
 
+use crate::limits::{INSTANCES_MAX, SEGMENTS_MAX};
 use crate::raw::{self, Zeros};
-use crate::segments::SEGMENTS_MAX;
-use crate::session::INSTANCES_MAX;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::memory::HUGE_PAGE;

@@ -94,7 +94,7 @@ pub fn locate<'p>(call: Call, start: &Start<'_>, text: &'p [u8]) -> Served<Locat
     if !is_plain(text) || components(text).next().is_none() || !is_whole(call, &directory.mount) {
         return Err(Refusal::left(Reason::Path));
     }
-    let crosses = call.state.mounts.with(call.frame, Freshness::Exact, |table| {
+    let crosses = call.state.mounts.with(call.began.frame, Freshness::Exact, |table| {
         let mount = table.by_id(directory.mount.id)?;
         if !table.has_mounts_below(mount) {
             return Some(false);
@@ -114,7 +114,7 @@ fn locate_absolute<'p>(call: Call, text: &'p [u8]) -> Served<Location<'p>> {
             let (mount, skip) = table.locate(components(text))?;
             mount.instance().map(|_| (*mount, skip, table.root(mount) == b"/"))
         };
-        call.state.mounts.with(call.frame, freshness, find).flatten()
+        call.state.mounts.with(call.began.frame, freshness, find).flatten()
     };
     find(Freshness::Lazy).ok_or(Refusal::Foreign)?;
     if !is_plain(text) {
@@ -131,7 +131,7 @@ fn locate_absolute<'p>(call: Call, text: &'p [u8]) -> Served<Location<'p>> {
 /// Whether the mount shows an instance from its root.
 fn is_whole(call: Call, mount: &MountPoint) -> bool {
     let whole = |table: &Table| table.by_id(mount.id).is_some_and(|mount| table.root(mount) == b"/");
-    call.state.mounts.with(call.frame, Freshness::Lazy, whole).unwrap_or(false)
+    call.state.mounts.with(call.began.frame, Freshness::Lazy, whole).unwrap_or(false)
 }
 
 /// Whether a path means the same by its components as by the kernel's walk: no `..`, and nothing that asks for a
@@ -189,7 +189,7 @@ fn once(
     if second.is_some_and(|second| second.mount.id != first.mount.id) {
         return Err(Refusal::Kernel);
     }
-    let session = call.state.sessions.enter(call, instance).ok_or_else(|| Refusal::left(Reason::NoSession))?;
+    let session = call.state.sessions.enter(call.began, instance).ok_or_else(|| Refusal::left(Reason::NoSession))?;
     if !session.serves(&first.mount) {
         return Err(Refusal::Kernel);
     }

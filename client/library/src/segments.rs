@@ -5,20 +5,16 @@
 //! in which one they begin.
 
 use crate::descriptors::Witness;
+use crate::limits::{INSTANCES_MAX, SEGMENTS_MAX};
 use crate::mapping_slots;
 use crate::raw;
-use crate::session::INSTANCES_MAX;
 use crate::window::Area;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use poolfs_ipc::area::COUNTED_MAX;
 use poolfs_ipc::hold::{Frame, Hold};
 use poolfs_ipc::segment::{FileNotice, Noted, SegmentRanges, SegmentView};
 use poolfs_ipc::wire::{Grant, WireAttributes, owners};
-
-/// Segments one session has at a time: a handle has its place by its number.
-pub const SEGMENTS_MAX: usize = COUNTED_MAX;
 
 /// The longest that attributes count which are not noted for good. What is noted for longer is by another clock than ours, as
 /// another time namespace has one.

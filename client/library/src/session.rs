@@ -11,11 +11,12 @@ mod sharing;
 use crate::descriptor_path::path_of;
 use crate::descriptors::{Adopted, Found, Witness};
 use crate::instance_name::InstanceName;
+use crate::life::Began;
+use crate::limits::INSTANCES_MAX;
 use crate::memory::UserMemory;
 use crate::mounts::MountPoint;
 use crate::segments::{Segment, Segments};
 use crate::signals::SignalsHeld;
-use crate::state::Call;
 use crate::trace;
 use crate::{mapping_slots, process, raw, window};
 use core::cell::UnsafeCell;
@@ -29,9 +30,6 @@ use poolfs_ipc::segment::Read;
 use poolfs_ipc::wire::{Operation, Reply, Request, SOCKET_DIRECTORY, SOCKET_SUFFIX, WireAttributes, owners};
 use poolfs_types::Errno;
 use rustix::fd::{AsFd, BorrowedFd};
-
-/// Instances one process can talk to at a time; with further ones the kernel talks.
-pub const INSTANCES_MAX: usize = 16;
 
 /// Calls that can use one session at a time; further ones are the kernel's.
 const USERS_MAX: usize = 64;
@@ -107,7 +105,7 @@ pub struct Session<'a> {
 
 impl Sessions {
     /// A session with an instance, connected when there is none; nothing: the kernel serves.
-    pub fn enter<'a>(&'a self, call: Call, name: &InstanceName) -> Option<Session<'a>> {
+    pub fn enter<'a>(&'a self, call: Began, name: &InstanceName) -> Option<Session<'a>> {
         let mut of_name = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_of(name));
         match of_name.find(|(_, slot)| slot.kind() == LIVE) {
             Some((index, slot)) => usable(slot.enter(index, call)?).filter(|session| session.name() == name),
@@ -116,7 +114,7 @@ impl Sessions {
     }
 
     /// The session an adopted descriptor's handle belongs to, if it still lives.
-    pub fn enter_for(&self, call: Call, file: &Adopted) -> Option<Session<'_>> {
+    pub fn enter_for(&self, call: Began, file: &Adopted) -> Option<Session<'_>> {
         let index = file.instance as usize;
         let session = self.slots.get(index)?.enter(index, call)?;
         usable(session).filter(|session| session.generation == file.generation)
@@ -192,7 +190,7 @@ impl Sessions {
     /// No signal handler runs while it is made: a connection that is left by a jump before it stands in its slot stays open for
     /// good.
     #[cold]
-    fn connect(&self, call: Call, name: &InstanceName) -> Option<Session<'_>> {
+    fn connect(&self, call: Began, name: &InstanceName) -> Option<Session<'_>> {
         // A session that this thread used when it ended, and then left by a jump, waits for somebody to take it down.
         self.slots.iter().filter(|slot| slot.kind() == ENDED).for_each(|slot| slot.take_down(call.frame));
         let now = raw::coarse_time_ns();
@@ -209,7 +207,7 @@ impl Sessions {
     }
 
     /// The slot for a new session with an instance: the one it had, while nobody else has it, or another one without a session.
-    fn place(&self, call: Call, name: &InstanceName, now: u64) -> Option<usize> {
+    fn place(&self, call: Began, name: &InstanceName, now: u64) -> Option<usize> {
         let is_free = |slot: &Slot| match slot.kind() {
             EMPTY => true,
             // Whoever began to connect may have left by a jump.
@@ -230,7 +228,7 @@ impl Sessions {
     }
 
     /// Ends the sessions whose services are gone, which nobody has noticed who does not use them.
-    fn end_dead(&self, call: Call, now: u64) {
+    fn end_dead(&self, call: Began, now: u64) {
         if now < self.swept_at.swap(now + RETRY_NS, Ordering::Relaxed) {
             return;
         }
@@ -241,7 +239,7 @@ impl Sessions {
         }
     }
 
-    fn make<'a>(&'a self, index: usize, slot: &'a Slot, call: Call, name: &InstanceName) -> Option<Session<'a>> {
+    fn make<'a>(&'a self, index: usize, slot: &'a Slot, call: Began, name: &InstanceName) -> Option<Session<'a>> {
         let word = slot.word.load(Ordering::Acquire);
         if matches!(word & KIND, LIVE | ENDED | CLOSING) {
             return None;
@@ -321,7 +319,7 @@ impl Slot {
     }
 
     /// A handler that forks before the hold is taken leaves its child another state, and after it a session that is not its own.
-    fn enter(&self, index: usize, call: Call) -> Option<Session<'_>> {
+    fn enter(&self, index: usize, call: Began) -> Option<Session<'_>> {
         if self.kind() != LIVE {
             return None;
         }

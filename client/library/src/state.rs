@@ -7,6 +7,7 @@
 //! root than its parent. It uses nothing of the state ([`State::is_own_process`]), but may clear entries.
 
 use crate::descriptors::Descriptors;
+use crate::life::{Began, Life, Turn};
 use crate::mounts::{self, Mounts};
 use crate::session::{self, Sessions};
 use crate::signals::SignalsHeld;
@@ -14,21 +15,14 @@ use crate::{mapping_slots, process, raw, trace, window};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use poolfs_ipc::hold::Frame;
 
-const WIPED: u32 = 0;
-const SETTING_UP: u32 = 1;
-const FIRST_LIFE: u32 = 2;
-
-/// The number of the next life. Not in the wiped state: a child counts on from its parent's.
-static LIVES: AtomicU32 = AtomicU32::new(FIRST_LIFE);
-
 /// Bit of [`State::umask`] that says the rest is known.
 const KNOWN: u32 = 1 << 31;
 
 /// The library's state. All zeros is a valid one: the state of a process that has done nothing yet.
 #[repr(C)]
 pub struct State {
-    /// Which life of the mapping this is, once it is set up: each process that finds it empty begins another one.
-    life: AtomicU32,
+    /// Which life of the mapping this is, once it is set up.
+    life: Life,
     process: AtomicU32,
     umask: AtomicU32,
     file_size: AtomicU32,
@@ -45,9 +39,8 @@ pub struct State {
 pub struct Call {
     /// The state.
     pub state: &'static State,
-    /// The call's place on the stack.
-    pub frame: Frame,
-    life: u32,
+    /// Where it began.
+    pub began: Began,
 }
 
 impl Call {
@@ -56,15 +49,7 @@ impl Call {
     #[must_use]
     pub fn begin() -> Option<Self> {
         let state = state().filter(|state| state.is_own_process())?;
-        let life = state.life.load(Ordering::Acquire);
-        (life >= FIRST_LIFE).then(|| Self { state, frame: Frame::here(), life })
-    }
-
-    /// Whether the state is the one the call began with. In the child of a handler that forked it is not: the call goes on there
-    /// with what it read of its parent's, and is the kernel's.
-    pub fn is_current(&self) -> bool {
-        let is_same = core::ptr::eq(STATE.load(Ordering::Acquire), self.state);
-        is_same && self.state.life.load(Ordering::Acquire) == self.life
+        Began::now(Frame::here(), &state.life).map(|began| Self { state, began })
     }
 }
 
@@ -129,6 +114,7 @@ pub fn forking(fork: impl FnOnce() -> i32) -> i32 {
         raw::map_zeros(address, length).ok();
     }
     STATE.store(core::ptr::null_mut(), Ordering::Release);
+    state.life.end();
     result
 }
 
@@ -145,20 +131,20 @@ fn set_up() -> Option<&'static State> {
     // Nobody else ends what a jump left half set up.
     let _held = SignalsHeld::hold();
     let state = mapped()?;
-    match state.life.compare_exchange(WIPED, SETTING_UP, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => {
+    match state.life.begin() {
+        Turn::Own => {
             session::close_inherited();
             mounts::close_inherited();
             window::clear_inherited();
             mapping_slots::clear_inherited();
             state.process.store(raw::process_id(), Ordering::Relaxed);
             trace::start();
-            state.life.store(LIVES.fetch_add(1, Ordering::Relaxed), Ordering::Release);
+            state.life.has_begun();
             Some(state)
         }
-        // A thread or the code this handler interrupted is at it; nobody waits.
-        Err(SETTING_UP) => None,
-        Err(_) => Some(state),
+        // Nobody waits.
+        Turn::Others => None,
+        Turn::Nobodys => Some(state),
     }
 }
 
@@ -189,7 +175,7 @@ fn mapped() -> Option<&'static State> {
 impl State {
     #[inline]
     fn is_set_up(&self) -> bool {
-        self.life.load(Ordering::Acquire) >= FIRST_LIFE
+        self.life.is_there()
     }
 
     /// Whether the caller is the process this state belongs to, and not its `vfork` child. A system call once there may be one.

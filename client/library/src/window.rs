@@ -7,9 +7,8 @@
 //! A forked child has the same addresses with their contents, so that a call of its parent's which it continues may go on reading. The
 //! child clears the window before it uses it itself.
 
+use crate::limits::{INSTANCES_MAX, SEGMENTS_MAX};
 use crate::raw::{self, Zeros};
-use crate::segments::SEGMENTS_MAX;
-use crate::session::INSTANCES_MAX;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use poolfs_ipc::area::{COUNTS_LENGTH, DirectReads};
 use poolfs_ipc::segment::{NOTICE_LENGTH, OptimisticLease, OptimisticNotice};

@@ -4,7 +4,7 @@
 
 use crate::context::Context;
 use crate::failure::Result;
-use poolfs_host::{ControlGroups, ProcessIdentity};
+use poolfs_host::{ControlGroups, Leaf, ProcessIdentity};
 use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -51,7 +51,10 @@ pub fn processes(context: &Context, groups: &ControlGroups, pool: &str) -> Vec<P
     let mut all = Vec::new();
     for group in groups.containers(&*context.host, pool) {
         let Some(outlived_exec) = has_ended(context, &group) else { continue };
-        let alive = groups.members(&*context.host, pool, &group).into_iter().filter(|pid| is_alive(context, *pid));
+        let alive = groups
+            .members(&*context.host, pool, Leaf::Container(&group))
+            .into_iter()
+            .filter(|pid| is_alive(context, *pid));
         all.extend(alive.map(|pid| {
             let name = match pid {
                 0 => Ok("in another process namespace".to_owned()),
@@ -80,7 +83,7 @@ pub fn remove_if_empty(context: &Context, groups: &ControlGroups, pool: &str, gr
         if groups.remove_container(&*context.host, pool, group).is_ok() {
             return true;
         }
-        let members = groups.members(&*context.host, pool, group);
+        let members = groups.members(&*context.host, pool, Leaf::Container(group));
         // One that is seen but not alive is about to leave.
         if members.iter().any(|pid| is_alive(context, *pid)) || Instant::now() >= end {
             return false;

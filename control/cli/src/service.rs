@@ -9,7 +9,7 @@ use crate::state::Locked;
 use crate::text::{complain, count, plain};
 use crate::waiting::{self, Until, connect_within, silent};
 use crate::{memory, outlived, signals};
-use poolfs_host::{CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
+use poolfs_host::{ControlGroups, CpuSet, Leaf, ProcessSignal, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
     ALLOCATOR, Answer, ClientStatus, Command, KindTimes, ServiceConfig, ServiceStatus, Span, TraceSpec, UnmountMode,
@@ -505,9 +505,24 @@ fn remove_groups(context: &Context, pool: &str) -> Result<()> {
             Ok(()) => return Ok(()),
             // A process that has just ended still counts for a moment.
             Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(kept_service(context, &groups, pool).unwrap_or_else(|| error.into())),
         }
     }
+}
+
+/// What is said of a pool whose service has ended, and is still there.
+fn kept_service(context: &Context, groups: &ControlGroups, pool: &str) -> Option<Failure> {
+    let kept = groups.members(&*context.host, pool, Leaf::Service);
+    let kept: Vec<String> = kept.iter().map(u32::to_string).collect();
+    let failure = Failure::in_use(
+        format!("pool {pool}"),
+        format!(
+            "its service (process {}) has ended and is not gone: a program keeps a file or a directory of its mounts locked in the kernel",
+            kept.join(", ")
+        ),
+        "end the program that is in a call on one of its mounts (state D in `ps`), then try again",
+    );
+    (!kept.is_empty()).then_some(failure)
 }
 
 #[cfg(test)]
@@ -531,6 +546,22 @@ mod tests {
             };
             answers.iter().map(answer).collect()
         })
+    }
+
+    #[test]
+    fn a_dead_service_that_the_kernel_keeps_is_named() {
+        let place = tempfile::tempdir().expect("a directory");
+        let host = RecordingHost::from_tree(include_str!("../../host/fixtures/cgroup-hybrid.tree"));
+        let context = Context::for_test(place.path(), host);
+        let groups = context.groups().expect("detected");
+        let cpus = CpuSet::parse("0-1").expect("valid");
+        let limits = poolfs_host::PoolLimits { cpus, memory_bytes: 2 << 30, service_bytes: 1 << 30 };
+        groups.make_pool(&*context.host, "web", &limits).expect("made");
+        assert!(kept_service(&context, &groups, "web").is_none());
+        let procs = Path::new("/sys/fs/cgroup/memory/poolfs/web/service/cgroup.procs");
+        context.host.write_text(procs, "77\n").expect("written");
+        let failure = kept_service(&context, &groups, "web").expect("it is there").to_string();
+        assert!(failure.contains("pool web: its service (process 77)") && failure.contains("state D"), "{failure}");
     }
 
     #[test]

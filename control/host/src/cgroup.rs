@@ -254,11 +254,11 @@ impl ControlGroups {
         }
     }
 
-    /// The processes in a container's group and in the groups below it, ascending; 0 stands for those of other process
+    /// The processes in a group of a pool and in the groups below it, ascending; 0 stands for those of other process
     /// namespaces.
     #[must_use]
-    pub fn members(&self, host: &dyn Host, pool: &str, name: &str) -> Vec<u32> {
-        let relative = leaf_path(pool, Leaf::Container(name));
+    pub fn members(&self, host: &dyn Host, pool: &str, leaf: Leaf<'_>) -> Vec<u32> {
+        let relative = leaf_path(pool, leaf);
         let mut members = BTreeSet::new();
         if self.other(host, pool).is_some() {
             return Vec::new();
@@ -464,13 +464,13 @@ pub(crate) mod tests {
         let path = Path::new("/sys/fs/cgroup/devices/poolfs/web/containers/c1");
         host.make_directory(path).expect("its place is there");
         assert_eq!(groups.containers(&host, "web"), ["c1"]);
-        assert!(groups.members(&host, "web", "c1").is_empty());
+        assert!(groups.members(&host, "web", Leaf::Container("c1")).is_empty());
         // What a runtime that was killed left is killed, and nobody else.
         host.set_process(7, 1);
         host.set_process(8, 1);
         host.set_file("/sys/fs/cgroup/devices/poolfs/web/containers/c1/cgroup.procs", "7\n9\n");
         host.set_file("/sys/fs/cgroup/memory/poolfs/web/containers/c1/below/cgroup.procs", "8\n7\n");
-        assert_eq!(groups.members(&host, "web", "c1"), [7, 8, 9]);
+        assert_eq!(groups.members(&host, "web", Leaf::Container("c1")), [7, 8, 9]);
         host.remove_directory(Path::new("/sys/fs/cgroup/memory/poolfs/web/containers/c1/below")).expect("removed");
         groups.kill_container(&host, "web", "c1", Duration::ZERO).expect("killed and removed");
         let killed: Vec<String> = host.log().into_iter().filter(|line| line.starts_with("signal")).collect();

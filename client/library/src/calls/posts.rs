@@ -47,7 +47,7 @@ pub(super) fn poster<'a>(call: Call, descriptor: i32, memory: UserMemory) -> Opt
     let Some((grant, is_verified)) = descriptors.grant(descriptor, &adopted) else {
         return waiting(Unposted::NoGrant);
     };
-    let session = call.state.sessions.enter_for(call, &adopted)?;
+    let session = call.state.sessions.enter_for(call.began, &adopted)?;
     if !session.may_post(grant) {
         // Also forgets it, if nothing is on the way any more.
         files::is_settled(call, descriptor, &session);

@@ -111,7 +111,7 @@ fn looked_at(descriptor: i32) -> Served<(WireAttributes, (u32, u32))> {
 
 /// Whether the service may vouch for an adopted file's attributes.
 fn has_lease(call: Call, adopted: &Adopted) -> bool {
-    let session = call.state.sessions.enter_for(call, adopted);
+    let session = call.state.sessions.enter_for(call.began, adopted);
     session.is_some_and(|session| session.witness(adopted.handle).is_some())
 }
 

@@ -42,7 +42,7 @@ pub fn sync_everything() -> isize {
 
 /// The mount by which the next instance is reached; its path goes to `place`.
 fn next_instance(call: Call, after: u64, place: &mut [u8]) -> Option<MountPoint> {
-    let next = call.state.mounts.with_waiting(call.frame, |table| {
+    let next = call.state.mounts.with_waiting(call.began.frame, |table| {
         let next = table.next_instance(after)?;
         let path = table.place(next);
         place.fill(0);
@@ -65,7 +65,7 @@ fn sync_instance(call: Call, mount: &MountPoint, by_mount: impl FnOnce() -> Resu
 
 fn sync_by_session(call: Call, mount: &MountPoint) -> Served<usize> {
     let instance = mount.instance().ok_or(Refusal::Foreign)?;
-    let session = call.state.sessions.enter(call, instance).ok_or(Refusal::Kernel)?;
+    let session = call.state.sessions.enter(call.began, instance).ok_or(Refusal::Kernel)?;
     if !session.serves(mount) {
         return Err(Refusal::Foreign);
     }

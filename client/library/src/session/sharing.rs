@@ -1,13 +1,13 @@
 //! Announces to the services that other processes will share what was adopted, before they do.
 
 use super::{LIVE, Sessions};
-use crate::state::Call;
+use crate::life::Began;
 use poolfs_ipc::wire::{Operation, Request};
 
 impl Sessions {
     /// Has the services tell the kernel the sizes of all that was adopted, before others get it; whether all of them do.
     #[cold]
-    pub fn share_all(&self, call: Call) -> bool {
+    pub fn share_all(&self, call: Began) -> bool {
         let mut all = true;
         for (index, slot) in self.slots.iter().enumerate() {
             let Some(session) = slot.enter(index, call) else {

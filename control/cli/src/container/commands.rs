@@ -11,7 +11,7 @@ use crate::record::PoolRecord;
 use crate::service::control_socket;
 use crate::text::{age, print_json, print_table, table};
 use crate::waiting;
-use poolfs_host::ProcessSignal;
+use poolfs_host::{Leaf, ProcessSignal};
 use poolfs_service_protocol::UnmountMode;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -111,8 +111,9 @@ pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
         return Ok(());
     }
     if let Err(failure) = runtime.kill(&instance, "KILL") {
-        // Neither signal was delivered and it still counts as running: say why.
-        if let (Err(_), false) = (asked, has_ended(context, name, Duration::from_secs(1))?) {
+        // Neither signal was delivered and it still counts as running: say why. What the runtime has forgotten is being cleaned up.
+        let wait = if runtime.knows(&instance) { Duration::from_secs(1) } else { context.patience.left() };
+        if let (Err(_), false) = (asked, has_ended(context, name, wait)?) {
             return Err(failure.of(format!("container {name}")));
         }
     }
@@ -162,7 +163,7 @@ fn refuse_running(context: &Context, record: &ContainerRecord) -> Result<()> {
     if record.state != ContainerState::Running || record.is_watched(context) {
         return Ok(());
     }
-    let processes = context.groups()?.members(&*context.host, &record.pool, &record.name).len();
+    let processes = context.groups()?.members(&*context.host, &record.pool, Leaf::Container(&record.name)).len();
     if processes == 0 {
         return Ok(());
     }

@@ -107,9 +107,14 @@ impl Runtime {
         Err(Failure::new("OCI runtime", cause, "the container may have ended meanwhile: `poolfs ps`"))
     }
 
+    /// Whether it has not forgotten a container, as it does when that has ended.
+    pub fn knows(&self, id: &str) -> bool {
+        self.root.join(id).exists()
+    }
+
     /// End and forget a container, whatever state it is in; one that does not exist is fine.
     pub fn delete(&self, id: &str) {
-        if self.root.join(id).exists() {
+        if self.knows(id) {
             // What it says is of no use: that it is gone is seen by the next steps.
             let _ = self.command().args(["delete", "--force", id]).stdin(Stdio::null()).output();
             // A runtime that was killed at its start left less than it understands.

@@ -86,8 +86,8 @@ impl ControlGroups {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RecordingHost;
     use crate::cgroup::tests::{HYBRID, limits};
+    use crate::{Leaf, RecordingHost};
 
     #[test]
     fn groups_of_another_state_directory_are_not_seen_and_not_touched() {
@@ -104,7 +104,7 @@ mod tests {
         assert!(matches!(&refused, HostError::OthersGroups { state, .. } if state == "/first"), "{refused}");
         assert_eq!(second.containers(&host, "web"), [] as [&str; 0]);
         // A record of a container of the same name, from before a reboot, does not reach it.
-        assert!(second.members(&host, "web", "exec-1-1").is_empty());
+        assert!(second.members(&host, "web", Leaf::Container("exec-1-1")).is_empty());
         second.kill_container(&host, "web", "exec-1-1", std::time::Duration::ZERO).expect("none of its own");
         second.remove_container(&host, "web", "exec-1-1").expect("none of its own");
         second.make_container(&host, "web", "exec-2-2", None).expect_err("another's");
