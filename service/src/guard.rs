@@ -43,7 +43,7 @@ const LINE_BYTES_MAX: u64 = 32;
 const SEND_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// How long the service waits for its end: somebody may have stopped it.
-const END_WAIT_MAX: Duration = Duration::from_secs(5);
+const END_WAIT_MAX: Duration = Duration::from_secs(2);
 
 static GUARD: OnceLock<Mutex<UnixStream>> = OnceLock::new();
 static NUMBERS: AtomicU64 = AtomicU64::new(0);

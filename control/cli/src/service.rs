@@ -513,16 +513,17 @@ fn remove_groups(context: &Context, pool: &str) -> Result<()> {
 /// What is said of a pool whose service has ended, and is still there.
 fn kept_service(context: &Context, groups: &ControlGroups, pool: &str) -> Option<Failure> {
     let kept = groups.members(&*context.host, pool, Leaf::Service);
-    let kept: Vec<String> = kept.iter().map(u32::to_string).collect();
-    let failure = Failure::in_use(
-        format!("pool {pool}"),
-        format!(
-            "its service (process {}) has ended and is not gone: a program keeps a file or a directory of its mounts locked in the kernel",
-            kept.join(", ")
-        ),
-        "end the program that is in a call on one of its mounts (state D in `ps`), then try again",
+    let first = *kept.first()?;
+    let thing = format!("pool {pool}");
+    if let Some(pid) = kept.iter().find(|&&pid| waiting::is_stopped(&*context.host, pid)) {
+        let cause = format!("process {pid} of its service is stopped and cannot end");
+        return Some(Failure::in_use(thing, cause, format!("`kill -CONT {pid}` lets it end")));
+    }
+    let cause = format!(
+        "its service (process {first}) has ended and is not gone: a program keeps a file or a directory of its mounts locked in the kernel"
     );
-    (!kept.is_empty()).then_some(failure)
+    let remedy = "end the program that is in a call on one of its mounts (state D in `ps`), then try again";
+    Some(Failure::in_use(thing, cause, remedy))
 }
 
 #[cfg(test)]
@@ -552,6 +553,7 @@ mod tests {
     fn a_dead_service_that_the_kernel_keeps_is_named() {
         let place = tempfile::tempdir().expect("a directory");
         let host = RecordingHost::from_tree(include_str!("../../host/fixtures/cgroup-hybrid.tree"));
+        host.set_file("/proc/77/stat", "77 (poolfs-service) Z 1");
         let context = Context::for_test(place.path(), host);
         let groups = context.groups().expect("detected");
         let cpus = CpuSet::parse("0-1").expect("valid");
@@ -562,6 +564,12 @@ mod tests {
         context.host.write_text(procs, "77\n").expect("written");
         let failure = kept_service(&context, &groups, "web").expect("it is there").to_string();
         assert!(failure.contains("pool web: its service (process 77)") && failure.contains("state D"), "{failure}");
+        context.host.write_text(Path::new("/proc/77/stat"), "77 (poolfs-service) T 1").expect("written");
+        let failure = kept_service(&context, &groups, "web").expect("it is there").to_string();
+        assert!(
+            failure.contains("process 77 of its service is stopped") && failure.contains("kill -CONT 77"),
+            "{failure}"
+        );
     }
 
     #[test]
