@@ -12,10 +12,10 @@ const INSIDE: &str = "POOLFS_TEST_INSIDE";
 pub const PRIVATE_RUN: &str = "mount -t tmpfs poolfs-test /run && mkdir /run/poolfs";
 
 /// Longest run of one test.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(1200);
 
 /// Runs `body` in new mount, process and IPC namespaces, given a folder on the disk for its files. `name` is the name
-/// of the test function that calls this; when the body ends, fails or takes more than ten minutes, everything it started is
+/// of the test function that calls this; when the body ends, fails or takes more than twenty minutes, everything it started is
 /// killed and everything it mounted is gone.
 ///
 /// # Panics
