@@ -37,11 +37,10 @@ impl Foreign {
     ///
     /// # Panics
     /// When it cannot be made.
-    pub fn make_upper(&self, folder: &Path) {
-        let work = folder.join("foreign-upper/upper/.poolfs");
+    pub fn make_upper(&self) {
+        let work = self.at.join("upper/.poolfs");
         fs::create_dir_all(&work).expect("folders");
         fs::write(work.join("format"), "poolfs-union 1\n").expect("written");
-        assert!(self.at.join("upper/.poolfs/format").exists());
     }
 
     /// The process.

@@ -27,7 +27,7 @@ fn places(folder: &Path) -> (Foreign, Pool) {
     for name in ["mnt", "lower", "data", "more"] {
         fs::create_dir(folder.join(name)).expect("a folder");
     }
-    foreign.make_upper(folder);
+    foreign.make_upper();
     (foreign, Pool::create(folder, "16M"))
 }
 
@@ -80,7 +80,7 @@ fn a_branch_that_does_not_answer_holds_up_nobody_else_and_can_be_given_up() {
         for name in ["mnt", "lower", "data", "more", "third", "rest"] {
             fs::create_dir(folder.join(name)).expect("a folder");
         }
-        foreign.make_upper(folder);
+        foreign.make_upper();
         let pool = Pool::create(folder, "16M");
         let _ = poolfs(&pool, "mount POOL @mnt --upper @foreign/upper --lower @lower").expect("mount");
         let _ = poolfs(&pool, "mount POOL @more --dir @data").expect("mount");
@@ -564,8 +564,9 @@ fn a_mount_can_be_given_up_to_which_more_is_posted_than_the_service_has_threads_
 fn what_is_known_of_a_process_is_told_while_a_branch_holds_what_it_has_open() {
     isolated("what_is_known_of_a_process_is_told_while_a_branch_holds_what_it_has_open", |folder| {
         let (foreign, pool) = places(folder);
-        fs::write(folder.join("foreign-upper/upper/f"), [7; 100]).expect("written");
-        let _ = poolfs(&pool, "mount POOL @mnt --upper @data --lower @foreign/upper").expect("mount");
+        fs::create_dir(folder.join("foreign/below")).expect("a folder");
+        fs::write(folder.join("foreign/below/f"), [7; 100]).expect("written");
+        let _ = poolfs(&pool, "mount POOL @mnt --upper @data --lower @foreign/below").expect("mount");
         let (at, program) = (folder.join("mnt/f"), compile(folder, "steps", false));
         let mut programs = [(); 2].map(|()| Stepper::start(&pool, &program, Way::Library));
         for program in &mut programs {

@@ -20,7 +20,7 @@ fn places(folder: &Path) -> (Foreign, Pool) {
     for name in ["mnt", "more", "data", "lower"] {
         fs::create_dir(folder.join(name)).expect("a folder");
     }
-    foreign.make_upper(folder);
+    foreign.make_upper();
     for number in 0..8 {
         fs::write(folder.join(format!("foreign-upper/upper/f{number}")), vec![b'a' + number; FILE_BYTES])
             .expect("made");
