@@ -141,10 +141,10 @@ fn clean_up(context: &Context, name: &str, mounted: &[String], own: &ProcessReco
     if throw_away && pool.record.owner.is_some() {
         result = result.and(service::end(context, &mut pool));
         // Else the next command removes it, when the last of them has ended.
-        return if is_over { result.and(service::remove_pool(context, pool)) } else { result };
+        return if is_over { result.and(outlived::remove_pool(context, pool)) } else { result };
     }
     if pool.record.instances.is_empty() {
-        service::clear_groups(context, name);
+        outlived::clear_groups(context, name);
     }
     result
 }

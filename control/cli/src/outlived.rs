@@ -1,9 +1,13 @@
-//! Processes that outlive the `exec` that brought them into a pool.
+//! Processes that outlive the `exec` that brought them into a pool, and the end of the pool's control groups.
 //!
 //! They stay in its control group. The next command that looks at the pool after the last of them has ended removes the group.
 
 use crate::context::Context;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
+use crate::record::PoolRecord;
+use crate::state::Locked;
+use crate::text::complain;
+use crate::waiting;
 use poolfs_host::{ControlGroups, Leaf, ProcessIdentity};
 use serde::Serialize;
 use std::path::Path;
@@ -113,10 +117,59 @@ pub fn kill(context: &Context, groups: &ControlGroups, pool: &str) -> Result<()>
     Ok(())
 }
 
+/// Longest wait for a group to be empty after its last process ended.
+const GROUP_WAIT: Duration = Duration::from_secs(5);
+
+/// Forget a pool, which has no service any more. Without its control groups: nobody would come to remove them.
+pub fn remove_pool(context: &Context, pool: Locked<PoolRecord>) -> Result<()> {
+    remove_groups(context, &pool.record.name)?;
+    pool.remove()
+}
+
+/// Remove the control groups of a pool as far as that can be done: the kernel may take long to let go of what has ended in them, and a later command does it then.
+pub fn clear_groups(context: &Context, pool: &str) {
+    if let Err(failure) = remove_groups(context, pool) {
+        complain(&format!("poolfs: control groups of pool {pool} stay for now: {}", failure.summary()));
+    }
+}
+
+/// Remove the control groups of a pool, unless somebody still runs in it: a later command does it then.
+fn remove_groups(context: &Context, pool: &str) -> Result<()> {
+    let groups = context.groups()?;
+    if !reap(context, &groups, pool) {
+        return Ok(());
+    }
+    let end = Instant::now() + GROUP_WAIT;
+    loop {
+        match groups.remove_pool(&*context.host, pool) {
+            Ok(()) => return Ok(()),
+            // A process that has just ended still counts for a moment.
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
+            Err(error) => return Err(kept_service(context, &groups, pool).unwrap_or_else(|| error.into())),
+        }
+    }
+}
+
+/// What is said of a pool whose service has ended, and is still there.
+fn kept_service(context: &Context, groups: &ControlGroups, pool: &str) -> Option<Failure> {
+    let kept = groups.members(&*context.host, pool, Leaf::Service);
+    let first = *kept.first()?;
+    let thing = format!("pool {pool}");
+    if let Some(pid) = kept.iter().find(|&&pid| waiting::is_stopped(&*context.host, pid)) {
+        let cause = format!("process {pid} of its service is stopped and cannot end");
+        return Some(Failure::in_use(thing, cause, format!("`kill -CONT {pid}` lets it end")));
+    }
+    let cause = format!(
+        "its service (process {first}) has ended and is not gone: a program keeps a file or a directory of its mounts locked in the kernel"
+    );
+    let remedy = "end the program that is in a call on one of its mounts (state D in `ps`), then try again";
+    Some(Failure::in_use(thing, cause, remedy))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use poolfs_host::{Host, RecordingHost};
+    use poolfs_host::{CpuSet, Host, PoolLimits, RecordingHost};
 
     const HYBRID: &str = include_str!("../../host/fixtures/cgroup-hybrid.tree");
 
@@ -146,5 +199,28 @@ mod tests {
         kill(&context, &groups, "web").expect("killed");
         assert_eq!(groups.containers(&*context.host, "web"), ["container"]);
         assert!(context.host.identify(8).is_none() && context.host.identify(10).is_some());
+    }
+
+    #[test]
+    fn a_dead_service_that_the_kernel_keeps_is_named() {
+        let place = tempfile::tempdir().expect("a directory");
+        let host = RecordingHost::from_tree(include_str!("../../host/fixtures/cgroup-hybrid.tree"));
+        host.set_file("/proc/77/stat", "77 (poolfs-service) Z 1");
+        let context = Context::for_test(place.path(), host);
+        let groups = context.groups().expect("detected");
+        let cpus = CpuSet::parse("0-1").expect("valid");
+        let limits = PoolLimits { cpus, memory_bytes: 2 << 30, service_bytes: 1 << 30 };
+        groups.make_pool(&*context.host, "web", &limits).expect("made");
+        assert!(kept_service(&context, &groups, "web").is_none());
+        let procs = Path::new("/sys/fs/cgroup/memory/poolfs/web/service/cgroup.procs");
+        context.host.write_text(procs, "77\n").expect("written");
+        let failure = kept_service(&context, &groups, "web").expect("it is there").to_string();
+        assert!(failure.contains("pool web: its service (process 77)") && failure.contains("state D"), "{failure}");
+        context.host.write_text(Path::new("/proc/77/stat"), "77 (poolfs-service) T 1").expect("written");
+        let failure = kept_service(&context, &groups, "web").expect("it is there").to_string();
+        assert!(
+            failure.contains("process 77 of its service is stopped") && failure.contains("kill -CONT 77"),
+            "{failure}"
+        );
     }
 }

@@ -196,7 +196,7 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
         return Err(Failure::in_use(format!("pool {name}"), cause, remedy));
     }
     service::end(context, &mut pool)?;
-    service::remove_pool(context, pool)
+    outlived::remove_pool(context, pool)
 }
 
 /// Lock a pool and forget what killed commands left in it.
@@ -272,7 +272,7 @@ pub fn sweep(context: &Context) {
                 service::end(context, &mut locked)?;
                 let groups = context.groups()?;
                 if outlived::processes(context, &groups, &pool.name).is_empty() {
-                    service::remove_pool(context, locked)?;
+                    outlived::remove_pool(context, locked)?;
                 }
             }
         }

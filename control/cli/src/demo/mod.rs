@@ -10,9 +10,9 @@ use crate::failure::{Failure, Result};
 use crate::images::Bar;
 use crate::pool::{self, NewPool};
 use crate::record::PoolRecord;
-use crate::service;
 use crate::signals::Signals;
 use crate::text::{print, size};
+use crate::{outlived, service};
 use containers::Worker;
 use poolfs_host::remove_tree;
 use poolfs_image::{ImageConfig, ImageRecord, Limits, write_layout};
@@ -119,7 +119,7 @@ fn clean_up(context: &Context, layout: &Path) -> Result<()> {
     for name in pools.names()? {
         if let Some(mut pool) = pools.try_lock::<PoolRecord>(&name)? {
             let ended = service::end(context, &mut pool);
-            result = result.and(ended).and(service::remove_pool(context, pool));
+            result = result.and(ended).and(outlived::remove_pool(context, pool));
         }
     }
     result?;
