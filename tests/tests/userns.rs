@@ -14,7 +14,7 @@ const TOOLS: [&str; 11] =
 const CAPABILITY: &str = "0x0100000202000000000000000000000000000000";
 
 fn pool_with_image(folder: &Path) -> Pool {
-    let pool = Pool::create(folder, "64M");
+    let pool = Pool::create(folder, "64M").patient();
     let tools = TOOLS.map(|tool| Path::new("/usr/bin").join(tool));
     let tools: Vec<&Path> = tools.iter().map(PathBuf::as_path).collect();
     import_small(&pool, folder, "small", &tools, |root| {
