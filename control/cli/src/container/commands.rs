@@ -112,7 +112,8 @@ pub fn stop(context: &Context, name: &str, wait: Duration) -> Result<()> {
     }
     if let Err(failure) = runtime.kill(&instance, "KILL") {
         // Neither signal was delivered and it still counts as running: say why. What the runtime has forgotten is being cleaned up.
-        let wait = if runtime.knows(&instance) { Duration::from_secs(1) } else { context.patience.left() };
+        let least = Duration::from_secs(1);
+        let wait = if runtime.knows(&instance) { least } else { context.patience.left().max(least) };
         if let (Err(_), false) = (asked, has_ended(context, name, wait)?) {
             return Err(failure.of(format!("container {name}")));
         }
