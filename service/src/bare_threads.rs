@@ -19,14 +19,14 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::{io, thread};
 
-/// Most of them in a service. A mount has few (`notify`), whatever it is asked for.
-const THREADS_MAX: usize = 512;
+/// Most of them that a service has because of what programs keep. A mount has few (`notify`), whatever it is asked for.
+const PLACES_MAX: usize = 512;
 
 /// The standard descriptors come first.
 const STANDARD: RawFd = 2;
 
 static LAUNCHER: OnceLock<Mutex<Launcher>> = OnceLock::new();
-static THREADS: AtomicUsize = AtomicUsize::new(0);
+static PLACES: Places = Places { taken: AtomicUsize::new(0), most: PLACES_MAX };
 
 type Work = Box<dyn FnOnce(OwnedFd) + Send>;
 
@@ -42,20 +42,38 @@ struct Launcher {
     descriptors: UnixStream,
 }
 
-/// One of them; it counts as long as this is there.
-struct Counted;
+/// So many that there may be at a time.
+struct Places {
+    taken: AtomicUsize,
+    most: usize,
+}
 
-impl Counted {
-    fn new() -> io::Result<Self> {
-        let counted =
-            THREADS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| (now < THREADS_MAX).then_some(now + 1));
-        counted.map(|_| Self).map_err(|_| io::Error::other("the kernel keeps as many threads of the service as may be"))
+impl Places {
+    fn take(&'static self) -> io::Result<Place> {
+        let more = |now| (now < self.most).then_some(now + 1);
+        let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken
+            .map(|_| Place(self))
+            .map_err(|_| io::Error::other("programs keep as many threads of the service as may be"))
     }
 }
 
-impl Drop for Counted {
+/// Held by one of those threads of which there may be no more than so many. The others are one for each mount and core group.
+pub(crate) struct Place(&'static Places);
+
+impl Place {
+    /// Takes one.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn take() -> io::Result<Self> {
+        PLACES.take()
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        THREADS.fetch_sub(1, Ordering::Relaxed);
+        self.0.taken.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -108,17 +126,12 @@ fn lost() -> io::Error {
 /// Starts a thread that has a copy of this descriptor, and no other.
 ///
 /// # Errors
-/// When there is no thread to be had, or there are too many.
+/// When there is no thread to be had.
 pub(crate) fn spawn(
     name: String,
     descriptor: BorrowedFd<'_>,
     work: impl FnOnce(OwnedFd) + Send + 'static,
 ) -> io::Result<()> {
-    let counted = Counted::new()?;
-    let work = move |descriptor| {
-        let _counted = counted;
-        work(descriptor);
-    };
     let Some(launcher) = LAUNCHER.get() else {
         let descriptor = descriptor.try_clone_to_owned()?;
         return thread::Builder::new().name(name).spawn(move || work(descriptor)).map(drop);
@@ -139,7 +152,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_thread_has_the_descriptor_that_it_is_started_with_and_no_more_than_may_be_are_started() {
+    fn a_thread_has_the_descriptor_that_it_is_started_with() {
         let (mut own, other) = UnixStream::pair().expect("sockets");
         let (begun, has_begun) = channel();
         let work = move |descriptor| begun.send(UnixStream::from(descriptor).write_all(b"x")).expect("waited for");
@@ -148,13 +161,17 @@ mod tests {
         let mut got = [0];
         own.read_exact(&mut got).expect("read");
         assert_eq!(got, *b"x");
-        // Until those that were started have ended, and all places are taken.
-        let mut all = Vec::new();
-        while spawn("more".into(), other.as_fd(), drop).is_ok() {
-            all.extend(std::iter::from_fn(|| Counted::new().ok()));
-        }
-        assert!(!all.is_empty() && all.len() <= THREADS_MAX);
-        all.pop();
-        spawn("again".into(), other.as_fd(), drop).expect("started");
+    }
+
+    #[test]
+    fn there_are_no_more_places_than_may_be_taken() {
+        static FEW: Places = Places { taken: AtomicUsize::new(0), most: 2 };
+        let first = FEW.take().expect("one");
+        let second = FEW.take().expect("another one");
+        assert!(FEW.take().is_err());
+        drop(first);
+        let third = FEW.take().expect("what is given up is free");
+        assert!(FEW.take().is_err());
+        drop((second, third));
     }
 }

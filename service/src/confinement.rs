@@ -73,6 +73,7 @@ pub fn enter_on_host() -> anyhow::Result<()> {
 /// As with [`enter`].
 pub(crate) fn enter_as_guard() -> anyhow::Result<()> {
     give_up_rights()?;
+    root::leave(None).context("leaving the host's files behind")?;
     let none = CapabilitySet::empty();
     rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
         .context("giving up all capabilities")?;

@@ -106,8 +106,6 @@ fn note(told: io::Result<()>) {
 pub struct Notifications {
     later: Worker<Later>,
     unlocking: Unlocking,
-    /// Tells what files were waited for for.
-    _sizes: Arc<Worker<Later>>,
     content_locks: Arc<ContentLocks>,
     /// by core groups
     names: Vec<NamesWorker>,
@@ -122,13 +120,10 @@ impl Notifications {
         let content_locks = Arc::new(ContentLocks::default());
         let locks = Arc::clone(&content_locks);
         let tell = move |kernel: &dyn KernelCache, job: &Later| job.tell(kernel, &locks);
-        let worker = |name| Worker::new(name, &[], &kernel, spawn, tell.clone());
-        let sizes = Arc::new(worker(format!("sizes-{instance}")));
         let of_names = |group| NamesWorker::new(format!("names-{instance}"), groups.cpus(group), &kernel);
         Self {
-            later: worker(format!("notify-{instance}")),
-            unlocking: Unlocking::new(format!("locked-{instance}"), &kernel, &sizes),
-            _sizes: sizes,
+            later: Worker::new(format!("notify-{instance}"), &[], &kernel, spawn, tell),
+            unlocking: Unlocking::new(instance, &kernel, &content_locks),
             content_locks,
             names: (0..groups.count()).map(of_names).collect(),
             groups: groups.table(),

@@ -3,14 +3,17 @@
 use poolfs_tests::{Pool, Way, isolated, populate};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The capabilities of docs/threat-model.md: chown, dac_override, dac_read_search, fowner, fsetid, setuid, sys_ptrace, sys_admin, mknod, setfcap.
 const CAPABILITIES: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 7 | 1 << 19 | 1 << 21 | 1 << 27 | 1 << 31;
 
 fn field<'s>(status: &'s str, name: &str) -> &'s str {
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("no {name} in {status}")).trim()
+    field_or_none(status, name).unwrap_or_else(|| panic!("no {name} in {status}"))
+}
+
+fn field_or_none<'s>(status: &'s str, name: &str) -> Option<&'s str> {
+    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 fn set(status: &str, name: &str) -> u64 {
@@ -44,18 +47,48 @@ fn every_thread_of_a_service_is_confined() {
             }
         }
         assert!(count > 4, "{count} threads");
+        let guard = guard_of(pool.service_pid());
+        for thread in fs::read_dir(guard.join("task")).expect("alive") {
+            let thread = thread.expect("listed").path();
+            let status = fs::read_to_string(thread.join("status")).expect("alive");
+            for (name, value) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
+                assert_eq!(field(&status, name), value, "{status}");
+            }
+            for name in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+                assert_eq!(set(&status, name), 0, "{name} of {status}");
+            }
+            sees(&thread, &["proc", "sys"]);
+        }
     });
+}
+
+/// The guard of a service.
+fn guard_of(service: i32) -> PathBuf {
+    let is_guard = |process: &PathBuf| {
+        let read = |file| fs::read_to_string(process.join(file)).unwrap_or_default();
+        field_or_none(&read("status"), "PPid") == Some(service.to_string().as_str())
+            && read("cmdline").contains("\0guard")
+    };
+    let processes = fs::read_dir("/proc").expect("mounted").filter_map(|entry| Some(entry.ok()?.path()));
+    let guards: Vec<PathBuf> = processes.filter(is_guard).collect();
+    let [guard] = &guards[..] else { panic!("guards of the service: {guards:?}") };
+    guard.clone()
 }
 
 /// A thread has a root of its own in which no path of the host leads anywhere.
 fn sees_nothing(thread: &Path) {
+    sees(thread, &["proc", "run", "sys"]);
+}
+
+/// The same, with just this in its root.
+fn sees(thread: &Path, wanted: &[&str]) {
     let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).expect("a namespace");
     assert_ne!(namespace(thread), namespace(Path::new("/proc/self")), "{}", thread.display());
     let root = thread.join("root");
     let mut there: Vec<_> =
         fs::read_dir(&root).expect("listed").map(|entry| entry.expect("read").file_name()).collect();
     there.sort();
-    assert_eq!(there, ["proc", "run", "sys"]);
+    assert_eq!(there, wanted);
     for path in ["etc/passwd", "proc/1/root/etc/passwd", "work", "dev/null"] {
         assert!(fs::symlink_metadata(root.join(path)).is_err(), "{path}");
     }

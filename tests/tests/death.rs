@@ -286,10 +286,13 @@ fn a_command_whose_mount_cannot_be_written_back_says_so_and_keeps_it() {
         fs::create_dir(&at).expect("a folder");
         let pool = Pool::create(folder, "64M");
         let spec = format!("at={},dir={}", at.display(), data.display());
+        // What is written back by itself before the disk is full is written once more.
         let script = format!(
-            "head -c 3000000 /dev/zero | tr '\\0' x > {0}/late; dd if=/dev/zero of={1}/ballast bs=64k 2>/dev/null || true",
+            "while :; do head -c 3000000 /dev/zero | tr '\\0' x > {0}/late; dd if=/dev/zero of={1}/ballast bs=64k 2>/dev/null; \
+             [ $(stat -c %b {2}/late) -ge 5859 ] || exit 0; rm {1}/ballast; done",
             at.display(),
-            disk.0.display()
+            disk.0.display(),
+            data.display()
         );
         // In a throw-away pool, which then is thrown away only by its user.
         let refused = pool.poolfs(&["exec", "--mount", &spec, "--", "sh", "-c", &script]);

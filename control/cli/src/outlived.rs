@@ -150,6 +150,9 @@ fn remove_groups(context: &Context, pool: &str) -> Result<()> {
     }
 }
 
+/// Threads of a service that the kernel keeps for as long as a program has a file or a directory of a mount locked begin with one of these.
+const KEPT_BY_PROGRAMS: [&str; 2] = ["locked-", "names-"];
+
 /// What is said of a pool whose service has ended, and is still there.
 fn kept_service(context: &Context, groups: &ControlGroups, pool: &str) -> Option<Failure> {
     let kept = groups.members(&*context.host, pool, Leaf::Service);
@@ -159,11 +162,36 @@ fn kept_service(context: &Context, groups: &ControlGroups, pool: &str) -> Option
         let cause = format!("process {pid} of its service is stopped and cannot end");
         return Some(Failure::in_use(thing, cause, format!("`kill -CONT {pid}` lets it end")));
     }
-    let cause = format!(
-        "its service (process {first}) has ended and is not gone: a program keeps a file or a directory of its mounts locked in the kernel"
-    );
-    let remedy = "end the program that is in a call on one of its mounts (state D in `ps`), then try again";
+    let held: Vec<(u32, String)> =
+        kept.iter().flat_map(|&pid| threads_in_calls(context, pid).into_iter().map(move |name| (pid, name))).collect();
+    let is_of_program = |(_, name): &&(u32, String)| KEPT_BY_PROGRAMS.iter().any(|kind| name.starts_with(kind));
+    let gone = |pid| format!("its service (process {pid}) has ended and is not gone");
+    let (cause, remedy) = if let Some((pid, _)) = held.iter().find(is_of_program) {
+        let cause = format!("{}: a program keeps a file or a directory of its mounts locked in the kernel", gone(*pid));
+        (cause, "end the program that is in a call on one of its mounts (state D in `ps`), then try again".to_owned())
+    } else if let Some((pid, name)) = held.first() {
+        let cause = format!("{}: a call of its thread {name} does not return from the kernel", gone(*pid));
+        let remedy = "see whether the disk or the server behind its branches answers, then try again";
+        (cause, remedy.to_owned())
+    } else if first == 0 {
+        let cause = "a process of another process namespace is in the group of its service";
+        (cause.to_owned(), "end it from there, then try again".to_owned())
+    } else {
+        (gone(first), format!("`cat /proc/{first}/task/*/stack` says what it waits for"))
+    };
     Some(Failure::in_use(thing, cause, remedy))
+}
+
+/// The names of a process's threads that no signal ends now.
+fn threads_in_calls(context: &Context, pid: u32) -> Vec<String> {
+    let tasks = format!("/proc/{pid}/task");
+    let threads = context.host.list_directories(Path::new(&tasks)).unwrap_or_default();
+    let stats = threads.iter().filter_map(|thread| {
+        let stat = context.host.read_text(Path::new(&format!("{tasks}/{thread}/stat"))).ok()?;
+        let (name, fields) = stat.split_once('(')?.1.rsplit_once(") ")?;
+        fields.starts_with('D').then(|| name.to_owned())
+    });
+    stats.collect()
 }
 
 #[cfg(test)]
@@ -206,6 +234,9 @@ mod tests {
         let place = tempfile::tempdir().expect("a directory");
         let host = RecordingHost::from_tree(include_str!("../../host/fixtures/cgroup-hybrid.tree"));
         host.set_file("/proc/77/stat", "77 (poolfs-service) Z 1");
+        for (thread, name) in [(77, "poolfs-service"), (78, "fuse web-1"), (79, "names-web-1")] {
+            host.set_file(format!("/proc/77/task/{thread}/stat"), &format!("{thread} ({name}) Z 1"));
+        }
         let context = Context::for_test(place.path(), host);
         let groups = context.groups().expect("detected");
         let cpus = CpuSet::parse("0-1").expect("valid");
@@ -214,13 +245,21 @@ mod tests {
         assert!(kept_service(&context, &groups, "web").is_none());
         let procs = Path::new("/sys/fs/cgroup/memory/poolfs/web/service/cgroup.procs");
         context.host.write_text(procs, "77\n").expect("written");
-        let failure = kept_service(&context, &groups, "web").expect("it is there").to_string();
-        assert!(failure.contains("pool web: its service (process 77)") && failure.contains("state D"), "{failure}");
+        let said = || kept_service(&context, &groups, "web").expect("it is there").to_string();
+        assert!(said().contains("pool web: its service (process 77)") && said().contains("task/*/stack"), "{}", said());
+        let thread = |number: u32, stat: &str| {
+            let at = format!("/proc/77/task/{number}/stat");
+            context.host.write_text(Path::new(&at), &format!("{number} {stat} 1")).expect("written");
+        };
+        thread(78, "(fuse web-1) D");
+        assert!(said().contains("thread fuse web-1") && said().contains("disk"), "{}", said());
+        thread(79, "(names-web-1) D");
+        assert!(said().contains("a program keeps") && said().contains("state D"), "{}", said());
         context.host.write_text(Path::new("/proc/77/stat"), "77 (poolfs-service) T 1").expect("written");
-        let failure = kept_service(&context, &groups, "web").expect("it is there").to_string();
         assert!(
-            failure.contains("process 77 of its service is stopped") && failure.contains("kill -CONT 77"),
-            "{failure}"
+            said().contains("process 77 of its service is stopped") && said().contains("kill -CONT 77"),
+            "{}",
+            said()
         );
     }
 }

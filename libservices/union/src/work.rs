@@ -353,24 +353,32 @@ pub(crate) fn checked_format(upper: &Branch, top: &Held) -> Result<Held> {
 /// Refuses a new branch that does not keep what a union marks: another union, or a network filesystem. Without that, no lower object could be changed,
 /// and who changes one would be told that he may not.
 fn refuse_without_marks(upper: &Branch, top: &Held) -> Result<()> {
-    let unmarked = |what: &str, error: &Error| {
+    // All else, as a full disk, has nothing to do with marks.
+    const LACKING: [Errno; 5] = [Errno::EOPNOTSUPP, Errno::EPERM, Errno::EINVAL, Errno::ENODATA, Errno::ENOSYS];
+    let unmarked = |what: &str, error: Error| {
+        if !LACKING.contains(&error.errno()) {
+            return error;
+        }
         let cause = format!("its filesystem does not keep {what}, as ext4, xfs, btrfs and tmpfs do");
         Error::new(error.errno(), cause)
     };
     for mark in [marks::OPAQUE, marks::ORIGIN] {
         marks::set(&**upper, top.node(), mark, b"y")
             .and_then(|()| marks::clear(&**upper, top.node(), mark))
-            .map_err(|error| unmarked(&format!("the attribute {}", mark.escape_ascii()), &error))?;
+            .map_err(|error| unmarked(&format!("the attribute {}", mark.escape_ascii()), error))?;
     }
     let name = Name::new(WHITEOUT_TRIED)?;
     match upper.mknod(ROOT, top.node(), name, FileType::CharDevice, 0, 0) {
         Ok(made) => drop(Held::new(upper, made.node)),
         // A crash has left it.
         Err(error) if error == Errno::EEXIST => {}
-        Err(error) => return Err(unmarked("whiteouts", &error)),
+        Err(error) => return Err(unmarked("whiteouts", error)),
     }
-    // A union below takes it for its own.
-    upper.unlink(ROOT, top.node(), name).map_err(|error| unmarked("whiteouts", &error))
+    // A union below takes it for its own, and says that there is nothing.
+    match upper.unlink(ROOT, top.node(), name) {
+        Err(error) if error == Errno::ENOENT => Err(unmarked("whiteouts", Error::from(Errno::EINVAL))),
+        outcome => outcome,
+    }
 }
 
 /// What is said of an upper branch whose format file says something else.

@@ -40,20 +40,27 @@ impl Receiver {
     /// Reads this connection.
     #[must_use]
     pub fn new(stream: UnixStream) -> Self {
-        Self { input: BufReader::new(Incoming { stream, read: 0, descriptors: Vec::new() }), taken: 0 }
+        Self { input: BufReader::new(Incoming { stream, read: 0, descriptors: Vec::new(), failed: None }), taken: 0 }
     }
 
     /// The next line, with its end, and its descriptors; an empty one at the end of the connection. What is longer than `bytes_max` comes cut off
     /// there.
     ///
     /// # Errors
-    /// Those of the connection; `InvalidData` for more than [`DESCRIPTORS_MAX`] descriptors, or when not all could be received.
+    /// Those of the connection; `InvalidData` for more than [`DESCRIPTORS_MAX`] descriptors, or when not all could be received. That is so of lines
+    /// that were read together: those after them come with their own.
     pub fn line(&mut self, bytes_max: u64) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         let mut line = Vec::new();
         self.taken += self.input.by_ref().take(bytes_max).read_until(b'\n', &mut line)? as u64;
         let incoming = self.input.get_mut();
         let own = incoming.descriptors.partition_point(|(at, _)| *at <= self.taken);
-        Ok((line, incoming.descriptors.drain(..own).map(|(_, descriptor)| descriptor).collect()))
+        let own = incoming.descriptors.drain(..own).map(|(_, descriptor)| descriptor).collect();
+        let Some((at, cause)) = incoming.failed else { return Ok((line, own)) };
+        // Those that were lost may be of any line up to there.
+        if at <= self.taken {
+            incoming.failed = None;
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, cause))
     }
 }
 
@@ -65,6 +72,8 @@ struct Incoming {
     /// Each with how many bytes had been read then. One call may read the end of a message before the one with the descriptors, but ends
     /// in that one, and so in the line that they came with.
     descriptors: Vec<(u64, OwnedFd)>,
+    /// Why descriptors were lost, and how many bytes had been read then.
+    failed: Option<(u64, &'static str)>,
 }
 
 impl Read for Incoming {
@@ -86,7 +95,7 @@ impl Read for Incoming {
             } else {
                 "too many descriptors came with a command"
             };
-            return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
+            self.failed = Some((self.read, cause));
         }
         Ok(got.bytes)
     }
@@ -128,8 +137,11 @@ mod tests {
         // One line, in two messages.
         send(&here, b"x", &many[1..]).expect("sent");
         send(&here, b"y\n", &many[1..]).expect("sent");
+        let other = tempfile::tempfile().expect("a file");
+        send(&here, b"z\n", &[other.as_fd()]).expect("sent");
         let mut input = Receiver::new(there);
         assert_eq!(input.line(100).map_err(|error| error.kind()).err(), Some(io::ErrorKind::InvalidData));
+        assert_eq!(texts(&mut input, 1), [("z\n".to_owned(), 1)]);
         drop(file);
         let mut rest = Vec::new();
         assert_eq!((&reader).read_to_end(&mut rest).expect("all others are closed"), 0);

@@ -223,7 +223,7 @@ impl FuseMount {
         match outside(Deed::Mount, move || abort_of(&name)).flatten().and_then(|abort| guard::watch(abort.as_fd())) {
             Ok(guarded) => device.set_guarded(guarded),
             Err(error) => {
-                warn!(instance = instance.name(), %error, "should the service die, it may have to be unmounted by --force before its users go on");
+                warn!(instance = instance.name(), %error, "should the service die while a program keeps a file of it locked, other users of it may wait until that program has ended");
             }
         }
         let kernel: Arc<dyn KernelCache> = device.clone();

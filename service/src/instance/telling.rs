@@ -126,7 +126,8 @@ impl Instance {
         if !in_time {
             warn!(
                 instance = self.name(),
-                "a program keeps a file locked in the kernel: whoever has it open may find it too short for a while"
+                "the kernel is not told the size of a file in time, as a program keeps it locked or a branch does not answer: whoever has it open may find it too \
+                 short for a while"
             );
         }
         in_time

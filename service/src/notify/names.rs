@@ -65,9 +65,9 @@ impl NamesWorker {
         Self { worker: Worker::new(name, cpus, kernel, spawn_bare, tell), overflow }
     }
 
-    /// Has these told when there is time; whether that will be done.
+    /// Has these told when there is time; whether that will be done: not without a thread.
     pub fn put_off(&self, jobs: Vec<DirectoryJob>) -> bool {
-        let is_kept = self.overflow.add(jobs);
+        let is_kept = self.worker.has_thread() && self.overflow.add(jobs);
         // Should it have worked off its queue meanwhile, this has it look. If the queue is still full, it will.
         let _ = self.worker.ask_later(Vec::new());
         is_kept

@@ -2,17 +2,20 @@
 //!
 //! A program can keep a file locked for any time, by writing to it from memory that does not come. Its own file's users wait for it then, and no
 //! others. The threads are not waited for at the end of the mount either: the kernel does not let go of them before. So they have
-//! none of the service's descriptors (`bare_threads`), and what is to be told then is told by one thread of the mount.
+//! none of the service's descriptors (`bare_threads`), and no part in anything whose end closes one: they know numbers of files alone. What is to
+//! be told then is told, and dropped, by one more thread of the mount, or by whoever ends it.
 
-use super::later::{ContentJob, Later};
-use super::worker::Worker;
-use super::{JOBS_MAX, KernelCache, note, spawn_bare};
+use super::later::{ContentJob, ContentLocks, Later};
+use super::{JOBS_MAX, KernelCache, note, spawn, spawn_bare};
+use crate::bare_threads::Place;
 use crate::sync::lock;
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tracing::warn;
+use std::{io, mem};
+use tracing::{error, warn};
 
 /// Files of a mount that are waited for at a time.
 const FILES_MAX: usize = 8;
@@ -37,10 +40,21 @@ impl ToldUnlocked {
     }
 }
 
+type Asked = (ContentJob, Sender<()>);
+
 /// A file that is waited for.
 struct Waiting {
     since: Instant,
-    jobs: Vec<(ContentJob, Sender<()>)>,
+    /// What is to be told when the wait that has begun is over.
+    awaited: Vec<Asked>,
+    /// What has come since it began: for that it begins again.
+    later: Vec<Asked>,
+}
+
+impl Waiting {
+    fn new(asked: Asked) -> Self {
+        Self { since: Instant::now(), awaited: Vec::new(), later: vec![asked] }
+    }
 }
 
 #[derive(Default)]
@@ -49,75 +63,124 @@ struct Files {
     waiting: HashMap<u64, Waiting>,
     /// Those of them that no thread waits for yet.
     unattended: VecDeque<u64>,
+    /// What can be told now, each with its file's number. No more come as long as there are [`JOBS_MAX`].
+    unlocked: Vec<(u64, Asked)>,
     /// As many as [`FILES_MAX`] at most.
     threads: usize,
     /// Threads that have no file.
     idle: usize,
-    /// The mount is at its end.
+    /// The mount is at its end: there are no jobs any more.
     ended: bool,
 }
 
+#[derive(Default)]
 struct Shared {
-    name: String,
     files: Mutex<Files>,
+    /// For threads that wait for files.
     changed: Condvar,
-    teller: Weak<Worker<Later>>,
+    /// For the one that tells.
+    is_unlocked: Condvar,
 }
 
 /// The files of a mount that are waited for.
 pub(super) struct Unlocking {
+    name: String,
     shared: Arc<Shared>,
     kernel: Arc<dyn KernelCache>,
+    locks: Arc<ContentLocks>,
+    /// The end of the thread that tells, which is started with the first file.
+    teller: Mutex<Option<Receiver<()>>>,
 }
 
 impl Unlocking {
-    pub fn new(name: String, kernel: &Arc<dyn KernelCache>, teller: &Arc<Worker<Later>>) -> Self {
-        let (files, changed) = (Mutex::default(), Condvar::new());
-        let shared = Shared { name, files, changed, teller: Arc::downgrade(teller) };
-        Self { shared: Arc::new(shared), kernel: Arc::clone(kernel) }
+    pub fn new(instance: &str, kernel: &Arc<dyn KernelCache>, locks: &Arc<ContentLocks>) -> Self {
+        let (name, kernel, locks) = (instance.to_owned(), Arc::clone(kernel), Arc::clone(locks));
+        Self { name, shared: Arc::default(), kernel, locks, teller: Mutex::default() }
     }
 
     /// Has this told when the file has been unlocked once from now on; nothing when there is too much to wait for.
     pub fn tell(&self, number: u64, job: ContentJob) -> Option<ToldUnlocked> {
         let (end, done) = channel();
         let mut files = lock(&self.shared.files);
+        if files.unlocked.len() >= JOBS_MAX {
+            return None;
+        }
         if let Some(waiting) = files.waiting.get_mut(&number) {
-            let has_room = waiting.jobs.len() < FILE_JOBS_MAX;
+            let has_room = waiting.later.len() < FILE_JOBS_MAX;
             return has_room.then(|| {
-                waiting.jobs.push((job, end));
+                waiting.later.push((job, end));
                 ToldUnlocked { done, since: waiting.since }
             });
         }
         if files.waiting.len() >= FILES_MAX {
             return None;
         }
-        // One that is started by a thread without descriptors has none either.
-        if !self.shared.teller.upgrade().is_some_and(|teller| teller.has_thread()) {
-            return None;
-        }
         // There is a thread for each of the unattended: where there are as many as may be, one of them is just done with its file.
         if files.idle > files.unattended.len() || files.threads == FILES_MAX {
             self.shared.changed.notify_one();
         } else {
-            let shared = Arc::clone(&self.shared);
-            let started = spawn_bare(&self.kernel, shared.name.clone(), Box::new(move |kernel| shared.attend(kernel)));
-            if let Err(error) = started {
-                warn!(name = self.shared.name, %error, "no thread for notifications of the kernel");
+            if let Err(error) = self.start_teller().and_then(|()| self.start_thread()) {
+                warn!(instance = self.name, %error, "no thread for notifications of the kernel");
                 return None;
             }
             files.threads += 1;
         }
-        let since = Instant::now();
-        files.waiting.insert(number, Waiting { since, jobs: vec![(job, end)] });
+        let waiting = Waiting::new((job, end));
+        let since = waiting.since;
+        files.waiting.insert(number, waiting);
         files.unattended.push_back(number);
         Some(ToldUnlocked { done, since })
+    }
+
+    /// A thread that waits for files.
+    fn start_thread(&self) -> io::Result<()> {
+        let (place, shared) = (Place::take()?, Arc::clone(&self.shared));
+        let work = move |kernel: &dyn KernelCache| {
+            let _place = place;
+            shared.attend(kernel);
+        };
+        spawn_bare(&self.kernel, format!("locked-{}", self.name), Box::new(work))
+    }
+
+    /// The thread that tells, unless it is there.
+    fn start_teller(&self) -> io::Result<()> {
+        let mut teller = lock(&self.teller);
+        if teller.is_none() {
+            let (shared, locks) = (Arc::clone(&self.shared), Arc::clone(&self.locks));
+            let (ending, ended) = channel::<()>();
+            let work = move |kernel: &dyn KernelCache| {
+                let _ending = ending;
+                while let Some(unlocked) = shared.next_unlocked() {
+                    for (number, (job, done)) in unlocked {
+                        let tell = || Later::Content(number, job).tell(kernel, &locks);
+                        // A layer may be asked for the size; there is no other thread for the next file.
+                        if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+                            error!(node = number, "the kernel is not told a size because of a fault of the service");
+                        }
+                        let _ = done.send(());
+                    }
+                }
+            };
+            spawn(&self.kernel, format!("sizes-{}", self.name), Box::new(work))?;
+            *teller = Some(ended);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Unlocking {
     fn drop(&mut self) {
-        lock(&self.shared.files).ended = true;
+        let mut files = lock(&self.shared.files);
+        files.ended = true;
+        // With the mount there is nothing more to tell. What is dropped may end much, and nobody is to wait for that.
+        let (waiting, unlocked) = (mem::take(&mut files.waiting), mem::take(&mut files.unlocked));
+        drop(files);
         self.shared.changed.notify_all();
+        self.shared.is_unlocked.notify_all();
+        drop((waiting, unlocked));
+        let teller = self.teller.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // It ends without a word, once the thread is at its end.
+        teller.take().map(|ended| ended.recv());
     }
 }
 
@@ -125,11 +188,9 @@ impl Shared {
     /// A thread: waits for one file after the other.
     fn attend(&self, kernel: &dyn KernelCache) {
         while let Some(number) = self.next_file() {
-            while let Some(jobs) = self.next_jobs(number) {
+            while self.begin_to_wait(number) {
                 note(kernel.await_unlocked(number));
-                // With the mount there is nothing more to tell.
-                let Some(teller) = self.teller.upgrade() else { continue };
-                jobs.into_iter().for_each(|(job, done)| teller.order(Later::Content(number, job), done));
+                self.has_been_unlocked(number);
             }
         }
     }
@@ -147,18 +208,33 @@ impl Shared {
         next
     }
 
-    /// What came while the last was waited for; nothing any more, and then the file is no longer waited for.
-    fn next_jobs(&self, number: u64) -> Option<Vec<(ContentJob, Sender<()>)>> {
+    /// Whether something came while the file was waited for last; else it is no longer waited for.
+    fn begin_to_wait(&self, number: u64) -> bool {
         let mut files = lock(&self.files);
-        let jobs = files.waiting.get_mut(&number).map(|waiting| {
-            waiting.since = Instant::now();
-            std::mem::take(&mut waiting.jobs)
-        });
-        let jobs = jobs.filter(|jobs| !jobs.is_empty());
-        if jobs.is_none() {
+        let Some(waiting) = files.waiting.get_mut(&number) else { return false };
+        waiting.since = Instant::now();
+        waiting.awaited = mem::take(&mut waiting.later);
+        if waiting.awaited.is_empty() {
             files.waiting.remove(&number);
+            return false;
         }
-        jobs
+        true
+    }
+
+    /// What was waited for can be told.
+    fn has_been_unlocked(&self, number: u64) {
+        let mut files: MutexGuard<'_, Files> = lock(&self.files);
+        let awaited = files.waiting.get_mut(&number).map(|waiting| mem::take(&mut waiting.awaited));
+        files.unlocked.extend(awaited.into_iter().flatten().map(|asked| (number, asked)));
+        self.is_unlocked.notify_one();
+    }
+
+    /// What can be told; nothing when no more will come.
+    fn next_unlocked(&self) -> Option<Vec<(u64, Asked)>> {
+        let is_idle = |files: &mut Files| files.unlocked.is_empty() && !files.ended;
+        let files = self.is_unlocked.wait_while(lock(&self.files), is_idle);
+        let unlocked = mem::take(&mut files.unwrap_or_else(PoisonError::into_inner).unlocked);
+        (!unlocked.is_empty()).then_some(unlocked)
     }
 }
 

@@ -92,17 +92,9 @@ impl<J: Send + 'static> Worker<J> {
         Ok(wait)
     }
 
-    /// Whether it has its thread, which is started by this thread if need be.
+    /// Whether it has its thread, which is started if need be.
     pub fn has_thread(&self) -> bool {
         self.queue().is_some()
-    }
-
-    /// Has it done, and says so by `done`, which ends without a word when the mount is gone. Waits for room, as long as it takes to work the queue
-    /// off. For who may start no thread: it has one.
-    pub fn order(&self, job: J, done: Sender<()>) {
-        if let Some(queue) = self.queue.get() {
-            let _ = queue.send(Message::Tell(job, Some(done)));
-        }
     }
 
     /// Has it done without waiting. The job comes back as above, or without a thread.

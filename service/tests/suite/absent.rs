@@ -13,9 +13,9 @@ pub struct Absent {
     page: *mut libc::c_void,
 }
 
-// SAFETY: the page belongs to whoever has this; it is only given to the kernel, to read from.
+// SAFETY: the page belongs to whoever has this, and only the kernel reads and writes it: no reference to it is ever made.
 unsafe impl Send for Absent {}
-// SAFETY: as above.
+// SAFETY: as above; the kernel may be asked for both at once.
 unsafe impl Sync for Absent {}
 
 impl Absent {
@@ -66,7 +66,7 @@ impl Absent {
 
     /// Lists the directory `file` into it; how many bytes came.
     pub fn list(&self, file: &File) -> isize {
-        // SAFETY: the page is mapped as long as `self` lives, and nothing else uses it.
+        // SAFETY: the page is mapped as long as `self` lives, and nobody refers to what the kernel writes there.
         unsafe { libc::syscall(libc::SYS_getdents64, file.as_raw_fd(), self.page, PAGE) as isize }
     }
 }

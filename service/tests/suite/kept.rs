@@ -96,3 +96,47 @@ fn a_locked_directory_keeps_nothing_of_a_killed_service() {
         assert_eq!(fs::read(at.join("f")).expect_err("nobody serves it").raw_os_error(), Some(libc::ENOTCONN));
     });
 }
+
+/// The guard of a service.
+fn guard_of(service: &Running) -> Pid {
+    let parent = format!("PPid:\t{}\n", service.pid());
+    let is_child = |at: &Path| fs::read_to_string(at.join("status")).is_ok_and(|status| status.contains(&parent));
+    let processes = fs::read_dir("/proc").expect("mounted").filter_map(|entry| Some(entry.ok()?.path()));
+    let children: Vec<_> = processes.filter(|at| is_child(at)).collect();
+    let [guard] = &children[..] else { panic!("children of the service: {children:?}") };
+    let number = guard.file_name().and_then(|name| name.to_str()?.parse().ok());
+    Pid::from_raw(number.expect("a process")).expect("a process")
+}
+
+#[test]
+fn a_guard_that_stood_still_cuts_off_what_it_has_not_heard_of_yet() {
+    isolated("kept::a_guard_that_stood_still_cuts_off_what_it_has_not_heard_of_yet", |folder| {
+        let mut service = Running::start(folder);
+        // With the first mount it is ready.
+        let _ = service.mount_directory("before");
+        let guard = guard_of(&service);
+        kill_process(guard, Signal::STOP).expect("alive");
+        let (at, _) = service.mount_directory("one");
+        let connection = connect(folder, "one");
+        let (_reader, writer, adopted) = open_both(&service, &at, &connection, 1);
+        let absent = Arc::new(Absent::new());
+        let comes = Comes(Arc::clone(&absent), &at);
+        writer.set_permissions(Permissions::from_mode(0o600)).expect("changed");
+        let memory = Arc::clone(&absent);
+        let locks = std::thread::spawn(move || memory.write_to(&writer));
+        absent.await_fault();
+        assert_eq!(write(&connection, adopted, 1, &[2]).length, 1);
+        kill_and_hear(&service, "locked-one");
+        kill_process(guard, Signal::CONT).expect("alive");
+        let (tell, told) = std::sync::mpsc::channel();
+        let other = at.join("other");
+        std::thread::spawn(move || tell.send(fs::metadata(other).map(drop).map_err(|error| error.raw_os_error())));
+        // The kernel keeps the thread with the device meanwhile. What it has asked for already is aborted.
+        let told = told.recv_timeout(Duration::from_secs(60));
+        assert!(matches!(told, Ok(Err(Some(libc::ENOTCONN | libc::ECONNABORTED)))), "{told:?}");
+        assert!(keeps(&service, "locked-one"));
+        drop(comes);
+        assert_eq!(locks.join().expect("no panic"), -1, "what began to be written then is not taken");
+        let _ = service.wait();
+    });
+}

@@ -230,6 +230,7 @@ fn a_directory_too_deep_to_be_renamed_stays_where_it_is() {
 struct WithoutMarks {
     below: Arc<dyn Libservice>,
     refused: &'static [u8],
+    with: Errno,
     takes_whiteouts: bool,
 }
 
@@ -240,7 +241,7 @@ impl Filter for WithoutMarks {
 
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         if name.starts_with(self.refused) {
-            fail(Errno::EPERM)
+            fail(self.with)
         } else {
             self.below.setxattr(caller, node, name, value, flags)
         }
@@ -266,7 +267,8 @@ fn a_branch_that_keeps_no_marks_is_refused_and_says_which() {
         let below = Memory::new();
         // Also the second time: the first leaves nothing that is taken for a branch.
         for _ in 0..2 {
-            let upper = Arc::new(WithoutMarks { below: below.clone(), refused, takes_whiteouts });
+            let with = Errno::EPERM;
+            let upper = Arc::new(WithoutMarks { below: below.clone(), refused, with, takes_whiteouts });
             let opened = open_over(upper, &[lower()]);
             if cause.is_empty() {
                 opened.expect("a branch like any other");
@@ -276,4 +278,12 @@ fn a_branch_that_keeps_no_marks_is_refused_and_says_which() {
             assert!(error.to_string().contains(cause), "{error}");
         }
     }
+}
+
+#[test]
+fn a_full_branch_is_not_said_to_keep_no_marks() {
+    let (below, with) = (Memory::new(), Errno::ENOSPC);
+    let upper = Arc::new(WithoutMarks { below, refused: b"trusted.overlay.", with, takes_whiteouts: false });
+    let error = open_over(upper, &[lower()]).map(drop).expect_err("full");
+    assert!(error == Errno::ENOSPC && !error.to_string().contains("keep"), "{error}");
 }
