@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Far more than an input takes, on a machine with other things to do.
-const SECONDS_MAX: u64 = 120;
+/// Far more than an input takes, also while other programs leave it next to nothing of the processors.
+const SECONDS_MAX: u64 = 1200;
 
 /// Most memory of the process, with the sound branches that inputs begin from.
 const RESIDENT_KIB_MAX: u64 = 1 << 20;
