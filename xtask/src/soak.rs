@@ -90,8 +90,28 @@ const STAGES: &[Stage] = &[
     },
     // At each write of the disk below, of many recordings with each format.
     Stage {
-        name: "power cuts",
-        command: &["cargo", "test", "-p", "poolfs-tests", "--test", "power", "--", "--nocapture"],
+        name: "power cuts: sparse branches",
+        command: &end_to_end!("power", "power_cuts_of_sparse_upper_branches"),
+        environment: &[LONG],
+    },
+    Stage {
+        name: "power cuts: compact branches with large units",
+        command: &end_to_end!("power", "power_cuts_of_compact_upper_branches_with_large_units"),
+        environment: &[LONG],
+    },
+    Stage {
+        name: "power cuts: compact branches with small units",
+        command: &end_to_end!("power", "power_cuts_of_compact_upper_branches_with_small_units"),
+        environment: &[LONG],
+    },
+    Stage {
+        name: "power cuts: programs by the library",
+        command: &end_to_end!("power", "programs_that_replace_files_by_the_library"),
+        environment: &[LONG],
+    },
+    Stage {
+        name: "power cuts: programs by FUSE",
+        command: &end_to_end!("power", "programs_that_replace_files_by_the_kernel"),
         environment: &[LONG],
     },
     // In a virtual machine, by interpretation.
