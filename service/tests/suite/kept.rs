@@ -15,6 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// What does not come is let come at the end, also of a test that fails: whoever is kept is waited for after that.
@@ -49,6 +50,22 @@ fn kill_and_hear(service: &Running, name: &str) {
     assert!(keeps(service, name), "it is still kept");
 }
 
+/// Has a program lock a file by writing to it, the service wait for that because somebody makes it longer, and then kills the service.
+fn lock_and_kill(
+    service: &Running,
+    absent: &Arc<Absent>,
+    file: File,
+    makes_longer: impl FnOnce() -> bool,
+) -> JoinHandle<isize> {
+    file.set_permissions(Permissions::from_mode(0o600)).expect("changed");
+    let memory = Arc::clone(absent);
+    let locks = std::thread::spawn(move || memory.write_to(&file));
+    absent.await_fault();
+    assert!(makes_longer());
+    kill_and_hear(service, "locked-one");
+    locks
+}
+
 #[test]
 fn a_locked_file_keeps_nothing_of_a_killed_service() {
     isolated("kept::a_locked_file_keeps_nothing_of_a_killed_service", |folder| {
@@ -58,12 +75,7 @@ fn a_locked_file_keeps_nothing_of_a_killed_service() {
         let (_reader, writer, adopted) = open_both(&service, &at, &connection, 1);
         let absent = Arc::new(Absent::new());
         let comes = Comes(Arc::clone(&absent), &at);
-        writer.set_permissions(Permissions::from_mode(0o600)).expect("changed");
-        let memory = Arc::clone(&absent);
-        let locks = std::thread::spawn(move || memory.write_to(&writer));
-        absent.await_fault();
-        assert_eq!(write(&connection, adopted, 1, &[2]).length, 1);
-        kill_and_hear(&service, "locked-one");
+        let locks = lock_and_kill(&service, &absent, writer, || write(&connection, adopted, 1, &[2]).length == 1);
         drop(comes);
         assert_eq!(locks.join().expect("no panic"), -1, "what began to be written then is not taken");
         let _ = service.wait();
@@ -121,12 +133,7 @@ fn a_guard_that_stood_still_cuts_off_what_it_has_not_heard_of_yet() {
         let (_reader, writer, adopted) = open_both(&service, &at, &connection, 1);
         let absent = Arc::new(Absent::new());
         let comes = Comes(Arc::clone(&absent), &at);
-        writer.set_permissions(Permissions::from_mode(0o600)).expect("changed");
-        let memory = Arc::clone(&absent);
-        let locks = std::thread::spawn(move || memory.write_to(&writer));
-        absent.await_fault();
-        assert_eq!(write(&connection, adopted, 1, &[2]).length, 1);
-        kill_and_hear(&service, "locked-one");
+        let locks = lock_and_kill(&service, &absent, writer, || write(&connection, adopted, 1, &[2]).length == 1);
         kill_process(guard, Signal::CONT).expect("alive");
         let (tell, told) = std::sync::mpsc::channel();
         let other = at.join("other");
