@@ -20,7 +20,7 @@ use std::time::Duration;
 use tracing::warn;
 
 /// Most bytes of one command.
-const COMMAND_BYTES_MAX: u64 = 256 << 10;
+const COMMAND_BYTES_MAX: u64 = 1 << 20;
 
 /// Most connections at once.
 const CONNECTIONS_MAX: usize = 32;

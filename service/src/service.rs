@@ -14,7 +14,7 @@ use crate::queue_front::{QueueFront, ServiceThreads};
 use crate::shares::PoolShares;
 use crate::spans::Tracer;
 use crate::stack::crash_state::sweep;
-use crate::stack::{Given, Stack, StackBuilder};
+use crate::stack::{Directory, Source, Stack, StackBuilder};
 use crate::sync::lock;
 use crate::underway::{Change, Changes, INSTANCES_MAX};
 use endings::Left;
@@ -200,7 +200,7 @@ impl Service {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), ServiceError> {
         check_stack(&spec.stack)?;
-        let given = Given::from_control(&spec, descriptors)?;
+        let sources = Directory::received_all(&spec, descriptors)?;
         let given_up = || ServiceError::GivenUp(spec.instance.clone());
         let begun = Instant::now();
         self.end_unmounted(&|| is_wanted() && begun.elapsed() < UNMOUNTED_WAIT);
@@ -209,9 +209,9 @@ impl Service {
             .turn(|other, is_given_up| is_related(&spec, other, is_given_up))
             .filter(|_| is_wanted())
             .ok_or_else(given_up)?;
-        self.check(&spec, &given, &change)?;
+        self.check(&spec, &sources, &change)?;
         check_place(&spec.mount_point)?;
-        let (stack, is_given_up, mut change) = underway.beside(change, || self.builder.build_of(&spec.stack, given));
+        let (stack, is_given_up, mut change) = underway.beside(change, || self.builder.build_of(&spec.stack, sources));
         let refused = match is_given_up || !is_wanted() {
             true => Err(given_up()),
             // Something else may be there by now.
@@ -263,7 +263,7 @@ impl Service {
         }
     }
 
-    fn check(&self, spec: &MountSpec, given: &[Given], change: &Change<'_>) -> Result<(), ServiceError> {
+    fn check(&self, spec: &MountSpec, sources: &[Arc<dyn Source>], change: &Change<'_>) -> Result<(), ServiceError> {
         refuse_last(change)?;
         if !is_valid_name(&spec.instance) {
             return Err(ServiceError::Name(spec.instance.clone()));
@@ -278,7 +278,7 @@ impl Service {
             return Err(ServiceError::TooMany);
         }
         let own: Vec<&Path> = instances.values().map(|own| own.instance.spec().mount_point.as_path()).collect();
-        check_branches(&spec.stack, given, &own)
+        check_branches(&spec.stack, sources, &own)
     }
 
     /// The instances, when none is being ended, and those that are about to be mounted: whoever asks must not take them for gone.
@@ -420,19 +420,14 @@ fn check_stack(stack: &StackSpec) -> Result<(), ServiceError> {
 }
 
 /// Whether the branches can be used together, and none is served by this very service (it would wait for itself).
-fn check_branches(stack: &StackSpec, given: &[Given], own_mounts: &[&Path]) -> Result<(), ServiceError> {
-    let mut seen = Vec::new();
-    for ((what, path), given) in named(stack).into_iter().zip(given) {
+fn check_branches(stack: &StackSpec, sources: &[Arc<dyn Source>], own_mounts: &[&Path]) -> Result<(), ServiceError> {
+    for (at, ((what, path), source)) in named(stack).into_iter().zip(sources).enumerate() {
         if own_mounts.iter().any(|mount| path.starts_with(mount)) {
             return Err(path_error(what, path, "it is served by this pool itself; name the directory behind it"));
         }
-        let identity = given.identity;
-        let overlaps =
-            |&(other, same): &(&Path, _)| path.starts_with(other) || other.starts_with(path) || same == identity;
-        if seen.iter().any(overlaps) {
+        if sources[..at].iter().any(|other| other.lineage().overlaps(source.lineage())) {
             return Err(path_error(what, path, "it contains, or lies in, another branch; keep them apart"));
         }
-        seen.push((path, identity));
     }
     Ok(())
 }

@@ -7,11 +7,10 @@
 
 mod branches;
 pub mod check;
-mod claim;
 pub mod crash_state;
 mod error;
-mod given;
 mod memory;
+mod sources;
 mod uppers;
 mod written;
 
@@ -24,9 +23,7 @@ use crate::shares::{ListingShares, charged};
 use crate::spans::Timed;
 use crate::sync::lock;
 use branches::{Branch, Branches, Kept, Key, Life};
-use claim::{Claim, ClaimKind};
 use crash_state::{StateRoot, UpperRoot};
-pub(crate) use given::Given;
 use memory::EvictableMemory;
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CacheMemory, CachePool, SharedNotice};
@@ -34,12 +31,14 @@ use poolfs_idmap::IdMapped;
 use poolfs_ipc::segment::FileNotice;
 use poolfs_libservice::types::{Errno, IdMap};
 use poolfs_libservice::{Headroom, Layered, Libservice, Operation};
-use poolfs_local::{Descriptors, Local, LocalOptions};
+use poolfs_local::Descriptors;
 use poolfs_quota::{Account, UsageAccounting};
 use poolfs_service_protocol::{
     BranchStatus, CacheStatus, Coherence, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat,
 };
 use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
+use sources::{ClaimKind, ENDING, Unclaimed};
+pub(crate) use sources::{Directory, Source};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -273,13 +272,13 @@ impl StackBuilder {
     /// # Errors
     /// When a branch cannot be used; nothing is left behind then.
     pub fn build(&self, spec: &StackSpec) -> Result<Stack, StackError> {
-        self.build_of(spec, Given::open_all(spec)?)
+        self.build_of(spec, Directory::open_all(spec)?)
     }
 
-    /// Builds what `spec` says, of these directories.
-    pub(crate) fn build_of(&self, spec: &StackSpec, given: Vec<Given>) -> Result<Stack, StackError> {
-        let mut given = given.into_iter();
-        let first = given
+    /// Builds what `spec` says, of these sources.
+    pub(crate) fn build_of(&self, spec: &StackSpec, sources: Vec<Arc<dyn Source>>) -> Result<Stack, StackError> {
+        let mut sources = sources.into_iter();
+        let first = sources
             .next()
             .ok_or_else(|| StackError::Branch { path: PathBuf::new(), cause: "no directory was given".to_owned() })?;
         match spec {
@@ -297,7 +296,7 @@ impl StackBuilder {
             }
             StackSpec::Union { storage, .. } => {
                 let mut branches = vec![self.branch(&first, Role::Upper, storage, Some(ClaimKind::Alone))?];
-                for lower in given {
+                for lower in sources {
                     branches.push(self.branch(&lower, Role::Lower, &Storage::default(), None)?);
                 }
                 let (lowers, mut incomplete) = self.lowers(&branches[1..])?;
@@ -306,7 +305,7 @@ impl StackBuilder {
                     journal_bytes: if branches[0].kept.is_kept { self.journal_bytes() } else { 0 },
                     ..self.union_config(branches[0].layer(), lowers)
                 };
-                let failed = |cause: String| StackError::Union { upper: branches[0].path.clone(), cause };
+                let failed = |cause: String| StackError::Union { upper: branches[0].path().to_owned(), cause };
                 let union = Union::open(config).map_err(|error| failed(union_cause(&error)).because(&error))?;
                 branches[0].begin();
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
@@ -332,8 +331,8 @@ impl StackBuilder {
         let (mut lowers, mut incomplete) = (Vec::<Lower>::new(), Vec::new());
         let mut depth = 0;
         for (at, branch) in branches.iter().enumerate().rev() {
-            let failed = |cause: String| StackError::Branch { path: branch.path.clone(), cause };
-            let path = branch.path.to_str().filter(|path| path.len() <= LAYER_ID_MAX);
+            let failed = |cause: String| StackError::Branch { path: branch.path().to_owned(), cause };
+            let path = branch.path().to_str().filter(|path| path.len() <= LAYER_ID_MAX);
             let cause =
                 || failed(format!("its path is longer than {LAYER_ID_MAX} bytes or no UTF-8; move the directory"));
             let layer_id = path.ok_or_else(cause)?.to_owned();
@@ -343,8 +342,8 @@ impl StackBuilder {
                 continue;
             }
             if branch.claim.get().is_none() {
-                let claim = Claim::take(&*branch.mount, ClaimKind::Shared, claim::ENDING);
-                let _ = branch.claim.set(claim.map_err(|error| error.of(&branch.path))?);
+                let claim = branch.source.claim(ClaimKind::Shared, ENDING);
+                let _ = branch.claim.set(claim.map_err(|error| error.of(branch.path()))?);
             }
             depth += 1;
             if depth > FROZEN_MAX {
@@ -379,44 +378,42 @@ impl StackBuilder {
     /// The branch of a directory: the one in use, or a new one, claimed so.
     fn branch(
         &self,
-        given: &Given,
+        source: &Arc<dyn Source>,
         role: Role,
         storage: &Storage,
         claim_as: Option<ClaimKind>,
     ) -> Result<Arc<Branch>, StackError> {
-        self.branches.get_or_make(given, role, |life| self.make(given, role, storage, claim_as, life))
+        self.branches.get_or_make(&**source, role, |life| self.make(source, role, storage, claim_as, life))
     }
 
     fn make(
         &self,
-        given: &Given,
+        source: &Arc<dyn Source>,
         role: Role,
         storage: &Storage,
         claim_as: Option<ClaimKind>,
         life: Arc<Life>,
     ) -> Result<Branch, StackError> {
-        let failed = |cause: String| StackError::Branch { path: given.path.clone(), cause };
-        let Given { path, mount, identity, .. } = given.clone();
+        let path = source.name();
+        let failed = |cause: String| StackError::Branch { path: path.to_owned(), cause };
         let claim = OnceLock::new();
         if let Some(kind) = claim_as {
-            let taken = match role {
-                Role::Directory | Role::TimedDirectory => {
-                    Claim::take_if_there_are_locks(&*mount, &path, kind, claim::ENDING)
+            match source.claim(kind, ENDING) {
+                Ok(taken) => drop(claim.set(taken)),
+                Err(Unclaimed::NoLocks(error)) if role.is_directory() => {
+                    warn!(directory = %path.display(), %error, "whether other services have it mounted cannot be found out");
                 }
-                Role::Upper | Role::Lower => Claim::take(&*mount, kind, claim::ENDING).map(Some),
-            };
-            taken.map_err(|error| error.of(&path))?.into_iter().for_each(|taken| drop(claim.set(taken)));
+                Err(error) => return Err(error.of(path)),
+            }
         }
-        let descriptors = Arc::clone(&self.descriptors);
-        let options = LocalOptions { read_only: role == Role::Lower, has_quotas: given.has_quotas, descriptors };
-        let local = local(given, options).map_err(failed)?;
-        let below = Timed::over(Layer::Local, Arc::clone(&local) as Arc<dyn Libservice>);
+        let backend = source.open(role == Role::Lower, &self.descriptors)?;
+        let below = Timed::over(Layer::Local, Arc::clone(&backend) as Arc<dyn Libservice>);
         let below = Watched::over(below, &life.calls);
-        let in_memory = given.mount.in_memory().map_err(|error| failed(error.to_string()))?;
-        if role == Role::TimedDirectory && in_memory.is_some() {
+        let is_in_memory = source.is_in_memory()?;
+        if role == Role::TimedDirectory && is_in_memory {
             return Err(failed("it is in memory, which what others write there would take without a limit".to_owned()));
         }
-        let account = storage.size_bytes.map(if in_memory.is_some() { Account::in_memory } else { Account::new });
+        let account = storage.size_bytes.map(if is_in_memory { Account::in_memory } else { Account::new });
         let below = match &account {
             Some(account) => UsageAccounting::open(below, account).map_err(|error| failed(with_causes(&error)))?,
             None => below,
@@ -426,13 +423,14 @@ impl StackBuilder {
         let below = Arc::clone(&stored);
         let (cache, kept) = match claim.get().filter(|_| role == Role::Upper) {
             Some(claim) => {
-                let upper = UpperRoot { directory: claim.directory(), path: &path };
+                let upper = UpperRoot { directory: claim.directory(), path };
                 let (cache, kept) = self.upper_cache(upper, below).map_err(failed)?;
                 (Some(cache), kept)
             }
             None => ((role != Role::TimedDirectory).then(|| Cache::new(&self.pool, below)), Kept::default()),
         };
-        Ok(Branch { path, mount, identity, role, local, bcow, stored, cache, account, kept, claim, _life: life })
+        let source = Arc::clone(source);
+        Ok(Branch { source, role, backend, bcow, stored, cache, account, kept, claim, _life: life })
     }
 
     /// The cache over an upper branch, with what the last service had accepted below it on disk, or in it.
@@ -510,11 +508,6 @@ pub(crate) fn keep_own_descriptors() -> Result<(), String> {
 /// Lets threads go on with the umask of the last caller: nothing that the service makes itself depends on it.
 pub(crate) fn leave_umasks() {
     poolfs_local::leave_umasks();
-}
-
-/// The directory as a layer. All later use of it is by descriptors.
-fn local(given: &Given, options: LocalOptions) -> Result<Arc<Local>, String> {
-    Local::over(Arc::clone(&given.mount), &given.path, options).map_err(|error| with_causes(&error))
 }
 
 /// What stores files of a branch compactly: where that is wanted for new ones, or there are some. After a crash of an upper branch all of

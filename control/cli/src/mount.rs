@@ -168,7 +168,9 @@ fn tell_to_mount(context: &Context, pool: &str, begun: &Begun) -> Result<()> {
     // Nobody takes a directory of sockets away in which one is being made.
     let _run_directory = context.make_run_directory()?;
     // The service has no way to the host's files: what it is to serve goes with the command.
-    service::tell_with(context, pool, &Command::Mount(begun.spec.clone()), &begun.mounts)
+    let lineages = begun.found.iter().map(|found| found.whereabouts.lineage.clone()).collect();
+    let spec = MountSpec { lineages, ..begun.spec.clone() };
+    service::tell_with(context, pool, &Command::Mount(spec), &begun.mounts)
 }
 
 /// The lock of a pool in which one more instance can be mounted at the same time as others.
@@ -292,6 +294,7 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
             .first()
             .and_then(|found| found.mount.as_ref())
             .is_some_and(|mount| mount.has_quotas(&*context.host)),
+        lineages: Vec::new(),
     };
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
     let places = found.iter().map(|found| found.whereabouts.clone()).collect();

@@ -117,6 +117,9 @@ pub enum StackSpec {
     },
 }
 
+/// Device and inode of a directory, and of those that it lies in, as far up as its filesystem is mounted anywhere: where it lies, whatever paths lead there.
+pub type Lineage = Vec<(u64, u64)>;
+
 /// A branch of a [`StackSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Branch<'a> {
@@ -184,6 +187,9 @@ pub struct MountSpec {
     /// Whether the filesystem of what is written has disk quotas: no write is accepted there before it is stored.
     #[serde(default)]
     pub has_quotas: bool,
+    /// Where its branches lie, in the order of [`StackSpec::branches`]; none: of each is known only which directory it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lineages: Vec<Lineage>,
 }
 
 impl MountSpec {
@@ -203,6 +209,7 @@ impl MountSpec {
             wait_for_writes: false,
             timeout: None,
             has_quotas: false,
+            lineages: Vec::new(),
         }
     }
 }
@@ -405,6 +412,7 @@ mod tests {
             wait_for_writes: true,
             timeout: Some("30s".parse().expect("a time")),
             has_quotas: true,
+            lineages: vec![vec![(1, 2), (1, u64::MAX)], vec![(3, 4)], vec![(5, 6)]],
         });
         let text = serde_json::to_string(&command).expect("serializable");
         assert_eq!(serde_json::from_str::<Command>(&text).expect("its own output"), command);

@@ -3,33 +3,29 @@
 //! Making a branch can take long, when it has to be examined as a whole first. So can its end, when much of its cache is not on
 //! disk. A request for the same directory meanwhile waits for that; no other does.
 
-use super::claim::Claim;
 use super::crash_state::{self, Carried, Stuck, UpperRoot};
 use super::error::{Role, StackError};
-use super::given::{Given, Identity};
+use super::sources::{Backend, BranchId, Claim, Lineage, Source};
 use crate::in_flight::InFlight;
 use crate::spans::Timed;
 use crate::sync::lock;
 use poolfs_bcow::Bcow;
 use poolfs_cache::{BranchKey, Cache, Usage};
 use poolfs_libservice::Libservice;
-use poolfs_local::{Local, PrivateMount};
 use poolfs_quota::{Accepted, Account, QuotaLimit};
 use poolfs_service_protocol::Layer;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tracing::error;
 
 /// One directory tree with its cache.
 pub(super) struct Branch {
-    pub path: PathBuf,
-    pub mount: Arc<PrivateMount>,
-    pub identity: Identity,
+    pub source: Arc<dyn Source>,
     pub role: Role,
-    pub local: Arc<Local>,
+    pub backend: Arc<dyn Backend>,
     pub bcow: Option<Arc<Bcow>>,
-    /// What is directly above the directory and its format.
+    /// What is directly above the backend and its format.
     pub stored: Arc<dyn Libservice>,
     /// Nothing where others may change the directory.
     pub cache: Option<Arc<Cache>>,
@@ -54,15 +50,24 @@ pub(super) struct Kept {
 }
 
 /// What makes two uses of a directory uses of one branch. By another path it has another name in what unions note of their lower branches.
-pub(super) type Key = (Identity, PathBuf);
+pub(super) type Key = (BranchId, PathBuf);
+
+fn key_of(source: &dyn Source) -> Key {
+    (source.lineage().id(), source.name().to_owned())
+}
 
 impl Branch {
+    /// What it is called.
+    pub fn path(&self) -> &Path {
+        self.source.name()
+    }
+
     pub fn key(&self) -> Key {
-        (self.identity, self.path.clone())
+        key_of(&*self.source)
     }
 
     fn root(&self) -> Option<UpperRoot<'_>> {
-        self.claim.get().map(|claim| UpperRoot { directory: claim.directory(), path: &self.path })
+        self.claim.get().map(|claim| UpperRoot { directory: claim.directory(), path: self.path() })
     }
 
     /// The branch is in use: what its cache carries on is nowhere else any more.
@@ -107,7 +112,7 @@ impl Drop for Branch {
         let flushed = self.cache.as_ref().map_or(Ok(()), |cache| cache.shutdown());
         if lock(&self.kept.stuck).is_none() {
             if let Err(error) = flushed {
-                error!(path = %self.path.display(), %error, "flushing a branch at its end failed; data was lost");
+                error!(path = %self.path().display(), %error, "flushing a branch at its end failed; data was lost");
             }
             self.root().filter(|_| self.kept.is_kept).into_iter().for_each(crash_state::unmark);
         }
@@ -132,6 +137,7 @@ impl Drop for Life {
 
 struct Known {
     role: Role,
+    lineage: Lineage,
     life: Weak<Life>,
     calls: Arc<InFlight>,
     /// Nothing as long as it is being made; what its cache uses, if it has one.
@@ -170,11 +176,11 @@ impl Branches {
     /// When a branch in use excludes it; those of `make`.
     pub fn get_or_make(
         &self,
-        given: &Given,
+        source: &dyn Source,
         role: Role,
         make: impl FnOnce(Arc<Life>) -> Result<Branch, StackError>,
     ) -> Result<Arc<Branch>, StackError> {
-        let life = match self.find(given, role)? {
+        let life = match self.find(source, role)? {
             Found::Made(branch) => return Ok(branch),
             Found::ToBeMade(life) => life,
         };
@@ -187,9 +193,8 @@ impl Branches {
         Ok(branch)
     }
 
-    fn find(&self, given: &Given, role: Role) -> Result<Found, StackError> {
-        let key = (given.identity, given.path.clone());
-        let path = &given.path;
+    fn find(&self, source: &dyn Source, role: Role) -> Result<Found, StackError> {
+        let key = key_of(source);
         let mut known = self.0.lock();
         loop {
             known.retain(|_, branch| branch.life.strong_count() > 0);
@@ -197,22 +202,25 @@ impl Branches {
             for (other, branch) in &*known {
                 let is_same = *other == key && branch.role == role && role != Role::Upper;
                 let are_readers = branch.role == Role::Lower && role == Role::Lower;
-                let is_related = other.0 == key.0 || other.1.starts_with(path) || path.starts_with(&other.1);
-                if !is_related || are_readers && !is_same {
+                if !branch.lineage.overlaps(source.lineage()) || are_readers && !is_same {
                     continue;
                 }
                 if !branch.is_in_use() {
                     has_to_wait = true;
                 } else if !is_same {
                     let (other, used) = (other.1.clone(), branch.role);
-                    return Err(StackError::Conflict { path: path.clone(), wanted: role, other, used });
+                    return Err(StackError::Conflict { path: key.1, wanted: role, other, used });
                 }
             }
             if !has_to_wait {
                 let Some(own) = known.get(&key) else {
                     let calls = Arc::new(InFlight::default());
+                    let lineage = source.lineage().clone();
                     let life = Arc::new(Life { table: Arc::clone(&self.0), calls: Arc::clone(&calls) });
-                    known.insert(key, Known { role, life: Arc::downgrade(&life), calls, branch: None, cache: None });
+                    known.insert(
+                        key,
+                        Known { role, lineage, life: Arc::downgrade(&life), calls, branch: None, cache: None },
+                    );
                     return Ok(Found::ToBeMade(life));
                 };
                 // Else it has begun to end.

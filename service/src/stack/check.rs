@@ -1,19 +1,20 @@
 //! The job `check`: checks an upper branch that no instance uses, before the process ends.
 
-use super::claim::{Claim, ClaimKind};
 use super::crash_state::{self, StateRoot, UpperRoot};
-use super::{Given, Role, StackBuilder, StackError, with_causes};
+use super::sources::{ClaimKind, Directory, Source};
+use super::{Role, StackBuilder, StackError, with_causes};
 use crate::confinement;
 use crate::outside::{Deed, outside};
 use poolfs_bcow::{Bcow, BcowConfig};
 use poolfs_libservice::{Finding, Libservice, Outcome, Tally};
-use poolfs_local::LocalOptions;
+use poolfs_local::Descriptors;
 use poolfs_service_protocol::{
     CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX, LOWERS_MAX, Storage,
 };
 use poolfs_union::check::Check;
 use rustix::process::{Resource, Rlimit};
 use std::io::{Read, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,8 +70,8 @@ pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<C
 
 /// The branches of a job, which are opened while the host's files are there.
 struct Opened {
-    upper: Given,
-    lowers: Vec<Given>,
+    upper: Directory,
+    lowers: Vec<Arc<dyn Source>>,
 }
 
 impl Opened {
@@ -79,9 +80,9 @@ impl Opened {
             let cause = format!("a union has at most {LOWERS_MAX} lower branches");
             return Err(StackError::Union { upper: spec.upper.clone(), cause });
         }
-        let upper = Given::open(&spec.upper, !spec.repair)?;
-        let lowers = spec.lowers.iter().map(|lower| Given::open(lower, true)).collect::<Result<_, _>>()?;
-        Ok(Self { upper, lowers })
+        let upper = Directory::open(&spec.upper, !spec.repair)?;
+        let open = |lower: &PathBuf| Directory::open(lower, true).map(|lower| Arc::new(lower) as Arc<dyn Source>);
+        Ok(Self { upper, lowers: spec.lowers.iter().map(open).collect::<Result<_, _>>()? })
     }
 }
 
@@ -92,7 +93,7 @@ fn check_opened(
 ) -> Result<CheckSummary, StackError> {
     let failed = |cause: String| StackError::Union { upper: spec.upper.clone(), cause };
     let kind = if spec.repair { ClaimKind::Alone } else { ClaimKind::Shared };
-    let claim = Claim::take(&*opened.upper.mount, kind, Duration::ZERO).map_err(|error| error.of(&spec.upper))?;
+    let claim = opened.upper.claim(kind, Duration::ZERO).map_err(|error| error.of(&spec.upper))?;
     let upper = UpperRoot { directory: claim.directory(), path: &spec.upper };
     let place = spec.socket_directory.clone();
     let states = outside(Deed::Memory, move || StateRoot::open(&place)).flatten();
@@ -106,8 +107,7 @@ fn check_opened(
         );
         return Err(failed(cause));
     }
-    let options = LocalOptions { read_only: !spec.repair, ..LocalOptions::default() };
-    let local: Arc<dyn Libservice> = super::local(&opened.upper, options).map_err(failed)?;
+    let local: Arc<dyn Libservice> = opened.upper.open(!spec.repair, &Descriptors::of_process())?;
     let builder = StackBuilder::new(CACHE_BYTES, None)?;
     let branch = |lower| builder.branch(lower, Role::Lower, &Storage::default(), None);
     let branches: Vec<_> = opened.lowers.iter().map(branch).collect::<Result<_, _>>()?;

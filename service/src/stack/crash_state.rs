@@ -9,7 +9,7 @@ mod states;
 
 pub use states::StateRoot;
 
-use super::claim::ENDING;
+use super::sources::ENDING;
 use crate::outside::{Deed, outside};
 use identity::{BranchIdentity, Kinship, Whereabouts, born};
 use poolfs_cache::{BranchKey, Cache, CrashRecovery, Salvaged, StateDirectory, Waiting};

@@ -5,6 +5,10 @@ use poolfs_libservice::types::{Caller, Name, NodeId, OpenFlags};
 
 const ROOT: Caller = Caller::ROOT;
 
+fn directory(path: &Path) -> Arc<dyn Source> {
+    Arc::new(Directory::open(path, false).expect("there"))
+}
+
 fn write(layer: &dyn Libservice, content: &[u8]) {
     let name = Name::new(b"f").expect("a name");
     let (entry, handle) = layer.create(&ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).expect("room");
@@ -42,19 +46,12 @@ fn a_branch_of_a_stack_that_is_never_finished_leaves_nothing_unwritten() {
     let folder = tempfile::tempdir().expect("a folder");
     let builder = StackBuilder::new(1 << 20, None).expect("a cache");
     let branch = builder
-        .branch(
-            &Given::open(folder.path(), false).expect("there"),
-            Role::Upper,
-            &Storage::default(),
-            Some(ClaimKind::Alone),
-        )
+        .branch(&directory(folder.path()), Role::Upper, &Storage::default(), Some(ClaimKind::Alone))
         .expect("usable");
     write(&*branch.layer(), b"by a union that failed to open");
     drop(branch);
     assert_eq!(std::fs::read(folder.path().join("f")).expect("there"), b"by a union that failed to open");
-    builder
-        .branch(&Given::open(folder.path(), false).expect("there"), Role::Directory, &Storage::default(), None)
-        .expect("free again");
+    builder.branch(&directory(folder.path()), Role::Directory, &Storage::default(), None).expect("free again");
 }
 
 #[test]
@@ -64,7 +61,7 @@ fn who_wants_a_branch_that_ends_waits_and_who_wants_another_does_not() {
     let branch = |name: &str, role| {
         let path = folder.path().join(name);
         std::fs::create_dir_all(&path).expect("made");
-        builder.branch(&Given::open(&path, false).expect("there"), role, &Storage::default(), None)
+        builder.branch(&directory(&path), role, &Storage::default(), None)
     };
     let first = branch("one", Role::Directory).expect("usable");
     assert!(Arc::ptr_eq(&first, &branch("one", Role::Directory).expect("shared")));
@@ -105,7 +102,7 @@ fn what_others_write_into_memory_is_refused() {
 fn who_wants_a_branch_at_once_has_the_same_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let builder = StackBuilder::new(1 << 20, None).expect("a cache");
-    let given = Given::open(folder.path(), false).expect("there");
+    let given = directory(folder.path());
     let start = std::sync::Barrier::new(4);
     let all: Vec<_> = std::thread::scope(|scope| {
         let branch = || {

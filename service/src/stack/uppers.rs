@@ -15,14 +15,14 @@ pub(super) fn refuse_alone(branch: &Branch) -> Result<(), StackError> {
         Ok(true) => "it is the upper branch of a union, and only the union shows what is in it".to_owned(),
         Err(error) => with_causes(&error),
     };
-    Err(StackError::Upper { path: branch.path.clone(), cause })
+    Err(StackError::Upper { path: branch.path().to_owned(), cause })
 }
 
 impl Incomplete {
     /// Nothing where the union has all that the branch says it needs.
     pub(super) fn of(branch: &Branch, union: &Union) -> Option<Self> {
         let missing = union.missing_layers().to_vec();
-        (!missing.is_empty()).then(|| Self { branch: branch.path.clone(), missing })
+        (!missing.is_empty()).then(|| Self { branch: branch.path().to_owned(), missing })
     }
 }
 
@@ -44,12 +44,12 @@ impl Stack {
             let some = paths[..paths.len() - more].join(", ");
             if more > 0 { format!("{some} and {more} more") } else { some }
         };
-        let is_given = |id: &&String| lowers.iter().any(|lower| lower.path.to_str() == Some(id));
+        let is_given = |id: &&String| lowers.iter().any(|lower| lower.path().to_str() == Some(id));
         // The branches below one that was an upper branch are those that are listed after it.
         let order = |incomplete: &Incomplete| {
             let (branch, given) = (incomplete.branch.display(), incomplete.missing.iter().filter(is_given));
             let given: Vec<String> = given.cloned().collect();
-            (incomplete.branch != upper.path && !given.is_empty()).then(|| {
+            (incomplete.branch != upper.path() && !given.is_empty()).then(|| {
                 format!(
                     "files of the lower branch {branch} have, or once had, some of their bytes in {}, which --lower lists before it: those that still have answer EIO. A \
                      branch is listed before the branches that it was written over; unmount it, and mount it with --lower naming {branch} first",
@@ -58,9 +58,9 @@ impl Stack {
             })
         };
         let absent = |incomplete: &Incomplete| {
-            let given = lowers.iter().map(|lower| lower.path.display().to_string()).collect();
+            let given = lowers.iter().map(|lower| lower.path().display().to_string()).collect();
             let missing: Vec<String> = incomplete.missing.iter().filter(|id| !is_given(id)).cloned().collect();
-            let is_upper = incomplete.branch == upper.path;
+            let is_upper = incomplete.branch == upper.path();
             (!missing.is_empty()).then(|| format!(
                 "files of the {} branch {} have, or once had, some of their bytes in {}, which is not among the lower branches {}: those that still have answer EIO. Lower \
                  branches are known by their paths; unmount it, and mount it with --lower naming each at the path that it had",
@@ -76,7 +76,7 @@ impl Stack {
                  unmounted in order before it is on disk or the file is removed",
                 file.path,
                 file.cause,
-                upper.path.display(),
+                upper.path().display(),
             )
         };
         let incomplete =

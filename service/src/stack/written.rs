@@ -29,6 +29,6 @@ impl Stack {
     /// Nobody is going to look at what it has written, if others do not show the same: from here on nothing of it is made durable.
     pub fn discard(&self) {
         let own = self.branches.iter().filter(|branch| branch.role == Role::Upper);
-        own.for_each(|branch| branch.local.discard());
+        own.for_each(|branch| branch.backend.discard());
     }
 }

@@ -1,9 +1,9 @@
 //! Test harness: starts, commands and ends a service; nothing is left behind, also when a test fails.
 
 use crate::over_rings;
-use poolfs_local::PrivateMount;
+use poolfs_local::{Place, PrivateMount};
 use poolfs_service_protocol::{
-    ALLOCATOR, Answer, Command as Order, MountSpec, ServiceConfig, ServiceStatus, StackSpec, UnmountMode,
+    ALLOCATOR, Answer, Command as Order, Lineage, MountSpec, ServiceConfig, ServiceStatus, StackSpec, UnmountMode,
 };
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -226,13 +226,23 @@ pub fn private_mounts(stack: &StackSpec) -> Vec<OwnedFd> {
     stack.branches().into_iter().filter_map(mount).collect()
 }
 
+/// Where the branches at its paths lie; of what is not there, nothing.
+fn lineages(stack: &StackSpec) -> Vec<Lineage> {
+    let lineage = |branch: poolfs_service_protocol::Branch<'_>| Place::open(branch.directory).ok()?.lineage().ok();
+    stack.branches().into_iter().filter_map(lineage).collect()
+}
+
 /// Sends an order, and with it the branches at its paths.
 pub fn give(stream: &UnixStream, order: &Order) {
-    let branches = match order {
-        Order::Mount(spec) => private_mounts(&spec.stack),
+    let mut order = order.clone();
+    let branches = match &mut order {
+        Order::Mount(spec) => {
+            spec.lineages = lineages(&spec.stack);
+            private_mounts(&spec.stack)
+        }
         _ => Vec::new(),
     };
-    transmit(stream, &serde_json::to_string(order).expect("serializable"), &branches);
+    transmit(stream, &serde_json::to_string(&order).expect("serializable"), &branches);
 }
 
 fn transmit(stream: &UnixStream, line: &str, branches: &[OwnedFd]) {

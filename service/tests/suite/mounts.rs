@@ -2,6 +2,7 @@
 
 use crate::harness::{Running, isolated, make, message, mounts, spawn};
 use crate::over_rings::is_over_rings;
+use crate::views::bind;
 use poolfs_service_protocol::{Answer, Command as Order, MountSpec, OperationPath, StackSpec};
 use rustix::fs::{AtFlags, Mode, RenameFlags, SeekFrom, StatxFlags};
 use std::fs::{self, File, OpenOptions};
@@ -277,6 +278,31 @@ fn uses_of_one_directory_that_exclude_each_other_are_refused() {
         fs::write(folder.join("mnt-three/f"), b"two").expect("write");
         assert_eq!(fs::read(at.join("f")).expect("read"), b"two", "each open sees the other mount's changes");
         assert_eq!(mounts(folder).len(), 3);
+    });
+}
+
+#[test]
+fn directories_are_told_apart_by_where_they_lie_and_not_by_paths() {
+    isolated("mounts::directories_are_told_apart_by_where_they_lie_and_not_by_paths", |folder| {
+        let service = Running::start(folder);
+        let [path, moved] = ["d", "moved"].map(|name| folder.join(name));
+        let at = service.mount("one", StackSpec::directory(make(&path)));
+        fs::rename(&path, &moved).expect("moved");
+        // Another directory is at its path now.
+        let beside = service.mount("two", StackSpec::directory(make(&path)));
+        for (instance, place, directory) in [("one", &at, &moved), ("two", &beside, &path)] {
+            fs::write(place.join("file"), b"written").expect("write");
+            assert_eq!(service.order(&Order::Flush { instance: instance.into() }), Answer::Done);
+            assert_eq!(fs::read(directory.join("file")).expect("there"), b"written");
+            fs::remove_file(place.join("file")).expect("there");
+        }
+        let said = message(service.order(&Order::Mount(service.spec("three", StackSpec::directory(folder)))));
+        assert!(said.contains("cannot be a mounted directory while"), "{said}");
+        // What is mounted in a directory is not part of it.
+        let hidden = make(&folder.join("around/hidden"));
+        bind(&make(&folder.join("other")), &hidden);
+        service.mount("four", StackSpec::directory(make(&hidden.join("below"))));
+        service.mount("five", StackSpec::directory(folder.join("around")));
     });
 }
 

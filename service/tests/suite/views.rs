@@ -30,7 +30,7 @@ fn mount(source: &Path, target: &Path, kind: &str, flags: libc::c_ulong) {
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-fn bind(source: &Path, target: &Path) {
+pub fn bind(source: &Path, target: &Path) {
     mount(source, target, "", libc::MS_BIND);
 }
 

@@ -1,20 +1,19 @@
 //! Claims on directories that are written, or were upper branches: exclusive or shared, across processes.
 
-use super::StackError;
+use super::super::StackError;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tracing::warn;
 
 /// A wait that is enough for one that is about to be given up: by an unmount, or by a process that was killed.
-pub(super) const ENDING: Duration = Duration::from_secs(2);
+pub(crate) const ENDING: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// What is to be done with the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ClaimKind {
+pub(crate) enum ClaimKind {
     /// It is changed.
     Alone,
     /// It is read as it is, or written by several who know that.
@@ -23,11 +22,13 @@ pub(super) enum ClaimKind {
 
 /// Why a directory cannot be claimed.
 #[derive(Debug)]
-pub(super) enum Unclaimed {
+pub(crate) enum Unclaimed {
     /// Somebody else has it.
     Held(&'static str),
-    /// It cannot be opened or locked.
-    Unusable(String),
+    /// Its filesystem has no locks.
+    NoLocks(Errno),
+    /// It cannot be opened.
+    Unusable(Errno),
 }
 
 impl Unclaimed {
@@ -36,13 +37,14 @@ impl Unclaimed {
         let path = directory.to_owned();
         match self {
             Self::Held(cause) => StackError::Held { path, cause },
-            Self::Unusable(cause) => StackError::Branch { path, cause },
+            Self::NoLocks(errno) => StackError::Branch { path, cause: format!("it cannot be locked: {errno}") },
+            Self::Unusable(errno) => StackError::Branch { path, cause: errno.to_string() },
         }
     }
 }
 
 /// As long as it is there, nobody has one that contradicts it. It ends with the process that has it at the latest.
-pub(super) struct Claim(OwnedFd);
+pub(crate) struct Claim(OwnedFd);
 
 impl Claim {
     /// The directory.
@@ -73,35 +75,16 @@ impl Claim {
                     };
                     return Err(Unclaimed::Held(cause));
                 }
-                Err(errno) => return Err(Unclaimed::Unusable(format!("it cannot be locked: {errno}"))),
+                Err(errno) => return Err(Unclaimed::NoLocks(errno)),
             }
         }
-    }
-
-    /// The same where the filesystem may not have locks: without one then.
-    pub fn take_if_there_are_locks(
-        directory: impl AsFd,
-        path: &Path,
-        kind: ClaimKind,
-        wait: Duration,
-    ) -> Result<Option<Self>, Unclaimed> {
-        let file = opened(&directory)?;
-        match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) | Err(Errno::WOULDBLOCK) => {}
-            Err(error) => {
-                warn!(directory = %path.display(), %error, "whether other services have it mounted cannot be found out");
-                return Ok(None);
-            }
-        }
-        drop(file);
-        Self::take(directory, kind, wait).map(Some)
     }
 }
 
 /// A lock belongs to an opening, and is given up with its last descriptor: this one is nobody else's.
 fn opened(directory: impl AsFd) -> Result<OwnedFd, Unclaimed> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat(directory, c".", flags, Mode::empty()).map_err(|errno| Unclaimed::Unusable(errno.to_string()))
+    openat(directory, c".", flags, Mode::empty()).map_err(Unclaimed::Unusable)
 }
 
 #[cfg(test)]

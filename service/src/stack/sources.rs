@@ -1,0 +1,82 @@
+//! Sources of branches: the storage that has a branch's content, which one it is, and how it is claimed and opened. Each kind of storage has a
+//! module here; what is above knows none of them.
+
+mod claim;
+mod directory;
+
+pub(crate) use claim::{Claim, ClaimKind, ENDING, Unclaimed};
+pub(crate) use directory::Directory;
+
+use super::StackError;
+use poolfs_libservice::Libservice;
+use poolfs_local::Descriptors;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which storage it is, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum BranchId {
+    /// A directory of a filesystem of the host.
+    Directory { device: u64, inode: u64 },
+}
+
+/// Where the storage of a branch lies: which one it is, and then what it was in when it was given, from the inside out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lineage {
+    own: BranchId,
+    above: Vec<BranchId>,
+}
+
+impl Lineage {
+    pub fn id(&self) -> BranchId {
+        self.own
+    }
+
+    /// Whether they are one, or one lies in the other.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let lies_in = |inner: &Self, outer: &Self| inner.above.contains(&outer.own);
+        self.own == other.own || lies_in(self, other) || lies_in(other, self)
+    }
+}
+
+/// The storage of a branch.
+pub(crate) trait Source: Send + Sync {
+    /// What it is called: in messages, and in what unions note of their lower branches.
+    fn name(&self) -> &Path;
+
+    /// Which storage it is, and where it lies.
+    fn lineage(&self) -> &Lineage;
+
+    /// Keeps others from using it in ways that contradict this one, if need be after so long.
+    fn claim(&self, kind: ClaimKind, wait: Duration) -> Result<Claim, Unclaimed>;
+
+    /// Whether all that is stored takes the pool's memory.
+    fn is_in_memory(&self) -> Result<bool, StackError>;
+
+    /// Its content as the lowest layer of a stack. What that layer has open counts among `descriptors`.
+    fn open(&self, read_only: bool, descriptors: &Arc<Descriptors>) -> Result<Arc<dyn Backend>, StackError>;
+}
+
+/// The lowest layer of a stack.
+pub(crate) trait Backend: Libservice {
+    /// Nobody is going to look at its content again: from here on nothing is made durable.
+    fn discard(&self);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_one_or_lies_in_another_overlaps() {
+        let id = |inode| BranchId::Directory { device: 1, inode };
+        let lineage = |own, above: &[u64]| Lineage { own: id(own), above: above.iter().copied().map(id).collect() };
+        let [root, a, b, in_a] = [lineage(1, &[]), lineage(2, &[1]), lineage(3, &[1]), lineage(4, &[2, 1])];
+        for (one, other, overlaps) in
+            [(&a, &a, true), (&root, &in_a, true), (&a, &in_a, true), (&b, &in_a, false), (&a, &b, false)]
+        {
+            assert_eq!((one.overlaps(other), other.overlaps(one)), (overlaps, overlaps), "{one:?} {other:?}");
+        }
+    }
+}
