@@ -426,6 +426,7 @@ impl WireAttributes {
             accessed: time(0),
             modified: time(1),
             changed: time(2),
+            change: 0,
         })
     }
 }

@@ -94,6 +94,8 @@ pub struct Attributes {
     pub modified: Timestamp,
     /// Last change of content or attributes.
     pub changed: Timestamp,
+    /// Of an answer of the backend: another number after every change of the object that the backend has made, whoever asked for it. No program sees it.
+    pub change: u64,
 }
 
 impl Attributes {

@@ -1,11 +1,15 @@
 //! Filter layers: they pass every call on to the layer below, except for the calls that they define themselves.
 
-use crate::{DirectoryEntry, Durability, Entry, Libservice, NameChange, ReadTarget, Result, SharedContent, Written};
+use crate::{
+    Coherence, DirectoryEntry, Durability, Entry, Libservice, NameChange, ReadTarget, Result, SharedContent, Upcalls,
+    Written,
+};
 use poolfs_types::{
     AllocateMode, Attributes, Caller, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags,
     SeekTo, SetAttributes, XattrFlags,
 };
 use std::ops::{ControlFlow, Range};
+use std::sync::Weak;
 
 /// Declares [`Operation`] and [`Filter`], and makes each filter a [`Libservice`], from the methods of that trait. Those under `asked` have
 /// the caller as their first argument; those under `infallible` are called whatever [`Filter::enter`] answers.
@@ -163,6 +167,7 @@ filter! {
     infallible {
         Forget: fn forget(node: NodeId, count: u64);
         Release: fn release(handle: HandleId);
+        Attach: fn attach(above: Weak<dyn Upcalls>) -> Coherence;
         Defers: fn defers() -> bool;
         ReadOnly: fn read_only() -> bool;
         SharedContent: fn shared_content() -> Option<&dyn SharedContent>;

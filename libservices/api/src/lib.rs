@@ -67,6 +67,7 @@
 #![forbid(unsafe_code)]
 
 mod changed;
+mod coherence;
 pub mod conformance;
 mod durability;
 mod error;
@@ -87,6 +88,7 @@ pub mod walk;
 mod written_at;
 
 pub use changed::{Changed, Unseen};
+pub use coherence::{Coherence, Stale, Upcalls};
 pub use durability::{Durability, NameChange};
 pub use error::{Error, Result};
 pub use filter::{Filter, Operation};
@@ -107,6 +109,7 @@ use poolfs_types::{
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
 use std::ops::{ControlFlow, Range};
+use std::sync::Weak;
 
 /// A name resolved: the node, with one reference for the caller, and its attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -469,6 +472,13 @@ pub trait Libservice: Send + Sync {
     /// What the layer can do with cached content beside reading it; nothing where it has none to share.
     fn shared_content(&self) -> Option<&dyn SharedContent> {
         None
+    }
+
+    /// Says who else changes what the layer shows, and tells `above` of it from here on, where it tells of it at all. For the layer above, which
+    /// does so once. One that passes all on passes this on, too.
+    fn attach(&self, above: Weak<dyn Upcalls>) -> Coherence {
+        let _ = above;
+        Coherence::Exclusive
     }
 
     /// Whether the layer refuses every change with `EROFS`.

@@ -10,6 +10,9 @@ mod directory;
 mod files;
 mod names;
 mod state;
+mod views;
+
+pub use views::View;
 
 use crate::types::{
     AllocateMode, Attributes, Caller, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags,
@@ -27,6 +30,7 @@ const DEFAULT_CAPACITY: u64 = 1 << 30;
 #[derive(Debug)]
 pub struct Memory {
     state: Mutex<State>,
+    views: views::Views,
 }
 
 impl Memory {
@@ -39,7 +43,7 @@ impl Memory {
     /// An empty filesystem whose files together hold at most `bytes`, counted in whole blocks; more is `ENOSPC`.
     #[must_use]
     pub fn with_capacity(bytes: u64) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::new(bytes)) })
+        Arc::new(Self { state: Mutex::new(State::new(bytes)), views: views::Views::default() })
     }
 
     /// How many node references and how many handles callers hold now: what a layer above must have given back

@@ -7,6 +7,7 @@ use crate::sync::{lock, read};
 use crate::write_back::Emptied;
 use poolfs_libservice::{Result, WrittenAt, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, SetAttributes, SetTime};
+use std::time::Instant;
 
 /// How often a question is repeated whose answer a change overtook, before the answer is used without being kept.
 const ATTEMPTS_MAX: usize = 4;
@@ -53,13 +54,23 @@ impl Node {
                 return Ok(state.shown());
             }
         }
+        self.ask()
+    }
+
+    /// The same, as the layer below says now.
+    pub(crate) fn ask(&self) -> Result<Attributes> {
+        let is_validated = self.core.coherence.validity().is_some();
         let mut answer = None;
         for _ in 0..ATTEMPTS_MAX {
             let stamp = read(&self.state).stamp;
+            let asked = Instant::now();
             let below = self.core.below.getattr(&Caller::ROOT, self.id)?;
             let kept = self.update(None, |state| {
                 if state.stamp != stamp {
                     return None;
+                }
+                if is_validated {
+                    state.go_by(&below, asked);
                 }
                 state.merge(&below);
                 state.stale = false;
@@ -69,6 +80,9 @@ impl Node {
                 return Ok(kept.unwrap_or(below));
             }
             answer = Some(below);
+        }
+        if is_validated {
+            self.update(None, State::invalidate);
         }
         // Writers keep changing it: their size and times are the newest, the rest is as below said.
         let state = read(&self.state);
@@ -112,7 +126,7 @@ impl Node {
         // may have asked below in the middle of it.
         let before = {
             let state = read(&self.state);
-            (!state.stale).then_some(state.attributes.links)
+            (!state.stale && !self.core.coherence.is_shared()).then_some(state.attributes.links)
         };
         remove(before.map(|before| before == 1))?;
         let directory = self.update(None, |state| {

@@ -18,7 +18,7 @@ use std::sync::{Arc, RwLockWriteGuard};
 
 /// The cache over one layer. All instances of a service that use a branch share one, so that its bytes live once.
 ///
-/// The layer below must not be changed by anybody else while the cache is there. [`Cache::shutdown`] comes before the
+/// The layer below must not be changed by anybody else while the cache is there, unless it says so ([`Libservice::attach`]). [`Cache::shutdown`] comes before the
 /// cache is dropped: what is dirty then is still written back, but a failure is only logged, and the data lost.
 pub struct Cache {
     pub(crate) core: Arc<Core>,
@@ -133,6 +133,13 @@ impl Cache {
         self.core.get(id).map_or_else(|| fail(Errno::ESTALE), Ok)
     }
 
+    /// The same; what is kept of it may be used.
+    pub(crate) fn fresh(&self, id: NodeId) -> Result<Arc<Node>> {
+        let node = self.node(id)?;
+        node.validate()?;
+        Ok(node)
+    }
+
     pub(crate) fn directory(&self, id: NodeId) -> Result<Arc<Node>> {
         let node = self.node(id)?;
         if node.file_type() == FileType::Directory { Ok(node) } else { fail(Errno::ENOTDIR) }
@@ -140,7 +147,7 @@ impl Cache {
 
     /// The entry of a node whose reference the caller has just been given; without attributes there is no reference.
     pub(crate) fn entry(&self, node: &Arc<Node>) -> Result<Entry> {
-        match node.attributes() {
+        match node.validate().and_then(|()| node.attributes()) {
             Ok(attributes) => Ok(Entry { node: node.id, attributes }),
             Err(error) => {
                 self.core.forget(node.id, 1);
@@ -167,10 +174,10 @@ impl Cache {
     ) -> Result<(Arc<Node>, T)> {
         let directory = self.directory(parent)?;
         let _changing = write(&directory.names);
-        let removals = self.core.removals();
+        let (removals, epoch) = (self.core.removals(), self.core.epoch_of_names(parent));
         let (entry, with) = make(&*self.core.below)?;
         let node = self.core.adopt(&entry, removals);
-        self.core.names.set(parent, name, Known::Present(node.id));
+        self.core.names.set(parent, name, Known::Present(node.id), epoch);
         directory.outdate();
         Ok((node, with))
     }
@@ -183,7 +190,7 @@ impl Cache {
         parent: NodeId,
         name: Name<'_>,
     ) -> Result<Option<Peeked<'_>>> {
-        let known = match self.core.names.get(parent, name) {
+        let known = match self.core.known(parent, name).filter(|_| !self.core.coherence.is_shared()) {
             Some(Known::Absent) => return Ok(None),
             Some(Known::Present(id)) => self.core.reference(id),
             None => None,
@@ -203,7 +210,7 @@ impl Cache {
 
     /// What a name leads to, where that is known here.
     pub(crate) fn peek_known(&self, parent: NodeId, name: Name<'_>) -> Option<Peeked<'_>> {
-        match self.core.names.get(parent, name)? {
+        match self.core.known(parent, name)? {
             Known::Present(id) => self.core.reference(id).map(|node| Peeked { core: &self.core, node }),
             Known::Absent => None,
         }
@@ -220,14 +227,21 @@ impl Cache {
         let directory = self.directory(parent)?;
         let changing = write(&directory.names);
         let victim = self.peek(&changing, parent, name)?;
-        let below = &*self.core.below;
+        let (below, epoch) = (&*self.core.below, self.core.epoch_of_names(parent));
         match &victim {
+            // Others may give the name to something else before it goes.
+            Some(Peeked { node, .. }) if self.core.coherence.is_shared() => node.lose_name(|_| remove(below, None))?,
             Some(Peeked { node, .. }) => node.lose_name(|is_last| remove(below, Some((node.id, is_last))))?,
             None => remove(below, None)?,
         }
-        self.core.names.set(parent, name, Known::Absent);
+        self.core.names.set(parent, name, Known::Absent, epoch);
         directory.outdate();
         Ok(())
+    }
+
+    /// Whether what a file has at any time it has for good.
+    pub(crate) fn never_changes(&self) -> bool {
+        !self.core.coherence.is_shared() && self.core.below.read_only()
     }
 
     pub(crate) fn insert_file(&self, node: Use, flags: OpenFlags) -> HandleId {

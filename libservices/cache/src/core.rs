@@ -9,11 +9,11 @@ use crate::node::Node;
 use crate::pool::Pool;
 use crate::sync::{lock, read, write};
 use hashbrown::HashMap;
-use poolfs_libservice::{Entry, Libservice, Result, Share, Shares};
+use poolfs_libservice::{Coherence, Entry, Libservice, Result, Share, Shares, Upcalls};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, Timestamp};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 
 const SHARDS: usize = 32;
 /// Idle nodes looked at when one becomes idle and there are too many, in its own layer and in another one of the pool.
@@ -34,11 +34,15 @@ pub(crate) struct Core {
     pub(crate) below: Arc<dyn Libservice>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) names: Names,
+    /// Who else changes the layer below.
+    pub(crate) coherence: Coherence,
+    /// Who is told what that layer says of changes by others.
+    pub(crate) above: Mutex<Option<Weak<dyn Upcalls>>>,
     /// Where what is dirty is noted, if it is.
     pub(crate) recorder: Option<Recorder>,
     shards: [Shard; SHARDS],
     idle: Mutex<VecDeque<NodeId>>,
-    removals: AtomicU64,
+    pub(crate) removals: AtomicU64,
     used: Arc<AtomicU64>,
     /// Whether what is written back is kept until the layer below has stored where it is.
     pub(crate) keeps_deferred: bool,
@@ -77,7 +81,9 @@ impl Core {
         let map_pages = pool.map_shares.join();
         let answers = pool.answer_shares.join();
         let keeps_deferred = recorder.is_some() && below.defers();
-        let core = Arc::new(Self {
+        let core = Arc::new_cyclic(|me: &Weak<Self>| Self {
+            coherence: below.attach(me.clone()),
+            above: Mutex::default(),
             below,
             leaving: Leaving::new(pool.config.leaving_wait_max),
             pool,
@@ -221,13 +227,13 @@ impl Core {
         Some(Arc::clone(node))
     }
 
-    /// How many nodes have left the table; taken before asking below for an entry that [`Core::adopt`] gets.
+    /// How often something has come that may have outdated answers: a node has left the table, or others have changed something. Taken before asking below for an entry that [`Core::adopt`] gets.
     pub(crate) fn removals(&self) -> u64 {
         self.removals.load(Ordering::Acquire)
     }
 
     /// The node of an entry that the layer below returned (and whose reference this layer now owns), with one reference
-    /// for the layer above. When nodes left since `removals`, the entry may be older than what one of them wrote.
+    /// for the layer above. When something has outdated answers since `removals`, the entry may be older than what a node that left wrote.
     pub(crate) fn adopt(self: &Arc<Self>, entry: &Entry, removals: u64) -> Arc<Node> {
         let mut shard = write(self.shard(entry.node));
         let node = shard
@@ -381,5 +387,6 @@ fn unknown_directory() -> Attributes {
         accessed: never,
         modified: never,
         changed: never,
+        change: 0,
     }
 }

@@ -5,11 +5,11 @@ use crate::cache::Cache;
 use crate::handles::{Open, OpenDirectory};
 use crate::names::Known;
 use crate::node::Node;
-use crate::sync::read;
+use crate::sync::{lock, read};
 use crate::write_back::hold_is_bounded;
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, ReadTarget, Result, Segment,
-    SharedContent, Text, Written, fail,
+    Coherence, DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, NameChange, ReadTarget, Result,
+    Segment, SharedContent, Text, Upcalls, Written, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -17,7 +17,7 @@ use poolfs_types::{
 };
 use std::ops::{ControlFlow, Range};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 const ALL: Range<u64> = 0..u64::MAX;
 
@@ -26,11 +26,18 @@ const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
 
 impl Libservice for Cache {
     fn lookup(&self, caller: &Caller, parent: NodeId, name: Name<'_>) -> Result<Entry> {
-        match self.core.names.get(parent, name) {
+        if self.core.coherence.is_shared() {
+            self.fresh(parent)?;
+        }
+        match self.core.known(parent, name) {
             Some(Known::Absent) => return fail(Errno::ENOENT),
             Some(Known::Present(id)) => {
                 if let Some(node) = self.core.reference(id) {
-                    return self.entry(&node);
+                    match self.entry(&node) {
+                        // It was removed by others.
+                        Err(error) if error.errno() == Errno::ESTALE && self.core.coherence.is_shared() => {}
+                        entry => return entry,
+                    }
                 }
             }
             None => {}
@@ -38,16 +45,16 @@ impl Libservice for Cache {
         let directory = self.directory(parent)?;
         let node = {
             let _unchanging = read(&directory.names);
-            let removals = self.core.removals();
+            let (removals, epoch) = (self.core.removals(), self.core.epoch_of_names(parent));
             match self.core.below.lookup(caller, parent, name) {
                 Ok(entry) => {
                     let node = self.core.adopt(&entry, removals);
-                    self.core.names.set(parent, name, Known::Present(node.id));
+                    self.core.names.set(parent, name, Known::Present(node.id), epoch);
                     node
                 }
                 Err(error) => {
                     if error.errno() == Errno::ENOENT {
-                        self.core.names.set(parent, name, Known::Absent);
+                        self.core.names.set(parent, name, Known::Absent, epoch);
                     }
                     return Err(error);
                 }
@@ -61,7 +68,7 @@ impl Libservice for Cache {
     }
 
     fn getattr(&self, _caller: &Caller, node: NodeId) -> Result<Attributes> {
-        self.node(node)?.attributes()
+        self.fresh(node)?.attributes()
     }
 
     fn setattr(
@@ -195,7 +202,7 @@ impl Libservice for Cache {
     }
 
     fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {
-        let node = self.node(node)?.begin_use()?;
+        let node = self.fresh(node)?.begin_use()?;
         match node.0.attributes()?.file_type {
             FileType::Regular => {}
             FileType::Directory => return fail(Errno::EISDIR),
@@ -218,6 +225,7 @@ impl Libservice for Cache {
 
     fn read_into(&self, _: &Caller, handle: HandleId, offset: u64, target: &mut dyn ReadTarget) -> Result<usize> {
         let file = self.handles.readable(handle)?;
+        file.node.0.validate()?;
         let pool = &self.core.pool;
         let window_max = pool.config.read_ahead_bytes.min(pool.budget.allowed() / 16);
         let (window, ahead) = file.reader.advance(offset, target.buffer().len() as u64, window_max);
@@ -246,7 +254,9 @@ impl Libservice for Cache {
     }
 
     fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
-        self.handles.file(handle)?.node.0.seek(caller, offset, to)
+        let file = self.handles.file(handle)?;
+        file.node.0.validate()?;
+        file.node.0.seek(caller, offset, to)
     }
 
     fn fsync(&self, caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
@@ -304,7 +314,7 @@ impl Libservice for Cache {
     }
 
     fn getxattr(&self, caller: &Caller, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
-        self.node(node)?.xattr(caller, name)
+        self.fresh(node)?.xattr(caller, name)
     }
 
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
@@ -369,6 +379,9 @@ impl Libservice for Cache {
 
     fn hold(&self, _caller: &Caller, handle: HandleId, range: Range<u64>, held: bool) -> Result<()> {
         let file = self.handles.file(handle)?;
+        if !self.core.coherence.delays() {
+            return Ok(());
+        }
         let blocks = block_of(range.start)..blocks_for(range.end);
         if held && !hold_is_bounded(&blocks) {
             return fail(Errno::EINVAL);
@@ -389,7 +402,13 @@ impl Libservice for Cache {
     }
 
     fn shared_content(&self) -> Option<&dyn SharedContent> {
-        Some(self)
+        // Who reads without a call asks nobody first.
+        self.core.coherence.validity().is_none().then_some(self)
+    }
+
+    fn attach(&self, above: Weak<dyn Upcalls>) -> Coherence {
+        *lock(&self.core.above) = Some(above);
+        self.core.coherence
     }
 
     fn read_only(&self) -> bool {
@@ -404,11 +423,11 @@ impl SharedContent for Cache {
 
     fn text(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
         let file = self.handles.readable(handle)?;
-        if self.read_only() { file.node.0.text(holder) } else { fail(Errno::EOPNOTSUPP) }
+        if self.never_changes() { file.node.0.text(holder) } else { fail(Errno::EOPNOTSUPP) }
     }
 
     fn lend(&self, handle: HandleId, holder: Option<&Arc<dyn Holder>>) -> Result<OwnedFd> {
         let file = self.handles.readable(handle)?;
-        if self.read_only() { file.node.0.lend(holder) } else { fail(Errno::EOPNOTSUPP) }
+        if self.never_changes() { file.node.0.lend(holder) } else { fail(Errno::EOPNOTSUPP) }
     }
 }

@@ -1,7 +1,8 @@
 //! A user-level page and metadata cache over any layer.
 //!
-//! **Assumption.** Nobody but this layer changes the layer below (the mode called `private`). Names, absent names, attributes and
-//! content are therefore cached without an expiry time, and dropped only for lack of room.
+//! **Assumption.** Nobody but this layer changes the layer below, unless that says otherwise
+//! ([`poolfs_libservice::Libservice::attach`], `coherence.rs`). Names, absent names, attributes and content are therefore cached without an
+//! expiry time, and dropped only for lack of room.
 //!
 //! **Structure.** One [`CachePool`] per service owns the memory: a budget, a private tmpfs, and the threads
 //! that write back and read ahead. One [`Cache`] per branch uses it, shared by all instances that use the branch, so that a
@@ -48,6 +49,7 @@ mod budget;
 mod buffer;
 mod cache;
 mod carried;
+mod coherence;
 mod config;
 mod content;
 mod core;
@@ -76,6 +78,7 @@ mod shortage;
 mod state_directory;
 mod sync;
 mod text;
+mod version;
 mod view;
 mod write;
 mod write_back;

@@ -49,6 +49,7 @@ impl Cache {
         }
         let (source, target) = (source.as_ref().map(|peeked| &peeked.node), target.as_ref().map(|peeked| &peeked.node));
         let same = source.is_some_and(|source| target.is_some_and(|target| Arc::ptr_eq(source, target)));
+        let epochs = [parent, new_parent].map(|directory| self.core.epoch_of_names(directory));
         let rename = || self.core.below.rename(caller, parent, name, new_parent, new_name, flags);
         match target.filter(|_| !same && !exchange) {
             Some(victim) => victim.lose_name(|_| rename())?,
@@ -60,20 +61,20 @@ impl Cache {
             return Ok(());
         }
         let names = &self.core.names;
-        let known = |node: Option<&Arc<Node>>, parent, name| match node {
+        let known = |node: Option<&Arc<Node>>, parent, name, epoch| match node {
             Some(node) => {
-                names.set(parent, name, Known::Present(node.id));
+                names.set(parent, name, Known::Present(node.id), epoch);
                 node.outdate();
             }
             None => names.forget(parent, name),
         };
-        known(source, new_parent, new_name);
+        known(source, new_parent, new_name, epochs[1]);
         if exchange {
-            known(target, parent, name);
+            known(target, parent, name, epochs[0]);
         } else if flags.contains(RenameFlags::WHITEOUT) {
             names.forget(parent, name);
         } else {
-            names.set(parent, name, Known::Absent);
+            names.set(parent, name, Known::Absent, epochs[0]);
         }
         Ok(())
     }

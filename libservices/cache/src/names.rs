@@ -50,19 +50,21 @@ pub(crate) enum Known {
     Absent,
 }
 
-pub(crate) struct Names(Recent<Key, Known>);
+/// What is known of names, each with the epoch of its directory in which that is so.
+pub(crate) struct Names(Recent<Key, (Known, u64)>);
 
 impl Names {
     pub(crate) fn new(names_max: usize) -> Self {
         Self(Recent::new(names_max.max(1)))
     }
 
-    pub(crate) fn get(&self, parent: NodeId, name: Name<'_>) -> Option<Known> {
-        self.0.get(&KeyRef { parent, name: name.as_bytes() })
+    pub(crate) fn get(&self, parent: NodeId, name: Name<'_>, epoch: u64) -> Option<Known> {
+        let (known, at) = self.0.get(&KeyRef { parent, name: name.as_bytes() })?;
+        (at == epoch).then_some(known)
     }
 
-    pub(crate) fn set(&self, parent: NodeId, name: Name<'_>, known: Known) {
-        self.0.insert(Key { parent, name: name.as_bytes().into() }, known);
+    pub(crate) fn set(&self, parent: NodeId, name: Name<'_>, known: Known, epoch: u64) {
+        self.0.insert(Key { parent, name: name.as_bytes().into() }, (known, epoch));
     }
 
     pub(crate) fn forget(&self, parent: NodeId, name: Name<'_>) {
@@ -82,12 +84,13 @@ mod tests {
     fn names_are_found_by_parent_and_bytes() {
         let names = Names::new(100);
         let name = Name::new(b"a").unwrap();
-        names.set(NodeId(1), name, Known::Present(NodeId(7)));
-        names.set(NodeId(2), name, Known::Absent);
-        assert_eq!(names.get(NodeId(1), name), Some(Known::Present(NodeId(7))));
-        assert_eq!(names.get(NodeId(2), name), Some(Known::Absent));
+        names.set(NodeId(1), name, Known::Present(NodeId(7)), 0);
+        names.set(NodeId(2), name, Known::Absent, 3);
+        assert_eq!(names.get(NodeId(1), name, 0), Some(Known::Present(NodeId(7))));
+        assert_eq!(names.get(NodeId(2), name, 3), Some(Known::Absent));
+        assert_eq!(names.get(NodeId(2), name, 4), None);
         names.forget(NodeId(1), name);
-        assert_eq!(names.get(NodeId(1), name), None);
+        assert_eq!(names.get(NodeId(1), name, 0), None);
     }
 
     #[test]
@@ -95,7 +98,7 @@ mod tests {
         let names = Names::new(64);
         for n in 0..10_000 {
             let text = format!("name{n}");
-            names.set(NodeId(1), Name::new(text.as_bytes()).unwrap(), Known::Absent);
+            names.set(NodeId(1), Name::new(text.as_bytes()).unwrap(), Known::Absent, 0);
         }
         assert!(names.0.len() <= 128);
     }

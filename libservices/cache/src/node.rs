@@ -28,6 +28,7 @@ use crate::huge::HugeRanges;
 use crate::ledger::Record;
 use crate::sync::{lock, read, try_read, try_write, write};
 use crate::text::Program;
+use crate::version::Version;
 use crate::view::View;
 use crate::write_back::Emptied;
 use poolfs_libservice::{Holder, Result, fail};
@@ -76,7 +77,7 @@ pub(crate) struct State {
     /// The change time that the last write-back left below, and the one that users go on seeing: theirs, as long as
     /// nothing else changes the file.
     pub(crate) written_back: Option<(Timestamp, Timestamp)>,
-    /// Counts events after which bytes read from below earlier may be outdated.
+    /// Counts events after which bytes read from below earlier may be outdated; of a directory: names.
     pub(crate) epoch: u64,
     pub(crate) blocks: BlockMap,
     pub(crate) content: Content,
@@ -102,6 +103,8 @@ pub(crate) struct State {
     /// A symbolic link's target.
     pub(crate) target: Option<Target>,
     pub(crate) xattrs: Vec<CachedXattr>,
+    /// Where others change the layer below.
+    pub(crate) version: Version,
 }
 
 impl State {
@@ -132,6 +135,8 @@ struct BelowHandles {
     dead: bool,
     reader: Option<HandleId>,
     writer: Option<HandleId>,
+    /// Writes at the end of the file, wherever others have brought that.
+    appender: Option<HandleId>,
 }
 
 /// One object.
@@ -204,6 +209,7 @@ impl Node {
             is_leaving: false,
             target: None,
             xattrs: Vec::new(),
+            version: Version::default(),
         };
         Arc::new_cyclic(|me| Self {
             id,
@@ -410,7 +416,7 @@ impl Node {
             if below.users > 0 {
                 return;
             }
-            [below.reader.take(), below.writer.take()]
+            [below.reader.take(), below.writer.take(), below.appender.take()]
         };
         if self.has_view() {
             // Who opens the file again asks again.
@@ -459,6 +465,17 @@ impl Node {
         }
         let handle = self.core.below.open(&Caller::ROOT, self.id, OpenFlags::READ_WRITE)?;
         below.writer = Some(handle);
+        Ok(handle)
+    }
+
+    /// A handle below that appends. Only under a [`Use`].
+    pub(crate) fn appender_below(&self) -> Result<HandleId> {
+        let mut below = lock(&self.below);
+        if let Some(handle) = below.appender {
+            return Ok(handle);
+        }
+        let handle = self.core.below.open(&Caller::ROOT, self.id, OpenFlags::WRITE_ONLY | OpenFlags::APPEND)?;
+        below.appender = Some(handle);
         Ok(handle)
     }
 

@@ -72,6 +72,9 @@ impl State {
 impl Node {
     /// Writes all of `data` or, when space ran out after some bytes, a part of it. Only under a [`Use`](crate::node::Use).
     pub(crate) fn write(&self, append: bool, offset: u64, data: &[u8]) -> Result<Written> {
+        if append && !self.core.coherence.delays() {
+            return self.append_through(data);
+        }
         self.throttle(data.len() as u64);
         let writer = lock(&self.writer);
         let offset = if append { read(&self.state).attributes.size } else { offset };
@@ -113,7 +116,8 @@ impl Node {
             (state.blocks.run(blocks.start, count, false, |chunk| chunk.held) < count, state.is_retiring)
         };
         // Held blocks must not go below now, whatever room there is.
-        let cached = held || (!is_retiring && end <= CACHED_SIZE_MAX && self.may_become_dirty(count * BLOCK));
+        let delays = self.core.coherence.delays();
+        let cached = held || (delays && !is_retiring && end <= CACHED_SIZE_MAX && self.may_become_dirty(count * BLOCK));
         if cached && self.write_cached(offset, data)? {
             return Ok((data.len(), true));
         }
@@ -322,16 +326,40 @@ impl Node {
 
     /// Writes `data` below at once and updates what is cached of it.
     fn write_through(&self, offset: u64, data: &[u8]) -> Result<usize> {
-        let pool = &self.core.pool;
         let _flush = lock(&self.flush);
         let handle = self.writer_below()?;
         let written = self.core.below.write(&Caller::ROOT, handle, offset, data)?;
-        let data = &data[..written.count.min(data.len())];
+        self.note_written(offset, &data[..written.count.min(data.len())])
+    }
+
+    /// Writes `data` below at once, at the end of the file as it is there.
+    fn append_through(&self, data: &[u8]) -> Result<Written> {
+        if data.is_empty() {
+            self.validate()?;
+            return Ok(Written { count: 0, offset: read(&self.state).attributes.size });
+        }
+        let _writer = lock(&self.writer);
+        let _flush = lock(&self.flush);
+        let handle = self.appender_below()?;
+        let Written { count, offset } =
+            self.core.with_room(|| self.core.below.write(&Caller::ROOT, handle, 0, data))?;
+        let count = self.note_written(offset, &data[..count.min(data.len())])?;
+        Ok(Written { count, offset })
+    }
+
+    /// Updates what is cached of what was written through. Under `writer` and `flush`.
+    fn note_written(&self, offset: u64, data: &[u8]) -> Result<usize> {
+        let pool = &self.core.pool;
         if data.is_empty() {
             return fail(Errno::ENOSPC);
         }
         let end = offset + data.len() as u64;
+        let is_shared = self.core.coherence.is_shared();
         self.update(None, |state| {
+            if is_shared && offset > state.attributes.size {
+                // What is between them others have written.
+                state.invalidate();
+            }
             state.epoch += 1;
             let small = pool.config.small_file_bytes;
             for block in block_of(offset)..blocks_for(end) {

@@ -19,6 +19,11 @@ fn timestamp(raw: StatxTimestamp) -> Timestamp {
     Timestamp { seconds: raw.tv_sec, nanoseconds: raw.tv_nsec }
 }
 
+/// The time as one number.
+fn nanoseconds(raw: StatxTimestamp) -> u64 {
+    raw.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(raw.tv_nsec.into())
+}
+
 /// The kernel's form of a new time. `nanoseconds` has been checked: the kernel gives values beyond a second a meaning.
 fn timespec(time: Option<SetTime>) -> Timespec {
     match time {
@@ -74,6 +79,7 @@ impl Local {
             accessed: timestamp(stat.stx_atime),
             modified: timestamp(stat.stx_mtime),
             changed: timestamp(stat.stx_ctime),
+            change: nanoseconds(stat.stx_ctime),
         }
     }
 

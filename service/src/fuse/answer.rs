@@ -324,6 +324,7 @@ mod tests {
             accessed: time,
             modified: time,
             changed: time,
+            change: 0,
         }
     }
 

@@ -135,6 +135,7 @@ mod tests {
             accessed: time,
             modified: time,
             changed: time,
+            change: 0,
         }
     }
 

@@ -160,6 +160,7 @@ fn attributes(directory: &Statx) -> Attributes {
         accessed: never,
         modified: never,
         changed: never,
+        change: 0,
     }
 }
 

@@ -240,6 +240,11 @@ impl State {
             .collect()
     }
 
+    /// What a name leads to; nothing where that cannot be said.
+    pub(super) fn named(&self, parent: NodeId, name: Name<'_>) -> Option<NodeId> {
+        self.existing(parent, name).ok().map(NodeId)
+    }
+
     /// The inode a name leads to.
     fn existing(&self, parent: NodeId, name: Name<'_>) -> Result<u64> {
         self.directory(parent)?.get(name.as_bytes()).ok_or_else(|| Errno::ENOENT.into())

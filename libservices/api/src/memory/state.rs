@@ -58,11 +58,13 @@ impl Inode {
     pub(super) fn touch_content(&mut self) {
         self.attributes.modified = WrittenAt::now().max(self.attributes.changed);
         self.attributes.changed = self.attributes.modified;
+        self.attributes.change += 1;
     }
 
     /// Attributes, xattrs or links changed.
     pub(super) fn touch_attributes(&mut self) {
         self.attributes.changed = now();
+        self.attributes.change += 1;
     }
 }
 
@@ -140,6 +142,7 @@ impl State {
             accessed: created,
             modified: created,
             changed: created,
+            change: 0,
         };
         let inode = Inode {
             attributes,

@@ -2,7 +2,7 @@
 
 use poolfs_cache::{Cache, CacheConfig, CachePool};
 use poolfs_libservice::random_operations::Comparison;
-use poolfs_libservice::{Libservice, Memory, conformance};
+use poolfs_libservice::{Coherence, Libservice, Memory, conformance};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,9 @@ fn seeds(first: u64) -> std::ops::Range<u64> {
     let count = std::env::var("POOLFS_TEST_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(4);
     first..first + count
 }
+
+/// Others may change what is below, and do not.
+const SHARED: [Coherence; 3] = [Coherence::Leased, Coherence::Validated, Coherence::Timed(Duration::from_secs(1000))];
 
 fn pool(limit_bytes: u64) -> Arc<CachePool> {
     CachePool::new(CacheConfig::with_limit(limit_bytes)).unwrap()
@@ -38,6 +41,24 @@ fn conforms_with_tiny_memory() {
 fn conforms_over_itself() {
     let pool = pool(AMPLE);
     conformance::run(&|| Cache::new(&pool, Cache::new(&pool, Memory::new())));
+}
+
+#[test]
+fn conforms_over_a_layer_that_others_change() {
+    let pool = pool(AMPLE);
+    for coherence in SHARED {
+        conformance::run(&|| Cache::new(&pool, Memory::new().view(coherence)));
+    }
+}
+
+#[test]
+fn random_operations_over_a_layer_that_others_change() {
+    let pool = pool(AMPLE);
+    for seed in seeds(9001) {
+        for coherence in SHARED {
+            Comparison::new(seed, 2000).run(Cache::new(&pool, Memory::new().view(coherence)));
+        }
+    }
 }
 
 #[test]

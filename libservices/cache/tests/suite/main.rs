@@ -1,6 +1,7 @@
 //! Tests of the cache: the suites that every layer must pass, and the tests of what is specific to a cache.
 
 mod bounds;
+mod coherence;
 mod content_first;
 mod contract;
 mod crash_recovery;

@@ -19,7 +19,7 @@ impl Lease for Forever {
     fn revoke(&self) {}
 }
 
-fn lease() -> Arc<dyn Lease> {
+pub fn lease() -> Arc<dyn Lease> {
     Arc::new(Forever)
 }
 
@@ -36,7 +36,7 @@ fn view(cache: &Cache, handle: HandleId) -> SegmentView {
 }
 
 /// What is read without asking, as far as that goes.
-fn read(view: &SegmentView, offset: u64, length: usize) -> (Vec<u8>, bool) {
+pub fn read(view: &SegmentView, offset: u64, length: usize) -> (Vec<u8>, bool) {
     let mut bytes = vec![0xEE; length];
     // SAFETY: the vector has that many bytes.
     let read = unsafe { view.read(offset, bytes.as_mut_ptr(), length, || true) };
