@@ -6,6 +6,8 @@ socket=$W/m.sock
 server=
 trap '[ -z "$server" ] || kill -9 "$server" 2>/dev/null || true' EXIT
 chown mysql: "$W"
+# Else the user of the server would have to be allowed to write where this machine puts temporary files.
+export TMPDIR="$W"
 mariadb-install-db --no-defaults --user=mysql --datadir="$W/data" --auth-root-authentication-method=normal --skip-test-db >&2
 start() {
     mariadbd --no-defaults --user=mysql --datadir="$W/data" --socket="$socket" --skip-networking --innodb-buffer-pool-size=64M \

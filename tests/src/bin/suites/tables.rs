@@ -51,7 +51,7 @@ pub fn report(suite: &Suite, results: &[(Target, Value)]) -> bool {
     let disk = &results[0].1;
     let mut good = disk["code"] == 0;
     if !good {
-        println!("{} failed on the disk:\n{}", suite.name, text(disk));
+        println!("{} failed on the disk, see target/suites/{}-disk.err:\n{}", suite.name, suite.name, text(disk));
     }
     let mut row = format!("| {} | {} | {} |", suite.name, suite.about, suite.version());
     let seconds = |result: &Value| result["seconds"].as_f64().unwrap_or(0.0);
