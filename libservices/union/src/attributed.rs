@@ -5,9 +5,10 @@
 //! the same of the work directory. A mark counts only if all that it vouches for was on disk before it: until then the file has
 //! another name, and the root's attribute another value.
 
+use crate::format::DIRECTORY;
 use crate::marks;
-use crate::node::lock;
-use crate::work::{DIRECTORY, find, first_names};
+use crate::sync::lock;
+use crate::upper_names::{find, first_names};
 use poolfs_libservice::{Branch, Durability, Held, Opened, Result};
 use poolfs_types::{Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags};
 use std::sync::Mutex;

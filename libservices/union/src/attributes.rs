@@ -2,10 +2,10 @@
 
 use crate::Union;
 use crate::copyup::Bytes;
+use crate::format::BLOCK;
 use crate::format::SketchRecord;
 use crate::marks;
 use crate::node::{Content, Node, OpenFile, State};
-use crate::sketch::BLOCK;
 use poolfs_libservice::{Branch, Durability, Error, Held, Result, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{

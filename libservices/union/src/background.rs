@@ -2,7 +2,7 @@
 //! never change.
 
 use crate::Union;
-use crate::node::lock;
+use crate::sync::lock;
 use crate::{deferred, durable, transit};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -5,6 +5,7 @@
 //! the disk. A block is *lower* (bit clear) or *upper* (bit set). A block *in transit*, of which only a part has arrived, is not
 //! visible here, because one write below stores the part and the rest together.
 
+use crate::format::BLOCK;
 use crate::format::{Cause, VERSION, array, check, crc_with_hole};
 use poolfs_libservice::{Error, Result as Answer};
 use poolfs_types::Errno;
@@ -20,6 +21,9 @@ const CRC_AT: usize = 28;
 const WORDS: usize = (SECTOR_BYTES - HEADER_BYTES) / 8;
 /// Blocks one sector tells of.
 pub(crate) const SECTOR_BLOCKS: u64 = WORDS as u64 * 64;
+
+/// The largest lower file a sketch may have: its bitmap's sectors are counted by 32 bits.
+pub(crate) const SKETCH_SIZE_MAX: u64 = u32::MAX as u64 * SECTOR_BLOCKS * BLOCK;
 
 /// Sectors and ranges of sectors that a sketch may have in memory in any case: the nodes are bounded.
 const UNCHARGED: usize = 8;

@@ -26,7 +26,7 @@ pub(crate) fn lower_entry(
     name: &[u8],
 ) -> Result<Option<(LowerNode, Attributes)>> {
     let branch = &lowers[layer].layer;
-    if path.is_empty() && name == crate::work::DIRECTORY {
+    if path.is_empty() && name == crate::format::DIRECTORY {
         return Ok(None);
     }
     let Ok(checked) = Name::new(name) else { return Ok(None) };

@@ -13,11 +13,15 @@ mod bitmaps;
 mod objects;
 
 use crate::Lower;
+use crate::format::DIRECTORY;
 use crate::format::{SketchRecord, bitmap_id};
-use crate::journal::{self, journal_name};
+use crate::journal;
+use crate::journal_records;
+use crate::journal_records::journal_name;
 use crate::lower_path::LowerPath;
 use crate::replay;
-use crate::work::{self, DIRECTORY, FORMAT_NAME, Format, OPEN, find, foreign_format};
+use crate::upper_names::find;
+use crate::work::{self, FORMAT_NAME, Format, OPEN, foreign_format};
 use crate::{attributed, links, marks, place};
 use hashbrown::{HashMap, HashSet};
 use poolfs_libservice::walk::{each_name, walk};
@@ -388,7 +392,7 @@ impl<'a> Checker<'a> {
     fn journals(&mut self, places: &Places) -> Result<()> {
         let Some(top) = &places.top else { return Ok(()) };
         let upper = self.upper;
-        for generation in replay::generations(upper, top.node())? {
+        for generation in journal_records::generations(upper, top.node())? {
             let path = [DIRECTORY, b"/", journal_name(generation).as_bytes()].concat();
             if replay::is_empty(upper, top.node(), generation)? {
                 let remove = || journal::remove(upper, top.node(), generation);

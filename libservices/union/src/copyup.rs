@@ -2,11 +2,13 @@
 //! content. Callers hold the namespace lock for writing.
 
 use crate::Union;
+use crate::bitmap::SKETCH_SIZE_MAX;
 use crate::branch::LowerNode;
 use crate::first_write::FirstWrite;
 use crate::format::{ORIGIN_PATH_MAX, Origin, SketchRecord};
-use crate::node::{Content, Node, State, lock};
-use crate::sketch::{SKETCH_SIZE_MAX, Sketch};
+use crate::node::{Content, Node, State};
+use crate::sketch::Sketch;
+use crate::sync::lock;
 use crate::temporary::Temporary;
 use crate::{inode, links, marks};
 use poolfs_libservice::{Durability, Error, Held, Opened, Result};

@@ -2,8 +2,10 @@
 
 use crate::Union;
 use crate::copyup::Bytes;
-use crate::node::{Content, Node, OpenFile, State, lock};
-use crate::sketch::{BLOCK, Files, Map, Sketch};
+use crate::format::BLOCK;
+use crate::node::{Content, Node, OpenFile, State};
+use crate::sketch::{Files, Map, Sketch};
+use crate::sync::lock;
 use crate::transit::Copies;
 use poolfs_libservice::{
     Durability, Error, Held, Holder, Lease, Opened, PartOf, ReadTarget, Result, Segment, Text, Written, fail,

@@ -10,13 +10,15 @@
 //! writer that gets the error.
 
 use crate::Union;
+use crate::bitmap::SKETCH_SIZE_MAX;
 use crate::changes::now;
 use crate::copyup::Bytes;
 use crate::first_write::FirstWrite;
+use crate::format::BLOCK;
 use crate::format::{ORIGIN_PATH_MAX, Origin};
 use crate::links::has_several_names;
-use crate::node::{Content, Node, OpenFile, State, lock};
-use crate::sketch::{BLOCK, SKETCH_SIZE_MAX};
+use crate::node::{Content, Node, OpenFile, State};
+use crate::sync::lock;
 use poolfs_libservice::{Held, Result, Spending, Written, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SetAttributes, SetTime};
 use std::collections::VecDeque;

@@ -1,9 +1,11 @@
 //! The differences between a union and its lower branches: names, and parts of files.
 
+use crate::format::BLOCK;
 use crate::node::{Content, Node};
 use crate::resolve::{LowerFound, Referenced};
-use crate::sketch::{BLOCK, Sketch};
-use crate::{Union, lower_path, marks, work};
+use crate::sketch::Sketch;
+use crate::upper_names::list;
+use crate::{Union, lower_path, marks};
 use poolfs_libservice::{
     Branch, ChangesHeld, Difference, Error, Flattened, Layered, Opened, Relation, Result, Visit, fail,
 };
@@ -75,7 +77,7 @@ impl Union {
         self.nothing_waits()?;
         self.complete_all_deferred()?;
         // A file with several lower names may have changed under names that are in no upper directory.
-        let has_links = !work::list(&self.upper, self.work.index.node())?.is_empty();
+        let has_links = !list(&self.upper, self.work.index.node())?.is_empty();
         let root = self.node(NodeId::ROOT)?;
         let mut way = vec![self.enter(root, None, Vec::new(), Below::Same, has_links, false)?];
         if self.tell_of(&mut way, visit)?.is_break() {
@@ -159,7 +161,7 @@ impl Union {
         if below == Below::Same
             && let Some(upper) = node.upper()
         {
-            names.extend(work::list(&self.upper, upper.node())?.into_iter().map(|(name, _)| name));
+            names.extend(list(&self.upper, upper.node())?.into_iter().map(|(name, _)| name));
         }
         if below == Below::Nothing || has_links {
             let _names = self.names();

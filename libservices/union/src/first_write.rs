@@ -1,7 +1,7 @@
 //! The record of a first write whose copy-up is deferred, and its form in the journal. docs/formats.md draws it byte by byte.
 
+use crate::format::BLOCK;
 use crate::format::{Cause, ORIGIN_PATH_MAX, Origin, array};
-use crate::sketch::BLOCK;
 use poolfs_types::Timestamp;
 
 const HEADER: usize = 48;

@@ -3,8 +3,9 @@
 
 use crate::Union;
 use crate::data::read_runs;
+use crate::format::BLOCK;
 use crate::node::{Content, Node};
-use crate::sketch::{BLOCK, Sketch};
+use crate::sketch::Sketch;
 use poolfs_libservice::{Difference, Durability, Flattened, Held, Layered, Result};
 use poolfs_types::{Caller, Errno, FileType, SetAttributes, SetTime};
 use std::ops::{ControlFlow, Range};

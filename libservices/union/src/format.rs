@@ -2,12 +2,19 @@
 
 use crate::inode;
 use poolfs_types::Timestamp;
+use poolfs_types::limits::BLOCK_SIZE;
 
 /// What is wrong with a stored structure, in words for `status`.
 pub(crate) type Cause = String;
 
 /// The version of every structure this release writes.
 pub(crate) const VERSION: u16 = 1;
+
+/// The name of the work directory, which the union hides.
+pub(crate) const DIRECTORY: &[u8] = b".poolfs";
+
+/// Bytes of a block, as file offsets count.
+pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// Paths longer than this do not fit into an origin on every backend; such files are copied whole.
 pub(crate) const ORIGIN_PATH_MAX: usize = 1024;

@@ -2,8 +2,9 @@
 
 use crate::Union;
 use crate::names::New;
-use crate::node::{Content, Node, OpenFile, lock};
+use crate::node::{Content, Node, OpenFile};
 use crate::rename::{End, Renamed};
+use crate::sync::lock;
 use poolfs_libservice::{
     DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, ReadTarget, Result, Segment,
     SharedContent, Text, Written, fail,

@@ -2,8 +2,9 @@
 
 use crate::Union;
 use crate::flatten::Zeros;
+use crate::format::BLOCK;
 use crate::node::Node;
-use crate::sketch::{BLOCK, Sketch};
+use crate::sketch::Sketch;
 use poolfs_libservice::Held;
 
 impl Union {

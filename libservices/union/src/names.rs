@@ -2,10 +2,13 @@
 
 use crate::Union;
 use crate::copyup::Bytes;
-use crate::node::{Content, Node, lock};
+use crate::format;
+use crate::node::{Content, Node};
 use crate::resolve::{Referenced, Slot};
+use crate::sync::lock;
 use crate::temporary::Temporary;
-use crate::{changes, inode, links, marks, work};
+use crate::upper_names::list;
+use crate::{changes, inode, links, marks};
 use poolfs_libservice::{Entry, Error, Held, Opened, Result, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, XattrFlags};
 use std::sync::Arc;
@@ -40,7 +43,7 @@ impl Union {
         if parent.read().removed {
             return fail(Errno::ENOENT);
         }
-        if parent.id == NodeId::ROOT && name == work::DIRECTORY {
+        if parent.id == NodeId::ROOT && name == format::DIRECTORY {
             return fail(Errno::EPERM);
         }
         Ok(parent)
@@ -294,7 +297,7 @@ impl Union {
         // The key needs the lower inode. If that is gone, the entry is found as the one that is this upper file.
         let names = match self.lower_file(child)? {
             Some((layer, attributes)) => vec![inode::index_key(&self.lowers[layer].layer_id, &attributes).into_bytes()],
-            None => work::list(&self.upper, index)?.into_iter().map(|(name, _)| name).collect(),
+            None => list(&self.upper, index)?.into_iter().map(|(name, _)| name).collect(),
         };
         for name in names {
             let found = match self.slot(&self.work.index, &name)? {

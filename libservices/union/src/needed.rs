@@ -3,7 +3,8 @@
 //! A layer is noted when the first file is copied up from it. If the union is later opened without that layer, it can tell that
 //! there may be files which cannot be read. A note is a hint: it stays when the last such file is gone.
 
-use crate::work::{Work, find, first_names};
+use crate::upper_names::{find, first_names};
+use crate::work::Work;
 use crate::{LAYER_ID_MAX, Lower};
 use poolfs_libservice::{Branch, Held, Result};
 use poolfs_types::{Caller, Errno, FileType, Name};

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use poolfs_libservice::{Changed, Headroom, Held, Lease, Opened};
 use poolfs_types::{FileType, NodeId, OpenFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// Most names a file remembers; others are found again through the index.
 const NAMES_MAX: usize = 64;
@@ -88,11 +88,6 @@ pub(crate) struct OpenFile {
     pub lower: OnceLock<Opened>,
     /// of a directory: the walk through it that began last
     pub walk: Mutex<Option<crate::listing::Walk>>,
-}
-
-/// A lock whose holder panicked is still consistent enough to answer errors with.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Node {

@@ -8,10 +8,11 @@
 
 use crate::Union;
 use crate::copyup::Bytes;
+use crate::format;
 use crate::node::Node;
 use crate::resolve::{Referenced, Slot};
 use crate::temporary::Temporary;
-use crate::{links, marks, work};
+use crate::{links, marks};
 use poolfs_libservice::{Error, Held, Result, fail};
 use poolfs_types::{Caller, Errno, FileType, Name, NodeId, RenameFlags};
 use std::sync::Arc;
@@ -57,7 +58,7 @@ impl Union {
         if new.parent.read().removed || exchange && target.is_none() {
             return fail(Errno::ENOENT);
         }
-        if new.parent.id == NodeId::ROOT && new.name.as_bytes() == work::DIRECTORY {
+        if new.parent.id == NodeId::ROOT && new.name.as_bytes() == format::DIRECTORY {
             return fail(Errno::EPERM);
         }
         if target.is_some() && flags.contains(RenameFlags::NO_REPLACE) {

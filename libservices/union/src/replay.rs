@@ -11,15 +11,18 @@ use crate::bitmap::file_bytes;
 use crate::branch::LowerNode;
 use crate::copyup::Bytes;
 use crate::first_write::FirstWrite;
+use crate::format::BLOCK;
 use crate::format::{Cause, Origin, SketchRecord, array};
-use crate::journal::{self, Change, FirstWriteHead, LEFT, RECORD_BYTES};
+use crate::journal;
+use crate::journal_records;
+use crate::journal_records::{Change, FirstWriteHead, LEFT, RECORD_BYTES};
+use crate::journal_records::{generations, too_much};
 use crate::marks;
 use crate::node::{Content, Node};
 use crate::resolve::Referenced;
-use crate::sketch::{BLOCK, Sketch};
+use crate::sketch::Sketch;
 use crate::waiting::Waiting;
 use hashbrown::{HashMap, HashSet};
-use poolfs_libservice::walk::each_name;
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SetAttributes, SetTime};
 use std::collections::BTreeMap;
@@ -31,9 +34,6 @@ const ROOT: &Caller = &Caller::ROOT;
 /// What a record and a sketch that a journal names take in memory at most.
 const RECORD_COST: u64 = 64;
 const SKETCH_COST: u64 = 256;
-
-/// Most of these files: no union leaves as many.
-const GENERATIONS_MAX: usize = 64;
 
 /// Records read at once.
 const READ_RECORDS: usize = 1024;
@@ -97,11 +97,6 @@ fn cost_of_first_write(first: &FirstWrite) -> u64 {
     (first.path.len() + first.origin.path.len() + first.data.len()) as u64 + SKETCH_COST
 }
 
-fn too_much(what: &str) -> Error {
-    let remedy = "mount it in a pool with more cache; or to give up what waits, remove .poolfs/journal-* of the branch";
-    Error::new(Errno::EIO, format!("its journal has more {what} than a union with so much memory leaves: {remedy}"))
-}
-
 /// Why the records of a sketch are not made good.
 enum Hindrance {
     Unreadable(Cause),
@@ -149,7 +144,7 @@ impl Left {
 
     /// The file that says it.
     fn journal(&self) -> Vec<u8> {
-        let mut bytes = journal::header(LEFT).to_vec();
+        let mut bytes = journal_records::header(LEFT).to_vec();
         bytes.extend(self.sketches.iter().flat_map(records_of));
         bytes.extend(self.first_writes.iter().flat_map(FirstWriteHead::records));
         bytes
@@ -198,28 +193,19 @@ impl Records {
     }
 }
 
-/// The generations whose files are there, oldest first.
-pub(crate) fn generations(upper: &Branch, top: NodeId) -> Result<Vec<u64>> {
-    let mut found = Vec::new();
-    each_name(upper, top, &mut |name, _| {
-        found.extend(journal::generation_of(name));
-        if found.len() > GENERATIONS_MAX { Err(too_much("files")) } else { Ok(()) }
-    })?;
-    found.sort_unstable();
-    Ok(found)
-}
-
 /// Reads a file, as long as all together have at most so many bytes, and take as much in memory.
 fn read(upper: &Branch, top: NodeId, generation: u64, most: u64, journals: &mut Journals) -> Result<()> {
-    let Some((held, attributes)) = crate::work::find(upper, top, journal::journal_name(generation).as_bytes())? else {
+    let Some((held, attributes)) =
+        crate::upper_names::find(upper, top, journal_records::journal_name(generation).as_bytes())?
+    else {
         return Ok(());
     };
     if attributes.file_type != FileType::Regular {
-        return Err(Error::new(Errno::EIO, format!("{} is no file", journal::journal_name(generation))));
+        return Err(Error::new(Errno::EIO, format!("{} is no file", journal_records::journal_name(generation))));
     }
     let mut records = Records::new(Opened::file(upper, ROOT, held.node(), OpenFlags::READ_ONLY)?);
     let Some(header) = records.next()? else { return Ok(()) };
-    if !journal::check_header(generation, &header).map_err(|cause| Error::new(Errno::EIO, cause))? {
+    if !journal_records::check_header(generation, &header).map_err(|cause| Error::new(Errno::EIO, cause))? {
         return Ok(());
     }
     while let Some(record) = records.next()? {
@@ -243,8 +229,8 @@ fn read(upper: &Branch, top: NodeId, generation: u64, most: u64, journals: &mut 
 
 /// Whether nothing was ever written to the file of a generation: its service did not leave it, but a power cut.
 pub(crate) fn is_empty(upper: &Branch, top: NodeId, generation: u64) -> Result<bool> {
-    let name = journal::journal_name(generation);
-    let Some((held, attributes)) = crate::work::find(upper, top, name.as_bytes())? else { return Ok(true) };
+    let name = journal_records::journal_name(generation);
+    let Some((held, attributes)) = crate::upper_names::find(upper, top, name.as_bytes())? else { return Ok(true) };
     if attributes.file_type != FileType::Regular {
         return Ok(false);
     }
@@ -532,7 +518,7 @@ impl Union {
         let file = Opened::new(upper, handle);
         file.write_full(0, &bytes)?;
         upper.fsync(ROOT, file.id(), Durability::All)?;
-        let left = journal::journal_name(LEFT);
+        let left = journal_records::journal_name(LEFT);
         let left = Name::new(left.as_bytes())?;
         upper.rename(ROOT, self.work.work.node(), name, top, left, RenameFlags::empty())?;
         self.work.sync_directory(top)
@@ -540,7 +526,7 @@ impl Union {
 
     /// Keeps records from the disk, whose bytes are not there.
     fn hold_back(&self, generation: u64, sketches: &[([u8; 16], Said)]) -> Result<Opened> {
-        let mut bytes = journal::header(generation).to_vec();
+        let mut bytes = journal_records::header(generation).to_vec();
         bytes.extend(sketches.iter().flat_map(records_of));
         let upper = &self.work.upper;
         let file = journal::make(upper, self.work.top.node(), generation)?;

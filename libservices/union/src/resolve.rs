@@ -1,12 +1,13 @@
 //! Branch lookup: from a union directory and a name to the objects of the branches.
 
 use crate::Union;
+use crate::bitmap::SKETCH_SIZE_MAX;
 use crate::branch::{self, LowerNode};
 use crate::format::{Origin, SketchRecord};
 use crate::lower_path::LowerPath;
 use crate::marks::{self, Marks, Redirect};
 use crate::node::{Content, NewNode, Node, State};
-use crate::sketch::{SKETCH_SIZE_MAX, Sketch};
+use crate::sketch::Sketch;
 use crate::{inode, links};
 use poolfs_libservice::{Error, Held, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name};
@@ -128,7 +129,7 @@ impl Union {
 
     /// The union node under `name`, if there is one.
     pub(crate) fn child(&self, parent: &Arc<Node>, name: &[u8]) -> Result<Option<Referenced<'_>>> {
-        if parent.id == poolfs_types::NodeId::ROOT && name == crate::work::DIRECTORY {
+        if parent.id == poolfs_types::NodeId::ROOT && name == crate::format::DIRECTORY {
             return Ok(None);
         }
         let found = {

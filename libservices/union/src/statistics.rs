@@ -1,12 +1,11 @@
 //! The statistics of a union.
 
 use crate::Union;
+use crate::sync::lock;
 use poolfs_types::{FileType, NodeId};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-
-use crate::node::lock;
 
 /// Most damaged sketches that are remembered by name.
 const DAMAGED_MAX: usize = 1024;

@@ -7,13 +7,17 @@
 //! fsync has promised, as with every other write; the death of the service alone does not, where there is a
 //! [journal](crate::journal).
 
-use crate::journal::{Change, Journal};
-use crate::node::{Content, Node, State, lock};
-use crate::sketch::{BLOCK, Sketch};
+use crate::format::BLOCK;
+use crate::in_transit::Permit;
+use crate::journal::Journal;
+use crate::journal_records::Change;
+use crate::node::{Content, Node, State};
+use crate::sketch::Sketch;
 use crate::statistics::Counters;
+use crate::sync::lock;
 use poolfs_libservice::{Branch, Error, Opened, Result, Spending};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -22,59 +26,6 @@ use std::time::Duration;
 /// How long the thread lets a file rest before it copies: the writes that follow find their block still in transit, and
 /// what fills a block needs no copy at all.
 const LINGER: Duration = Duration::from_millis(2);
-
-/// Most blocks, one behind the other, that are completed at once: writers wait as long.
-const RUN_BLOCKS: u64 = 32;
-
-/// One of the blocks that may be in transit at once; given back when dropped.
-pub(crate) struct Permit(Arc<AtomicUsize>);
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// A block on its way: which of its bytes are new.
-struct InTransit {
-    new: Range<usize>,
-    _permit: Permit,
-}
-
-/// The blocks in transit of one sketch.
-#[derive(Default)]
-pub(crate) struct Transit {
-    blocks: BTreeMap<u64, InTransit>,
-}
-
-impl Transit {
-    pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
-    }
-
-    /// Whether any of `blocks` is in transit.
-    pub fn any(&self, blocks: Range<u64>) -> bool {
-        blocks.start < blocks.end && self.blocks.range(blocks).next().is_some()
-    }
-
-    /// Behind the last one.
-    fn end(&self) -> u64 {
-        self.blocks.last_key_value().map_or(0, |(&last, _)| last + 1)
-    }
-
-    /// The first of `blocks` in transit, with those right behind it.
-    fn run(&self, blocks: Range<u64>) -> Option<Range<u64>> {
-        let (&first, _) = self.blocks.range(blocks.clone()).next()?;
-        let most = blocks.end.min(first.saturating_add(RUN_BLOCKS));
-        let behind =
-            self.blocks.range(first..most).zip(first..).take_while(|((block, _), expected)| *block == expected);
-        Some(first..first + behind.count() as u64)
-    }
-
-    pub fn insert(&mut self, block: u64, new: Range<usize>, permit: Permit) {
-        self.blocks.insert(block, InTransit { new, _permit: permit });
-    }
-}
 
 /// The moves of blocks that a union has not finished, and who finishes them.
 pub(crate) struct Copies {
@@ -115,7 +66,7 @@ impl Copies {
         }
         let room = |blocks: usize| (blocks < self.blocks_max).then_some(blocks + 1);
         self.blocks.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).ok()?;
-        Some(Permit(self.blocks.clone()))
+        Some(Permit::counted(&self.blocks))
     }
 
     /// Blocks in transit.
@@ -234,27 +185,30 @@ impl Copies {
         let Pieces { below, written } = pieces;
         while let Some(run) = sketch.transit.run(blocks.clone()) {
             let (_, files) = sketch.parts()?;
-            let new = sketch.transit.blocks.range(run.clone()).map(|(_, block)| block.new.clone());
-            let copied = new.clone().filter(|new| *new != (0..BLOCK as usize)).count() as u64;
-            if copied > 0 {
-                let first = match &known {
-                    Some(known) => run.start - known.start,
-                    None => {
-                        read_run(&files.lower, &run, below)?;
-                        0
+            let copied = {
+                let new = sketch.transit.new_bytes(run.clone());
+                let copied = new.clone().filter(|new| *new != (0..BLOCK as usize)).count() as u64;
+                if copied > 0 {
+                    let first = match &known {
+                        Some(known) => run.start - known.start,
+                        None => {
+                            read_run(&files.lower, &run, below)?;
+                            0
+                        }
+                    };
+                    let bytes = |blocks: u64| (blocks * BLOCK) as usize;
+                    let whole = &mut below[bytes(first)..bytes(first + run.end - run.start)];
+                    read_run(&files.upper, &run, written)?;
+                    for (number, new) in (0..).zip(new) {
+                        let new = bytes(number) + new.start..bytes(number) + new.end;
+                        whole[new.clone()].copy_from_slice(&written[new]);
                     }
-                };
-                let bytes = |blocks: u64| (blocks * BLOCK) as usize;
-                let whole = &mut below[bytes(first)..bytes(first + run.end - run.start)];
-                read_run(&files.upper, &run, written)?;
-                for (number, new) in (0..).zip(new) {
-                    let new = bytes(number) + new.start..bytes(number) + new.end;
-                    whole[new.clone()].copy_from_slice(&written[new]);
+                    files.upper.write_full(run.start * BLOCK, whole)?;
                 }
-                files.upper.write_full(run.start * BLOCK, whole)?;
-            }
+                copied
+            };
             for block in run.clone() {
-                sketch.transit.blocks.remove(&block);
+                sketch.transit.remove(block);
             }
             let fresh = sketch.set_moved(run);
             self.statistics.moved(fresh, copied);
@@ -267,16 +221,15 @@ impl Copies {
     pub fn extend(sketch: &mut Sketch, offset: u64, data: &[u8]) -> Result<Option<usize>> {
         let block = offset / BLOCK;
         let from = (offset - block * BLOCK) as usize;
-        let Some(known) = sketch.transit.blocks.get(&block) else { return Ok(None) };
-        let new = known.new.clone();
+        let Some(new) = sketch.transit.new_bytes_mut(block).map(|new| new.clone()) else { return Ok(None) };
         if from < new.start || from > new.end || from + data.len() > BLOCK as usize {
             return Ok(None);
         }
         let (_, files) = sketch.parts()?;
         let count = files.upper.write_some(offset, data)?;
-        if let Some(known) = sketch.transit.blocks.get_mut(&block) {
-            known.new.end = new.end.max(from + count);
-            let new = known.new.clone();
+        if let Some(known) = sketch.transit.new_bytes_mut(block) {
+            known.end = new.end.max(from + count);
+            let new = known.clone();
             sketch.unrecorded.push(Change::InTransit(block, new));
         }
         Ok(Some(count))

@@ -1,18 +1,17 @@
 //! The work directory in the upper branch's root: temporary objects, bitmaps, the index of hard links.
 
 use crate::attributed::{self, Pending};
+use crate::format::DIRECTORY;
 use crate::format::{SketchRecord, bitmap_name};
 use crate::marks;
-use crate::node::lock;
 use crate::place::{self, Place};
+use crate::sync::lock;
+use crate::upper_names::{Listed, find, first_names};
 use poolfs_libservice::{Branch, Durability, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, SetAttributes, SetTime};
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The name of the work directory, which the union hides.
-pub(crate) const DIRECTORY: &[u8] = b".poolfs";
 /// The file in it that says which release wrote the branch.
 pub(crate) const FORMAT_NAME: &[u8] = b"format";
 const FORMAT: &[u8] = b"poolfs-union 1\n";
@@ -45,33 +44,6 @@ pub(crate) struct Work {
     pub place: Place,
     /// whether each sketch is known to have a bitmap of its own
     pub is_settled: bool,
-}
-
-/// A listed name with its type.
-pub(crate) type Listed = (Vec<u8>, FileType);
-
-/// All names of a directory of the upper branch.
-pub(crate) fn list(upper: &Branch, node: NodeId) -> Result<Vec<Listed>> {
-    first_names(upper, node, usize::MAX)
-}
-
-/// The first names of a directory of the upper branch.
-pub(crate) fn first_names(upper: &Branch, node: NodeId, most: usize) -> Result<Vec<Listed>> {
-    let directory = Opened::directory(upper, node)?;
-    let mut names = Vec::new();
-    upper.readdir(ROOT, directory.id(), 0, &mut |entry| {
-        names.push((entry.name.as_bytes().to_vec(), entry.file_type));
-        if names.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
-    Ok(names)
-}
-
-pub(crate) fn find(upper: &Branch, parent: NodeId, name: &[u8]) -> Result<Option<(Held, Attributes)>> {
-    match upper.lookup(ROOT, parent, Name::new(name)?) {
-        Ok(entry) => Ok(Some((Held::new(upper, entry.node), entry.attributes))),
-        Err(error) if error == Errno::ENOENT => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 fn directory(upper: &Branch, parent: NodeId, name: &[u8]) -> Result<Held> {
@@ -153,7 +125,9 @@ impl Work {
             Format::Foreign(text) => return Err(Error::new(Errno::EIO, foreign_format(&text))),
         }
         refuse_parts(upper, Some(&top))?;
-        if find(upper, top.node(), OPEN)?.is_some() || !crate::replay::generations(upper, top.node())?.is_empty() {
+        if find(upper, top.node(), OPEN)?.is_some()
+            || !crate::journal_records::generations(upper, top.node())?.is_empty()
+        {
             let cause =
                 "it is in use as an upper branch, or its last use did not end in good order: then mount it once as one";
             return Err(Error::new(Errno::EBUSY, cause));

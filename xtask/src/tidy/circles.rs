@@ -17,7 +17,6 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("ipc", 3),
     ("libservices/bcow", 5),
     ("libservices/cache", 13),
-    ("libservices/union", 17),
     ("service", 12),
 ];
 

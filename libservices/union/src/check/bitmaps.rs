@@ -3,8 +3,8 @@
 use super::{Checker, Places, Problem, ROOT, in_work_directory};
 use crate::bitmap::{Bitmap, SECTOR_BLOCKS, SECTOR_BYTES, mended};
 use crate::format::{Cause, SketchRecord, bitmap_name};
-use crate::sketch::each_sector;
-use crate::work::find;
+use crate::sketch_files::each_sector;
+use crate::upper_names::find;
 use poolfs_libservice::{Branch, Durability, Held, Opened, Result};
 use poolfs_types::{Name, OpenFlags};
 use std::ops::ControlFlow;

@@ -1,11 +1,12 @@
 //! The check of one object of the tree: its marks, and what a sketch needs.
 
 use super::{Checker, Places, Problem, ROOT};
+use crate::bitmap::SKETCH_SIZE_MAX;
 use crate::branch;
 use crate::format::{Cause, Origin, SketchRecord};
 use crate::lower_path::LowerPath;
 use crate::marks::{self, Redirect};
-use crate::sketch::{SKETCH_SIZE_MAX, finish_truncation};
+use crate::sketch_files::finish_truncation;
 use crate::{bitmap, links, place};
 use poolfs_libservice::{Branch, Held, Result};
 use poolfs_types::{Attributes, Errno, FileType, OpenFlags};
