@@ -16,6 +16,8 @@ pub(crate) struct Mount<'a> {
     pub(crate) place: Vec<u8>,
     /// Nothing can be changed by this mount.
     pub(crate) is_read_only: bool,
+    /// By it no symbolic link is followed (`nosymfollow`).
+    pub(crate) has_no_links: bool,
     /// The filesystem's type.
     pub(crate) file_system: &'a [u8],
     /// What it says it was made from.
@@ -50,14 +52,15 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
 }
 
 fn parse(line: &[u8]) -> Option<Mount<'_>> {
-    let is_read_only = |options: &[u8]| options.split(|&byte| byte == b',').any(|option| option == b"ro");
+    let has = |options: &[u8], wanted: &[u8]| options.split(|&byte| byte == b',').any(|option| option == wanted);
     let mut fields = line.split(|&byte| byte == b' ');
     let (id, parent, device) = (fields.next()?, fields.next()?, fields.next()?);
     let (root, place, options) = (unescaped(fields.next()?), unescaped(fields.next()?), fields.next()?);
     let mut filesystem = fields.skip_while(|&field| field != b"-").skip(1);
     let (file_system, source) = (filesystem.next()?, unescaped(filesystem.next()?));
-    let is_read_only = is_read_only(options) || filesystem.next().is_some_and(is_read_only);
-    Some(Mount { id, parent, device, root, place, is_read_only, file_system, source })
+    let is_read_only = has(options, b"ro") || filesystem.next().is_some_and(|options| has(options, b"ro"));
+    let has_no_links = has(options, b"nosymfollow");
+    Some(Mount { id, parent, device, root, place, is_read_only, has_no_links, file_system, source })
 }
 
 /// What of `place` is below `directory`, with a slash before it.
@@ -162,12 +165,14 @@ mod tests {
             root: b"/a b".into(),
             place: b"/srv".into(),
             is_read_only: true,
+            has_no_links: false,
             file_system: b"tmpfs",
             source: b"what\\".into(),
         };
         assert_eq!(*mount, expected);
         assert!(!parse(b"1 2 3:4 / / rw,rox - t s rw").expect("a line").is_read_only);
         assert!(parse(b"1 2 3:4 / / nodev,ro - t s rw").expect("a line").is_read_only);
+        assert!(parse(b"1 2 3:4 / / rw,nosymfollow - t s rw").expect("a line").has_no_links);
         assert_eq!(parse(b"17 2 3:4 / / rw - t s rw").expect("a line").number(), Some(17));
     }
 

@@ -78,6 +78,12 @@ impl<'a> Context<'a> {
         self.mounted.is_some_and(|points| points.has(directory, name))
     }
 
+    /// Whether symbolic links are left to the kernel.
+    #[must_use]
+    pub fn leaves_links(&self) -> bool {
+        self.mounted.is_some_and(|points| points.have_links())
+    }
+
     /// Whether the caller has something mounted on a node, whatever it is called by now.
     #[must_use]
     pub fn has_covered(&self, node: NodeId) -> bool {

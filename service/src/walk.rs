@@ -252,7 +252,7 @@ impl<'i, 'c> Walk<'i, 'c> {
             return Err(WalkError::Failure(Failure::UseKernel));
         }
         if follow && entry.attributes.file_type == FileType::Symlink {
-            if self.is_strangers(&directory, &entry.attributes) {
+            if self.context.leaves_links() || self.is_strangers(&directory, &entry.attributes) {
                 return Err(WalkError::Failure(Failure::UseKernel));
             }
             let target =

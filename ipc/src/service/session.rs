@@ -35,6 +35,8 @@ pub struct Session<C> {
     pub(super) is_dismissed: AtomicBool,
     /// When it was last looked what rights the client has.
     looked_at_ms: AtomicU64,
+    /// A look has shown that it has others than it was let in with.
+    has_other_rights: AtomicBool,
     /// The reception's, which closes it.
     socket: OnceLock<Weak<OwnedFd>>,
     grants: AtomicU64,
@@ -102,6 +104,7 @@ impl<C> Session<C> {
             ended: AtomicBool::new(false),
             is_dismissed: AtomicBool::new(false),
             looked_at_ms: AtomicU64::new(coarse_ms()),
+            has_other_rights: AtomicBool::new(false),
             socket: OnceLock::new(),
             grants: AtomicU64::new(1),
         })
@@ -165,20 +168,30 @@ impl<C> Session<C> {
     }
 
     fn rights(&self) -> Rights {
-        match self.tasks.rights(&self.facts) {
+        let found = self.tasks.rights(&self.facts);
+        if found == Rights::Lost {
+            self.has_other_rights.store(true, Ordering::Relaxed);
+        }
+        match found {
             Rights::Held if self.recheck.as_ref().is_some_and(|recheck| !recheck()) => Rights::Lost,
             found => found,
         }
     }
 
-    /// Whether what it has posted may be served; looks at the client where a look is due, as for a request. What a process has posted that
-    /// has ended since may: nobody can tell any more who it was. A session of which this says no ends with its next request.
-    pub fn may_have_posted(&self) -> bool {
+    /// Looks at the client where a look is due, as for a request; a session whose client is not what it was ends with its next request.
+    /// Whether it is: then no more is to be posted.
+    pub fn is_who_it_was(&self) -> bool {
         if !self.claim_look() || self.rights() != Rights::Lost {
             return true;
         }
         self.looked_at_ms.store(0, Ordering::Relaxed);
         false
+    }
+
+    /// Whether a look has shown that the client has other rights than it was let in with. What a process has posted that has ended since has those
+    /// that it had: nobody can tell any more who it was.
+    pub fn has_other_rights(&self) -> bool {
+        self.has_other_rights.load(Ordering::Relaxed)
     }
 
     pub(super) fn end(&self) {

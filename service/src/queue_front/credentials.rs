@@ -2,6 +2,7 @@
 
 use crate::access::Credentials;
 use poolfs_ipc::service::PeerFacts;
+use poolfs_libservice::types::NO_ID;
 
 /// As all other calls see the caller.
 pub(super) fn effective_credentials(facts: &PeerFacts) -> Credentials {
@@ -12,6 +13,11 @@ pub(super) fn effective_credentials(facts: &PeerFacts) -> Credentials {
         capabilities: facts.capabilities,
         user_namespace: facts.user_namespace.clone(),
     }
+}
+
+/// Somebody who owns nothing and may do nothing.
+pub(super) fn least_credentials() -> Credentials {
+    Credentials { uid: NO_ID, gid: NO_ID, groups: Vec::new(), capabilities: 0, user_namespace: None }
 }
 
 /// As `access(2)` sees the caller: its real ids, with all it may have as root and with nothing otherwise.

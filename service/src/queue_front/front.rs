@@ -243,10 +243,10 @@ pub(super) fn admit(
     let instance = instance.upgrade().ok_or(Errno::ENOTCONN)?;
     let device = reach::device(&instance.spec().mount_point)?;
     let view = Arc::new(View::of(facts, device, &instance)?);
-    let kept = size_of_val(facts.groups.as_slice()) * COPIES_OF_GROUPS + view.bytes();
+    let kept = size_of_val(facts.groups.as_slice()) * COPIES_OF_GROUPS + view.bytes_max();
     let kept = shares.map(|shares| shares.client(kept as u64).ok_or(Errno::ENOMEM)).transpose()?;
     let content = SessionState::new(facts, adoptions, Some(Arc::clone(&view)), (room, kept));
-    Ok(Admission { content, device, recheck: Some(Box::new(move || view.is_current())) })
+    Ok(Admission { content, device, recheck: Some(Box::new(move || view.look())) })
 }
 
 /// The reception closes descriptors, which may wait on kernels that let clients send some: it is waited for, for a while.

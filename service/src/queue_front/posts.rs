@@ -425,10 +425,7 @@ impl Posts {
         }
         let begun = Instant::now();
         let instance = self.instance.upgrade();
-        if !granted.session.may_have_posted() {
-            // It was let in with rights that it has no more: nothing is done with those.
-            taking.failed = Some(Errno::EACCES);
-        }
+        let is_who_it_was = granted.session.is_who_it_was();
         for post in granted.session.take_posts(granted.slot) {
             if post.request().handle != granted.file.key() {
                 taken.others.push(post);
@@ -459,6 +456,9 @@ impl Posts {
                 taken.ends = Some(NotPosted::Limit);
             }
             post.finish(&reply);
+        }
+        if !is_who_it_was && taken.ends.is_none() {
+            taken.ends = Some(NotPosted::Observed);
         }
         self.posted.fetch_add(taken.count as u64, Ordering::Relaxed);
         granted.file.count_posted(taken.count);
@@ -540,7 +540,9 @@ fn apply(instance: &Instance, granted: &Granted, post: &Acquired<SessionState>, 
     let session = granted.session.content();
     let made = request.times[1];
     let _at = WrittenAt::at(Timestamp { seconds: made.seconds, nanoseconds: made.nanoseconds.min(999_999_999) });
-    let served = catch_unwind(AssertUnwindSafe(|| serve_post(instance, session, &request, post, scratch)));
+    // The write had returned, and who may write by an open file may do so whoever it has become since: only what needs a right is not done.
+    let least = granted.session.has_other_rights();
+    let served = catch_unwind(AssertUnwindSafe(|| serve_post(instance, (session, least), &request, post, scratch)));
     served.unwrap_or_else(|_| {
         error!(instance = instance.name(), ?request, "a layer panicked; a posted write failed");
         failure(Errno::EIO)

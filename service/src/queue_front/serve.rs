@@ -5,6 +5,7 @@ use crate::queue_front::message::{DataArea, Message};
 use crate::queue_front::operations::Call;
 use crate::queue_front::refused::Refused;
 use crate::queue_front::session::SessionState;
+use crate::queue_front::view::Shown;
 use crate::request::Context;
 use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::wire::{Operation, Reply, Request, RequestFlags};
@@ -21,27 +22,28 @@ pub fn serve(
 ) -> Reply {
     debug_assert!(scratch.len() >= DATA_BYTES);
     instance.settle_posts();
-    attempt(instance, session, (request, area, false), scratch).unwrap_or_else(|refused| refused.reply(area))
+    attempt(instance, session, (request, area, None), scratch).unwrap_or_else(|refused| refused.reply(area))
 }
 
-/// Serves a write that nobody waits for, as [`serve`].
+/// Serves a write that nobody waits for, as [`serve`]; `least`: with the rights of nobody.
 pub(super) fn serve_post(
     instance: &Instance,
-    session: &SessionState,
+    (session, least): (&SessionState, bool),
     request: &Request,
     area: &dyn DataArea,
     scratch: &mut [u8],
 ) -> Reply {
-    attempt(instance, session, (request, area, true), scratch).unwrap_or_else(|refused| refused.reply(area))
+    attempt(instance, session, (request, area, Some(least)), scratch).unwrap_or_else(|refused| refused.reply(area))
 }
 
 fn attempt(
     instance: &Instance,
     session: &SessionState,
-    (request, area, is_posted): (&Request, &dyn DataArea, bool),
+    (request, area, posted): (&Request, &dyn DataArea, Option<bool>),
     scratch: &mut [u8],
 ) -> Result<Reply, Refused> {
     let message = Message::check(request, area.bytes().min(scratch.len()))?;
+    let is_posted = posted.is_some();
     if is_posted && message.operation != Operation::Write {
         return Err(Errno::EINVAL.into());
     }
@@ -49,17 +51,25 @@ fn attempt(
         return Ok(Reply { value: request.offset, ..Reply::default() });
     }
     // The kernel knows by which mount a file was opened, and what it says of one that cannot be written.
-    let is_refused = session.is_read_only() || session.is_read_only_somewhere() && message.goes_by_descriptor();
-    if is_refused && message.changes() {
+    let shown = session.shown();
+    let is_refused = shown
+        .as_ref()
+        .is_some_and(|shown| shown.is_read_only() || shown.is_read_only_somewhere() && message.goes_by_descriptor());
+    // What is posted goes by a descriptor that was opened for writing, when that could be.
+    if is_refused && message.changes() && !is_posted {
         return Err(Refused::KERNEL);
     }
     let input = &mut scratch[..message.input_bytes()];
     area.get(0, input)?;
     let by_real_ids = message.operation == Operation::Access && message.flags.contains(RequestFlags::REAL_IDS);
-    let credentials = if by_real_ids { session.real_credentials() } else { session.credentials() };
+    let credentials = match (posted, by_real_ids) {
+        (Some(true), _) => session.least_credentials(),
+        (_, true) => session.real_credentials(),
+        (_, false) => session.credentials(),
+    };
     let asked_ms = Some(request.submitted_ns / 1_000_000).filter(|&asked| asked > 0);
     let context = Context {
-        mounted: session.mount_points(),
+        mounted: shown.as_deref().map(Shown::mount_points),
         is_posted,
         asked_ms,
         ..Context::library(credentials, request.umask)

@@ -3,8 +3,8 @@
 use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::queue_front::adoptions::Adoptions;
-use crate::queue_front::credentials::{effective_credentials, real_credentials};
-use crate::queue_front::view::{MountPoints, View};
+use crate::queue_front::credentials::{effective_credentials, least_credentials, real_credentials};
+use crate::queue_front::view::{Shown, View};
 use hashbrown::HashMap;
 use poolfs_ipc::posts::POST_SLOTS;
 use poolfs_ipc::service::PeerFacts;
@@ -19,9 +19,10 @@ pub const HANDLES_PER_SESSION_MAX: usize = 1 << 15;
 pub struct SessionState {
     effective: Credentials,
     real: Credentials,
+    least: Credentials,
     handles: RwLock<HashMap<u64, Arc<OpenFile>>>,
     adoptions: Arc<Adoptions>,
-    /// What the client sees of the instance by the kernel; nothing where that is not to be looked at.
+    /// How it is looked what the client sees of the instance; nothing where that is not to be looked at.
     view: Option<Arc<View>>,
     /// Bit n: slot n is that of a file whose writes may be posted.
     post_slots: AtomicU32,
@@ -40,10 +41,11 @@ impl SessionState {
     ) -> Self {
         let effective = effective_credentials(facts);
         let real = real_credentials(&effective, facts);
+        let least = least_credentials();
         let adoptions = Arc::clone(adoptions);
         let handles = RwLock::default();
         let (post_slots, post_epochs) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { effective, real, handles, adoptions, view, post_slots, post_epochs, _room: room }
+        Self { effective, real, least, handles, adoptions, view, post_slots, post_epochs, _room: room }
     }
 
     /// A session with the same credentials for all purposes.
@@ -52,6 +54,7 @@ impl SessionState {
         Self {
             real: credentials.clone(),
             effective: credentials,
+            least: least_credentials(),
             handles: RwLock::default(),
             adoptions: Arc::default(),
             view: None,
@@ -61,22 +64,10 @@ impl SessionState {
         }
     }
 
-    /// Whether it may change nothing by request: the client has the instance mounted read-only.
+    /// What the client sees of the instance by the kernel, as of the last look; nothing where that is not to be looked at.
     #[must_use]
-    pub fn is_read_only(&self) -> bool {
-        self.view.as_ref().is_some_and(|view| view.is_read_only())
-    }
-
-    /// Whether the client may have descriptors that were opened by a read-only mount, of a part of the instance or of all.
-    #[must_use]
-    pub fn is_read_only_somewhere(&self) -> bool {
-        self.view.as_ref().is_some_and(|view| view.is_read_only_somewhere())
-    }
-
-    /// The names on which the client has something mounted.
-    #[must_use]
-    pub fn mount_points(&self) -> Option<&MountPoints> {
-        self.view.as_ref().map(|view| view.mount_points())
+    pub fn shown(&self) -> Option<Arc<Shown>> {
+        self.view.as_ref().map(|view| view.shown())
     }
 
     /// What the client sees of the instance by the kernel.
@@ -95,6 +86,12 @@ impl SessionState {
     #[must_use]
     pub fn real_credentials(&self) -> &Credentials {
         &self.real
+    }
+
+    /// Nobody, for what was asked by who has other rights since.
+    #[must_use]
+    pub fn least_credentials(&self) -> &Credentials {
+        &self.least
     }
 
     /// The file behind a handle.

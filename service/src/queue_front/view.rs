@@ -12,7 +12,7 @@
 //!   to.
 //!
 //! The kernel reports when mounts of a namespace have changed. Then the table is read again, with the session's next check of its
-//! client's rights; a session that was made for another view ends. Changes that are made elsewhere are not reported: of the
+//! client's rights, and the session goes on with what the client sees now; it ends where the client would not be let in any more. Changes that are made elsewhere are not reported: of the
 //! filesystem, which all namespaces share, and of names of directories. Therefore the table is read again after a while in any
 //! case.
 
@@ -31,7 +31,8 @@ use std::fmt;
 use std::fs::File;
 use std::hash::BuildHasher;
 use std::io::{self, Read, Seek};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 use tracing::debug;
 
@@ -69,6 +70,9 @@ fn answers(mount: &Mount<'_>, is_of_host: bool) -> bool {
 /// Says which of the client's mounts it reaches first.
 type Reached<'r> = &'r dyn Fn(&MountTable<'_>, Vec<Candidate>) -> Option<usize>;
 
+/// What is set aside for the names on which a client comes to have something mounted.
+const BYTES_MIN: usize = 8 << 10;
+
 /// What a name on which something is mounted takes in memory beside its bytes, wherever it is kept.
 const NAME_BYTES: usize = 256;
 
@@ -78,6 +82,8 @@ struct Seen {
     is_read_only: bool,
     /// A mount of it is, of whichever part.
     is_read_only_somewhere: bool,
+    /// By a mount of it, of whichever part, no symbolic link is followed.
+    has_no_links_somewhere: bool,
     /// The paths on which something is mounted, from the instance's root on.
     mounted: BTreeSet<Vec<u8>>,
 }
@@ -96,8 +102,14 @@ impl Seen {
         let candidates = whole.iter().map(candidate).collect::<Option<_>>()?;
         let is_read_only = whole.get(reached(&table, candidates)?)?.is_read_only;
         let is_read_only_somewhere = own().any(|mount| mount.is_read_only);
+        let has_no_links_somewhere = own().any(|mount| mount.has_no_links);
         let mounted: BTreeSet<_> = table.mounted_on(is_own).take(MOUNTED_MAX + 1).collect::<Option<_>>()?;
-        (mounted.len() <= MOUNTED_MAX).then_some(Self { is_read_only, is_read_only_somewhere, mounted })
+        (mounted.len() <= MOUNTED_MAX).then_some(Self {
+            is_read_only,
+            is_read_only_somewhere,
+            has_no_links_somewhere,
+            mounted,
+        })
     }
 
     /// What it takes of memory: each name is in it, and in what is looked up by it.
@@ -109,6 +121,8 @@ impl Seen {
 /// Names on which something is mounted, and what has them. The directories they are in are held.
 pub struct MountPoints {
     instance: Weak<Instance>,
+    /// Symbolic links are left to the kernel, too.
+    has_no_links: bool,
     names: HashMap<NodeId, HashSet<Box<[u8]>>>,
     /// Whatever it is called later, the kernel moves the mounts along. As long as something is mounted on it, the kernel knows the node, so that
     /// it needs no other reference.
@@ -123,10 +137,10 @@ impl fmt::Debug for MountPoints {
 }
 
 impl MountPoints {
-    fn of(instance: &Arc<Instance>, paths: &BTreeSet<Vec<u8>>) -> Result<Self, Errno> {
-        let (names, covered) = (HashMap::new(), hashbrown::HashSet::new());
-        let mut points = Self { instance: Arc::downgrade(instance), names, covered, held: Vec::new() };
-        for path in paths {
+    fn of(instance: &Arc<Instance>, seen: &Seen) -> Result<Self, Errno> {
+        let (names, covered, has_no_links) = (HashMap::new(), hashbrown::HashSet::new(), seen.has_no_links_somewhere);
+        let mut points = Self { instance: Arc::downgrade(instance), has_no_links, names, covered, held: Vec::new() };
+        for path in &seen.mounted {
             let Some(at) = path.iter().rposition(|&byte| byte == b'/') else { continue };
             points.add(instance, &path[..at], &path[at + 1..]).map_err(|errno| match errno {
                 // It has been renamed or removed since the table was read: the client is let in when it comes again.
@@ -144,10 +158,10 @@ impl MountPoints {
         Ok(())
     }
 
-    /// Whether the same stands at these paths now. A mount that was made anew may be on another directory of the same name.
-    fn are_at(&self, paths: &BTreeSet<Vec<u8>>) -> bool {
-        let now = self.instance.upgrade().and_then(|instance| Self::of(&instance, paths).ok());
-        now.is_some_and(|now| now.names == self.names && now.covered == self.covered)
+    /// Whether symbolic links are left to the kernel: by a mount of the client, none is followed.
+    #[must_use]
+    pub fn have_links(&self) -> bool {
+        self.has_no_links
     }
 
     /// Whether something is mounted on a name of a directory.
@@ -172,11 +186,43 @@ impl Drop for MountPoints {
 }
 
 /// What a client sees of the instance.
+#[derive(Debug)]
+pub struct Shown {
+    seen: Seen,
+    points: MountPoints,
+}
+
+impl Shown {
+    /// Whether the client may change nothing by request: it has the instance mounted read-only.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.seen.is_read_only
+    }
+
+    /// Whether the client may have descriptors that were opened by a read-only mount, of a part of the instance or of all.
+    #[must_use]
+    pub fn is_read_only_somewhere(&self) -> bool {
+        self.seen.is_read_only_somewhere
+    }
+
+    /// The names on which the client has something mounted.
+    #[must_use]
+    pub fn mount_points(&self) -> &MountPoints {
+        &self.points
+    }
+}
+
+/// How it is looked what a client sees of the instance.
 pub(super) struct View {
     device: [u32; 2],
     client: Walker,
-    seen: Seen,
-    points: MountPoints,
+    instance: Weak<Instance>,
+    /// What it saw at the last look.
+    shown: RwLock<Arc<Shown>>,
+    /// What that may take of memory.
+    bytes_max: usize,
+    /// It would not be let in any more.
+    is_over: AtomicBool,
     /// Of the namespace that the client was in when its session was made.
     table: Mutex<Table>,
 }
@@ -191,9 +237,9 @@ struct Table {
 }
 
 impl View {
-    /// What it takes of memory.
-    pub(super) fn bytes(&self) -> usize {
-        self.seen.bytes()
+    /// What it takes of memory, at most.
+    pub(super) fn bytes_max(&self) -> usize {
+        self.bytes_max
     }
 
     /// That of a process. `device` is the number of the instance's mounts.
@@ -208,24 +254,24 @@ impl View {
         let (read_at, text, hashes) = (Instant::now(), read(&mut file)?, RandomState::new());
         let hash = hashes.hash_one(&text);
         let seen = seen_by(&client, &text, device).ok_or(Errno::EACCES)?;
-        let points = MountPoints::of(instance, &seen.mounted)?;
+        let points = MountPoints::of(instance, &seen)?;
+        let bytes_max = seen.bytes().max(BYTES_MIN);
+        let shown = RwLock::new(Arc::new(Shown { seen, points }));
         let table = Mutex::new(Table { file, hashes, hash, read_at });
-        Ok(Self { device, client, seen, points, table })
+        Ok(Self {
+            device,
+            client,
+            instance: Arc::downgrade(instance),
+            shown,
+            bytes_max,
+            is_over: AtomicBool::new(false),
+            table,
+        })
     }
 
-    /// Whether it is allowed to change nothing.
-    pub(super) fn is_read_only(&self) -> bool {
-        self.seen.is_read_only
-    }
-
-    /// Whether it may have descriptors by which nothing is to be changed.
-    pub(super) fn is_read_only_somewhere(&self) -> bool {
-        self.seen.is_read_only_somewhere
-    }
-
-    /// The names that are left to the kernel.
-    pub(super) fn mount_points(&self) -> &MountPoints {
-        &self.points
+    /// What the client saw at the last look.
+    pub(super) fn shown(&self) -> Arc<Shown> {
+        Arc::clone(&self.shown.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -238,17 +284,31 @@ impl View {
         self.table()
     }
 
-    /// Whether the client still sees that.
-    pub(super) fn is_current(&self) -> bool {
-        let Some(text) = self.table().changed() else { return true };
-        let seen = text.ok().and_then(|text| seen_by(&self.client, &text, self.device));
-        let is_same = seen.is_some_and(|seen| seen == self.seen && self.points.are_at(&seen.mounted));
-        if is_same {
-            debug!("a client's mounts have changed, and what it sees of the instance has not");
-        } else {
-            debug!("a client's mounts have changed: its session ends");
+    /// Looks what the client sees now. Whether it would still be let in.
+    pub(super) fn look(&self) -> bool {
+        // Until it is known what is seen, nobody else looks.
+        let mut table = self.table();
+        if self.is_over.load(Ordering::Relaxed) {
+            return false;
         }
-        is_same
+        let Some(text) = table.changed() else { return true };
+        let seen = text.ok().and_then(|text| seen_by(&self.client, &text, self.device));
+        // A mount that was made anew may be on another directory of the same name: they are looked up again, too.
+        let now = seen.filter(|seen| seen.bytes() <= self.bytes_max).and_then(|seen| {
+            let points = MountPoints::of(&self.instance.upgrade()?, &seen).ok()?;
+            Some(Shown { seen, points })
+        });
+        let Some(now) = now else {
+            debug!("a client's mounts have changed: its session ends");
+            self.is_over.store(true, Ordering::Relaxed);
+            return false;
+        };
+        debug!("a client's mounts have changed: they were looked at again");
+        let before = std::mem::replace(&mut *self.shown.write().unwrap_or_else(PoisonError::into_inner), Arc::new(now));
+        // What it held is given back, which asks layers, when nobody waits for it.
+        drop(table);
+        drop(before);
+        true
     }
 }
 
@@ -313,7 +373,12 @@ mod tests {
 
     #[test]
     fn only_who_has_the_whole_instance_sees_it() {
-        let whole = Seen { is_read_only: false, is_read_only_somewhere: false, mounted: BTreeSet::new() };
+        let whole = Seen {
+            is_read_only: false,
+            is_read_only_somewhere: false,
+            has_no_links_somewhere: false,
+            mounted: BTreeSet::new(),
+        };
         assert_eq!(seen("2 1 0:9 / /a rw - fuse.poolfs poolfs:x rw\n"), Some(whole));
         assert_eq!(seen(""), None);
         assert_eq!(seen("2 1 0:8 / /a rw - fuse.poolfs poolfs:x rw\n"), None, "another that has its name");

@@ -1,12 +1,15 @@
-//! Tests of posted writes by a process that bypasses its library: they are served with the rights that the process has.
+//! Tests of posted writes by a process that comes to have other rights, or to see something else: what has returned is written. No more than that
+//! is done with rights that it does not have.
 
 use crate::harness::{Running, isolated};
 use crate::queue::connect;
 use crate::stolen::{ended_well, forked, system_call};
+use crate::views::{ENDS, LOOKED_AGAIN, bind, cover, detach, elsewhere, is_served, make_read_only};
 use poolfs_ipc::posts::PostGrant;
 use poolfs_ipc::wire::{ADOPT, Adopt, Operation, Request};
 use poolfs_ipc::{Connection, PostAt, Posting};
 use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -15,6 +18,10 @@ use std::time::{Duration, Instant};
 
 /// Much longer than a service goes without looking whom it serves.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Where what is posted begins in a file.
+const BEGIN: u64 = 100;
+/// What is posted, one after the other.
+const RECORD: &[u8; 8] = b"posted!!";
 /// Words of a slot by which it is posted, as docs/protocol.md has them: their bytes, and where the one is that says that somebody looks.
 const SLOT_BYTES: usize = 64;
 const TENDED_AT: usize = 4;
@@ -65,20 +72,23 @@ fn posts_end_with_the_rights(name: &str, is_hushed: bool) {
         fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("set");
         ended_well(forked(|| {
             let (file, by_kernel) = (open(&program), open(&others));
+            let mut noted = File::create(folder.join("posted")).expect("made");
             let connection = connect(folder, "one");
             let handle = adopt_alone(&file, &connection);
             let grant = granted(&connection, handle);
             system_call(libc::SYS_setresgid, [1000; 3]);
             system_call(libc::SYS_setgroups, [0; 3]);
             system_call(libc::SYS_setresuid, [1000; 3]);
-            let (begun, mut offset) = (Instant::now(), 100);
+            let (begun, mut offset) = (Instant::now(), BEGIN);
             loop {
                 if is_hushed {
                     hush(&connection, grant);
                 }
-                match connection.post_slice(grant, handle, PostAt::Offset(offset), b"posted!!") {
+                match connection.post_slice(grant, handle, PostAt::Offset(offset), RECORD) {
                     Ok(Posting::Posted) => offset += 8,
-                    Ok(Posting::Answered(_) | Posting::NotPosted) | Err(_) => return,
+                    Ok(Posting::Answered(_) | Posting::NotPosted) | Err(_) => {
+                        return write!(noted, "{}", offset - BEGIN).expect("written");
+                    }
                 }
                 assert!(begun.elapsed() < LIMIT, "it still posts");
                 // What the kernel asks has all posts taken.
@@ -88,6 +98,78 @@ fn posts_end_with_the_rights(name: &str, is_hushed: bool) {
         }));
         let status = service.status();
         assert_eq!(status.instances[0].sessions, 0, "its session has ended");
+        all_is_written(folder, &fs::read(&program).expect("readable"));
+        let mode = fs::metadata(&program).expect("there").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755, "of a program that somebody else has written");
+    });
+}
+
+/// Whether the file has all that was posted: as much as was noted, or a little more, of which nobody knows whether it had returned.
+fn all_is_written(folder: &Path, content: &[u8]) {
+    let posted: usize = fs::read_to_string(folder.join("posted")).expect("noted").parse().expect("a number");
+    let written = content.get(BEGIN as usize..).unwrap_or_default();
+    assert!(posted > 0 && written.len() >= posted, "{} bytes of {posted} that were posted are written", written.len());
+    assert!(written.chunks(RECORD.len()).all(|record| record == RECORD), "something is missing between");
+}
+
+#[test]
+fn what_has_returned_is_written_whatever_its_process_comes_to_see() {
+    const NAME: &str = "posting_rights::what_has_returned_is_written_whatever_its_process_comes_to_see";
+    isolated(NAME, |folder| {
+        let log = folder.join("log");
+        let service = Running::start_telling(folder, &log);
+        let (at, directory) = service.mount_directory("one");
+        let part = at.join("part");
+        fs::create_dir(&part).expect("made");
+        let read_only_in_part = || {
+            bind(&part, &part);
+            make_read_only(&part);
+        };
+        let changes: [(&str, &dyn Fn(), &str); 3] = [
+            ("mounted on", &|| cover(&part), LOOKED_AGAIN),
+            ("read-only in part", &read_only_in_part, LOOKED_AGAIN),
+            ("detached", &|| detach(&at), ENDS),
+        ];
+        for (what, change, says) in changes {
+            let said = || fs::read_to_string(&log).expect("readable").matches(says).count();
+            let path = at.join(what);
+            fs::write(&path, [0; BEGIN as usize]).expect("written");
+            elsewhere(|| {
+                let file = open(&path);
+                let connection = connect(folder, "one");
+                let handle = adopt_alone(&file, &connection);
+                let grant = granted(&connection, handle);
+                let (begun, before, mut offset, mut by_kernel) = (Instant::now(), said(), BEGIN, false);
+                for turn in 0.. {
+                    if turn == 50 {
+                        change();
+                    }
+                    // As the library does: by the descriptor when nothing more is posted.
+                    if !by_kernel
+                        && !matches!(
+                            connection.post_slice(grant, handle, PostAt::Offset(offset), RECORD),
+                            Ok(Posting::Posted)
+                        )
+                    {
+                        by_kernel = true;
+                    }
+                    if by_kernel {
+                        // Whoever asks for nothing is not looked at.
+                        let _ = is_served(&connection);
+                        assert_eq!(file.write_at(RECORD, offset).expect("written"), RECORD.len());
+                    }
+                    offset += RECORD.len() as u64;
+                    if turn > 50 && said() > before {
+                        break;
+                    }
+                    assert!(begun.elapsed() < LIMIT, "{what}: nobody looks");
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                file.sync_all().expect("synced");
+                fs::write(folder.join("posted"), (offset - BEGIN).to_string()).expect("written");
+            });
+            all_is_written(folder, &fs::read(directory.join(what)).expect("readable"));
+        }
     });
 }
 

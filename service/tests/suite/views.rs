@@ -9,15 +9,19 @@ use poolfs_ipc::wire::{Operation, Request, Status};
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Longest until a session is known to be over.
 const END_MAX: Duration = Duration::from_secs(20);
 
-/// What a service says for its developers when a client's mounts are others, and those of the instance are not.
-const LOOKED_AGAIN: &str = "a client's mounts have changed, and what it sees of the instance has not";
+/// What a service says for its developers when a client's mounts are others, and its session goes on.
+pub const LOOKED_AGAIN: &str = "a client's mounts have changed: they were looked at again";
+/// And when it does not.
+pub const ENDS: &str = "a client's mounts have changed: its session ends";
+/// `MS_NOSYMFOLLOW`
+const NO_LINKS: libc::c_ulong = 256;
 
 fn text(path: &Path) -> CString {
     CString::new(path.to_str().expect("text")).expect("no NUL")
@@ -34,22 +38,22 @@ pub fn bind(source: &Path, target: &Path) {
     mount(source, target, "", libc::MS_BIND);
 }
 
-fn make_read_only(at: &Path) {
+pub fn make_read_only(at: &Path) {
     mount(at, at, "", libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY);
 }
 
-fn cover(at: &Path) {
+pub fn cover(at: &Path) {
     mount(Path::new("cover"), at, "tmpfs", 0);
 }
 
 /// Takes a mount out of this namespace.
-fn detach(at: &Path) {
+pub fn detach(at: &Path) {
     // SAFETY: a string that outlives the call.
     assert_eq!(unsafe { libc::umount2(text(at).as_ptr(), libc::MNT_DETACH) }, 0);
 }
 
 /// Runs `work` in a process with a mount namespace of its own.
-fn elsewhere(work: impl FnOnce()) {
+pub fn elsewhere(work: impl FnOnce()) {
     ended_well(forked(|| {
         system_call(libc::SYS_unshare, [libc::CLONE_NEWNS as usize, 0, 0]);
         mount(Path::new("none"), Path::new("/"), "", libc::MS_REC | libc::MS_PRIVATE);
@@ -122,7 +126,7 @@ fn ask(connection: &Connection, operation: Operation, path: &str, second: &str) 
 }
 
 /// Whether requests still have a session behind them.
-fn is_served(connection: &Connection) -> bool {
+pub fn is_served(connection: &Connection) -> bool {
     let request = Request { operation: Operation::Stat as u32, path_length: 1, ..Request::default() };
     connection.call(&request, &[b"f"], &mut []).is_ok()
 }
@@ -544,9 +548,18 @@ fn filesystems_that_do_not_answer_keep_nobody_waiting_on_the_way_to_a_mount() {
     });
 }
 
+/// Asks until that is the answer; the session stays.
+fn wait_for_answer(connection: &Connection, operation: Operation, path: &str, status: Status) {
+    let start = Instant::now();
+    while ask(connection, operation, path, "") != status {
+        assert!(start.elapsed() < END_MAX, "it still sees what it saw: {operation:?} {path:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
-fn a_session_ends_when_others_make_the_filesystem_read_only() {
-    isolated("views::a_session_ends_when_others_make_the_filesystem_read_only", |folder| {
+fn a_session_follows_when_others_make_the_filesystem_read_only() {
+    isolated("views::a_session_follows_when_others_make_the_filesystem_read_only", |folder| {
         let service = Running::start(folder);
         let (at, _) = service.mount_directory("one");
         fs::write(at.join("f"), b"f").expect("written");
@@ -555,27 +568,92 @@ fn a_session_ends_when_others_make_the_filesystem_read_only() {
             let connection = connect(folder, "one");
             assert_eq!(ask(&connection, Operation::ChangeMode, "f", ""), Status::Done);
             // Not the mount: of that no other namespace hears.
-            in_namespace_of(others, || mount(Path::new("none"), &at, "", libc::MS_REMOUNT | libc::MS_RDONLY));
-            wait_for_end(&connection);
+            let remount =
+                |flags| in_namespace_of(others, || mount(Path::new("none"), &at, "", libc::MS_REMOUNT | flags));
+            remount(libc::MS_RDONLY);
+            wait_for_answer(&connection, Operation::ChangeMode, "f", Status::UseKernel);
             assert_eq!(ask(&connect(folder, "one"), Operation::ChangeMode, "f", ""), Status::UseKernel);
+            remount(0);
+            wait_for_answer(&connection, Operation::ChangeMode, "f", Status::Done);
         });
     });
 }
 
 #[test]
-fn a_session_ends_when_its_client_comes_to_see_something_else() {
-    isolated("views::a_session_ends_when_its_client_comes_to_see_something_else", |folder| {
+fn a_session_goes_on_with_what_its_client_sees_now() {
+    isolated("views::a_session_goes_on_with_what_its_client_sees_now", |folder| {
         let log = folder.join("log");
         let service = Running::start_telling(folder, &log);
         let (at, _) = service.mount_directory("one");
+        let [f, name, elsewhere_at] = [at.join("f"), at.join("name"), folder.join("elsewhere")];
+        fs::write(&f, b"f").expect("written");
+        symlink("f", at.join("link")).expect("made");
+        for directory in [&name, &elsewhere_at, &at.join("some")] {
+            fs::create_dir(directory).expect("made");
+        }
+        let changes_nothing = (Operation::ChangeMode, "f", Status::UseKernel);
+        type Asked<'a> = (Operation, &'a str, Status);
+        let asked: [(&dyn Fn(), Asked<'_>); 5] = [
+            (&|| make_read_only(&at), changes_nothing),
+            (&|| mount(Path::new("none"), &at, "", libc::MS_REMOUNT | libc::MS_RDONLY), changes_nothing),
+            (&|| bind(&f, &f), (Operation::Stat, "f", Status::UseKernel)),
+            (&|| cover(&name), (Operation::Stat, "name/x", Status::UseKernel)),
+            (
+                &|| mount(&at, &at, "", libc::MS_REMOUNT | libc::MS_BIND | NO_LINKS),
+                (Operation::ChangeMode, "link", Status::UseKernel),
+            ),
+        ];
+        for (change, (operation, path, status)) in asked {
+            elsewhere(|| {
+                let connection = connect(folder, "one");
+                assert_ne!(ask(&connection, operation, path, ""), status, "{path}");
+                change();
+                wait_for_answer(&connection, operation, path, status);
+                assert!(is_served(&connection));
+            });
+            // For all: it is one filesystem.
+            mount(Path::new("none"), &at, "", libc::MS_REMOUNT);
+        }
+        // By the same name on another directory, and then not any more.
+        elsewhere(|| {
+            cover(&name);
+            let connection = connect(folder, "one");
+            let stat = |path, status| wait_for_answer(&connection, Operation::Stat, path, status);
+            stat("name", Status::UseKernel);
+            detach(&name);
+            fs::rename(&name, at.join("before")).expect("renamed");
+            fs::create_dir(&name).expect("made");
+            cover(&name);
+            stat("before", Status::Done);
+            stat("name", Status::UseKernel);
+            detach(&name);
+            stat("name", Status::Done);
+        });
+        // What is mounted elsewhere changes nothing.
+        elsewhere(|| {
+            let connection = connect(folder, "one");
+            let looks = || fs::read_to_string(&log).expect("readable").matches(LOOKED_AGAIN).count();
+            let before = looks();
+            cover(&elsewhere_at);
+            let start = Instant::now();
+            while looks() == before {
+                assert!(is_served(&connection) && start.elapsed() < END_MAX);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert!(is_served(&connection));
+        });
+    });
+}
+
+#[test]
+fn a_session_ends_when_its_client_would_not_be_let_in_any_more() {
+    isolated("views::a_session_ends_when_its_client_would_not_be_let_in_any_more", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
         fs::write(at.join("f"), b"f").expect("written");
-        let elsewhere_at = folder.join("elsewhere");
-        fs::create_dir(&elsewhere_at).expect("made");
-        let changes: [(&str, &dyn Fn()); 5] = [
-            ("read-only", &|| make_read_only(&at)),
-            ("read-only altogether", &|| mount(Path::new("none"), &at, "", libc::MS_REMOUNT | libc::MS_RDONLY)),
+        let changes: [(&str, &dyn Fn()); 3] = [
             ("covered", &|| cover(&at)),
-            ("mounted on", &|| bind(&at.join("f"), &at.join("f"))),
+            ("detached", &|| detach(&at)),
             ("another namespace", &|| system_call(libc::SYS_unshare, [libc::CLONE_NEWNS as usize, 0, 0])),
         ];
         for (what, change) in changes {
@@ -585,32 +663,6 @@ fn a_session_ends_when_its_client_comes_to_see_something_else() {
                 change();
                 wait_for_end(&connection);
             });
-            // For all: it is one filesystem.
-            mount(Path::new("none"), &at, "", libc::MS_REMOUNT);
         }
-        // By the same name on another directory.
-        let name = at.join("name");
-        fs::create_dir(&name).expect("made");
-        elsewhere(|| {
-            cover(&name);
-            let connection = connect(folder, "one");
-            assert!(is_served(&connection));
-            detach(&name);
-            fs::rename(&name, at.join("before")).expect("renamed");
-            fs::create_dir(&name).expect("made");
-            cover(&name);
-            wait_for_end(&connection);
-        });
-        // What is mounted elsewhere is no reason, once it was looked at.
-        elsewhere(|| {
-            let connection = connect(folder, "one");
-            cover(&elsewhere_at);
-            let start = Instant::now();
-            while !fs::read_to_string(&log).expect("readable").contains(LOOKED_AGAIN) {
-                assert!(is_served(&connection) && start.elapsed() < END_MAX);
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            assert!(is_served(&connection));
-        });
     });
 }
