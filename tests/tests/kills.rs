@@ -1,7 +1,8 @@
 //! Clients and services killed at random moments: all others go on, and nothing is damaged.
 
 use poolfs_tests::{Mounted, Pool, checksum, compile, is_soak, isolated, populate, run};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::collections::HashMap;
 use std::fs;
 use std::io::Read;
@@ -161,5 +162,42 @@ fn a_service_killed_with_everything_open_is_an_end_for_all_and_loses_nothing_syn
         drop(pool);
         assert_eq!(before, checksum(&folder.join("lower")), "the lower branch changed");
         println!("soak: {rounds} services killed with twelve clients each");
+    });
+}
+
+#[test]
+fn a_mount_right_after_a_kill_is_made_by_a_new_service() {
+    isolated("a_mount_right_after_a_kill_is_made_by_a_new_service", |folder| {
+        let pool = Pool::create(folder, "64M");
+        let data = folder.join("data");
+        fs::create_dir(&data).expect("made");
+        let mut mounts = vec![pool.mount_directory(&folder.join("first"), &data)];
+        for round in 0..10 {
+            let process = Pid::from_raw(pool.service_pid()).expect("a process");
+            kill_process(process, Signal::KILL).expect("it is ours");
+            // It may not have ended yet.
+            mounts.push(pool.mount_directory(&folder.join(format!("mnt-{round}")), &data));
+            // What the dead one had mounted has gone.
+            mounts.swap_remove(0).keep();
+        }
+    });
+}
+
+#[test]
+fn what_a_service_has_unmounted_at_its_end_is_not_called_mounted() {
+    isolated("what_a_service_has_unmounted_at_its_end_is_not_called_mounted", |folder| {
+        let pool = Pool::create(folder, "64M");
+        let (data, at) = (folder.join("data"), folder.join("mnt"));
+        fs::create_dir(&data).expect("made");
+        let mount = pool.mount_directory(&at, &data);
+        let process = Pid::from_raw(pool.service_pid()).expect("a process");
+        let watched = pidfd_open(process, PidfdFlags::empty()).expect("it runs");
+        kill_process(process, Signal::TERM).expect("it is ours");
+        assert_eq!(poll(&mut [PollFd::new(&watched, PollFlags::IN)], None), Ok(1));
+        let told = pool.poolfs(&["status", pool.name()]).expect("status");
+        let says = format!("nothing is mounted at {} any more", at.display());
+        assert!(told.contains(&says) && !told.contains("dead mount"), "{told}");
+        assert_eq!(pool.status()["dead_mounts"][0]["is_mounted"], false);
+        drop(mount);
     });
 }

@@ -259,13 +259,22 @@ pub fn is_ending_within(context: &Context, record: &PoolRecord, wait: &Wait<'_>)
 
 /// See to it that the pool's service runs. What a dead one left mounted is detached first.
 pub fn ensure(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
+    let name = pool.record.name.clone();
+    let socket = control_socket(context, &name);
     match pool.record.service_alive(&*context.host) {
-        Some(true) => return Ok(()),
+        Some(true) => {
+            let connected = connect_within(&socket, context.patience.begin().left());
+            let is_closed =
+                connected.is_err_and(|error| matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound));
+            // One that was killed is alive for a moment in which nobody can reach it.
+            if !is_closed || !is_ending(context, &pool.record)? {
+                return Ok(());
+            }
+            bury(context, pool)?;
+        }
         Some(false) => bury(context, pool)?,
         None => {}
     }
-    let name = pool.record.name.clone();
-    let socket = control_socket(context, &name);
     let listens = connect_within(&socket, context.patience.begin().left());
     if listens.map_or_else(|error| error.kind() == ErrorKind::WouldBlock, |_| true) {
         return Err(Failure::in_use(

@@ -7,7 +7,7 @@ use crate::patience::Wait;
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{duration, pasted, plain, print, print_json, size, table};
-use poolfs_host::ControlGroups;
+use poolfs_host::{ControlGroups, MountEntry, mount_table};
 use poolfs_service_protocol::{
     BranchStatus, InstanceStatus, MemoryStatus, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage,
     StackSpec, WaitStatus,
@@ -41,6 +41,8 @@ struct PoolStatus {
 #[derive(Serialize)]
 struct DeadMount {
     mount_point: String,
+    /// It is still in the table of mounts, and answers with errors.
+    is_mounted: bool,
     remedy: String,
 }
 
@@ -89,7 +91,13 @@ fn pool_status(context: &Context, groups: &ControlGroups, record: &PoolRecord) -
     match found {
         Found::NotRunning => {}
         Found::Dead => {
-            status.dead_mounts = record.instances.iter().map(|instance| dead_mount(&record.name, instance)).collect();
+            let table = mount_table(&*context.host).ok();
+            let is_there = |instance: &InstanceRecord| {
+                let is_its = |entry: &MountEntry| entry.instance() == Some(&instance.spec.instance);
+                table.as_ref().is_none_or(|table| table.iter().any(is_its))
+            };
+            let dead = |instance| dead_mount(&record.name, instance, is_there(instance));
+            status.dead_mounts = record.instances.iter().map(dead).collect();
         }
         Found::Running(told) => status.service = Some(*told),
         Found::Silent(failure) => {
@@ -137,13 +145,13 @@ impl Found {
     }
 }
 
-fn dead_mount(pool: &str, instance: &InstanceRecord) -> DeadMount {
+fn dead_mount(pool: &str, instance: &InstanceRecord, is_mounted: bool) -> DeadMount {
     let mount_point = instance.spec.mount_point.display().to_string();
     let remedy = match &instance.container {
         Some(container) => format!("poolfs stop {container}"),
         None => format!("poolfs umount {pool} {}", pasted(&instance.spec.mount_point)),
     };
-    DeadMount { mount_point, remedy }
+    DeadMount { mount_point, is_mounted, remedy }
 }
 
 fn readable(pool: &PoolStatus) -> String {
@@ -159,14 +167,22 @@ fn readable(pool: &PoolStatus) -> String {
     if let Some(remedy) = &pool.remedy {
         let _ = writeln!(text, "  remedy: {}", plain(remedy));
     }
-    if pool.state == "dead" {
+    if pool.dead_mounts.iter().any(|mount| mount.is_mounted) {
         let _ = writeln!(
             text,
             "  the service is dead: its mounts answer with errors until they are taken away or mounted again"
         );
+    } else if pool.state == "dead" {
+        let _ = writeln!(text, "  the service has ended, and what it had mounted with it");
     }
-    for DeadMount { mount_point, remedy } in &pool.dead_mounts {
-        let _ = writeln!(text, "  dead mount {mount_point}: `{remedy}`");
+    for DeadMount { mount_point, is_mounted, remedy } in &pool.dead_mounts {
+        let _ = match is_mounted {
+            true => writeln!(text, "  dead mount {mount_point}: `{remedy}`"),
+            false => writeln!(
+                text,
+                "  nothing is mounted at {mount_point} any more: what is written there goes into the directory below; mount it again, or forget it with `{remedy}`"
+            ),
+        };
     }
     for process in &pool.processes {
         let since =
@@ -423,9 +439,11 @@ mod tests {
 
     #[test]
     fn a_dead_service_is_called_dead() {
-        let mount = DeadMount { mount_point: "/mnt".into(), remedy: "poolfs umount web /mnt".into() };
-        let dead = PoolStatus { state: "dead", service: None, dead_mounts: vec![mount], ..example() };
-        let text = readable(&dead);
-        assert!(text.contains("dead") && text.contains("poolfs umount web /mnt"), "{text}");
+        for (is_mounted, says) in [(true, "dead mount /mnt"), (false, "nothing is mounted at /mnt any more")] {
+            let mount = DeadMount { mount_point: "/mnt".into(), is_mounted, remedy: "poolfs umount web /mnt".into() };
+            let dead = PoolStatus { state: "dead", service: None, dead_mounts: vec![mount], ..example() };
+            let text = readable(&dead);
+            assert!(text.contains("dead") && text.contains(says) && text.contains("poolfs umount web /mnt"), "{text}");
+        }
     }
 }
