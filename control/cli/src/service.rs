@@ -264,8 +264,8 @@ pub fn ensure(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     match pool.record.service_alive(&*context.host) {
         Some(true) => {
             let connected = connect_within(&socket, context.patience.begin().left());
-            let is_closed =
-                connected.is_err_and(|error| matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound));
+            let is_closed = connected
+                .is_err_and(|error| matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound));
             // One that was killed is alive for a moment in which nobody can reach it.
             if !is_closed || !is_ending(context, &pool.record)? {
                 return Ok(());
