@@ -84,14 +84,16 @@ fn a_client_of_whom_more_is_to_be_kept_than_there_is_room_for_is_refused() {
         };
         admit(&facts, &Arc::default(), &Arc::downgrade(&instance), Some(&*shares))
     };
-    assert!(admit(0).is_ok(), "nothing is kept of it");
-    assert_eq!(admit(GROUPS).map(|_| ()).unwrap_err(), Errno::ENOMEM);
-    // Three times four bytes of each group.
-    memory.give(3);
-    let admitted = admit(GROUPS).expect("there is room");
-    assert!(!memory.take(1), "it takes none");
-    drop(admitted);
-    assert!(memory.take(3) && !memory.take(1), "it gives back what it took");
+    // What is set aside for its mounts, and three times four bytes of each group.
+    for (groups, pages) in [(0, 2), (GROUPS, 5)] {
+        memory.give(pages - 1);
+        assert_eq!(admit(groups).map(|_| ()).unwrap_err(), Errno::ENOMEM);
+        memory.give(1);
+        let admitted = admit(groups).expect("there is room");
+        assert!(!memory.take(1), "it takes none");
+        drop(admitted);
+        assert!(memory.take(pages) && !memory.take(1), "it gives back what it took");
+    }
 }
 
 struct Served {
