@@ -81,7 +81,7 @@ impl<'a> Context<'a> {
     /// Whether symbolic links are left to the kernel.
     #[must_use]
     pub fn leaves_links(&self) -> bool {
-        self.mounted.is_some_and(|points| points.have_links())
+        self.mounted.is_some_and(|points| points.forbid_links())
     }
 
     /// Whether the caller has something mounted on a node, whatever it is called by now.

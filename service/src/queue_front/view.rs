@@ -12,7 +12,8 @@
 //!   to.
 //!
 //! The kernel reports when mounts of a namespace have changed. Then the table is read again, with the session's next check of its
-//! client's rights, and the session goes on with what the client sees now; it ends where the client would not be let in any more. Changes that are made elsewhere are not reported: of the
+//! client's rights, and the session goes on with what the client sees now; it ends where the client would not be let in any more.
+//! Changes that are made elsewhere are not reported: of the
 //! filesystem, which all namespaces share, and of names of directories. Therefore the table is read again after a while in any
 //! case.
 
@@ -160,7 +161,7 @@ impl MountPoints {
 
     /// Whether symbolic links are left to the kernel: by a mount of the client, none is followed.
     #[must_use]
-    pub fn have_links(&self) -> bool {
+    pub fn forbid_links(&self) -> bool {
         self.has_no_links
     }
 
@@ -188,6 +189,8 @@ impl Drop for MountPoints {
 /// What a client sees of the instance.
 #[derive(Debug)]
 pub struct Shown {
+    /// Counts the readings of the table: by which it was seen.
+    reading: u64,
     seen: Seen,
     points: MountPoints,
 }
@@ -234,6 +237,8 @@ struct Table {
     /// Of its text.
     hash: u64,
     read_at: Instant,
+    /// How often it was read.
+    readings: u64,
 }
 
 impl View {
@@ -256,8 +261,8 @@ impl View {
         let seen = seen_by(&client, &text, device).ok_or(Errno::EACCES)?;
         let points = MountPoints::of(instance, &seen)?;
         let bytes_max = seen.bytes().max(BYTES_MIN);
-        let shown = RwLock::new(Arc::new(Shown { seen, points }));
-        let table = Mutex::new(Table { file, hashes, hash, read_at });
+        let shown = RwLock::new(Arc::new(Shown { reading: 0, seen, points }));
+        let table = Mutex::new(Table { file, hashes, hash, read_at, readings: 0 });
         Ok(Self {
             device,
             client,
@@ -286,17 +291,20 @@ impl View {
 
     /// Looks what the client sees now. Whether it would still be let in.
     pub(super) fn look(&self) -> bool {
-        // Until it is known what is seen, nobody else looks.
-        let mut table = self.table();
         if self.is_over.load(Ordering::Relaxed) {
             return false;
         }
-        let Some(text) = table.changed() else { return true };
+        let (reading, text) = {
+            let mut table = self.table();
+            let Some(text) = table.changed() else { return true };
+            (table.readings, text)
+        };
+        // Names are looked up in branches, which may not answer: whoever looks meanwhile does not wait.
         let seen = text.ok().and_then(|text| seen_by(&self.client, &text, self.device));
         // A mount that was made anew may be on another directory of the same name: they are looked up again, too.
         let now = seen.filter(|seen| seen.bytes() <= self.bytes_max).and_then(|seen| {
             let points = MountPoints::of(&self.instance.upgrade()?, &seen).ok()?;
-            Some(Shown { seen, points })
+            Some(Shown { reading, seen, points })
         });
         let Some(now) = now else {
             debug!("a client's mounts have changed: its session ends");
@@ -304,10 +312,13 @@ impl View {
             return false;
         };
         debug!("a client's mounts have changed: they were looked at again");
-        let before = std::mem::replace(&mut *self.shown.write().unwrap_or_else(PoisonError::into_inner), Arc::new(now));
-        // What it held is given back, which asks layers, when nobody waits for it.
-        drop(table);
-        drop(before);
+        // What the one that is not shown holds is given back, which asks layers, when nothing is locked.
+        let mut outdated = Arc::new(now);
+        let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
+        if shown.reading < outdated.reading {
+            std::mem::swap(&mut *shown, &mut outdated);
+        }
+        drop(shown);
         true
     }
 }
@@ -327,6 +338,7 @@ impl Table {
         let text = self.file.rewind().map_err(errno_of).and_then(|()| read(&mut self.file));
         let Ok(text) = text else { return Some(text) };
         self.read_at = now;
+        self.readings += 1;
         let hash = self.hashes.hash_one(&text);
         (std::mem::replace(&mut self.hash, hash) != hash || is_told).then_some(Ok(text))
     }
