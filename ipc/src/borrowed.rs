@@ -7,7 +7,7 @@ use crate::posts::{self, PostGrant, Published, SlotWords};
 use crate::queue::{Doorbell, DoorbellQueue, Full, RelaxedQueue};
 use crate::state::{CallerState, Sequence};
 use crate::sync::Ordering;
-use crate::wire::{Reply, Request};
+use crate::wire::{Reply, Request, Status};
 use core::time::Duration;
 
 /// Longest sleep before a caller rings again and tests whether the service lives: well below the 100 ms within which a
@@ -119,7 +119,8 @@ impl<'a> Borrowed<'a> {
     /// Submits `request`, waits for its end and returns the reply. The data area then holds what the reply says.
     ///
     /// # Errors
-    /// [`CallError::Dead`], at most 100 ms after the service's death; [`CallError::TimedOut`]; [`CallError::NoSession`].
+    /// [`CallError::Dead`], at most 100 ms after the service's death; [`CallError::TimedOut`]; [`CallError::NoSession`];
+    /// [`CallError::Ended`].
     pub fn execute(&mut self, request: &Request) -> Result<Reply, CallError> {
         // A handler may fork at any point of this. Its child finds the session's memory empty, which else would mean that the
         // service let go of the session.
@@ -149,7 +150,7 @@ impl<'a> Borrowed<'a> {
         let reply = self.area().get_reply();
         self.confirm()?;
         self.in_flight = false;
-        Ok(reply)
+        if reply.status == Status::Ended as u32 { Err(CallError::Ended) } else { Ok(reply) }
     }
 
     /// Submits `request` as a post of the slot with these words, of `length` bytes that are in the data area. It is served

@@ -45,6 +45,8 @@ pub const OWN_DESCRIPTOR_MIN: i32 = 500;
 pub enum CallError {
     /// The session is not this process's (it was inherited over a fork), or was closed: nothing happened. Use the kernel.
     NoSession,
+    /// The service has ended the session, because this process is not what it was: nothing happened. Close it, and use the kernel.
+    Ended,
     /// No buffer is free, or this thread is too deep in signal handlers: nothing happened. Use the kernel.
     Busy,
     /// The service died or dropped the session; whether the request was served is not known: `EIO`.

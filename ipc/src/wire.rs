@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"PFS1");
 
 /// Version of everything in this module; both ends must have the same.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// File-system type of every poolfs mount in `/proc/self/mountinfo`.
 pub const MOUNT_TYPE: &str = "fuse.poolfs";
@@ -348,6 +348,8 @@ pub enum Status {
     Redirect = 3,
     /// as `Redirect`, for the second path
     RedirectSecond = 4,
+    /// The session has ended, nothing happened: the same call through the kernel will be right, and the session is of no more use.
+    Ended = 5,
 }
 
 impl Status {
@@ -360,6 +362,7 @@ impl Status {
             2 => Self::UseKernel,
             3 => Self::Redirect,
             4 => Self::RedirectSecond,
+            5 => Self::Ended,
             _ => return None,
         })
     }

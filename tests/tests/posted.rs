@@ -5,6 +5,7 @@
 use poolfs_tests::{Outcome, Pool, Stepper, Way, compile, is_soak, isolated_for, run, run_within, shell};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -464,5 +465,25 @@ fn a_full_disk_is_told_of_before_anything_is_missing() {
         }
         drop(pool);
         let _ = shell(&format!("umount {}", disk.display())).expect("umount");
+    });
+}
+
+#[test]
+fn who_becomes_somebody_else_behind_the_library_goes_on_without_an_error() {
+    isolated_for("who_becomes_somebody_else_behind_the_library_goes_on_without_an_error", LIMIT, |folder| {
+        let program = compile(folder, "becomes", false);
+        let pool = Pool::create(folder, "64M");
+        for stack in [Stack::Directory, Stack::Union] {
+            let at = mounted(&pool, folder, stack);
+            fs::set_permissions(&at, fs::Permissions::from_mode(0o777)).expect("set");
+            let mut command = pool.line("exec POOL --");
+            let written = run_within(command.arg(&program).arg(&at), LIMIT).expect("no error");
+            let log = fs::read_to_string(at.join("log")).expect("readable");
+            assert_eq!(log.len().to_string(), written.trim());
+            let lines = log.lines().enumerate();
+            assert!(lines.into_iter().all(|(number, line)| line == format!("record {:09}", number * 17)));
+            let _ = umount(&pool, &at).expect("umount");
+            fs::remove_dir_all(folder.join("upper")).expect("removed");
+        }
     });
 }

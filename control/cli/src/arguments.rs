@@ -204,7 +204,8 @@ pub enum PoolCommand {
         /// The pool
         name: String,
     },
-    /// Remove a pool in which nothing is mounted and nobody runs
+    /// Remove a pool in which nothing is mounted and nobody runs. Mounts of a service that has died do not count: what it had not put on the disk
+    /// waits for the next mount of its branch, in any pool
     Rm {
         /// The pool
         name: String,

@@ -277,7 +277,7 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
     branches::refuse_served(context, &pool.record, &stack, &found)?;
     let stack = memory::limited(&pool.record, stack, found.first().zip(mounts.first()))?;
     detach_dead(context, pool, &wanted.mount_point)?;
-    let mount_point = directory(context, &wanted.mount_point)?;
+    let mount_point = mount_point(context, &wanted.mount_point)?;
     service::ensure(context, pool)?;
     let spec = MountSpec {
         instance: next_instance(context, pool)?,
@@ -381,7 +381,7 @@ fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {
         }
         StackSpec::Union { upper, lowers, storage } => {
             let upper = directory(context, &upper)?;
-            let lowers = lowers.iter().map(|lower| directory(context, lower)).collect::<Result<Vec<_>>>()?;
+            let lowers = lowers.iter().map(|lower| lower_branch(context, lower)).collect::<Result<Vec<_>>>()?;
             if lowers.is_empty() || lowers.len() > LOWERS_MAX {
                 let cause = format!("{} lower branches", lowers.len());
                 return Err(Failure::usage("union", cause, format!("give one to {LOWERS_MAX}")));
@@ -399,6 +399,24 @@ fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {
             Ok(StackSpec::Union { upper, lowers, storage })
         }
     }
+}
+
+/// A directory to mount on.
+fn mount_point(context: &Context, path: &Path) -> Result<PathBuf> {
+    let place = directory(context, path)?;
+    if place.parent().is_none() {
+        let cause = "a mount there would cover everything that this host has, its branches too";
+        return Err(Failure::usage(place.display().to_string(), cause, "name another directory"));
+    }
+    Ok(place)
+}
+
+/// A lower branch. One that is not there may be a part of a list in which a colon is part of a name.
+fn lower_branch(context: &Context, path: &Path) -> Result<PathBuf> {
+    directory(context, path).map_err(|failure| {
+        let remedy = failure.remedy().unwrap_or("check the path").to_owned();
+        failure.with_remedy(remedy + r"; a colon in a name is written `\:`")
+    })
 }
 
 fn directory(context: &Context, path: &Path) -> Result<PathBuf> {
@@ -422,6 +440,7 @@ fn directory(context: &Context, path: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Code;
 
     #[test]
     fn overlapping_branches_are_refused() {
@@ -444,6 +463,34 @@ mod tests {
         assert!(union(&lower, &[&inside]).is_err());
         assert!(union(&upper, &[]).is_err());
         assert!(union(&upper, &[&place.path().join("absent")]).is_err());
+    }
+
+    #[test]
+    fn the_root_of_the_host_is_not_mounted_on() {
+        let place = tempfile::tempdir().expect("a directory");
+        let context = Context::for_test(place.path(), poolfs_host::RecordingHost::new());
+        std::os::unix::fs::symlink("/", place.path().join("link")).expect("made");
+        for root in [Path::new("/"), Path::new("//./"), &place.path().join("link")] {
+            let refused = mount_point(&context, root).expect_err("it covers all there is");
+            assert_eq!(refused.code(), Code::Usage, "{}", refused.summary());
+        }
+        assert!(mount_point(&context, place.path()).is_ok());
+    }
+
+    #[test]
+    fn who_names_a_part_of_a_name_with_a_colon_is_told_how_to_write_it() {
+        let place = tempfile::tempdir().expect("a directory");
+        let context = Context::for_test(place.path(), poolfs_host::RecordingHost::new());
+        let named = place.path().join("a:b");
+        std::fs::create_dir(&named).expect("made");
+        let text = named.to_str().expect("text");
+        let told = lower_branch(&context, &split_lowers(text)[0]).expect_err("no such directory");
+        assert!(told.remedy().expect("a remedy").contains(r"`\:`"));
+        let escaped = text.replace(':', r"\:");
+        assert_eq!(
+            lower_branch(&context, &split_lowers(&escaped)[0]).expect("there"),
+            named.canonicalize().expect("there")
+        );
     }
 
     #[test]

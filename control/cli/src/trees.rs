@@ -2,7 +2,7 @@
 
 use crate::container::with_ended_root;
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::{Code, Failure, Result};
 use crate::images::Bar;
 use crate::mount::instance_at;
 use crate::record::{InstanceRecord, PoolRecord};
@@ -31,7 +31,14 @@ fn with_union<T>(
     if let Some(done) = with_ended_root(context, pool, place, &mut act)? {
         return Ok(done);
     }
-    let found = instance_at(context, &record, Path::new(place))?;
+    let found = instance_at(context, &record, Path::new(place)).map_err(|failure| match failure.code() {
+        Code::NotFound if !place.contains('/') => {
+            let cause = format!("pool {pool} has neither a container of that name nor a mount there");
+            let remedy = format!("`poolfs ps` lists the containers, `poolfs pool inspect {pool}` what is mounted");
+            Failure::not_found(place, cause, remedy)
+        }
+        _ => failure,
+    })?;
     match &found.spec.stack {
         StackSpec::Union { .. } => act(&found.spec),
         StackSpec::Directory { .. } => {

@@ -12,7 +12,6 @@ use crate::service::session::{Acquired, Recheck, Session};
 use crate::service::tasks::Tasks;
 use crate::wire::{MAGIC, VERSION, Welcome};
 use poolfs_types::Errno;
-use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -236,8 +235,6 @@ pub struct Endpoint<C> {
     places: Box<[Place<C>]>,
     /// Sessions let in so far.
     admitted: AtomicU32,
-    /// Readable when a session has ended whose socket is still open.
-    ended: OwnedFd,
     counters: EndpointCounters,
     on_dismiss: OnceLock<OnDismiss<C>>,
 }
@@ -257,9 +254,8 @@ impl<C> Endpoint<C> {
         }
         let queues = (0..config.groups.count()).map(|_| Queue::new(config.queue_slots)).collect::<Result<_, _>>()?;
         let places = (0..config.sessions_max).map(|_| RwLock::new(None)).collect();
-        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(crate::memory::errno)?;
         let counters = EndpointCounters::default();
-        Ok(Self { config, queues, places, admitted: AtomicU32::new(0), ended, counters, on_dismiss: OnceLock::new() })
+        Ok(Self { config, queues, places, admitted: AtomicU32::new(0), counters, on_dismiss: OnceLock::new() })
     }
 
     /// What was counted.
@@ -348,10 +344,7 @@ impl<C> Endpoint<C> {
 
     /// Takes the session out of the table: no request of it is acquired any more, those under way end.
     pub(super) fn dismiss(&self, session: &Arc<Session<C>>) {
-        session.is_dismissed.store(true, Ordering::Release);
-        if let Some(on_dismiss) = self.on_dismiss.get() {
-            on_dismiss(session);
-        }
+        self.prepare_end(session);
         session.end();
         let Some(place) = self.places.get(session.number() as usize & ((1 << PLACE_BITS) - 1)) else { return };
         let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
@@ -364,20 +357,20 @@ impl<C> Endpoint<C> {
         }
     }
 
-    /// Ends a session whose client has other rights than it was let in with; whether it has.
-    fn ends_for_its_rights(&self, session: &Arc<Session<C>>) -> bool {
-        if session.still_has_its_rights() {
-            return false;
+    fn prepare_end(&self, session: &Arc<Session<C>>) {
+        session.is_dismissed.store(true, Ordering::Release);
+        if let Some(on_dismiss) = self.on_dismiss.get() {
+            on_dismiss(session);
         }
-        self.dismiss(session);
-        // It fails only when the counter would overflow: then it has been told.
-        let _ = rustix::io::write(&self.ended, &1u64.to_ne_bytes());
-        true
     }
 
-    /// What becomes readable when a session has ended whose socket is still open.
-    pub(super) fn ended(&self) -> BorrowedFd<'_> {
-        self.ended.as_fd()
+    /// Looks whether a client still is who it was let in as. If it is not, the session is over: what was posted has been taken when the first
+    /// request is turned away, so that its caller finds it by the kernel.
+    fn look_at(&self, session: &Arc<Session<C>>) {
+        if !session.still_has_its_rights() {
+            self.prepare_end(session);
+            session.be_over();
+        }
     }
 
     /// Takes what the queue of `group` has a doorbell for, if there is anything, with all the looks at clients that this needs.
@@ -408,7 +401,7 @@ impl<C> Endpoint<C> {
                 continue;
             };
             let rung = Rung { session, doorbell, group };
-            if rung.session.claim_look() {
+            if !rung.session.is_over() && rung.session.claim_look() {
                 return Some(Called(Call::Look(rung)));
             }
             if let Some(summoned) = self.answer(rung) {
@@ -419,15 +412,14 @@ impl<C> Endpoint<C> {
     }
 
     /// The request that was called for, or the slot whose posts were. Nothing when there is none, or its client no longer is who it
-    /// was: then its session has ended.
+    /// was: then it has been told that its session has ended.
     pub fn acquire(&self, called: Called<C>) -> Option<Summoned<C>> {
         match called.0 {
             Call::Summoned(summoned) => Some(summoned),
-            Call::Look(rung) if self.ends_for_its_rights(&rung.session) => {
-                self.counters.stray.fetch_add(1, Ordering::Relaxed);
-                None
+            Call::Look(rung) => {
+                self.look_at(&rung.session);
+                self.answer(rung)
             }
-            Call::Look(rung) => self.answer(rung),
         }
     }
 
@@ -440,6 +432,10 @@ impl<C> Endpoint<C> {
             };
             if doorbell.again {
                 self.ring_for_others(&session, group);
+            }
+            if session.is_over() {
+                acquired.turn_away();
+                return None;
             }
             return Some(Summoned::Request(acquired));
         };

@@ -38,8 +38,6 @@ const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
-/// A session has ended otherwise than by its client.
-const ENDED: u64 = 2;
 /// The first client's number; its events are 2n (socket) and 2n+1 (process).
 const FIRST_GUEST: u64 = 2;
 
@@ -100,7 +98,6 @@ impl<C> Reception<C> {
         let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
         epoll::add(&events, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&events, &*stop.0, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        epoll::add(&events, endpoint.ended(), epoll::EventData::new_u64(ENDED), epoll::EventFlags::IN)?;
         let path = path.to_owned();
         Ok(Self { endpoint, path, listener, events, stop, guests: HashMap::new(), next_guest: FIRST_GUEST })
     }
@@ -127,7 +124,6 @@ impl<C> Reception<C> {
                 match event.data.u64() {
                     LISTENER => self.accept(),
                     STOP => return Ok(()),
-                    ENDED => self.dismiss_ended(),
                     number => self.attend(number, &admit),
                 }
             }
@@ -253,14 +249,6 @@ impl<C> Reception<C> {
                 self.dismiss(number);
             }
         }
-    }
-
-    /// Hangs up on those whose sessions have ended: they find out when they wait for an answer.
-    fn dismiss_ended(&mut self) {
-        // The number of times does not matter.
-        let _ = rustix::io::read(self.endpoint.ended(), &mut [0; 8]);
-        let has_ended = |guest: &Guest<C>| guest.session.as_ref().is_some_and(|session| session.has_ended());
-        self.guests.retain(|_, guest| !has_ended(guest));
     }
 
     fn dismiss(&mut self, number: u64) {

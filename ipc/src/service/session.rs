@@ -33,6 +33,8 @@ pub struct Session<C> {
     ended: AtomicBool,
     /// It is about to end: no posts are granted any more.
     pub(super) is_dismissed: AtomicBool,
+    /// Its client is not what it was: no request is served any more, each is answered that the session has ended.
+    is_over: AtomicBool,
     /// When it was last looked what rights the client has.
     looked_at_ms: AtomicU64,
     /// A look has shown that it has others than it was let in with.
@@ -103,6 +105,7 @@ impl<C> Session<C> {
             budget: Arc::clone(budget),
             ended: AtomicBool::new(false),
             is_dismissed: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
             looked_at_ms: AtomicU64::new(coarse_ms()),
             has_other_rights: AtomicBool::new(false),
             socket: OnceLock::new(),
@@ -192,6 +195,15 @@ impl<C> Session<C> {
     /// that it had: nobody can tell any more who it was.
     pub fn has_other_rights(&self) -> bool {
         self.has_other_rights.load(Ordering::Relaxed)
+    }
+
+    /// From now on no request is served. It ends when its client hangs up, who has learnt it by then from an answer.
+    pub(super) fn be_over(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
     }
 
     pub(super) fn end(&self) {
@@ -315,6 +327,11 @@ impl<C> Acquired<C> {
     pub fn put_file(&self, offset: usize, length: usize, file: &File, at: u64) -> Result<(), DataError> {
         self.session.pay(self.index, offset, length)?;
         self.session.area(self.index).put_file(offset, length, file, at).map_err(|_| DataError::Unreadable)
+    }
+
+    /// Tells the caller that its session has ended, and that nothing has happened.
+    pub(super) fn turn_away(self) {
+        self.finish(&Reply { status: Status::Ended as u32, ..Reply::default() });
     }
 
     /// Publishes the reply and wakes the caller if it sleeps.

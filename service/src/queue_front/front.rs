@@ -227,7 +227,7 @@ fn outcome(reply: &Reply) -> &'static str {
     match Status::from_number(reply.status) {
         Some(Status::Done) => "done",
         Some(Status::Failed) => Errno::from_raw(reply.errno).name(),
-        Some(Status::UseKernel) | None => "left to the kernel",
+        Some(Status::UseKernel | Status::Ended) | None => "left to the kernel",
         Some(Status::Redirect | Status::RedirectSecond) => "symbolic link",
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of posted writes by a process that comes to have other rights, or to see something else: what has returned is written. No more than that
 //! is done with rights that it does not have.
 
-use crate::harness::{Running, isolated};
+use crate::harness::{Running, eventually, isolated};
 use crate::queue::connect;
 use crate::stolen::{ended_well, forked, system_call};
 use crate::views::{ENDS, LOOKED_AGAIN, bind, cover, detach, elsewhere, is_served, make_read_only};
@@ -96,8 +96,7 @@ fn posts_end_with_the_rights(name: &str, is_hushed: bool) {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }));
-        let status = service.status();
-        assert_eq!(status.instances[0].sessions, 0, "its session has ended");
+        eventually("its session has ended", || service.status().instances[0].sessions == 0);
         all_is_written(folder, &fs::read(&program).expect("readable"));
         let mode = fs::metadata(&program).expect("there").permissions().mode();
         assert_eq!(mode & 0o7777, 0o755, "of a program that somebody else has written");

@@ -1,11 +1,11 @@
 //! Tests of clients that see the instance differently from the host: read-only, in part, covered, or with something mounted in
 //! it. What the kernel refuses them, requests refuse too.
 
-use crate::harness::{Running, isolated};
+use crate::harness::{Running, eventually, isolated};
 use crate::queue::{connect, handle, read};
 use crate::stolen::{ended_well, forked, system_call};
-use poolfs_ipc::Connection;
 use poolfs_ipc::wire::{Operation, Request, Status};
+use poolfs_ipc::{CallError, Connection};
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::os::fd::AsRawFd;
@@ -131,13 +131,26 @@ pub fn is_served(connection: &Connection) -> bool {
     connection.call(&request, &[b"f"], &mut []).is_ok()
 }
 
-/// Asks until there is no session any more.
+/// Asks until there is no session any more, which is said of every request from then on: who asks knows that nothing has happened.
 fn wait_for_end(connection: &Connection) {
     let start = Instant::now();
-    while is_served(connection) {
+    let request = Request { operation: Operation::MakeDirectory as u32, path_length: 1, ..Request::default() };
+    // Nothing is made: the name is there.
+    let made = || connection.call(&request, &[b"f"], &mut []);
+    loop {
+        match made() {
+            Err(CallError::Ended) => break,
+            asked => assert_eq!(asked.expect("served or turned away").status, Status::Failed as u32),
+        }
         assert!(start.elapsed() < END_MAX, "it still acts as who it was");
         std::thread::sleep(Duration::from_millis(20));
     }
+    assert_eq!(made().err(), Some(CallError::Ended));
+    let unlink = Request { operation: Operation::Unlink as u32, path_length: 1, ..Request::default() };
+    assert_eq!(connection.call(&unlink, &[b"f"], &mut []).err(), Some(CallError::Ended));
+    assert!(connection.is_connected(), "it is its client that hangs up");
+    connection.close();
+    assert_eq!(made().err(), Some(CallError::NoSession));
 }
 
 #[test]
@@ -663,6 +676,8 @@ fn a_session_ends_when_its_client_would_not_be_let_in_any_more() {
                 change();
                 wait_for_end(&connection);
             });
+            eventually("its client has hung up", || service.status().instances[0].sessions == 0);
         }
+        assert_eq!(fs::read(at.join("f")).expect("not unlinked"), b"f");
     });
 }

@@ -98,6 +98,10 @@ impl Session<'_> {
                 Ok(Posting::NotPosted)
             }
             Err(CallError::Dead) => Err(self.lost(WRITE)),
+            Err(CallError::Ended) => {
+                self.end();
+                Ok(Posting::NotPosted)
+            }
             Err(CallError::TimedOut) => Err(Refusal::Failed(Errno::EIO)),
             Err(CallError::NoSession | CallError::Busy) => Ok(Posting::NotPosted),
         }

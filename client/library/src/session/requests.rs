@@ -30,6 +30,10 @@ impl Session<'_> {
         let reply = borrowed.execute(request).map_err(|error| match error {
             CallError::Dead => self.lost(request.operation),
             CallError::TimedOut => Refusal::Failed(Errno::EIO),
+            CallError::Ended => {
+                self.end();
+                Refusal::left(Reason::NoSession)
+            }
             CallError::NoSession | CallError::Busy => Refusal::Kernel,
         })?;
         sorted(request.operation, reply)
@@ -67,6 +71,6 @@ pub(super) fn sorted(operation: u32, reply: Reply) -> Served<Reply> {
         Some(Status::Done | Status::Redirect | Status::RedirectSecond) => Ok(reply),
         Some(Status::UseKernel) => Err(Refusal::left(Reason::Service)),
         Some(Status::Failed) => Err(Refusal::Failed(Errno::from_raw(reply.errno))),
-        None => Err(Refusal::Failed(Errno::EIO)),
+        Some(Status::Ended) | None => Err(Refusal::Failed(Errno::EIO)),
     }
 }
