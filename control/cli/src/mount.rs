@@ -442,6 +442,13 @@ mod tests {
     use super::*;
     use crate::failure::Code;
 
+    /// Of a host that has nothing mounted.
+    fn context(place: &tempfile::TempDir) -> Context {
+        let host = poolfs_host::RecordingHost::new();
+        host.set_file("/proc/self/mountinfo", "");
+        Context::for_test(place.path(), host)
+    }
+
     #[test]
     fn overlapping_branches_are_refused() {
         let place = tempfile::tempdir().expect("a directory");
@@ -450,9 +457,7 @@ mod tests {
             std::fs::create_dir_all(&path).expect("made");
             path
         };
-        let host = poolfs_host::RecordingHost::new();
-        host.set_file("/proc/self/mountinfo", "");
-        let context = Context::for_test(place.path(), host);
+        let context = context(&place);
         let (upper, lower, inside) = (make("upper"), make("lower"), make("lower/inside"));
         let union = |upper: &Path, lowers: &[&Path]| {
             let lowers = lowers.iter().map(|lower| lower.to_path_buf()).collect();
@@ -468,7 +473,7 @@ mod tests {
     #[test]
     fn the_root_of_the_host_is_not_mounted_on() {
         let place = tempfile::tempdir().expect("a directory");
-        let context = Context::for_test(place.path(), poolfs_host::RecordingHost::new());
+        let context = context(&place);
         std::os::unix::fs::symlink("/", place.path().join("link")).expect("made");
         for root in [Path::new("/"), Path::new("//./"), &place.path().join("link")] {
             let refused = mount_point(&context, root).expect_err("it covers all there is");
@@ -480,7 +485,7 @@ mod tests {
     #[test]
     fn who_names_a_part_of_a_name_with_a_colon_is_told_how_to_write_it() {
         let place = tempfile::tempdir().expect("a directory");
-        let context = Context::for_test(place.path(), poolfs_host::RecordingHost::new());
+        let context = context(&place);
         let named = place.path().join("a:b");
         std::fs::create_dir(&named).expect("made");
         let text = named.to_str().expect("text");
