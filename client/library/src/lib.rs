@@ -29,6 +29,7 @@ mod limits;
 mod mapping_slots;
 pub mod memory;
 pub mod mounts;
+mod off;
 pub mod outcome;
 pub mod pages;
 pub mod paths;

@@ -2,7 +2,8 @@
 
 use crate::calls;
 use crate::memory::UserMemory;
-use crate::state::{state, switch_off};
+use crate::off::switch_off;
+use crate::state::state;
 use crate::{files, pages, process};
 use linux_raw_sys::general as sys;
 use linux_raw_sys::prctl;

@@ -94,6 +94,7 @@ static GREETING: AtomicU32 = AtomicU32::new(0);
 
 /// A session in use by one call.
 pub struct Session<'a> {
+    all: &'a Sessions,
     slot: &'a Slot,
     user: &'a Hold,
     frame: Frame,
@@ -108,7 +109,7 @@ impl Sessions {
     pub fn enter<'a>(&'a self, call: Began, name: &InstanceName) -> Option<Session<'a>> {
         let mut of_name = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_of(name));
         match of_name.find(|(_, slot)| slot.kind() == LIVE) {
-            Some((index, slot)) => usable(slot.enter(index, call)?).filter(|session| session.name() == name),
+            Some((index, slot)) => usable(slot.enter(self, index, call)?).filter(|session| session.name() == name),
             None => self.connect(call, name),
         }
     }
@@ -116,7 +117,7 @@ impl Sessions {
     /// The session an adopted descriptor's handle belongs to, if it still lives.
     pub fn enter_for(&self, call: Began, file: &Adopted) -> Option<Session<'_>> {
         let index = file.instance as usize;
-        let session = self.slots.get(index)?.enter(index, call)?;
+        let session = self.slots.get(index)?.enter(self, index, call)?;
         usable(session).filter(|session| session.generation == file.generation)
     }
 
@@ -233,7 +234,8 @@ impl Sessions {
             return;
         }
         for (index, slot) in self.slots.iter().enumerate() {
-            if let Some(session) = slot.enter(index, call).filter(|session| !session.connection().is_connected()) {
+            if let Some(session) = slot.enter(self, index, call).filter(|session| !session.connection().is_connected())
+            {
                 session.end();
             }
         }
@@ -274,7 +276,7 @@ impl Sessions {
         unsafe { (*slot.connection.get()).write(connection) };
         let live = (generation * GENERATION) | LIVE;
         if slot.word.compare_exchange(connecting, live, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            return slot.enter(index, call);
+            return slot.enter(self, index, call);
         }
         // A change of rights that came meanwhile has cancelled it.
         // SAFETY: as above; it was just written, and nobody found the slot LIVE.
@@ -319,7 +321,7 @@ impl Slot {
     }
 
     /// A handler that forks before the hold is taken leaves its child another state, and after it a session that is not its own.
-    fn enter(&self, index: usize, call: Began) -> Option<Session<'_>> {
+    fn enter<'a>(&'a self, all: &'a Sessions, index: usize, call: Began) -> Option<Session<'a>> {
         if self.kind() != LIVE {
             return None;
         }
@@ -330,7 +332,7 @@ impl Slot {
         self.eras[number].store(self.segments.era(), Ordering::Relaxed);
         let word = self.word.load(Ordering::SeqCst);
         if word & KIND == LIVE && call.is_current() {
-            return Some(Session { slot: self, user, frame, index, generation: word / GENERATION });
+            return Some(Session { all, slot: self, user, frame, index, generation: word / GENERATION });
         }
         user.give_back();
         self.take_down(frame);

@@ -11,7 +11,7 @@ use crate::life::{Began, Life, Turn};
 use crate::mounts::{self, Mounts};
 use crate::session::{self, Sessions};
 use crate::signals::SignalsHeld;
-use crate::{mapping_slots, process, raw, trace, window};
+use crate::{mapping_slots, off, process, raw, trace, window};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use poolfs_ipc::hold::Frame;
 
@@ -55,23 +55,11 @@ impl Call {
 
 static STATE: AtomicPtr<State> = AtomicPtr::new(core::ptr::null_mut());
 
-/// 0: on. Not in the wiped state: a child of a process that is off is off.
-static OFF: AtomicU32 = AtomicU32::new(0);
-
-const ON: u32 = 0;
-const SWITCHED_OFF: u32 = 1;
-const CHECKED: u32 = 2;
-
-/// From now on every call goes to the kernel, in this process and its children.
-pub fn switch_off() {
-    OFF.store(SWITCHED_OFF, Ordering::SeqCst);
-}
-
 /// The state, or nothing when the kernel is to do everything.
 #[inline]
 pub fn state() -> Option<&'static State> {
     let state = STATE.load(Ordering::Acquire);
-    if !state.is_null() && OFF.load(Ordering::Relaxed) == CHECKED {
+    if !state.is_null() && off::is_on() {
         // SAFETY: the mapping is never given back, and zeros or what was stored there are a valid `State`.
         let state = unsafe { &*state };
         if state.is_set_up() {
@@ -120,12 +108,7 @@ pub fn forking(fork: impl FnOnce() -> i32) -> i32 {
 
 #[cold]
 fn set_up() -> Option<&'static State> {
-    match OFF.load(Ordering::Relaxed) {
-        SWITCHED_OFF => return None,
-        ON => check_circumstances(),
-        _ => {}
-    }
-    if OFF.load(Ordering::Relaxed) != CHECKED {
+    if !off::settle(may_be_used) {
         return None;
     }
     // Nobody else ends what a jump left half set up.
@@ -148,11 +131,9 @@ fn set_up() -> Option<&'static State> {
     }
 }
 
-/// Whether this program may use the library at all; asked once.
-fn check_circumstances() {
-    let wanted = process::environment("POOLFS_OFF").is_none_or(<[u8]>::is_empty) && !process::runs_secure();
-    let verdict = if wanted { CHECKED } else { SWITCHED_OFF };
-    OFF.compare_exchange(ON, verdict, Ordering::AcqRel, Ordering::Acquire).ok();
+/// Whether this program may use the library at all.
+fn may_be_used() -> bool {
+    process::environment("POOLFS_OFF").is_none_or(<[u8]>::is_empty) && !process::runs_secure()
 }
 
 fn mapped() -> Option<&'static State> {

@@ -202,7 +202,8 @@ impl<C> Session<C> {
         self.is_over.store(true, Ordering::Release);
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    /// Whether its client has become what it was not: whoever waits for an answer is [turned away](Acquired::turn_away).
+    pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
@@ -212,7 +213,7 @@ impl<C> Session<C> {
 
     /// Whether `thread` (as this process numbers it) is one of the client's. One system call.
     pub fn owns_thread(&self, thread: u32) -> bool {
-        if thread == 0 || self.has_ended() {
+        if thread == 0 || self.is_over() || self.has_ended() {
             return false;
         }
         // SAFETY: signal 0 sends nothing; the kernel only says whether the thread belongs to the process.
@@ -330,7 +331,7 @@ impl<C> Acquired<C> {
     }
 
     /// Tells the caller that its session has ended, and that nothing has happened.
-    pub(super) fn turn_away(self) {
+    pub fn turn_away(self) {
         self.finish(&Reply { status: Status::Ended as u32, ..Reply::default() });
     }
 

@@ -494,6 +494,10 @@ impl Posts {
         let mut scratch = vec![0; DATA_BYTES];
         for acquired in others {
             let (session, request) = (Arc::clone(acquired.session()), *acquired.request());
+            if session.is_over() {
+                acquired.turn_away();
+                continue;
+            }
             let served = catch_unwind(AssertUnwindSafe(|| {
                 serve(&instance, session.content(), &request, &acquired, &mut scratch)
             }));

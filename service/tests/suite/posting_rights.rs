@@ -1,19 +1,24 @@
 //! Tests of posted writes by a process that comes to have other rights, or to see something else: what has returned is written. No more than that
 //! is done with rights that it does not have.
 
+use crate::bare::{Bare, bare_session};
 use crate::harness::{Running, eventually, isolated};
 use crate::queue::connect;
 use crate::stolen::{ended_well, forked, system_call};
 use crate::views::{ENDS, LOOKED_AGAIN, bind, cover, detach, elsewhere, is_served, make_read_only};
-use poolfs_ipc::posts::PostGrant;
-use poolfs_ipc::wire::{ADOPT, Adopt, Operation, Request};
+use poolfs_ipc::area::{BufferArea, DATA_BYTES, queue};
+use poolfs_ipc::futex;
+use poolfs_ipc::posts::{self, PostGrant};
+use poolfs_ipc::queue::{Doorbell, DoorbellQueue};
+use poolfs_ipc::state::{CallerState, Sequence};
+use poolfs_ipc::wire::{ADOPT, Adopt, Operation, Reply, Request, Status};
 use poolfs_ipc::{Connection, PostAt, Posting};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Much longer than a service goes without looking whom it serves.
@@ -25,6 +30,10 @@ const RECORD: &[u8; 8] = b"posted!!";
 /// Words of a slot by which it is posted, as docs/protocol.md has them: their bytes, and where the one is that says that somebody looks.
 const SLOT_BYTES: usize = 64;
 const TENDED_AT: usize = 4;
+/// And where that with a bit for each post is.
+const POSTED_AT: usize = 8;
+/// The last page of a session's memory has them.
+const SLOTS_BYTES: usize = 4096;
 
 fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).expect("opened")
@@ -183,4 +192,87 @@ fn posts_that_nobody_is_rung_for_end_when_their_process_has_other_rights() {
         "posting_rights::posts_that_nobody_is_rung_for_end_when_their_process_has_other_rights",
         true,
     );
+}
+
+/// Makes a request in a buffer of a client that keeps its session whatever it is told, and waits for the answer.
+fn ask_bare(bare: &Bare, request: &Request, data: &[u8]) -> Reply {
+    let area = BufferArea::new(&bare.buffers, 0, DATA_BYTES);
+    area.put_data(0, data).expect("room");
+    area.put_request(request);
+    let state = CallerState::new(area.state());
+    let submitted = state.submit(state.borrow().expect("free"));
+    answer_of(bare, (0, submitted), Doorbell { session: bare.welcome.session, buffer: 0, again: false })
+}
+
+/// Makes a post of slot 0 that nobody has granted.
+fn forge_post(bare: &Bare, request: &Request, data: &[u8]) -> Reply {
+    const BUFFER: usize = 1;
+    let area = BufferArea::new(&bare.buffers, BUFFER, DATA_BYTES);
+    area.put_data(0, data).expect("room");
+    area.put_request(request);
+    let state = CallerState::new(area.state());
+    let borrowed = (BUFFER, state.borrow().expect("free"));
+    // The service is shown the bit only.
+    let (unseen, unseen_bits) = (AtomicU32::new(0), AtomicU64::new(0));
+    let words = posts::SlotWords::new(&unseen, &unseen, &unseen_bits);
+    let (submitted, _) = posts::submit(&words, (&state, area.extent()), borrowed, 1, data.len() as u32);
+    let first_slot = bare.buffers.length() - SLOTS_BYTES;
+    // SAFETY: within the client's own memory, aligned, which the service reads and writes as an atomic word, too.
+    unsafe { bare.buffers.base().add(first_slot + POSTED_AT).cast::<AtomicU64>().as_ref() }
+        .fetch_or(1 << BUFFER, Ordering::SeqCst);
+    answer_of(bare, (BUFFER, submitted), Doorbell::of_posts(bare.welcome.session, 0))
+}
+
+fn answer_of(bare: &Bare, (buffer, submitted): (usize, Sequence), doorbell: Doorbell) -> Reply {
+    let area = BufferArea::new(&bare.buffers, buffer, DATA_BYTES);
+    let state = CallerState::new(area.state());
+    let words = queue(&bare.queues[0], bare.welcome.queue_slots as usize);
+    let begun = Instant::now();
+    while !state.is_done(submitted) {
+        assert!(begun.elapsed() < LIMIT, "no answer");
+        if words.publish(doorbell) == Ok(true) {
+            futex::wake_one(words.ring());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let reply = area.get_reply();
+    state.give_back(submitted);
+    reply
+}
+
+#[test]
+fn who_stays_in_a_session_that_has_ended_posts_and_adopts_nothing() {
+    isolated("posting_rights::who_stays_in_a_session_that_has_ended_posts_and_adopts_nothing", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        for name in ["f", "later"] {
+            fs::write(at.join(name), b"abcd").expect("written");
+        }
+        ended_well(forked(|| {
+            let file = open(&at.join("f"));
+            let bare = bare_session(&folder.join("run/one.sock"));
+            let adopt = |file: &File| {
+                let mut message = Adopt { unshared: 1, ..Adopt::asking(bare.welcome.session) };
+                // SAFETY: the structure is what the number says, and lives as long as the call.
+                let result = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(ADOPT), &raw mut message) };
+                assert_eq!(result, 0);
+                message.handle
+            };
+            let handle = adopt(&file);
+            assert_ne!(handle, 0);
+            let write = Request { operation: Operation::Write as u32, handle, length: 1, ..Request::default() };
+            // What nobody is granted is served while the session holds: its caller waits.
+            assert_eq!(forge_post(&bare, &write, b"1").status, Status::Done as u32);
+            system_call(libc::SYS_setgroups, [1, [1000u32].as_ptr() as usize, 0]);
+            let begun = Instant::now();
+            let stat = Request { operation: Operation::Stat as u32, path_length: 1, ..Request::default() };
+            while ask_bare(&bare, &stat, b"f").status != Status::Ended as u32 {
+                assert!(begun.elapsed() < LIMIT, "it still acts as who it was");
+            }
+            assert_eq!(forge_post(&bare, &write, b"2").status, Status::Ended as u32);
+            assert_eq!(ask_bare(&bare, &write, b"3").status, Status::Ended as u32);
+            assert_eq!(adopt(&open(&at.join("later"))), 0, "adopted for a session that has ended");
+        }));
+        assert_eq!(fs::read(at.join("f")).expect("readable"), b"1bcd");
+    });
 }

@@ -15,7 +15,7 @@ use poolfs_ipc::state::CallerState;
 use poolfs_ipc::wire::{Operation, Request, Status};
 use std::ffi::CString;
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::{Child, Command};
@@ -87,21 +87,26 @@ fn become_another(kind: &str) {
     }
 }
 
-/// Asks for the target of the link; whether it was told. Whoever gets no answer was not.
+/// Whether the target of the link is told to who asks for it.
 fn is_told(bare: &Bare) -> bool {
+    ask(bare) == Some((Status::Done as u32, TARGET.as_bytes().to_vec()))
+}
+
+/// Asks for the target of the link: the status, and what came with it; nothing when there is no answer.
+fn ask(bare: &Bare) -> Option<(u32, Vec<u8>)> {
     let area = BufferArea::new(&bare.buffers, 0, DATA_BYTES);
     let request =
         Request { operation: Operation::ReadLink as u32, path_length: LINK.len() as u32, ..Request::default() };
     area.put_data(0, LINK.as_bytes()).expect("room");
     area.put_request(&request);
     let state = CallerState::new(area.state());
-    let Some(borrowed) = state.borrow() else { return false };
+    let borrowed = state.borrow()?;
     let submitted = state.submit(borrowed);
     let give_up = Instant::now() + Duration::from_secs(2);
     let words = queue(&bare.queues[0], bare.welcome.queue_slots as usize);
     while !state.is_done(submitted) {
         if Instant::now() > give_up {
-            return false;
+            return None;
         }
         let doorbell = Doorbell { session: bare.welcome.session, buffer: 0, again: false };
         if words.publish(doorbell) == Ok(true) {
@@ -113,7 +118,7 @@ fn is_told(bare: &Bare) -> bool {
     state.give_back(submitted);
     let mut text = vec![0; TARGET.len()];
     area.get_data(0, &mut text).expect("in bounds");
-    reply.status == Status::Done as u32 && text == TARGET.as_bytes()
+    Some((reply.status, text))
 }
 
 fn is_over_in_time(bare: &Bare) {
@@ -206,7 +211,8 @@ fn play(kind: &str, socket: &Path) {
         change => {
             become_another(change);
             is_over_in_time(&bare);
-            eventually("the service hangs up", || has_hung_up(&bare));
+            let (status, _) = ask(&bare).expect("an answer");
+            assert_eq!(status, Status::Ended as u32);
         }
     }
 }
@@ -237,12 +243,6 @@ fn change_thread(kind: &str, others: usize, bare: &Bare) {
         leave.wait();
         assert!(over.is_ok(), "{kind}");
     });
-}
-
-fn has_hung_up(bare: &Bare) -> bool {
-    let mut polled = libc::pollfd { fd: bare.socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one structure, valid for the call.
-    unsafe { libc::poll(&raw mut polled, 1, 0) == 1 && polled.revents & libc::POLLRDHUP != 0 }
 }
 
 fn is_greeted(socket: &impl AsFd) -> bool {

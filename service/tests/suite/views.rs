@@ -140,7 +140,7 @@ fn wait_for_end(connection: &Connection) {
     loop {
         match made() {
             Err(CallError::Ended) => break,
-            asked => assert_eq!(asked.expect("served or turned away").status, Status::Failed as u32),
+            asked => assert_ne!(asked.expect("served or turned away").status, Status::Done as u32),
         }
         assert!(start.elapsed() < END_MAX, "it still acts as who it was");
         std::thread::sleep(Duration::from_millis(20));

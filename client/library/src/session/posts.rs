@@ -99,7 +99,7 @@ impl Session<'_> {
             }
             Err(CallError::Dead) => Err(self.lost(WRITE)),
             Err(CallError::Ended) => {
-                self.end();
+                self.give_up();
                 Ok(Posting::NotPosted)
             }
             Err(CallError::TimedOut) => Err(Refusal::Failed(Errno::EIO)),

@@ -1,6 +1,7 @@
 //! Requests of a session: a buffer is borrowed, the request submitted, the reply interpreted.
 
 use super::{Session, open};
+use crate::off;
 use crate::outcome::{Refusal, Served};
 use crate::signals::SignalsHeld;
 use crate::trace::{self, Reason};
@@ -31,12 +32,21 @@ impl Session<'_> {
             CallError::Dead => self.lost(request.operation),
             CallError::TimedOut => Refusal::Failed(Errno::EIO),
             CallError::Ended => {
-                self.end();
+                self.give_up();
                 Refusal::left(Reason::NoSession)
             }
             CallError::NoSession | CallError::Busy => Refusal::Kernel,
         })?;
         sorted(request.operation, reply)
+    }
+
+    /// The service has found that this process is not what it was, by a change of which the library has learnt nothing: from now on only the kernel
+    /// knows what it may do, and what its paths lead to.
+    #[cold]
+    pub(super) fn give_up(&self) {
+        off::switch_off();
+        self.end();
+        self.all.end_all();
     }
 
     /// The session was lost while a request waited. When the service lives, something took the socket away from us (the

@@ -10,7 +10,7 @@ impl Sessions {
     pub fn share_all(&self, call: Began) -> bool {
         let mut all = true;
         for (index, slot) in self.slots.iter().enumerate() {
-            let Some(session) = slot.enter(index, call) else {
+            let Some(session) = slot.enter(self, index, call) else {
                 // One that has ended has its files shared by the service.
                 all &= slot.kind() != LIVE;
                 continue;
