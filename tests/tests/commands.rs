@@ -16,7 +16,7 @@ struct Place<'a> {
 
 impl<'a> Place<'a> {
     fn make(folder: &'a Path) -> Self {
-        let pool = Pool::create(folder, "16M");
+        let pool = Pool::create(folder, "16M").patient();
         import_small(&pool, folder, "small", &[], |_| {});
         for name in ["data", "mnt", "root"] {
             fs::create_dir(folder.join(name)).expect("a folder");
