@@ -57,7 +57,11 @@ static int asynchronous(int fd, int operation, int flags)
     if (syscall(SYS_io_setup, 1, &context) < 0)
         return -1;
     int r = -1;
-    if (syscall(SYS_io_submit, context, 1, &blocks) == 1 && syscall(SYS_io_getevents, context, 1, 1, &event, NULL) == 1) {
+    long ended = syscall(SYS_io_submit, context, 1, &blocks);
+    /* What the kernel does in this thread for others interrupts the wait, as a signal does. */
+    while (ended == 1 && (ended = syscall(SYS_io_getevents, context, 1, 1, &event, NULL)) < 0 && errno == EINTR)
+        ended = 1;
+    if (ended == 1) {
         r = event.res < 0 ? -1 : operation == IOCB_CMD_PWRITE ? is_whole(event.res) : 0;
         if (event.res < 0)
             errno = (int)-event.res;
