@@ -39,8 +39,9 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).expect("opened")
 }
 
-fn adopt_alone(file: &File, connection: &Connection) -> u64 {
-    let mut message = Adopt { unshared: 1, ..Adopt::asking(connection.session()) };
+/// Adopts a file that nobody else has for a session; 0 when it is refused.
+fn adopt_alone(file: &File, session: u32) -> u64 {
+    let mut message = Adopt { unshared: 1, ..Adopt::asking(session) };
     // SAFETY: the structure is what the number says, and lives as long as the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(ADOPT), &raw mut message) };
     assert_eq!(result, 0);
@@ -83,7 +84,7 @@ fn posts_end_with_the_rights(name: &str, is_hushed: bool) {
             let (file, by_kernel) = (open(&program), open(&others));
             let mut noted = File::create(folder.join("posted")).expect("made");
             let connection = connect(folder, "one");
-            let handle = adopt_alone(&file, &connection);
+            let handle = adopt_alone(&file, connection.session());
             let grant = granted(&connection, handle);
             system_call(libc::SYS_setresgid, [1000; 3]);
             system_call(libc::SYS_setgroups, [0; 3]);
@@ -145,7 +146,7 @@ fn what_has_returned_is_written_whatever_its_process_comes_to_see() {
             elsewhere(|| {
                 let file = open(&path);
                 let connection = connect(folder, "one");
-                let handle = adopt_alone(&file, &connection);
+                let handle = adopt_alone(&file, connection.session());
                 let grant = granted(&connection, handle);
                 let (begun, before, mut offset, mut by_kernel) = (Instant::now(), said(), BEGIN, false);
                 for turn in 0.. {
@@ -251,14 +252,7 @@ fn who_stays_in_a_session_that_has_ended_posts_and_adopts_nothing() {
         ended_well(forked(|| {
             let file = open(&at.join("f"));
             let bare = bare_session(&folder.join("run/one.sock"));
-            let adopt = |file: &File| {
-                let mut message = Adopt { unshared: 1, ..Adopt::asking(bare.welcome.session) };
-                // SAFETY: the structure is what the number says, and lives as long as the call.
-                let result = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(ADOPT), &raw mut message) };
-                assert_eq!(result, 0);
-                message.handle
-            };
-            let handle = adopt(&file);
+            let handle = adopt_alone(&file, bare.welcome.session);
             assert_ne!(handle, 0);
             let write = Request { operation: Operation::Write as u32, handle, length: 1, ..Request::default() };
             // What nobody is granted is served while the session holds: its caller waits.
@@ -271,7 +265,8 @@ fn who_stays_in_a_session_that_has_ended_posts_and_adopts_nothing() {
             }
             assert_eq!(forge_post(&bare, &write, b"2").status, Status::Ended as u32);
             assert_eq!(ask_bare(&bare, &write, b"3").status, Status::Ended as u32);
-            assert_eq!(adopt(&open(&at.join("later"))), 0, "adopted for a session that has ended");
+            let later = adopt_alone(&open(&at.join("later")), bare.welcome.session);
+            assert_eq!(later, 0, "adopted for a session that has ended");
         }));
         assert_eq!(fs::read(at.join("f")).expect("readable"), b"1bcd");
     });
