@@ -11,6 +11,8 @@
  *   look PATH          (a hash of what lstat says of it)
  *   facts              (a hash of what fstat says; an error when the kernel says something else, or statx does)
  *   cut LENGTH         (ftruncate by the system call itself)
+ *   end LENGTH BYTE    (pwritev2 with RWF_APPEND)             left    (FIONREAD)
+ *   appending          (O_APPEND from here on)                 where   (the offset)
  *   shorten PATH LENGTH
  *   swap PLACE         (goes on with the open file that lies there, and leaves this one there)
  *   times PATH SECONDS chown PATH UID GID */
@@ -20,10 +22,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { BUFFER = 1 << 20, PLACES = 32 };
@@ -157,6 +161,20 @@ int main(void)
                 }
             }
             answer(r, r ? 0 : hash((unsigned char *)&st, sizeof st));
+        } else if (!strcmp(command, "end") && sscanf(rest, "%lli %lli", &x, &y) == 2 && x <= BUFFER) {
+            struct iovec piece = {buffer, (size_t)x};
+            memset(buffer, (int)y, (size_t)x);
+            ssize_t n = pwritev2(fd, &piece, 1, 0, RWF_APPEND);
+            answer(n, (unsigned long long)n);
+        } else if (!strcmp(command, "left")) {
+            int left = 0;
+            int r = ioctl(fd, FIONREAD, &left);
+            answer(r, (unsigned long long)left);
+        } else if (!strcmp(command, "appending")) {
+            answer(fcntl(fd, F_SETFL, O_APPEND), 0);
+        } else if (!strcmp(command, "where")) {
+            off_t at = lseek(fd, 0, SEEK_CUR);
+            answer(at, (unsigned long long)at);
         } else if (!strcmp(command, "cut") && sscanf(rest, "%lli", &x) == 1) {
             answer(syscall(SYS_ftruncate, fd, x), 0);
         } else if (!strcmp(command, "shorten") && sscanf(rest, "%2047s %lli", a, &x) == 2) {

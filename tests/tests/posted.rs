@@ -2,12 +2,13 @@
 //!
 //! Everything here is true of any correct filesystem, and of poolfs whether writes are posted or not.
 
-use poolfs_tests::{Outcome, Pool, Stepper, Way, compile, is_soak, isolated_for, run, run_within, shell};
+use poolfs_tests::{Outcome, Pool, Stepper, Way, compile, hash, is_soak, isolated_for, run, run_within, shell};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Longest run of one test, whatever else the machine does.
@@ -484,6 +485,93 @@ fn who_becomes_somebody_else_behind_the_library_goes_on_without_an_error() {
             assert!(lines.into_iter().all(|(number, line)| line == format!("record {:09}", number * 17)));
             let _ = umount(&pool, &at).expect("umount");
             fs::remove_dir_all(folder.join("upper")).expect("removed");
+        }
+    });
+}
+
+#[test]
+fn what_was_written_is_the_kernels_to_go_by_when_the_session_is_over() {
+    isolated_for("what_was_written_is_the_kernels_to_go_by_when_the_session_is_over", LIMIT, |folder| {
+        let program = compile(folder, "ended", false);
+        let pool = Pool::create(folder, "64M");
+        let at = mounted(&pool, folder, Stack::Union);
+        let place = |name: &str| {
+            let place = at.join(name);
+            fs::create_dir(&place).expect("a folder");
+            fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).expect("set");
+            place
+        };
+        std::thread::scope(|scope| {
+            for how in ["mmap", "sendfile", "copy", "left", "rwf", "setfl", "append"] {
+                for turn in ["1", "2"] {
+                    let place = place(&format!("{how}{turn}"));
+                    let mut command = pool.line("exec POOL --");
+                    command.arg(&program).arg(place).arg(how);
+                    scope.spawn(move || drop(run_within(&mut command, LIMIT).expect(how)));
+                }
+            }
+        });
+        let place = place("store");
+        let mut reader = Stepper::start(&pool, &compile(folder, "steps", false), Way::Library);
+        fs::write(place.join("stored"), [b'x'; 1000]).expect("made");
+        fs::set_permissions(place.join("stored"), fs::Permissions::from_mode(0o666)).expect("set");
+        let _ = reader.step(&format!("open {} 0", place.join("stored").display())).expect("opened");
+        let mut read = || (0..20).map(|_| reader.step("pread 0 1").expect("read")).last();
+        assert_eq!(read(), Some(hash(b"x")));
+        let mut command = pool.line("exec POOL --");
+        command.arg(&program).arg(&place).arg("store").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut writer = command.spawn().expect("started");
+        let mut said = String::new();
+        let _ = BufReader::new(writer.stdout.take().expect("piped")).read_line(&mut said).expect("said");
+        assert_eq!((said.as_str(), read()), ("stored\n", Some(hash(b"N"))));
+        drop(writer.stdin.take());
+        assert!(writer.wait().expect("ended").success());
+        drop(reader);
+        let _ = umount(&pool, &at).expect("umount");
+    });
+}
+
+#[test]
+fn who_has_a_file_open_of_a_mount_that_is_covered_or_taken_away_loses_nothing() {
+    isolated_for("who_has_a_file_open_of_a_mount_that_is_covered_or_taken_away_loses_nothing", LIMIT, |folder| {
+        let program = compile(folder, "steps", false);
+        let pool = Pool::create(folder, "64M");
+        let at = mounted(&pool, folder, Stack::Directory);
+        let whole = [b'x'; 60_000];
+        let with = |end: &[u8]| hash(&[&whole[..], end].concat());
+        for (way, taken_away, back) in
+            [("covered", "mount -t tmpfs none AT", "umount AT"), ("detached", "umount -l AT", "true")]
+        {
+            let act = |command: &str| shell(&command.replace("AT", at.to_str().expect("text"))).expect("a mount");
+            let written = |name: &str, flags: i32| {
+                let mut file = Stepper::start(&pool, &program, Way::Library);
+                let flags = flags | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC;
+                let _ = file.step(&format!("open {} {flags}", at.join(name).display())).expect("opened");
+                for _ in 0..60 {
+                    assert_eq!(file.step("append 1000 120"), Ok(1000));
+                }
+                file
+            };
+            let files = ["sent", "mapped", "ended", "appending", "left", "copied"].map(|name| written(name, 0));
+            let mut appended = written("appended", libc::O_APPEND);
+            let _ = act(taken_away);
+            let [mut sent, mut mapped, mut ended, mut appending, mut left, mut read] = files;
+            assert_eq!(sent.step("send 0 100000"), Ok(hash(&whole)), "{way}");
+            assert_eq!(read.step("pread 0 100000"), Ok(hash(&whole)), "{way}");
+            assert_eq!(
+                (mapped.step("textmap 60000"), mapped.step("mread 0 60000")),
+                (Ok(0), Ok(hash(&whole))),
+                "{way}"
+            );
+            assert_eq!((ended.step("end 3 122"), ended.step("pread 0 100000")), (Ok(3), Ok(with(b"zzz"))), "{way}");
+            // At the end that the kernel knows.
+            assert_eq!((left.step("left"), left.step("size")), (Ok(0), Ok(60_000)), "{way}");
+            assert_eq!(appending.step("appending"), Ok(0), "{way}");
+            for file in [&mut appending, &mut appended] {
+                assert_eq!((file.step("append 3 122"), file.step("where")), (Ok(3), Ok(60_003)), "{way}");
+                assert_eq!(file.step("pread 0 100000"), Ok(with(b"zzz")), "{way}");
+            }
+            let _ = act(back);
         }
     });
 }

@@ -260,7 +260,13 @@ fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) 
         state.descriptors.clear(descriptor);
         return Err(Refusal::Kernel);
     }
-    let mount = mount_of(call, &found).ok_or(Refusal::Kernel)?;
+    let Some(mount) = mount_of(call, &found) else {
+        // Covered, or taken away: what is done by the file from here on, the kernel does, and goes by the size that it knows.
+        drop(session);
+        leave_to_kernel(call, descriptor, seen);
+        kernel_size::refresh(descriptor);
+        return Err(Refusal::Kernel);
+    };
     if let Some(grant) = held.filter(holds) {
         state.descriptors.grant_verified(descriptor, &adopted, grant);
     }
@@ -426,6 +432,14 @@ fn take_back_unless_unshared(call: Call, descriptor: i32) {
     }
 }
 
+/// Whether an open file is one of an instance. Its mount need not be anywhere any more, or may be covered by another: whoever has the file open
+/// works on with it.
+fn is_ours(call: Call, descriptor: i32) -> bool {
+    let Ok(found) = raw::statx_descriptor(descriptor) else { return false };
+    call.state.sessions.serve_device(call.began, (found.stx_dev_major, found.stx_dev_minor))
+        || mount_of(call, &found).is_some_and(|mount| mount.instance().is_some())
+}
+
 /// The instance's mount that an open file lies on, adopted or not.
 pub fn mount_behind(call: Call, descriptor: i32) -> Option<MountPoint> {
     let found = raw::statx_descriptor(descriptor).ok()?;
@@ -436,8 +450,7 @@ pub fn mount_behind(call: Call, descriptor: i32) -> Option<MountPoint> {
 /// where a size from before a change by the user-level path would cut the file short.
 pub fn refresh_size(call: Call, descriptor: i32) {
     // Not by the table: a descriptor that was given up counts as foreign there.
-    let ours = raw::statx_descriptor(descriptor).is_ok_and(|found| mount_of(call, &found).is_some());
-    if ours {
+    if is_ours(call, descriptor) {
         kernel_size::refresh(descriptor);
     }
 }
@@ -452,7 +465,7 @@ pub fn map_by_kernel(call: Call, descriptor: i32) {
         let is_adopted = matches!(seen.known, Known::Adopted(_));
         !seen.is_unshared(process::forks()) || !(is_adopted || seen.is_duplicated())
     });
-    if !is_noted && mount_behind(call, descriptor).is_some() {
+    if !is_noted && is_ours(call, descriptor) {
         raw::share(descriptor).ok();
     }
     refresh_size(call, descriptor);
@@ -467,7 +480,7 @@ pub fn share_all() {
     if !told {
         // By each number, then; what has none is closed.
         for descriptor in call.state.descriptors.unshared() {
-            if mount_behind(call, descriptor).is_some() {
+            if is_ours(call, descriptor) {
                 raw::share(descriptor).ok();
                 refresh_size(call, descriptor);
             }
@@ -509,7 +522,7 @@ pub fn change_flags(call: Call, descriptor: i32, flags: u32) {
 fn append(call: Call, descriptor: i32) {
     let Some(seen) = call.state.descriptors.look(descriptor) else { return };
     let appends = matches!(seen.known, Known::Adopted(adopted) if adopted.flags & sys::O_APPEND != 0);
-    if seen.known != Known::NotOurs && !appends && mount_behind(call, descriptor).is_some() {
+    if seen.known != Known::NotOurs && !appends && is_ours(call, descriptor) {
         leave_to_kernel(call, descriptor, &seen);
         refresh_size(call, descriptor);
     }

@@ -22,7 +22,7 @@ use crate::{mapping_slots, process, raw, window};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::Connection;
 use poolfs_ipc::hold::{Frame, Hold};
@@ -76,6 +76,8 @@ pub struct Sessions {
     slots: [Slot; INSTANCES_MAX],
     generations: AtomicU32,
     swept_at: AtomicU64,
+    /// Whether a session was found to be over, and the others share what they have.
+    is_given_up: AtomicBool,
 }
 
 // SAFETY: a slot's name and connection are written only by who holds its `maker` and moved its word to CONNECTING, and the
@@ -97,7 +99,7 @@ pub struct Session<'a> {
     all: &'a Sessions,
     slot: &'a Slot,
     user: &'a Hold,
-    frame: Frame,
+    began: Began,
     /// The slot's number.
     pub index: usize,
     /// What makes handles of this session different from those of all others.
@@ -332,7 +334,7 @@ impl Slot {
         self.eras[number].store(self.segments.era(), Ordering::Relaxed);
         let word = self.word.load(Ordering::SeqCst);
         if word & KIND == LIVE && call.is_current() {
-            return Some(Session { all, slot: self, user, frame, index, generation: word / GENERATION });
+            return Some(Session { all, slot: self, user, began: call, index, generation: word / GENERATION });
         }
         user.give_back();
         self.take_down(frame);
@@ -466,11 +468,13 @@ impl Session<'_> {
             let mut users = slot.users.iter().zip(&slot.eras);
             users.all(|(user, began)| {
                 let has_begun_since = || began.load(Ordering::Relaxed) >= era;
-                core::ptr::eq(user, self.user) || user.is_free() || has_begun_since() || user.is_left(self.frame)
+                core::ptr::eq(user, self.user) || user.is_free() || has_begun_since() || user.is_left(self.began.frame)
             })
         };
         let area = window::area(self.index);
-        let Some(filling) = slot.segments.begin(handle, self.frame, (self.index, area), is_over) else { return false };
+        let Some(filling) = slot.segments.begin(handle, self.began.frame, (self.index, area), is_over) else {
+            return false;
+        };
         let Ok(mut borrowed) = self.borrow() else { return false };
         let request = Request { operation: Operation::Segment as u32, handle, ..Request::default() };
         let Ok(reply) = self.execute(&mut borrowed, &request) else { return false };
@@ -490,7 +494,7 @@ impl Session<'_> {
     pub fn with_whole_file<T>(&self, handle: u64, use_it: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
         // Nobody else would close what a jump left open.
         let _held = SignalsHeld::hold();
-        let _receiving = self.slot.segments.receiving(self.frame)?;
+        let _receiving = self.slot.segments.receiving(self.began.frame)?;
         let mut borrowed = self.borrow().ok()?;
         let request = Request { operation: Operation::Lend as u32, handle, ..Request::default() };
         let reply = self.execute(&mut borrowed, &request).ok()?;
@@ -502,7 +506,7 @@ impl Session<'_> {
     pub fn end(&self) {
         // Before anybody finds that it has ended.
         self.slot.note_lost(self.connection(), self.generation);
-        self.slot.end(self.frame);
+        self.slot.end(self.began.frame);
     }
 }
 
@@ -512,7 +516,7 @@ impl Drop for Session<'_> {
         // Whoever ended it meanwhile either sees that this user is gone, or is seen here.
         fence(Ordering::SeqCst);
         if self.slot.kind() == ENDED {
-            self.slot.take_down(self.frame);
+            self.slot.take_down(self.began.frame);
         }
     }
 }

@@ -223,7 +223,7 @@ pub enum Summoned<C> {
 }
 
 /// What is called with a session that is about to end.
-type OnDismiss<C> = Box<dyn Fn(&Arc<Session<C>>) + Send + Sync>;
+type SessionHook<C> = Box<dyn Fn(&Arc<Session<C>>) + Send + Sync>;
 
 /// A place in the table of sessions.
 type Place<C> = RwLock<Option<Arc<Session<C>>>>;
@@ -236,7 +236,8 @@ pub struct Endpoint<C> {
     /// Sessions let in so far.
     admitted: AtomicU32,
     counters: EndpointCounters,
-    on_dismiss: OnceLock<OnDismiss<C>>,
+    on_dismiss: OnceLock<SessionHook<C>>,
+    on_over: OnceLock<SessionHook<C>>,
 }
 
 impl<C> Endpoint<C> {
@@ -255,7 +256,8 @@ impl<C> Endpoint<C> {
         let queues = (0..config.groups.count()).map(|_| Queue::new(config.queue_slots)).collect::<Result<_, _>>()?;
         let places = (0..config.sessions_max).map(|_| RwLock::new(None)).collect();
         let counters = EndpointCounters::default();
-        Ok(Self { config, queues, places, admitted: AtomicU32::new(0), counters, on_dismiss: OnceLock::new() })
+        let (on_dismiss, on_over) = (OnceLock::new(), OnceLock::new());
+        Ok(Self { config, queues, places, admitted: AtomicU32::new(0), counters, on_dismiss, on_over })
     }
 
     /// What was counted.
@@ -357,6 +359,12 @@ impl<C> Endpoint<C> {
         }
     }
 
+    /// What is done with a session that is over, before anybody hears of that: its client goes on by the kernel at once. After what is done when it is
+    /// dismissed. Set once; later ones are dropped.
+    pub fn set_on_over(&self, on_over: impl Fn(&Arc<Session<C>>) + Send + Sync + 'static) {
+        let _ = self.on_over.set(Box::new(on_over));
+    }
+
     fn prepare_end(&self, session: &Arc<Session<C>>) {
         session.is_dismissed.store(true, Ordering::Release);
         if let Some(on_dismiss) = self.on_dismiss.get() {
@@ -364,11 +372,14 @@ impl<C> Endpoint<C> {
         }
     }
 
-    /// Looks whether a client still is who it was let in as. If it is not, the session is over: what was posted has been taken when the first
-    /// request is turned away, so that its caller finds it by the kernel.
+    /// Looks whether a client still is who it was let in as. If it is not, the session is over: what was posted has been taken, and the kernel knows
+    /// of it, when the first request is turned away, so that its caller finds it by the kernel.
     fn look_at(&self, session: &Arc<Session<C>>) {
         if !session.still_has_its_rights() {
             self.prepare_end(session);
+            if let Some(on_over) = self.on_over.get() {
+                on_over(session);
+            }
             session.be_over();
         }
     }

@@ -17,7 +17,7 @@ impl<C> Session<C> {
     /// Lets the client post writes in a slot, by an epoch other than 0 that the slot has not had before. Under the slot's
     /// lock. Whether it does: not when the session is about to end.
     pub fn grant_posts(&self, slot: usize, epoch: u32) -> bool {
-        let grants = !self.is_dismissed.load(Ordering::Acquire);
+        let grants = !self.is_dismissed();
         if grants {
             self.slot(slot).grant(epoch);
         }

@@ -31,7 +31,7 @@ pub struct Session<C> {
     paid: Box<[Paid]>,
     budget: Arc<dyn SessionMemory>,
     ended: AtomicBool,
-    /// It is about to end: no posts are granted any more.
+    /// It is about to end: no posts are granted any more, and nothing is adopted.
     pub(super) is_dismissed: AtomicBool,
     /// Its client is not what it was: no request is served any more, each is answered that the session has ended.
     is_over: AtomicBool,
@@ -195,6 +195,11 @@ impl<C> Session<C> {
     /// that it had: nobody can tell any more who it was.
     pub fn has_other_rights(&self) -> bool {
         self.has_other_rights.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is about to end, or over: no posts are granted any more, and nothing is adopted.
+    pub fn is_dismissed(&self) -> bool {
+        self.is_dismissed.load(Ordering::Acquire)
     }
 
     /// From now on no request is served. It ends when its client hangs up, who has learnt it by then from an answer.

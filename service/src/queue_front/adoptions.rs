@@ -34,9 +34,14 @@ struct Table {
 impl Table {
     /// Forgets the sessions of a file that have ended; whether it has others.
     fn tidy(&mut self, key: u64) -> bool {
+        self.retain(key, |session| session.strong_count() > 0)
+    }
+
+    /// Forgets all sessions of a file but some; whether it has any.
+    fn retain(&mut self, key: u64, stays: impl FnMut(&Weak<Session<SessionState>>) -> bool) -> bool {
         let Some(sessions) = self.files.get_mut(&key) else { return false };
         let before = sessions.len();
-        sessions.retain(|session| session.strong_count() > 0);
+        sessions.retain(stays);
         self.handles -= before - sessions.len();
         let others = !sessions.is_empty();
         if !others {
@@ -56,7 +61,7 @@ impl Adoptions {
         lock(&self.table)
     }
 
-    /// Gives `session` a handle on `file`, unless it or all sessions have too many, or the file was given up. Its client vouches that the
+    /// Gives `session` a handle on `file`, unless it is about to end, it or all sessions have too many, or the file was given up. Its client vouches that the
     /// description is `unshared`, or not.
     pub(super) fn adopt(
         &self,
@@ -66,7 +71,8 @@ impl Adoptions {
     ) -> Option<u64> {
         let mut table = self.table();
         let adopted = table.tidy(file.key());
-        if !file.set_adopted(true) {
+        // Else it may have let go of all that it had.
+        if session.is_dismissed() || !file.set_adopted(true) {
             return None;
         }
         let is_own = |other: &Weak<Session<SessionState>>| other.as_ptr() == Arc::as_ptr(session);
@@ -114,6 +120,24 @@ impl Adoptions {
         for session in sessions.iter().filter_map(Weak::upgrade) {
             session.content().release(file.key());
         }
+    }
+
+    /// A session is over, and lets go of all its files; those of which it vouched that nobody else had them. The caller tells the kernel their sizes.
+    pub(super) fn session_over(&self, session: &Arc<Session<SessionState>>) -> Vec<Arc<OpenFile>> {
+        let mut table = self.table();
+        let mut files = session.content().release_all();
+        // Kept until the table is unlocked, as below.
+        let (mut unshared, mut others) = (Vec::new(), Vec::new());
+        for file in files.drain(..) {
+            let was_unshared = file.is_unshared();
+            if !table.retain(file.key(), |other| other.as_ptr() != Arc::as_ptr(session)) {
+                file.set_adopted(false);
+            }
+            if was_unshared { &mut unshared } else { &mut others }.push(file);
+        }
+        drop(table);
+        drop(others);
+        unshared
     }
 
     /// A session has ended that had handles on `files`.

@@ -77,6 +77,13 @@ impl QueueFront {
         });
         let posts = Arc::clone(&front.posts);
         front.endpoint.set_on_dismiss(move |session| posts.end_session(session));
+        let (posts, adoptions, of) = (Arc::clone(&front.posts), Arc::clone(&front.adoptions), Arc::downgrade(instance));
+        front.endpoint.set_on_over(move |session| {
+            for file in adoptions.session_over(session) {
+                posts.revoke(file.node(), NotPosted::Shared);
+                of.upgrade().into_iter().for_each(|instance| instance.tell_size(file.node()));
+            }
+        });
         threads.add(Arc::clone(&front))?;
         let (adoptions, of) = (Arc::clone(&front.adoptions), Arc::downgrade(instance));
         let stop = reception.stop();

@@ -139,6 +139,12 @@ impl SessionState {
         before.checked_add(1).unwrap_or(1)
     }
 
+    /// Takes all handles back.
+    pub(super) fn release_all(&self) -> Vec<Arc<OpenFile>> {
+        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *handles).into_values().collect()
+    }
+
     /// Takes a handle back.
     pub(super) fn release(&self, handle: u64) {
         self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);

@@ -87,7 +87,7 @@ impl Session<'_> {
         }
         let (start, length) = (source.address() as *const u8, source.length());
         // SAFETY: the application's own memory, readable for this call.
-        let posting = unsafe { self.connection().post(self.frame, grant, handle, at, start, length) };
+        let posting = unsafe { self.connection().post(self.began.frame, grant, handle, at, start, length) };
         const WRITE: u32 = Operation::Write as u32;
         match posting {
             Ok(Posting::Answered(reply)) => sorted(WRITE, reply).map(Posting::Answered),

@@ -5,6 +5,7 @@ use crate::off;
 use crate::outcome::{Refusal, Served};
 use crate::signals::SignalsHeld;
 use crate::trace::{self, Reason};
+use core::sync::atomic::Ordering;
 use poolfs_ipc::wire::{Operation, Reply, Request, Status};
 use poolfs_ipc::{Borrowed, CallError};
 use poolfs_types::Errno;
@@ -15,7 +16,7 @@ impl Session<'_> {
     /// # Errors
     /// [`Refusal::Kernel`] when there is none.
     pub fn borrow(&self) -> Served<Borrowed<'_>> {
-        self.connection().borrow(self.frame).map_err(|error| {
+        self.connection().borrow(self.began.frame).map_err(|error| {
             if error == CallError::Dead {
                 self.end();
             }
@@ -41,11 +42,15 @@ impl Session<'_> {
     }
 
     /// The service has found that this process is not what it was, by a change of which the library has learnt nothing: from now on only the kernel
-    /// knows what it may do, and what its paths lead to.
+    /// knows what it may do, and what its paths lead to. The service of this session has told the kernel of all that was done by it.
     #[cold]
     pub(super) fn give_up(&self) {
-        off::switch_off();
         self.end();
+        // The others are found to be over by the same look, each by its own service: then one of them comes here, and has nothing more to say.
+        if !self.all.is_given_up.swap(true, Ordering::SeqCst) {
+            self.all.share_all(self.began);
+        }
+        off::switch_off();
         self.all.end_all();
     }
 
