@@ -1,5 +1,5 @@
-/* ended DIRECTORY HOW: writes that may be posted; then one of the threads gives its rights away by a system call that the library does not see, and
- * the next request finds the library's session over, while another thread stands still in the middle of a call. What the kernel is asked for
+/* ended DIRECTORY HOW ASKED: writes in a directory that may be posted; then one of the threads gives its rights away by a system call that the library does not see, and
+ * the next request, which is of the directory ASKED, finds the library's session over, while another thread stands still in the middle of a call. What the kernel is asked for
  * right after that, as HOW says, has to be done with all that was written. Fails where it is not.
  *
  *   mmap sendfile copy left rwf setfl append
@@ -144,9 +144,9 @@ int main(int argc, char **argv)
 {
     pthread_t syncing, becoming;
     char none[4096];
-    WORKS(argc == 3 && chdir(argv[1]) == 0);
+    WORKS(argc == 4 && chdir(argv[1]) == 0);
     const char *how = argv[2];
-    snprintf(none, sizeof none, "%s/none", argv[1]);
+    snprintf(none, sizeof none, "%s/none", argv[3]);
     file = open("file", O_RDWR | O_CREAT | O_TRUNC | (strcmp(how, "append") ? 0 : O_APPEND), 0666);
     busy = open("busy", O_RDWR | O_CREAT, 0666);
     stored = open("stored", O_RDWR | O_CREAT, 0666);

@@ -1,6 +1,6 @@
 //! How the library finds instances and gets sessions with them, also under adverse conditions.
 
-use poolfs_tests::{Pool, Stepper, Way, compile, isolated, program, remove_sockets, wait_until};
+use poolfs_tests::{Pool, Stepper, Way, compile, isolated, program, remove_sockets, shell, wait_until};
 use rustix::fs::CWD;
 use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags, mount_bind, mount_remount, open_tree, unmount};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -222,6 +222,36 @@ fn a_mount_that_only_has_the_name_of_an_instance_is_left_to_the_kernel() {
         assert_eq!((mode(&genuine), mode(&other)), (0o640, 0o600), "the instance's own file");
         drop(stepper);
         drop(impostor);
+        drop(mount);
+    });
+}
+
+#[test]
+fn an_open_file_stays_the_librarys_while_mounts_come_and_go() {
+    isolated("an_open_file_stays_the_librarys_while_mounts_come_and_go", |folder| {
+        let pool = Pool::create(folder, "64M");
+        let (directory, others) = (folder.join("directory"), folder.join("others"));
+        fs::create_dir(&directory).and_then(|()| fs::create_dir(&others)).expect("folders");
+        let mount = pool.mount_directory(&folder.join("mnt"), &directory);
+        let mut command = pool.command();
+        command.args(["exec", pool.name(), "--"]).arg(compile(folder, "beside", false)).arg(mount.path().join("file"));
+        let mut program = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
+        let (mut input, output) = (program.stdin.take().expect("piped"), program.stdout.take().expect("piped"));
+        let mut said = BufReader::new(output).lines().map(|line| line.expect("readable"));
+        assert_eq!(said.next().as_deref(), Some("works"));
+        for _ in 0..200 {
+            let turn = format!("mount -t tmpfs none {0} && umount {0}", others.display());
+            let _ = shell(&turn).expect("mounted");
+        }
+        writeln!(input).expect("it reads");
+        assert_eq!(said.next().as_deref(), Some("rests"));
+        let before = pool.operations(Way::Library);
+        writeln!(input).expect("it reads");
+        assert_eq!(said.next().as_deref(), Some("done"));
+        let served = pool.operations(Way::Library) - before;
+        assert!(served >= 100, "{served} of 100");
+        writeln!(input).expect("it reads");
+        assert!(program.wait().expect("it ends").success());
         drop(mount);
     });
 }

@@ -495,6 +495,10 @@ fn what_was_written_is_the_kernels_to_go_by_when_the_session_is_over() {
         let program = compile(folder, "ended", false);
         let pool = Pool::create(folder, "64M");
         let at = mounted(&pool, folder, Stack::Union);
+        // Another instance, by whose session the change is found.
+        let other = folder.join("other");
+        fs::create_dir(folder.join("others")).expect("a folder");
+        let _other = pool.mount_directory(&other, &folder.join("others"));
         let place = |name: &str| {
             let place = at.join(name);
             fs::create_dir(&place).expect("a folder");
@@ -503,10 +507,10 @@ fn what_was_written_is_the_kernels_to_go_by_when_the_session_is_over() {
         };
         std::thread::scope(|scope| {
             for how in ["mmap", "sendfile", "copy", "left", "rwf", "setfl", "append"] {
-                for turn in ["1", "2"] {
-                    let place = place(&format!("{how}{turn}"));
+                for asked in [&at, &other] {
+                    let place = place(&format!("{how}{}", asked == &other));
                     let mut command = pool.line("exec POOL --");
-                    command.arg(&program).arg(place).arg(how);
+                    command.arg(&program).arg(place).arg(how).arg(asked);
                     scope.spawn(move || drop(run_within(&mut command, LIMIT).expect(how)));
                 }
             }
@@ -519,7 +523,7 @@ fn what_was_written_is_the_kernels_to_go_by_when_the_session_is_over() {
         let mut read = || (0..20).map(|_| reader.step("pread 0 1").expect("read")).last();
         assert_eq!(read(), Some(hash(b"x")));
         let mut command = pool.line("exec POOL --");
-        command.arg(&program).arg(&place).arg("store").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg(&program).arg(&place).arg("store").arg(&at).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut writer = command.spawn().expect("started");
         let mut said = String::new();
         let _ = BufReader::new(writer.stdout.take().expect("piped")).read_line(&mut said).expect("said");

@@ -260,11 +260,13 @@ fn adopted_file<'a>(call: Call, descriptor: i32, seen: &Seen, adopted: Adopted) 
         state.descriptors.clear(descriptor);
         return Err(Refusal::Kernel);
     }
-    let Some(mount) = mount_of(call, &found) else {
-        // Covered, or taken away: what is done by the file from here on, the kernel does, and goes by the size that it knows.
-        drop(session);
-        leave_to_kernel(call, descriptor, seen);
-        kernel_size::refresh(descriptor);
+    let Some(mount) = look_up(call, &found).ok_or(Refusal::Kernel)? else {
+        // Covered, or taken away: what is done by the file from here on, the kernel does, and goes by the size that it knows. Who has become
+        // somebody else may only be kept from seeing the mount.
+        if session.is_some() {
+            leave_to_kernel(call, descriptor, seen);
+            kernel_size::refresh(descriptor);
+        }
         return Err(Refusal::Kernel);
     };
     if let Some(grant) = held.filter(holds) {
@@ -321,6 +323,11 @@ fn owns_offset(seen: &Seen) -> bool {
 
 /// The instance's mount that what `statx` found is on.
 fn mount_of(call: Call, found: &sys::statx) -> Option<MountPoint> {
+    look_up(call, found).flatten()
+}
+
+/// The same; nothing when that cannot be told at the moment.
+fn look_up(call: Call, found: &sys::statx) -> Option<Option<MountPoint>> {
     let device = (found.stx_dev_major, found.stx_dev_minor);
     let by_id = |freshness| {
         call.state.mounts.with(call.began.frame, freshness, |table| {
@@ -328,10 +335,11 @@ fn mount_of(call: Call, found: &sys::statx) -> Option<MountPoint> {
         })
     };
     // A number in the table on the right device is that mount; one that is missing may have been mounted just now.
-    by_id(Freshness::Lazy).flatten().or_else(|| {
-        let anonymous = found.stx_dev_major == 0;
-        if anonymous { by_id(Freshness::Exact).flatten() } else { None }
-    })
+    match by_id(Freshness::Lazy) {
+        Some(Some(mount)) => Some(Some(mount)),
+        _ if found.stx_dev_major == 0 => by_id(Freshness::Exact),
+        _ => Some(None),
+    }
 }
 
 fn classify<'a>(

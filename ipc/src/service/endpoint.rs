@@ -222,7 +222,7 @@ pub enum Summoned<C> {
     Posts(Arc<Session<C>>, usize),
 }
 
-/// What is called with a session that is about to end.
+/// What is called with a session that comes to an end.
 type SessionHook<C> = Box<dyn Fn(&Arc<Session<C>>) + Send + Sync>;
 
 /// A place in the table of sessions.
@@ -375,7 +375,8 @@ impl<C> Endpoint<C> {
     /// Looks whether a client still is who it was let in as. If it is not, the session is over: what was posted has been taken, and the kernel knows
     /// of it, when the first request is turned away, so that its caller finds it by the kernel.
     fn look_at(&self, session: &Arc<Session<C>>) {
-        if !session.still_has_its_rights() {
+        let _one_at_a_time = session.looking();
+        if !session.is_over() && !session.still_has_its_rights() {
             self.prepare_end(session);
             if let Some(on_over) = self.on_over.get() {
                 on_over(session);
@@ -412,7 +413,7 @@ impl<C> Endpoint<C> {
                 continue;
             };
             let rung = Rung { session, doorbell, group };
-            if !rung.session.is_over() && rung.session.claim_look() {
+            if rung.session.has_to_be_looked_at() {
                 return Some(Called(Call::Look(rung)));
             }
             if let Some(summoned) = self.answer(rung) {

@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// One client's session. `C` is what the service keeps with it.
 pub struct Session<C> {
@@ -35,6 +35,7 @@ pub struct Session<C> {
     pub(super) is_dismissed: AtomicBool,
     /// Its client is not what it was: no request is served any more, each is answered that the session has ended.
     is_over: AtomicBool,
+    looking: Mutex<()>,
     /// When it was last looked what rights the client has.
     looked_at_ms: AtomicU64,
     /// A look has shown that it has others than it was let in with.
@@ -106,6 +107,7 @@ impl<C> Session<C> {
             ended: AtomicBool::new(false),
             is_dismissed: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            looking: Mutex::default(),
             looked_at_ms: AtomicU64::new(coarse_ms()),
             has_other_rights: AtomicBool::new(false),
             socket: OnceLock::new(),
@@ -163,6 +165,17 @@ impl<C> Session<C> {
         // Of several threads one looks; none goes on with the old answer for longer than that takes.
         now >= looked_at + RIGHTS_MS_MAX
             && self.looked_at_ms.compare_exchange(looked_at, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// The same for a request: also while another thread's look, which has found that the client is not who it was, has not come to its end. Then the
+    /// session is over at the end of that look, and nothing is served before.
+    pub(super) fn has_to_be_looked_at(&self) -> bool {
+        !self.is_over() && (self.claim_look() || self.is_dismissed())
+    }
+
+    /// For as long as one looks: others wait.
+    pub(super) fn looking(&self) -> MutexGuard<'_, ()> {
+        self.looking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the client still is who it was when it was let in.

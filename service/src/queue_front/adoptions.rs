@@ -61,8 +61,8 @@ impl Adoptions {
         lock(&self.table)
     }
 
-    /// Gives `session` a handle on `file`, unless it is about to end, it or all sessions have too many, or the file was given up. Its client vouches that the
-    /// description is `unshared`, or not.
+    /// Gives `session` a handle on `file`, unless it is about to end, it or all sessions have too many, or the file was given up. Its client
+    /// vouches that the description is `unshared`, or not.
     pub(super) fn adopt(
         &self,
         session: &Arc<Session<SessionState>>,
@@ -71,13 +71,13 @@ impl Adoptions {
     ) -> Option<u64> {
         let mut table = self.table();
         let adopted = table.tidy(file.key());
-        // Else it may have let go of all that it had.
-        if session.is_dismissed() || !file.set_adopted(true) {
+        if !file.set_adopted(true) {
             return None;
         }
         let is_own = |other: &Weak<Session<SessionState>>| other.as_ptr() == Arc::as_ptr(session);
         let known = table.files.get(&file.key()).is_some_and(|sessions| sessions.iter().any(is_own));
-        let room = known || table.handles < HANDLES_OF_SESSIONS_MAX;
+        // One that is about to end may have let go of all that it had.
+        let room = !session.is_dismissed() && (known || table.handles < HANDLES_OF_SESSIONS_MAX);
         let Some(handle) = room.then(|| session.content().adopt(file)).flatten() else {
             if !adopted {
                 file.set_adopted(false);
@@ -122,22 +122,16 @@ impl Adoptions {
         }
     }
 
-    /// A session is over, and lets go of all its files; those of which it vouched that nobody else had them. The caller tells the kernel their sizes.
+    /// A session is over, and lets go of all its files, which the caller drops.
     pub(super) fn session_over(&self, session: &Arc<Session<SessionState>>) -> Vec<Arc<OpenFile>> {
         let mut table = self.table();
-        let mut files = session.content().release_all();
-        // Kept until the table is unlocked, as below.
-        let (mut unshared, mut others) = (Vec::new(), Vec::new());
-        for file in files.drain(..) {
-            let was_unshared = file.is_unshared();
+        let files = session.content().let_go();
+        for file in &files {
             if !table.retain(file.key(), |other| other.as_ptr() != Arc::as_ptr(session)) {
                 file.set_adopted(false);
             }
-            if was_unshared { &mut unshared } else { &mut others }.push(file);
         }
-        drop(table);
-        drop(others);
-        unshared
+        files
     }
 
     /// A session has ended that had handles on `files`.

@@ -79,9 +79,9 @@ impl QueueFront {
         front.endpoint.set_on_dismiss(move |session| posts.end_session(session));
         let (posts, adoptions, of) = (Arc::clone(&front.posts), Arc::clone(&front.adoptions), Arc::downgrade(instance));
         front.endpoint.set_on_over(move |session| {
-            for file in adoptions.session_over(session) {
-                posts.revoke(file.node(), NotPosted::Shared);
-                of.upgrade().into_iter().for_each(|instance| instance.tell_size(file.node()));
+            let left = catch_unwind(AssertUnwindSafe(|| leave_to_kernel(session, &posts, &adoptions, &of)));
+            if left.is_err() {
+                error!("a layer panicked; the kernel may go by old sizes of what a client had open");
             }
         });
         threads.add(Arc::clone(&front))?;
@@ -236,6 +236,23 @@ fn outcome(reply: &Reply) -> &'static str {
         Some(Status::Failed) => Errno::from_raw(reply.errno).name(),
         Some(Status::UseKernel | Status::Ended) | None => "left to the kernel",
         Some(Status::Redirect | Status::RedirectSecond) => "symbolic link",
+    }
+}
+
+/// Has the kernel know all that was done by a session that is over, of files that the client goes on with by the kernel.
+fn leave_to_kernel(
+    session: &Arc<Session<SessionState>>,
+    posts: &Posts,
+    adoptions: &Adoptions,
+    instance: &Weak<Instance>,
+) {
+    // Of a branch that does not answer: what is left is taken by the session's handles, when it does.
+    if posts.has_grants_of(session) {
+        return;
+    }
+    for file in adoptions.session_over(session) {
+        posts.revoke_soon(file.node(), NotPosted::Shared);
+        instance.upgrade().into_iter().for_each(|instance| instance.tell_size(file.node()));
     }
 }
 

@@ -268,10 +268,12 @@ impl<'a> Call<'a> {
         for file in self.session.files() {
             if file.share() {
                 self.instance.revoke_posts(file.node());
-                self.instance.tell_size(file.node());
             }
+            // Also of one that others share at this moment, who may not have told it.
+            self.instance.tell_size(file.node());
         }
-        done()
+        // Whoever takes the files away tells their sizes, and may not be done with that.
+        if self.session.has_let_go() { Err(Refused::KERNEL) } else { done() }
     }
 
     pub(super) fn allocate(&self) -> Answer {

@@ -190,6 +190,16 @@ impl Posts {
         self.end_those(Some(cause), None, |granted| granted.file.node() == node);
     }
 
+    /// The same, unless a branch does not answer: then what is left is taken when it does.
+    pub(super) fn revoke_soon(&self, node: NodeId, cause: NotPosted) {
+        self.end_those(Some(cause), soon(), |granted| granted.file.node() == node);
+    }
+
+    /// Whether something that a session has posted may not have been taken.
+    pub(super) fn has_grants_of(&self, session: &Arc<Session<SessionState>>) -> bool {
+        self.grants().iter().any(|granted| Arc::ptr_eq(&granted.session, session))
+    }
+
     /// The session is about to end.
     pub(super) fn end_session(&self, session: &Arc<Session<SessionState>>) {
         self.end_those(None, soon(), |granted| Arc::ptr_eq(&granted.session, session));

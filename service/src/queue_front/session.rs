@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use poolfs_ipc::posts::POST_SLOTS;
 use poolfs_ipc::service::PeerFacts;
 use poolfs_libservice::Taken;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Most files one session can have adopted; the rest goes through the kernel.
@@ -21,6 +21,7 @@ pub struct SessionState {
     real: Credentials,
     least: Credentials,
     handles: RwLock<HashMap<u64, Arc<OpenFile>>>,
+    has_let_go: AtomicBool,
     adoptions: Arc<Adoptions>,
     /// How it is looked what the client sees of the instance; nothing where that is not to be looked at.
     view: Option<Arc<View>>,
@@ -43,9 +44,9 @@ impl SessionState {
         let real = real_credentials(&effective, facts);
         let least = least_credentials();
         let adoptions = Arc::clone(adoptions);
-        let handles = RwLock::default();
+        let (handles, has_let_go) = Default::default();
         let (post_slots, post_epochs) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { effective, real, least, handles, adoptions, view, post_slots, post_epochs, _room: room }
+        Self { effective, real, least, handles, has_let_go, adoptions, view, post_slots, post_epochs, _room: room }
     }
 
     /// A session with the same credentials for all purposes.
@@ -56,6 +57,7 @@ impl SessionState {
             effective: credentials,
             least: least_credentials(),
             handles: RwLock::default(),
+            has_let_go: AtomicBool::new(false),
             adoptions: Arc::default(),
             view: None,
             post_slots: AtomicU32::new(0),
@@ -139,10 +141,16 @@ impl SessionState {
         before.checked_add(1).unwrap_or(1)
     }
 
-    /// Takes all handles back.
-    pub(super) fn release_all(&self) -> Vec<Arc<OpenFile>> {
+    /// Takes all handles back, for good.
+    pub(super) fn let_go(&self) -> Vec<Arc<OpenFile>> {
         let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        self.has_let_go.store(true, Ordering::Release);
         std::mem::take(&mut *handles).into_values().collect()
+    }
+
+    /// Whether it has.
+    pub(super) fn has_let_go(&self) -> bool {
+        self.has_let_go.load(Ordering::Acquire)
     }
 
     /// Takes a handle back.

@@ -3,6 +3,7 @@
 use super::{Session, open};
 use crate::off;
 use crate::outcome::{Refusal, Served};
+use crate::process;
 use crate::signals::SignalsHeld;
 use crate::trace::{self, Reason};
 use core::sync::atomic::Ordering;
@@ -46,10 +47,15 @@ impl Session<'_> {
     #[cold]
     pub(super) fn give_up(&self) {
         self.end();
-        // The others are found to be over by the same look, each by its own service: then one of them comes here, and has nothing more to say.
-        if !self.all.is_given_up.swap(true, Ordering::SeqCst) {
-            self.all.share_all(self.began);
+        // One that is found to be over meanwhile is left to whoever is at it, who may be the same: as long as that lasts, the library is on.
+        if self.all.is_given_up.swap(true, Ordering::SeqCst) {
+            return;
         }
+        // Nobody would go on where a jump left this.
+        let _held = SignalsHeld::hold();
+        // Whoever adopts from here on vouches for nothing.
+        process::note_fork();
+        self.all.share_patiently(self.began);
         off::switch_off();
         self.all.end_all();
     }
