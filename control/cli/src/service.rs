@@ -250,7 +250,16 @@ pub fn is_ending(context: &Context, record: &PoolRecord) -> Result<bool> {
 
 /// The same as a part of a wait.
 pub fn is_ending_within(context: &Context, record: &PoolRecord, wait: &Wait<'_>) -> Result<bool> {
-    let Some(process) = record.service.as_ref().map(ProcessRecord::identity) else { return Ok(true) };
+    record.service.as_ref().map_or(Ok(true), |service| has_ended_within(context, service, wait))
+}
+
+/// Whether the process of a service is dead, or just ending.
+pub fn has_ended(context: &Context, service: &ProcessRecord) -> Result<bool> {
+    has_ended_within(context, service, &context.patience.begin())
+}
+
+fn has_ended_within(context: &Context, service: &ProcessRecord, wait: &Wait<'_>) -> Result<bool> {
+    let process = service.identity();
     if waiting::is_stopped(&*context.host, process.pid) {
         return Ok(false);
     }
