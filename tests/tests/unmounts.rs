@@ -345,7 +345,9 @@ fn who_has_a_mount_in_another_mount_namespace_is_named() {
             assert!(ended.err.contains(&format!("its upper branch {upper} is not closed")), "{ended:?}");
             assert_eq!(ended.err.contains("the pool's service has ended"), is_last, "{ended:?}");
             union.check("f");
-            assert_ne!(check().code, 0);
+            // A service that ends may come to close it after all: then it is clean.
+            let is_closed = check().code == 0;
+            assert!(is_last || !is_closed);
             elsewhere.kill().and_then(|()| elsewhere.wait()).expect("ours");
             if is_last {
                 union.mount();
