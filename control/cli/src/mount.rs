@@ -144,17 +144,17 @@ pub fn mount_instance(context: &Context, name: &str, wanted: Wanted) -> Result<M
     // One that was killed just before could be reached for a moment: the next one mounts it.
     let is_silent = told.as_ref().is_err_and(|failure| failure.code() == Code::NoAnswer);
     let has_died = is_silent && begun.has_lost_its_service(context)?;
-    let mounted = end(context, name, &begun, told);
+    let mounted = settle_or_take_back(context, name, &begun, told);
     if mounted.is_ok() || !has_died {
         return mounted;
     }
     let begun = begin(context, &mut turn(context, name)?, wanted)?;
     let told = tell_to_mount(context, name, &begun);
-    end(context, name, &begun, told)
+    settle_or_take_back(context, name, &begun, told)
 }
 
 /// What has to be done for a mount once the service has answered: it is noted, or nothing stays of it.
-fn end(context: &Context, name: &str, begun: &Begun, told: Result<()>) -> Result<MountSpec> {
+fn settle_or_take_back(context: &Context, name: &str, begun: &Begun, told: Result<()>) -> Result<MountSpec> {
     let is_there = told.is_ok();
     let mounted = told.and_then(|()| confirm_visible(context, &begun.spec));
     let mut pool = match context.pools()?.lock::<PoolRecord>(name) {

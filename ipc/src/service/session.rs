@@ -35,6 +35,7 @@ pub struct Session<C> {
     pub(super) is_dismissed: AtomicBool,
     /// Its client is not what it was: no request is served any more, each is answered that the session has ended.
     is_over: AtomicBool,
+    /// Held by the thread that looks what its client is, until what follows from that is done.
     looking: Mutex<()>,
     /// When it was last looked what rights the client has.
     looked_at_ms: AtomicU64,

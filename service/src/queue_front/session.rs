@@ -21,6 +21,7 @@ pub struct SessionState {
     real: Credentials,
     least: Credentials,
     handles: RwLock<HashMap<u64, Arc<OpenFile>>>,
+    /// Whether all of them were taken back for good.
     has_let_go: AtomicBool,
     adoptions: Arc<Adoptions>,
     /// How it is looked what the client sees of the instance; nothing where that is not to be looked at.
@@ -148,7 +149,7 @@ impl SessionState {
         std::mem::take(&mut *handles).into_values().collect()
     }
 
-    /// Whether it has.
+    /// Whether [`SessionState::let_go`] was called: what it has no handle for any more, it may have had one for.
     pub(super) fn has_let_go(&self) -> bool {
         self.has_let_go.load(Ordering::Acquire)
     }

@@ -26,8 +26,8 @@ impl Sessions {
 
     /// The same, for who cannot do it in another way: a session that has no buffer for that at the moment is asked again.
     #[cold]
-    pub fn share_patiently(&self, call: Began) -> bool {
-        self.share_each(call, SHARE_TRIES)
+    pub fn share_patiently(&self, call: Began) {
+        self.share_each(call, SHARE_TRIES);
     }
 
     fn share_each(&self, call: Began, tries: usize) -> bool {
