@@ -375,18 +375,8 @@ mod tests {
         let spec = MountSpec::new("web-1", "/mnt", stack);
         let mounter = ProcessRecord::of(&*context.host, 42);
         let known = InstanceRecord { spec, owner: None, container: None, mounter, places: Vec::new(), device: None };
-        let pool = PoolRecord {
-            version: crate::record::RECORD_VERSION,
-            name: "web".into(),
-            cpus: "0".into(),
-            memory_bytes: 1 << 30,
-            cache_bytes: 64 << 20,
-            owner: None,
-            service: ProcessRecord::of(&*context.host, 43),
-            next_instance: 2,
-            instances: vec![known.clone()],
-            in_memory: Vec::new(),
-        };
+        let service = ProcessRecord::of(&*context.host, 43);
+        let pool = PoolRecord { instances: vec![known.clone()], next_instance: 2, ..PoolRecord::for_test(service) };
         // It is in no mount table, and no service listens.
         assert!(is_in_use(&context, &pool, &known).expect("nobody is asked"));
         assert!(!has_suspects(&*context.host, &[], &pool));

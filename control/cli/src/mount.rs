@@ -2,7 +2,7 @@
 
 use crate::arguments::MountArguments;
 use crate::context::Context;
-use crate::failure::{Code, Failure, Result};
+use crate::failure::{Failure, Result};
 use crate::places::{self, Found};
 use crate::record::{InstanceRecord, MemoryRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
@@ -139,22 +139,8 @@ pub fn split_lowers(text: &str) -> Vec<PathBuf> {
 ///
 /// The service may take long to look at the branches. Other commands have the pool's lock meanwhile, and find in its record who mounts what.
 pub fn mount_instance(context: &Context, name: &str, wanted: Wanted) -> Result<MountSpec> {
-    let begun = begin(context, &mut turn(context, name)?, wanted.clone())?;
-    let told = tell_to_mount(context, name, &begun);
-    // One that was killed just before could be reached for a moment: the next one mounts it.
-    let is_silent = told.as_ref().is_err_and(|failure| failure.code() == Code::NoAnswer);
-    let has_died = is_silent && begun.has_lost_its_service(context)?;
-    let mounted = settle_or_take_back(context, name, &begun, told);
-    if mounted.is_ok() || !has_died {
-        return mounted;
-    }
     let begun = begin(context, &mut turn(context, name)?, wanted)?;
     let told = tell_to_mount(context, name, &begun);
-    settle_or_take_back(context, name, &begun, told)
-}
-
-/// What has to be done for a mount once the service has answered: it is noted, or nothing stays of it.
-fn settle_or_take_back(context: &Context, name: &str, begun: &Begun, told: Result<()>) -> Result<MountSpec> {
     let is_there = told.is_ok();
     let mounted = told.and_then(|()| confirm_visible(context, &begun.spec));
     let mut pool = match context.pools()?.lock::<PoolRecord>(name) {
@@ -167,7 +153,7 @@ fn settle_or_take_back(context: &Context, name: &str, begun: &Begun, told: Resul
     match mounted.and_then(|device| begun.settle(&mut pool, device)) {
         Ok(()) => {
             branches::note_limit(&begun.spec.stack, &begun.found);
-            Ok(begun.spec.clone())
+            Ok(begun.spec)
         }
         Err(failure) => {
             // The first failure is the one to report.
@@ -227,11 +213,6 @@ impl Begun {
     /// For messages.
     fn place(&self) -> String {
         self.spec.mount_point.display().to_string()
-    }
-
-    /// Whether the service that was to mount it is dead, or just ending.
-    fn has_lost_its_service(&self, context: &Context) -> Result<bool> {
-        self.service.as_ref().map_or(Ok(false), |service| service::has_ended(context, service))
     }
 
     /// Its record, if the pool still has it. Another pool may have been made under the name of the one in which it was begun, with an instance of this name.

@@ -115,6 +115,23 @@ pub struct MemoryRecord {
 }
 
 impl PoolRecord {
+    /// A pool with this service, for tests.
+    #[cfg(test)]
+    pub fn for_test(service: Option<ProcessRecord>) -> PoolRecord {
+        PoolRecord {
+            version: RECORD_VERSION,
+            name: "web".into(),
+            cpus: "0".into(),
+            memory_bytes: 1 << 30,
+            cache_bytes: 64 << 20,
+            owner: None,
+            service,
+            next_instance: 1,
+            instances: Vec::new(),
+            in_memory: Vec::new(),
+        }
+    }
+
     /// What the control groups of the pool are given.
     pub fn limits(&self) -> poolfs_host::Result<PoolLimits> {
         Ok(PoolLimits {

@@ -250,20 +250,26 @@ pub fn is_ending(context: &Context, record: &PoolRecord) -> Result<bool> {
 
 /// The same as a part of a wait.
 pub fn is_ending_within(context: &Context, record: &PoolRecord, wait: &Wait<'_>) -> Result<bool> {
-    record.service.as_ref().map_or(Ok(true), |service| has_ended_within(context, service, wait))
-}
-
-/// Whether the process of a service is dead, or just ending.
-pub fn has_ended(context: &Context, service: &ProcessRecord) -> Result<bool> {
-    has_ended_within(context, service, &context.patience.begin())
-}
-
-fn has_ended_within(context: &Context, service: &ProcessRecord, wait: &Wait<'_>) -> Result<bool> {
-    let process = service.identity();
+    let Some(process) = record.service.as_ref().map(ProcessRecord::identity) else { return Ok(true) };
     if waiting::is_stopped(&*context.host, process.pid) {
         return Ok(false);
     }
     Ok(context.host.wait_end(&process, wait.left().clamp(MOMENT, DYING_WAIT))?)
+}
+
+/// Whether a service that is alive is there for commands. One that was killed is alive for a moment, and can still be connected with, but it does not
+/// answer. One that gives no answer and does not end is there all the same: whoever tells it something says what is wrong.
+fn is_there(context: &Context, record: &PoolRecord) -> Result<bool> {
+    if record.service.as_ref().is_some_and(|service| waiting::is_stopped(&*context.host, service.pid)) {
+        return Ok(true);
+    }
+    // Half of what the command has is left for what it is to tell.
+    let wait = context.patience.begin_short(DYING_WAIT.min(context.patience.left() / 2));
+    match waiting::ping_within(context, &record.name, &wait) {
+        Ok(()) => Ok(true),
+        Err(failure) if failure.code() != Code::NoAnswer => Err(failure),
+        Err(_) => Ok(!is_ending_within(context, record, &wait)?),
+    }
 }
 
 /// See to it that the pool's service runs. What a dead one left mounted is detached first.
@@ -271,17 +277,8 @@ pub fn ensure(context: &Context, pool: &mut Locked<PoolRecord>) -> Result<()> {
     let name = pool.record.name.clone();
     let socket = control_socket(context, &name);
     match pool.record.service_alive(&*context.host) {
-        Some(true) => {
-            let connected = connect_within(&socket, context.patience.begin().left());
-            let is_closed = connected
-                .is_err_and(|error| matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound));
-            // One that was killed is alive for a moment in which nobody can reach it.
-            if !is_closed || !is_ending(context, &pool.record)? {
-                return Ok(());
-            }
-            bury(context, pool)?;
-        }
-        Some(false) => bury(context, pool)?,
+        Some(true) if is_there(context, &pool.record)? => return Ok(()),
+        Some(_) => bury(context, pool)?,
         None => {}
     }
     let listens = connect_within(&socket, context.patience.begin().left());
@@ -520,24 +517,35 @@ mod tests {
     }
 
     #[test]
+    fn a_service_that_can_be_connected_with_and_ends_is_not_there() {
+        let place = tempfile::tempdir().expect("a directory");
+        let mut context = Context::for_test(place.path(), RecordingHost::new());
+        context.host = Box::new(poolfs_host::LinuxHost);
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("it starts");
+        let record = PoolRecord::for_test(ProcessRecord::of(&*context.host, child.id()));
+        let service = answering(&context, &["{\"answer\":\"done\"}\n"]);
+        assert!(is_there(&context, &record).expect("a wait"));
+        service.join().expect("no panic");
+        std::fs::remove_file(control_socket(&context, "web")).expect("removed");
+        let listener = UnixListener::bind(control_socket(&context, "web")).expect("bound");
+        let dying = std::thread::spawn(move || {
+            let connected = listener.accept().expect("somebody asks");
+            child.kill().expect("ours");
+            drop((connected, listener));
+            child
+        });
+        assert!(!is_there(&context, &record).expect("a wait"));
+        dying.join().expect("no panic").wait().expect("ours");
+    }
+
+    #[test]
     fn the_wait_for_the_end_of_a_service_counts() {
         let place = tempfile::tempdir().expect("a directory");
         let mut context = Context::for_test(place.path(), RecordingHost::new());
         context.host = Box::new(poolfs_host::LinuxHost);
         context.patience = crate::patience::Patience::new(Duration::from_millis(200));
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("it starts");
-        let record = PoolRecord {
-            version: crate::record::RECORD_VERSION,
-            name: "web".into(),
-            cpus: "0".into(),
-            memory_bytes: 1 << 30,
-            cache_bytes: 64 << 20,
-            owner: None,
-            service: ProcessRecord::of(&*context.host, child.id()),
-            next_instance: 1,
-            instances: Vec::new(),
-            in_memory: Vec::new(),
-        };
+        let record = PoolRecord::for_test(ProcessRecord::of(&*context.host, child.id()));
         assert!(!is_ending(&context, &record).expect("a wait"));
         assert_eq!(context.patience.left(), Duration::ZERO, "others would wait once more");
         // A wait that is over does not begin anew.
