@@ -3,6 +3,8 @@
 #[path = "session/bare.rs"]
 mod bare;
 mod common;
+#[path = "session/endings.rs"]
+mod endings;
 #[path = "session/hostile.rs"]
 mod hostile;
 #[path = "session/posts.rs"]

@@ -375,13 +375,14 @@ impl<C> Endpoint<C> {
     /// Looks whether a client still is who it was let in as. If it is not, the session is over: what was posted has been taken, and the kernel knows
     /// of it, when the first request is turned away, so that its caller finds it by the kernel.
     fn look_at(&self, session: &Arc<Session<C>>) {
-        let _one_at_a_time = session.looking();
-        if !session.is_over() && !session.still_has_its_rights() {
-            self.prepare_end(session);
-            if let Some(on_over) = self.on_over.get() {
-                on_over(session);
-            }
-            session.be_over();
+        // A look may ask a branch that does not answer: others that come to be due go on.
+        if session.still_has_its_rights() || !session.begin_ending() {
+            return;
+        }
+        let _over = OverAtLast(session);
+        self.prepare_end(session);
+        if let Some(on_over) = self.on_over.get() {
+            on_over(session);
         }
     }
 
@@ -438,6 +439,10 @@ impl<C> Endpoint<C> {
     fn answer(&self, rung: Rung<C>) -> Option<Summoned<C>> {
         let Rung { session, doorbell, group } = rung;
         let Some(slot) = doorbell.posts_slot() else {
+            if session.is_being_ended() {
+                // It is turned away at the end of that; at the latest when its caller rings again.
+                return None;
+            }
             let Some(acquired) = session.acquire(usize::from(doorbell.buffer)) else {
                 self.counters.stray.fetch_add(1, Ordering::Relaxed);
                 return None;
@@ -557,6 +562,17 @@ pub fn wait_for_doorbells<C>(
         futex::wait_any(&words, limit);
     }
     queues.iter().for_each(|queue| queue.end_sleep());
+}
+
+/// A session that is over when this is dropped, also by a panic: otherwise its requests would wait for ever.
+struct OverAtLast<'s, C>(&'s Arc<Session<C>>);
+
+impl<C> Drop for OverAtLast<'_, C> {
+    fn drop(&mut self) {
+        self.0.be_over();
+        // Of requests that have come meanwhile the doorbells were dropped.
+        (0..self.0.buffers()).filter_map(|buffer| self.0.acquire(buffer)).for_each(Acquired::turn_away);
+    }
 }
 
 #[cfg(test)]

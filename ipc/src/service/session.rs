@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// One client's session. `C` is what the service keeps with it.
 pub struct Session<C> {
@@ -35,8 +35,8 @@ pub struct Session<C> {
     pub(super) is_dismissed: AtomicBool,
     /// Its client is not what it was: no request is served any more, each is answered that the session has ended.
     is_over: AtomicBool,
-    /// Held by the thread that looks what its client is, until what follows from that is done.
-    looking: Mutex<()>,
+    /// A look has shown that, and the thread that looked does what comes before the session is over.
+    is_ending: AtomicBool,
     /// When it was last looked what rights the client has.
     looked_at_ms: AtomicU64,
     /// A look has shown that it has others than it was let in with.
@@ -108,7 +108,7 @@ impl<C> Session<C> {
             ended: AtomicBool::new(false),
             is_dismissed: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
-            looking: Mutex::default(),
+            is_ending: AtomicBool::new(false),
             looked_at_ms: AtomicU64::new(coarse_ms()),
             has_other_rights: AtomicBool::new(false),
             socket: OnceLock::new(),
@@ -168,15 +168,20 @@ impl<C> Session<C> {
             && self.looked_at_ms.compare_exchange(looked_at, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// The same for a request: also while another thread's look, which has found that the client is not who it was, has not come to its end. Then the
-    /// session is over at the end of that look, and nothing is served before.
+    /// The same for a request.
     pub(super) fn has_to_be_looked_at(&self) -> bool {
-        !self.is_over() && (self.claim_look() || self.is_dismissed())
+        !self.is_ending.load(Ordering::Acquire) && self.claim_look()
     }
 
-    /// For as long as one looks: others wait.
-    pub(super) fn looking(&self) -> MutexGuard<'_, ()> {
-        self.looking.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A look has shown that its client is not what it was. Whether the calling thread is the one to do what comes before the session
+    /// is [over](Session::be_over).
+    pub(super) fn begin_ending(&self) -> bool {
+        !self.is_ending.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether a thread is at that: nothing is served meanwhile, and nobody waits for it with a thread of the service.
+    pub(super) fn is_being_ended(&self) -> bool {
+        self.is_ending.load(Ordering::Acquire) && !self.is_over()
     }
 
     /// Whether the client still is who it was when it was let in.

@@ -1,7 +1,7 @@
 //! Test support: an echo service, in this process or in one of its own.
 
 use poolfs_ipc::service::{
-    Acquired, Admission, CoreGroups, Endpoint, EndpointConfig, Reception, Search, Session, Stop, Summoned,
+    Acquired, Admission, CoreGroups, Endpoint, EndpointConfig, Reception, Recheck, Search, Session, Stop, Summoned,
     wait_for_doorbells,
 };
 use poolfs_ipc::wire::{Operation, Reply, Request};
@@ -80,6 +80,16 @@ fn serve(acquired: Acquired<()>, search: impl FnOnce() -> Search<()>) -> Option<
 
 impl EchoService {
     pub fn start(socket: &Path, threads: usize, adjust: impl FnOnce(&mut EndpointConfig)) -> Self {
+        Self::start_looking(socket, threads, adjust, || None)
+    }
+
+    /// One that looks at its clients so.
+    pub fn start_looking(
+        socket: &Path,
+        threads: usize,
+        adjust: impl FnOnce(&mut EndpointConfig),
+        recheck: impl Fn() -> Option<Recheck> + Send + 'static,
+    ) -> Self {
         let mut config = EndpointConfig::new(CoreGroups::of_cpus(&[0, 1]));
         adjust(&mut config);
         let endpoint = Arc::new(Endpoint::new(config).expect("endpoint"));
@@ -88,7 +98,7 @@ impl EchoService {
         let stop = reception.stop();
         let ending = Arc::new((AtomicBool::new(false), AtomicU32::new(0)));
         let mut handles = vec![std::thread::spawn(move || {
-            reception.run(|_| Ok(Admission { content: (), device: DEVICE, recheck: None })).expect("reception")
+            reception.run(|_| Ok(Admission { content: (), device: DEVICE, recheck: recheck() })).expect("reception")
         })];
         for group in 0..endpoint.groups().count() {
             for _ in 0..threads {

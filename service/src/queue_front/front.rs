@@ -43,7 +43,7 @@ pub struct QueueFront {
     instance: Weak<Instance>,
     endpoint: Arc<Endpoint<SessionState>>,
     adoptions: Arc<Adoptions>,
-    posts: Arc<Posts>,
+    pub(super) posts: Arc<Posts>,
     serving: AtomicUsize,
     /// By group: its part of the threads.
     threads: Vec<Arc<Share>>,
@@ -247,7 +247,7 @@ fn leave_to_kernel(
     instance: &Weak<Instance>,
 ) {
     // Of a branch that does not answer: what is left is taken by the session's handles, when it does.
-    if posts.has_grants_of(session) {
+    if posts.may_have_posts_of(session) {
         return;
     }
     for file in adoptions.session_over(session) {

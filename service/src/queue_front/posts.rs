@@ -155,7 +155,7 @@ impl Posts {
         })
     }
 
-    fn grants(&self) -> Vec<Arc<Granted>> {
+    pub(super) fn grants(&self) -> Vec<Arc<Granted>> {
         self.grants.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -196,8 +196,8 @@ impl Posts {
     }
 
     /// Whether something that a session has posted may not have been taken.
-    pub(super) fn has_grants_of(&self, session: &Arc<Session<SessionState>>) -> bool {
-        self.grants().iter().any(|granted| Arc::ptr_eq(&granted.session, session))
+    pub(super) fn may_have_posts_of(&self, session: &Arc<Session<SessionState>>) -> bool {
+        self.grants().iter().any(|granted| Arc::ptr_eq(&granted.session, session) && granted.may_have_posts())
     }
 
     /// The session is about to end.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 /// What may be posted of one open file.
-pub(super) struct Granted {
+pub(in crate::queue_front) struct Granted {
     pub session: Arc<Session<SessionState>>,
     pub file: Arc<OpenFile>,
     pub slot: usize,
@@ -34,7 +34,7 @@ struct GrantState {
 
 /// What is with whoever takes posts.
 #[derive(Default)]
-pub(super) struct Taking {
+pub(in crate::queue_front) struct Taking {
     /// Why a post failed: what was posted after it is not applied.
     pub failed: Option<Errno>,
     pub scratch: Vec<u8>,
@@ -116,6 +116,12 @@ impl Granted {
     /// Whether the client posts no more.
     pub fn is_revoked(&self) -> bool {
         lock(&self.state).is_revoked
+    }
+
+    /// Whether something that was posted may not have been taken. A client may say so for ever.
+    pub fn may_have_posts(&self) -> bool {
+        let state = lock(&self.state);
+        !state.ended && (state.is_busy || self.session.has_posts(self.slot))
     }
 
     /// Whether somebody takes what was posted, and does not come back.

@@ -246,6 +246,20 @@ fn what_a_client_has_posted_outlives_it() {
 }
 
 #[test]
+fn a_grant_that_has_ended_has_nothing_to_wait_for() {
+    let writer = writer(OpenFlags::READ_WRITE);
+    let (posts, sessions) = (&writer.served.front.posts, writer.served.front.endpoint().sessions());
+    let [granted] = &posts.grants()[..] else { panic!("not one grant") };
+    let session = sessions.first().expect("one");
+    let taking = granted.begin_taking(None).expect("it has not ended");
+    assert!(posts.may_have_posts_of(session), "somebody takes what was posted");
+    // As whoever ends it leaves it for a moment, before it is taken out.
+    granted.end_taking(taking, true);
+    assert_eq!(posts.grants().len(), 1);
+    assert!(!posts.may_have_posts_of(session));
+}
+
+#[test]
 fn what_waits_for_its_durability_is_not_posted() {
     for flags in [OpenFlags::FILE_SYNC | OpenFlags::DATA_SYNC, OpenFlags::DATA_SYNC, OpenFlags::DIRECT] {
         let served = served();
