@@ -6,7 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Starts a process in the background of a shell of the pool; its number.
-const BACKGROUND: &str = "setsid sleep 600 </dev/null >/dev/null 2>&1 & echo $!";
+const BACKGROUND: &str = "setsid sleep 600 </dev/null >/dev/null 2>&1 &
+    until [ \"$(cat /proc/$!/comm)\" = sleep ]; do sleep 0.01; done; echo $!";
 
 /// The groups of a process in which a pool's limits are: its path in each hierarchy.
 fn limiting_groups(pid: u32) -> Vec<String> {
