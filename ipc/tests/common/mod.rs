@@ -83,7 +83,7 @@ impl EchoService {
         Self::start_looking(socket, threads, adjust, || None)
     }
 
-    /// One that looks at its clients so.
+    /// The same with what `recheck` returns for each client that is let in: what is asked whether it still is what it was.
     pub fn start_looking(
         socket: &Path,
         threads: usize,

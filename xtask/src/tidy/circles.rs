@@ -150,6 +150,9 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
 }
 
 impl<'ast> Visit<'ast> for Paths {
+    /// Who may use a thing is no use of who is named there.
+    fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
+
     fn visit_item_mod(&mut self, module: &'ast ItemMod) {
         if !is_for_tests(&module.attrs) {
             self.module.push(module.ident.to_string());
