@@ -38,6 +38,11 @@ impl Limit {
         Self((timeout_ms > 0).then(|| monotonic_ns() + u64::from(timeout_ms) * 1_000_000))
     }
 
+    /// The one of both that is over first.
+    fn or(self, other: Self) -> Self {
+        Self(self.0.into_iter().chain(other.0).min())
+    }
+
     fn check(self) -> Result<(), CallError> {
         if self.0.is_some_and(|end| monotonic_ns() >= end) { Err(CallError::TimedOut) } else { Ok(()) }
     }
@@ -122,16 +127,25 @@ impl<'a> Borrowed<'a> {
     /// [`CallError::Dead`], at most 100 ms after the service's death; [`CallError::TimedOut`]; [`CallError::NoSession`];
     /// [`CallError::Ended`].
     pub fn execute(&mut self, request: &Request) -> Result<Reply, CallError> {
-        // A handler may fork at any point of this. Its child finds the session's memory empty, which else would mean that the
-        // service let go of the session.
-        self.execute_here(request).map_err(
-            |error| {
-                if self.connection.is_inherited() { CallError::NoSession } else { error }
-            },
-        )
+        self.execute_within(request, Limit(None))
     }
 
-    fn execute_here(&mut self, request: &Request) -> Result<Reply, CallError> {
+    /// As [`Borrowed::execute`], for who waits so long at most.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn execute_for(&mut self, request: &Request, time: Duration) -> Result<Reply, CallError> {
+        self.execute_within(request, Limit::of(u32::try_from(time.as_millis()).unwrap_or(u32::MAX).max(1)))
+    }
+
+    fn execute_within(&mut self, request: &Request, limit: Limit) -> Result<Reply, CallError> {
+        // A handler may fork at any point of this. Its child finds the session's memory empty, which else would mean that the
+        // service let go of the session.
+        self.execute_here(request, limit)
+            .map_err(|error| if self.connection.is_inherited() { CallError::NoSession } else { error })
+    }
+
+    fn execute_here(&mut self, request: &Request, limit: Limit) -> Result<Reply, CallError> {
         if !self.connection.is_usable() {
             return Err(CallError::NoSession);
         }
@@ -139,12 +153,12 @@ impl<'a> Borrowed<'a> {
         self.sequence = CallerState::new(self.area().state()).submit(self.sequence);
         self.in_flight = true;
         self.connection.calls.fetch_add(1, Ordering::Relaxed);
-        self.complete()
+        self.complete(limit)
     }
 
     /// Has what was submitted served, and waits for the reply.
-    fn complete(&mut self) -> Result<Reply, CallError> {
-        let limit = Limit::of(self.connection.welcome.timeout_ms);
+    fn complete(&mut self, limit: Limit) -> Result<Reply, CallError> {
+        let limit = limit.or(Limit::of(self.connection.welcome.timeout_ms));
         let group = self.ring(false, limit)?;
         self.wait(group, limit)?;
         let reply = self.area().get_reply();
@@ -179,7 +193,8 @@ impl<'a> Borrowed<'a> {
     /// # Errors
     /// As [`Borrowed::execute`].
     pub(crate) fn answer(&mut self) -> Result<Reply, CallError> {
-        self.complete().map_err(|error| if self.connection.is_inherited() { CallError::NoSession } else { error })
+        self.complete(Limit(None))
+            .map_err(|error| if self.connection.is_inherited() { CallError::NoSession } else { error })
     }
 
     /// Rings for a post that nobody waits for. Should the queue stay full, the next post or request has it served.

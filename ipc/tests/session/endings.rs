@@ -3,6 +3,7 @@
 use super::common::{EchoService, assert_echo, echo};
 use super::socket_in;
 use poolfs_ipc::CallError;
+use poolfs_ipc::hold::Frame;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -40,6 +41,34 @@ fn a_look_that_takes_long_is_waited_for_by_no_other() {
         let outcome = all.recv_timeout(LIMIT);
         drop(go_on);
         outcome.expect("requests are served beside a look that does not end");
+    });
+}
+
+#[test]
+fn who_waits_for_so_long_at_most_is_answered_no_later() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (go_on, gate) = channel::<()>();
+    let gate = Arc::new(Mutex::new(gate));
+    let look = move || {
+        let _ = gate.lock().expect("not poisoned").recv();
+        true
+    };
+    let service =
+        EchoService::start_looking(&socket_in(&directory), THREADS, |_| {}, move || Some(Box::new(look.clone())));
+    let connection = service.connect();
+    let (told, ended) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let ends = || {
+                let mut buffer = connection.borrow(Frame::here()).expect("free");
+                buffer.execute_for(&echo(1, 0), Duration::from_millis(20)).err()
+            };
+            // Until a look is due, which does not end.
+            told.send((0..).find_map(|_| ends())).expect("waited for");
+        });
+        let error = ended.recv_timeout(LIMIT);
+        drop(go_on);
+        assert_eq!(error.expect("it waits no longer"), Some(CallError::TimedOut));
     });
 }
 

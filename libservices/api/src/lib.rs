@@ -78,6 +78,7 @@ mod layered;
 pub mod memory;
 #[cfg(test)]
 mod mutations;
+mod page_buffer;
 pub mod random_operations;
 mod read_target;
 mod recorder;
@@ -96,6 +97,7 @@ pub use findings::{Finding, Findings, Outcome, Tally};
 pub use held::{Branch, Held, Opened};
 pub use layered::{ChangesHeld, Difference, Flattened, Layered, Relation, Visit};
 pub use memory::Memory;
+pub use page_buffer::PageBuffer;
 pub use poolfs_types as types;
 pub use read_target::{PartOf, ReadTarget, read_with_zeros, unreadable_file};
 pub use recorder::Recorder;
@@ -498,7 +500,7 @@ pub fn copy_by_reading<L: Libservice + ?Sized>(
     (target, target_offset): (HandleId, u64),
     length: u64,
 ) -> Result<u64> {
-    let mut buffer = vec![0; length.min(1 << 17) as usize];
+    let mut buffer = PageBuffer::zeroed(length.min(1 << 17) as usize);
     let mut done = 0;
     while done < length {
         let want = (length - done).min(buffer.len() as u64) as usize;

@@ -4,7 +4,7 @@ use crate::cache::{Cache, Peeked};
 use crate::names::Known;
 use crate::node::Node;
 use crate::sync::write;
-use poolfs_libservice::{Libservice, Result, fail};
+use poolfs_libservice::{Libservice, PageBuffer, Result, fail};
 use poolfs_types::{Caller, Errno, HandleId, Name, NodeId, RenameFlags};
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ impl Cache {
         if overlap && reading.node.0.id == writing.node.0.id {
             return fail(Errno::EINVAL);
         }
-        let mut buffer = vec![0; length.min(COPY_BYTES) as usize];
+        let mut buffer = PageBuffer::zeroed(length.min(COPY_BYTES) as usize);
         let mut done = 0;
         while done < length {
             let want = (length - done).min(buffer.len() as u64) as usize;

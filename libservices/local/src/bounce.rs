@@ -3,6 +3,7 @@
 
 use crate::budget::{Budget, Permit};
 use crate::descriptors::lock;
+use poolfs_libservice::PageBuffer;
 use std::sync::{Arc, Mutex};
 
 /// Bytes of one buffer.
@@ -11,20 +12,16 @@ pub(crate) const BOUNCE_BYTES: usize = 256 << 10;
 /// Most buffers at a time; who finds none uses buffered I/O.
 const BUFFERS_MAX: usize = 16;
 
-/// No device asks for more than a page.
-const ALIGNMENT: usize = 4096;
-
 #[derive(Debug)]
 pub(crate) struct Bounce {
     budget: Arc<Budget>,
-    idle: Mutex<Vec<Vec<u8>>>,
+    idle: Mutex<Vec<PageBuffer>>,
 }
 
 /// A borrowed buffer.
 pub(crate) struct Borrowed<'a> {
     pool: &'a Bounce,
-    memory: Vec<u8>,
-    start: usize,
+    memory: PageBuffer,
     _permit: Permit,
 }
 
@@ -36,16 +33,15 @@ impl Bounce {
     /// A buffer, unless all are in use.
     pub(crate) fn borrow(&self) -> Option<Borrowed<'_>> {
         let permit = self.budget.take()?;
-        let memory = lock(&self.idle).pop().unwrap_or_else(|| vec![0; BOUNCE_BYTES + ALIGNMENT]);
-        let start = memory.as_ptr().align_offset(ALIGNMENT);
-        (start <= ALIGNMENT).then(|| Borrowed { pool: self, memory, start, _permit: permit })
+        let memory = lock(&self.idle).pop().unwrap_or_else(|| PageBuffer::zeroed(BOUNCE_BYTES));
+        Some(Borrowed { pool: self, memory, _permit: permit })
     }
 }
 
 impl Borrowed<'_> {
     /// The aligned bytes.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + BOUNCE_BYTES]
+        &mut self.memory
     }
 }
 
@@ -65,7 +61,7 @@ mod tests {
         let mut all: Vec<_> = std::iter::from_fn(|| pool.borrow()).collect();
         assert_eq!(all.len(), BUFFERS_MAX);
         for buffer in &mut all {
-            assert_eq!(buffer.bytes().as_ptr().align_offset(ALIGNMENT), 0);
+            assert_eq!(buffer.bytes().as_ptr().align_offset(4096), 0);
             assert_eq!(buffer.bytes().len(), BOUNCE_BYTES);
         }
         drop(all);

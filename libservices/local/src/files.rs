@@ -6,7 +6,7 @@ use crate::nodes::lock;
 use crate::open_file::{OpenFile, Opened, backing_flags};
 use crate::sys;
 use crate::transfer::{DIRECT_SIZE_MIN, Direct};
-use poolfs_libservice::{Durability, Error, Result, Written, fail};
+use poolfs_libservice::{Durability, Error, PageBuffer, Result, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SeekTo};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -346,7 +346,7 @@ impl Local {
         length: u64,
         mut done: u64,
     ) -> Result<u64> {
-        let mut buffer = vec![0; length.min(COPY_BUFFER_BYTES) as usize];
+        let mut buffer = PageBuffer::zeroed(length.min(COPY_BUFFER_BYTES) as usize);
         let step = |done: u64, buffer: &mut [u8]| -> std::result::Result<(usize, usize), Error> {
             let got = self.read_file(source, from + done, buffer)?;
             Ok((got, self.write_file(target, to + done, &buffer[..got])?.count))

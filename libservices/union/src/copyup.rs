@@ -11,7 +11,7 @@ use crate::sketch::Sketch;
 use crate::sync::lock;
 use crate::temporary::Temporary;
 use crate::{inode, links, marks};
-use poolfs_libservice::{Durability, Error, Held, Opened, Result};
+use poolfs_libservice::{Durability, Error, Held, Opened, PageBuffer, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, OpenFlags, SeekTo, SetAttributes, SetTime, XattrFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -214,7 +214,7 @@ impl Union {
         let branch = &self.lowers[lower.layer].layer;
         let from = Opened::file(branch, ROOT, lower.held.node(), OpenFlags::READ_ONLY)?;
         let to = Opened::file(&self.upper, ROOT, held.node(), OpenFlags::READ_WRITE)?;
-        let mut buffer = vec![0; COPY_BYTES.min(size) as usize];
+        let mut buffer = PageBuffer::zeroed(COPY_BYTES.min(size) as usize);
         let mut offset = 0;
         while offset < size {
             offset = match branch.seek(ROOT, from.id(), offset, SeekTo::Data) {

@@ -6,7 +6,7 @@ use crate::data::read_runs;
 use crate::format::BLOCK;
 use crate::node::{Content, Node};
 use crate::sketch::Sketch;
-use poolfs_libservice::{Difference, Durability, Flattened, Held, Layered, Result};
+use poolfs_libservice::{Difference, Durability, Flattened, Held, Layered, PageBuffer, Result};
 use poolfs_types::{Caller, Errno, FileType, SetAttributes, SetTime};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Union {
         if !matches!(node.read().content, Content::Sketch(_) | Content::Damaged(_)) {
             return Ok(None);
         }
-        let mut buffer = Vec::new();
+        let mut buffer = PageBuffer::default();
         let (mut from, mut bytes) = (0, 0);
         let result = loop {
             if !go_on() {
@@ -82,7 +82,7 @@ impl Union {
     }
 
     /// Moves some of the blocks of a sketch from `from` on: where to go on, and the bytes that were copied. Nothing when there are no more.
-    fn complete_step(&self, node: &Arc<Node>, from: u64, buffer: &mut Vec<u8>) -> Result<Option<(u64, u64)>> {
+    fn complete_step(&self, node: &Arc<Node>, from: u64, buffer: &mut PageBuffer) -> Result<Option<(u64, u64)>> {
         let mut state = self.ready(node)?;
         if state.removed {
             return Ok(None);
@@ -109,15 +109,15 @@ impl Union {
         held: &Held,
         sketch: &mut Sketch,
         blocks: Range<u64>,
-        buffer: &mut Vec<u8>,
+        buffer: &mut PageBuffer,
         zeros: Zeros,
     ) -> Result<u64> {
         let (map, files) = sketch.parts()?;
         let offset = blocks.start * BLOCK;
         let before = self.upper.getattr(ROOT, held.node())?;
         let length = (blocks.end * BLOCK).min(before.size).checked_sub(offset).ok_or(Errno::EIO)?;
-        buffer.clear();
-        buffer.resize(length as usize, 0);
+        buffer.set_length(length as usize);
+        buffer.fill(0);
         read_runs(sketch, map, files, offset, &mut &mut buffer[..])?;
         let written = match zeros {
             Zeros::Holes => self.put_completed(files, offset, buffer),

@@ -6,8 +6,8 @@ use crate::node::{Content, Node, OpenFile};
 use crate::rename::{End, Renamed};
 use crate::sync::lock;
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, ReadTarget, Result, Segment,
-    SharedContent, Text, Written, fail,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, PageBuffer, ReadTarget, Result,
+    Segment, SharedContent, Text, Written, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -401,7 +401,7 @@ impl Libservice for Union {
             }
             return Ok(count);
         }
-        let mut buffer = vec![0; length.min(COPY_BYTES) as usize];
+        let mut buffer = PageBuffer::zeroed(length.min(COPY_BYTES) as usize);
         let mut done = 0;
         while done < length {
             let want = (length - done).min(COPY_BYTES) as usize;

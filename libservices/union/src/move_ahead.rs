@@ -5,7 +5,7 @@ use crate::flatten::Zeros;
 use crate::format::BLOCK;
 use crate::node::Node;
 use crate::sketch::Sketch;
-use poolfs_libservice::Held;
+use poolfs_libservice::{Held, PageBuffer};
 
 impl Union {
     /// Moves the blocks of a sketch, whose lock is held, that are about to be written if its writer goes on as before. It is only a guess: when it
@@ -20,7 +20,7 @@ impl Union {
             return;
         }
         let blocks = wanted.start..map.bitmap.run_end(wanted.start, end, false);
-        match self.move_blocks(node, held, sketch, blocks, &mut Vec::new(), Zeros::Stored) {
+        match self.move_blocks(node, held, sketch, blocks, &mut PageBuffer::default(), Zeros::Stored) {
             Ok(_) => sketch.ahead.moved(),
             Err(error) => tracing::debug!(inode = node.inode, %error, "blocks did not move ahead of their writer"),
         }

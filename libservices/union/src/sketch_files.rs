@@ -7,7 +7,7 @@ use crate::format::{BLOCK, Cause, SketchRecord};
 use crate::marks;
 use crate::node::{Content, Node, State};
 use crate::sketch::{Files, Map, Sketch};
-use poolfs_libservice::{Branch, Error, Held, Opened, Result};
+use poolfs_libservice::{Branch, Error, Held, Opened, PageBuffer, Result};
 use poolfs_types::{Caller, Errno, OpenFlags, SeekTo, SetAttributes, SetTime};
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, RwLockWriteGuard};
@@ -191,7 +191,7 @@ type VisitSector<'a> = dyn FnMut(u32, &[u8; SECTOR_BYTES]) -> Result<ControlFlow
 
 /// Visits the sectors of a bitmap file of `size` bytes, without those in its holes, until `visit` breaks.
 pub(crate) fn each_sector(file: &Opened, size: u64, visit: &mut VisitSector<'_>) -> Result<()> {
-    let mut buffer = vec![0; LOAD_BYTES];
+    let mut buffer = PageBuffer::zeroed(LOAD_BYTES);
     let mut offset = 0;
     while offset < size {
         match file.branch().seek(&Caller::ROOT, file.id(), offset, SeekTo::Data) {

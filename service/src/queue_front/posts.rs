@@ -34,9 +34,9 @@ use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::posts::POST_BYTES_MAX;
 use poolfs_ipc::service::{Acquired, Session};
 use poolfs_ipc::wire::{Operation, Reply, Request, Status};
-use poolfs_libservice::WrittenAt;
 use poolfs_libservice::types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX};
 use poolfs_libservice::types::{Caller, Errno, NodeId, OpenFlags, Timestamp};
+use poolfs_libservice::{PageBuffer, WrittenAt};
 use poolfs_service_protocol::NotPosted;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -501,7 +501,7 @@ impl Posts {
             return;
         }
         let Some(instance) = self.instance.upgrade() else { return };
-        let mut scratch = vec![0; DATA_BYTES];
+        let mut scratch = PageBuffer::zeroed(DATA_BYTES);
         for acquired in others {
             let (session, request) = (Arc::clone(acquired.session()), *acquired.request());
             if session.is_over() {
@@ -548,9 +548,9 @@ impl Posts {
 }
 
 /// Applies a post, as the request that it is.
-fn apply(instance: &Instance, granted: &Granted, post: &Acquired<SessionState>, scratch: &mut Vec<u8>) -> Reply {
+fn apply(instance: &Instance, granted: &Granted, post: &Acquired<SessionState>, scratch: &mut PageBuffer) -> Reply {
     let request = *post.request();
-    scratch.resize(DATA_BYTES, 0);
+    scratch.set_length(DATA_BYTES);
     let session = granted.session.content();
     let made = request.times[1];
     let _at = WrittenAt::at(Timestamp { seconds: made.seconds, nanoseconds: made.nanoseconds.min(999_999_999) });

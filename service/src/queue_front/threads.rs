@@ -14,7 +14,7 @@ use crate::sync::lock;
 use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::futex;
 use poolfs_ipc::service::{CoreGroups, Endpoint, MemoryBudget, Search, SessionMemory, wait_for_doorbells};
-use poolfs_libservice::{Share, Shares};
+use poolfs_libservice::{PageBuffer, Share, Shares};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -215,7 +215,7 @@ impl ServiceThreads {
     fn run(self: Arc<Self>, group: usize) {
         keep_on(self.groups.cpus(group));
         let state = &self.state[group];
-        let mut scratch = vec![0; DATA_BYTES];
+        let mut scratch = PageBuffer::zeroed(DATA_BYTES);
         let mut seen = self.changes.seen();
         let (mut fronts, mut endpoints) = self.fronts_now();
         let mut first = 0;

@@ -1,5 +1,6 @@
 //! Requests of a session: a buffer is borrowed, the request submitted, the reply interpreted.
 
+use super::sharing::Patience;
 use super::{Session, open};
 use crate::off;
 use crate::outcome::{Refusal, Served};
@@ -30,8 +31,16 @@ impl Session<'_> {
     /// # Errors
     /// The refusal, or what the service answers.
     pub fn execute(&self, borrowed: &mut Borrowed<'_>, request: &Request) -> Served<Reply> {
-        let reply = borrowed.execute(request).map_err(|error| match error {
-            CallError::Dead => self.lost(request.operation),
+        self.answered(borrowed.execute(request), request.operation)
+    }
+
+    /// Sorts what came of a request.
+    ///
+    /// # Errors
+    /// The refusal, or what the service answered.
+    pub(super) fn answered(&self, answer: Result<Reply, CallError>, operation: u32) -> Served<Reply> {
+        let reply = answer.map_err(|error| match error {
+            CallError::Dead => self.lost(operation),
             CallError::TimedOut => Refusal::Failed(Errno::EIO),
             CallError::Ended => {
                 self.give_up();
@@ -39,7 +48,7 @@ impl Session<'_> {
             }
             CallError::NoSession | CallError::Busy => Refusal::Kernel,
         })?;
-        sorted(request.operation, reply)
+        sorted(operation, reply)
     }
 
     /// The service has found that this process is not what it was, by a change of which the library has learnt nothing: from now on only the kernel
@@ -47,16 +56,21 @@ impl Session<'_> {
     #[cold]
     pub(super) fn give_up(&self) {
         self.end();
-        // One that is found to be over meanwhile is left to whoever is at it, who may be the same: as long as that lasts, the library is on.
+        // Another session may be found to be over meanwhile, by this call or another thread: whoever began goes on. Until then the library stays
+        // on, because the kernel does not know the sizes yet.
         if self.all.is_given_up.swap(true, Ordering::SeqCst) {
             return;
         }
-        // Nobody would go on where a jump left this.
+        // Nobody would go on where a jump left this, or where a handler forked.
         let _held = SignalsHeld::hold();
-        // Whoever adopts from here on vouches for nothing.
+        let patience = Patience::begin();
+        // Of what was open before, nobody vouches for anything from here on.
         process::note_fork();
-        self.all.share_patiently(self.began);
+        self.all.share_patiently(self.began, &patience);
         off::switch_off();
+        // Calls that had begun before that may have opened something since.
+        process::note_fork();
+        self.all.share_patiently(self.began, &patience);
         self.all.end_all();
     }
 

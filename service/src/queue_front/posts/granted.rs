@@ -4,6 +4,7 @@ use crate::handles::OpenFile;
 use crate::queue_front::session::SessionState;
 use crate::sync::lock;
 use poolfs_ipc::service::Session;
+use poolfs_libservice::PageBuffer;
 use poolfs_libservice::types::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
@@ -37,7 +38,7 @@ struct GrantState {
 pub(in crate::queue_front) struct Taking {
     /// Why a post failed: what was posted after it is not applied.
     pub failed: Option<Errno>,
-    pub scratch: Vec<u8>,
+    pub scratch: PageBuffer,
 }
 
 impl Granted {
@@ -131,6 +132,6 @@ impl Granted {
 
     /// Gives memory back that is only of use while something comes.
     pub fn rest(&self) {
-        lock(&self.state).taking.scratch = Vec::new();
+        lock(&self.state).taking.scratch = PageBuffer::default();
     }
 }
