@@ -127,7 +127,7 @@ fn refuse_without_root(command: &Command, user: u32) -> Result<()> {
     let failure = Failure::host(
         format!("user {user}"),
         "only root can do this",
-        "run poolfs as root; `poolfs doctor` says what works without",
+        "run poolfs as root; `poolfs doctor` works without",
     );
     // As other failures of these commands before anything was done.
     Err(if matches!(command, Command::Fsck { .. }) { failure.with_status(fsck::NOT_CHECKED) } else { failure })

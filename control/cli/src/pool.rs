@@ -7,10 +7,10 @@ use crate::outlived;
 use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION, memory_bytes_min};
 use crate::service;
 use crate::state::Locked;
-use crate::text::{complain, count, least_size, pasted, print, print_json, print_table, size, table};
+use crate::text::{complain, count, least_size, pasted, plain, print, print_json, print_table, size, table};
 use crate::unmount::has_suspects;
 use poolfs_host::{CpuSet, Host, mount_table};
-use poolfs_service_protocol::{CACHE_BYTES_MIN, Command, UnmountMode, is_valid_name};
+use poolfs_service_protocol::{CACHE_BYTES_MIN, Command, MountSpec, StackSpec, UnmountMode, is_valid_name};
 use std::path::Path;
 
 /// Longest name: instances add a number to it and must stay valid.
@@ -162,8 +162,34 @@ pub fn inspect(context: &Context, name: &str) -> Result<()> {
             }
             _ => format!("\nmounted   {name} at {place}"),
         };
+        text += &format!("\n          {}", settings(&instance.spec));
     }
     print(&(text + "\n"))
+}
+
+/// What an instance was mounted with, in words.
+fn settings(spec: &MountSpec) -> String {
+    let at_most = |bytes: &Option<u64>| bytes.map(|bytes| format!("at most {}", size(bytes)));
+    let shown = |path: &Path| plain(&path.display().to_string());
+    let mut parts = Vec::new();
+    match &spec.stack {
+        StackSpec::Directory { directory, coherence, size_bytes } => {
+            parts.push(format!("directory {}", shown(directory)));
+            parts.push(format!("coherence {coherence}"));
+            parts.extend(at_most(size_bytes));
+        }
+        StackSpec::Union { upper, lowers, storage } => {
+            parts.push(format!("upper branch {}", shown(upper)));
+            parts.push(format!("format {}", storage.format));
+            parts.extend(at_most(&storage.size_bytes));
+            parts.extend(lowers.iter().map(|lower| format!("lower branch {}", shown(lower))));
+        }
+    }
+    parts.extend(spec.timeout.map(|timeout| format!("timeout {timeout}")));
+    let switches =
+        [(spec.wait_for_writes, "waits for writes"), (spec.suid, "set-id bits"), (spec.devices, "device files")];
+    parts.extend(switches.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name.to_owned()));
+    parts.join(", ")
 }
 
 /// Remove a pool; with `force` also what commands have left running in it.
@@ -288,7 +314,7 @@ mod tests {
     use super::*;
     use crate::record::InstanceRecord;
     use poolfs_host::RecordingHost;
-    use poolfs_service_protocol::{MountSpec, StackSpec};
+    use poolfs_service_protocol::{Coherence, Storage, UpperFormat};
 
     const HYBRID: &str = include_str!("../../host/fixtures/cgroup-hybrid.tree");
 
@@ -302,6 +328,23 @@ mod tests {
     fn new(name: &str, cpus: &str, memory_bytes: u64) -> NewPool {
         let (name, cpus) = (name.to_owned(), Some(cpus.to_owned()));
         NewPool { name, cpus, memory_bytes, cache_bytes: 64 << 20, owner: None }
+    }
+
+    #[test]
+    fn inspect_says_what_an_instance_was_mounted_with() {
+        let storage = Storage { format: UpperFormat::ALL[1].1, size_bytes: Some(300 << 20) };
+        let stack = StackSpec::Union { upper: "/up".into(), lowers: vec!["/a".into(), "/b".into()], storage };
+        let mut spec = MountSpec::new("web-1", "/mnt", stack);
+        spec.timeout = Some("30s".parse().expect("a time"));
+        spec.suid = true;
+        assert_eq!(
+            settings(&spec),
+            "upper branch /up, format bcow, at most 300 MiB, lower branch /a, lower branch /b, timeout 30s, set-id bits"
+        );
+        let coherence = Coherence::Timed { milliseconds: 1000 };
+        spec.stack = StackSpec::Directory { directory: "/d".into(), coherence, size_bytes: None };
+        (spec.timeout, spec.suid) = (None, false);
+        assert_eq!(settings(&spec), "directory /d, coherence timed:1s");
     }
 
     #[test]

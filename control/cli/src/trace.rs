@@ -31,8 +31,9 @@ pub fn trace(context: &Context, pool: &str, spec: TraceSpec) -> Result<()> {
                 Some(_) => "its service has died, and serves nothing",
                 None => "its service is not running: nothing is mounted",
             };
-            let remedy =
-                format!("mount something with `poolfs mount {pool}`, which starts the service, and trace that");
+            let remedy = format!(
+                "mount something in it, which starts its service, and trace that: `poolfs mount {pool} MOUNTPOINT --dir DIR`"
+            );
             return Err(Failure::not_found(format!("pool {pool}"), cause, remedy));
         }
     }

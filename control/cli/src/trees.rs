@@ -132,7 +132,9 @@ fn commit_union(context: &Context, pool: &str, place: &str, union: &MountSpec, n
     let source = format!("commit:{pool}:{place}");
     let image = staged.finish(base.unwrap_or_default(), &source, &Limits::default(), &mut bar).map_err(of_image)?;
     if stands_alone {
-        complain("poolfs: what it is mounted over are no layers of images: the image has what differs alone");
+        complain(
+            "poolfs: note: the lower branches are no layers of an image, so the image has only what differs from them",
+        );
     }
     if context.json {
         return print_json(&image);

@@ -101,7 +101,7 @@ pub fn umount(context: &Context, name: &str, mount_point: &Path, force: bool) ->
                 None => failure,
             };
             let again = format!("`poolfs umount {name} {}`", pasted(mount_point));
-            let force = "with --force, who uses it loses it, and so is what is not on the disk";
+            let force = "with --force its users lose it, and what is not on the disk is lost";
             match is_used && is_gone {
                 true => failure.with_remedy(format!(
                     "end what uses it: the mount ends by itself then, and {again} finds none there; {force}"
@@ -157,7 +157,12 @@ pub fn unmount_instance(
     }
     let noted = pool.note();
     // Those who end with the service are not found any more.
-    let who = is_left.then(|| users::elsewhere(instance)).flatten();
+    let find = || {
+        let device = gone.first().and_then(|known| known.device.as_deref());
+        let having_open = || users::of_device(device?, |pid| pool_of(context, pid));
+        users::elsewhere(instance).map(|who| format!("processes in other mount namespaces: {who}")).or_else(having_open)
+    };
+    let who = is_left.then(find).flatten();
     if pool.record.instances.is_empty() {
         result = result.and(service::end(context, pool));
     }
@@ -173,10 +178,7 @@ pub fn unmount_instance(
 /// What is said of an instance that is gone from its place, and that others have all the same.
 fn left_text(spec: &MountSpec, who: Option<&str>, is_served: bool) -> String {
     let place = spec.mount_point.display();
-    let who = match who {
-        Some(who) => format!("processes in other mount namespaces: {who}"),
-        None => "programs in other mount namespaces, or that have files of it open".to_owned(),
-    };
+    let who = who.unwrap_or("programs in other mount namespaces, or that have files of it open or work in it");
     let upper = match &spec.stack {
         StackSpec::Union { upper, .. } => Some(upper),
         _ => None,

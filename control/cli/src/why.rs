@@ -133,7 +133,7 @@ fn readable(answer: &Answer) -> String {
         rows.to_string().lines().for_each(|line| text += &format!("{}\n", line.trim_end()));
     }
     if descriptors.iter().any(|descriptor| descriptor.verdict.way == Way::Library) {
-        text += "program start and mappings always go by FUSE\n";
+        text += "the start of a program goes by FUSE, and so do mappings, but for private ones of files of a lower branch\n";
     }
     let is_posted =
         |descriptor: &DescriptorAnswer| descriptor.writes.as_ref().is_some_and(|writes| writes.way == WriteWay::Posted);

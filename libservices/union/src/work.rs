@@ -128,8 +128,7 @@ impl Work {
         if find(upper, top.node(), OPEN)?.is_some()
             || !crate::journal_records::generations(upper, top.node())?.is_empty()
         {
-            let cause =
-                "it is in use as an upper branch, or its last use did not end in good order: then mount it once as one";
+            let cause = "it is in use as an upper branch, or its last use did not end in good order: unmount it, or else mount it once as one or repair it with `poolfs fsck --repair`";
             return Err(Error::new(Errno::EBUSY, cause));
         }
         let place = place::of(upper, &top)?;
