@@ -71,46 +71,66 @@ fn hush(connection: &Connection, grant: PostGrant) {
     };
 }
 
+/// Attempts that may end with nothing outstanding: that is found by the question whether the session holds, if that comes just when a look is due.
+const UNLUCKY_MAX: usize = 3;
+
 fn posts_end_with_the_rights(name: &str, is_hushed: bool) {
     isolated(name, |folder| {
         fs::set_permissions(folder, Permissions::from_mode(0o755)).expect("set");
         let service = Running::start(folder);
         let (at, _) = service.mount_directory("one");
         let [program, others] = ["program", "others"].map(|name| at.join(name));
-        fs::write(&program, b"abcd").expect("written");
         fs::write(&others, b"abcd").expect("written");
-        fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("set");
-        ended_well(forked(|| {
-            let (file, by_kernel) = (open(&program), open(&others));
-            let mut noted = File::create(folder.join("posted")).expect("made");
-            let connection = connect(folder, "one");
-            let handle = adopt_alone(&file, connection.session());
-            let grant = granted(&connection, handle);
-            system_call(libc::SYS_setresgid, [1000; 3]);
-            system_call(libc::SYS_setgroups, [0; 3]);
-            system_call(libc::SYS_setresuid, [1000; 3]);
-            let (begun, mut offset) = (Instant::now(), BEGIN);
-            loop {
-                if is_hushed {
-                    hush(&connection, grant);
-                }
-                match connection.post_slice(grant, handle, PostAt::Offset(offset), RECORD) {
-                    Ok(Posting::Posted) => offset += 8,
-                    Ok(Posting::Answered(_) | Posting::NotPosted) | Err(_) => {
-                        return write!(noted, "{}", offset - BEGIN).expect("written");
-                    }
-                }
-                assert!(begun.elapsed() < LIMIT, "it still posts");
-                // What the kernel asks has all posts taken.
-                by_kernel.write_at(b"y", 0).expect("written");
-                std::thread::sleep(Duration::from_millis(2));
+        let (begun, mut unlucky) = (Instant::now(), 0);
+        loop {
+            fs::write(&program, b"abcd").expect("written");
+            fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("set");
+            post_with_other_rights(folder, (&program, &others), is_hushed);
+            eventually("its session has ended", || service.status().instances[0].sessions == 0);
+            all_is_written(folder, &fs::read(&program).expect("readable"));
+            let mode = fs::metadata(&program).expect("there").permissions().mode();
+            if mode & 0o7777 == 0o755 {
+                return;
             }
-        }));
-        eventually("its session has ended", || service.status().instances[0].sessions == 0);
-        all_is_written(folder, &fs::read(&program).expect("readable"));
-        let mode = fs::metadata(&program).expect("there").permissions().mode();
-        assert_eq!(mode & 0o7777, 0o755, "of a program that somebody else has written");
+            // A grant also ends by a post that takes long, as on a busy machine. Then nobody has seen the change of rights.
+            unlucky += usize::from(fs::read(folder.join("held")).expect("noted").is_empty());
+            assert!(unlucky < UNLUCKY_MAX, "mode {mode:o} of a program that somebody else has written");
+            assert!(begun.elapsed() < LIMIT, "its grant always ends before somebody looks");
+        }
     });
+}
+
+/// A process posts, becomes somebody else, and posts as long as it may. Notes how much it has posted, and whether its session held at the end.
+fn post_with_other_rights(folder: &Path, (program, others): (&Path, &Path), is_hushed: bool) {
+    ended_well(forked(|| {
+        let (file, by_kernel) = (open(program), open(others));
+        let [mut posted, mut held] = ["posted", "held"].map(|name| File::create(folder.join(name)).expect("made"));
+        let connection = connect(folder, "one");
+        let handle = adopt_alone(&file, connection.session());
+        let grant = granted(&connection, handle);
+        system_call(libc::SYS_setresgid, [1000; 3]);
+        system_call(libc::SYS_setgroups, [0; 3]);
+        system_call(libc::SYS_setresuid, [1000; 3]);
+        let (begun, mut offset) = (Instant::now(), BEGIN);
+        loop {
+            if is_hushed {
+                hush(&connection, grant);
+            }
+            match connection.post_slice(grant, handle, PostAt::Offset(offset), RECORD) {
+                Ok(Posting::Posted) => offset += 8,
+                Ok(Posting::Answered(_) | Posting::NotPosted) | Err(_) => {
+                    if is_served(&connection) {
+                        write!(held, "it held").expect("written");
+                    }
+                    return write!(posted, "{}", offset - BEGIN).expect("written");
+                }
+            }
+            assert!(begun.elapsed() < LIMIT, "it still posts");
+            // What the kernel asks has all posts taken.
+            by_kernel.write_at(b"y", 0).expect("written");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }));
 }
 
 /// Whether the file has all that was posted: as much as was noted, or a little more, of which nobody knows whether it had returned.
