@@ -428,6 +428,9 @@ fn failures_have_the_codes_and_the_exit_statuses_of_the_documents() {
         fs::create_dir(&other).expect("a folder");
         fails(&["mount", pool.name(), text(&other), "--dir", text(&lower)], "in-use", 1);
         fails(&["fsck", text(&upper)], "in-use", 8);
+        let used = pool.poolfs(&["fsck", text(&upper)]);
+        let parts = [pool.name(), &format!("poolfs umount {} {}", pool.name(), text(&at))];
+        assert!(parts.iter().all(|part| used.err.contains(part)), "{used:?}");
         fails(&["fsck", text(&at)], "usage", 8);
         let served = pool.poolfs(&["fsck", text(&at)]);
         let parts = ["it is the mount of the instance", &format!("poolfs fsck {}", text(&upper)), "poolfs umount"];

@@ -144,7 +144,15 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) -> Option<isize> {
             }
         }
         sys::__NR_setrlimit | sys::__NR_prlimit64 => forget_limits(),
-        sys::__NR_mmap | sys::__NR_munmap | sys::__NR_mprotect | sys::__NR_mremap | sys::__NR_shmdt => pages::forget(),
+        sys::__NR_mmap
+        | sys::__NR_munmap
+        | sys::__NR_mprotect
+        | sys::__NR_mremap
+        | sys::__NR_shmdt
+        | sys::__NR_brk
+        | sys::__NR_madvise
+        | sys::__NR_ftruncate
+        | sys::__NR_truncate => pages::forget(),
         _ => {}
     }
     None

@@ -405,6 +405,9 @@ impl Session<'_> {
     pub fn read_segment(&self, handle: u64, offset: u64, target: UserMemory) -> Option<Read> {
         let segment = self.slot.segments.of(handle)?;
         let is_leased = || self.closings(&segment).is_some();
+        // What is behind the file's end is neither filled nor looked at: to look at it would allocate it.
+        let there = segment.view.size().saturating_sub(offset);
+        let target = target.part(0, usize::try_from(there).unwrap_or(usize::MAX));
         if !target.is_writable() {
             return None;
         }

@@ -351,6 +351,42 @@ static void descriptors(void)
     SHOW(open);
 }
 
+/* Of a buffer only as much is used as there is to be read; and one that a file was mapped for is gone when that is cut. */
+static void large_buffers(void)
+{
+    enum { PAGE = 4096, SHORT = 100, TIMES = 40 };
+    const size_t size = (size_t)1 << 30;
+    static unsigned char in_memory[((size_t)1 << 30) / PAGE];
+    char *large = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char text[SHORT] = "short";
+    struct iovec pieces[2] = {{large, size / 2}, {large + size / 2, size / 2}};
+    ssize_t count = 0;
+    size_t used = 0;
+    int f, other;
+    SHOW_OPEN(f, open(at("short"), O_RDWR | O_CREAT, 0644));
+    SHOW(write(f, text, SHORT));
+    for (int i = 0; i < TIMES; i++)
+        count += pread(f, large, size, 0) + pread(f, large, size, SHORT) + preadv(f, pieces, 2, SHORT / 2);
+    SHOW(count);
+    SHOW(mincore(large, size, in_memory));
+    for (size_t i = 0; i < size / PAGE; i++)
+        used += in_memory[i] & 1;
+    /* A page may be a large one. */
+    SHOW(used <= 1024);
+    SHOW(munmap(large, size));
+    SHOW_OPEN(other, memfd_create("mapped", 0));
+    SHOW(ftruncate(other, 4 * PAGE));
+    char *mapped = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, other, 0);
+    for (int i = 0; i < TIMES; i++) {
+        ssize_t before = pread(f, mapped, SHORT, 0), cut = ftruncate(other, 0);
+        ssize_t after = pread(f, mapped, SHORT, 0), put = pwrite(f, mapped, SHORT, 0);
+        count += before + cut + after + put + ftruncate(other, 4 * PAGE);
+    }
+    SHOW(count);
+    SHOW(close(other));
+    SHOW(close(f));
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2)
@@ -362,6 +398,7 @@ int main(int argc, char **argv)
     names();
     attributes();
     bad_pointers();
+    large_buffers();
     descriptors();
     return 0;
 }

@@ -215,14 +215,17 @@ pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
     let pools: Vec<PoolRecord> = context.pools()?.peek_all()?;
     for pool in pools.iter().filter(|pool| pool.service_alive(&*context.host) == Some(true)) {
         for used in &pool.instances {
-            let mut written = uses(&used.spec.stack).into_iter().zip(&used.places);
-            let is_around = |((used, _), noted): ((Use, &Path), &Whereabouts)| {
-                used != Use::Lower && found.iter().any(|found| found.relation(noted) == Some(Relation::Nested))
-            };
-            if written.any(is_around) && is_in_use(context, pool, used)? {
+            let written =
+                uses(&used.spec.stack).into_iter().zip(&used.places).filter(|((used, _), _)| *used != Use::Lower);
+            let relation = |(_, noted): (_, &Whereabouts)| found.iter().find_map(|found| found.relation(noted));
+            let Some(relation) = { written }.find_map(relation) else { continue };
+            if is_in_use(context, pool, used)? {
                 let (name, place) = (&pool.name, used.spec.mount_point.display());
-                let cause = format!("it contains, or lies in, what is written by way of {place} by pool {name}");
-                return Err(Failure::in_use(upper.display().to_string(), cause, "unmount that first"));
+                let is_it = if relation == Relation::Same { "it is" } else { "it contains, or lies in," };
+                let cause = format!("{is_it} what is written by way of {place} by pool {name}");
+                let remedy =
+                    format!("unmount that first with `poolfs umount {name} {}`", pasted(&used.spec.mount_point));
+                return Err(Failure::in_use(upper.display().to_string(), cause, remedy));
             }
         }
     }

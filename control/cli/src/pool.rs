@@ -197,7 +197,13 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
     let mut pool = lock(context, name)?;
     let containers: Vec<ContainerRecord> = context.containers()?.peek_all()?;
     if let Some(container) = containers.iter().find(|container| container.pool == name) {
-        let remedy = format!("end and remove it with `poolfs stop {0}` and `poolfs rm {0}`", container.name);
+        let stop = format!("`poolfs stop {}`", container.name);
+        let remedy = match container.remove_at_end
+            && container.monitor.as_ref().is_some_and(|monitor| monitor.is_alive(&*context.host))
+        {
+            true => format!("end it with {stop}, which removes it"),
+            false => format!("end and remove it with {stop} and `poolfs rm {}`", container.name),
+        };
         return Err(Failure::in_use(
             format!("pool {name}"),
             format!("it has the container {}", container.name),

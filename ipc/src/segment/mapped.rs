@@ -380,6 +380,12 @@ impl SegmentView {
         !self.is_live() || (offset >= self.0.capacity * BLOCK && self.0.capacity < CAPACITY_MAX)
     }
 
+    /// Bytes of the file, as the service says now.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        size(&self.0.map).load(Ordering::Acquire)
+    }
+
     /// Copies up to `length` bytes from `offset` on, as far as they are there, while `is_leased` says that this is the
     /// file's content.
     ///

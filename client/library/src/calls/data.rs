@@ -6,6 +6,7 @@ use super::{by_file, kernel, kernel_cancellable, on_descriptor, refresh_size, re
 use crate::files::{DirectFile, OpenFile, Purpose, direct_file, open_file, open_file_for};
 use crate::memory::UserMemory;
 use crate::outcome::{Refusal, Served, finish, refused_at};
+use crate::pages;
 use crate::paths::Extra;
 use crate::state::{Call, state};
 use linux_raw_sys::general as sys;
@@ -348,6 +349,8 @@ pub fn sync(descriptor: i32, data_only: bool) -> isize {
 
 /// `ftruncate`
 pub fn ftruncate(descriptor: i32, length: i64) -> isize {
+    // A mapping of a file that becomes shorter cannot be used any more.
+    pages::forget();
     let served = || {
         let call = on_descriptor(descriptor)?;
         let file = writable(call, descriptor, 0)?;

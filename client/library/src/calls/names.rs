@@ -3,6 +3,7 @@
 use super::{change_by_path, change_by_path_with, kernel, on_path, request};
 use crate::memory::{UserMemory, UserPath};
 use crate::outcome::{Refusal, finish};
+use crate::pages;
 use crate::paths::{self, Extra, WORKING_DIRECTORY};
 use linux_raw_sys::general as sys;
 use poolfs_ipc::wire::{Operation, RequestFlags};
@@ -103,6 +104,8 @@ pub fn readlinkat(descriptor: i32, path: UserPath, out: UserMemory) -> isize {
 
 /// `truncate`
 pub fn truncate(path: UserPath, length: i64) -> isize {
+    // As in `ftruncate`.
+    pages::forget();
     let served = || {
         let call = on_path((WORKING_DIRECTORY, path))?;
         if call.state.file_size_limited() {
