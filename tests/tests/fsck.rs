@@ -62,7 +62,7 @@ fn what_a_killed_service_has_left_is_repaired() {
             for round in 0..3 {
                 let mount = pool.mount_stored(&at, &upper, &lower, format);
                 let in_use = check(&[]);
-                assert!(in_use.code == 8 && in_use.err.contains("another process"), "{}", in_use.err);
+                assert!(in_use.code == 8 && in_use.err.contains("has it mounted at"), "{}", in_use.err);
                 let mut writer = Command::new("python3");
                 let mut writer = writer.arg(&script).arg(&at).stdout(Stdio::piped()).spawn().expect("a writer");
                 let mut done = vec![0; 200 + 100 * round];

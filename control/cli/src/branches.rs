@@ -221,8 +221,12 @@ pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
             let Some(relation) = { written }.find_map(relation) else { continue };
             if is_in_use(context, pool, used)? {
                 let (name, place) = (&pool.name, used.spec.mount_point.display());
-                let is_it = if relation == Relation::Same { "it is" } else { "it contains, or lies in," };
-                let cause = format!("{is_it} what is written by way of {place} by pool {name}");
+                let cause = match relation {
+                    Relation::Same => format!("pool {name} has it mounted at {place}"),
+                    Relation::Nested => {
+                        format!("it contains, or lies in, what is written by way of {place} by pool {name}")
+                    }
+                };
                 let remedy =
                     format!("unmount that first with `poolfs umount {name} {}`", pasted(&used.spec.mount_point));
                 return Err(Failure::in_use(upper.display().to_string(), cause, remedy));
