@@ -9,6 +9,7 @@ if ! command -v go >/dev/null; then
 fi
 mkdir -p "$(dirname "$1")"
 echo "installing gVisor's runsc"
-if ! GOBIN=$(realpath "$(dirname "$1")") GOFLAGS=-modcacherw go install "gvisor.dev/gvisor/runsc@$version"; then
+# In the sandbox there is no loader for a dynamic program.
+if ! CGO_ENABLED=0 GOBIN=$(realpath "$(dirname "$1")") GOFLAGS=-modcacherw go install "gvisor.dev/gvisor/runsc@$version"; then
     echo "gVisor's runsc could not be installed: the measurements go without it"
 fi
