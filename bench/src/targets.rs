@@ -64,9 +64,10 @@ impl Target {
 /// What every sandbox is started with.
 const SANDBOX: [&str; 2] = ["--network=none", "--ignore-cgroups"];
 
-/// gVisor's program, where `make bench` installs it.
+/// gVisor's program, where `make bench` installs it. Commands that run elsewhere need its whole path.
 fn runsc() -> PathBuf {
-    PathBuf::from("target/tools/bin/runsc")
+    let path = Path::new("target/tools/bin/runsc");
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Whether sandboxes start on this machine: not in every container, for example.
