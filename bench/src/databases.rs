@@ -41,7 +41,9 @@ pub fn run(work: &Path, poolfs: &Path, scripts: &Path, rounds: u32) -> Result<Ta
             laboratory.mount()?;
             for target in turned(&targets, round) {
                 // The library and FUSE share a mount.
-                let place = laboratory.directory(target).join(format!("database-{}", target.title()));
+                // PostgreSQL takes a comma in the name of its directory for the end of it.
+                let place =
+                    laboratory.directory(target).join(format!("database-{}", target.title().replace(", ", "-")));
                 fs::create_dir_all(&place)?;
                 let measured = measure(&laboratory, target, script, &place, &folder.join("scratch"), LIMIT);
                 let removed = fs::remove_dir_all(&place);
