@@ -216,9 +216,9 @@ pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
     for pool in pools.iter().filter(|pool| pool.service_alive(&*context.host) == Some(true)) {
         for used in &pool.instances {
             let written =
-                uses(&used.spec.stack).into_iter().zip(&used.places).filter(|((used, _), _)| *used != Use::Lower);
-            let relation = |(_, noted): (_, &Whereabouts)| found.iter().find_map(|found| found.relation(noted));
-            let Some(relation) = { written }.find_map(relation) else { continue };
+                uses(&used.spec.stack).into_iter().zip(&used.places).filter(|((way, _), _)| *way != Use::Lower);
+            let mut relations = written.filter_map(|(_, noted)| found.iter().find_map(|found| found.relation(noted)));
+            let Some(relation) = relations.next() else { continue };
             if is_in_use(context, pool, used)? {
                 let (name, place) = (&pool.name, used.spec.mount_point.display());
                 let cause = match relation {
