@@ -87,31 +87,35 @@ fn appends_by_both_paths_are_all_there_and_whole() {
     isolated("coherence::appends_by_both_paths_are_all_there_and_whole", |folder| {
         let service = Running::start(folder);
         let (at, directory) = service.mount_directory("one");
-        let path = at.join("log");
-        let append = || OpenOptions::new().create(true).append(true).open(&path).expect("open");
-        let (mut by_kernel, by_library) = (append(), append());
-        let connection = connect(folder, "one");
-        let adopted = handle(&by_library, &connection);
-        assert_ne!(handle(&by_kernel, &connection), 0);
-        thread::scope(|scope| {
-            scope.spawn(|| {
+        // Whoever only appends, and whoever also reads by the descriptor.
+        for reads in [false, true] {
+            let name = format!("log, reads {reads}");
+            let path = at.join(&name);
+            let append = || OpenOptions::new().create(true).append(true).read(reads).open(&path).expect("open");
+            let (mut by_kernel, by_library) = (append(), append());
+            let connection = connect(folder, "one");
+            let adopted = handle(&by_library, &connection);
+            assert_ne!(handle(&by_kernel, &connection), 0);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for n in 0..500 {
+                        by_kernel.write_all(format!("kernel {n:05}\n").as_bytes()).expect("append");
+                    }
+                });
                 for n in 0..500 {
-                    by_kernel.write_all(format!("kernel {n:05}\n").as_bytes()).expect("append");
+                    let line = format!("request {n:04}\n");
+                    let reply = write(&connection, adopted, 0, line.as_bytes());
+                    assert_eq!((reply.status, reply.length), (0, line.len() as u64));
                 }
             });
-            for n in 0..500 {
-                let line = format!("request {n:04}\n");
-                let reply = write(&connection, adopted, 0, line.as_bytes());
-                assert_eq!((reply.status, reply.length), (0, line.len() as u64));
-            }
-        });
-        by_kernel.sync_all().expect("fsync");
-        for text in [std::fs::read_to_string(&path), std::fs::read_to_string(directory.join("log"))] {
-            let text = text.expect("readable");
-            assert_eq!(text.lines().count(), 1000);
-            for start in ["kernel", "request"] {
-                let own: Vec<&str> = text.lines().filter(|line| line.starts_with(start)).collect();
-                assert!(own.len() == 500 && own.is_sorted(), "{start}: {}", own.len());
+            by_kernel.sync_all().expect("fsync");
+            for text in [std::fs::read_to_string(&path), std::fs::read_to_string(directory.join(&name))] {
+                let text = text.expect("readable");
+                assert_eq!(text.lines().count(), 1000);
+                for start in ["kernel", "request"] {
+                    let own: Vec<&str> = text.lines().filter(|line| line.starts_with(start)).collect();
+                    assert!(own.len() == 500 && own.is_sorted(), "{start}: {}", own.len());
+                }
             }
         }
     });

@@ -1,5 +1,6 @@
-/* Readiness, asynchronous input and output, locks between processes. */
+/* Readiness, asynchronous input and output, rings, locks between processes. */
 #include "surface.h"
+#include <linux/io_uring.h>
 
 static int fresh(const char *name)
 {
@@ -141,6 +142,60 @@ static void locks(void)
     SHOW(pread(f, &(char[4]){0}, 4, 0) + close(f));
 }
 
+/* One operation by io_uring, and what it returned. An `offset` of -1 is the descriptor's own. */
+static long by_ring(int operation, int f, void *buffer, unsigned length, long offset)
+{
+    static struct io_uring_params parameters;
+    static struct io_uring_sqe *entry;
+    static char *rings;
+    static int ring = -1;
+    if (ring < 0) {
+        if ((ring = (int)syscall(SYS_io_uring_setup, 1, &parameters)) < 0)
+            return -errno;
+        size_t length = parameters.sq_off.array + parameters.sq_entries * sizeof(unsigned);
+        size_t other = parameters.cq_off.cqes + parameters.cq_entries * sizeof(struct io_uring_cqe);
+        rings = mmap(NULL, length > other ? length : other, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+        entry = mmap(NULL, sizeof *entry, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
+        if (rings == MAP_FAILED || entry == MAP_FAILED)
+            abort();
+    }
+    unsigned *tail = (unsigned *)(rings + parameters.sq_off.tail), *head = (unsigned *)(rings + parameters.cq_off.head);
+    *entry = (struct io_uring_sqe){.opcode = operation, .fd = f, .addr = (uintptr_t)buffer, .len = length, .off = offset};
+    *(unsigned *)(rings + parameters.sq_off.array) = 0;
+    __atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
+    if (syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) != 1)
+        abort();
+    struct io_uring_cqe *done = (struct io_uring_cqe *)(rings + parameters.cq_off.cqes);
+    int result = done[*head % parameters.cq_entries].res;
+    __atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
+    return result;
+}
+
+/* By a ring, of a file whose content came by libc and by the ring. */
+static void rings(void)
+{
+    static char text[64 << 10], found[1 << 20];
+    memset(text, 'x', sizeof text);
+    int f = open(at("rings"), O_RDWR | O_CREAT | O_TRUNC, 0644), a;
+    SHOW(write(f, "by libc, ", 9) + by_ring(IORING_OP_WRITE, f, "by a ring, ", 11, -1));
+    SHOW(lseek(f, 0, SEEK_CUR));
+    SHOW(by_ring(IORING_OP_READ, f, found, sizeof found, 0));
+    SHOW(memcmp(found, "by libc, by a ring, ", 21));
+    SHOW(lseek(f, 3, SEEK_SET) + by_ring(IORING_OP_READ, f, found, 5, -1) + by_ring(IORING_OP_READ, f, found, 5, -1));
+    SHOW(memcmp(found, " by a", 5) + lseek(f, 0, SEEK_CUR));
+    SHOW(by_ring(IORING_OP_READ, f, found, sizeof found, -1) + by_ring(IORING_OP_READ, f, found, sizeof found, -1));
+    /* Over the ends of pages, and many of them. */
+    SHOW_OPEN(a, open(at("rings"), O_RDWR | O_APPEND));
+    SHOW(by_ring(IORING_OP_WRITE, a, text, sizeof text, 0) + write(a, "mid", 3) + by_ring(IORING_OP_WRITE, a, "end", 3, -1));
+    SHOW(by_ring(IORING_OP_READ, f, found, sizeof found, 0));
+    SHOW(memcmp(found + 20, text, sizeof text) + memcmp(found + 20 + sizeof text, "midend", 7));
+    SHOW(by_ring(IORING_OP_READ, f, found, sizeof found, 4096) + by_ring(IORING_OP_READ, f, found, 10, sizeof text + 23));
+    /* No more than there is: docs/semantics.md, "Reads by a ring of a descriptor that appends". */
+    SHOW(by_ring(IORING_OP_READ, a, found, 20, 0) + by_ring(IORING_OP_READ, a, found + 20, 3, sizeof text + 20));
+    SHOW(memcmp(found, "by libc, by a ring, mid", 23));
+    SHOW(close(f) + close(a) + unlink(at("rings")));
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2)
@@ -152,6 +207,7 @@ int main(int argc, char **argv)
     setenv("SURFACE_SELF", argv[0], 1);
     ready();
     asynchronous();
+    rings();
     locks();
     return 0;
 }
