@@ -550,7 +550,8 @@ impl Posts {
 /// Applies a post, as the request that it is.
 fn apply(instance: &Instance, granted: &Granted, post: &Acquired<SessionState>, scratch: &mut PageBuffer) -> Reply {
     let request = *post.request();
-    scratch.set_length(DATA_BYTES);
+    // No more than there is of it: most are small, and of many files nothing else is ever posted.
+    scratch.set_length(usize::try_from(request.length).unwrap_or(usize::MAX).min(DATA_BYTES));
     let session = granted.session.content();
     let made = request.times[1];
     let _at = WrittenAt::at(Timestamp { seconds: made.seconds, nanoseconds: made.nanoseconds.min(999_999_999) });
