@@ -4,7 +4,8 @@
 //! time (`CachedClock`). Readable pages go by the kernel's coarse clock, by which paths are looked at; writable pages go by the processor's
 //! counter, which costs fewer instructions.
 //!
-//! When a program unmaps or protects memory by libc's functions, everything is forgotten first. Memory that libc itself gives back
+//! When a program unmaps or protects memory, or cuts a file, by libc's functions or by `syscall(2)`, everything is forgotten first
+//! (docs/semantics.md, "Memory that cannot be used", lists what is not). Memory that libc itself gives back
 //! meanwhile (that of a large `free`) must not be passed to libc any more.
 
 use crate::raw::{self, PAGE};
@@ -67,7 +68,7 @@ fn are_many_writable(address: usize, length: usize, tick: u64) -> bool {
     WRITABLE.have(address, length, tick) || (raw::is_writable(address, length) && WRITABLE.note(address, length, tick))
 }
 
-/// To be called before memory is unmapped or protected.
+/// To be called before memory is unmapped or protected, or a file is cut that may be mapped.
 pub fn forget() {
     FORGOTTEN.fetch_add(1, Ordering::Relaxed);
 }

@@ -147,6 +147,7 @@ pub fn before_system_call(number: u32, arguments: [usize; 3]) -> Option<isize> {
         sys::__NR_mmap
         | sys::__NR_munmap
         | sys::__NR_mprotect
+        | sys::__NR_pkey_mprotect
         | sys::__NR_mremap
         | sys::__NR_shmdt
         | sys::__NR_brk

@@ -109,6 +109,10 @@ pub struct Session<'a> {
 impl Sessions {
     /// A session with an instance, connected when there is none; nothing: the kernel serves.
     pub fn enter<'a>(&'a self, call: Began, name: &InstanceName) -> Option<Session<'a>> {
+        // By what the paths lead to is not known any more.
+        if self.is_given_up.load(Ordering::Acquire) {
+            return None;
+        }
         let mut of_name = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_of(name));
         match of_name.find(|(_, slot)| slot.kind() == LIVE) {
             Some((index, slot)) => usable(slot.enter(self, index, call)?).filter(|session| session.name() == name),

@@ -206,7 +206,8 @@ pub fn refuse_conflicts(
     Ok(())
 }
 
-/// Refuse to check what is served, and an upper branch that lies in what is written now, or contains it. Whether it is that itself, the check finds by a lock.
+/// Refuse to check what is served, and an upper branch that lies in what is written now, or contains it. What is mounted and no
+/// pool knows of, the check finds by a lock.
 pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
     let (found, _) = places::find(context, vec![Branch { directory: upper, read_only: true }])?;
     if let Some(instance) = found.first().and_then(|found| found.served_by.as_ref()) {

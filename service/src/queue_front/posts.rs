@@ -550,7 +550,7 @@ impl Posts {
 /// Applies a post, as the request that it is.
 fn apply(instance: &Instance, granted: &Granted, post: &Acquired<SessionState>, scratch: &mut PageBuffer) -> Reply {
     let request = *post.request();
-    // No more than there is of it: most are small, and of many files nothing else is ever posted.
+    // No more than there is of it: most are small, and of many files nothing else is ever posted. Its length was checked when it was taken.
     scratch.set_length(usize::try_from(request.length).unwrap_or(usize::MAX).min(DATA_BYTES));
     let session = granted.session.content();
     let made = request.times[1];

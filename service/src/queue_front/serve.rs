@@ -25,7 +25,8 @@ pub fn serve(
     attempt(instance, session, (request, area, None), scratch).unwrap_or_else(|refused| refused.reply(area))
 }
 
-/// Serves a write that nobody waits for, as [`serve`]; `least`: with the rights of nobody.
+/// Serves a write that nobody waits for, as [`serve`]; `least`: with the rights of nobody. `scratch` is as long as what is written, or
+/// longer: a longer request is refused.
 pub(super) fn serve_post(
     instance: &Instance,
     (session, least): (&SessionState, bool),

@@ -1,6 +1,5 @@
 //! Requests of a session: a buffer is borrowed, the request submitted, the reply interpreted.
 
-use super::sharing::Patience;
 use super::{Session, open};
 use crate::off;
 use crate::outcome::{Refusal, Served};
@@ -57,20 +56,19 @@ impl Session<'_> {
     pub(super) fn give_up(&self) {
         self.end();
         // Another session may be found to be over meanwhile, by this call or another thread: whoever began goes on. Until then the library stays
-        // on, because the kernel does not know the sizes yet.
+        // on for descriptors, because the kernel does not know the sizes yet; names are the kernel's from here on.
         if self.all.is_given_up.swap(true, Ordering::SeqCst) {
             return;
         }
         // Nobody would go on where a jump left this, or where a handler forked.
         let _held = SignalsHeld::hold();
-        let patience = Patience::begin();
         // Of what was open before, nobody vouches for anything from here on.
         process::note_fork();
-        self.all.share_patiently(self.began, &patience);
+        self.all.share_patiently(self.began);
         off::switch_off();
         // Calls that had begun before that may have opened something since.
         process::note_fork();
-        self.all.share_patiently(self.began, &patience);
+        self.all.share_patiently(self.began);
         self.all.end_all();
     }
 

@@ -2,30 +2,37 @@
 
 use super::{LIVE, Sessions, Slot, usable};
 use crate::life::Began;
+use crate::limits::INSTANCES_MAX;
 use crate::raw;
 use core::time::Duration;
 use poolfs_ipc::wire::{Operation, Request};
 
 /// How long services are asked again and again to share: longer than they take if their branches answer.
-const SHARE_MAX_NS: u64 = 10_000_000_000;
+const SHARE_MAX_NS: u64 = 5_000_000_000;
 
-/// The pause before a service is asked again.
+/// The pause before services are asked again.
 const SHARE_PAUSE_NS: u32 = 1_000_000;
 
-/// How long to wait for services, all of them and all times together.
-pub(super) struct Patience {
-    until: u64,
-}
-
-impl Patience {
-    pub(super) fn begin() -> Self {
-        Self { until: raw::coarse_time_ns() + SHARE_MAX_NS }
-    }
-
-    /// What is left of it; nothing when it is over.
-    fn left(&self) -> Option<Duration> {
-        let left = self.until.saturating_sub(raw::coarse_time_ns());
-        (left > 0).then(|| Duration::from_nanos(left))
+/// Asks each of so many until it has answered, for `time_ns` in all. Nobody waits for one alone while others have not been asked: of the time that is
+/// left, each gets its part.
+fn ask_each<const COUNT: usize>(time_ns: u64, mut ask: impl FnMut(usize, Duration) -> bool) {
+    let until = raw::coarse_time_ns() + time_ns;
+    let mut has_answered = [false; COUNT];
+    let mut waiting = COUNT as u64;
+    while waiting > 0 {
+        for (index, has_answered) in has_answered.iter_mut().enumerate().filter(|(_, has_answered)| !**has_answered) {
+            let left = until.saturating_sub(raw::coarse_time_ns());
+            if left == 0 {
+                return;
+            }
+            if ask(index, Duration::from_nanos(left / waiting)) {
+                *has_answered = true;
+                waiting -= 1;
+            }
+        }
+        if waiting > 0 {
+            raw::sleep(SHARE_PAUSE_NS);
+        }
     }
 }
 
@@ -46,17 +53,12 @@ impl Sessions {
     }
 
     /// The same, for who cannot do it in another way, and holds signals back: a service that cannot do it at the moment, because the session has
-    /// no buffer for that or the sizes are still being told, is asked again.
+    /// no buffer for that or the sizes are still being told, is asked again, for 5 s.
     #[cold]
-    pub(super) fn share_patiently(&self, call: Began, patience: &Patience) {
-        for (index, slot) in self.slots.iter().enumerate() {
-            while let Some(left) = patience.left() {
-                if self.share(index, slot, call, Some(left)) {
-                    break;
-                }
-                raw::sleep(SHARE_PAUSE_NS);
-            }
-        }
+    pub(super) fn share_patiently(&self, call: Began) {
+        ask_each::<INSTANCES_MAX>(SHARE_MAX_NS, |index, limit| {
+            self.share(index, &self.slots[index], call, Some(limit))
+        });
     }
 
     /// Whether a service has told the sizes, or nobody has to.
@@ -73,5 +75,36 @@ impl Sessions {
             None => session.execute(&mut borrowed, &request),
         };
         reply.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_answer_leaves_time_for_the_others() {
+        const ALL: u64 = 200_000_000;
+        let (mut asked, mut waited) = ([0; 4], Duration::ZERO);
+        ask_each::<4>(ALL, |index, limit| {
+            asked[index] += 1;
+            match index {
+                0 => {
+                    waited += limit;
+                    raw::sleep(u32::try_from(limit.as_nanos()).expect("less than a second"));
+                    false
+                }
+                // Answers when it is asked again.
+                2 => asked[2] == 2,
+                _ => true,
+            }
+        });
+        assert!(asked[0] > 0 && asked[1..] == [1, 2, 1], "{asked:?}");
+        assert!(waited <= Duration::from_nanos(ALL), "{waited:?}");
+        ask_each::<4>(ALL, |index, _| {
+            asked[index] = 0;
+            true
+        });
+        assert_eq!(asked, [0; 4]);
     }
 }
