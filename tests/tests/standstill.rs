@@ -4,7 +4,7 @@
 use poolfs_tests::{Pool, compile, import_small, isolated, run_within, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -175,7 +175,9 @@ fn a_command_that_waits_can_be_asked_to_end() {
                     status = child.try_wait().expect("ours");
                     status.is_some()
                 });
-                assert_eq!(status.and_then(|status| status.code()), Some(130), "{line}: {status:?}");
+                let mut said = String::new();
+                let _ = child.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+                assert_eq!(status.and_then(|status| status.code()), Some(130), "{line}: {status:?}: {said}");
             }
         }
         kill_process(service, Signal::CONT).expect("ours");

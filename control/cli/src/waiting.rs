@@ -261,6 +261,10 @@ pub fn within<T: Send + 'static>(
         if !wait.is_over() {
             return Ok(());
         }
+        // The command was asked to end before, and what it cleans up has little time.
+        if context.patience.is_given_up() {
+            return Err(interrupted(&context.patience, thing.display().to_string()));
+        }
         let cause = format!("its filesystem does not answer within {}", within_text(context));
         let remedy = "`poolfs status` says which service does not answer";
         Err(Failure::new(thing.display().to_string(), cause, remedy).with_code(Code::NoAnswer))
