@@ -109,7 +109,7 @@ pub struct Session<'a> {
 impl Sessions {
     /// A session with an instance, connected when there is none; nothing: the kernel serves.
     pub fn enter<'a>(&'a self, call: Began, name: &InstanceName) -> Option<Session<'a>> {
-        // By what the paths lead to is not known any more.
+        // What the paths lead to is not known any more.
         if self.is_given_up.load(Ordering::Acquire) {
             return None;
         }
