@@ -169,7 +169,7 @@ impl MemoryWatch {
         let looking = Arc::downgrade(&watch);
         watch.memory.watch(Box::new(move || looking.upgrade().into_iter().for_each(|watch| watch.look())));
         let weighing = Arc::downgrade(&watch);
-        watch.memory.weigh_by(Box::new(move || Some(weighing.upgrade()?.group.read().ok()?.kept)));
+        watch.memory.weigh_by(Box::new(move || weighing.upgrade()?.kept()));
         watch
     }
 
@@ -214,7 +214,8 @@ impl MemoryWatch {
             Err(TryLockError::Poisoned(left)) => left.into_inner(),
             Err(TryLockError::WouldBlock) => return self.memory.look_after(SKIPPED_BYTES),
         };
-        let reading = match self.group.read() {
+        let cache = self.memory.cache_use();
+        let reading = match self.group.read(cache.of_kernel) {
             Ok(reading) => reading,
             Err(error) => {
                 if !self.cannot_read.swap(true, Ordering::Relaxed) {
@@ -226,7 +227,6 @@ impl MemoryWatch {
         if self.cannot_read.swap(false, Ordering::Relaxed) {
             info!("the memory of the service's control group is watched again");
         }
-        let cache = self.memory.cache_use();
         let may_grow = level.grown.is_none_or(|grown| grown.elapsed() >= GROWTH_PAUSE);
         let outcome = level.state.after(reading, cache, may_grow);
         if outcome.allowed != cache.allowed {
@@ -252,6 +252,11 @@ impl MemoryWatch {
             level.state = outcome.state;
             self.wake_thread();
         }
+    }
+
+    /// What the process is counted for and the kernel cannot drop by itself, now.
+    fn kept(&self) -> Option<u64> {
+        Some(self.group.read(self.memory.cache_use().of_kernel).ok()?.kept)
     }
 
     fn wake_thread(&self) {
@@ -295,7 +300,7 @@ impl MemoryWatch {
 
     /// Takes segments away from those who keep what is taken away, or from all.
     fn look_after_segments(&self, state: State, probe: Option<usize>) {
-        let kept = || Some(self.group.read().ok()?.kept);
+        let kept = || self.kept();
         match probe {
             _ if state.is_short() => self.memory.retire_segments(&kept),
             Some(turn) => self.memory.probe_segments(turn, &kept),

@@ -84,7 +84,7 @@ impl Service {
         let no_sessions = |cause| ServiceError::Sessions { place: config.socket_directory.clone(), cause };
         let threads = ServiceThreads::start(&config.cpus).map_err(no_sessions)?;
         // A group that cannot be read is told of by who watches it.
-        let limit = group.as_ref().and_then(|group| group.read().ok()).map(|reading| reading.limit);
+        let limit = group.as_ref().and_then(|group| group.read(0).ok()).map(|reading| reading.limit);
         let shares = Arc::new(PoolShares::new(config.cache_bytes, limit, builder.memory()));
         let builder = builder.with_listings(shares.listings());
         let pruner = Pruner::start(shares.nodes_kept(), Arc::clone(shares.memory())).map_err(no_sessions)?;

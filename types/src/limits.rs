@@ -23,3 +23,10 @@ pub const CACHED_SIZE_MAX: u64 = 1 << 42;
 
 /// Most bytes of a file: offsets are signed 64-bit numbers.
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
+
+/// What Linux takes for a node of the tree in which it finds the pages of a file in memory, bytes: `struct xa_node` has 576 to 584, and 14 are in
+/// two pages (`radix_tree_node` in `/proc/slabinfo`). Pages far from each other have up to one on each level of the tree for themselves.
+pub const PAGE_TREE_NODE_BYTES: u64 = 592;
+
+/// Pages of a leaf of that tree, and nodes below any other of its nodes (`XA_CHUNK_SIZE`).
+pub const PAGE_TREE_FANOUT: u64 = 64;

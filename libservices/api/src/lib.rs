@@ -489,6 +489,9 @@ pub trait Libservice: Send + Sync {
     }
 }
 
+/// Bytes that are read and written at a time where nothing better copies.
+const COPY_BYTES: u64 = 256 << 10;
+
 /// What [`Libservice::copy_range`] does where a layer has nothing better: bytes are read and written, each place a handle and an offset.
 ///
 /// # Errors
@@ -500,20 +503,35 @@ pub fn copy_by_reading<L: Libservice + ?Sized>(
     (target, target_offset): (HandleId, u64),
     length: u64,
 ) -> Result<u64> {
-    let mut buffer = PageBuffer::zeroed(length.min(1 << 17) as usize);
-    let mut done = 0;
-    while done < length {
-        let want = (length - done).min(buffer.len() as u64) as usize;
-        let got = match layer.read(caller, source, source_offset + done, &mut buffer[..want]) {
-            Ok(0) => break,
-            Ok(got) => got,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
-        };
-        match layer.write(caller, target, target_offset + done, &buffer[..got]) {
-            Ok(written) => {
-                done += written.count as u64;
-                if written.count < got {
+    copy_in_pieces(
+        0..length,
+        |at, buffer| layer.read(caller, source, source_offset.saturating_add(at), buffer),
+        |at, bytes| Ok(layer.write(caller, target, target_offset.saturating_add(at), bytes)?.count),
+    )
+}
+
+/// Copies by `read` and `write`, each told how far it has come, from where `left` begins until it ends, there is nothing more to read, or less is
+/// written than was read. Returns where that is.
+///
+/// # Errors
+/// Those of `read` and `write`, when nothing was copied before.
+pub fn copy_in_pieces(
+    left: Range<u64>,
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<usize>,
+    mut write: impl FnMut(u64, &[u8]) -> Result<usize>,
+) -> Result<u64> {
+    let mut done = left.start;
+    let mut buffer = PageBuffer::zeroed(left.end.saturating_sub(done).min(COPY_BYTES) as usize);
+    while done < left.end {
+        let want = (left.end - done).min(buffer.len() as u64) as usize;
+        let step = read(done, &mut buffer[..want]).and_then(|got| match got {
+            0 => Ok((0, 0)),
+            got => Ok((got, write(done, &buffer[..got])?)),
+        });
+        match step {
+            Ok((got, written)) => {
+                done += written as u64;
+                if got == 0 || written < got {
                     break;
                 }
             }

@@ -5,9 +5,10 @@
 //! transfer directly to such a place.
 
 use poolfs_types::limits::BLOCK_SIZE;
+use std::alloc::{Layout, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
@@ -24,9 +25,11 @@ impl PageBuffer {
     /// So many bytes, all zero.
     #[must_use]
     pub fn zeroed(length: usize) -> Self {
-        let mut buffer = Self::default();
-        buffer.set_length(length);
-        buffer
+        // Without touching what the kernel gives as zeros.
+        let Ok(pages) = Page::new_vec_zeroed(length.div_ceil(BLOCK_SIZE)) else {
+            handle_alloc_error(Layout::new::<Page>())
+        };
+        Self { pages, length }
     }
 
     /// Sets the length, bytes. Bytes that come into it are zero, or what they were when it was last that long.

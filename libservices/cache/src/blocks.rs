@@ -1,17 +1,22 @@
 //! The block map of one file: which blocks are cached and in which state, as plain data, 64 blocks to a chunk.
 
-use poolfs_types::limits::{BLOCK_SHIFT, BLOCK_SIZE};
+use poolfs_types::limits::{BLOCK_SHIFT, BLOCK_SIZE, PAGE_TREE_FANOUT, PAGE_TREE_NODE_BYTES};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Blocks of one chunk: one bit each in a word.
 pub(crate) const CHUNK_BLOCKS: u64 = 64;
+// The pages of a chunk are those of one leaf of the kernel's tree.
+const _: () = assert!(CHUNK_BLOCKS == PAGE_TREE_FANOUT);
+const FANOUT_SHIFT: u32 = PAGE_TREE_FANOUT.ilog2();
 /// What the description of a chunk costs, bytes; counted so that maps of huge sparse files are bounded too.
 const CHUNK_COST: u64 = 192;
 /// What a file costs besides of which something is cached, bytes: its state, and the room for its first chunks. It stays as long as they
 /// do, also when nobody above knows the file any more; without it, small files would take half as much memory again as is counted.
 const FILE_COST: u64 = 2048;
+/// What the kernel takes for a memory file that holds content, bytes: its inode and its name (752 and 192 in Linux 6.18).
+const MEMORY_FILE_COST: u64 = 1024;
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// The block that holds `offset`.
@@ -107,17 +112,50 @@ pub(crate) struct Counts {
     /// those of the dirty ones that are not to be written back
     pub(crate) held: u64,
     pub(crate) chunks: u64,
+    /// Nodes of the tree of a memory file above those of its chunks.
+    pub(crate) nodes_above: u64,
 }
 
-/// What so many blocks of a file cost, in so many chunks.
-pub(crate) fn cost_of(blocks: u64, chunks: u64) -> u64 {
-    let of_file = if chunks > 0 { FILE_COST } else { 0 };
-    blocks * BLOCK + chunks * CHUNK_COST + of_file
+/// What content costs.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(crate) struct Cost {
+    /// All of it, bytes.
+    pub(crate) bytes: u64,
+    /// Of that, what the kernel takes to find the pages of a memory file.
+    pub(crate) of_kernel: u64,
+}
+
+/// What the cache holds of one object.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) counts: Counts,
+    pub(crate) cost: Cost,
+}
+
+/// The most that `resident` blocks among these of a file cost, bytes.
+pub(crate) fn cost_of(resident: u64, blocks: &Range<u64>) -> u64 {
+    let Some(last) = blocks.end.checked_sub(1).filter(|&last| last >= blocks.start) else { return 0 };
+    let last_chunk = last / CHUNK_BLOCKS;
+    let chunks = last_chunk - blocks.start / CHUNK_BLOCKS + 1;
+    // Each level may begin anew on both sides, and the tree may become so much higher.
+    let nodes_above = chunks / (CHUNK_BLOCKS - 1) + 3 * nodes_over(last_chunk);
+    Counts { resident, chunks, nodes_above, ..Counts::default() }.cost(true).bytes
+}
+
+/// How many nodes are above that of a chunk in a tree whose last chunk it is.
+fn nodes_over(chunk: u64) -> u64 {
+    u64::from((u64::BITS - chunk.leading_zeros()).div_ceil(FANOUT_SHIFT))
 }
 
 impl Counts {
-    pub(crate) fn charge(self) -> u64 {
-        cost_of(self.resident, self.chunks)
+    /// What it comes to, in a memory file or on the heap.
+    pub(crate) fn cost(self, is_in_memory_file: bool) -> Cost {
+        if self.chunks == 0 {
+            return Cost::default();
+        }
+        let tree = MEMORY_FILE_COST + (self.chunks + self.nodes_above) * PAGE_TREE_NODE_BYTES;
+        let of_kernel = if is_in_memory_file { tree } else { 0 };
+        Cost { bytes: self.resident * BLOCK + self.chunks * CHUNK_COST + FILE_COST + of_kernel, of_kernel }
     }
 
     /// Blocks that whoever comes after this process does not find below.
@@ -131,6 +169,8 @@ impl Counts {
 pub(crate) struct BlockMap {
     chunks: BTreeMap<u64, Chunk>,
     counts: Counts,
+    /// Groups of 64 chunks, of 64 such groups and so on, but the first of each kind, in which there is a chunk.
+    groups: u64,
     next_ticket: u64,
     /// Chunks that the eviction order has not heard of yet.
     pub(crate) fresh: Vec<(u64, u64)>,
@@ -213,12 +253,13 @@ impl BlockMap {
     /// Changes the chunks of a range, making them where there are none yet.
     pub(crate) fn change(&mut self, range: Range<u64>, change: impl Fn(&mut Chunk, u64)) {
         for (index, mask) in by_chunk(range) {
-            self.chunks.entry(index).or_insert_with(|| {
+            if !self.chunks.contains_key(&index) {
                 self.next_ticket += 1;
-                self.counts.chunks += 1;
                 self.fresh.push((index, self.next_ticket));
-                Chunk { ticket: self.next_ticket, ..Chunk::default() }
-            });
+                self.groups += self.groups_without(index);
+                self.chunks.insert(index, Chunk { ticket: self.next_ticket, ..Chunk::default() });
+                self.count_chunks();
+            }
             self.change_chunk(index, |chunk| change(chunk, mask));
         }
     }
@@ -257,9 +298,22 @@ impl BlockMap {
         self.counts.deferred = self.counts.deferred + after[3] - before[3];
         if chunk.is_empty() {
             self.chunks.remove(&index);
-            self.counts.chunks -= 1;
+            self.groups -= self.groups_without(index);
+            self.count_chunks();
         }
         Some(result)
+    }
+
+    fn count_chunks(&mut self) {
+        self.counts.chunks = self.chunks.len() as u64;
+        self.counts.nodes_above = self.groups + self.chunks.last_key_value().map_or(0, |(&last, _)| nodes_over(last));
+    }
+
+    /// How many groups around this place have no chunk, of those that [`BlockMap::groups`] counts.
+    fn groups_without(&self, index: u64) -> u64 {
+        let bounds = (1..).map(|level| FANOUT_SHIFT * level).take_while(|&shift| index >> shift > 0);
+        let groups = bounds.map(|shift| (index >> shift << shift)..=(index | ((1 << shift) - 1)));
+        groups.take_while(|group| self.chunks.range(group.clone()).next().is_none()).count() as u64
     }
 
     /// From now on somebody who comes and goes wants to know of changes, or no more.
@@ -285,19 +339,62 @@ impl BlockMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn a_file_costs_more_than_its_blocks() {
-        let costs = |resident, chunks| Counts { resident, chunks, ..Counts::default() }.charge();
+        let costs = |resident, chunks| Counts { resident, chunks, ..Counts::default() }.cost(false).bytes;
         assert_eq!((costs(0, 0), costs(0, 1), costs(3, 1)), (0, CHUNK_COST + FILE_COST, 3 * BLOCK + costs(0, 1)));
         assert_eq!(costs(70, 2) - costs(64, 1), 6 * BLOCK + CHUNK_COST, "the file counts once");
+    }
+
+    /// Nodes of the kernel's tree above the leaves, as [`nodes_above`](Counts::nodes_above) is to count them, from all chunks.
+    fn nodes_above(chunks: &[u64]) -> u64 {
+        let height = chunks.iter().copied().max().map_or(0, nodes_over);
+        let groups = |level: u64| chunks.iter().map(|chunk| chunk >> (6 * level)).chain([0]).collect::<BTreeSet<_>>();
+        (1..=height).map(|level| groups(level).len() as u64).sum()
+    }
+
+    #[test]
+    fn what_the_kernel_needs_to_find_pages_is_counted() {
+        let mut map = BlockMap::default();
+        let mut there = Vec::new();
+        // Neighbours, the first of a group, far ones, the last that a file can have.
+        for chunk in [0, 1, 63, 64, 65, 128, 4095, 4096, 1 << 20, (1 << 20) + 64, (1 << 45) - 1] {
+            let block = chunk * CHUNK_BLOCKS;
+            let before = map.counts().cost(true);
+            map.change(block..block + 1, |chunk, mask| chunk.resident |= mask);
+            there.push(chunk);
+            assert_eq!(map.counts().nodes_above, nodes_above(&there), "with {there:?}");
+            let grown = map.counts().cost(true).bytes - before.bytes;
+            assert!(grown <= cost_of(1, &(block..block + 1)), "{grown} bytes for chunk {chunk}");
+        }
+        let cost = map.counts().cost(true);
+        assert_eq!(cost.bytes - cost.of_kernel, map.counts().cost(false).bytes);
+        for chunk in [64, (1 << 45) - 1, 0, 4096, 1 << 20, 63, 65, 4095, 1, (1 << 20) + 64, 128] {
+            map.change_existing(chunk * CHUNK_BLOCKS..(chunk + 1) * CHUNK_BLOCKS, Chunk::clear);
+            there.retain(|&other| other != chunk);
+            assert_eq!(map.counts().nodes_above, nodes_above(&there), "with {there:?}");
+        }
+        assert_eq!(map.counts(), Counts::default());
+    }
+
+    #[test]
+    fn no_more_is_used_than_was_reserved() {
+        for blocks in [0..1, 63..65, 0..64 * 64, 4032..8300, 4095 * 64..4097 * 64, 5..64 * 64 * 65] {
+            let mut map = BlockMap::default();
+            map.change(blocks.clone(), |chunk, mask| chunk.resident |= mask);
+            let reserved = cost_of(blocks.end - blocks.start, &blocks);
+            assert!(map.counts().cost(true).bytes <= reserved, "{blocks:?}");
+        }
+        assert_eq!(cost_of(0, &(5..5)), 0);
     }
 
     #[test]
     fn runs_and_counts_cross_chunks() {
         let mut map = BlockMap::default();
         map.change(60..200, |chunk, mask| chunk.resident |= mask);
-        assert_eq!(map.counts(), Counts { resident: 140, chunks: 4, ..Counts::default() });
+        assert_eq!(map.counts(), Counts { resident: 140, chunks: 4, nodes_above: 1, ..Counts::default() });
         assert_eq!(map.run(60, 1000, true, |chunk| chunk.resident), 140);
         assert_eq!(map.run(0, 1000, false, |chunk| chunk.resident), 60);
         assert_eq!(map.run(200, 33, false, |chunk| chunk.resident), 33);

@@ -7,6 +7,7 @@
 //! Chunks that were read twice go round in the main queue as long as they are read again. A chunk that cannot be evicted (dirty,
 //! held, locked) goes to the end of its queue, so nobody waits for it.
 
+use crate::blocks::Cost;
 use crate::config::LIMIT_BYTES_MIN;
 use crate::node::{Evicted, Node};
 use crate::sync::lock;
@@ -74,6 +75,8 @@ pub(crate) struct Budget {
     /// What may still come to be used before somebody looks again.
     unwatched: CachePadded<AtomicI64>,
     used: CachePadded<AtomicU64>,
+    /// Of that, what the kernel takes to find the pages of memory files. It changes with chunks, not with each block.
+    of_kernel: AtomicU64,
     /// What is charged that is no content. Of that, [`Budget::counted`] is a part of `used`.
     charged: Mutex<i64>,
     dirty: CachePadded<AtomicU64>,
@@ -112,6 +115,7 @@ impl Budget {
             look: OnceLock::new(),
             unwatched: AtomicI64::new(i64::MAX).into(),
             used: CachePadded::default(),
+            of_kernel: AtomicU64::new(0),
             charged: Mutex::default(),
             dirty: CachePadded::default(),
             evictions: AtomicU64::new(0),
@@ -197,14 +201,24 @@ impl Budget {
     }
 
     /// Books a change of what a file holds; growth is taken from the reservation first.
-    pub(crate) fn settle_used(&self, before: u64, after: u64, reservation: Option<&mut Reservation<'_>>) {
-        if after > before {
-            let grown = after - before;
+    pub(crate) fn settle_used(&self, before: Cost, after: Cost, reservation: Option<&mut Reservation<'_>>) {
+        if after.bytes > before.bytes {
+            let grown = after.bytes - before.bytes;
             let taken = reservation.map_or(0, |reservation| reservation.consume(grown));
             self.used.fetch_add(grown - taken, Ordering::Relaxed);
         } else {
-            self.used.fetch_sub(before - after, Ordering::Relaxed);
+            self.used.fetch_sub(before.bytes - after.bytes, Ordering::Relaxed);
         }
+        if after.of_kernel > before.of_kernel {
+            self.of_kernel.fetch_add(after.of_kernel - before.of_kernel, Ordering::Relaxed);
+        } else if after.of_kernel < before.of_kernel {
+            self.of_kernel.fetch_sub(before.of_kernel - after.of_kernel, Ordering::Relaxed);
+        }
+    }
+
+    /// Of what is used, what the kernel takes to find the pages of memory files.
+    pub(crate) fn of_kernel(&self) -> u64 {
+        self.of_kernel.load(Ordering::Relaxed)
     }
 
     /// Something that is no content uses `bytes` from now on. Content makes room for it, if it can leave, up to a part of the limit.

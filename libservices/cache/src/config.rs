@@ -124,6 +124,8 @@ pub struct CacheStatistics {
     /// Bytes it holds or has set aside for what is being read. A quarter more than the limit at most: what is no content is counted before
     /// content has made room for it.
     pub used_bytes: u64,
+    /// Of those, what the kernel takes to find the pages of its memory files: nodes of trees, inodes, names.
+    pub kernel_bytes: u64,
     /// Bytes not yet written back, or not stored yet where they can be found.
     pub dirty_bytes: u64,
     /// Block reads answered from the cache.

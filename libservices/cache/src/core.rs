@@ -1,7 +1,7 @@
 //! The shared part of one cache layer: the layer below, the table of nodes with their references, the names, and the space left
 //! below.
 
-use crate::blocks::{BLOCK, Counts};
+use crate::blocks::{BLOCK, Held};
 use crate::leaving::Leaving;
 use crate::ledger::Recorder;
 use crate::names::Names;
@@ -152,10 +152,10 @@ impl Core {
         self.dirty_bytes().saturating_sub(self.held.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn settle(&self, before: Counts, after: Counts) {
-        let (old, new) = (before.charge(), after.charge());
+    pub(crate) fn settle(&self, before: Held, after: Held) {
         // Wrapping arithmetic: a difference is added, whatever its sign.
-        self.used.fetch_add(new.wrapping_sub(old), Ordering::Relaxed);
+        self.used.fetch_add(after.cost.bytes.wrapping_sub(before.cost.bytes), Ordering::Relaxed);
+        let (before, after) = (before.counts, after.counts);
         self.held.fetch_add(after.held.wrapping_sub(before.held).wrapping_mul(BLOCK), Ordering::Relaxed);
         self.deferred.fetch_add(after.deferred.wrapping_sub(before.deferred).wrapping_mul(BLOCK), Ordering::Relaxed);
         if after.dirty > before.dirty {

@@ -4,12 +4,9 @@ use crate::cache::{Cache, Peeked};
 use crate::names::Known;
 use crate::node::Node;
 use crate::sync::write;
-use poolfs_libservice::{Libservice, PageBuffer, Result, fail};
+use poolfs_libservice::{Result, copy_by_reading, fail};
 use poolfs_types::{Caller, Errno, HandleId, Name, NodeId, RenameFlags};
 use std::sync::Arc;
-
-/// Bytes copied at a time.
-const COPY_BYTES: u64 = 256 << 10;
 
 /// Writes the content of the files below that are about to take each other's place, or one the other's.
 fn write_before_rename(source: Option<&Peeked<'_>>, target: Option<&Peeked<'_>>, exchange: bool) -> Result<()> {
@@ -92,30 +89,6 @@ impl Cache {
         if overlap && reading.node.0.id == writing.node.0.id {
             return fail(Errno::EINVAL);
         }
-        let mut buffer = PageBuffer::zeroed(length.min(COPY_BYTES) as usize);
-        let mut done = 0;
-        while done < length {
-            let want = (length - done).min(buffer.len() as u64) as usize;
-            let step =
-                self.read(caller, source, source_offset.saturating_add(done), &mut buffer[..want]).and_then(|got| {
-                    match got {
-                        0 => Ok((0, 0)),
-                        got => self
-                            .write(caller, target, target_offset.saturating_add(done), &buffer[..got])
-                            .map(|written| (got, written.count)),
-                    }
-                });
-            match step {
-                Ok((got, written)) => {
-                    done += written as u64;
-                    if got == 0 || written < got {
-                        break;
-                    }
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        copy_by_reading(self, caller, (source, source_offset), (target, target_offset), length)
     }
 }

@@ -20,7 +20,7 @@
 //!   answers give it back, [`crate::answers`]). No holder of those waits for a `state`.
 
 use crate::answers::{CachedXattr, Target};
-use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Counts, blocks_for};
+use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Held, blocks_for};
 use crate::budget::Reservation;
 use crate::content::Content;
 use crate::core::Core;
@@ -108,6 +108,11 @@ pub(crate) struct State {
 }
 
 impl State {
+    fn held(&self) -> Held {
+        let counts = self.blocks.counts();
+        Held { counts, cost: counts.cost(matches!(self.content, Content::Segment(_))) }
+    }
+
     /// The attributes as users see them: dirty blocks count as allocated.
     pub(crate) fn shown(&self) -> Attributes {
         let mut shown = self.attributes;
@@ -241,22 +246,22 @@ impl Node {
         change: impl FnOnce(&mut State) -> R,
     ) -> R {
         let mut state = write(&self.state);
-        let before = state.blocks.counts();
+        let before = state.held();
         let result = change(&mut state);
         self.settle(&mut state, before, reservation);
         result
     }
 
-    fn settle(&self, state: &mut State, before: Counts, reservation: Option<&mut Reservation<'_>>) {
+    fn settle(&self, state: &mut State, before: Held, reservation: Option<&mut Reservation<'_>>) {
         let core = &self.core;
         let budget = &core.pool.budget;
-        let after = state.blocks.counts();
-        if state.is_retiring && after.resident == 0 {
+        if state.is_retiring && state.blocks.counts().resident == 0 {
             // Whatever took the last of it away: eviction, a cut or a punched hole.
             state.empty();
         }
-        budget.settle_used(before.charge(), after.charge(), reservation);
-        budget.settle_dirty(before.unsettled() * BLOCK, after.unsettled() * BLOCK);
+        let after = state.held();
+        budget.settle_used(before.cost, after.cost, reservation);
+        budget.settle_dirty(before.counts.unsettled() * BLOCK, after.counts.unsettled() * BLOCK);
         core.settle(before, after);
         let changed = state.blocks.take_changed();
         state.publish(&changed);
@@ -316,16 +321,17 @@ impl Node {
             state.publish(&[]);
             return Evicted::Nothing;
         }
-        let before = state.blocks.counts();
+        let before = state.held();
         state.epoch += u64::from(rewritten != 0);
         state.blocks.change_chunk(index, |chunk| chunk.clear(gone));
-        let after = state.blocks.counts();
-        if after.resident == 0 && state.view.is_none() {
+        if state.blocks.counts().resident == 0 && state.view.is_none() {
             state.empty();
         }
         let rest = state.blocks.chunk(index).is_some();
+        let after = state.held();
         self.settle(state, before, None);
-        Evicted::Blocks { bytes: before.charge() - after.charge(), blocks: before.resident - after.resident, rest }
+        let blocks = before.counts.resident - after.counts.resident;
+        Evicted::Blocks { bytes: before.cost.bytes - after.cost.bytes, blocks, rest }
     }
 
     /// Drops every clean block, hot or not.

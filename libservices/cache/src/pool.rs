@@ -398,6 +398,7 @@ impl CachePool {
             limit_bytes: pool.budget.limit(),
             allowed_bytes: pool.budget.allowed(),
             used_bytes: pool.budget.used(),
+            kernel_bytes: pool.budget.of_kernel(),
             dirty_bytes: pool.budget.dirty(),
             hits: sum(|counter| &counter.hits),
             misses: sum(|counter| &counter.misses),

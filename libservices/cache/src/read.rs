@@ -215,11 +215,10 @@ impl Node {
     fn keep(&self, fill: &Fill, bytes: &[u8]) {
         let pool = &self.core.pool;
         let count = fill.blocks.end - fill.blocks.start;
-        let chunks = by_chunk(fill.blocks.clone()).count() as u64;
         let is_zero = |block: &[u8]| block.iter().all(|&byte| byte == 0);
         let zeros: Vec<bool> = bytes.chunks(BLOCK as usize).map(is_zero).collect();
         let data = zeros.iter().filter(|&&zero| !zero).count() as u64;
-        let Some(mut reservation) = pool.budget.reserve(cost_of(data, chunks)) else {
+        let Some(mut reservation) = pool.budget.reserve(cost_of(data, &fill.blocks)) else {
             return;
         };
         self.update(Some(&mut reservation), |state| {

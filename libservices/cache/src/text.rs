@@ -8,7 +8,7 @@
 //! memory, not everything that was cached. Pages of zeros are allocated there too: a fault on a hole would be charged to the
 //! process that maps it.
 
-use crate::blocks::{BLOCK, CHUNK_BLOCKS, Chunk, blocks_for, cost_of};
+use crate::blocks::{BLOCK, Chunk, blocks_for, cost_of};
 use crate::content::Content;
 use crate::core::Core;
 use crate::failure::cache_failure;
@@ -186,7 +186,7 @@ impl Node {
             Refusal::TooLarge => Errno::EOPNOTSUPP,
             Refusal::NoRoom => Errno::ENOMEM,
         })?;
-        let cost = cost_of(blocks, blocks.div_ceil(CHUNK_BLOCKS));
+        let cost = cost_of(blocks, &(0..blocks));
         let Some(mut reservation) = pool.budget.reserve(cost) else { return fail(Errno::ENOMEM) };
         let segment = self.copy_whole(size)?;
         // The pin refers to the node as a user of the layer does.

@@ -1,6 +1,6 @@
 //! Writes: into the cache while there is room for them here and below, otherwise written through.
 
-use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk, cost_of};
+use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, cost_of};
 use crate::core::{Core, Room};
 use crate::failure::cache_failure;
 use crate::node::{Node, State};
@@ -235,7 +235,7 @@ impl Node {
         let pool = &self.core.pool;
         let end = offset + data.len() as u64;
         let blocks = block_of(offset)..blocks_for(end);
-        let bytes = cost_of(blocks.end - blocks.start, by_chunk(blocks.clone()).count() as u64);
+        let bytes = cost_of(blocks.end - blocks.start, &blocks);
         let mut patience = Patience::default();
         let mut reservation = loop {
             if let Some(reservation) = pool.budget.reserve(bytes) {

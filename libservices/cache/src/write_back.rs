@@ -217,8 +217,7 @@ impl Node {
             self.update(None, |state| state.blocks.change_existing(range, |chunk, mask| chunk.held &= !mask));
             return Ok(());
         }
-        let Some(mut reservation) = self.core.pool.budget.reserve(cost_of(0, by_chunk(range.clone()).count() as u64))
-        else {
+        let Some(mut reservation) = self.core.pool.budget.reserve(cost_of(0, &range)) else {
             return fail(Errno::ENOSPC);
         };
         self.update(Some(&mut reservation), |state| state.blocks.change(range, |chunk, mask| chunk.held |= mask));

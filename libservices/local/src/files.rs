@@ -6,7 +6,7 @@ use crate::nodes::lock;
 use crate::open_file::{OpenFile, Opened, backing_flags};
 use crate::sys;
 use crate::transfer::{DIRECT_SIZE_MIN, Direct};
-use poolfs_libservice::{Durability, Error, PageBuffer, Result, Written, fail};
+use poolfs_libservice::{Durability, Result, Written, copy_in_pieces, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SeekTo};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,9 +17,6 @@ use std::sync::Arc;
 
 /// Most bytes one `copy_file_range` is asked to move.
 const COPY_BYTES_MAX: u64 = 1 << 30;
-
-/// Bytes moved at a time where the kernel does not copy between two files.
-const COPY_BUFFER_BYTES: u64 = 128 << 10;
 
 impl Local {
     pub(crate) fn open_file(&self, id: NodeId, flags: OpenFlags) -> Result<HandleId> {
@@ -344,26 +341,12 @@ impl Local {
         target: &OpenFile,
         to: u64,
         length: u64,
-        mut done: u64,
+        done: u64,
     ) -> Result<u64> {
-        let mut buffer = PageBuffer::zeroed(length.min(COPY_BUFFER_BYTES) as usize);
-        let step = |done: u64, buffer: &mut [u8]| -> std::result::Result<(usize, usize), Error> {
-            let got = self.read_file(source, from + done, buffer)?;
-            Ok((got, self.write_file(target, to + done, &buffer[..got])?.count))
-        };
-        while done < length {
-            let want = (length - done).min(buffer.len() as u64) as usize;
-            match step(done, &mut buffer[..want]) {
-                Ok((got, put)) => {
-                    done += put as u64;
-                    if got == 0 || put < got {
-                        break;
-                    }
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        copy_in_pieces(
+            done..length,
+            |at, buffer| self.read_file(source, from + at, buffer),
+            |at, bytes| Ok(self.write_file(target, to + at, bytes)?.count),
+        )
     }
 }

@@ -1,5 +1,6 @@
 //! The account of one branch: what it stores, what is promised, and the limit on both.
 
+use poolfs_types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX, PAGE_TREE_FANOUT, PAGE_TREE_NODE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,6 +28,18 @@ impl Drop for Promise<'_> {
     fn drop(&mut self) {
         self.account.promised.fetch_sub(self.bytes, Ordering::AcqRel);
     }
+}
+
+/// In memory, what finding `bytes` of pages takes at most, wherever they are in an object of this size: each level of the tree has no more nodes
+/// than there are pages, and no more than find all of the size.
+pub(crate) fn tree_bytes(bytes: u64, size: u64) -> u64 {
+    let (pages, mut most) = (bytes.div_ceil(BLOCK_SIZE as u64), size.div_ceil(BLOCK_SIZE as u64));
+    let mut nodes = 0_u64;
+    while most > 1 {
+        most = most.div_ceil(PAGE_TREE_FANOUT);
+        nodes = nodes.saturating_add(most.min(pages));
+    }
+    nodes.saturating_mul(PAGE_TREE_NODE_BYTES)
 }
 
 impl Account {
@@ -67,6 +80,11 @@ impl Account {
         } else {
             self.used.fetch_sub(before - after, Ordering::AcqRel);
         }
+    }
+
+    /// What so many bytes of whole blocks are counted for at most when they are stored.
+    pub(crate) fn most_stored(&self, bytes: u64) -> u64 {
+        if self.in_memory { bytes.saturating_add(tree_bytes(bytes, CACHED_SIZE_MAX)) } else { bytes }
     }
 
     /// What is neither used nor promised, where `dirty` bytes wait in the cache.

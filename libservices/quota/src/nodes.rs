@@ -1,6 +1,6 @@
 //! The table of held objects, with the usage that is counted for each.
 
-use crate::account::Account;
+use crate::account::{Account, tree_bytes};
 use hashbrown::HashMap;
 use poolfs_libservice::Branch;
 use poolfs_types::limits::BLOCK_SIZE;
@@ -57,7 +57,8 @@ pub(crate) fn taken(account: &Account, below: &Branch, node: NodeId, attributes:
             (name.len() + value) as u64 + ATTRIBUTE_BYTES
         })
         .sum();
-    blocks.saturating_add(names.saturating_mul(NAME_BYTES)).saturating_add(beside)
+    let names = names.saturating_mul(NAME_BYTES);
+    blocks.saturating_add(tree_bytes(blocks, attributes.size)).saturating_add(names).saturating_add(beside)
 }
 
 fn blocks_taken(attributes: &Attributes, asked_for: u64) -> u64 {

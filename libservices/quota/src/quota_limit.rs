@@ -57,8 +57,9 @@ impl QuotaLimit {
         Arc::new(QuotaLimit { below, account: Arc::clone(account), accepted, appending, emptying })
     }
 
+    /// What waits in the cache, as it may be counted once it is stored.
     fn dirty(&self) -> u64 {
-        self.accepted.dirty_bytes()
+        self.account.most_stored(self.accepted.dirty_bytes())
     }
 
     fn promise(&self, bytes: u64) -> Option<Promise<'_>> {

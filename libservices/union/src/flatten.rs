@@ -117,7 +117,6 @@ impl Union {
         let before = self.upper.getattr(ROOT, held.node())?;
         let length = (blocks.end * BLOCK).min(before.size).checked_sub(offset).ok_or(Errno::EIO)?;
         buffer.set_length(length as usize);
-        buffer.fill(0);
         read_runs(sketch, map, files, offset, &mut &mut buffer[..])?;
         let written = match zeros {
             Zeros::Holes => self.put_completed(files, offset, buffer),

@@ -6,8 +6,8 @@ use crate::node::{Content, Node, OpenFile};
 use crate::rename::{End, Renamed};
 use crate::sync::lock;
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, PageBuffer, ReadTarget, Result,
-    Segment, SharedContent, Text, Written, fail,
+    DirectoryEntry, Durability, Entry, Error, Holder, Lease, Libservice, Opened, ReadTarget, Result, Segment,
+    SharedContent, Text, Written, copy_in_pieces, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -16,9 +16,6 @@ use poolfs_types::{
 use std::ops::{ControlFlow, Range};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
-
-/// Bytes copied at once by `copy_range`.
-const COPY_BYTES: u64 = 1 << 20;
 
 fn open_file(node: Arc<Node>, flags: OpenFlags, directory: bool) -> OpenFile {
     OpenFile { node, flags, directory, upper: OnceLock::new(), lower: OnceLock::new(), walk: Mutex::new(None) }
@@ -401,27 +398,11 @@ impl Libservice for Union {
             }
             return Ok(count);
         }
-        let mut buffer = PageBuffer::zeroed(length.min(COPY_BYTES) as usize);
-        let mut done = 0;
-        while done < length {
-            let want = (length - done).min(COPY_BYTES) as usize;
-            let step = self
-                .read_file(caller, &from, source_offset.saturating_add(done), &mut &mut buffer[..want])
-                .and_then(|got| match got {
-                    0 => Ok(0),
-                    got => {
-                        let offset = target_offset.saturating_add(done);
-                        Ok(self.write_file(caller, &to, offset, &buffer[..got])?.count as u64)
-                    }
-                });
-            match step {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        copy_in_pieces(
+            0..length,
+            |at, buffer| self.read_file(caller, &from, source_offset.saturating_add(at), &mut &mut *buffer),
+            |at, bytes| Ok(self.write_file(caller, &to, target_offset.saturating_add(at), bytes)?.count),
+        )
     }
 
     fn shared_content(&self) -> Option<&dyn SharedContent> {

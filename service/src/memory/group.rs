@@ -50,26 +50,29 @@ impl MemoryGroup {
         }
     }
 
-    /// What it has now.
+    /// What it has now. Of the kernel's memory, `of_content` bytes are there for content in memory files and go only with that.
     ///
     /// # Errors
     /// Those of reading, and of a number that is none.
-    pub fn read(&self) -> io::Result<Reading> {
+    pub fn read(&self, of_content: u64) -> io::Result<Reading> {
         let mut text = [0; STATISTICS_BYTES_MAX];
         let statistics = read(&self.statistics, &mut text)?;
         let (limit, usage) = (number(&self.limit)?, number(&self.usage)?);
         let kernel = self.kernel.as_ref().map(number).transpose()?;
-        Ok(Reading { limit, kept: kept(usage, limit, statistics, kernel) })
+        Ok(Reading { limit, kept: kept(usage, limit, statistics, kernel, of_content) })
     }
 }
 
 /// Of what is used, what cannot be dropped. Pages of memory files count, also when a hole is where they were and somebody keeps them.
-fn kept(usage: u64, limit: u64, statistics: &str, kernel: Option<u64>) -> u64 {
-    let is_droppable = |name: &str| matches!(name, "active_file" | "inactive_file" | "slab_reclaimable");
-    let droppable = statistics.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| is_droppable(name));
-    let droppable: u64 = droppable.filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok()).sum();
-    let of_kernel = kernel.map_or(0, |bytes| bytes.saturating_sub(limit / KERNEL_PART));
-    usage.saturating_sub(droppable).saturating_sub(of_kernel)
+fn kept(usage: u64, limit: u64, statistics: &str, kernel: Option<u64>, of_content: u64) -> u64 {
+    let sum = |names: &[&str]| -> u64 {
+        let lines = statistics.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| names.contains(name));
+        lines.filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok()).sum()
+    };
+    let files = sum(&["active_file", "inactive_file"]);
+    let of_kernel =
+        kernel.map_or_else(|| sum(&["slab_reclaimable"]), |bytes| bytes.saturating_sub(limit / KERNEL_PART));
+    usage.saturating_sub(files).saturating_sub(of_kernel.saturating_sub(of_content))
 }
 
 fn read<'b>(file: &File, buffer: &'b mut [u8]) -> io::Result<&'b str> {
@@ -112,16 +115,20 @@ mod tests {
         file("memory.current", "10000\n");
         file("memory.max", "max\n");
         let group = MemoryGroup::open(place.path()).expect("a group");
-        assert_eq!(group.read().expect("read"), Reading { limit: u64::MAX, kept: 9600 });
+        assert_eq!(group.read(0).expect("read"), Reading { limit: u64::MAX, kept: 9600 });
         file("memory.max", "16000\n");
-        assert_eq!(group.read().expect("again"), Reading { limit: 16000, kept: 9600 });
+        assert_eq!(group.read(0).expect("again"), Reading { limit: 16000, kept: 9600 });
+        let of_content = [20, 60, 90].map(|bytes| group.read(bytes).expect("read").kept);
+        assert_eq!(of_content, [9620, 9660, 9660], "content keeps what the kernel could drop otherwise");
         file("memory.stat", OLD);
         file("memory.usage_in_bytes", "10000\n");
         file("memory.limit_in_bytes", "16000\n");
         file("memory.kmem.usage_in_bytes", "2500\n");
         let group = MemoryGroup::open(place.path()).expect("a group");
-        assert_eq!(group.read().expect("read"), Reading { limit: 16000, kept: 10000 - 340 - 1500 });
+        assert_eq!(group.read(0).expect("read"), Reading { limit: 16000, kept: 10000 - 340 - 1500 });
+        let of_content = [700, 1500, 2500].map(|bytes| group.read(bytes).expect("read").kept);
+        assert_eq!(of_content, [10000 - 340 - 800, 10000 - 340, 10000 - 340]);
         file("memory.usage_in_bytes", "what");
-        assert!(group.read().is_err());
+        assert!(group.read(0).is_err());
     }
 }

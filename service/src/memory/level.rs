@@ -74,6 +74,8 @@ pub struct CacheUse {
     pub allowed: u64,
     /// What it uses.
     pub used: u64,
+    /// Of that, memory of the kernel, which it can drop as little as the content for which it is there.
+    pub of_kernel: u64,
 }
 
 /// What follows from a look.
@@ -138,7 +140,8 @@ mod tests {
     fn settle(mut state: State, mut allowed: u64, others: u64) -> (State, u64) {
         for _ in 0..100 {
             let reading = Reading { limit: LIMIT, kept: others + allowed };
-            let outcome = state.after(reading, CacheUse { limit: 64 << 20, allowed, used: allowed }, true);
+            let outcome =
+                state.after(reading, CacheUse { limit: 64 << 20, allowed, used: allowed, of_kernel: 0 }, true);
             // As the cache does it.
             (state, allowed) = (outcome.state, outcome.allowed.max(8 << 20));
         }
@@ -160,7 +163,7 @@ mod tests {
 
     #[test]
     fn it_is_not_short_and_recovered_in_turn() {
-        let cache = CacheUse { limit: 64 << 20, allowed: 64 << 20, used: 64 << 20 };
+        let cache = CacheUse { limit: 64 << 20, allowed: 64 << 20, used: 64 << 20, of_kernel: 0 };
         let look =
             |state: State, room: u64| state.after(Reading { limit: LIMIT, kept: LIMIT - room }, cache, true).state;
         assert_eq!(look(State::Plenty, RESERVE), State::Plenty);
@@ -172,7 +175,7 @@ mod tests {
 
     #[test]
     fn it_gets_back_little_at_a_time() {
-        let cache = CacheUse { limit: 64 << 20, allowed: 8 << 20, used: 8 << 20 };
+        let cache = CacheUse { limit: 64 << 20, allowed: 8 << 20, used: 8 << 20, of_kernel: 0 };
         let plenty = Reading { limit: LIMIT, kept: 40 << 20 };
         assert_eq!(State::Reduced.after(plenty, cache, false).allowed, 8 << 20);
         assert_eq!(State::Reduced.after(plenty, cache, true).allowed, 12 << 20);
@@ -180,7 +183,7 @@ mod tests {
 
     #[test]
     fn small_groups_have_small_reserves_and_none_has_none() {
-        let cache = CacheUse { limit: 4 << 20, allowed: 4 << 20, used: 4 << 20 };
+        let cache = CacheUse { limit: 4 << 20, allowed: 4 << 20, used: 4 << 20, of_kernel: 0 };
         let small = |kept| State::Plenty.after(Reading { limit: 40 << 20, kept }, cache, true).state;
         assert_eq!((small(31 << 20), small(33 << 20)), (State::Plenty, State::Short));
         let is_near = |kept, limit| Reading { limit, kept }.is_near();

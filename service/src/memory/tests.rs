@@ -107,7 +107,7 @@ impl PoolMemory for Memory {
 impl WatchedMemory for Memory {
     fn cache_use(&self) -> CacheUse {
         assert!(!self.panics.swap(false, Ordering::Relaxed), "as a test wants it");
-        CacheUse { limit: CACHE, allowed: CACHE, used: 0 }
+        CacheUse { limit: CACHE, allowed: CACHE, used: 0, of_kernel: 0 }
     }
 
     fn allow(&self, _bytes: u64) -> u64 {

@@ -30,7 +30,12 @@ impl PoolMemory for EvictableMemory {
 impl WatchedMemory for EvictableMemory {
     fn cache_use(&self) -> CacheUse {
         let statistics = self.0.statistics();
-        CacheUse { limit: statistics.limit_bytes, allowed: statistics.allowed_bytes, used: statistics.used_bytes }
+        CacheUse {
+            limit: statistics.limit_bytes,
+            allowed: statistics.allowed_bytes,
+            used: statistics.used_bytes,
+            of_kernel: statistics.kernel_bytes,
+        }
     }
 
     fn allow(&self, bytes: u64) -> u64 {

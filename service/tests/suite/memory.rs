@@ -73,6 +73,13 @@ impl Group {
         self.usage().saturating_sub(text.lines().filter_map(bytes).sum()).saturating_sub(of_kernel)
     }
 
+    /// What is left when the kernel has dropped what it can.
+    fn usage_at_least(&self) -> u64 {
+        // It may say that it could not drop as much as it was asked to.
+        let _ = fs::write(self.file("memory.force_empty", "memory.reclaim"), LIMIT_BYTES.to_string());
+        self.usage()
+    }
+
     /// How many processes of it the kernel has killed.
     fn kills(&self) -> u64 {
         let text = fs::read_to_string(self.file("memory.oom_control", "memory.events")).expect("readable");
@@ -401,6 +408,48 @@ fn a_cache_that_no_longer_fits() {
         eventually("there is plenty again", || memory().state == "plenty");
         assert_eq!(service.status().cache.allowed_bytes, CACHE_BYTES);
         assert_eq!(group.kills(), 0, "{}", fs::read_to_string(&log).expect("a log"));
+    });
+}
+
+/// Single bytes far apart: to find one block of a memory file the kernel takes up to a node on each level of a tree, which is memory as well.
+#[test]
+fn blocks_far_from_each_other() {
+    isolated("memory::blocks_far_from_each_other", |folder| {
+        const FILES: u64 = 5;
+        const DISTANCE: u64 = (1 << 30) + (16 << 20);
+        /// Within what is cached of a file.
+        const LENGTH: u64 = 1 << 42;
+        let group = Group::make(folder, LIMIT_BYTES);
+        let log = folder.join("log");
+        let service = Running::start_in(folder, CACHE_BYTES, &log, &group.place);
+        let [hostile, other] = neighbours(&service, folder, &make(&folder.join("lower")));
+        goes_on(&other);
+        let before = group.usage_at_least();
+        let names: Vec<_> = (0..FILES).map(|number| hostile.join(format!("sparse-{number}"))).collect();
+        for name in &names {
+            let file = File::create(name).expect("made");
+            (0..LENGTH)
+                .step_by(DISTANCE as usize)
+                .for_each(|at| assert_eq!(file.write_at(b"x", at).expect("written"), 1));
+            file.sync_all().expect("synced");
+            goes_on(&other);
+        }
+        let full = group.usage_at_least();
+        let cache = service.status().cache;
+        println!(
+            "{} MiB before, {} MiB then, of which the cache counts {}",
+            mebibytes(before),
+            mebibytes(full),
+            mebibytes(cache.used_bytes)
+        );
+        assert!(cache.used_bytes > CACHE_BYTES / 2, "{cache:?}");
+        assert!(full - before < cache.used_bytes + CACHE_BYTES / 8, "{before} bytes before, {full} then: {cache:?}");
+        assert_eq!(group.kills(), 0, "{}", fs::read_to_string(&log).expect("a log"));
+        // All of it is given back.
+        names.iter().for_each(|name| fs::remove_file(name).expect("there"));
+        eventually("nothing is counted for files that are gone", || {
+            service.status().cache.used_bytes < CACHE_BYTES / 8
+        });
     });
 }
 

@@ -258,3 +258,29 @@ fn in_memory_names_and_attributes_take_room() {
     stack.top.forget(node, 1);
     assert_eq!(stack.account.used(), empty);
 }
+
+/// To find one page of a file in memory the kernel takes up to a node on each level of a tree.
+#[test]
+fn in_memory_pages_far_from_each_other_take_more_room() {
+    const LIMIT: u64 = 2 << 20;
+    const DISTANCE: u64 = (1 << 30) / BLOCK;
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let stack = Stack::in_memory(folder.path(), LIMIT);
+    let empty = stack.account.used();
+    let (node, handle) = stack.create("dense");
+    let dense = stack.fill(handle, 0, 400);
+    stack.top.sync().expect("room");
+    let of_tree = stack.account.used() - empty - dense * BLOCK;
+    assert_eq!(dense, 400);
+    assert!((7 * 576..12 << 10).contains(&of_tree), "{of_tree} bytes beside 400 pages and a name");
+    stack.top.release(handle);
+    stack.top.unlink(ROOT, NodeId::ROOT, name("dense")).expect("there");
+    stack.top.forget(node, 1);
+    assert_eq!(stack.account.used(), empty);
+    let (_, handle) = stack.create("sparse");
+    let fits = (0..1000).take_while(|number| stack.fill(handle, number * DISTANCE, 1) == 1).count() as u64;
+    stack.top.sync().expect("room");
+    // Two levels and the leaf are for each page alone.
+    assert!(fits < LIMIT / (BLOCK + 2 * 576) && fits > LIMIT / (BLOCK + 4 * 592) - 8, "{fits} pages");
+    assert_eq!(Stack::in_memory(folder.path(), LIMIT).account.used(), stack.account.used(), "as it is counted anew");
+}
