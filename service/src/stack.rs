@@ -9,12 +9,14 @@ mod branches;
 pub mod check;
 pub mod crash_state;
 mod error;
+mod immutable;
 mod memory;
 mod sources;
 mod uppers;
 mod written;
 
 pub use error::{Role, StackError};
+use immutable::Immutable;
 
 use crate::leases::{LEASES_PER_INSTANCE, LeaseTable, MakeNotice, NoticePage};
 use crate::memory::WatchedMemory;
@@ -294,10 +296,13 @@ impl StackBuilder {
                 uppers::refuse_alone(&branch)?;
                 Ok(Stack { branches: vec![Arc::clone(&branch)], timed: coherence.timed(), ..Stack::of(branch.layer()) })
             }
-            StackSpec::Union { storage, .. } => {
+            StackSpec::Union { storage, immutable_lowers, .. } => {
                 let mut branches = vec![self.branch(&first, Role::Upper, storage, Some(ClaimKind::Alone))?];
                 for lower in sources {
                     branches.push(self.branch(&lower, Role::Lower, &Storage::default(), None)?);
+                }
+                if *immutable_lowers {
+                    branches.iter().filter_map(|branch| branch.immutable.as_ref()).for_each(|lower| lower.begin());
                 }
                 let (lowers, mut incomplete) = self.lowers(&branches[1..])?;
                 let config = UnionConfig {
@@ -418,6 +423,8 @@ impl StackBuilder {
             Some(account) => UsageAccounting::open(below, account).map_err(|error| failed(with_causes(&error)))?,
             None => below,
         };
+        let immutable = (role == Role::Lower).then(|| Immutable::over(Arc::clone(&below), path.to_owned()));
+        let below = immutable.clone().map_or(below, |immutable| immutable as Arc<dyn Libservice>);
         let bcow = bcow(&below, role, storage.format).map_err(|error| failed(with_causes(&error)))?;
         let stored = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
         let below = Arc::clone(&stored);
@@ -430,7 +437,7 @@ impl StackBuilder {
             None => ((role != Role::TimedDirectory).then(|| Cache::new(&self.pool, below)), Kept::default()),
         };
         let source = Arc::clone(source);
-        Ok(Branch { source, role, backend, bcow, stored, cache, account, kept, claim, _life: life })
+        Ok(Branch { source, role, backend, immutable, bcow, stored, cache, account, kept, claim, _life: life })
     }
 
     /// The cache over an upper branch, with what the last service had accepted below it on disk, or in it.

@@ -267,6 +267,9 @@ pub struct MountArguments {
     /// The read-only branches of a union, topmost first: DIR[:DIR...], or again for each. `\:` is a colon in a name
     #[arg(long, value_name = "DIR[:DIR...]", requires = "upper")]
     pub lower: Vec<String>,
+    /// Nothing in the read-only branches changes any more: what does is not served, but fails with EIO
+    #[arg(long, requires = "lower", conflicts_with = "dir")]
+    pub immutable: bool,
     /// How the writable branch stores files of which some blocks have moved: sparse, bcow, bcow-performance or bcow-space
     #[arg(long, value_name = "FORMAT", default_value_t, conflicts_with = "dir")]
     pub upper_format: UpperFormat,
@@ -330,7 +333,7 @@ impl FuseTransport {
 pub struct ExecArguments {
     /// The pool [default: one that is thrown away afterwards]
     pub pool: Option<String>,
-    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes|,coherence=MODE] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]. `\,` is a comma in a name, `\\` a backslash
+    /// Mount this for the command: at=DIR,dir=DIR[,shared=yes|,coherence=MODE] or at=DIR,upper=DIR,lower=DIR[:DIR...][,immutable=yes][,upper-format=FORMAT][,upper-size=SIZE]. `\,` is a comma in a name, `\\` a backslash
     #[arg(long = "mount", value_name = "SPEC")]
     pub mounts: Vec<String>,
     /// Without the library: everything by FUSE

@@ -231,24 +231,25 @@ fn split_parts(text: &str) -> Vec<String> {
     parts
 }
 
-/// Understand `at=DIR,dir=DIR[,shared=yes]` or `at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]`.
+/// Understand `at=DIR,dir=DIR[,shared=yes]` or `at=DIR,upper=DIR,lower=DIR[:DIR...][,immutable=yes][,upper-format=FORMAT][,upper-size=SIZE]`.
 fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     let wrong = |cause: &str| {
-        let remedy = "write at=DIR,dir=DIR[,shared=yes|,coherence=MODE] or at=DIR,upper=DIR,lower=DIR[:DIR...][,upper-format=FORMAT][,upper-size=SIZE]";
+        let remedy = "write at=DIR,dir=DIR[,shared=yes|,coherence=MODE] or at=DIR,upper=DIR,lower=DIR[:DIR...][,immutable=yes][,upper-format=FORMAT][,upper-size=SIZE]";
         Failure::usage(format!("--mount {text}"), cause, remedy)
     };
     let (mut at, mut dir, mut upper, mut lower, mut format, mut size) = (None, None, None, None, None, None);
-    let (mut shared, mut coherence) = (None, None);
+    let (mut shared, mut immutable, mut coherence) = (None, None, None);
     let parts = split_parts(text);
     for part in &parts {
         let (key, value) = part.split_once('=').ok_or_else(|| wrong(&format!("{part:?} in it has no =")))?;
         let place = match key {
             "at" => &mut at,
             "dir" => &mut dir,
-            "shared" if value != "yes" => {
-                return Err(wrong(&format!("shared={value} is neither shared=yes nor left out")));
+            "shared" | "immutable" if value != "yes" => {
+                return Err(wrong(&format!("{key}={value} is neither {key}=yes nor left out")));
             }
             "shared" => &mut shared,
+            "immutable" => &mut immutable,
             "coherence" => &mut coherence,
             "upper" => &mut upper,
             "lower" => &mut lower,
@@ -262,7 +263,7 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
     }
     let at = at.map(PathBuf::from).ok_or_else(|| wrong("at= is missing"))?;
     match (dir, upper, lower, format.or(size)) {
-        (Some(dir), None, None, None) => {
+        (Some(dir), None, None, None) if immutable.is_none() => {
             let coherence = match (shared, coherence) {
                 (None, None) => Coherence::Exclusive,
                 (Some(_), None) => Coherence::Uncoordinated,
@@ -277,7 +278,8 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
             let size_bytes = size.map(parse_upper_size).transpose();
             let size_bytes = size_bytes.map_err(|cause| wrong(&format!("upper-size: {cause}")))?;
             let storage = Storage { format, size_bytes };
-            Ok((at, StackSpec::Union { upper: upper.into(), lowers: split_lowers(lower), storage }))
+            let (upper, lowers, immutable_lowers) = (upper.into(), split_lowers(lower), immutable.is_some());
+            Ok((at, StackSpec::Union { upper, lowers, storage, immutable_lowers }))
         }
         _ => Err(wrong("neither dir=, nor upper= and lower=")),
     }
@@ -316,7 +318,15 @@ mod tests {
         assert_eq!(stack, StackSpec::union("/u", vec!["/l".into(), "/m".into()]));
         let (_, stack) = parse_spec("at=/a,upper=/u,lower=/l,upper-format=bcow-space,upper-size=1G").expect("a union");
         let storage = Storage { format: UpperFormat::BcowSpace, size_bytes: Some(1 << 30) };
-        assert_eq!(stack, StackSpec::Union { upper: "/u".into(), lowers: vec!["/l".into()], storage });
+        assert_eq!(
+            stack,
+            StackSpec::Union { upper: "/u".into(), lowers: vec!["/l".into()], storage, immutable_lowers: false }
+        );
+        let (_, stack) = parse_spec("at=/a,upper=/u,lower=/l,immutable=yes").expect("a union");
+        assert!(matches!(stack, StackSpec::Union { immutable_lowers: true, .. }));
+        for bad in ["at=/a,dir=/d,immutable=yes", "at=/a,upper=/u,lower=/l,immutable=no"] {
+            assert!(parse_spec(bad).is_err(), "{bad}");
+        }
         for bad in ["upper-format=x", "upper-size=x", "upper-size=4K"] {
             assert!(parse_spec(&format!("at=/a,upper=/u,lower=/l,{bad}")).is_err(), "{bad}");
         }

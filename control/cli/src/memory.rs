@@ -66,8 +66,9 @@ pub fn limited(pool: &PoolRecord, stack: StackSpec, written: Written<'_>) -> Res
         ));
     }
     Ok(match stack {
-        StackSpec::Union { upper, lowers, storage } => {
-            StackSpec::Union { upper, lowers, storage: Storage { size_bytes: Some(bytes), ..storage } }
+        StackSpec::Union { upper, lowers, storage, immutable_lowers } => {
+            let storage = Storage { size_bytes: Some(bytes), ..storage };
+            StackSpec::Union { upper, lowers, storage, immutable_lowers }
         }
         StackSpec::Directory { directory, coherence, .. } => {
             StackSpec::Directory { directory, coherence, size_bytes: Some(bytes) }

@@ -66,7 +66,7 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
         (None, Some(upper), true) => {
             let storage = Storage { format: arguments.upper_format, size_bytes: arguments.upper_size };
             let lowers = arguments.lower.iter().flat_map(|list| split_lowers(list)).collect();
-            StackSpec::Union { upper, lowers, storage }
+            StackSpec::Union { upper, lowers, storage, immutable_lowers: arguments.immutable }
         }
         _ => {
             return Err(Failure::usage(
@@ -379,7 +379,7 @@ fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {
         StackSpec::Directory { directory: path, coherence, size_bytes } => {
             Ok(StackSpec::Directory { directory: directory(context, &path)?, coherence, size_bytes })
         }
-        StackSpec::Union { upper, lowers, storage } => {
+        StackSpec::Union { upper, lowers, storage, immutable_lowers } => {
             let upper = directory(context, &upper)?;
             let lowers = lowers.iter().map(|lower| lower_branch(context, lower)).collect::<Result<Vec<_>>>()?;
             if lowers.is_empty() || lowers.len() > LOWERS_MAX {
@@ -396,7 +396,7 @@ fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {
                     ));
                 }
             }
-            Ok(StackSpec::Union { upper, lowers, storage })
+            Ok(StackSpec::Union { upper, lowers, storage, immutable_lowers })
         }
     }
 }

@@ -178,11 +178,12 @@ fn settings(spec: &MountSpec) -> String {
             parts.push(format!("coherence {coherence}"));
             parts.extend(at_most(size_bytes));
         }
-        StackSpec::Union { upper, lowers, storage } => {
+        StackSpec::Union { upper, lowers, storage, immutable_lowers } => {
             parts.push(format!("upper branch {}", shown(upper)));
             parts.push(format!("format {}", storage.format));
             parts.extend(at_most(&storage.size_bytes));
-            parts.extend(lowers.iter().map(|lower| format!("lower branch {}", shown(lower))));
+            let immutable = if *immutable_lowers { "immutable " } else { "" };
+            parts.extend(lowers.iter().map(|lower| format!("{immutable}lower branch {}", shown(lower))));
         }
     }
     parts.extend(spec.timeout.map(|timeout| format!("timeout {timeout}")));
@@ -339,7 +340,8 @@ mod tests {
     #[test]
     fn inspect_says_what_an_instance_was_mounted_with() {
         let storage = Storage { format: UpperFormat::ALL[1].1, size_bytes: Some(300 << 20) };
-        let stack = StackSpec::Union { upper: "/up".into(), lowers: vec!["/a".into(), "/b".into()], storage };
+        let lowers = vec!["/a".into(), "/b".into()];
+        let stack = StackSpec::Union { upper: "/up".into(), lowers, storage, immutable_lowers: false };
         let mut spec = MountSpec::new("web-1", "/mnt", stack);
         spec.timeout = Some("30s".parse().expect("a time"));
         spec.suid = true;
@@ -347,9 +349,12 @@ mod tests {
             settings(&spec),
             "upper branch /up, format bcow, at most 300 MiB, lower branch /a, lower branch /b, timeout 30s, set-id bits"
         );
+        let (upper, lowers) = ("/up".into(), vec!["/a".into()]);
+        spec.stack = StackSpec::Union { upper, lowers, storage: Storage::default(), immutable_lowers: true };
+        (spec.timeout, spec.suid) = (None, false);
+        assert_eq!(settings(&spec), "upper branch /up, format sparse, immutable lower branch /a");
         let coherence = Coherence::Timed { milliseconds: 1000 };
         spec.stack = StackSpec::Directory { directory: "/d".into(), coherence, size_bytes: None };
-        (spec.timeout, spec.suid) = (None, false);
         assert_eq!(settings(&spec), "directory /d, coherence timed:1s");
     }
 

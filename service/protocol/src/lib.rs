@@ -114,6 +114,9 @@ pub enum StackSpec {
         /// How the writable branch stores what is written.
         #[serde(default, skip_serializing_if = "Storage::is_default")]
         storage: Storage,
+        /// Whether the read-only branches fail what has changed in them since (`EIO`).
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        immutable_lowers: bool,
     },
 }
 
@@ -150,7 +153,7 @@ impl StackSpec {
     /// A union of these branches, whose upper one stores as usual.
     #[must_use]
     pub fn union(upper: impl Into<PathBuf>, lowers: Vec<PathBuf>) -> Self {
-        Self::Union { upper: upper.into(), lowers, storage: Storage::default() }
+        Self::Union { upper: upper.into(), lowers, storage: Storage::default(), immutable_lowers: false }
     }
 }
 
@@ -403,6 +406,7 @@ mod tests {
                 upper: "/u".into(),
                 lowers: vec!["/l1".into(), "/l2".into()],
                 storage: Storage { format: UpperFormat::BcowSpace, size_bytes: Some(1 << 30) },
+                immutable_lowers: true,
             },
             devices: true,
             suid: true,

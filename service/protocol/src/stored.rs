@@ -20,6 +20,8 @@ pub(crate) enum Stored {
         lowers: Vec<PathBuf>,
         #[serde(default)]
         storage: Storage,
+        #[serde(default)]
+        immutable_lowers: bool,
     },
     /// An earlier version's directory that other pools may have mounted, too.
     SharedDirectory { directory: PathBuf },
@@ -34,7 +36,9 @@ impl From<Stored> for StackSpec {
             Stored::Directory { directory, coherence, size_bytes } => {
                 Self::Directory { directory, coherence, size_bytes }
             }
-            Stored::Union { upper, lowers, storage } => Self::Union { upper, lowers, storage },
+            Stored::Union { upper, lowers, storage, immutable_lowers } => {
+                Self::Union { upper, lowers, storage, immutable_lowers }
+            }
             Stored::SharedDirectory { directory } => {
                 Self::Directory { directory, coherence: shared(true), size_bytes: None }
             }

@@ -5,6 +5,7 @@
 
 use super::crash_state::{self, Carried, Stuck, UpperRoot};
 use super::error::{Role, StackError};
+use super::immutable::Immutable;
 use super::sources::{Backend, BranchId, Claim, Lineage, Source};
 use crate::in_flight::InFlight;
 use crate::spans::Timed;
@@ -24,6 +25,8 @@ pub(super) struct Branch {
     pub source: Arc<dyn Source>,
     pub role: Role,
     pub backend: Arc<dyn Backend>,
+    /// Of a lower branch: what sees to it that nothing changes, once that is asked for.
+    pub immutable: Option<Arc<Immutable>>,
     pub bcow: Option<Arc<Bcow>>,
     /// What is directly above the backend and its format.
     pub stored: Arc<dyn Libservice>,

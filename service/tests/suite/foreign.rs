@@ -238,7 +238,7 @@ fn a_check_of_a_file_of_any_size_ends() {
     }
     fs::write(lower.join("f"), CONTENT).expect("a file");
     let storage = Storage { format: UpperFormat::BcowSpace, size_bytes: None };
-    let stack = StackSpec::Union { upper: upper.clone(), lowers: vec![lower], storage };
+    let stack = StackSpec::Union { upper: upper.clone(), lowers: vec![lower], storage, immutable_lowers: false };
     let builder = StackBuilder::new(4 << 20, None).expect("a cache");
     let layer = builder.build(&stack).expect("usable").layer();
     let entry = layer.lookup(&ROOT, NodeId::ROOT, Name::new(b"f").expect("a name")).expect("there");

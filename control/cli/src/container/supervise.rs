@@ -90,7 +90,12 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
     let lowers = container.record.lowers(&context.images()?);
     Ok(mount::Wanted {
         mount_point: places.root,
-        stack: StackSpec::Union { upper: places.upper, lowers, storage: container.record.storage },
+        stack: StackSpec::Union {
+            upper: places.upper,
+            lowers,
+            storage: container.record.storage,
+            immutable_lowers: false,
+        },
         owner: None,
         container: Some(container.record.name.clone()),
         ids: container.record.userns.clone(),
