@@ -9,7 +9,6 @@
 
 use crate::blocks::Cost;
 use crate::config::LIMIT_BYTES_MIN;
-use crate::node::{Evicted, Node};
 use crate::sync::lock;
 use crossbeam_utils::CachePadded;
 use std::collections::VecDeque;
@@ -31,9 +30,31 @@ const FLOOR_PART: u64 = 8;
 /// How often room is looked for before a reservation fails.
 const ATTEMPTS_MAX: usize = 8;
 
+/// A file whose chunks are in the order of eviction.
+pub(crate) trait Evictable: Send + Sync {
+    /// Whether the chunk may still be there. Waits for nothing: it is called with the queues locked, for which whoever has the file's state
+    /// locked may wait.
+    fn may_have_chunk(&self, index: u64, ticket: u64) -> bool;
+
+    /// Drops what can be dropped of one chunk, unless it was read again since the last time. Does not wait either.
+    fn evict_chunk(&self, index: u64, ticket: u64) -> Evicted;
+}
+
+/// What [`Evictable::evict_chunk`] did.
+pub(crate) enum Evicted {
+    /// the chunk is another one or none
+    Gone,
+    /// it was read again since the last time, and stays
+    Hot,
+    /// nothing could be evicted now
+    Nothing,
+    /// so many blocks, which freed so many bytes; `rest`: the chunk still holds others
+    Blocks { bytes: u64, blocks: u64, rest: bool },
+}
+
 /// A chunk of a file in the order of eviction.
 struct Entry {
-    node: Weak<Node>,
+    file: Weak<dyn Evictable>,
     chunk: u64,
     ticket: u64,
 }
@@ -56,7 +77,7 @@ impl Queues {
 
     fn sweep(&mut self) {
         let alive =
-            |entry: &Entry| entry.node.upgrade().is_some_and(|node| node.may_have_chunk(entry.chunk, entry.ticket));
+            |entry: &Entry| entry.file.upgrade().is_some_and(|file| file.may_have_chunk(entry.chunk, entry.ticket));
         self.small.retain(alive);
         self.main.retain(alive);
         self.sweep_at = (self.small.len() + self.main.len()) * 2 + SWEEP_AT_MIN;
@@ -266,10 +287,10 @@ impl Budget {
     }
 
     /// Puts a new chunk into the order.
-    pub(crate) fn enter(&self, node: Weak<Node>, chunk: u64, ticket: u64) {
-        let shard = (chunk as usize ^ (node.as_ptr().addr() >> 6)) % SHARDS;
+    pub(crate) fn enter(&self, file: Weak<dyn Evictable>, chunk: u64, ticket: u64) {
+        let shard = (chunk as usize ^ (file.as_ptr().addr() >> 6)) % SHARDS;
         let mut queues = lock(&self.shards[shard]);
-        queues.small.push_back(Entry { node, chunk, ticket });
+        queues.small.push_back(Entry { file, chunk, ticket });
         queues.sweep_if_due();
     }
 
@@ -315,8 +336,8 @@ impl Budget {
                     },
                 }
             };
-            let Some(node) = entry.node.upgrade() else { continue };
-            match node.evict_chunk(entry.chunk, entry.ticket) {
+            let Some(file) = entry.file.upgrade() else { continue };
+            match file.evict_chunk(entry.chunk, entry.ticket) {
                 Evicted::Gone => {}
                 Evicted::Hot => lock(shard).main.push_back(entry),
                 Evicted::Nothing if from_small => lock(shard).small.push_back(entry),
@@ -372,7 +393,8 @@ mod tests {
         let core = Core::new(Arc::clone(&pool.pool), Memory::new(), None);
         let node = core.get(NodeId::ROOT).unwrap();
         let mut queues = Queues::default();
-        queues.small.push_back(Entry { node: Arc::downgrade(&node), chunk: 0, ticket: 1 });
+        let file = Arc::downgrade(&node);
+        queues.small.push_back(Entry { file, chunk: 0, ticket: 1 });
         let (told, swept) = channel();
         // Whoever changes a file may be about to put a chunk of it into the queues, and waits for them.
         let state = write(&node.state);

@@ -21,7 +21,7 @@
 
 use crate::answers::{CachedXattr, Target};
 use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Held, blocks_for};
-use crate::budget::Reservation;
+use crate::budget::{Evictable, Evicted, Reservation};
 use crate::content::Content;
 use crate::core::Core;
 use crate::huge::HugeRanges;
@@ -37,18 +37,6 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock, Weak};
-
-/// What `evict_chunk` did.
-pub(crate) enum Evicted {
-    /// the chunk is another one or none
-    Gone,
-    /// it was read again since the last time, and stays
-    Hot,
-    /// nothing could be evicted now
-    Nothing,
-    /// so many blocks, which freed so many bytes; `rest`: the chunk still holds others
-    Blocks { bytes: u64, blocks: u64, rest: bool },
-}
 
 /// A write-back that failed, for the handles that have not heard of it.
 #[derive(Default)]
@@ -290,50 +278,6 @@ impl Node {
         });
     }
 
-    /// Whether the chunk may still be there. Does not wait: the caller holds the queues, for which `settle` waits under
-    /// `state`.
-    pub(crate) fn may_have_chunk(&self, index: u64, ticket: u64) -> bool {
-        let Some(state) = try_read(&self.state) else { return true };
-        state.blocks.chunk(index).is_some_and(|chunk| chunk.ticket == ticket)
-    }
-
-    /// Drops what can be dropped of one chunk, unless it was read again since the last time.
-    pub(crate) fn evict_chunk(&self, index: u64, ticket: u64) -> Evicted {
-        let Some(mut state) = try_write(&self.state) else { return Evicted::Nothing };
-        let state = &mut *state;
-        let Some(chunk) = state.blocks.chunk(index).filter(|chunk| chunk.ticket == ticket) else {
-            return Evicted::Gone;
-        };
-        if state.is_pinned() {
-            return Evicted::Nothing;
-        }
-        if chunk.cool() {
-            return Evicted::Hot;
-        }
-        let gone = chunk.evictable();
-        // Heap content is freed as a whole or not at all.
-        let on_heap = matches!(state.content, Content::Heap(_));
-        if gone == 0 || (on_heap && chunk.pinned() != 0) {
-            return Evicted::Nothing;
-        }
-        let (bytes_gone, rewritten) = (gone & chunk.resident, gone & chunk.rewritten & chunk.resident);
-        if punch(state, index, bytes_gone).is_err() {
-            state.publish(&[]);
-            return Evicted::Nothing;
-        }
-        let before = state.held();
-        state.epoch += u64::from(rewritten != 0);
-        state.blocks.change_chunk(index, |chunk| chunk.clear(gone));
-        if state.blocks.counts().resident == 0 && state.view.is_none() {
-            state.empty();
-        }
-        let rest = state.blocks.chunk(index).is_some();
-        let after = state.held();
-        self.settle(state, before, None);
-        let blocks = before.counts.resident - after.counts.resident;
-        Evicted::Blocks { bytes: before.cost.bytes - after.cost.bytes, blocks, rest }
-    }
-
     /// Drops every clean block, hot or not.
     pub(crate) fn drop_clean(&self) {
         self.drop_clean_from(0, u64::MAX);
@@ -494,6 +438,50 @@ impl Node {
         if let Some(handle) = surplus {
             self.core.below.release(handle);
         }
+    }
+}
+
+impl Evictable for Node {
+    fn may_have_chunk(&self, index: u64, ticket: u64) -> bool {
+        // Who calls this holds the queues, for which `settle` waits under `state`.
+        let Some(state) = try_read(&self.state) else { return true };
+        state.blocks.chunk(index).is_some_and(|chunk| chunk.ticket == ticket)
+    }
+
+    fn evict_chunk(&self, index: u64, ticket: u64) -> Evicted {
+        let Some(mut state) = try_write(&self.state) else { return Evicted::Nothing };
+        let state = &mut *state;
+        let Some(chunk) = state.blocks.chunk(index).filter(|chunk| chunk.ticket == ticket) else {
+            return Evicted::Gone;
+        };
+        if state.is_pinned() {
+            return Evicted::Nothing;
+        }
+        if chunk.cool() {
+            return Evicted::Hot;
+        }
+        let gone = chunk.evictable();
+        // Heap content is freed as a whole or not at all.
+        let on_heap = matches!(state.content, Content::Heap(_));
+        if gone == 0 || (on_heap && chunk.pinned() != 0) {
+            return Evicted::Nothing;
+        }
+        let (bytes_gone, rewritten) = (gone & chunk.resident, gone & chunk.rewritten & chunk.resident);
+        if punch(state, index, bytes_gone).is_err() {
+            state.publish(&[]);
+            return Evicted::Nothing;
+        }
+        let before = state.held();
+        state.epoch += u64::from(rewritten != 0);
+        state.blocks.change_chunk(index, |chunk| chunk.clear(gone));
+        if state.blocks.counts().resident == 0 && state.view.is_none() {
+            state.empty();
+        }
+        let rest = state.blocks.chunk(index).is_some();
+        let after = state.held();
+        self.settle(state, before, None);
+        let blocks = before.counts.resident - after.counts.resident;
+        Evicted::Blocks { bytes: before.cost.bytes - after.cost.bytes, blocks, rest }
     }
 }
 
