@@ -5,10 +5,8 @@
 //! cached, and the layer below is asked each time. While memory is short no answers are cached, and those already cached are
 //! dropped.
 
-use crate::core::Core;
-use crate::node::Node;
 use crate::pool::Pool;
-use crate::sync::write;
+use poolfs_libservice::Share;
 use std::sync::Arc;
 
 /// What one takes beside its bytes: its place in the node, what the C library adds to its pieces, and what counts it.
@@ -16,26 +14,28 @@ const ANSWER_COST: u64 = 192;
 
 /// Room for an answer; given back when it is dropped, whatever drops it.
 pub(crate) struct AnswerRoom {
-    core: Arc<Core>,
+    pool: Arc<Pool>,
+    share: Arc<Share>,
     bytes: u64,
 }
 
 impl AnswerRoom {
-    /// Room for one of so many bytes, if there is some. Not to be called with a state locked: content may have to leave for it.
-    pub(crate) fn take(core: &Arc<Core>, length: usize) -> Option<Self> {
+    /// Room for one of so many bytes in the share of its layer, if there is some. Not to be called with a state locked: content may have to leave
+    /// for it.
+    pub(crate) fn take(pool: &Arc<Pool>, share: &Arc<Share>, length: usize) -> Option<Self> {
         let bytes = length as u64 + ANSWER_COST;
-        if core.pool.is_short() || !core.answers.add(bytes) {
+        if pool.is_short() || !share.add(bytes) {
             return None;
         }
-        core.pool.budget.charge(bytes);
-        Some(Self { core: Arc::clone(core), bytes })
+        pool.budget.charge(bytes);
+        Some(Self { pool: Arc::clone(pool), share: Arc::clone(share), bytes })
     }
 }
 
 impl Drop for AnswerRoom {
     fn drop(&mut self) {
-        self.core.answers.subtract(self.bytes);
-        self.core.pool.budget.discharge(self.bytes);
+        self.share.subtract(self.bytes);
+        self.pool.budget.discharge(self.bytes);
     }
 }
 
@@ -50,20 +50,4 @@ pub(crate) struct CachedXattr {
     pub(crate) name: Box<[u8]>,
     pub(crate) value: Option<Box<[u8]>>,
     pub(crate) _room: AnswerRoom,
-}
-
-impl Node {
-    fn give_up_answers(&self) {
-        let mut state = write(&self.state);
-        (state.target, state.xattrs) = (None, Vec::new());
-    }
-}
-
-impl Pool {
-    /// Gives up all answers, of all layers.
-    pub(crate) fn give_up_answers(&self) {
-        let layers = self.idle.layers();
-        let with_answers = layers.iter().filter(|layer| layer.answers.used() > 0);
-        with_answers.flat_map(|layer| layer.nodes()).for_each(|node| node.give_up_answers());
-    }
 }

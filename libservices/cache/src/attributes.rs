@@ -2,9 +2,9 @@
 //! afterwards.
 
 use crate::answers::{AnswerRoom, CachedXattr, Target};
-use crate::node::{Node, State};
+use crate::node::Node;
+use crate::node_state::{Emptied, State};
 use crate::sync::{lock, read};
-use crate::write_back::Emptied;
 use poolfs_libservice::{Result, WrittenAt, fail};
 use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, SetAttributes, SetTime};
 use std::time::Instant;
@@ -248,7 +248,7 @@ impl Node {
             return Ok(target.bytes.to_vec());
         }
         let target = self.core.below.readlink(caller, self.id)?;
-        if let Some(room) = AnswerRoom::take(&self.core, target.len()) {
+        if let Some(room) = AnswerRoom::take(&self.core.pool, &self.core.answers, target.len()) {
             let kept = Target { bytes: target.clone().into(), _room: room };
             self.update(None, |state| state.target = Some(kept));
         }
@@ -271,7 +271,8 @@ impl Node {
             _ => None,
         };
         if let Some(value) = value
-            && let Some(room) = AnswerRoom::take(&self.core, name.len() + value.map_or(0, <[u8]>::len))
+            && let Some(room) =
+                AnswerRoom::take(&self.core.pool, &self.core.answers, name.len() + value.map_or(0, <[u8]>::len))
         {
             let entry = CachedXattr { name: name.into(), value: value.map(Into::into), _room: room };
             self.update(None, |state| {

@@ -283,7 +283,7 @@ impl Drop for Cache {
             tracing::error!(%error, "a cache was dropped while dirty, and not everything could be written back");
         }
         self.core.clear();
-        self.core.pool.mmap_exports.end(&self.core);
+        self.core.pool.mmap_exports.end(Arc::as_ptr(&self.core).addr());
         if let Some(recorder) = &self.core.recorder
             && let Err(error) = self.core.pool.segments.remove_named(&branch_name(&recorder.key))
         {

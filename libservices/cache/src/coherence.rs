@@ -6,7 +6,8 @@
 
 use crate::core::Core;
 use crate::names::Known;
-use crate::node::{Node, State};
+use crate::node::Node;
+use crate::node_state::State;
 use crate::sync::{lock, read};
 use poolfs_libservice::{Result, Stale, Upcalls};
 use poolfs_types::{Attributes, Name, NodeId};

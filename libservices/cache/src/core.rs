@@ -74,6 +74,15 @@ impl Usage {
     }
 }
 
+impl Pool {
+    /// Gives up all answers, of all layers.
+    pub(crate) fn give_up_answers(&self) {
+        let layers = self.idle.layers();
+        let with_answers = layers.iter().filter(|layer| layer.answers.used() > 0);
+        with_answers.flat_map(|layer| layer.nodes()).for_each(|node| write(&node.state).give_up_answers());
+    }
+}
+
 impl Core {
     pub(crate) fn new(pool: Arc<Pool>, below: Arc<dyn Libservice>, recorder: Option<Recorder>) -> Arc<Self> {
         let names = Names::new(pool.config.names_max);

@@ -6,7 +6,8 @@
 //! written through or removed, the places are stored before that call returns.
 
 use crate::blocks::{CHUNK_BLOCKS, Chunk};
-use crate::node::{Node, State};
+use crate::node::Node;
+use crate::node_state::State;
 use crate::sync::{lock, read, try_lock};
 use poolfs_libservice::Result;
 use std::sync::{Arc, MutexGuard};

@@ -12,9 +12,7 @@
 //! a chunk:    blocks (64 bits; 0 free), entry of its file, which chunk of it
 //! ```
 
-use crate::blocks::{BLOCK, Chunk};
-use crate::content::Content;
-use crate::node::State;
+use crate::blocks::{BLOCK, BlockMap, Chunk};
 use crate::segments::SegmentStore;
 use crate::state_directory::BranchKey;
 use crate::sync::lock;
@@ -225,6 +223,39 @@ pub(crate) struct Recorder {
     pub(crate) key: BranchKey,
 }
 
+impl Recorder {
+    /// Notes what has changed of a file of which something is not settled: in these chunks, and otherwise. `file` is what it is now; which size and
+    /// holds the entry shows is decided here.
+    pub(crate) fn note(&self, kept: &mut Option<Box<Record>>, file: FileWords, blocks: &BlockMap, changed: &[u64]) {
+        let chunks = || changed.iter().map(|&index| (index, blocks.chunk(index)));
+        let holds = chunks().any(|(_, chunk)| chunk.is_some_and(|chunk| chunk.held != 0));
+        let file = FileWords {
+            size: kept.as_ref().and_then(|record| record.cut).unwrap_or(u64::MAX).min(file.size),
+            holds: holds || kept.as_ref().is_some_and(|record| record.file.holds),
+            ..file
+        };
+        let is_new = kept.is_none();
+        let mut record = match kept.take() {
+            Some(record) => record,
+            None => match Record::new(self, file) {
+                Some(record) => Box::new(record),
+                None => return tracing::warn!(inode = file.inode, "no room to note what a death of the service takes"),
+            },
+        };
+        let noted =
+            chunks().filter(|&(index, chunk)| !record.note_chunk(index, chunk.map_or(0, Chunk::unsettled))).count()
+                == 0;
+        if !noted {
+            tracing::warn!(inode = file.inode, "no room to note what a death of the service takes");
+        }
+        if is_new || record.file != file {
+            record.ledger.entries.set_file(record.slot, &file);
+            record.file = file;
+        }
+        *kept = Some(record);
+    }
+}
+
 /// What is noted of one file; given up when dropped.
 pub(crate) struct Record {
     ledger: Arc<Ledger>,
@@ -240,6 +271,12 @@ impl Record {
         let ledger = Arc::clone(&recorder.ledger);
         let slot = lock(&ledger.free).files.take()?;
         Some(Self { ledger, slot, file, cut: None, chunks: HashMap::new() })
+    }
+
+    /// The file is about to be cut below, to this size: after a death in the middle of it the record has it cut, too. Nothing: it is
+    /// over.
+    pub(crate) fn cut(&mut self, size: Option<u64>) {
+        self.cut = size;
     }
 
     /// Notes which blocks of a chunk are dirty; false when there is no room for it.
@@ -271,55 +308,6 @@ impl Drop for Record {
         let mut free = lock(&self.ledger.free);
         free.chunks.given_back.extend(self.chunks.values());
         free.files.given_back.push(self.slot);
-    }
-}
-
-impl State {
-    /// The file is about to be cut below, to this size: after a death in the middle of it the record has it cut, too. Nothing: it is
-    /// over.
-    pub(crate) fn cut_record(&mut self, size: Option<u64>) {
-        if let Some(record) = &mut self.record {
-            record.cut = size;
-        }
-    }
-
-    /// Notes what has changed, in these chunks and otherwise.
-    pub(crate) fn record(&mut self, recorder: &Recorder, changed: &[u64]) {
-        if !self.is_unsettled() {
-            self.record = None;
-            return;
-        }
-        let chunks = || changed.iter().map(|&index| (index, self.blocks.chunk(index)));
-        let holds = chunks().any(|(_, chunk)| chunk.is_some_and(|chunk| chunk.held != 0));
-        let segment = if let Content::Segment(segment) = &self.content { segment.id() } else { 0 };
-        let file = FileWords {
-            key: recorder.key,
-            inode: self.attributes.inode,
-            segment,
-            size: self.record.as_ref().and_then(|record| record.cut).unwrap_or(u64::MAX).min(self.attributes.size),
-            modified: self.attributes.modified,
-            changed: self.attributes.changed,
-            holds: holds || self.record.as_ref().is_some_and(|record| record.file.holds),
-        };
-        let is_new = self.record.is_none();
-        let mut record = match self.record.take() {
-            Some(record) => record,
-            None => match Record::new(recorder, file) {
-                Some(record) => Box::new(record),
-                None => return tracing::warn!(inode = file.inode, "no room to note what a death of the service takes"),
-            },
-        };
-        let noted =
-            chunks().filter(|&(index, chunk)| !record.note_chunk(index, chunk.map_or(0, Chunk::unsettled))).count()
-                == 0;
-        if !noted {
-            tracing::warn!(inode = file.inode, "no room to note what a death of the service takes");
-        }
-        if is_new || record.file != file {
-            record.ledger.entries.set_file(record.slot, &file);
-            record.file = file;
-        }
-        self.record = Some(record);
     }
 }
 

@@ -5,7 +5,6 @@
 //! taken from the share: the number of maps is bounded.
 
 use crate::blocks::{BLOCK, CHUNK_BLOCKS};
-use crate::core::Core;
 use crate::pool::Pool;
 use poolfs_ipc::segment::CAPACITY_MAX;
 use poolfs_libservice::Share;
@@ -30,9 +29,10 @@ pub(crate) struct MapPages {
 }
 
 impl MapPages {
-    pub(crate) fn new(core: &Core) -> Self {
-        core.pool.budget.charge(FIRST_PAGES * BLOCK);
-        let (share, pool) = (Arc::clone(&core.map_pages), Arc::clone(&core.pool));
+    /// Those of a new map of a layer with this share.
+    pub(crate) fn new(pool: &Arc<Pool>, share: &Arc<Share>) -> Self {
+        pool.budget.charge(FIRST_PAGES * BLOCK);
+        let (share, pool) = (Arc::clone(share), Arc::clone(pool));
         Self { written: [0; PAGES_MAX / 64], taken: 0, share, pool }
     }
 

@@ -3,20 +3,19 @@
 //! No process reports when the last user of such a file is gone, and none could be trusted to: a mapping outlives its descriptor
 //! and its process. The kernel knows, and is asked periodically.
 
-use crate::core::Core;
+use crate::pins::Pinned;
 use crate::sync::{lock, try_lock};
-use crate::text::Pin;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 /// What is lent; as many files as may be pinned at most.
 #[derive(Default)]
-pub(crate) struct MmapExports(Mutex<BTreeMap<usize, Arc<Pin>>>);
+pub(crate) struct MmapExports(Mutex<BTreeMap<usize, Arc<dyn Pinned>>>);
 
 impl MmapExports {
     /// Keeps what a descriptor was opened of, which is open still.
-    pub(crate) fn note(&self, pin: Arc<Pin>) {
-        lock(&self.0).insert(pin.number(), pin);
+    pub(crate) fn note(&self, pin: Arc<dyn Pinned>) {
+        lock(&self.0).insert(pin.file(), pin);
     }
 
     /// Lets go what nobody has any more. By one thread at a time.
@@ -28,9 +27,9 @@ impl MmapExports {
         drop(over);
     }
 
-    /// Lets go what is of a layer whose end has come.
-    pub(crate) fn end(&self, core: &Arc<Core>) {
-        let over: Vec<_> = lock(&self.0).extract_if(.., |_, pin| pin.is_of(core)).collect();
+    /// Lets go what is of a layer whose end has come ([`Pinned::layer`]).
+    pub(crate) fn end(&self, layer: usize) {
+        let over: Vec<_> = lock(&self.0).extract_if(.., |_, pin| pin.layer() == layer).collect();
         drop(over);
     }
 }

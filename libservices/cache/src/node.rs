@@ -19,106 +19,17 @@
 //! - After `state` come the budget's queues, the list of dirty files, and at the very end the lock of what is charged (dropped
 //!   answers give it back, [`crate::answers`]). No holder of those waits for a `state`.
 
-use crate::answers::{CachedXattr, Target};
-use crate::blocks::{BLOCK, BlockMap, CHUNK_BLOCKS, Held, blocks_for};
+use crate::blocks::{BLOCK, Held};
 use crate::budget::{Evictable, Evicted, Reservation};
 use crate::content::Content;
 use crate::core::Core;
-use crate::huge::HugeRanges;
-use crate::ledger::Record;
+use crate::node_state::State;
 use crate::sync::{lock, read, try_read, try_write, write};
-use crate::text::Program;
-use crate::version::Version;
-use crate::view::View;
-use crate::write_back::Emptied;
-use poolfs_libservice::{Holder, Result, fail};
-use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags, Timestamp};
-use std::io;
+use poolfs_libservice::{Result, fail};
+use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock, Weak};
-
-/// A write-back that failed, for the handles that have not heard of it.
-#[derive(Default)]
-pub(crate) struct WriteError {
-    /// Counts failures; a handle remembers which it has reported.
-    pub(crate) sequence: u64,
-    pub(crate) errno: Option<Errno>,
-    /// Whether the last attempt failed: a repetition of it is no news.
-    pub(crate) failing: bool,
-}
-
-/// What changes.
-pub(crate) struct State {
-    /// As users see them; `size` and, while `time_dirty`, the times of a file are newer than below's.
-    pub(crate) attributes: Attributes,
-    /// Something below changed them; ask before the next use.
-    pub(crate) stale: bool,
-    /// Counts changes of attributes by this layer, to recognise answers from below that a change overtook.
-    pub(crate) stamp: u64,
-    /// The file's size below.
-    pub(crate) below_size: u64,
-    /// The times are not below yet.
-    pub(crate) time_dirty: bool,
-    /// The times are being set below right now.
-    pub(crate) time_moving: bool,
-    /// The change time that the last write-back left below, and the one that users go on seeing: theirs, as long as
-    /// nothing else changes the file.
-    pub(crate) written_back: Option<(Timestamp, Timestamp)>,
-    /// Counts events after which bytes read from below earlier may be outdated; of a directory: names.
-    pub(crate) epoch: u64,
-    pub(crate) blocks: BlockMap,
-    pub(crate) content: Content,
-    /// What clients read by themselves; then the content is a segment.
-    pub(crate) view: Option<Box<View>>,
-    /// Of a segment that clients read by themselves, or did before.
-    pub(crate) huge: Option<Box<HugeRanges>>,
-    /// Whose clients were given that segment, or all of the file in one.
-    pub(crate) given: Vec<Weak<dyn Holder>>,
-    /// Nothing comes into that segment any more: with the last of what is in it, it goes, and this is over.
-    pub(crate) is_retiring: bool,
-    /// What the kernel may map by itself.
-    pub(crate) program: Program,
-    pub(crate) dirty_ticket: Option<u64>,
-    /// What is noted of it for the time after a death, while it is dirty.
-    pub(crate) record: Option<Box<Record>>,
-    pub(crate) error: WriteError,
-    pub(crate) emptied: Emptied,
-    /// It has no name any more.
-    pub(crate) orphan: bool,
-    /// It is counted as such where others wait for its room.
-    pub(crate) is_leaving: bool,
-    /// A symbolic link's target.
-    pub(crate) target: Option<Target>,
-    pub(crate) xattrs: Vec<CachedXattr>,
-    /// Where others change the layer below.
-    pub(crate) version: Version,
-}
-
-impl State {
-    fn held(&self) -> Held {
-        let counts = self.blocks.counts();
-        Held { counts, cost: counts.cost(matches!(self.content, Content::Segment(_))) }
-    }
-
-    /// The attributes as users see them: dirty blocks count as allocated.
-    pub(crate) fn shown(&self) -> Attributes {
-        let mut shown = self.attributes;
-        let most = shown.blocks.max(blocks_for(shown.size).saturating_mul(BLOCK / 512));
-        shown.blocks = (shown.blocks + self.blocks.counts().dirty * (BLOCK / 512)).min(most);
-        shown
-    }
-
-    /// Something is newer here than below.
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.blocks.counts().dirty > 0 || self.time_dirty || self.time_moving
-    }
-
-    /// Something is newer here than what whoever comes after this process finds below.
-    pub(crate) fn is_unsettled(&self) -> bool {
-        self.is_dirty() || self.blocks.counts().deferred > 0
-    }
-}
 
 #[derive(Default)]
 struct BelowHandles {
@@ -178,32 +89,7 @@ impl Drop for Cleaning {
 
 impl Node {
     pub(crate) fn new(core: &Arc<Core>, id: NodeId, attributes: Attributes, stale: bool) -> Arc<Self> {
-        let state = State {
-            attributes,
-            stale,
-            stamp: 0,
-            below_size: attributes.size,
-            time_dirty: false,
-            time_moving: false,
-            written_back: None,
-            epoch: 0,
-            blocks: if core.recorder.is_some() { BlockMap::noting() } else { BlockMap::default() },
-            content: Content::default(),
-            view: None,
-            huge: None,
-            given: Vec::new(),
-            is_retiring: false,
-            program: Program::default(),
-            dirty_ticket: None,
-            record: None,
-            error: WriteError::default(),
-            emptied: Emptied::default(),
-            orphan: false,
-            is_leaving: false,
-            target: None,
-            xattrs: Vec::new(),
-            version: Version::default(),
-        };
+        let state = State::new(attributes, stale, core.recorder.is_some());
         Arc::new_cyclic(|me| Self {
             id,
             core: Arc::clone(core),
@@ -467,7 +353,7 @@ impl Evictable for Node {
             return Evicted::Nothing;
         }
         let (bytes_gone, rewritten) = (gone & chunk.resident, gone & chunk.rewritten & chunk.resident);
-        if punch(state, index, bytes_gone).is_err() {
+        if state.punch(index, bytes_gone).is_err() {
             state.publish(&[]);
             return Evicted::Nothing;
         }
@@ -483,17 +369,4 @@ impl Evictable for Node {
         let blocks = before.counts.resident - after.counts.resident;
         Evicted::Blocks { bytes: before.cost.bytes - after.cost.bytes, blocks, rest }
     }
-}
-
-/// Punches the runs of set bits of a chunk.
-fn punch(state: &mut State, index: u64, mut bits: u64) -> io::Result<()> {
-    while bits != 0 {
-        let first = u64::from(bits.trailing_zeros());
-        let count = u64::from((bits >> first).trailing_ones());
-        let block = index * CHUNK_BLOCKS + first;
-        state.retract(block..block + count);
-        state.content.punch(block * BLOCK, count * BLOCK)?;
-        bits &= !crate::blocks::mask(first, count);
-    }
-    Ok(())
 }

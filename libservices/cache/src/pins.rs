@@ -2,6 +2,7 @@
 //! kernel has released it.
 
 use crate::sync::lock;
+use std::any::Any;
 use std::sync::{Arc, Mutex};
 
 /// One part in so many of the cache may be pinned.
@@ -30,6 +31,24 @@ pub(crate) enum Refusal {
     TooLarge,
     /// others have taken the room
     NoRoom,
+}
+
+/// What keeps all of a file's content in a segment of its own.
+pub(crate) trait Pinned: Any + Send + Sync {
+    /// How many bytes that is.
+    fn bytes(&self) -> u64;
+
+    /// What tells the file from all others that are pinned.
+    fn file(&self) -> usize;
+
+    /// What tells the layer of the file from all others.
+    fn layer(&self) -> usize;
+
+    /// Whether anybody has what is pinned open or mapped.
+    fn is_used(&self) -> bool;
+
+    /// No process has it any more.
+    fn let_go(&self);
 }
 
 /// The room of one file; given back when dropped.

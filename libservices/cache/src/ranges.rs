@@ -2,7 +2,8 @@
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for};
 use crate::content::Content;
-use crate::node::{Node, State};
+use crate::node::Node;
+use crate::node_state::State;
 use crate::sync::{lock, read};
 use poolfs_libservice::{Error, Result, fail};
 use poolfs_types::{AllocateMode, Caller, Errno, HandleId, SeekTo, SetAttributes};
@@ -31,7 +32,7 @@ impl State {
     /// Cached bytes of a range become zeros. If the cache's memory fails, the clean blocks there are dropped; dirty ones
     /// cannot be, and a segment that refuses to be punched does not exist in practice.
     fn erase(&mut self, bytes: Range<u64>) {
-        self.retract(block_of(bytes.start)..blocks_for(bytes.end));
+        self.retract(&(block_of(bytes.start)..blocks_for(bytes.end)));
         if let Err(error) = self.content.punch(bytes.start, bytes.end - bytes.start) {
             tracing::error!(%error, "erasing a part of a cache segment failed");
             self.blocks.change_existing(block_of(bytes.start)..blocks_for(bytes.end), |chunk, mask| {

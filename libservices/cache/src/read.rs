@@ -1,7 +1,8 @@
 //! Reads: cached bytes are copied under the file's shared lock; missing ones are read from below in large pieces.
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, by_chunk, cost_of};
-use crate::node::{Node, State};
+use crate::node::Node;
+use crate::node_state::State;
 use crate::sync::{lock, read};
 use poolfs_libservice::{ReadTarget, Result};
 use poolfs_types::Caller;

@@ -17,7 +17,7 @@ use crate::blocks::BLOCK;
 use crate::budget::Look;
 use crate::content::Content;
 use crate::limits::Weigh;
-use crate::node::{Node, State};
+use crate::node::Node;
 use crate::pool::{CachePool, Pool};
 use crate::sync::read;
 use poolfs_libservice::Holder;
@@ -77,25 +77,6 @@ impl Pool {
         if beyond > 0 && self.budget.evict(beyond) < beyond {
             self.hurry();
         }
-    }
-}
-
-impl State {
-    /// Whether those are known to have been given the segment.
-    pub(crate) fn was_given(&self, holder: &Arc<dyn Holder>) -> bool {
-        self.given.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(holder)))
-    }
-
-    /// Notes that those are given the segment: under the lock under which they are, or it may be another one by then. `most`: so many are remembered.
-    pub(crate) fn note_given(&mut self, holder: &Arc<dyn Holder>, most: usize) {
-        if self.was_given(holder) {
-            return;
-        }
-        self.given.retain(|known| known.strong_count() > 0);
-        if self.given.len() >= most.max(1) {
-            self.given.remove(0);
-        }
-        self.given.push(Arc::downgrade(holder));
     }
 }
 

@@ -13,8 +13,9 @@ use crate::content::Content;
 use crate::core::Core;
 use crate::failure::cache_failure;
 use crate::limits::GIVEN_MAX;
-use crate::node::{Node, State};
-use crate::pins::{Permit, Refusal};
+use crate::node::Node;
+use crate::node_state::State;
+use crate::pins::{Permit, Pinned, Refusal};
 use crate::segments::Segment;
 use crate::sync::{lock, read, write};
 use poolfs_libservice::{Holder, Result, Text, fail};
@@ -47,19 +48,20 @@ impl Drop for Pin {
     }
 }
 
-impl Pin {
-    /// What tells it from all others that there are.
-    pub(crate) fn number(&self) -> usize {
+impl Pinned for Pin {
+    fn bytes(&self) -> u64 {
+        self.permit.bytes()
+    }
+
+    fn file(&self) -> usize {
         Arc::as_ptr(&self.node).addr()
     }
 
-    /// Whether it is of a file of this layer.
-    pub(crate) fn is_of(&self, core: &Arc<Core>) -> bool {
-        Arc::ptr_eq(&self.core, core)
+    fn layer(&self) -> usize {
+        Arc::as_ptr(&self.core).addr()
     }
 
-    /// Whether anybody has what is pinned open or mapped.
-    pub(crate) fn is_used(&self) -> bool {
+    fn is_used(&self) -> bool {
         // Nobody is given it meanwhile.
         match &write(&self.node.state).content {
             Content::Segment(segment) => segment.is_used().unwrap_or(true),
@@ -67,28 +69,14 @@ impl Pin {
         }
     }
 
-    /// No process has it any more.
-    pub(crate) fn let_go(&self) {
+    fn let_go(&self) {
         if let Content::Segment(segment) = &mut write(&self.node.state).content {
             segment.let_go();
         }
     }
 }
 
-/// What is known of a file as a program.
-#[derive(Default)]
-pub(crate) struct Program {
-    /// It is one.
-    is_one: Option<bool>,
-    pin: Weak<Pin>,
-}
-
 impl State {
-    /// Whether the content has to stay where it is.
-    pub(crate) fn is_pinned(&self) -> bool {
-        self.program.pin.strong_count() > 0
-    }
-
     /// Drops what was cached of a file in which nothing changes. Who reads that by themselves asks again.
     fn leave_segment(&mut self) {
         self.end_view();
@@ -111,7 +99,7 @@ impl Node {
             return fail(Errno::EOPNOTSUPP);
         }
         let (file, pin) = self.whole(attributes.size, holder, |_| Ok(()))?;
-        Ok(Text { file, bytes: pin.permit.bytes(), pin })
+        Ok(Text { file, bytes: pin.bytes(), pin })
     }
 
     /// All of the file for a process. Only as [`Self::text`].
@@ -139,10 +127,10 @@ impl Node {
         size: u64,
         holder: Option<&Arc<dyn Holder>>,
         prepare: impl FnOnce(&mut Segment) -> io::Result<()>,
-    ) -> Result<(OwnedFd, Arc<Pin>)> {
+    ) -> Result<(OwnedFd, Arc<dyn Pinned>)> {
         // One fills it, the others have it from him. There are no writers in such a layer.
         let _one_at_a_time = lock(&self.writer);
-        let known = read(&self.state).program.pin.upgrade();
+        let known = read(&self.state).program.pin.as_ref().and_then(Weak::upgrade);
         let pin = match known {
             Some(pin) => pin,
             None => self.pin(size)?,
@@ -172,7 +160,7 @@ impl Node {
     }
 
     /// Brings all of the file into a segment of its own.
-    fn pin(self: &Arc<Self>, size: u64) -> Result<Arc<Pin>> {
+    fn pin(self: &Arc<Self>, size: u64) -> Result<Arc<dyn Pinned>> {
         let pool = &self.core.pool;
         if !pool.texts.is_shared() {
             return fail(Errno::EOPNOTSUPP);
@@ -191,14 +179,14 @@ impl Node {
         let segment = self.copy_whole(size)?;
         // The pin refers to the node as a user of the layer does.
         let Some(node) = self.core.reference(self.id) else { return fail(Errno::ESTALE) };
-        let pin = Arc::new(Pin { core: Arc::clone(&self.core), node, permit });
+        let pin: Arc<dyn Pinned> = Arc::new(Pin { core: Arc::clone(&self.core), node, permit });
         // What clients have of another segment goes, and is seen to go.
         self.taking_away(|| self.update(None, State::leave_segment));
         self.update(Some(&mut reservation), |state| {
             state.leave_segment();
             state.content = Content::Segment(segment);
             state.blocks.change(0..blocks, |chunk, mask| chunk.resident |= mask);
-            state.program.pin = Arc::downgrade(&pin);
+            state.program.pin = Some(Arc::downgrade(&pin));
         });
         Ok(pin)
     }

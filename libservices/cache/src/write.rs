@@ -3,7 +3,8 @@
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, cost_of};
 use crate::core::{Core, Room};
 use crate::failure::cache_failure;
-use crate::node::{Node, State};
+use crate::node::Node;
+use crate::node_state::State;
 use crate::sync::{lock, read, try_read};
 use poolfs_libservice::{Result, Written, WrittenAt, fail};
 use poolfs_types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX, FILE_SIZE_MAX};

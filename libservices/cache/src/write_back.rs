@@ -2,7 +2,8 @@
 //! after both.
 
 use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk, cost_of};
-use crate::node::{Node, State};
+use crate::node::Node;
+use crate::node_state::{Emptied, State};
 use crate::sync::{lock, read, try_lock};
 use poolfs_libservice::{Error, NameChange, Result, Spending, fail};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime, Timestamp};
@@ -17,18 +18,6 @@ const PIECES_MAX: usize = 32;
 
 fn writable(chunk: &Chunk) -> u64 {
     chunk.dirty & !chunk.held & !chunk.writing
-}
-
-/// Of a file that was truncated to nothing: its old content is gone below, so what is written instead goes below as it is closed, and
-/// not only when its time has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Emptied {
-    #[default]
-    No,
-    /// no descriptor was closed since it was written again
-    Open,
-    /// one was, perhaps of a process that had only inherited it; the file itself is not closed yet
-    Closing,
 }
 
 /// A run of blocks on its way below.
