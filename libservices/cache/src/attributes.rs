@@ -153,7 +153,7 @@ impl Node {
         Ok(())
     }
 
-    /// Changes attributes. Of a regular file only under a [`Use`](crate::node::Use).
+    /// Changes attributes. Of a regular file only under a [`Use`](crate::node_use::Use).
     pub(crate) fn set_attributes(
         &self,
         caller: &Caller,

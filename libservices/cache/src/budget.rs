@@ -359,9 +359,9 @@ impl Budget {
 mod tests {
     use super::*;
     use crate::cache::Cache;
+    use crate::cache_pool::CachePool;
     use crate::config::CacheConfig;
     use crate::core::Core;
-    use crate::pool::CachePool;
     use crate::sync::write;
     use poolfs_libservice::{Libservice, Memory};
     use poolfs_types::{Caller, Name, NodeId, OpenFlags};
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn sweeping_waits_for_no_file() {
         let pool = CachePool::new(CacheConfig::with_limit(1 << 20)).unwrap();
-        let core = Core::new(Arc::clone(&pool.pool), Memory::new(), None);
+        let core = Core::new(&pool.pool, &pool.background.lists, Memory::new(), None);
         let node = core.get(NodeId::ROOT).unwrap();
         let mut queues = Queues::default();
         let file = Arc::downgrade(&node);

@@ -1,11 +1,12 @@
 //! The cache layer itself: how it is made and shut down, and what several of its calls share.
 
+use crate::cache_pool::CachePool;
 use crate::core::{Core, Usage};
 use crate::handles::{Handles, Open, OpenFile};
 use crate::ledger::Recorder;
 use crate::names::Known;
-use crate::node::{Node, Use};
-use crate::pool::CachePool;
+use crate::node::Node;
+use crate::node_use::Use;
 use crate::read_ahead::Reader;
 use crate::state_directory::BranchKey;
 use crate::state_directory::branch_name;
@@ -21,7 +22,7 @@ use std::sync::{Arc, RwLockWriteGuard};
 /// The layer below must not be changed by anybody else while the cache is there, unless it says so ([`Libservice::attach`]). [`Cache::shutdown`] comes before the
 /// cache is dropped: what is dirty then is still written back, but a failure is only logged, and the data lost.
 pub struct Cache {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<Core<Node>>,
     pub(crate) handles: Handles,
     /// The threads must outlive the nodes they serve.
     _pool: Arc<CachePool>,
@@ -29,7 +30,7 @@ pub struct Cache {
 
 /// A node that a name led to, with a reference of its own.
 pub(crate) struct Peeked<'a> {
-    core: &'a Core,
+    core: &'a Core<Node>,
     pub(crate) node: Arc<Node>,
 }
 
@@ -63,7 +64,7 @@ impl Cache {
     }
 
     fn over(pool: &Arc<CachePool>, below: Arc<dyn Libservice>, recorder: Option<Recorder>) -> Arc<Self> {
-        let core = Core::new(Arc::clone(&pool.pool), below, recorder);
+        let core = Core::new(&pool.pool, &pool.background.lists, below, recorder);
         Arc::new(Self { core, handles: Handles::new(), _pool: Arc::clone(pool) })
     }
 

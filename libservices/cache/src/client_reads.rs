@@ -55,7 +55,7 @@ impl State {
 }
 
 impl Node {
-    /// The file's segment with a map, which is made if there is none that is large enough. Only under a [`Use`](crate::node::Use).
+    /// The file's segment with a map, which is made if there is none that is large enough. Only under a [`Use`](crate::node_use::Use).
     pub(crate) fn segment(self: &Arc<Self>, lease: &Arc<dyn Lease>) -> Result<Shared> {
         let pool = &self.core.pool;
         if pool.is_short() {
@@ -95,7 +95,7 @@ impl Node {
                 io::ErrorKind::Unsupported => Errno::EOPNOTSUPP.into(),
                 _ => cache_failure(&error),
             })?;
-            pool.viewed(self);
+            self.core.lists.viewed(self);
         }
         self.give(lease)
     }
@@ -155,11 +155,6 @@ impl Node {
             huge.note_huge(&run);
         }
         Ok(())
-    }
-
-    /// Whether clients may read it by themselves.
-    pub(crate) fn has_view(&self) -> bool {
-        read(&self.state).view.is_some()
     }
 
     /// Whether clients read it by themselves, or did while what is cached of it came, or it was given as a whole.

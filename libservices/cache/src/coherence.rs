@@ -66,7 +66,7 @@ impl Node {
     }
 }
 
-impl Core {
+impl Core<Node> {
     /// What is known of a name.
     pub(crate) fn known(&self, parent: NodeId, name: Name<'_>) -> Option<Known> {
         self.names.get(parent, name, self.epoch_of_names(parent))
@@ -93,7 +93,7 @@ impl Core {
     }
 }
 
-impl Upcalls for Core {
+impl Upcalls for Core<Node> {
     fn stale(&self, node: NodeId, what: Stale) {
         self.outdate_answers();
         if let Some(kept) = self.get(node) {

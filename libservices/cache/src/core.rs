@@ -1,25 +1,24 @@
-//! The shared part of one cache layer: the layer below, the table of nodes with their references, the names, and the space left
-//! below.
+//! What the nodes of one cache layer share, whatever they are: the layer below, the table in which they are found, the names, and
+//! the space left below.
 
 use crate::blocks::{BLOCK, Held};
+use crate::file_lists::FileLists;
 use crate::leaving::Leaving;
 use crate::ledger::Recorder;
 use crate::names::Names;
-use crate::node::Node;
 use crate::pool::Pool;
-use crate::sync::{lock, read, write};
+use crate::sync::{lock, read};
 use hashbrown::HashMap;
-use poolfs_libservice::{Coherence, Entry, Libservice, Result, Share, Shares, Upcalls};
-use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, Timestamp};
+use poolfs_libservice::{Coherence, Libservice, Result, Share, Shares, Upcalls};
+use poolfs_types::{Caller, Errno, NodeId};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
 const SHARDS: usize = 32;
-/// Idle nodes looked at when one becomes idle and there are too many, in its own layer and in another one of the pool.
-const TRIM_STEPS: usize = 4;
 
-type Shard = RwLock<HashMap<NodeId, Arc<Node>>>;
+/// A part of the table of nodes.
+pub(crate) type Shard<N> = RwLock<HashMap<NodeId, Arc<N>>>;
 
 /// What is known of the room below for what is to become dirty.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,9 +29,12 @@ pub(crate) enum Room {
     Unforeseen,
 }
 
-pub(crate) struct Core {
+/// What the nodes of a layer share; they are `N`.
+pub(crate) struct Core<N> {
     pub(crate) below: Arc<dyn Libservice>,
     pub(crate) pool: Arc<Pool>,
+    /// The pool's lists of what there is to do.
+    pub(crate) lists: Arc<FileLists<N>>,
     pub(crate) names: Names,
     /// Who else changes the layer below.
     pub(crate) coherence: Coherence,
@@ -40,7 +42,7 @@ pub(crate) struct Core {
     pub(crate) above: Mutex<Option<Weak<dyn Upcalls>>>,
     /// Where what is dirty is noted, if it is.
     pub(crate) recorder: Option<Recorder>,
-    shards: [Shard; SHARDS],
+    pub(crate) shards: [Shard<N>; SHARDS],
     idle: Mutex<VecDeque<NodeId>>,
     pub(crate) removals: AtomicU64,
     used: Arc<AtomicU64>,
@@ -74,28 +76,29 @@ impl Usage {
     }
 }
 
-impl Pool {
-    /// Gives up all answers, of all layers.
-    pub(crate) fn give_up_answers(&self) {
-        let layers = self.idle.layers();
-        let with_answers = layers.iter().filter(|layer| layer.answers.used() > 0);
-        with_answers.flat_map(|layer| layer.nodes()).for_each(|node| write(&node.state).give_up_answers());
-    }
-}
-
-impl Core {
-    pub(crate) fn new(pool: Arc<Pool>, below: Arc<dyn Libservice>, recorder: Option<Recorder>) -> Arc<Self> {
+impl<N> Core<N> {
+    /// That of a layer without any node.
+    pub(crate) fn empty(
+        pool: Arc<Pool>,
+        lists: Arc<FileLists<N>>,
+        below: Arc<dyn Libservice>,
+        recorder: Option<Recorder>,
+    ) -> Arc<Self>
+    where
+        Self: Upcalls + 'static,
+    {
         let names = Names::new(pool.config.names_max);
         let dirty = if below.read_only() { Shares::new(0).join() } else { pool.dirty_shares.join() };
         let map_pages = pool.map_shares.join();
         let answers = pool.answer_shares.join();
         let keeps_deferred = recorder.is_some() && below.defers();
-        let core = Arc::new_cyclic(|me: &Weak<Self>| Self {
+        Arc::new_cyclic(|me: &Weak<Self>| Self {
             coherence: below.attach(me.clone()),
             above: Mutex::default(),
             below,
             leaving: Leaving::new(pool.config.leaving_wait_max),
             pool,
+            lists,
             names,
             recorder,
             shards: Default::default(),
@@ -110,14 +113,11 @@ impl Core {
             answers,
             held: AtomicU64::new(0),
             room: AtomicI64::new(0),
-        });
-        let root = Node::new(&core, NodeId::ROOT, unknown_directory(), true);
-        write(core.shard(NodeId::ROOT)).insert(NodeId::ROOT, root);
-        core.pool.idle.add(&core);
-        core
+        })
     }
 
-    fn shard(&self, id: NodeId) -> &Shard {
+    /// The part of the table in which a node is, if it is known.
+    pub(crate) fn shard(&self, id: NodeId) -> &Shard<N> {
         &self.shards[(id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % SHARDS]
     }
 
@@ -224,16 +224,8 @@ impl Core {
         result
     }
 
-    pub(crate) fn get(&self, id: NodeId) -> Option<Arc<Node>> {
+    pub(crate) fn get(&self, id: NodeId) -> Option<Arc<N>> {
         read(self.shard(id)).get(&id).map(Arc::clone)
-    }
-
-    /// A node with one more reference for the layer above.
-    pub(crate) fn reference(&self, id: NodeId) -> Option<Arc<Node>> {
-        let shard = read(self.shard(id));
-        let node = shard.get(&id)?;
-        node.refs.fetch_add(1, Ordering::AcqRel);
-        Some(Arc::clone(node))
     }
 
     /// How often something has come that may have outdated answers: a node has left the table, or others have changed something. Taken before asking below for an entry that [`Core::adopt`] gets.
@@ -241,54 +233,13 @@ impl Core {
         self.removals.load(Ordering::Acquire)
     }
 
-    /// The node of an entry that the layer below returned (and whose reference this layer now owns), with one reference
-    /// for the layer above. When something has outdated answers since `removals`, the entry may be older than what a node that left wrote.
-    pub(crate) fn adopt(self: &Arc<Self>, entry: &Entry, removals: u64) -> Arc<Node> {
-        let mut shard = write(self.shard(entry.node));
-        let node = shard
-            .entry(entry.node)
-            .or_insert_with(|| Node::new(self, entry.node, entry.attributes, removals != self.removals()));
-        node.below_refs.fetch_add(1, Ordering::AcqRel);
-        node.refs.fetch_add(1, Ordering::AcqRel);
-        Arc::clone(node)
-    }
-
-    /// Gives back references of the layer above.
-    pub(crate) fn forget(&self, id: NodeId, count: u64) {
-        let node = {
-            let shard = read(self.shard(id));
-            let Some(node) = shard.get(&id) else { return };
-            let less = |refs: u64| Some(refs.saturating_sub(count));
-            let before = node.refs.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
-            if before.is_ok_and(|refs| refs > count) {
-                return;
-            }
-            Arc::clone(node)
-        };
-        self.reconsider(&node);
-    }
-
-    /// Something gave up a node: drop it if it has no name, else remember that it is idle.
-    pub(crate) fn reconsider(&self, node: &Arc<Node>) {
-        if node.id == NodeId::ROOT || node.refs.load(Ordering::Acquire) > 0 || node.in_use() {
-            return;
-        }
-        if read(&node.state).orphan {
-            self.remove(node);
-        } else if !node.idle.swap(true, Ordering::AcqRel) {
-            let count = self.push_idle(node.id);
-            if count > self.pool.config.idle_nodes_max {
-                self.trim(TRIM_STEPS);
-                // Layers in which nothing happens give way too.
-                if let Some(other) = self.pool.idle.next() {
-                    other.trim(TRIM_STEPS);
-                }
-            }
-        }
+    /// Every node.
+    pub(crate) fn nodes(&self) -> Vec<Arc<N>> {
+        self.shards.iter().flat_map(|shard| read(shard).values().map(Arc::clone).collect::<Vec<_>>()).collect()
     }
 
     /// A node is idle from now on; how many there are then in the pool.
-    fn push_idle(&self, id: NodeId) -> usize {
+    pub(crate) fn push_idle(&self, id: NodeId) -> usize {
         // Counted before it can be popped, so that the count is never less than nothing.
         let count = self.pool.idle.count_one_more();
         lock(&self.idle).push_back(id);
@@ -296,106 +247,14 @@ impl Core {
     }
 
     /// The node that has been idle for longest is idle no more.
-    fn pop_idle(&self) -> Option<NodeId> {
+    pub(crate) fn pop_idle(&self) -> Option<NodeId> {
         let id = lock(&self.idle).pop_front()?;
         self.pool.idle.count_less(1);
         Some(id)
     }
 
-    /// Looks at up to `steps` idle nodes, the longest idle first, and drops those that are still idle and clean.
-    fn trim(&self, steps: usize) {
-        for _ in 0..steps {
-            let Some(id) = self.pop_idle() else { return };
-            let Some(node) = self.get(id) else { continue };
-            node.idle.store(false, Ordering::Release);
-            if node.refs.load(Ordering::Acquire) > 0 || node.in_use() {
-                continue;
-            }
-            if read(&node.state).is_unsettled() {
-                self.pool.hurry();
-                if !node.idle.swap(true, Ordering::AcqRel) {
-                    self.push_idle(id);
-                }
-            } else {
-                self.remove(&node);
-            }
-        }
-    }
-
-    /// Takes a node that nobody refers to out of the table and gives its references back below.
-    fn remove(&self, node: &Arc<Node>) {
-        {
-            let mut shard = write(self.shard(node.id));
-            let current = shard.get(&node.id).is_some_and(|current| Arc::ptr_eq(current, node));
-            // A reference may have been taken, or bytes written, since the caller looked.
-            let kept = {
-                let state = read(&node.state);
-                state.is_unsettled() && !state.orphan
-            };
-            if !current || kept || !node.try_kill() {
-                return;
-            }
-            shard.remove(&node.id);
-            self.removals.fetch_add(1, Ordering::AcqRel);
-        }
-        self.end(node);
-    }
-
-    /// Drops the content of a node that nobody finds any more, and lets it go below.
-    fn end(&self, node: &Arc<Node>) {
-        node.taking_away(|| node.drop_content());
-        self.below.forget(node.id, node.below_refs.load(Ordering::Acquire));
-        if std::mem::take(&mut write(&node.state).is_leaving) {
-            self.leaving.leave();
-        }
-    }
-
-    /// Every node.
-    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
-        self.shards.iter().flat_map(|shard| read(shard).values().map(Arc::clone).collect::<Vec<_>>()).collect()
-    }
-
-    /// Drops every idle, clean node.
-    pub(crate) fn trim_all(&self) {
-        let count = lock(&self.idle).len();
-        self.trim(count);
-    }
-
-    /// Drops all nodes: the layer is ending.
-    pub(crate) fn clear(&self) {
-        while self.pop_idle().is_some() {}
-        for shard in &self.shards {
-            let nodes = std::mem::take(&mut *write(shard));
-            for node in nodes.into_values() {
-                node.kill();
-                // A write-back under way needs the content to its end.
-                let _flush = lock(&node.flush);
-                self.end(&node);
-            }
-        }
-    }
-
-    /// The files of this layer that are dirty or not stored below, oldest first.
-    pub(crate) fn dirty_files(self: &Arc<Self>) -> Vec<Arc<Node>> {
-        self.pool.dirty_files(usize::MAX, |node| Arc::ptr_eq(&node.core, self))
-    }
-}
-
-fn unknown_directory() -> Attributes {
-    let never = Timestamp::default();
-    Attributes {
-        inode: 1,
-        file_type: FileType::Directory,
-        permissions: 0,
-        links: 2,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        size: 0,
-        blocks: 0,
-        accessed: never,
-        modified: never,
-        changed: never,
-        change: 0,
+    /// How many nodes are idle.
+    pub(crate) fn idle_nodes(&self) -> usize {
+        lock(&self.idle).len()
     }
 }

@@ -29,7 +29,7 @@ impl State {
 }
 
 impl Node {
-    /// Has the layer below store what it has deferred of the file by now. Only under a [`Use`](crate::node::Use).
+    /// Has the layer below store what it has deferred of the file by now. Only under a [`Use`](crate::node_use::Use).
     pub(crate) fn store_deferred(&self) -> Result<()> {
         self.store_with(&lock(&self.storing), || self.core.below.store_deferred(self.id))
     }

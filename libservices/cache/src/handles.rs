@@ -1,6 +1,6 @@
 //! The layer's table of open files and directories.
 
-use crate::node::Use;
+use crate::node_use::Use;
 use crate::read_ahead::Reader;
 use crate::sync::{read, write};
 use hashbrown::HashMap;

@@ -1,10 +1,18 @@
 //! The count of idle nodes (nodes without references) in all layers of a pool: it is bounded for the pool, however many layers
 //! there are.
 
-use crate::core::Core;
 use crate::sync::lock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+
+/// A layer of the pool, as far as others in which more happens ask something of it.
+pub(crate) trait Layer: Send + Sync {
+    /// Looks at up to `steps` idle nodes, the longest idle first, and drops those that are still idle and clean.
+    fn trim(&self, steps: usize);
+
+    /// Drops the answers of the layer below that are kept beside its nodes.
+    fn give_up_answers(&self);
+}
 
 /// The count, and the layers that hold them.
 #[derive(Default)]
@@ -15,16 +23,16 @@ pub(crate) struct IdleNodes {
 
 #[derive(Default)]
 struct Layers {
-    all: Vec<Weak<Core>>,
+    all: Vec<Weak<dyn Layer>>,
     next: usize,
 }
 
 impl IdleNodes {
     /// A layer that may come to hold some.
-    pub(crate) fn add(&self, layer: &Arc<Core>) {
+    pub(crate) fn add(&self, layer: Weak<dyn Layer>) {
         let mut layers = lock(&self.layers);
         layers.all.retain(|layer| layer.strong_count() > 0);
-        layers.all.push(Arc::downgrade(layer));
+        layers.all.push(layer);
     }
 
     /// Counts one more; how many there are then.
@@ -37,14 +45,14 @@ impl IdleNodes {
     }
 
     /// The layers in turn.
-    pub(crate) fn next(&self) -> Option<Arc<Core>> {
+    pub(crate) fn next(&self) -> Option<Arc<dyn Layer>> {
         let mut layers = lock(&self.layers);
         layers.next = (layers.next + 1) % layers.all.len().max(1);
         layers.all.get(layers.next)?.upgrade()
     }
 
     /// All of them.
-    pub(crate) fn layers(&self) -> Vec<Arc<Core>> {
+    pub(crate) fn layers(&self) -> Vec<Arc<dyn Layer>> {
         lock(&self.layers).all.iter().filter_map(Weak::upgrade).collect()
     }
 

@@ -230,7 +230,7 @@ impl Libservice for Cache {
         let window_max = pool.config.read_ahead_bytes.min(pool.budget.allowed() / 16);
         let (window, ahead) = file.reader.advance(offset, target.buffer().len() as u64, window_max);
         if let Some(ahead) = ahead {
-            pool.read_ahead.submit(&file.node.0, ahead, pool.step_bytes());
+            self.core.lists.read_ahead.submit(&file.node.0, ahead, pool.step_bytes());
         }
         let (count, fetched) = file.node.0.read(offset, target, window)?;
         if let Some(end) = fetched {

@@ -6,8 +6,10 @@
 //!
 //! **Structure.** One [`CachePool`] per service owns the memory: a budget, a private tmpfs, and the threads
 //! that write back and read ahead. One [`Cache`] per branch uses it, shared by all instances that use the branch, so that a
-//! file's bytes are in memory once. Begin reading with `cache.rs` (the layer), `node.rs` (one file and its locks), then
-//! `read.rs`, `write.rs` and `write_back.rs`.
+//! file's bytes are in memory once. Begin reading with `cache.rs` (the layer), `node.rs` (one file and its locks) and
+//! `node_state.rs` (what is cached of it), then `read.rs`, `write.rs` and `write_back.rs`. What all files share (`pool.rs`, `core.rs`,
+//! `file_lists.rs`) is below them, and is generic over what they are where it holds them; `node_table.rs` and `background.rs`, above them,
+//! say what is done with them.
 //!
 //! **Lasting state.** Everything here may be lost at any moment except dirty content and the modification time that belongs to
 //! it; both go below within the expire time, or when a file is synced. What of it outlives the process is in `ledger.rs`. Changes
@@ -44,10 +46,12 @@
 
 mod answers;
 mod attributes;
+mod background;
 mod blocks;
 mod budget;
 mod buffer;
 mod cache;
+mod cache_pool;
 mod carried;
 mod client_reads;
 mod coherence;
@@ -57,6 +61,7 @@ mod core;
 mod crash_recovery;
 mod deferred;
 mod failure;
+mod file_lists;
 mod handles;
 mod huge;
 mod idle;
@@ -70,6 +75,8 @@ mod moves;
 mod names;
 mod node;
 mod node_state;
+mod node_table;
+mod node_use;
 mod pins;
 mod pool;
 mod ranges;
@@ -82,13 +89,14 @@ mod sync;
 mod text;
 mod version;
 mod view;
+mod weighing;
 mod write;
 mod write_back;
 
 pub use self::core::Usage;
 pub use cache::Cache;
+pub use cache_pool::{CacheMemory, CachePool};
 pub use config::{CacheConfig, CacheError, CacheStatistics, LIMIT_BYTES_MIN};
 pub use crash_recovery::{CrashRecovery, Salvaged, Waiting};
-pub use pool::{CacheMemory, CachePool};
 pub use segments::SharedNotice;
 pub use state_directory::{BranchKey, StateDirectory, open_private};

@@ -25,28 +25,28 @@ use crate::content::Content;
 use crate::core::Core;
 use crate::node_state::State;
 use crate::sync::{lock, read, try_read, try_write, write};
-use poolfs_libservice::{Result, fail};
-use poolfs_types::{Attributes, Caller, Errno, FileType, HandleId, NodeId, OpenFlags};
+use poolfs_types::{Attributes, FileType, HandleId, NodeId};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock, Weak};
 
+/// The handles below, and who uses them.
 #[derive(Default)]
-struct BelowHandles {
-    users: u64,
+pub(crate) struct BelowHandles {
+    pub(crate) users: u64,
     /// those of them that write back, for nobody who has it open
-    cleaners: u64,
-    dead: bool,
-    reader: Option<HandleId>,
-    writer: Option<HandleId>,
+    pub(crate) cleaners: u64,
+    pub(crate) dead: bool,
+    pub(crate) reader: Option<HandleId>,
+    pub(crate) writer: Option<HandleId>,
     /// Writes at the end of the file, wherever others have brought that.
-    appender: Option<HandleId>,
+    pub(crate) appender: Option<HandleId>,
 }
 
 /// One object.
 pub(crate) struct Node {
     pub(crate) id: NodeId,
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<Core<Self>>,
     me: Weak<Node>,
     /// References of the layer above; changed only under the table's lock.
     pub(crate) refs: AtomicU64,
@@ -64,31 +64,13 @@ pub(crate) struct Node {
     /// Block ranges being read from below.
     pub(crate) filling: Mutex<Vec<Range<u64>>>,
     pub(crate) filled: Condvar,
-    below: Mutex<BelowHandles>,
+    pub(crate) below: Mutex<BelowHandles>,
     /// In memory of its own: the order of eviction may know the node for a while after its end, and then this has gone.
     pub(crate) state: Box<RwLock<State>>,
 }
 
-/// Keeps a node and its handles below; everything that reads or writes below works under one.
-pub(crate) struct Use(pub(crate) Arc<Node>);
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        self.0.end_use();
-    }
-}
-
-/// A [`Use`] by whoever writes back for others.
-pub(crate) struct Cleaning(pub(crate) Use);
-
-impl Drop for Cleaning {
-    fn drop(&mut self) {
-        lock(&self.0.0.below).cleaners -= 1;
-    }
-}
-
 impl Node {
-    pub(crate) fn new(core: &Arc<Core>, id: NodeId, attributes: Attributes, stale: bool) -> Arc<Self> {
+    pub(crate) fn new(core: &Arc<Core<Self>>, id: NodeId, attributes: Attributes, stale: bool) -> Arc<Self> {
         let state = State::new(attributes, stale, core.recorder.is_some());
         Arc::new_cyclic(|me| Self {
             id,
@@ -146,9 +128,9 @@ impl Node {
             budget.enter(self.me.clone(), chunk, ticket);
         }
         match (state.is_unsettled(), state.dirty_ticket) {
-            (true, None) => state.dirty_ticket = self.me.upgrade().map(|me| core.pool.enqueue_dirty(me)),
+            (true, None) => state.dirty_ticket = self.me.upgrade().map(|me| core.lists.enqueue_dirty(me)),
             (false, Some(ticket)) => {
-                core.pool.dequeue_dirty(ticket);
+                core.lists.dequeue_dirty(ticket);
                 state.dirty_ticket = None;
             }
             _ => {}
@@ -159,7 +141,7 @@ impl Node {
     pub(crate) fn requeue_dirty(&self) {
         self.update(None, |state| {
             if let Some(ticket) = state.dirty_ticket.take() {
-                self.core.pool.dequeue_dirty(ticket);
+                self.core.lists.dequeue_dirty(ticket);
             }
         });
     }
@@ -209,23 +191,6 @@ impl Node {
         });
     }
 
-    /// Begins using the handles below.
-    pub(crate) fn begin_use(self: &Arc<Self>) -> Result<Use> {
-        let mut below = lock(&self.below);
-        if below.dead {
-            return fail(Errno::ESTALE);
-        }
-        below.users += 1;
-        Ok(Use(Arc::clone(self)))
-    }
-
-    /// Begins to write back for others.
-    pub(crate) fn begin_cleaning(self: &Arc<Self>) -> Result<Cleaning> {
-        let used = self.begin_use()?;
-        lock(&self.below).cleaners += 1;
-        Ok(Cleaning(used))
-    }
-
     /// Whether nobody can come to read what is written back: it has no name, and nobody has it open.
     pub(crate) fn is_abandoned(&self) -> bool {
         read(&self.state).orphan && {
@@ -245,25 +210,6 @@ impl Node {
         if state.orphan { leaving.enter() } else { leaving.leave() }
     }
 
-    fn end_use(self: &Arc<Self>) {
-        let handles = {
-            let mut below = lock(&self.below);
-            below.users -= 1;
-            if below.users > 0 {
-                return;
-            }
-            [below.reader.take(), below.writer.take(), below.appender.take()]
-        };
-        if self.has_view() {
-            // Who opens the file again asks again.
-            self.update(None, State::end_view);
-        }
-        for handle in handles.into_iter().flatten() {
-            self.core.below.release(handle);
-        }
-        self.core.reconsider(self);
-    }
-
     /// Marks the node dead if nobody uses it.
     pub(crate) fn try_kill(&self) -> bool {
         let mut below = lock(&self.below);
@@ -280,50 +226,6 @@ impl Node {
 
     pub(crate) fn in_use(&self) -> bool {
         lock(&self.below).users > 0
-    }
-
-    /// A handle below that can read. Only under a [`Use`].
-    pub(crate) fn reader_below(&self) -> Result<HandleId> {
-        let mut below = lock(&self.below);
-        if let Some(handle) = below.writer.or(below.reader) {
-            return Ok(handle);
-        }
-        let handle = self.core.below.open(&Caller::ROOT, self.id, OpenFlags::READ_ONLY)?;
-        below.reader = Some(handle);
-        Ok(handle)
-    }
-
-    /// A handle below that can read and write. Only under a [`Use`].
-    pub(crate) fn writer_below(&self) -> Result<HandleId> {
-        let mut below = lock(&self.below);
-        if let Some(handle) = below.writer {
-            return Ok(handle);
-        }
-        let handle = self.core.below.open(&Caller::ROOT, self.id, OpenFlags::READ_WRITE)?;
-        below.writer = Some(handle);
-        Ok(handle)
-    }
-
-    /// A handle below that appends. Only under a [`Use`].
-    pub(crate) fn appender_below(&self) -> Result<HandleId> {
-        let mut below = lock(&self.below);
-        if let Some(handle) = below.appender {
-            return Ok(handle);
-        }
-        let handle = self.core.below.open(&Caller::ROOT, self.id, OpenFlags::WRITE_ONLY | OpenFlags::APPEND)?;
-        below.appender = Some(handle);
-        Ok(handle)
-    }
-
-    /// Takes over the handle that creating the file returned. Only under a [`Use`].
-    pub(crate) fn adopt_writer(&self, handle: HandleId) {
-        let surplus = {
-            let mut below = lock(&self.below);
-            if below.writer.is_some() { Some(handle) } else { below.writer.replace(handle) }
-        };
-        if let Some(handle) = surplus {
-            self.core.below.release(handle);
-        }
     }
 }
 

@@ -59,7 +59,7 @@ impl State {
 }
 
 impl Node {
-    /// Allocates, punches or zeroes below first, then here. Only under a [`Use`](crate::node::Use).
+    /// Allocates, punches or zeroes below first, then here. Only under a [`Use`](crate::node_use::Use).
     pub(crate) fn fallocate(&self, caller: &Caller, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
         self.fallocate_below(caller, mode, offset, length)?;
         let removes = mode.intersects(AllocateMode::PUNCH_HOLE | AllocateMode::ZERO_RANGE);
@@ -110,7 +110,7 @@ impl Node {
     }
 
     /// The next data or hole: below's answer, with what is not below yet counting as data. Only under a
-    /// [`Use`](crate::node::Use).
+    /// [`Use`](crate::node_use::Use).
     pub(crate) fn seek(&self, caller: &Caller, offset: u64, to: SeekTo) -> Result<u64> {
         let size = read(&self.state).attributes.size;
         if offset >= size {
@@ -166,14 +166,13 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use crate::blocks::BLOCK;
+    use crate::cache_pool::CachePool;
     use crate::config::CacheConfig;
     use crate::content::Content;
     use crate::core::Core;
-    use crate::pool::CachePool;
     use crate::sync::read;
     use poolfs_libservice::{Libservice, Memory};
     use poolfs_types::{AllocateMode, Caller, Name, NodeId, OpenFlags};
-    use std::sync::Arc;
 
     #[test]
     fn a_punched_file_on_the_heap_is_charged_with_all_it_holds() {
@@ -181,7 +180,7 @@ mod tests {
         let memory = Memory::new();
         let name = Name::new(b"f").unwrap();
         let (entry, handle) = memory.create(&Caller::ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).unwrap();
-        let core = Core::new(Arc::clone(&pool.pool), memory, None);
+        let core = Core::new(&pool.pool, &pool.background.lists, memory, None);
         let node = core.adopt(&entry, 0).begin_use().unwrap();
         node.0.adopt_writer(handle);
         node.0.write(false, 0, &[1; 32 << 10]).unwrap();

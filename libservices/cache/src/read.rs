@@ -73,7 +73,7 @@ impl State {
 
 impl Node {
     /// Reads as many bytes as `target` is long, or fewer; what has to be fetched is fetched `window` bytes at a time or more. Returns the
-    /// count and, if something was missing, where fetching ended. Only under a [`Use`](crate::node::Use).
+    /// count and, if something was missing, where fetching ended. Only under a [`Use`](crate::node_use::Use).
     pub(crate) fn read(&self, offset: u64, target: &mut dyn ReadTarget, window: u64) -> Result<(usize, Option<u64>)> {
         let length = target.buffer().len();
         let mut done = 0;
@@ -106,7 +106,7 @@ impl Node {
         Ok((done, fetched))
     }
 
-    /// Reads ahead what is missing of a range. Only under a [`Use`](crate::node::Use).
+    /// Reads ahead what is missing of a range. Only under a [`Use`](crate::node_use::Use).
     pub(crate) fn read_ahead(&self, blocks: Range<u64>) -> Result<()> {
         let mut at = blocks.start;
         while at < blocks.end && !read(&self.state).is_retiring {
@@ -176,7 +176,7 @@ impl Node {
     }
 
     /// Reads bytes of a file that has no others than below, without keeping more of them than there are. Only under a
-    /// [`Use`](crate::node::Use).
+    /// [`Use`](crate::node_use::Use).
     pub(crate) fn read_past_cache(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let mut done = 0;
         while done < buffer.len() {

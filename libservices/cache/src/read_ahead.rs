@@ -1,7 +1,5 @@
-//! Read-ahead: detects sequential readers, decides how far ahead to read, and runs the threads that do it.
+//! Read-ahead: detects sequential readers, decides how far ahead to read, and hands that to the threads that do it.
 
-use crate::blocks::{block_of, blocks_for};
-use crate::node::Node;
 use crate::sync::lock;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -71,27 +69,31 @@ fn steps(bytes: Range<u64>, step: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-struct Request {
-    node: Weak<Node>,
+struct Request<N> {
+    node: Weak<N>,
     bytes: Range<u64>,
 }
 
-#[derive(Default)]
-struct Queue {
-    requests: VecDeque<Request>,
+struct Queue<N> {
+    requests: VecDeque<Request<N>>,
     stop: bool,
 }
 
-/// What is to be read ahead.
-#[derive(Default)]
-pub(crate) struct ReadAheadQueue {
-    queue: Mutex<Queue>,
+/// What is to be read ahead, of whatever nodes.
+pub(crate) struct ReadAheadQueue<N> {
+    queue: Mutex<Queue<N>>,
     wake: Condvar,
 }
 
-impl ReadAheadQueue {
+impl<N> Default for ReadAheadQueue<N> {
+    fn default() -> Self {
+        Self { queue: Mutex::new(Queue { requests: VecDeque::new(), stop: false }), wake: Condvar::new() }
+    }
+}
+
+impl<N> ReadAheadQueue<N> {
     /// Has `bytes` read in pieces of `step` bytes, several at a time: a disk is faster so.
-    pub(crate) fn submit(&self, node: &Arc<Node>, bytes: Range<u64>, step: u64) {
+    pub(crate) fn submit(&self, node: &Arc<N>, bytes: Range<u64>, step: u64) {
         let mut queue = lock(&self.queue);
         let room = QUEUE_MAX - queue.requests.len().min(QUEUE_MAX);
         for bytes in steps(bytes, step).take(room) {
@@ -105,8 +107,8 @@ impl ReadAheadQueue {
         self.wake.notify_all();
     }
 
-    /// A thread's life.
-    pub(crate) fn work(&self) {
+    /// A thread's life: it has `read` read what is to be read ahead, one piece after the other.
+    pub(crate) fn work(&self, read: impl Fn(&Arc<N>, Range<u64>)) {
         loop {
             let mut queue = lock(&self.queue);
             let request = loop {
@@ -119,10 +121,9 @@ impl ReadAheadQueue {
                 }
             };
             drop(queue);
-            let Some(node) = request.node.upgrade() else { continue };
-            let Ok(node) = node.begin_use() else { continue };
-            // A failure here is no one's yet: the reader meets it again when it gets there.
-            let _ = node.0.read_ahead(block_of(request.bytes.start)..blocks_for(request.bytes.end));
+            if let Some(node) = request.node.upgrade() {
+                read(&node, request.bytes);
+            }
         }
     }
 }

@@ -5,8 +5,8 @@
 //! their views end, nothing more enters them, their clean blocks are dropped, dirty ones as soon as they are clean, and then the
 //! segment goes. From then on the content of their files is cached in other segments, of which no client has a descriptor.
 //!
-//! **Measuring.** The cache measures whether the memory came back, and reports it to the holders whose clients had the segment.
-//! It does so as well whenever a large part of such a file is truncated, punched or removed.
+//! **Measuring.** The cache measures whether the memory came back, and reports it to the holders whose clients had the segment
+//! ([`crate::weighing`]). It does so as well whenever a large part of such a file is truncated, punched or removed.
 //!
 //! **Pinned files.** Programs that the kernel was given, and files that were lent ([`crate::text`]), are such segments, too:
 //! their readers may keep pages in the same way. They stay as long as they are pinned. Once they are not, nobody can come to keep
@@ -15,62 +15,22 @@
 
 use crate::blocks::BLOCK;
 use crate::budget::Look;
+use crate::cache_pool::CachePool;
 use crate::content::Content;
 use crate::limits::Weigh;
 use crate::node::Node;
-use crate::pool::{CachePool, Pool};
+use crate::pool::Pool;
 use crate::sync::read;
-use poolfs_libservice::Holder;
+use crate::weighing::Kept;
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 
-/// How much of a file is taken away to see whether its memory comes back.
-const PROBE_BYTES: u64 = 8 << 20;
 /// Most of all files at a time.
 const PROBES_BYTES_MAX: u64 = 64 << 20;
 /// So much of what is let go after that is taken away as well.
 const WEIGHED_AFTER_PROBE: u64 = 64 << 20;
 
-/// It is taken away in pieces, each of which is looked at by itself: several times what the kernel counts late, on a few processors.
-const PIECE_BYTES: u64 = 1 << 20;
-
-/// What the process is counted for, and the kernel cannot drop by itself.
-pub(crate) type Kept<'a> = dyn Fn() -> Option<u64> + 'a;
-
-/// What came of taking a piece away.
-struct Piece {
-    taken: u64,
-    /// Of that.
-    stayed: u64,
-}
-
-impl Piece {
-    fn part(&self) -> f64 {
-        self.stayed as f64 / self.taken as f64
-    }
-
-    /// Whether so much was taken that what stayed of it says something.
-    fn is_large(&self) -> bool {
-        self.taken >= PIECE_BYTES / 2
-    }
-
-    /// Whether less stayed of it than of the other one. Beside a large one, a small one says nothing: a few pages that others free hide what stays.
-    fn says_more_than(&self, other: &Self) -> bool {
-        if self.is_large() == other.is_large() { self.part() < other.part() } else { self.is_large() }
-    }
-}
-
 impl Pool {
-    /// Whether there is too little memory.
-    pub(crate) fn is_short(&self) -> bool {
-        self.is_short.load(Ordering::Acquire)
-    }
-
-    /// Goes on with segments that were not empty when they were to go.
-    pub(crate) fn go_on_retiring(viewed: &[Arc<Node>]) {
-        viewed.iter().filter(|node| read(&node.state).is_retiring).for_each(|node| node.drop_clean());
-    }
-
     /// Takes away what exceeds what may be used, as far as it is clean.
     fn fit(&self) {
         let beyond = self.budget.used().saturating_sub(self.budget.allowed());
@@ -97,90 +57,6 @@ impl Node {
         if before > 0 {
             self.take_away(&given, kept, 0, u64::MAX);
         }
-    }
-
-    /// Drops a part of what clients read by themselves, to see whether its memory comes back; how much that was.
-    fn probe(&self, first: usize, kept: &Kept<'_>) -> u64 {
-        let given = self.given();
-        if given.is_empty() { 0 } else { self.take_away(&given, kept, first, PROBE_BYTES) }
-    }
-
-    /// The same when it is no longer pinned, if somebody looks who keeps what is taken away.
-    pub(crate) fn weigh_if_due(&self) {
-        let pool = &self.core.pool;
-        if pool.weighing_due.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let Some(kept) = pool.kept.get() else { return };
-        let taken = self.probe(0, kept);
-        let less = |due: u64| Some(due.saturating_sub(taken));
-        let _ = pool.weighing_due.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-    }
-
-    /// Those who may keep pages of what can be taken away.
-    fn given(&self) -> Vec<Weak<dyn Holder>> {
-        let state = read(&self.state);
-        let is_segment = matches!(state.content, Content::Segment(_));
-        if is_segment && !state.is_pinned() { state.given.clone() } else { Vec::new() }
-    }
-
-    /// Drops what is clean, up to `most` bytes, and tells those who were given it how much of that stayed in memory. How much was dropped.
-    ///
-    /// What others do at the same moment is counted for the process as well. So it is done piece by piece, and what is told is what stayed of the piece of which
-    /// least did, of the small ones only if there is no large one: nobody is taken for one who keeps pages because others do, or because they fill the
-    /// cache just then.
-    fn take_away(&self, given: &[Weak<dyn Holder>], kept: &Kept<'_>, first: usize, most: u64) -> u64 {
-        let (mut taken, mut least) = (0, None::<Piece>);
-        while taken < most {
-            let Some(piece) = self.take_piece_away(kept, first) else { break };
-            taken += piece.taken;
-            if least.as_ref().is_none_or(|least| piece.says_more_than(least)) {
-                least = Some(piece);
-            }
-        }
-        if let Some(least) = least {
-            let stayed = (taken as f64 * least.part()) as u64;
-            given.iter().filter_map(Weak::upgrade).for_each(|holder| holder.stayed(taken, stayed));
-        }
-        taken
-    }
-
-    fn take_piece_away(&self, kept: &Kept<'_>, first: usize) -> Option<Piece> {
-        self.weighed(kept, || self.drop_clean_from(first, PIECE_BYTES)).1
-    }
-
-    /// Does what takes content away, and looks how much of it stays in memory.
-    fn weighed<R>(&self, kept: &Kept<'_>, take: impl FnOnce() -> R) -> (R, Option<Piece>) {
-        let budget = &self.core.pool.budget;
-        let resident = || read(&self.state).blocks.counts().resident * BLOCK;
-        let now = || kept().map(|kept| (kept, budget.used()));
-        let (before, had) = (now(), resident());
-        let result = take();
-        let taken = had.saturating_sub(resident());
-        let (Some((before, used_before)), Some((after, used_after))) = (before, now()) else { return (result, None) };
-        // It has not become less for the process; and it has become more beside the cache. Whatever else comes into the cache meanwhile does the first, and
-        // whatever else leaves it the second.
-        let of_process = (after + taken).saturating_sub(before);
-        let of_others = after.saturating_sub(used_after).saturating_sub(before.saturating_sub(used_before));
-        (result, (taken > 0).then(|| Piece { taken, stayed: of_process.min(of_others).min(taken) }))
-    }
-
-    /// Does what takes content away for good, because its file is cut, punched or gone: nothing will be left by which could be seen later who keeps it.
-    pub(crate) fn taking_away<R>(&self, take: impl FnOnce() -> R) -> R {
-        let Some(kept) = self.core.pool.kept.get() else { return take() };
-        let given = {
-            let state = read(&self.state);
-            let is_much = state.blocks.counts().resident * BLOCK >= PIECE_BYTES && !state.is_pinned();
-            if is_much && matches!(state.content, Content::Segment(_)) { state.given.clone() } else { Vec::new() }
-        };
-        if given.is_empty() {
-            return take();
-        }
-        let (result, piece) = self.weighed(kept, take);
-        if let Some(Piece { taken, stayed }) = piece.filter(|piece| piece.taken >= PIECE_BYTES) {
-            given.iter().filter_map(Weak::upgrade).for_each(|holder| holder.stayed(taken, stayed));
-        }
-        result
     }
 
     /// Whether somebody has the segment who keeps what is taken away.
@@ -235,19 +111,19 @@ impl CachePool {
     /// Retires the segments that clients have, as far as what is in them is clean; the rest when this is called again. `kept` is what the process is
     /// counted for.
     pub fn retire_segments(&self, kept: &Kept<'_>) {
-        self.pool.viewed_files().iter().for_each(|node| node.retire(kept));
+        self.background.lists.viewed_files().iter().for_each(|node| node.retire(kept));
     }
 
-    /// The same of those only that somebody has who keeps what is taken away ([`Holder::is_suspended`]).
+    /// The same of those only that somebody has who keeps what is taken away ([`Holder::is_suspended`](poolfs_libservice::Holder::is_suspended)).
     pub fn retire_kept_segments(&self, kept: &Kept<'_>) {
-        self.pool.viewed_files().iter().filter(|node| node.is_kept()).for_each(|node| node.retire(kept));
+        self.background.lists.viewed_files().iter().filter(|node| node.is_kept()).for_each(|node| node.retire(kept));
     }
 
     /// Takes away a little of what clients have, and tells whose clients have it whether its memory came back; so it does with what the kernel and
     /// processes let go next. `turn`: others each time.
     pub fn probe_segments(&self, turn: usize, kept: &Kept<'_>) {
         self.pool.weighing_due.store(WEIGHED_AFTER_PROBE, Ordering::Relaxed);
-        let mut viewed = self.pool.viewed_files();
+        let mut viewed = self.background.lists.viewed_files();
         let count = viewed.len();
         viewed.rotate_left(turn.checked_rem(count).unwrap_or(0));
         let mut taken = 0;
@@ -266,9 +142,11 @@ mod tests {
     use crate::blocks::CHUNK_BLOCKS;
     use crate::cache::Cache;
     use crate::config::CacheConfig;
-    use poolfs_libservice::{Durability, Lease, Libservice, Memory, SharedContent};
+    use crate::weighing::PIECE_BYTES;
+    use poolfs_libservice::{Durability, Holder, Lease, Libservice, Memory, SharedContent};
     use poolfs_types::{AllocateMode, Caller, HandleId, Name, NodeId, OpenFlags, SetAttributes};
     use std::cell::Cell;
+    use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
     use std::time::Duration;
 
@@ -492,7 +370,7 @@ mod tests {
             let lease: Arc<dyn Lease> = Arc::new(Given(Arc::default()));
             drop(cache.segment(handle, &lease).unwrap());
             pool.set_short(is_short);
-            pool.pool.visit_segments();
+            pool.background.visit_segments();
             let node = cache.core.get(entry.node).unwrap();
             // What is whole at two visits is to be in huge pages: this is the first or the second.
             let due = node.update(None, |state| state.huge.as_mut().unwrap().visit(&state.blocks));

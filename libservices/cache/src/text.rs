@@ -35,7 +35,7 @@ const READ_FOR_LOAN_MAX: u64 = 4 << 20;
 
 /// Keeps a file's content where it is, all of it.
 pub(crate) struct Pin {
-    core: Arc<Core>,
+    core: Arc<Core<Node>>,
     node: Arc<Node>,
     permit: Permit,
 }
@@ -91,7 +91,7 @@ fn is_suspended(holder: Option<&Arc<dyn Holder>>) -> bool {
 }
 
 impl Node {
-    /// All of the file for the kernel, if it is a program. Only under a [`Use`](crate::node::Use), of a layer that nothing is
+    /// All of the file for the kernel, if it is a program. Only under a [`Use`](crate::node_use::Use), of a layer that nothing is
     /// changed in.
     pub(crate) fn text(self: &Arc<Self>, holder: Option<&Arc<dyn Holder>>) -> Result<Text> {
         let attributes = self.attributes()?;
@@ -143,7 +143,7 @@ impl Node {
             // What is noted of a small file takes less than the file.
             state.note_given(holder, GIVEN_MAX.min(blocks_for(size) as usize));
             drop(state);
-            self.core.pool.viewed(self);
+            self.core.lists.viewed(self);
         }
         Ok((file, pin))
     }

@@ -71,7 +71,7 @@ impl State {
 }
 
 impl Node {
-    /// Writes all of `data` or, when space ran out after some bytes, a part of it. Only under a [`Use`](crate::node::Use).
+    /// Writes all of `data` or, when space ran out after some bytes, a part of it. Only under a [`Use`](crate::node_use::Use).
     pub(crate) fn write(&self, append: bool, offset: u64, data: &[u8]) -> Result<Written> {
         if append && !self.core.coherence.delays() {
             return self.append_through(data);
@@ -177,7 +177,7 @@ impl Node {
 
     /// Writes back up to `bytes` of this file or, if it has nothing to write, of the oldest dirty one of the layer that can be
     /// written; only if there is none, of another layer of which that helps. What is written back makes room when it is stored.
-    fn write_back_some(&self, bytes: u64, helps: impl Fn(&Core) -> bool) -> Progress {
+    fn write_back_some(&self, bytes: u64, helps: impl Fn(&Core<Node>) -> bool) -> Progress {
         if self.core.keeps_deferred && self.core.is_mostly_deferred() && self.store_some(&helps) == Progress::Made {
             return Progress::Made;
         }
@@ -187,10 +187,10 @@ impl Node {
             // There will be room long before all of it is below.
             None => Progress::Elsewhere,
         };
-        let pool = &self.core.pool;
+        let lists = &self.core.lists;
         let is_near = |node: &Node| std::ptr::eq(&*node.core, &*self.core);
-        let near = pool.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self) && is_near(node));
-        let far = pool.dirty_files(OTHERS_MAX, |node| !is_near(node) && helps(&node.core));
+        let near = lists.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self) && is_near(node));
+        let far = lists.dirty_files(OTHERS_MAX, |node| !is_near(node) && helps(&node.core));
         for node in near.into_iter().chain(far) {
             match node.write_back_other(bytes) {
                 Some(Ok(written)) if written > 0 => return Progress::Made,
@@ -205,22 +205,22 @@ impl Node {
     }
 
     /// Has stored below what is deferred of this file, or of one that [`Node::write_back_some`] would write back.
-    fn store_some(&self, helps: &impl Fn(&Core) -> bool) -> Progress {
+    fn store_some(&self, helps: &impl Fn(&Core<Node>) -> bool) -> Progress {
         let mut progress = Progress::Impossible;
         match self.store_or_wait() {
             Some(Ok(stored)) if stored > 0 => return Progress::Made,
             Some(_) => {}
             None => progress = Progress::Elsewhere,
         }
-        let pool = &self.core.pool;
+        let lists = &self.core.lists;
         let has_deferred = |node: &Node| {
             // Does not wait: the caller holds the list.
             node.core.keeps_deferred && try_read(&node.state).is_none_or(|state| state.has_deferred())
         };
         let is_near = |node: &Node| std::ptr::eq(&*node.core, &*self.core);
         let near =
-            pool.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self) && is_near(node) && has_deferred(node));
-        let far = pool.dirty_files(OTHERS_MAX, |node| !is_near(node) && has_deferred(node) && helps(&node.core));
+            lists.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self) && is_near(node) && has_deferred(node));
+        let far = lists.dirty_files(OTHERS_MAX, |node| !is_near(node) && has_deferred(node) && helps(&node.core));
         for node in near.into_iter().chain(far) {
             match node.store_other() {
                 Some(Ok(stored)) if stored > 0 => return Progress::Made,

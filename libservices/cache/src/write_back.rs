@@ -44,7 +44,7 @@ impl Node {
         }
     }
 
-    /// Writes back up to `bytes_max` bytes; how many. Nothing while another thread does it. Only under a [`Use`](crate::node::Use).
+    /// Writes back up to `bytes_max` bytes; how many. Nothing while another thread does it. Only under a [`Use`](crate::node_use::Use).
     pub(crate) fn write_back(&self, bytes_max: u64) -> Option<Result<u64>> {
         if !read(&self.state).is_dirty() {
             return Some(Ok(0));
@@ -213,7 +213,7 @@ impl Node {
         Ok(())
     }
 
-    /// Makes the file durable: what is dirty goes below, and below does the rest. Only under a [`Use`](crate::node::Use).
+    /// Makes the file durable: what is dirty goes below, and below does the rest. Only under a [`Use`](crate::node_use::Use).
     pub(crate) fn sync(&self, range: Range<u64>, below: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
         {
             // The mutex is taken even when nothing is dirty: another thread may be writing the last piece right now.

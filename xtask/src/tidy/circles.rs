@@ -16,7 +16,6 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("control/image", 4),
     ("ipc", 3),
     ("libservices/bcow", 5),
-    ("libservices/cache", 13),
     ("service", 11),
 ];
 

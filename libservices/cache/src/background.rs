@@ -1,0 +1,116 @@
+//! What the threads of a pool do: they write back, have stored below what is deferred, look after what clients read by themselves,
+//! and read ahead.
+
+use crate::blocks::{block_of, blocks_for};
+use crate::file_lists::FileLists;
+use crate::node::Node;
+use crate::pool::Pool;
+use crate::sync::{read, try_lock};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The part of a tick that may go into making huge pages: one in so many.
+const HUGE_PAGES_SHARE: u32 = 8;
+/// How long none are made after the kernel had no memory for one.
+const HUGE_PAGES_PAUSE: Duration = Duration::from_secs(30);
+/// Most files a flusher takes up in one round for lack of room.
+const HURRIED_MAX: usize = 64;
+
+/// What the threads work on.
+pub(crate) struct Background {
+    pool: Arc<Pool>,
+    pub(crate) lists: Arc<FileLists<Node>>,
+    /// When huge pages are made next; never where the kernel cannot make any.
+    huge_due: Mutex<Option<Instant>>,
+    /// held by the flusher that has stored what is deferred below
+    storing: Mutex<()>,
+}
+
+impl Background {
+    pub(crate) fn new(pool: &Arc<Pool>) -> Self {
+        let huge_due = Mutex::new(Some(Instant::now()));
+        Self { pool: Arc::clone(pool), lists: Arc::default(), huge_due, storing: Mutex::default() }
+    }
+
+    /// A flusher's life.
+    pub(crate) fn flush(&self) {
+        while self.pool.wait_for_tick() {
+            if self.pool.is_short() {
+                self.pool.idle.layers().iter().for_each(|layer| layer.give_up_answers());
+            }
+            let due = self.due();
+            due.iter().for_each(Node::write_back_in_background);
+            // When the content of all is on its way to the disk, the first has the least to wait for.
+            // One flusher at a time waits for disks; what another leaves is due again.
+            if let Some(_storing) = try_lock(&self.storing) {
+                due.iter().for_each(Node::store_in_background);
+            }
+            self.visit_segments();
+            self.pool.mmap_exports.visit();
+        }
+    }
+
+    /// The life of a thread that reads ahead.
+    pub(crate) fn read_ahead(&self) {
+        self.lists.read_ahead.work(|node, bytes| {
+            let Ok(node) = node.begin_use() else { return };
+            // A failure here is no one's yet: the reader meets it again when it gets there.
+            let _ = node.0.read_ahead(block_of(bytes.start)..blocks_for(bytes.end));
+        });
+    }
+
+    fn due(&self) -> Vec<Arc<Node>> {
+        let pool = &self.pool;
+        let is_short = pool.is_short();
+        let hurry = is_short || pool.budget.dirty() > pool.budget.dirty_max() / 2;
+        let mut hurried = 0;
+        self.lists.due(pool.config.expire, hurry, |node| {
+            let is_hurried = hurried < HURRIED_MAX && (is_short || node.core.is_beyond_its_part());
+            hurried += usize::from(is_hurried);
+            is_hurried
+        })
+    }
+
+    /// Looks at what the readers of every file that clients may read by themselves brought back, and at what can be held in huge pages.
+    pub(crate) fn visit_segments(&self) {
+        let viewed = self.lists.viewed_files();
+        viewed.iter().for_each(|node| node.sweep_segment());
+        // What was not empty when it was to go.
+        viewed.iter().filter(|node| read(&node.state).is_retiring).for_each(|node| node.drop_clean());
+        // A client that keeps one page of a huge one keeps all of it.
+        if !self.pool.is_short() {
+            self.make_huge_pages(&viewed);
+        }
+        self.lists.retain_viewed(Node::was_viewed);
+    }
+
+    /// By one thread at a time, for a part of each tick.
+    fn make_huge_pages(&self, viewed: &[Arc<Node>]) {
+        let Some(mut due) = try_lock(&self.huge_due) else { return };
+        let begun = Instant::now();
+        if due.is_none_or(|due| due > begun) {
+            return;
+        }
+        let tick = self.pool.config.tick;
+        *due = Some(begun + tick);
+        let end = begun + tick / HUGE_PAGES_SHARE;
+        for node in viewed.iter().take_while(|_| Instant::now() < end) {
+            match node.hold_in_huge_pages(end) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                    tracing::info!(
+                        "this kernel makes no huge pages of what is cached: reads without a request are slower"
+                    );
+                    *due = None;
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no huge pages for the cache now");
+                    *due = Some(begun + HUGE_PAGES_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+}
