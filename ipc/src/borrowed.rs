@@ -1,14 +1,20 @@
-//! A borrowed request buffer: one call, from submission to its reply.
+//! A request buffer: how a call borrows one, and one call in it, from submission to its reply.
+//!
+//! Nothing here allocates, locks, or uses thread-local storage or libc, so a signal handler may call it at any point.
 
 use crate::area::{BufferArea, OutOfBounds};
 use crate::connection::{CallError, Connection};
 use crate::futex::{self, Woken};
+use crate::hold::{Frame, thread_token};
 use crate::posts::{self, PostGrant, Published, SlotWords};
 use crate::queue::{Doorbell, DoorbellQueue, Full, RelaxedQueue};
-use crate::state::{CallerState, Sequence};
+use crate::state::{CallerState, Left, Sequence};
 use crate::sync::Ordering;
 use crate::wire::{Reply, Request, Status};
 use core::time::Duration;
+
+/// Calls one thread may have under way: its own and those of two nested signal handlers.
+const DEPTH_MAX: usize = 3;
 
 /// Longest sleep before a caller rings again and tests whether the service lives: well below the 100 ms within which a
 /// caller has to know of a death.
@@ -65,7 +71,7 @@ pub struct Borrowed<'a> {
 }
 
 impl<'a> Borrowed<'a> {
-    pub(crate) fn new(connection: &'a Connection, index: usize, sequence: Sequence) -> Self {
+    fn new(connection: &'a Connection, index: usize, sequence: Sequence) -> Self {
         Self { connection, index, sequence, in_flight: false, slot: None }
     }
 
@@ -307,5 +313,88 @@ impl Drop for Borrowed<'_> {
             }
             self.connection.owners[self.index].give_back();
         }
+    }
+}
+
+impl Connection {
+    /// Borrows a request buffer for one call or several in a row. `frame` is that of the call, which has ended when the thread
+    /// is there again.
+    ///
+    /// # Errors
+    /// [`CallError::NoSession`] or [`CallError::Busy`]; [`CallError::Dead`] when this thread left a call by a jump while its
+    /// request was under way: only with the session it is sure that nothing comes of it any more.
+    pub fn borrow(&self, frame: Frame) -> Result<Borrowed<'_>, CallError> {
+        self.borrow_from(0, frame)
+    }
+
+    /// As [`Connection::borrow`]. Buffers before `first` are borrowed only if the thread has left them.
+    pub(crate) fn borrow_from(&self, first: usize, frame: Frame) -> Result<Borrowed<'_>, CallError> {
+        if !self.is_usable() {
+            return Err(CallError::NoSession);
+        }
+        let count = self.welcome.buffers as usize;
+        let mut depth = 0;
+        for (index, owner) in self.owners[..count].iter().enumerate().filter(|(_, owner)| owner.is_own()) {
+            if !owner.recover(frame) {
+                depth += 1;
+                continue;
+            }
+            let left = match CallerState::new(self.buffer(index).state()).recover() {
+                Left::Nothing(left) => Some(left),
+                Left::Request => return Err(CallError::Dead),
+                Left::Post(post) => self.take_back(index, post),
+            };
+            match left {
+                Some(left) => return Ok(Borrowed::new(self, index, left)),
+                // It is served without anybody.
+                None => owner.give_back(),
+            }
+        }
+        if depth >= DEPTH_MAX {
+            return Err(CallError::Busy);
+        }
+        // Thread control blocks lie whole pages apart: the bits above choose well.
+        let token = thread_token();
+        let start = (token >> 12) ^ (token >> 18);
+        for index in (0..count).map(|step| start.wrapping_add(step) % count).filter(|&index| index >= first) {
+            let area = self.buffer(index);
+            let state = CallerState::new(area.state());
+            // A post that waits to be taken is left in peace: it may be about to be made longer.
+            if !(state.is_free() || state.is_served()) || !self.owners[index].take(frame) {
+                continue;
+            }
+            // Served, and held by nobody: its caller has not waited so long.
+            if let Some(sequence) = state.borrow().or_else(|| state.borrow_served()) {
+                return Ok(Borrowed::new(self, index, sequence));
+            }
+            self.owners[index].give_back();
+        }
+        Err(CallError::Busy)
+    }
+
+    /// One call: copies `input` (its parts one after another) into the data area, and from the data area of a served reply as
+    /// many bytes into `output` as the reply's `length` says and `output` holds.
+    ///
+    /// # Errors
+    /// See [`CallError`]; [`CallError::Busy`] also for input beyond [`Connection::data_bytes`].
+    pub fn call(&self, request: &Request, input: &[&[u8]], output: &mut [u8]) -> Result<Reply, CallError> {
+        let mut buffer = self.borrow(Frame::here())?;
+        let mut offset = 0;
+        for part in input {
+            buffer.put_data(offset, part).map_err(|OutOfBounds| CallError::Busy)?;
+            offset += part.len();
+        }
+        let reply = buffer.execute(request)?;
+        let length = (reply.length.min(self.data_bytes() as u64) as usize).min(output.len());
+        buffer.get_data(0, &mut output[..length])?;
+        Ok(reply)
+    }
+
+    /// What a call of this thread that was left has posted, or was about to post, in a buffer: the number to go on with when
+    /// the service knows nothing of it.
+    fn take_back(&self, buffer: usize, post: Sequence) -> Option<Sequence> {
+        let area = self.buffer(buffer);
+        let state = CallerState::new(area.state());
+        posts::take_back(self.post_slots().posted(), (&state, area.extent()), (buffer, post))
     }
 }

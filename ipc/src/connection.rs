@@ -1,21 +1,20 @@
-//! The caller's end of a session: connect, borrow a buffer, submit, wait.
+//! The caller's end of a session: its socket, its memory, and what the service said at the beginning.
 //!
 //! Nothing here allocates, locks, or uses thread-local storage or libc, so a signal handler may call it at any point.
 
-use crate::area::{self, BUFFERS_MAX, BufferArea, DirectReads, OutOfBounds, QUEUES_MAX};
-use crate::borrowed::Borrowed;
+use crate::area::{self, BUFFERS_MAX, BufferArea, DirectReads, QUEUES_MAX};
 use crate::futex;
 use crate::handshake::{DESCRIPTORS_MAX, Granted, receive_grant, receive_welcome, send_hello, wait_readable};
-use crate::hold::{Frame, Hold, thread_token};
+use crate::hold::Hold;
 use crate::memory::{ForkMarker, Mapping, errno};
-use crate::poster::Poster;
+use crate::post_slots::PostSlots;
 use crate::posts::POST_SLOTS;
 use crate::queue::RelaxedQueue;
 use crate::segment::{FileNotice, Leases, SegmentView};
+use crate::slot_record::SlotRecord;
 use crate::spin::Spinner;
-use crate::state::{CallerState, Left};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
-use crate::wire::{Grant, Reply, Request, Welcome};
+use crate::wire::{Grant, Welcome};
 use core::ffi::CStr;
 use core::mem::ManuallyDrop;
 use core::time::Duration;
@@ -33,9 +32,6 @@ const INTERRUPTIONS_MAX: usize = 16;
 
 /// Longest wait for the service's answer to a connection.
 const WELCOME_WAIT_MS_MAX: u32 = 1000;
-
-/// Calls one thread may have under way: its own and those of two nested signal handlers.
-const DEPTH_MAX: usize = 3;
 
 /// The library's own descriptors are kept at or above this number, out of the way of programs that rely on low ones.
 pub const OWN_DESCRIPTOR_MIN: i32 = 500;
@@ -63,7 +59,7 @@ pub struct Connection {
     socket: i32,
     cookie: u64,
     pub(crate) welcome: Welcome,
-    pub(crate) buffers: ManuallyDrop<Mapping>,
+    buffers: ManuallyDrop<Mapping>,
     queues: ManuallyDrop<[Option<Mapping>; QUEUES_MAX]>,
     pub(crate) leases: ManuallyDrop<Option<Leases>>,
     /// Per queue: whether another CPU serves it too, so that spinning can pay.
@@ -71,7 +67,7 @@ pub struct Connection {
     /// Which call borrowed each buffer.
     pub(crate) owners: [Hold; BUFFERS_MAX],
     /// Who posts in each slot.
-    pub(crate) posters: [Poster; POST_SLOTS],
+    pub(crate) slot_records: [SlotRecord; POST_SLOTS],
     pub(crate) closed: AtomicBool,
     pub(crate) spinner: Spinner,
     pub(crate) calls: AtomicU64,
@@ -140,7 +136,7 @@ impl Connection {
             queues: ManuallyDrop::new(queues),
             leases: ManuallyDrop::new(leases),
             owners: [const { Hold::new() }; BUFFERS_MAX],
-            posters: Default::default(),
+            slot_records: Default::default(),
             closed: AtomicBool::new(false),
             spinner: Spinner::default(),
             calls: AtomicU64::new(0),
@@ -255,7 +251,7 @@ impl Connection {
 
     /// Whether no call is under way, so that the value may be dropped once nobody can start one.
     pub fn is_idle(&self) -> bool {
-        self.owners.iter().all(Hold::is_free) && self.posters.iter().all(Poster::is_free)
+        self.owners.iter().all(Hold::is_free) && self.slot_records.iter().all(SlotRecord::is_free)
     }
 
     /// Runs `use_it` with the socket, if the number still is our socket's.
@@ -329,77 +325,8 @@ impl Connection {
         first.is_some_and(|mapping| area::queue(mapping, self.welcome.queue_slots as usize).wants_stamps())
     }
 
-    /// Borrows a request buffer for one call or several in a row. `frame` is that of the call, which has ended when the thread
-    /// is there again.
-    ///
-    /// # Errors
-    /// [`CallError::NoSession`] or [`CallError::Busy`]; [`CallError::Dead`] when this thread left a call by a jump while its
-    /// request was under way: only with the session it is sure that nothing comes of it any more.
-    pub fn borrow(&self, frame: Frame) -> Result<Borrowed<'_>, CallError> {
-        self.borrow_from(0, frame)
-    }
-
-    /// As [`Connection::borrow`]. Buffers before `first` are borrowed only if the thread has left them.
-    pub(crate) fn borrow_from(&self, first: usize, frame: Frame) -> Result<Borrowed<'_>, CallError> {
-        if !self.is_usable() {
-            return Err(CallError::NoSession);
-        }
-        let count = self.welcome.buffers as usize;
-        let mut depth = 0;
-        for (index, owner) in self.owners[..count].iter().enumerate().filter(|(_, owner)| owner.is_own()) {
-            if !owner.recover(frame) {
-                depth += 1;
-                continue;
-            }
-            let left = match CallerState::new(self.buffer(index).state()).recover() {
-                Left::Nothing(left) => Some(left),
-                Left::Request => return Err(CallError::Dead),
-                Left::Post(post) => self.take_back(index, post),
-            };
-            match left {
-                Some(left) => return Ok(Borrowed::new(self, index, left)),
-                // It is served without anybody.
-                None => owner.give_back(),
-            }
-        }
-        if depth >= DEPTH_MAX {
-            return Err(CallError::Busy);
-        }
-        // Thread control blocks lie whole pages apart: the bits above choose well.
-        let token = thread_token();
-        let start = (token >> 12) ^ (token >> 18);
-        for index in (0..count).map(|step| start.wrapping_add(step) % count).filter(|&index| index >= first) {
-            let area = self.buffer(index);
-            let state = CallerState::new(area.state());
-            // A post that waits to be taken is left in peace: it may be about to be made longer.
-            if !(state.is_free() || state.is_served()) || !self.owners[index].take(frame) {
-                continue;
-            }
-            // Served, and held by nobody: its caller has not waited so long.
-            if let Some(sequence) = state.borrow().or_else(|| state.borrow_served()) {
-                return Ok(Borrowed::new(self, index, sequence));
-            }
-            self.owners[index].give_back();
-        }
-        Err(CallError::Busy)
-    }
-
-    /// One call: copies `input` (its parts one after another) into the data area, and from the data area of a served reply as
-    /// many bytes into `output` as the reply's `length` says and `output` holds.
-    ///
-    /// # Errors
-    /// See [`CallError`]; [`CallError::Busy`] also for input beyond [`Connection::data_bytes`].
-    pub fn call(&self, request: &Request, input: &[&[u8]], output: &mut [u8]) -> Result<Reply, CallError> {
-        let mut buffer = self.borrow(Frame::here())?;
-        let mut offset = 0;
-        for part in input {
-            buffer.put_data(offset, part).map_err(|OutOfBounds| CallError::Busy)?;
-            offset += part.len();
-        }
-        let reply = buffer.execute(request)?;
-        let length = (reply.length.min(self.data_bytes() as u64) as usize).min(output.len());
-        buffer.get_data(0, &mut output[..length])?;
-        Ok(reply)
+    pub(crate) fn post_slots(&self) -> PostSlots<'_> {
+        PostSlots::new(&self.buffers)
     }
 }
 

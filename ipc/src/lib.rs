@@ -5,9 +5,9 @@
 //!
 //! A session is made over the instance's socket ([`handshake`], [`wire`]). It gives the client its *request buffers*, and the
 //! instance's *request queues*, all sealed memory files ([`memory`], laid out in [`area`]). A call borrows a buffer, writes the
-//! request, and puts a doorbell into the queue of its core group ([`connection`], [`queue`]). A service thread takes the
+//! request, and puts a doorbell into the queue of its core group ([`Borrowed`], [`queue`]). A service thread takes the
 //! doorbell, acquires the buffer in a table of its own ([`state`]), copies the request out, serves it and publishes the reply.
-//! Begin reading with [`state`], then [`queue`] and [`connection`].
+//! Begin reading with [`state`], then [`queue`], [`connection`] and [`Borrowed`].
 //!
 //! **Architecture invariants.** The peer is never trusted: shared memory is a hint, and what counts is kept where only one side
 //! can write. No Rust reference is made to shared memory except to atomics. Every wait is bounded. The caller's end allocates
@@ -40,6 +40,8 @@ pub mod queue;
 pub mod segment;
 #[cfg(all(feature = "std", not(loom)))]
 pub mod service;
+#[cfg(not(loom))]
+mod slot_record;
 pub mod spin;
 pub mod state;
 pub mod sync;
@@ -54,7 +56,9 @@ pub use connection::{CallError, Connection, OWN_DESCRIPTOR_MIN};
 #[cfg(not(loom))]
 pub use post_slots::PostSlots;
 #[cfg(not(loom))]
-pub use poster::{PostAt, Posting};
+pub use poster::Posting;
+#[cfg(not(loom))]
+pub use slot_record::PostAt;
 
 #[cfg(all(test, loom))]
 mod models;

@@ -1,4 +1,4 @@
-//! The caller's end of posted writes: which call posts in a slot, and what was posted there last.
+//! The caller's end of posted writes: a call that posts in a slot.
 //!
 //! One thread of the process at a time posts in a slot. If another thread is posting there, or a signal handler has interrupted a
 //! call that does, an ordinary request is sent. As everything of the caller's end, a post may be interrupted at any point by a
@@ -8,48 +8,17 @@
 use crate::area::OutOfBounds;
 use crate::borrowed::Borrowed;
 use crate::connection::{CallError, Connection};
-use crate::hold::{Frame, Hold};
-use crate::post_slots::PostSlots;
+use crate::hold::Frame;
 use crate::posts::{self, POST_BYTES_MAX, POSTED_MAX, PostGrant, SlotWords};
 use crate::segment::Leases;
-use crate::state::{CallerState, Sequence};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::slot_record::{Latest, PostAt, SlotRecord};
+use crate::sync::Ordering;
 use crate::wire::{Operation, Reply, Request};
-use poolfs_types::limits::CACHED_SIZE_MAX;
 
 /// Now, as a write's file shows it.
 fn realtime_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
-}
-
-/// Where the bytes of a write go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PostAt {
-    /// Behind the file's end, wherever that is by then.
-    End,
-    /// To this offset.
-    Offset(u64),
-}
-
-impl PostAt {
-    /// Whether what goes there continues `length` bytes at `self`.
-    fn is_continued_by(self, next: Self, length: u64) -> bool {
-        match (self, next) {
-            (Self::End, Self::End) => true,
-            (Self::Offset(start), Self::Offset(offset)) => start.checked_add(length) == Some(offset),
-            _ => false,
-        }
-    }
-
-    /// Whether a write of so many bytes there ends where only the branch knows whether a file may be that long: the writer is
-    /// to hear it. For the end of a file the service sees to that.
-    fn is_far(self, length: usize) -> bool {
-        match self {
-            Self::End => false,
-            Self::Offset(offset) => offset.checked_add(length as u64).is_none_or(|end| end > CACHED_SIZE_MAX),
-        }
-    }
 }
 
 /// What became of a write.
@@ -63,74 +32,10 @@ pub enum Posting {
     NotPosted,
 }
 
-/// What was posted last in a slot, as long as it may be made longer.
-struct Latest {
-    grant: PostGrant,
-    handle: u64,
-    at: PostAt,
-    buffer: usize,
-    number: u32,
-    length: u32,
-}
-
-/// The one who posts in a slot. All zeros: nobody, and nothing was posted.
-#[derive(Default)]
-pub(crate) struct Poster {
-    hold: Hold,
-    /// Number of the latest post.
-    number: AtomicU64,
-    /// That of the latest post's grant; 0: there is none that may be made longer. What follows is that post's.
-    grant: AtomicU64,
-    handle: AtomicU64,
-    offset: AtomicU64,
-    buffer: AtomicU32,
-    appends: AtomicU32,
-    sequence: AtomicU32,
-    length: AtomicU32,
-}
-
-impl Poster {
-    /// Whether no call posts here.
-    pub(crate) fn is_free(&self) -> bool {
-        self.hold.is_free()
-    }
-
-    fn latest(&self) -> Option<Latest> {
-        let offset = self.offset.load(Ordering::Relaxed);
-        Some(Latest {
-            grant: PostGrant::from_bits(self.grant.load(Ordering::Relaxed))?,
-            handle: self.handle.load(Ordering::Relaxed),
-            at: if self.appends.load(Ordering::Relaxed) == 1 { PostAt::End } else { PostAt::Offset(offset) },
-            buffer: self.buffer.load(Ordering::Relaxed) as usize,
-            number: self.sequence.load(Ordering::Relaxed),
-            length: self.length.load(Ordering::Relaxed),
-        })
-    }
-
-    fn set_latest(&self, latest: &Latest) {
-        let (appends, offset) = match latest.at {
-            PostAt::End => (1, 0),
-            PostAt::Offset(offset) => (0, offset),
-        };
-        self.handle.store(latest.handle, Ordering::Relaxed);
-        self.appends.store(appends, Ordering::Relaxed);
-        self.offset.store(offset, Ordering::Relaxed);
-        self.buffer.store(latest.buffer as u32, Ordering::Relaxed);
-        self.sequence.store(latest.number, Ordering::Relaxed);
-        self.length.store(latest.length, Ordering::Relaxed);
-        self.grant.store(latest.grant.bits(), Ordering::Relaxed);
-    }
-
-    /// What was posted last stays as long as it is.
-    fn forget_latest(&self) {
-        self.grant.store(0, Ordering::Relaxed);
-    }
-}
-
 /// A call that is the one who posts in a slot; ends when dropped.
 struct Turn<'a> {
     connection: &'a Connection,
-    poster: &'a Poster,
+    record: &'a SlotRecord,
     slot: usize,
     frame: Frame,
 }
@@ -138,15 +43,15 @@ struct Turn<'a> {
 impl<'a> Turn<'a> {
     /// Nothing while another thread's call, or one of this thread that goes on later, has the slot.
     fn take(connection: &'a Connection, slot: usize, frame: Frame) -> Option<Self> {
-        let poster = connection.posters.get(slot)?;
-        if !poster.hold.take(frame) {
-            if !poster.hold.recover(frame) {
+        let record = connection.slot_records.get(slot)?;
+        if !record.hold.take(frame) {
+            if !record.hold.recover(frame) {
                 return None;
             }
             // What the call that was left has noted may be half of it.
-            poster.forget_latest();
+            record.forget_latest();
         }
-        Some(Self { connection, poster, slot, frame })
+        Some(Self { connection, record, slot, frame })
     }
 
     fn words(&self) -> SlotWords<'a> {
@@ -158,7 +63,7 @@ impl<'a> Turn<'a> {
     /// # Safety
     /// As [`Connection::post`].
     unsafe fn grow(&self, grant: PostGrant, handle: u64, at: PostAt, source: *const u8, length: usize) -> bool {
-        let Some(latest) = self.poster.latest() else { return false };
+        let Some(latest) = self.record.latest() else { return false };
         let end = latest.length as usize + length;
         let continues = (latest.grant, latest.handle) == (grant, handle)
             && latest.at.is_continued_by(at, u64::from(latest.length))
@@ -175,7 +80,7 @@ impl<'a> Turn<'a> {
             unsafe { area.put_data_raw(latest.length as usize, source, length) }.is_ok()
         });
         if grown {
-            self.poster.length.store(end as u32, Ordering::Relaxed);
+            self.record.lengthen(end as u32);
         }
         if self.connection.marker.is_ours() {
             owner.give_back();
@@ -195,7 +100,7 @@ impl<'a> Turn<'a> {
         source: *const u8,
         length: usize,
     ) -> Result<Posting, CallError> {
-        self.poster.forget_latest();
+        self.record.forget_latest();
         if self.words().posted().count_ones() >= POSTED_MAX {
             return Ok(Posting::NotPosted);
         }
@@ -208,8 +113,7 @@ impl<'a> Turn<'a> {
         if let Err(OutOfBounds) = unsafe { buffer.put_data_raw(0, source, length) } {
             return Ok(Posting::NotPosted);
         }
-        let number = self.poster.number.load(Ordering::Relaxed).wrapping_add(1);
-        self.poster.number.store(number, Ordering::Relaxed);
+        let number = self.record.next_number();
         let request = Request {
             operation: Operation::Write as u32,
             handle,
@@ -227,7 +131,7 @@ impl<'a> Turn<'a> {
         if published.must_ring {
             buffer.announce();
         }
-        self.poster.set_latest(&Latest { grant, handle, at, buffer: index, number: sequence.number(), length });
+        self.record.set_latest(&Latest { grant, handle, at, buffer: index, number: sequence.number(), length });
         Ok(Posting::Posted)
     }
 }
@@ -235,16 +139,12 @@ impl<'a> Turn<'a> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if self.connection.marker.is_ours() {
-            self.poster.hold.give_back();
+            self.record.hold.give_back();
         }
     }
 }
 
 impl Connection {
-    pub(crate) fn post_slots(&self) -> PostSlots<'_> {
-        PostSlots::new(&self.buffers)
-    }
-
     /// The page of its slots' words.
     #[must_use]
     pub fn posts_range(&self) -> (usize, usize) {
@@ -305,14 +205,6 @@ impl Connection {
     pub fn post_slice(&self, grant: PostGrant, handle: u64, at: PostAt, data: &[u8]) -> Result<Posting, CallError> {
         // SAFETY: a slice is readable for its length.
         unsafe { self.post(Frame::here(), grant, handle, at, data.as_ptr(), data.len()) }
-    }
-
-    /// What a call of this thread that was left has posted, or was about to post, in a buffer: the number to go on with when
-    /// the service knows nothing of it.
-    pub(crate) fn take_back(&self, buffer: usize, post: Sequence) -> Option<Sequence> {
-        let area = self.buffer(buffer);
-        let state = CallerState::new(area.state());
-        posts::take_back(self.post_slots().posted(), (&state, area.extent()), (buffer, post))
     }
 
     /// As [`Connection::borrow`], of the buffers that are not kept for those who wait for an answer.
