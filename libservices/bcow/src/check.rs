@@ -1,7 +1,8 @@
 //! Checks every compact file of the layer below, and repairs what a crash has cut.
 
 use crate::Bcow;
-use crate::format::{ATTRIBUTE, Cause, ENTRIES, Entries, Level, Record, Root, SECTOR_BYTES, Which};
+use crate::decoding::Cause;
+use crate::format::{ATTRIBUTE, ENTRIES, Entries, Level, Record, Root, SECTOR_BYTES, Which};
 use crate::format::{decode_sector, salvage_sector};
 use crate::formatting::METACOPY;
 use crate::inline::Inline;

@@ -6,14 +6,14 @@ mod room;
 mod size;
 
 use crate::Layout;
-use crate::format::{ENTRIES, Level, ROOT_BLOCKS_MAX, Record, Root, Which};
+use crate::format::{ATTRIBUTE, ENTRIES, Level, ROOT_BLOCKS_MAX, Record, Root, Which};
 use crate::inline::Inline;
 use crate::table::{Space, Table};
 pub(crate) use in_memory::Bound;
 use in_memory::{RootTables, TablesInMemory};
 use poolfs_libservice::{Branch, Error, Opened, Result};
 use poolfs_types::limits::BLOCK_SIZE;
-use poolfs_types::{Caller, Errno, NodeId, OpenFlags};
+use poolfs_types::{Caller, Errno, NodeId, OpenFlags, XattrFlags};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -70,6 +70,11 @@ pub(crate) fn new_record(layout: Layout, size: u64, tag: u64, is_metacopy: bool)
         return Err(Errno::EFBIG.into());
     }
     Ok(record)
+}
+
+/// Stores the record of a file.
+pub(crate) fn store_record(below: &Branch, node: NodeId, record: &Record) -> Result<()> {
+    below.setxattr(&Caller::ROOT, node, ATTRIBUTE, &record.encode(), XattrFlags::empty())
 }
 
 /// How many blocks a root must have so that so many bytes can be found.
@@ -432,7 +437,7 @@ impl File {
     /// Stores a record.
     pub fn store(&mut self, record: Record) -> Result<()> {
         if record != self.stored {
-            crate::formatting::store(self.own.branch(), self.node, &record)?;
+            store_record(self.own.branch(), self.node, &record)?;
             self.stored = record;
         }
         Ok(())

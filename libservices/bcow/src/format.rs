@@ -1,11 +1,9 @@
 //! The stored format: the record in an attribute of the file, and the sectors of its tables. docs/formats.md draws them byte by
 //! byte.
 
+use crate::decoding::{Cause, array};
 use crate::inline::{Inline, PLACE_BYTES};
 use poolfs_types::limits::{BLOCK_SIZE, FILE_SIZE_MAX};
-
-/// What is wrong with a stored structure, in words.
-pub(crate) type Cause = String;
 
 /// The attribute that says that a file is of this format.
 pub(crate) const ATTRIBUTE: &[u8] = b"trusted.poolfs.bcow";
@@ -65,12 +63,6 @@ fn crc_with_hole(bytes: &[u8], at: usize) -> u32 {
     let crc = crc32c::crc32c(&bytes[..at]);
     let crc = crc32c::crc32c_append(crc, &[0; 4]);
     crc32c::crc32c_append(crc, &bytes[at + 4..])
-}
-
-pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut out = [0; N];
-    out.copy_from_slice(&bytes[at..at + N]);
-    out
 }
 
 impl Record {

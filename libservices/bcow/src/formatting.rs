@@ -1,10 +1,10 @@
 //! How a file becomes a compact file, and the marks of one: its record, and overlayfs' `metacopy` mark.
 
 use crate::Bcow;
-use crate::file::new_record;
+use crate::file::{new_record, store_record};
 use crate::format::{ATTRIBUTE, Record};
 use crate::nodes::{Content, Node};
-use poolfs_libservice::{Branch, Result, fail};
+use poolfs_libservice::{Result, fail};
 use poolfs_types::{Caller, Errno, NodeId, XattrFlags};
 use std::sync::atomic::Ordering;
 
@@ -13,11 +13,6 @@ const ROOT: &Caller = &Caller::ROOT;
 /// overlayfs' mark of a file that has no content of its own: that of the layers above, and for files of the format ours, so that overlayfs
 /// never shows their tables.
 pub(crate) const METACOPY: &[u8] = b"trusted.overlay.metacopy";
-
-/// Stores the record of a file.
-pub(crate) fn store(below: &Branch, node: NodeId, record: &Record) -> Result<()> {
-    below.setxattr(ROOT, node, ATTRIBUTE, &record.encode(), XattrFlags::empty())
-}
 
 impl Bcow {
     /// A file that was just made is of the format, where all are. One that cannot be is stored as it is.
@@ -65,7 +60,7 @@ impl Bcow {
         if !is_metacopy {
             self.below.setxattr(ROOT, node.id, METACOPY, b"", XattrFlags::empty())?;
         }
-        store(&self.below, node.id, &record)?;
+        store_record(&self.below, node.id, &record)?;
         *content = Content::Stored(record);
         Ok(true)
     }

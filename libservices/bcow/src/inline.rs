@@ -1,6 +1,6 @@
 //! Inline places: a file with few units has their places in its record instead of a table.
 
-use crate::format::{Cause, array};
+use crate::decoding::{Cause, array};
 
 /// Most places that stand in a record: with them it has 384 bytes, a tenth of the block that a filesystem has for all attributes of a file.
 pub(crate) const INLINE_MAX: usize = 40;

@@ -33,6 +33,7 @@
 
 pub mod check;
 mod content;
+mod decoding;
 mod file;
 mod flush;
 mod format;

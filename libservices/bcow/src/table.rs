@@ -1,7 +1,8 @@
 //! A block table in memory, and the free space of the file below.
 
+use crate::decoding::Cause;
 use crate::format::{
-    Cause, ENTRIES, Entries, SECTOR_BYTES, SECTORS, Which, decode_sector, encode_sector, salvage_sector, sector_of,
+    ENTRIES, Entries, SECTOR_BYTES, SECTORS, Which, decode_sector, encode_sector, salvage_sector, sector_of,
 };
 use poolfs_types::limits::BLOCK_SIZE;
 
