@@ -6,9 +6,10 @@
 
 use super::answer::Given;
 use super::device::{Device, TRANSFER_BYTES_MAX, answerable};
-use super::incoming::Message;
-use super::session::{Served, Session};
+use super::incoming::{Call, Message};
+use super::interrupts::InService;
 use crate::cpus::keep_on;
+use crate::spans::Measured;
 use crate::transfers::{Charge, Counted, MountTransfers};
 use poolfs_fuse_ring::{Entry, Heir};
 use poolfs_libservice::types::Errno;
@@ -118,6 +119,11 @@ impl Rings {
         counted.into_iter().for_each(|counted| drop(self.counted.set(counted)));
     }
 
+    /// Whether a place is that of an entry.
+    pub(super) fn have(&self, place: usize) -> bool {
+        place < self.heirs.len()
+    }
+
     /// Keeps the calling thread on the queue's CPU if it is one of the pool's, to which it is confined in any case.
     fn pin(&self, queue: u16) {
         let cpu = u32::from(queue);
@@ -127,138 +133,162 @@ impl Rings {
     }
 }
 
-impl Session {
-    /// Has the kernel send its requests by `entries`, which have the first places; whether it does.
-    ///
-    /// # Errors
-    /// When the kernel waits for what it will not get.
-    pub(super) fn start_rings(self: &Arc<Self>, entries: Vec<Entry>) -> io::Result<bool> {
-        if entries.is_empty() {
-            return Ok(false);
+/// The session whose requests come by the rings, as the threads of the entries see it.
+pub(super) trait RingSession: Send + Sync + 'static {
+    /// The name of its instance.
+    fn name(&self) -> &str;
+
+    fn device(&self) -> &Device;
+
+    fn rings(&self) -> &Rings;
+
+    fn in_service(&self) -> &InService;
+
+    fn transfers(&self) -> &MountTransfers;
+
+    /// Serves a call; its answer is put into `room`, and what it gives the kernel noted in `given`.
+    fn serve(self: &Arc<Self>, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) -> Served<'_>;
+
+    /// The kernel did not take the answer that was to give it this.
+    fn take_back(&self, given: Given);
+
+    /// A thread is about to end.
+    fn has_ended(&self, error: &io::Error);
+}
+
+/// A call that was served.
+pub(super) struct Served<'a> {
+    /// How long the answer is, or what went wrong.
+    pub(super) outcome: Result<usize, Errno>,
+    /// Nobody else has answered meanwhile.
+    pub(super) is_waited_for: bool,
+    pub(super) measured: Option<Measured<'a>>,
+}
+
+/// Has the kernel send the requests of a session by `entries`, which have the first places; whether it does.
+///
+/// # Errors
+/// When the kernel waits for what it will not get.
+pub(super) fn start<S: RingSession>(session: &Arc<S>, entries: Vec<Entry>) -> io::Result<bool> {
+    if entries.is_empty() {
+        return Ok(false);
+    }
+    let all: BTreeSet<u16> = entries.iter().map(Entry::queue).collect();
+    let (registered, registrations) = channel();
+    let mut waiting = Vec::new();
+    for (place, entry) in entries.into_iter().enumerate() {
+        let (decided, decision) = sync_channel(1);
+        let (served, registered) = (Arc::clone(session), registered.clone());
+        let lane = Lane { place, entry, given: Vec::new(), charge: session.transfers().charge() };
+        let name = format!("fuse-ring-{}", lane.entry.queue());
+        match thread::Builder::new().name(name).spawn(move || register(&served, lane, registered, &decision)) {
+            Ok(_) => waiting.push(decided),
+            Err(error) => warn!(instance = session.name(), %error, "no thread for a ring"),
         }
-        let all: BTreeSet<u16> = entries.iter().map(Entry::queue).collect();
-        let (registered, registrations) = channel();
-        let mut waiting = Vec::new();
-        for (place, entry) in entries.into_iter().enumerate() {
-            let (decided, decision) = sync_channel(1);
-            let (session, registered) = (Arc::clone(self), registered.clone());
-            let lane = Lane { place, entry, given: Vec::new(), charge: self.transfers.charge() };
-            let name = format!("fuse-ring-{}", lane.entry.queue());
-            match thread::Builder::new().name(name).spawn(move || session.register(lane, registered, &decision)) {
-                Ok(_) => waiting.push(decided),
-                Err(error) => warn!(instance = self.name, %error, "no thread for a ring"),
+    }
+    drop(registered);
+    let served: BTreeSet<u16> = registrations.iter().collect();
+    // With an entry in each queue the kernel has gone over to them, whatever happened to further ones.
+    let complete = served == all;
+    if !complete {
+        warn!(instance = session.name(), "the kernel does not take the rings, and uses /dev/fuse");
+        poolfs_fuse_ring::refuse(session.device().descriptor())?;
+    }
+    // Those whose entry was not taken have ended.
+    for decided in waiting {
+        let _ = decided.send(complete);
+    }
+    Ok(complete)
+}
+
+fn register<S: RingSession>(session: &Arc<S>, mut lane: Lane, registered: Sender<u16>, decision: &Receiver<bool>) {
+    let queue = lane.entry.queue();
+    session.rings().pin(queue);
+    if let Err(error) = lane.entry.register() {
+        return warn!(instance = session.name(), queue, %error, "the kernel does not take a ring");
+    }
+    let _ = registered.send(queue);
+    drop(registered);
+    if decision.recv() == Ok(true) {
+        serve_ring(session, lane);
+    }
+}
+
+fn serve_ring<S: RingSession>(session: &Arc<S>, mut lane: Lane) {
+    let ended = loop {
+        match lane.entry.receive().and_then(|()| serve_one(session, &mut lane)) {
+            Ok(true) => {}
+            Ok(false) => break None,
+            Err(error) => break Some(error),
+        }
+    };
+    // Nobody has got the last answer.
+    lane.given.drain(..).for_each(|given| session.take_back(given));
+    match ended {
+        Some(error) => session.has_ended(&error),
+        None => drop(session.rings().stuck.fetch_sub(1, Ordering::AcqRel)),
+    }
+}
+
+/// Serves the request that was received; whether the entry still is the thread's.
+fn serve_one<S: RingSession>(session: &Arc<S>, lane: &mut Lane) -> io::Result<bool> {
+    let (message, room) = lane.entry.split();
+    let length = message.len();
+    let outcome = match Message::parse(message) {
+        Ok(Message::Call(call)) => {
+            let Served { outcome, is_waited_for, measured } = session.serve(lane.place, call, room, &mut lane.given);
+            measured.into_iter().for_each(|measured| measured.end(outcome.err().map_or("done", Errno::name)));
+            if outcome.is_err() {
+                lane.given.drain(..).for_each(|given| session.take_back(given));
             }
-        }
-        drop(registered);
-        let served: BTreeSet<u16> = registrations.iter().collect();
-        // With an entry in each queue the kernel has gone over to them, whatever happened to further ones.
-        let complete = served == all;
-        if !complete {
-            warn!(instance = self.name, "the kernel does not take the rings, and uses /dev/fuse");
-            poolfs_fuse_ring::refuse(self.device.descriptor())?;
-        }
-        // Those whose entry was not taken have ended.
-        for decided in waiting {
-            let _ = decided.send(complete);
-        }
-        Ok(complete)
-    }
-
-    fn register(self: Arc<Self>, mut lane: Lane, registered: Sender<u16>, decision: &Receiver<bool>) {
-        let queue = lane.entry.queue();
-        self.rings.pin(queue);
-        if let Err(error) = lane.entry.register() {
-            return warn!(instance = self.name, queue, %error, "the kernel does not take a ring");
-        }
-        let _ = registered.send(queue);
-        drop(registered);
-        if decision.recv() == Ok(true) {
-            self.serve_ring(lane);
-        }
-    }
-
-    fn serve_ring(self: &Arc<Self>, mut lane: Lane) {
-        let ended = loop {
-            match lane.entry.receive().and_then(|()| self.serve_one(&mut lane)) {
-                Ok(true) => {}
-                Ok(false) => break None,
-                Err(error) => break Some(error),
+            lane.charge.note_used(length + outcome.unwrap_or(0));
+            if !is_waited_for {
+                return Ok(false);
             }
-        };
-        // Nobody has got the last answer.
-        lane.given.drain(..).for_each(|given| self.front.take_back(given));
-        match ended {
-            Some(error) => self.has_ended(&error),
-            None => drop(self.rings.stuck.fetch_sub(1, Ordering::AcqRel)),
+            outcome
         }
-    }
-
-    /// Serves the request that was received; whether the entry still is the thread's.
-    fn serve_one(self: &Arc<Self>, lane: &mut Lane) -> io::Result<bool> {
-        let (message, room) = lane.entry.split();
-        let length = message.len();
-        let outcome = match Message::parse(message) {
-            Ok(Message::Call(call)) => {
-                let Served { outcome, is_waited_for, measured } = self.serve(lane.place, call, room, &mut lane.given);
-                measured.into_iter().for_each(|measured| measured.end(outcome.err().map_or("done", Errno::name)));
-                if outcome.is_err() {
-                    lane.given.drain(..).for_each(|given| self.front.take_back(given));
-                }
-                lane.charge.note_used(length + outcome.unwrap_or(0));
-                if !is_waited_for {
-                    return Ok(false);
-                }
-                outcome
-            }
-            other => {
-                error!(instance = self.name, ?other, "the kernel sent no request by a ring");
-                Err(Errno::EIO)
-            }
-        };
-        lane.entry.answer(outcome.map_err(answerable))?;
-        Ok(true)
-    }
-
-    /// Answers the request in a place, for which nobody waits any more, with `errno`; whether it will be. The thread that serves it goes on with what it has,
-    /// and ends; the entry is another thread's from here on.
-    pub(super) fn take_over(self: Arc<Self>, place: usize, unique: u64, errno: Errno) -> bool {
-        let stuck = &self.rings.stuck;
-        if stuck.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| (now < STUCK_MAX).then_some(now + 1)).is_err()
-        {
-            return false;
+        other => {
+            error!(instance = session.name(), ?other, "the kernel sent no request by a ring");
+            Err(Errno::EIO)
         }
-        let name = format!("fuse-ring-{}", self.rings.heirs[place].queue());
-        let session = Arc::clone(&self);
-        let spawned = thread::Builder::new().name(name).spawn(move || match session.succeed(place, unique, errno) {
-            Ok(Some(lane)) => session.serve_ring(lane),
-            // Whoever took the request out of service has not been stuck.
-            Ok(None) => drop(session.rings.stuck.fetch_sub(1, Ordering::AcqRel)),
-            Err(error) => {
-                session.rings.stuck.fetch_sub(1, Ordering::AcqRel);
-                warn!(instance = session.name, %error, "a caller that waits no longer is not answered");
-            }
-        });
-        if spawned.is_err() {
-            stuck.fetch_sub(1, Ordering::AcqRel);
+    };
+    lane.entry.answer(outcome.map_err(answerable))?;
+    Ok(true)
+}
+
+/// Answers the request in a place of a session, for which nobody waits any more, with `errno`; whether it will be. The thread that serves it
+/// goes on with what it has, and ends; the entry is another thread's from here on.
+pub(super) fn take_over<S: RingSession>(session: &Arc<S>, place: usize, unique: u64, errno: Errno) -> bool {
+    let stuck = &session.rings().stuck;
+    if stuck.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| (now < STUCK_MAX).then_some(now + 1)).is_err() {
+        return false;
+    }
+    let name = format!("fuse-ring-{}", session.rings().heirs[place].queue());
+    let session = Arc::clone(session);
+    let spawned = thread::Builder::new().name(name).spawn(move || match succeed(&*session, place, unique, errno) {
+        Ok(Some(lane)) => serve_ring(&session, lane),
+        // Whoever took the request out of service has not been stuck.
+        Ok(None) => drop(session.rings().stuck.fetch_sub(1, Ordering::AcqRel)),
+        Err(error) => {
+            session.rings().stuck.fetch_sub(1, Ordering::AcqRel);
+            warn!(instance = session.name(), %error, "a caller that waits no longer is not answered");
         }
-        spawned.is_ok()
+    });
+    if spawned.is_err() {
+        stuck.fetch_sub(1, Ordering::AcqRel);
     }
+    spawned.is_ok()
+}
 
-    /// The entry of a place without its request, which is answered; nothing when it is answered already.
-    fn succeed(&self, place: usize, unique: u64, errno: Errno) -> io::Result<Option<Lane>> {
-        let heir = &self.rings.heirs[place];
-        self.rings.pin(heir.queue());
-        let successor = heir.successor()?;
-        let Some(entry) = self.in_service.take(place, unique, || successor.step_in(unique)) else { return Ok(None) };
-        let mut entry = entry?;
-        entry.answer(Err(errno.raw()))?;
-        Ok(Some(Lane { place, entry, given: Vec::new(), charge: self.transfers.charge() }))
-    }
-
-    /// Whether a place is that of an entry.
-    pub(super) fn is_ring(&self, place: usize) -> bool {
-        place < self.rings.heirs.len()
-    }
+/// The entry of a place without its request, which is answered; nothing when it is answered already.
+fn succeed<S: RingSession>(session: &S, place: usize, unique: u64, errno: Errno) -> io::Result<Option<Lane>> {
+    let heir = &session.rings().heirs[place];
+    session.rings().pin(heir.queue());
+    let successor = heir.successor()?;
+    let Some(entry) = session.in_service().take(place, unique, || successor.step_in(unique)) else { return Ok(None) };
+    let mut entry = entry?;
+    entry.answer(Err(errno.raw()))?;
+    Ok(Some(Lane { place, entry, given: Vec::new(), charge: session.transfers().charge() }))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::front::{Front, PutOff};
 use super::incoming::{Call, Message, Operation};
 use super::interrupts::InService;
 use super::readers::{Added, Readers};
-use super::rings::{Entries, READERS, Rings};
+use super::rings::{self, Entries, READERS, RingSession, Rings, Served};
 use crate::cpus::keep_on;
 use crate::instance::Instance;
 use crate::spans::Measured;
@@ -33,19 +33,19 @@ const RESERVE_PAUSE: Duration = Duration::from_millis(50);
 
 /// One connection with the kernel. It ends with the last of its threads, when the mount is gone.
 pub(super) struct Session {
-    pub(super) device: Arc<Device>,
-    pub(super) front: Front,
-    pub(super) name: String,
+    device: Arc<Device>,
+    front: Front,
+    name: String,
     /// Those of the rings have the first places, those that read the device the last.
-    pub(super) in_service: Arc<InService>,
-    pub(super) rings: Rings,
+    in_service: Arc<InService>,
+    rings: Rings,
     readers: Readers,
     /// Whether the thread is there that answers while all others are held up.
     has_reserve: AtomicBool,
     /// What that thread was given back, for whoever is the first to be free again: itself it may wait for a message until then.
     put_off: Mutex<PutOff>,
     has_put_off: AtomicBool,
-    pub(super) transfers: Arc<MountTransfers>,
+    transfers: Arc<MountTransfers>,
     following: Following,
     /// Told at the end of the session.
     on_end: OnEnd,
@@ -55,15 +55,6 @@ pub(super) struct Session {
 
 /// What is called when a session has ended.
 pub type OnEnd = Box<dyn Fn() + Send + Sync>;
-
-/// A call that was served.
-pub(super) struct Served<'a> {
-    /// How long the answer is, or what went wrong.
-    pub(super) outcome: Result<usize, Errno>,
-    /// Nobody else has answered meanwhile.
-    pub(super) is_waited_for: bool,
-    pub(super) measured: Option<Measured<'a>>,
-}
 
 /// What threads and rings of the mount of an instance may take.
 pub(super) fn transfers_of(instance: &Instance) -> Arc<MountTransfers> {
@@ -112,7 +103,7 @@ impl Session {
             on_end,
             _end: end,
         });
-        let by_rings = session.start_rings(entries)?;
+        let by_rings = rings::start(&session, entries)?;
         session.rings.count_by(counted.filter(|_| by_rings));
         instance.set_transport(if by_rings { Transport::IoUring } else { Transport::DevFuse });
         session.readers.allow(if by_rings { READERS } else { threads });
@@ -182,8 +173,8 @@ impl Session {
         if errno == Errno::EIO {
             self.front.instance.timed_out.fetch_add(1, Ordering::Relaxed);
         }
-        if self.is_ring(place) {
-            return self.take_over(place, unique, errno);
+        if self.rings.have(place) {
+            return rings::take_over(&self, place, unique, errno);
         }
         // Whoever has been answered meanwhile needs nothing more.
         let _ = self.device.answer(unique, Err(errno));
@@ -305,34 +296,6 @@ impl Session {
         }
     }
 
-    /// A thread is about to end.
-    pub(super) fn has_ended(&self, error: &io::Error) {
-        let is_gone = [OsErrno::NODEV, OsErrno::CONNABORTED, OsErrno::NOTCONN].map(OsErrno::raw_os_error);
-        if !error.raw_os_error().is_some_and(|raw| is_gone.contains(&raw)) {
-            error!(instance = self.name, %error, "a thread of the FUSE session has ended");
-        }
-    }
-
-    /// Serves a call; its answer is put into `room`, and what it gives the kernel noted in `given`.
-    pub(super) fn serve(
-        self: &Arc<Self>,
-        place: usize,
-        call: Call<'_>,
-        room: &mut [u8],
-        given: &mut Vec<Given>,
-    ) -> Served<'_> {
-        let mut measured = self.front.instance.measure(OperationPath::Fuse, call.thread, 0, None);
-        let (entered, is_last) = self.in_service.enter(place, call.unique, call.thread);
-        if is_last {
-            self.look();
-        }
-        let mut answer = Answer::new(room, given);
-        let outcome = self.front.serve(call, &mut answer).map(|()| answer.body().len());
-        let is_waited_for = entered.leave();
-        measured.iter_mut().for_each(Measured::stop);
-        Served { outcome, is_waited_for, measured }
-    }
-
     /// How long the answer was.
     fn serve_read(
         self: &Arc<Self>,
@@ -359,5 +322,51 @@ impl Session {
             warn!(instance = self.name, %error, "the kernel did not take an answer");
         }
         outcome.unwrap_or(0)
+    }
+}
+
+impl RingSession for Session {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn rings(&self) -> &Rings {
+        &self.rings
+    }
+
+    fn in_service(&self) -> &InService {
+        &self.in_service
+    }
+
+    fn transfers(&self) -> &MountTransfers {
+        &self.transfers
+    }
+
+    fn serve(self: &Arc<Self>, place: usize, call: Call<'_>, room: &mut [u8], given: &mut Vec<Given>) -> Served<'_> {
+        let mut measured = self.front.instance.measure(OperationPath::Fuse, call.thread, 0, None);
+        let (entered, is_last) = self.in_service.enter(place, call.unique, call.thread);
+        if is_last {
+            self.look();
+        }
+        let mut answer = Answer::new(room, given);
+        let outcome = self.front.serve(call, &mut answer).map(|()| answer.body().len());
+        let is_waited_for = entered.leave();
+        measured.iter_mut().for_each(Measured::stop);
+        Served { outcome, is_waited_for, measured }
+    }
+
+    fn take_back(&self, given: Given) {
+        self.front.take_back(given);
+    }
+
+    fn has_ended(&self, error: &io::Error) {
+        let is_gone = [OsErrno::NODEV, OsErrno::CONNABORTED, OsErrno::NOTCONN].map(OsErrno::raw_os_error);
+        if !error.raw_os_error().is_some_and(|raw| is_gone.contains(&raw)) {
+            error!(instance = self.name, %error, "a thread of the FUSE session has ended");
+        }
     }
 }
