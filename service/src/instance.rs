@@ -6,11 +6,11 @@ mod telling;
 mod tests;
 
 use crate::exclusion::NodeLocks;
+use crate::flushes::Flushes;
 use crate::handles::{HandleTable, OpenFile};
 use crate::in_doubt::InDoubt;
 use crate::in_flight::InFlight;
 use crate::jobs::Jobs;
-use crate::last_flush::LastFlush;
 use crate::leases::{LeaseTable, SegmentLease};
 use crate::nodes::NodeTable;
 use crate::nodes::content::UntoldSize;
@@ -144,7 +144,7 @@ pub struct Instance {
     /// How often somebody who asked to read a file by himself may not, by what stood against it.
     not_direct: Mutex<BTreeMap<NotDirect, u64>>,
     jobs: Jobs,
-    pub(crate) last_flush: Arc<LastFlush>,
+    pub(crate) flushes: Arc<Flushes>,
     /// Dropped after all that has its layer: branches end when what is above them has.
     pub(crate) stack: Stack,
 }
@@ -183,7 +183,7 @@ impl Instance {
             removals: std::array::from_fn(|_| Mutex::default()),
             not_direct: Mutex::default(),
             jobs: Jobs::default(),
-            last_flush: Arc::default(),
+            flushes: Arc::default(),
         })
     }
 

@@ -31,6 +31,7 @@ mod dispatch;
 mod ends;
 mod exclusion;
 pub mod failures;
+mod flushes;
 pub mod fuse;
 pub mod guard;
 mod handles;

@@ -2,9 +2,10 @@
 
 use super::{Mounted, Service, lock};
 use crate::failures::ServiceError;
+use crate::flushes::{LOOK, Standing};
 use crate::fuse::{FuseMount, MountError};
 use crate::instance::Instance;
-use crate::last_flush::{LOOK, Standing, close, flush, next, reopen, said_since};
+use crate::last_flush::{close, flush, next, reopen, said_since};
 use crate::queue_front::QueueFront;
 use poolfs_libservice::Error;
 use poolfs_libservice::types::Errno;
