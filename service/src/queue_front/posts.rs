@@ -1,4 +1,4 @@
-//! Posted writes in the service: which client may post, and when posts are taken.
+//! Posted writes in the service: what is granted, when posts are taken, and when a grant ends.
 //!
 //! A *post* is a `Write` in a request buffer whose caller has gone on. It is *granted* for one open file of one session, in one
 //! of the session's slots, while nobody else uses the file: its description is the only one, and one process alone has it; the
@@ -17,23 +17,23 @@
 //! otherwise, in the branch or in memory.
 
 mod granted;
+mod granting;
+mod obstacle;
 mod standing;
 mod tender;
+mod tender_state;
 
 use self::granted::{Granted, Taking};
-use self::standing::obstacle;
-use self::tender::Tender;
+use self::obstacle::strain_of;
+use self::tender_state::TenderState;
 use crate::handles::OpenFile;
 use crate::instance::Instance;
 use crate::queue_front::serve::{serve, serve_post};
 use crate::queue_front::session::SessionState;
-use crate::request::Context;
-use crate::stack::Stack;
 use crate::sync::lock;
 use poolfs_ipc::area::DATA_BYTES;
-use poolfs_ipc::posts::POST_BYTES_MAX;
 use poolfs_ipc::service::{Acquired, Session};
-use poolfs_ipc::wire::{Operation, Reply, Request, Status};
+use poolfs_ipc::wire::{Reply, Status};
 use poolfs_libservice::types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX};
 use poolfs_libservice::types::{Caller, Errno, NodeId, OpenFlags, Timestamp};
 use poolfs_libservice::{PageBuffer, WrittenAt};
@@ -42,12 +42,9 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 use tracing::{error, warn};
-
-/// Most files of an instance whose writes may be posted at a time.
-pub const GRANTS_MAX: usize = 64;
 
 /// Nothing is posted where there is less room than this, bytes: what was posted is not told of that any more.
 const ROOM_MIN: i64 = 32 << 20;
@@ -61,9 +58,6 @@ const ROOM_BELIEVED: Duration = Duration::from_millis(100);
 /// Files that are longer than this are not appended to by posts: how long a file may be is told to who waits. What is outstanding of a grant
 /// when it ends is far less than what is left to [`CACHED_SIZE_MAX`].
 pub(super) const APPENDED_SIZE_MAX: u64 = CACHED_SIZE_MAX - (1 << 30);
-
-/// The small write of a file, counted from its opening, from which on the next ones may be posted.
-const GRANT_AT_WRITE: u32 = 2;
 
 /// How long nothing of a file is posted after somebody else had to do with it.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -80,17 +74,6 @@ const ROUNDS_MAX: u32 = 64;
 /// Until when somebody waits who cannot for long.
 fn soon() -> Option<Instant> {
     Some(Instant::now() + TAKING_MAX)
-}
-
-/// What may make a write to a stack wait, or fail, before long.
-fn strain_of(stack: &Stack) -> Option<NotPosted> {
-    if !stack.is_at_ease() {
-        Some(NotPosted::Slow)
-    } else if !stack.knows_few_places() {
-        Some(NotPosted::Limit)
-    } else {
-        None
-    }
 }
 
 /// Most room that a post of so many bytes takes in a branch: the blocks of which it writes a part.
@@ -128,8 +111,7 @@ pub(crate) struct Posts {
     not_posted: Mutex<BTreeMap<NotPosted, u64>>,
     /// Requests that were found among posts, whose callers wait: served by the thread that takes posts.
     others: Mutex<Vec<Acquired<SessionState>>>,
-    tender: Mutex<Tender>,
-    called: Condvar,
+    tender: TenderState,
     /// Who has the instance's changes held.
     holds: AtomicUsize,
     closed: AtomicBool,
@@ -147,8 +129,7 @@ impl Posts {
             posted: AtomicU64::new(0),
             not_posted: Mutex::default(),
             others: Mutex::default(),
-            tender: Mutex::default(),
-            called: Condvar::new(),
+            tender: TenderState::default(),
             holds: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             is_given_up: AtomicBool::new(false),
@@ -260,8 +241,8 @@ impl Posts {
     pub(super) fn answer(self: &Arc<Self>, session: &Arc<Session<SessionState>>, slot: usize) {
         if let Some(granted) = self.granted_or_given_back(session, slot) {
             self.take_rung(&granted);
-            if self.is_rung_often() {
-                self.call_tender();
+            if self.tender.is_rung_often() {
+                self.tender.call();
             }
         }
         self.serve_others();
@@ -291,85 +272,7 @@ impl Posts {
                 return;
             }
         }
-        self.call_tender();
-    }
-
-    /// After a write by request: whether the next ones may be posted. The reply says so.
-    pub(super) fn consider(
-        self: &Arc<Self>,
-        session: &Arc<Session<SessionState>>,
-        request: &Request,
-        reply: &mut Reply,
-    ) {
-        let is_small = reply.status == Status::Done as u32 && (1..=POST_BYTES_MAX as u64).contains(&reply.length);
-        if Operation::from_number(request.operation) != Some(Operation::Write) || !is_small {
-            return;
-        }
-        let (Some(file), Some(instance)) = (session.content().file(request.handle), self.instance.upgrade()) else {
-            return;
-        };
-        let is_granted = instance.nodes().is_posting(file.node());
-        if is_granted || !file.count_small_write(GRANT_AT_WRITE) {
-            return;
-        }
-        let granted =
-            if is_too_long(&file, reply) { Err(NotPosted::Limit) } else { self.grant(&instance, session, &file) };
-        match granted {
-            Ok(granted) => (reply.post_slot, reply.post_epoch) = granted,
-            Err(cause) => self.refuse(&file, cause),
-        }
-    }
-
-    fn grant(
-        self: &Arc<Self>,
-        instance: &Instance,
-        session: &Arc<Session<SessionState>>,
-        file: &Arc<OpenFile>,
-    ) -> Result<(u32, u32), NotPosted> {
-        obstacle(instance, file).or_else(|| strain_of(&instance.stack)).map_or(Ok(()), Err)?;
-        self.find_room(instance)?;
-        if self.grants.read().unwrap_or_else(PoisonError::into_inner).len() >= GRANTS_MAX {
-            return Err(NotPosted::Limit);
-        }
-        let slot = session.content().take_post_slot().ok_or(NotPosted::Limit)?;
-        let give_up = |cause| {
-            session.content().give_post_slot(slot);
-            Err(cause)
-        };
-        // From here on the kernel is given nothing to keep; then it drops what it has.
-        if !instance.nodes().begin_posting(file.node()) {
-            return give_up(NotPosted::Shared);
-        }
-        drop(
-            instance
-                .change_attributes(&Context::library(session.content().credentials(), 0), [Some(file.node()), None]),
-        );
-        file.note_not_posted(None);
-        let granted = Granted::new(session, file, slot);
-        let epoch = session.content().next_post_epoch();
-        {
-            let mut grants = self.grants.write().unwrap_or_else(PoisonError::into_inner);
-            if grants.len() >= GRANTS_MAX || self.is_refusing() || !self.start_tender() {
-                drop(grants);
-                instance.nodes().end_posting(file.node());
-                return give_up(NotPosted::Limit);
-            }
-            grants.push(Arc::clone(&granted));
-            instance.count_posting(grants.len());
-        }
-        let is_granted = granted.begin(epoch);
-        // Who came meanwhile has not found the grant.
-        if !is_granted
-            || !instance.nodes().may_post(file.node())
-            || !file.is_unshared()
-            || session.has_ended()
-            || self.is_refusing()
-        {
-            self.end(&granted, None, None);
-            return Err(NotPosted::Shared);
-        }
-        self.tend(&granted);
-        Ok((slot as u32 + 1, epoch))
+        self.tender.call();
     }
 
     /// Ends a grant: what was posted is taken.
@@ -407,7 +310,7 @@ impl Posts {
         let count = self.go_on_taking(granted, taking, give_up);
         if granted.was_rung() {
             // Whoever asks for something is not kept by who goes on ringing.
-            self.call_tender();
+            self.tender.call();
         }
         count
     }
@@ -490,7 +393,7 @@ impl Posts {
     fn leave(&self, others: Vec<Acquired<SessionState>>) {
         if !others.is_empty() {
             lock(&self.others).extend(others);
-            self.call_tender();
+            self.tender.call();
         }
     }
 

@@ -1,12 +1,11 @@
 //! The reported state of a file's writes: whether they may be posted, and the reason if they may not.
 
 use crate::handles::OpenFile;
-use crate::instance::Instance;
 use crate::queue_front::posts::Posts;
 use crate::queue_front::posts::granted::Granted;
+use crate::queue_front::posts::obstacle::obstacle;
 use crate::queue_front::session::SessionState;
 use poolfs_ipc::service::Session;
-use poolfs_libservice::types::OpenFlags;
 use poolfs_service_protocol::{NotPosted, WriteStatus};
 use std::sync::{Arc, PoisonError};
 
@@ -28,20 +27,5 @@ impl Posts {
         };
         let not_posted = if granted || !file.flags().writable() { None } else { obstacle() };
         WriteStatus { granted, posted_requests: file.posted(), not_posted }
-    }
-}
-
-/// What stands against posting a file's writes whatever is written, by what is known without asking its branch.
-pub(super) fn obstacle(instance: &Instance, file: &OpenFile) -> Option<NotPosted> {
-    let waits = OpenFlags::DIRECT | OpenFlags::FILE_SYNC | OpenFlags::DATA_SYNC;
-    // A write that has returned cannot fail when its time is over.
-    if instance.spec().wait_for_writes || instance.spec().timeout.is_some() {
-        Some(NotPosted::Switched)
-    } else if instance.is_shared() || instance.timed().is_some() {
-        Some(NotPosted::SharedBranch)
-    } else if file.flags().intersects(waits) {
-        Some(NotPosted::Flags)
-    } else {
-        (!file.is_unshared()).then_some(NotPosted::Shared)
     }
 }
