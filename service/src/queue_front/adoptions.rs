@@ -2,7 +2,7 @@
 
 use crate::handles::OpenFile;
 use crate::instance::Instance;
-use crate::queue_front::session::SessionState;
+use crate::queue_front::session::{HandleRecord, SessionState};
 use crate::sync::lock;
 use hashbrown::HashMap;
 use poolfs_ipc::service::Session;
@@ -133,14 +133,15 @@ impl Adoptions {
         }
         files
     }
+}
 
-    /// A session has ended that had handles on `files`.
-    pub(super) fn let_go(&self, files: impl Iterator<Item = Arc<OpenFile>>) {
+impl HandleRecord for Adoptions {
+    fn let_go(&self, handles: HashMap<u64, Arc<OpenFile>>) {
         let mut table = self.table();
         // Kept until the table is unlocked: the last user of a file closes it in the layers.
         let mut ended = Vec::new();
         let mut untold = Vec::new();
-        for file in files {
+        for file in handles.into_values() {
             let was_unshared = file.is_unshared();
             let was_adopted = table.files.contains_key(&file.key());
             if was_adopted && !table.tidy(file.key()) {

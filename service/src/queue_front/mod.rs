@@ -16,6 +16,7 @@ mod attributes;
 mod changes;
 mod credentials;
 mod front;
+mod lifecycle;
 mod message;
 mod names;
 mod operations;

@@ -2,7 +2,6 @@
 
 use crate::access::Credentials;
 use crate::handles::OpenFile;
-use crate::queue_front::adoptions::Adoptions;
 use crate::queue_front::credentials::{effective_credentials, least_credentials, real_credentials};
 use crate::queue_front::view::{Shown, View};
 use hashbrown::HashMap;
@@ -15,6 +14,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// Most files one session can have adopted; the rest goes through the kernel.
 pub const HANDLES_PER_SESSION_MAX: usize = 1 << 15;
 
+/// Keeps record of which sessions have handles on which files.
+pub(super) trait HandleRecord: Send + Sync {
+    /// A session has ended that had these handles.
+    fn let_go(&self, handles: HashMap<u64, Arc<OpenFile>>);
+}
+
 /// A session's credentials and handles.
 pub struct SessionState {
     effective: Credentials,
@@ -23,7 +28,8 @@ pub struct SessionState {
     handles: RwLock<HashMap<u64, Arc<OpenFile>>>,
     /// Whether all of them were taken back for good.
     has_let_go: AtomicBool,
-    adoptions: Arc<Adoptions>,
+    /// Where its handles are recorded; nowhere for one by itself.
+    record: Option<Arc<dyn HandleRecord>>,
     /// How it is looked what the client sees of the instance; nothing where that is not to be looked at.
     view: Option<Arc<View>>,
     /// Bit n: slot n is that of a file whose writes may be posted.
@@ -37,17 +43,16 @@ impl SessionState {
     #[must_use]
     pub(super) fn new(
         facts: &PeerFacts,
-        adoptions: &Arc<Adoptions>,
+        record: Option<Arc<dyn HandleRecord>>,
         view: Option<Arc<View>>,
         room: (Option<Taken>, Option<Taken>),
     ) -> Self {
         let effective = effective_credentials(facts);
         let real = real_credentials(&effective, facts);
         let least = least_credentials();
-        let adoptions = Arc::clone(adoptions);
         let (handles, has_let_go) = Default::default();
         let (post_slots, post_epochs) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { effective, real, least, handles, has_let_go, adoptions, view, post_slots, post_epochs, _room: room }
+        Self { effective, real, least, handles, has_let_go, record, view, post_slots, post_epochs, _room: room }
     }
 
     /// A session with the same credentials for all purposes.
@@ -59,7 +64,7 @@ impl SessionState {
             least: least_credentials(),
             handles: RwLock::default(),
             has_let_go: AtomicBool::new(false),
-            adoptions: Arc::default(),
+            record: None,
             view: None,
             post_slots: AtomicU32::new(0),
             post_epochs: AtomicU32::new(0),
@@ -162,8 +167,9 @@ impl SessionState {
 
 impl Drop for SessionState {
     fn drop(&mut self) {
-        let handles = std::mem::take(self.handles.get_mut().unwrap_or_else(PoisonError::into_inner));
-        self.adoptions.let_go(handles.into_values());
+        if let Some(record) = &self.record {
+            record.let_go(std::mem::take(self.handles.get_mut().unwrap_or_else(PoisonError::into_inner)));
+        }
     }
 }
 
@@ -187,9 +193,9 @@ mod tests {
 
     #[test]
     fn access_is_asked_by_the_real_ids() {
-        let root = SessionState::new(&facts(0), &Arc::default(), None, (None, None));
+        let root = SessionState::new(&facts(0), None, None, (None, None));
         assert_eq!((root.credentials().capabilities, root.real_credentials().capabilities), (6, 15));
-        let user = SessionState::new(&facts(1000), &Arc::default(), None, (None, None));
+        let user = SessionState::new(&facts(1000), None, None, (None, None));
         let real = user.real_credentials();
         assert_eq!((real.uid, real.gid, real.capabilities), (1000, 7, 0));
         assert_eq!((user.credentials().uid, &user.credentials().groups), (0, &real.groups));

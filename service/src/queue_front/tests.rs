@@ -11,7 +11,7 @@ use crate::access::Credentials;
 use crate::handles::OpenFile;
 use crate::instance::{Adopter, Instance};
 use crate::mount_table::{Mount, MountTable};
-use crate::queue_front::front::admit;
+use crate::queue_front::lifecycle::admit;
 use crate::queue_front::view::View;
 use crate::request::{Context, Reply as Outcome, Request as Asked};
 use crate::shares::PoolShares;
