@@ -116,7 +116,9 @@ impl Run<'_> {
             // The branch is a lower one, which may have been an upper one.
             2 => StackSpec::union(self.ground.above(), [vec![self.ground.upper()], self.lowers()].concat()),
             3 => StackSpec::directory(self.ground.upper()),
-            _ => StackSpec::Union { upper: self.ground.upper(), lowers: self.lowers(), storage },
+            _ => {
+                StackSpec::Union { upper: self.ground.upper(), lowers: self.lowers(), storage, immutable_lowers: false }
+            }
         };
         let kept_at = kept_directory(&self.ground.run(), POOL);
         let builder = StackBuilder::new(CACHE_BYTES, Some(kept_at)).expect("a cache");

@@ -111,7 +111,7 @@ impl Ground {
     fn make_sound(&mut self, format: UpperFormat) {
         let storage = Storage { format, size_bytes: None };
         let upper = self.upper();
-        let spec = |lowers| StackSpec::Union { upper: upper.clone(), lowers, storage };
+        let spec = |lowers| StackSpec::Union { upper: upper.clone(), lowers, storage, immutable_lowers: false };
         fs::create_dir_all(self.upper()).expect("made");
         let builder = self.builder();
         let stack = builder.build(&spec(vec![self.lower()])).expect("sound");
