@@ -77,7 +77,9 @@ impl QuotaLimit {
     /// Whether names and attributes may be added.
     fn check_names(&self) -> Result<()> {
         let has_room = || self.account.has_room_for_names(self.dirty());
-        if has_room() || self.empty(1) && has_room() || self.accepted.wait_for_room(&mut || has_room()) {
+        // What is dirty may come to less once it is stored, also where nothing is free any more.
+        let may_fit = self.account.has_room_for_names(0);
+        if has_room() || may_fit && self.empty(0) && has_room() || self.accepted.wait_for_room(&mut || has_room()) {
             return Ok(());
         }
         Err(self.full())

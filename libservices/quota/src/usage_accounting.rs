@@ -3,13 +3,14 @@
 use crate::account::Account;
 use crate::nodes::{Nodes, taken};
 use poolfs_libservice::walk::walk;
-use poolfs_libservice::{Branch, Durability, Entry, Filter, Held, Libservice, NameChange, Result, Written};
+use poolfs_libservice::{Branch, Durability, Entry, Filter, Held, Libservice, NameChange, Result, Written, fail};
+use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{
-    AllocateMode, Attributes, Caller, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes,
+    AllocateMode, Attributes, Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes,
     XattrFlags,
 };
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A layer that counts what the backend below it gives to the branch. Only calls through it may change the branch.
 pub struct UsageAccounting {
@@ -18,6 +19,8 @@ pub struct UsageAccounting {
     nodes: Nodes,
     /// held while names go, so that what loses one is known
     removing: Mutex<()>,
+    /// in memory, held while a size is set and while room is asked for behind one
+    sizing: Mutex<()>,
 }
 
 impl UsageAccounting {
@@ -38,7 +41,18 @@ impl UsageAccounting {
         })?;
         account.settle(0, sum);
         let nodes = Nodes::new(root);
-        Ok(Arc::new(UsageAccounting { below, account: Arc::clone(account), nodes, removing: Mutex::new(()) }))
+        Ok(Arc::new(UsageAccounting {
+            below,
+            account: Arc::clone(account),
+            nodes,
+            removing: Mutex::default(),
+            sizing: Mutex::default(),
+        }))
+    }
+
+    /// Excludes others from sizes, where it matters.
+    fn sizing(&self) -> Option<MutexGuard<'_, ()>> {
+        self.account.is_in_memory().then(|| self.sizing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn measure(&self, node: NodeId) {
@@ -109,7 +123,9 @@ impl Filter for UsageAccounting {
         changes: &SetAttributes,
         handle: Option<HandleId>,
     ) -> Result<Attributes> {
+        let sizing = changes.size.and_then(|_| self.sizing());
         let attributes = self.below.setattr(caller, node, changes, handle);
+        drop(sizing);
         if changes.size.is_some() {
             self.measure(node);
         }
@@ -209,7 +225,9 @@ impl Filter for UsageAccounting {
     }
 
     fn open(&self, caller: &Caller, node: NodeId, flags: OpenFlags) -> Result<HandleId> {
+        let sizing = flags.contains(OpenFlags::TRUNCATE).then(|| self.sizing());
         let handle = self.below.open(caller, node, flags)?;
+        drop(sizing);
         self.opened(node, handle);
         if flags.contains(OpenFlags::TRUNCATE) {
             self.measure(node);
@@ -229,10 +247,21 @@ impl Filter for UsageAccounting {
         written
     }
 
+    /// In memory, room behind the end of a file is given only where it continues the file: what finds lonely pages there could not be counted, of which
+    /// nobody knows where they are. `EOPNOTSUPP` elsewhere.
     fn fallocate(&self, caller: &Caller, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        let keeps_size = mode.contains(AllocateMode::KEEP_SIZE) && !mode.contains(AllocateMode::PUNCH_HOLE);
+        let sizing = if keeps_size { self.sizing() } else { None };
+        if sizing.is_some()
+            && let Some(node) = self.nodes.file(handle)
+            && offset > self.below.getattr(&Caller::ROOT, node)?.size.next_multiple_of(BLOCK_SIZE as u64)
+        {
+            return fail(Errno::EOPNOTSUPP);
+        }
         let allocated = self.below.fallocate(caller, handle, mode, offset, length);
+        drop(sizing);
         if let Some(node) = self.nodes.file(handle) {
-            if allocated.is_ok() && mode.contains(AllocateMode::KEEP_SIZE) && !mode.contains(AllocateMode::PUNCH_HOLE) {
+            if allocated.is_ok() && keeps_size {
                 self.nodes.ask_for(node, offset.saturating_add(length));
             }
             self.measure(node);

@@ -277,10 +277,22 @@ fn in_memory_pages_far_from_each_other_take_more_room() {
     stack.top.unlink(ROOT, NodeId::ROOT, name("dense")).expect("there");
     stack.top.forget(node, 1);
     assert_eq!(stack.account.used(), empty);
-    let (_, handle) = stack.create("sparse");
+    let (node, handle) = stack.create("sparse");
     let fits = (0..1000).take_while(|number| stack.fill(handle, number * DISTANCE, 1) == 1).count() as u64;
     stack.top.sync().expect("room");
     // Two levels and the leaf are for each page alone.
     assert!(fits < LIMIT / (BLOCK + 2 * 576) && fits > LIMIT / (BLOCK + 4 * 592) - 8, "{fits} pages");
     assert_eq!(Stack::in_memory(folder.path(), LIMIT).account.used(), stack.account.used(), "as it is counted anew");
+    stack.top.release(handle);
+    stack.top.unlink(ROOT, NodeId::ROOT, name("sparse")).expect("there");
+    stack.top.forget(node, 1);
+    // Nor is there another way to have such pages: behind the end of a file, which does not tell where they are.
+    let (_, handle) = stack.create("short");
+    let behind = |at| stack.top.fallocate(ROOT, handle, AllocateMode::KEEP_SIZE, at, BLOCK);
+    behind(0).expect("where it begins");
+    assert_eq!(behind(DISTANCE * BLOCK).expect_err("a lonely page").errno(), Errno::EOPNOTSUPP);
+    assert_eq!(stack.fill(handle, 0, 2), 2);
+    behind(2 * BLOCK).expect("it continues the file");
+    assert_eq!(behind(4 * BLOCK).expect_err("behind a hole").errno(), Errno::EOPNOTSUPP);
+    stack.top.fallocate(ROOT, handle, AllocateMode::empty(), DISTANCE * BLOCK, BLOCK).expect("with the size");
 }
