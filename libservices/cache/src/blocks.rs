@@ -1,5 +1,6 @@
 //! The block map of one file: which blocks are cached and in which state, as plain data, 64 blocks to a chunk.
 
+use crate::page_tree::{PageTree, height};
 use poolfs_types::limits::{BLOCK_SHIFT, BLOCK_SIZE, PAGE_TREE_FANOUT, PAGE_TREE_NODE_BYTES};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,7 +10,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) const CHUNK_BLOCKS: u64 = 64;
 // The pages of a chunk are those of one leaf of the kernel's tree.
 const _: () = assert!(CHUNK_BLOCKS == PAGE_TREE_FANOUT);
-const FANOUT_SHIFT: u32 = PAGE_TREE_FANOUT.ilog2();
 /// What the description of a chunk costs, bytes; counted so that maps of huge sparse files are bounded too.
 const CHUNK_COST: u64 = 192;
 /// What a file costs besides of which something is cached, bytes: its state, and the room for its first chunks. It stays as long as they
@@ -17,6 +17,8 @@ const CHUNK_COST: u64 = 192;
 const FILE_COST: u64 = 2048;
 /// What the kernel takes for a memory file that holds content, bytes: its inode and its name (752 and 192 in Linux 6.18).
 const MEMORY_FILE_COST: u64 = 1024;
+/// What it costs to count a node of the tree of such a file, bytes.
+const NODE_COUNT_COST: u64 = 48;
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// The block that holds `offset`.
@@ -112,8 +114,8 @@ pub(crate) struct Counts {
     /// those of the dirty ones that are not to be written back
     pub(crate) held: u64,
     pub(crate) chunks: u64,
-    /// Nodes of the tree of a memory file above those of its chunks.
-    pub(crate) nodes_above: u64,
+    /// Nodes of the tree that finds the resident ones, if they are in a memory file.
+    pub(crate) tree_nodes: u64,
 }
 
 /// What content costs.
@@ -138,13 +140,8 @@ pub(crate) fn cost_of(resident: u64, blocks: &Range<u64>) -> u64 {
     let last_chunk = last / CHUNK_BLOCKS;
     let chunks = last_chunk - blocks.start / CHUNK_BLOCKS + 1;
     // Each level may begin anew on both sides, and the tree may become so much higher.
-    let nodes_above = chunks / (CHUNK_BLOCKS - 1) + 3 * nodes_over(last_chunk);
-    Counts { resident, chunks, nodes_above, ..Counts::default() }.cost(true).bytes
-}
-
-/// How many nodes are above that of a chunk in a tree whose last chunk it is.
-fn nodes_over(chunk: u64) -> u64 {
-    u64::from((u64::BITS - chunk.leading_zeros()).div_ceil(FANOUT_SHIFT))
+    let tree_nodes = chunks + chunks / (CHUNK_BLOCKS - 1) + 3 * height(last_chunk);
+    Counts { resident, chunks, tree_nodes, ..Counts::default() }.cost(true).bytes
 }
 
 impl Counts {
@@ -153,9 +150,10 @@ impl Counts {
         if self.chunks == 0 {
             return Cost::default();
         }
-        let tree = MEMORY_FILE_COST + (self.chunks + self.nodes_above) * PAGE_TREE_NODE_BYTES;
+        let tree = MEMORY_FILE_COST + self.tree_nodes * PAGE_TREE_NODE_BYTES;
         let of_kernel = if is_in_memory_file { tree } else { 0 };
-        Cost { bytes: self.resident * BLOCK + self.chunks * CHUNK_COST + FILE_COST + of_kernel, of_kernel }
+        let described = self.chunks * CHUNK_COST + self.tree_nodes * NODE_COUNT_COST + FILE_COST;
+        Cost { bytes: self.resident * BLOCK + described + of_kernel, of_kernel }
     }
 
     /// Blocks that whoever comes after this process does not find below.
@@ -169,8 +167,8 @@ impl Counts {
 pub(crate) struct BlockMap {
     chunks: BTreeMap<u64, Chunk>,
     counts: Counts,
-    /// Groups of 64 chunks, of 64 such groups and so on, but the first of each kind, in which there is a chunk.
-    groups: u64,
+    /// Of the chunks beyond the first that have resident blocks, if there are any.
+    tree: Option<Box<PageTree>>,
     next_ticket: u64,
     /// Chunks that the eviction order has not heard of yet.
     pub(crate) fresh: Vec<(u64, u64)>,
@@ -256,9 +254,8 @@ impl BlockMap {
             if !self.chunks.contains_key(&index) {
                 self.next_ticket += 1;
                 self.fresh.push((index, self.next_ticket));
-                self.groups += self.groups_without(index);
+                self.counts.chunks += 1;
                 self.chunks.insert(index, Chunk { ticket: self.next_ticket, ..Chunk::default() });
-                self.count_chunks();
             }
             self.change_chunk(index, |chunk| change(chunk, mask));
         }
@@ -298,22 +295,24 @@ impl BlockMap {
         self.counts.deferred = self.counts.deferred + after[3] - before[3];
         if chunk.is_empty() {
             self.chunks.remove(&index);
-            self.groups -= self.groups_without(index);
-            self.count_chunks();
+            self.counts.chunks -= 1;
+        }
+        if (before[0] == 0) != (after[0] == 0) {
+            self.note_leaf(index, after[0] > 0);
         }
         Some(result)
     }
 
-    fn count_chunks(&mut self) {
-        self.counts.chunks = self.chunks.len() as u64;
-        self.counts.nodes_above = self.groups + self.chunks.last_key_value().map_or(0, |(&last, _)| nodes_over(last));
-    }
-
-    /// How many groups around this place have no chunk, of those that [`BlockMap::groups`] counts.
-    fn groups_without(&self, index: u64) -> u64 {
-        let bounds = (1..).map(|level| FANOUT_SHIFT * level).take_while(|&shift| index >> shift > 0);
-        let groups = bounds.map(|shift| (index >> shift << shift)..=(index | ((1 << shift) - 1)));
-        groups.take_while(|group| self.chunks.range(group.clone()).next().is_none()).count() as u64
+    /// A chunk has resident blocks from now on, or none any more.
+    fn note_leaf(&mut self, index: u64, has_pages: bool) {
+        match (index, has_pages) {
+            (0, _) => {}
+            (_, true) => self.tree.get_or_insert_default().add(index),
+            (_, false) => self.tree.iter_mut().for_each(|tree| tree.remove(index)),
+        }
+        self.tree.take_if(|tree| tree.is_empty());
+        let first = self.chunk(0).is_some_and(|chunk| chunk.resident != 0);
+        self.counts.tree_nodes = u64::from(first) + self.tree.as_ref().map_or(0, |tree| tree.nodes());
     }
 
     /// From now on somebody who comes and goes wants to know of changes, or no more.
@@ -339,7 +338,6 @@ impl BlockMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     #[test]
     fn a_file_costs_more_than_its_blocks() {
@@ -348,35 +346,27 @@ mod tests {
         assert_eq!(costs(70, 2) - costs(64, 1), 6 * BLOCK + CHUNK_COST, "the file counts once");
     }
 
-    /// Nodes of the kernel's tree above the leaves, as [`nodes_above`](Counts::nodes_above) is to count them, from all chunks.
-    fn nodes_above(chunks: &[u64]) -> u64 {
-        let height = chunks.iter().copied().max().map_or(0, nodes_over);
-        let groups = |level: u64| chunks.iter().map(|chunk| chunk >> (6 * level)).chain([0]).collect::<BTreeSet<_>>();
-        (1..=height).map(|level| groups(level).len() as u64).sum()
-    }
-
     #[test]
     fn what_the_kernel_needs_to_find_pages_is_counted() {
         let mut map = BlockMap::default();
-        let mut there = Vec::new();
-        // Neighbours, the first of a group, far ones, the last that a file can have.
-        for chunk in [0, 1, 63, 64, 65, 128, 4095, 4096, 1 << 20, (1 << 20) + 64, (1 << 45) - 1] {
+        let chunks = [0, 1, 63, 64, 4096, 1 << 20, (1 << 45) - 1];
+        for chunk in chunks {
             let block = chunk * CHUNK_BLOCKS;
             let before = map.counts().cost(true);
             map.change(block..block + 1, |chunk, mask| chunk.resident |= mask);
-            there.push(chunk);
-            assert_eq!(map.counts().nodes_above, nodes_above(&there), "with {there:?}");
             let grown = map.counts().cost(true).bytes - before.bytes;
             assert!(grown <= cost_of(1, &(block..block + 1)), "{grown} bytes for chunk {chunk}");
         }
         let cost = map.counts().cost(true);
         assert_eq!(cost.bytes - cost.of_kernel, map.counts().cost(false).bytes);
-        for chunk in [64, (1 << 45) - 1, 0, 4096, 1 << 20, 63, 65, 4095, 1, (1 << 20) + 64, 128] {
+        // Zeros need no pages.
+        let with_pages = map.counts().tree_nodes;
+        map.change(5 << 30..(5 << 30) + 7000, |chunk, mask| chunk.zero |= mask);
+        assert_eq!(map.counts().tree_nodes, with_pages);
+        for chunk in chunks {
             map.change_existing(chunk * CHUNK_BLOCKS..(chunk + 1) * CHUNK_BLOCKS, Chunk::clear);
-            there.retain(|&other| other != chunk);
-            assert_eq!(map.counts().nodes_above, nodes_above(&there), "with {there:?}");
         }
-        assert_eq!(map.counts(), Counts::default());
+        assert_eq!((map.counts().tree_nodes, map.tree.is_none()), (0, true));
     }
 
     #[test]
@@ -394,7 +384,7 @@ mod tests {
     fn runs_and_counts_cross_chunks() {
         let mut map = BlockMap::default();
         map.change(60..200, |chunk, mask| chunk.resident |= mask);
-        assert_eq!(map.counts(), Counts { resident: 140, chunks: 4, nodes_above: 1, ..Counts::default() });
+        assert_eq!(map.counts(), Counts { resident: 140, chunks: 4, tree_nodes: 5, ..Counts::default() });
         assert_eq!(map.run(60, 1000, true, |chunk| chunk.resident), 140);
         assert_eq!(map.run(0, 1000, false, |chunk| chunk.resident), 60);
         assert_eq!(map.run(200, 33, false, |chunk| chunk.resident), 33);
@@ -404,7 +394,7 @@ mod tests {
         assert_eq!(map.next(100, |chunk| chunk.dirty), Some(100));
         assert_eq!(map.next(128, |chunk| chunk.dirty), None);
         map.change_existing(61..u64::MAX >> 12, Chunk::clear);
-        assert_eq!(map.counts(), Counts { resident: 1, chunks: 1, ..Counts::default() });
+        assert_eq!(map.counts(), Counts { resident: 1, chunks: 1, tree_nodes: 1, ..Counts::default() });
         map.change_existing(0..64, Chunk::clear);
         assert_eq!(map.counts(), Counts::default());
     }

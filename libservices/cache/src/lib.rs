@@ -77,6 +77,7 @@ mod node;
 mod node_state;
 mod node_table;
 mod node_use;
+mod page_tree;
 mod pins;
 mod pool;
 mod ranges;
