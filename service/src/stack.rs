@@ -301,9 +301,6 @@ impl StackBuilder {
                 for lower in sources {
                     branches.push(self.branch(&lower, Role::Lower, &Storage::default(), None)?);
                 }
-                if *immutable_lowers {
-                    branches.iter().filter_map(|branch| branch.immutable.as_ref()).for_each(|lower| lower.begin());
-                }
                 let (lowers, mut incomplete) = self.lowers(&branches[1..])?;
                 let config = UnionConfig {
                     unlimited_upper: Some(branches[0].cache_layer()),
@@ -313,6 +310,10 @@ impl StackBuilder {
                 let failed = |cause: String| StackError::Union { upper: branches[0].path().to_owned(), cause };
                 let union = Union::open(config).map_err(|error| failed(union_cause(&error)).because(&error))?;
                 branches[0].begin();
+                if *immutable_lowers {
+                    // Only now: with the claims, whoever had one of them as an upper branch has ended, and nothing can fail any more.
+                    branches.iter().filter_map(|branch| branch.immutable.as_ref()).for_each(|lower| lower.begin());
+                }
                 let layer = Timed::over(Layer::Union, Arc::clone(&union) as Arc<dyn Libservice>);
                 incomplete.extend(Incomplete::of(&branches[0], &union));
                 Ok(Stack { union: Some(Arc::new(OwnUnion(union))), branches, incomplete, ..Stack::of(layer) })

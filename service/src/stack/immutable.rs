@@ -35,8 +35,8 @@ impl Immutable {
 
     /// From here on nothing may change.
     pub fn begin(&self) {
-        // The clock by which filesystems take their times.
-        let now = clock_gettime(ClockId::RealtimeCoarse);
+        // Never behind the times that filesystems have given: some take them finer than their clock ticks.
+        let now = clock_gettime(ClockId::Realtime);
         let _ = self.since.set(Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 });
     }
 
@@ -111,8 +111,9 @@ impl Filter for Immutable {
     }
 
     fn seek(&self, caller: &Caller, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
-        let found = self.below.seek(caller, handle, offset, to)?;
-        self.verify_open(handle).map(|()| found)
+        // That nothing follows is an answer about content, too.
+        let found = self.below.seek(caller, handle, offset, to);
+        self.verify_open(handle).and(found)
     }
 
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<HandleId> {
@@ -199,11 +200,14 @@ mod tests {
         }
     }
 
-    /// Waits until the clock by which files get their times has moved.
+    /// Waits until files get times that are later than now.
     fn tick() {
-        let now = || clock_gettime(ClockId::RealtimeCoarse);
-        let before = now();
-        while now() == before {
+        let time = |clock| {
+            let now = clock_gettime(clock);
+            (now.tv_sec, now.tv_nsec)
+        };
+        let now = time(ClockId::Realtime);
+        while time(ClockId::RealtimeCoarse) <= now {
             std::thread::yield_now();
         }
     }
