@@ -5,7 +5,7 @@ CARGO ?= cargo
 WORK := .poolfs-demo
 TOOLS := target/tools
 
-.PHONY: run test suites soak build lint bench bench-databases clean help packages tools preload init
+.PHONY: run test suites soak build lint bench bench-databases clean help packages tools ceph preload init
 
 help:
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -36,7 +36,11 @@ init:
 packages:
 	@packaging/install-missing.sh
 
-tools: packages
+# The daemons of a Ceph cluster and what its clients load: only tests need them.
+ceph: packages
+	@packaging/install-missing.sh --no-servers ceph-mon ceph-osd ceph-mds ceph-common libcephfs2 python3-rados
+
+tools: packages ceph
 	@test -x $(TOOLS)/bin/pjdfstest || $(CARGO) install --quiet --locked --root $(TOOLS) --version 0.2.2 pjdfstest
 	@test -x $(TOOLS)/bin/fsx || $(CARGO) install --quiet --locked --root $(TOOLS) --version 0.3.2 fsx
 

@@ -31,10 +31,14 @@ use std::sync::{Arc, LazyLock};
 pub enum Capability {
     /// POSIX access control lists: stored, inherited, tied to the mode
     Acls,
+    /// room that is reserved: `fallocate` without a mode, or with `KEEP_SIZE` alone
+    Allocation,
     /// device nodes
     Devices,
     /// `seek` tells holes from data, and `PUNCH_HOLE` makes them
     Holes,
+    /// files without a name
+    NamelessFiles,
     /// `NO_REPLACE`, `EXCHANGE` and `WHITEOUT`
     RenameFlags,
     /// xattrs in `security.`

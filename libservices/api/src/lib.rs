@@ -66,6 +66,7 @@
 
 #![forbid(unsafe_code)]
 
+mod acl;
 mod changed;
 mod coherence;
 pub mod conformance;
@@ -88,6 +89,7 @@ mod spending;
 pub mod walk;
 mod written_at;
 
+pub use acl::Acl;
 pub use changed::{Changed, Unseen};
 pub use coherence::{Coherence, Stale, Upcalls};
 pub use durability::{Durability, NameChange};

@@ -3,7 +3,6 @@
 //! The random-operations test compares other layers with it. It also serves as a well-behaved lower layer in tests. It is strict
 //! where a real layer may be lenient: a node on which nobody holds a reference or a handle is `ESTALE` at once.
 
-mod acl;
 mod attributes;
 mod content;
 mod directory;

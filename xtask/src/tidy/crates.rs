@@ -16,6 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-bcow", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-idmap", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-quota", &["poolfs-types", "poolfs-libservice"]),
+    ("poolfs-ceph", &["poolfs-types", "poolfs-libservice"]),
     ("poolfs-service-protocol", &["poolfs-types"]),
     ("poolfs-fuse-ring", &["poolfs-ipc"]),
     (

@@ -11,7 +11,7 @@ pub(super) const CASES: &[Case] = &[
     Case::needing("holes/punch", Capability::Holes, punched_ranges_read_as_zeros),
     Case::needing("holes/punch_frees", Capability::Holes, punching_gives_blocks_back),
     Case::needing("holes/zero", Capability::ZeroRange, zeroed_ranges_read_as_zeros),
-    Case::new("holes/allocate", allocating_keeps_content),
+    Case::needing("holes/allocate", Capability::Allocation, allocating_keeps_content),
     Case::new("holes/modes", wrong_modes_are_refused),
 ];
 

@@ -1,15 +1,15 @@
 //! Conformance cases: files created without a name (`tmpfile`).
 
-use super::Case;
 use super::support::*;
+use super::{Capability, Case};
 use crate::Durability;
 use crate::types::{Caller, Errno, FileType, HandleId, OpenFlags};
 
 pub(super) const CASES: &[Case] = &[
-    Case::new("nameless/file", it_is_a_file_like_others),
-    Case::new("nameless/owner", it_has_an_owner_and_a_mode),
-    Case::new("nameless/first_name", a_link_is_its_first_name),
-    Case::new("nameless/exclusive", an_exclusive_one_never_has_a_name),
+    Case::needing("nameless/file", Capability::NamelessFiles, it_is_a_file_like_others),
+    Case::needing("nameless/owner", Capability::NamelessFiles, it_has_an_owner_and_a_mode),
+    Case::needing("nameless/first_name", Capability::NamelessFiles, a_link_is_its_first_name),
+    Case::needing("nameless/exclusive", Capability::NamelessFiles, an_exclusive_one_never_has_a_name),
     Case::new("nameless/errors", it_needs_a_directory_and_a_writer),
 ];
 

@@ -10,6 +10,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new("times/explicit", explicit_times_are_kept),
     Case::new("times/now", now_is_now),
     Case::new("times/content", content_changes_set_modified_and_changed),
+    Case::needing("times/allocation", Capability::Allocation, allocating_sets_modified_and_changed),
     Case::new("times/attributes", attribute_changes_set_changed),
     Case::needing("times/xattrs", Capability::UserXattrs, xattr_changes_set_changed),
     Case::new("times/directories", name_changes_set_those_of_the_directory),
@@ -67,12 +68,10 @@ fn now_is_now(layer: Layer<'_>) {
 fn content_changes_set_modified_and_changed(layer: Layer<'_>) {
     let node = file(layer, ROOT, "file", &pattern(1, 10_000));
     let handle = open(layer, node, READ_WRITE);
-    let allocate = |mode| ok(layer.fallocate(&ME, handle, mode, 0, 20_000));
     let both = (true, true);
     assert_eq!(sets(layer, node, || write(layer, handle, 0, b"x")), both, "write");
     assert_eq!(sets(layer, node, || truncate(layer, node, 5000)), both, "truncate");
     assert_eq!(sets(layer, node, || truncate(layer, node, 5000)), both, "truncate to the same size");
-    assert_eq!(sets(layer, node, || allocate(AllocateMode::empty())), both, "allocate");
     let emptied = || layer.release(open(layer, node, OpenFlags::WRITE_ONLY | OpenFlags::TRUNCATE));
     assert_eq!(sets(layer, node, emptied), both, "open with truncate");
     write(layer, handle, 0, b"content");
@@ -80,6 +79,14 @@ fn content_changes_set_modified_and_changed(layer: Layer<'_>) {
     ok(layer.fsync(&ME, handle, crate::Durability::All));
     layer.release(handle);
     assert_eq!(attributes(layer, node).modified, OLD, "writing back is no change");
+}
+
+fn allocating_sets_modified_and_changed(layer: Layer<'_>) {
+    let node = file(layer, ROOT, "file", b"x");
+    let handle = open(layer, node, READ_WRITE);
+    let allocate = || ok(layer.fallocate(&ME, handle, AllocateMode::empty(), 0, 20_000));
+    assert_eq!(sets(layer, node, allocate), (true, true));
+    layer.release(handle);
 }
 
 fn attribute_changes_set_changed(layer: Layer<'_>) {

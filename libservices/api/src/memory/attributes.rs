@@ -1,7 +1,7 @@
 //! Attributes, extended attributes and access control lists of the reference.
 
-use super::acl::Acl;
 use super::state::{Body, Inode, State, now};
+use crate::acl::Acl;
 use crate::{Result, fail};
 use poolfs_types::limits::{FILE_SIZE_MAX, XATTR_VALUE_MAX};
 use poolfs_types::{

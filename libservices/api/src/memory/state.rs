@@ -1,8 +1,8 @@
 //! The reference's state behind its lock: inodes, handles, and their lifetimes.
 
-use super::acl::Acl;
 use super::content::Content;
 use super::directory::Directory;
+use crate::acl::Acl;
 use crate::{Entry, Result, WrittenAt, fail};
 use poolfs_types::limits::{BLOCK_SIZE, NAME_MAX};
 use poolfs_types::{Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, NodeId, OpenFlags, Timestamp};

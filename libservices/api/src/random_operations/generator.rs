@@ -91,7 +91,7 @@ impl Generator {
             0..3 => Operation::Release(handle),
             3..11 => Operation::Read { handle, offset, length: self.length() },
             11..25 => Operation::Write { handle, offset, length: self.length(), fill: self.fill() },
-            25..29 => self.allocate(world, handle, offset),
+            25..29 => return self.allocate(world, handle, offset),
             29..31 => {
                 let to = if self.random.bool() { SeekTo::Data } else { SeekTo::Hole };
                 Operation::Seek { handle, offset, to }
@@ -198,17 +198,23 @@ impl Generator {
         Operation::Truncate { node: self.regular(world), size, handle }
     }
 
-    fn allocate(&mut self, world: &World, handle: HandleSlot, offset: u64) -> Operation {
+    fn allocate(&mut self, world: &World, handle: HandleSlot, offset: u64) -> Option<Operation> {
         let punch = AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE;
-        let mut modes = vec![AllocateMode::empty(), AllocateMode::KEEP_SIZE];
+        let mut modes = Vec::new();
+        if self.offers(Capability::Allocation) {
+            modes.extend([AllocateMode::empty(), AllocateMode::KEEP_SIZE]);
+        }
         if self.offers(Capability::Holes) && offset < size_of(world, world.handles[handle]) {
             modes.extend([punch, punch]);
         }
         if self.offers(Capability::ZeroRange) {
             modes.extend([AllocateMode::ZERO_RANGE, AllocateMode::ZERO_RANGE | AllocateMode::KEEP_SIZE]);
         }
+        if modes.is_empty() {
+            return None;
+        }
         let mode = modes[self.random.usize(0..modes.len())];
-        Operation::Allocate { handle, mode, offset, length: self.length() as u64 }
+        Some(Operation::Allocate { handle, mode, offset, length: self.length() as u64 })
     }
 
     /// Between different files, to a handle that does not append: the rest is up to the backend.

@@ -1,4 +1,4 @@
-//! POSIX access control lists of the reference, in the form of `system.posix_acl_*` and by the rules of Linux's `fs/posix_acl.c`.
+//! POSIX access control lists, in the form of `system.posix_acl_*` and by the rules of Linux's `fs/posix_acl.c`.
 
 use crate::{Result, fail};
 use poolfs_types::Errno;
@@ -22,11 +22,13 @@ struct AclEntry {
 
 /// A valid list, ordered as Linux demands it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Acl(Vec<AclEntry>);
+pub struct Acl(Vec<AclEntry>);
 
 impl Acl {
     /// Reads the value of the attribute; `None` for a list without entries, which stands for no list.
-    pub(super) fn parse(value: &[u8]) -> Result<Option<Self>> {
+    /// # Errors
+    /// `EINVAL` for what is no list, `EOPNOTSUPP` for another version of the form.
+    pub fn parse(value: &[u8]) -> Result<Option<Self>> {
         let Some((version, rest)) = value.split_first_chunk::<4>() else { return fail(Errno::EINVAL) };
         if u32::from_le_bytes(*version) != VERSION {
             return fail(Errno::EOPNOTSUPP);
@@ -43,7 +45,7 @@ impl Acl {
     }
 
     /// The value of the attribute.
-    pub(super) fn to_value(&self) -> Vec<u8> {
+    pub(crate) fn to_value(&self) -> Vec<u8> {
         let mut value = VERSION.to_le_bytes().to_vec();
         for entry in &self.0 {
             value.extend_from_slice(&entry.tag.to_le_bytes());
@@ -54,7 +56,7 @@ impl Acl {
     }
 
     /// The nine permission bits this list stands for, and whether they say all of it.
-    pub(super) fn equivalent_mode(&self) -> (u32, bool) {
+    pub(crate) fn equivalent_mode(&self) -> (u32, bool) {
         let mut mode = 0;
         let mut equivalent = true;
         for entry in &self.0 {
@@ -74,7 +76,7 @@ impl Acl {
     }
 
     /// This list after `chmod` to `mode`.
-    pub(super) fn after_chmod(&self, mode: u32) -> Self {
+    pub(crate) fn after_chmod(&self, mode: u32) -> Self {
         let mut list = self.clone();
         let group_class = list.group_class_tag();
         for entry in &mut list.0 {
@@ -88,7 +90,7 @@ impl Acl {
 
     /// What a new object inherits from this default list when `mode` was asked for: its access list, if the mode
     /// alone does not say it, and its permission bits.
-    pub(super) fn inherited(&self, mode: u32) -> (Option<Self>, u32) {
+    pub(crate) fn inherited(&self, mode: u32) -> (Option<Self>, u32) {
         let mut list = self.clone();
         let group_class = list.group_class_tag();
         let mut granted = 0;

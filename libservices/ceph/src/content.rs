@@ -1,0 +1,120 @@
+//! Opens files, reads and writes them.
+
+use crate::error::backend;
+use crate::handles::{File, Handle};
+use crate::layer::Ceph;
+use libc::c_int;
+use poolfs_libservice::{Durability, Result, Written, fail};
+use poolfs_types::limits::FILE_SIZE_MAX;
+use poolfs_types::{AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SeekTo, SetAttributes};
+use std::sync::PoisonError;
+
+/// The flags that libcephfs opens a file with.
+pub(crate) fn flags_below(flags: OpenFlags) -> c_int {
+    match (flags.readable(), flags.writable()) {
+        (_, false) => libc::O_RDONLY,
+        (false, true) => libc::O_WRONLY,
+        (true, true) => libc::O_RDWR,
+    }
+}
+
+/// A place in a file as libcephfs takes it.
+fn place(offset: u64) -> Result<i64> {
+    i64::try_from(offset).map_err(|_| Errno::EINVAL.into())
+}
+
+/// The end of what is written there.
+fn end(offset: u64, length: u64) -> Result<u64> {
+    offset.checked_add(length).filter(|end| *end <= FILE_SIZE_MAX).ok_or_else(|| Errno::EFBIG.into())
+}
+
+impl Ceph {
+    pub(crate) fn open_file(&self, id: NodeId, flags: OpenFlags) -> Result<HandleId> {
+        let node = self.nodes.get(id)?;
+        match node.file_type {
+            FileType::Regular => {}
+            FileType::Directory => return fail(Errno::EISDIR),
+            FileType::Symlink => return fail(Errno::ELOOP),
+            _ => return fail(Errno::ENXIO),
+        }
+        if flags.writable() {
+            self.changeable(&node)?;
+        }
+        let open = node.inode.open(flags_below(flags)).map_err(|errno| backend("opening a file", errno))?;
+        if flags.contains(OpenFlags::TRUNCATE) && flags.writable() {
+            let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
+            self.change_attributes(id, &changes, None)?;
+        }
+        self.add_handle(Handle::File(File { node, flags, open }))
+    }
+
+    pub(crate) fn read_file(&self, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let handle = self.handles.get(handle)?;
+        let file = handle.readable()?;
+        let fault = |errno| backend("reading a file", errno);
+        let Ok(mut at) = place(offset) else { return Ok(0) };
+        let mut done = 0;
+        while done < buffer.len() {
+            let count = file.open.read(at, &mut buffer[done..]).map_err(fault)?;
+            if count == 0 {
+                break;
+            }
+            done += count;
+            at = at.saturating_add(count as i64);
+        }
+        Ok(done)
+    }
+
+    pub(crate) fn write_file(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
+        let handle = self.handles.get(handle)?;
+        let file = handle.writable()?;
+        let fault = |errno| backend("writing a file", errno);
+        let appending = file.flags.contains(OpenFlags::APPEND);
+        let _alone = appending.then(|| file.node.appending.lock().unwrap_or_else(PoisonError::into_inner));
+        let offset = if appending { file.node.inode.attributes().map_err(fault)?.size } else { offset };
+        if data.is_empty() {
+            return Ok(Written { count: 0, offset });
+        }
+        end(offset, data.len() as u64)?;
+        let count = file.open.write(place(offset)?, data).map_err(fault)?;
+        if let Some(durability) = Durability::of_writes(file.flags) {
+            file.open.sync(durability == Durability::Data).map_err(fault)?;
+        }
+        Ok(Written { count, offset })
+    }
+
+    /// Punches holes; room is never reserved.
+    pub(crate) fn allocate(&self, handle: HandleId, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        let handle = self.handles.get(handle)?;
+        let file = handle.writable()?;
+        if length == 0 {
+            return fail(Errno::EINVAL);
+        }
+        end(offset, length)?;
+        if mode != AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE {
+            return fail(Errno::EOPNOTSUPP);
+        }
+        let punched = file.open.allocate(mode.bits() as c_int, place(offset)?, place(length)?);
+        punched.map_err(|errno| backend("punching a hole", errno))
+    }
+
+    /// All below the size is data.
+    pub(crate) fn seek_file(&self, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
+        let handle = self.handles.get(handle)?;
+        let Handle::File(file) = &*handle else { return fail(Errno::EBADF) };
+        let size = file.node.inode.attributes().map_err(|errno| backend("reading a size", errno))?.size;
+        match to {
+            _ if offset >= size => fail(Errno::ENXIO),
+            SeekTo::Data => Ok(offset),
+            SeekTo::Hole => Ok(size),
+        }
+    }
+
+    pub(crate) fn make_durable(&self, handle: HandleId, durability: Durability) -> Result<()> {
+        let synced = match &*self.handles.get(handle)? {
+            Handle::File(file) => file.open.sync(durability == Durability::Data),
+            Handle::Directory(node, _) => node.inode.sync(),
+        };
+        synced.map_err(|errno| backend("making a file durable", errno))
+    }
+}

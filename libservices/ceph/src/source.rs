@@ -1,0 +1,20 @@
+//! [`Source`]: which directory of which Ceph filesystem, and as whom.
+
+use std::path::PathBuf;
+
+/// A directory of a CephFS, and how it is reached. What is left out is what Ceph's own programs take then.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// The directory, from the root of the filesystem.
+    pub path: PathBuf,
+    /// The file that says where the cluster is: Ceph's `ceph.conf`.
+    pub configuration: Option<PathBuf>,
+    /// The user, without `client.`.
+    pub user: Option<String>,
+    /// The file with the user's key.
+    pub keyring: Option<PathBuf>,
+    /// The filesystem's name, where the cluster has several.
+    pub filesystem: Option<String>,
+    /// Refuse every change with `EROFS`.
+    pub read_only: bool,
+}

@@ -1,0 +1,138 @@
+//! Where CephFS is unlike a directory of the host.
+
+use crate::cluster::Cluster;
+use poolfs_ceph::{Ceph, MountError};
+use poolfs_libservice::Libservice;
+use poolfs_libservice::types::{Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SeekTo, XattrFlags};
+use std::error::Error;
+
+const ROOT: Caller = Caller::ROOT;
+
+fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).expect("a name")
+}
+
+fn find(layer: &Ceph, path: &str) -> Result<NodeId, Errno> {
+    path.split('/').try_fold(NodeId::ROOT, |parent, part| {
+        layer.lookup(&ROOT, parent, name(part)).map(|entry| entry.node).map_err(|error| error.errno())
+    })
+}
+
+fn write(layer: &Ceph, text: &str, content: &[u8]) -> NodeId {
+    let (entry, handle) = layer.create(&ROOT, NodeId::ROOT, name(text), 0o644, OpenFlags::READ_WRITE).expect("created");
+    assert_eq!(layer.write(&ROOT, handle, 0, content).expect("written").count, content.len());
+    layer.release(handle);
+    entry.node
+}
+
+fn content(layer: &Ceph, node: NodeId) -> Vec<u8> {
+    let handle = layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect("open");
+    let mut buffer = vec![0; 64];
+    let count = layer.read(&ROOT, handle, 0, &mut buffer).expect("read");
+    layer.release(handle);
+    buffer.truncate(count);
+    buffer
+}
+
+#[test]
+fn names_and_content_of_one_mount_are_seen_by_another_and_outlive_both() {
+    let cluster = Cluster::new();
+    let (one, two) = (cluster.mount("/tests"), cluster.mount("/tests"));
+    write(&one, "f", b"content");
+    assert_eq!(content(&two, find(&two, "f").expect("there")), b"content");
+    drop((one, two));
+    let later = cluster.mount("/");
+    assert_eq!(content(&later, find(&later, "tests/f").expect("there")), b"content");
+}
+
+/// Its own rename removes a name then.
+#[test]
+fn renaming_one_name_of_a_file_to_another_changes_nothing() {
+    let cluster = Cluster::new();
+    let layer = cluster.fresh();
+    let node = write(&layer, "one", b"content");
+    layer.link(&ROOT, node, NodeId::ROOT, name("two")).expect("linked");
+    let at = NodeId::ROOT;
+    layer.rename(&ROOT, at, name("one"), at, name("two"), RenameFlags::empty()).expect("nothing to do");
+    assert_eq!((find(&layer, "one"), find(&layer, "two")), (Ok(node), Ok(node)));
+    write(&layer, "three", b"other");
+    let refused = layer.rename(&ROOT, at, name("one"), at, name("three"), RenameFlags::NO_REPLACE);
+    assert_eq!(refused.expect_err("it exists"), Errno::EEXIST);
+    layer.rename(&ROOT, at, name("one"), at, name("four"), RenameFlags::NO_REPLACE).expect("it does not");
+    let exchange = layer.rename(&ROOT, at, name("two"), at, name("three"), RenameFlags::EXCHANGE);
+    assert_eq!(exchange.expect_err("CephFS has none"), Errno::EINVAL);
+}
+
+#[test]
+fn snapshots_are_read_and_not_changed() {
+    let cluster = Cluster::new();
+    let layer = cluster.fresh();
+    let node = write(&layer, "f", b"before");
+    let inode = layer.getattr(&ROOT, node).expect("known").inode;
+    let snapshots = find(&layer, ".snap").expect("in every directory");
+    assert_eq!(layer.mkdir(&ROOT, snapshots, name("mine"), 0o755).expect_err("not by a name"), Errno::EROFS);
+    cluster.run(&["snapshot", "/tests/fresh-0", "first"]);
+    let handle = layer.open(&ROOT, node, OpenFlags::WRITE_ONLY).expect("open");
+    layer.write(&ROOT, handle, 0, b"after!").expect("written");
+    layer.release(handle);
+    let old = find(&layer, ".snap/first/f").expect("in the snapshot");
+    assert_eq!((content(&layer, old).as_slice(), content(&layer, node).as_slice()), (&b"before"[..], &b"after!"[..]));
+    assert_ne!(layer.getattr(&ROOT, old).expect("known").inode, inode, "two files at once");
+    assert_eq!(layer.open(&ROOT, old, OpenFlags::WRITE_ONLY).expect_err("a snapshot"), Errno::EROFS);
+    let inside = find(&layer, ".snap/first").expect("the snapshot");
+    assert_eq!(layer.unlink(&ROOT, inside, name("f")).expect_err("a snapshot"), Errno::EROFS);
+    assert_eq!(layer.rmdir(&ROOT, snapshots, name("first")).expect_err("not by a name"), Errno::EROFS);
+    let mknod = layer.mknod(&ROOT, inside, name("new"), FileType::Fifo, 0o600, 0);
+    assert_eq!(mknod.expect_err("a snapshot"), Errno::EROFS);
+}
+
+#[test]
+fn what_the_cluster_does_with_a_file_is_not_set_by_an_attribute() {
+    let cluster = Cluster::new();
+    let layer = cluster.fresh();
+    let set = |attribute: &[u8]| layer.setxattr(&ROOT, NodeId::ROOT, attribute, b"1000000", XattrFlags::empty());
+    assert_eq!(set(b"ceph.quota.max_bytes").expect_err("an operator's"), Errno::EOPNOTSUPP);
+    set(b"user.mine").expect("anybody's");
+    assert_eq!(layer.listxattr(&ROOT, NodeId::ROOT).expect("listed"), [b"user.mine".to_vec()]);
+    let node = write(&layer, "f", b"12345");
+    let handle = layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect("open");
+    assert_eq!(layer.seek(&ROOT, handle, 2, SeekTo::Hole).expect("the end"), 5);
+    layer.release(handle);
+    // The limit of the directory above it.
+    let space = layer.statfs(&ROOT, node).expect("known");
+    assert_eq!(space.blocks * u64::from(space.block_size), 1 << 30);
+}
+
+#[test]
+fn a_mount_that_is_not_possible_says_why() {
+    let cluster = Cluster::new();
+    let why = |source| match Ceph::mount(&source) {
+        Ok(_) => panic!("mounted"),
+        Err(error) => (error.to_string(), error.source().map(ToString::to_string)),
+    };
+    let (text, cause) = why(cluster.source("/missing"));
+    assert!(text.contains("/missing") && cause.is_some_and(|cause| cause.contains("ENOENT")), "{text}");
+    let mut source = cluster.source("/");
+    source.user = Some("nobody".into());
+    let (text, _) = why(source);
+    assert!(text.contains("client.nobody"), "{text}");
+    let mut source = cluster.source("/");
+    source.configuration = Some("/missing/ceph.conf".into());
+    assert!(matches!(Ceph::mount(&source), Err(MountError::Configuration { .. })));
+}
+
+#[test]
+fn a_read_only_one_refuses_every_change() {
+    let cluster = Cluster::new();
+    write(&cluster.mount("/tests"), "f", b"content");
+    let mut source = cluster.source("/tests");
+    source.read_only = true;
+    let layer = Ceph::mount(&source).expect("mounted");
+    let node = find(&layer, "f").expect("there");
+    assert_eq!(content(&layer, node), b"content");
+    assert!(layer.read_only());
+    assert_eq!(layer.open(&ROOT, node, OpenFlags::WRITE_ONLY).expect_err("read-only"), Errno::EROFS);
+    assert_eq!(layer.mkdir(&ROOT, NodeId::ROOT, name("f"), 0o755).expect_err("a name"), Errno::EEXIST);
+    assert_eq!(layer.mkdir(&ROOT, NodeId::ROOT, name("g"), 0o755).expect_err("read-only"), Errno::EROFS);
+    assert_eq!(layer.unlink(&ROOT, NodeId::ROOT, name("f")).expect_err("read-only"), Errno::EROFS);
+}
