@@ -260,10 +260,12 @@ impl Libservice for Union {
 
     fn flush(&self, caller: &Caller, handle: HandleId) -> Result<()> {
         let file = self.handles.get(handle)?;
-        match file.upper.get() {
+        let flushed = match file.upper.get() {
             Some(opened) if !file.directory => self.upper.flush(caller, opened.id()),
             _ => Ok(()),
-        }
+        };
+        let reported = if file.flags.writable() { self.copies.report_stuck(&file.node) } else { Ok(()) };
+        flushed.and(reported)
     }
 
     fn release(&self, handle: HandleId) {

@@ -70,6 +70,8 @@ pub(crate) struct Node {
     pub flushing: Mutex<()>,
     /// whether the node waits in the list of dirty sketches
     pub queued: AtomicBool,
+    /// whether blocks in transit could not be completed, which nobody has been told
+    pub stuck: AtomicBool,
     /// open files
     pub handles: Mutex<Vec<Weak<OpenFile>>>,
     /// the lease under which clients read the lower file by themselves, as long as somebody has it; given and taken under the
@@ -243,6 +245,7 @@ impl Nodes {
             undurable: AtomicBool::new(false),
             flushing: Mutex::new(()),
             queued: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
             handles: Mutex::new(Vec::new()),
             lease: Mutex::new(None),
             changed: Changed::new(unseen),

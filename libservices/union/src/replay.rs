@@ -405,7 +405,12 @@ impl Union {
     ) -> Result<()> {
         {
             let mut state = node.write();
-            let known = state.lowers.first().map(|known| (known.layer, known.held.node()));
+            let known = state.lowers.first();
+            // Before names change, all that waits is copied up: another file has been moved there since.
+            if known.is_some_and(|known| known.path.to_vec() != lower.path.to_vec()) {
+                return Ok(());
+            }
+            let known = known.map(|known| (known.layer, known.held.node()));
             if known != Some((lower.layer, lower.held.node())) || !matches!(state.content, Content::Plain) {
                 return Err(Error::new(Errno::EIO, "its path shows another file"));
             }

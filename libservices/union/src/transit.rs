@@ -105,8 +105,9 @@ impl Copies {
         let mut pieces = Pieces::default();
         while let Some(nodes) = self.next() {
             for node in nodes.iter().filter_map(Weak::upgrade).filter(|node| !node.read().removed) {
-                // It stays in transit: the next who needs it tries again, and fsync reports it.
+                // It stays in transit: the next who needs it tries again, and fsync and close report it.
                 if let Err(error) = self.complete_with(&node, 0..u64::MAX, &mut pieces) {
+                    node.stuck.store(true, Ordering::Release);
                     tracing::warn!(inode = node.inode, %error, "the rest of a block could not be copied from below");
                 }
             }
@@ -117,6 +118,14 @@ impl Copies {
     /// use other blocks go on.
     pub fn complete(&self, node: &Node, blocks: Range<u64>) -> Result<()> {
         self.complete_with(node, blocks, &mut Pieces::default())
+    }
+
+    /// What the thread that copies could not complete of a file, whose writers were answered; it is tried again.
+    pub fn report_stuck(&self, node: &Node) -> Result<()> {
+        if !node.stuck.load(Ordering::Acquire) || !node.stuck.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.complete(node, 0..u64::MAX).inspect_err(|_| node.stuck.store(true, Ordering::Release))
     }
 
     /// Completes what is in transit now, as [`Self::complete`] does. Its errors are met again by who settles after it.

@@ -1,8 +1,9 @@
 //! A filter over a lower branch that may have been mounted as immutable: what has changed since then is not served.
 //!
 //! Nobody is told of changes behind the service. But each moves the time of change of what is changed, a directory's with its names, and nobody
-//! can set that time. So it is compared with the time from which on nothing may change: where attributes come from below, and after content,
-//! names, a link's target or an extended attribute has come from there. What the cache has is of before, and stays right.
+//! can set that time. So it is compared with the time from which on nothing may have changed: where attributes come from below, and after content,
+//! names, a link's target or an extended attribute has come from there. That time is when the branch was opened, also where other mounts have used it
+//! as one that may change: of all that the cache has from then, nothing is a part of something that was different later.
 
 use crate::sync::lock;
 use hashbrown::HashMap;
@@ -19,7 +20,8 @@ use tracing::warn;
 pub(super) struct Immutable {
     below: Arc<dyn Libservice>,
     path: PathBuf,
-    /// Nothing: it may change.
+    opened: Timestamp,
+    /// From where on nothing may have changed; nothing: it may.
     since: OnceLock<Timestamp>,
     is_told: AtomicBool,
     /// What open files and directories are.
@@ -27,17 +29,18 @@ pub(super) struct Immutable {
 }
 
 impl Immutable {
-    /// `below`, the branch at `path`, which may change until [`Immutable::begin`].
+    /// `below`, the branch at `path`, which is opened now, and may change as long as nobody calls [`Immutable::begin`].
     pub fn over(below: Arc<dyn Libservice>, path: PathBuf) -> Arc<Self> {
         let (since, is_told, handles) = Default::default();
-        Arc::new(Self { below, path, since, is_told, handles })
-    }
-
-    /// From here on nothing may change.
-    pub fn begin(&self) {
         // Never behind the times that filesystems have given: some take them finer than their clock ticks.
         let now = clock_gettime(ClockId::Realtime);
-        let _ = self.since.set(Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 });
+        let opened = Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 };
+        Arc::new(Self { below, path, opened, since, is_told, handles })
+    }
+
+    /// From here on it counts what has changed since the branch was opened.
+    pub fn begin(&self) {
+        let _ = self.since.set(self.opened);
     }
 
     fn check(&self, attributes: &Attributes) -> Result<()> {
@@ -48,7 +51,9 @@ impl Immutable {
         if !self.is_told.swap(true, Ordering::Relaxed) {
             warn!(%branch, inode, "a lower branch that is mounted as immutable was changed: what has changed is not served");
         }
-        let cause = format!("inode {inode} of the lower branch {branch} was changed after it was mounted as immutable");
+        let cause = format!(
+            "inode {inode} of the lower branch {branch} was changed after the pool had begun to use the branch, which is mounted as immutable"
+        );
         Err(Error::new(Errno::EIO, cause))
     }
 
@@ -150,7 +155,7 @@ impl Filter for Immutable {
 #[cfg(test)]
 mod tests {
     use crate::stack::{Stack, StackBuilder};
-    use poolfs_libservice::types::{Caller, Errno, Name, NodeId, OpenFlags};
+    use poolfs_libservice::types::{Caller, Errno, Name, NodeId, OpenFlags, SeekTo};
     use poolfs_service_protocol::{StackSpec, Storage};
     use rustix::time::{ClockId, clock_gettime};
     use std::fs;
@@ -254,6 +259,83 @@ mod tests {
         drop((mounted, other));
         let later = Mounted::new(folder.path(), &builder, "later", true);
         assert_eq!(later.read("changed/known").as_deref(), Ok(&b"another!!"[..]), "it was so when it was mounted");
+    }
+
+    #[test]
+    fn what_changed_while_others_used_the_branch_is_not_mixed_with_what_they_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let lower = folder.path().join("lower");
+        fs::create_dir(&lower).expect("made");
+        for file in ["f", "same"] {
+            fs::write(lower.join(file), [b'A'; 4 << 20]).expect("written");
+        }
+        let builder = StackBuilder::new(64 << 20, None).expect("a cache");
+        let others = Mounted::new(folder.path(), &builder, "others", false);
+        assert_eq!(others.read("f").as_deref(), Ok(&[b'A'; 16][..]));
+        tick();
+        fs::write(lower.join("f"), [b'B'; 4 << 20]).expect("written");
+        let mounted = Mounted::new(folder.path(), &builder, "upper", true);
+        let layer = mounted.0.layer();
+        let whole = mounted.node("f").and_then(|node| {
+            let handle = layer.open(&ROOT, node, OpenFlags::empty()).map_err(|error| error.errno())?;
+            let mut content = vec![0; 4 << 20];
+            let read = layer.read(&ROOT, handle, 0, &mut content).map_err(|error| error.errno());
+            layer.release(handle);
+            read.map(|count| content[..count].to_vec())
+        });
+        // All of it may be in the cache, as it was.
+        assert!([Err(Errno::EIO), Ok(vec![b'A'; 4 << 20])].contains(&whole), "a mixture");
+        assert_eq!(mounted.read("same").as_deref(), Ok(&[b'A'; 16][..]));
+    }
+
+    #[test]
+    fn that_nothing_follows_is_compared_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let lower = folder.path().join("lower");
+        fs::create_dir(&lower).expect("made");
+        fs::write(lower.join("f"), "as it was").expect("written");
+        let builder = StackBuilder::new(1 << 20, None).expect("a cache");
+        let mounted = Mounted::new(folder.path(), &builder, "upper", true);
+        let layer = mounted.0.layer();
+        let handle = layer.open(&ROOT, mounted.node("f").expect("there"), OpenFlags::empty()).expect("open");
+        assert_eq!(layer.seek(&ROOT, handle, 0, SeekTo::Data).expect("content"), 0);
+        tick();
+        let file = fs::File::options().write(true).open(lower.join("f")).expect("open");
+        file.set_len(0).and_then(|()| file.set_len(9)).expect("nothing but a hole");
+        let found = layer.seek(&ROOT, handle, 0, SeekTo::Data).map_err(|error| error.errno());
+        layer.release(handle);
+        assert_eq!(found, Err(Errno::EIO));
+    }
+
+    #[test]
+    fn what_changed_just_before_is_served() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let lower = folder.path().join("lower");
+        fs::create_dir(&lower).expect("made");
+        for round in 0..50 {
+            // Its time is looked at: the filesystem gives the next change a finer one than its clock's last tick.
+            fs::write(lower.join("f"), "another!!").and_then(|()| fs::metadata(lower.join("f"))).expect("known");
+            fs::write(lower.join("f"), "as it was").expect("written");
+            let builder = StackBuilder::new(1 << 20, None).expect("a cache");
+            let mounted = Mounted::new(folder.path(), &builder, &format!("upper-{round}"), true);
+            assert_eq!(mounted.read("f").as_deref(), Ok(&b"as it was"[..]));
+        }
+    }
+
+    #[test]
+    fn a_mount_that_fails_makes_nothing_immutable() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let lower = folder.path().join("lower");
+        fs::create_dir(&lower).expect("made");
+        fs::write(lower.join("f"), "as it was").expect("written");
+        let builder = StackBuilder::new(1 << 20, None).expect("a cache");
+        let mounted = Mounted::new(folder.path(), &builder, "upper", false);
+        let (upper, lowers, storage) = (folder.path().join("upper"), vec![lower.clone()], Storage::default());
+        let claimed = StackSpec::Union { upper, lowers, storage, immutable_lowers: true };
+        assert!(builder.build(&claimed).is_err(), "its upper branch belongs to another");
+        tick();
+        fs::write(lower.join("f"), "another!!").expect("written");
+        assert_eq!(mounted.read("f").as_deref(), Ok(&b"another!!"[..]));
     }
 
     #[test]

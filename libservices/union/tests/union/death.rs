@@ -422,3 +422,32 @@ fn a_journal_of_the_last_number_has_none_after_it() {
     close(union);
     assert!(get(&*mortal.open(), "f").unwrap() == content);
 }
+
+/// As a deployment that puts a directory in the place of another.
+#[test]
+fn a_first_write_was_made_good_where_its_path_shows_another_lower_file() {
+    for is_second_layer in [false, true] {
+        let (one, two) = (Memory::new(), Memory::new());
+        mkdir(&*one, "app");
+        put(&*one, "app/conf", &[1; 20_000]);
+        let other = if is_second_layer { &two } else { &one };
+        mkdir(&**other, "app.new");
+        put(&**other, "app.new/conf", &[2; 20_000]);
+        let mortal = Mortal::new(vec![one, two], AMPLE);
+        let union = mortal.open();
+        write_at(&*union, "app/conf", 100, b"xyz");
+        fsync(&*union, "app/conf");
+        let rename = |union: &Union, from, to| {
+            let at = NodeId::ROOT;
+            union.rename(ROOT, at, name(from), at, name(to), RenameFlags::empty()).expect("renamed");
+        };
+        rename(&union, "app", "app.old");
+        rename(&union, "app.new", "app");
+        let union = mortal.die_and_open(union);
+        assert_eq!(get(&*union, "app.old/conf").unwrap()[99..104], *b"\x01xyz\x01");
+        assert_eq!(get(&*union, "app/conf").unwrap()[99..104], [2; 5]);
+        rename(&union, "app", "app.x");
+        close(union);
+        assert_eq!(mortal.journals(), [] as [&str; 0]);
+    }
+}

@@ -7,7 +7,7 @@ use poolfs_libservice::{Durability, Error, Libservice, Memory, fail};
 use poolfs_union::{Lower, Union, UnionConfig};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
 
@@ -279,4 +279,29 @@ fn cut_and_grown_in_transit() {
     assert!(get(&*union, "f").unwrap() == scene.content);
     close(union);
     assert!(get(&*scene.open(8), "f").unwrap() == scene.content);
+}
+
+/// Its writer has been answered, and may be gone before anybody reads the block.
+#[test]
+fn what_could_not_be_completed_is_told_to_those_who_close() {
+    let mut scene = Scene::new();
+    let union = scene.open(8);
+    scene.refuse_reads();
+    let [writer, reader] =
+        [OpenFlags::READ_WRITE, OpenFlags::READ_ONLY].map(|flags| open(&*union, "f", flags).unwrap());
+    union.write(ROOT, writer, 5000, b"new").expect("accepted");
+    scene.content[5000..5003].copy_from_slice(b"new");
+    let begun = Instant::now();
+    while union.flush(ROOT, writer).map_err(|error| error.errno()) != Err(Errno::EIO) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nobody is told");
+        std::thread::yield_now();
+    }
+    union.flush(ROOT, reader).expect("it is none of its business");
+    assert!(union.flush(ROOT, writer).is_err(), "it is not stored yet");
+    scene.lower.unhook();
+    union.flush(ROOT, writer).expect("now it is");
+    union.release(writer);
+    union.release(reader);
+    assert!(get(&*union, "f").unwrap() == scene.content);
+    close(union);
 }
