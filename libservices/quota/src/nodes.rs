@@ -3,8 +3,8 @@
 use crate::account::{Account, tree_bytes};
 use hashbrown::HashMap;
 use poolfs_libservice::Branch;
-use poolfs_types::limits::BLOCK_SIZE;
-use poolfs_types::{Attributes, Caller, HandleId, NodeId};
+use poolfs_types::limits::{BLOCK_SIZE, XATTR_VALUE_MAX};
+use poolfs_types::{Attributes, Caller, Errno, HandleId, NodeId};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Shards of each table; a power of two.
@@ -39,24 +39,52 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const NAME_BYTES: u64 = 2048;
 /// The same of an extended attribute beside its name and its value.
 const ATTRIBUTE_BYTES: u64 = 128;
+/// Most bytes of a list of names that Linux gives (`XATTR_LIST_MAX`): of an object that has more nobody knows what they are.
+const LIST_BYTES_MAX: usize = 64 << 10;
 
-/// What an object takes.
-pub(crate) fn taken(account: &Account, below: &Branch, node: NodeId, attributes: &Attributes, asked_for: u64) -> u64 {
+/// Whether one more attribute of this name leaves the list of names one that can be read. So it is, too, where the object has the attribute.
+pub(crate) fn lists_one_more(below: &Branch, node: NodeId, name: &[u8]) -> bool {
+    let listed = below.listxattr(&Caller::ROOT, node);
+    listed.is_ok_and(|listed| {
+        let bytes: usize = listed.iter().map(|known| known.len() + 1).sum();
+        bytes + name.len() < LIST_BYTES_MAX || listed.iter().any(|known| known == name)
+    })
+}
+
+/// What an attribute takes in memory.
+pub(crate) fn attribute_bytes(name: &[u8], value: usize) -> u64 {
+    (name.len() + value) as u64 + ATTRIBUTE_BYTES
+}
+
+/// What an object takes. Attributes that cannot be looked at, by somebody else's doing, take what was `known` of the object.
+pub(crate) fn taken(
+    account: &Account,
+    below: &Branch,
+    node: NodeId,
+    attributes: &Attributes,
+    asked_for: u64,
+    known: u64,
+) -> u64 {
     if !account.is_in_memory() {
         return blocks_taken(attributes, asked_for);
     }
     // Such a filesystem holds nothing ready.
     let blocks = attributes.blocks.saturating_mul(SECTOR_BYTES);
     let names = if attributes.is_directory() { 1 } else { u64::from(attributes.links).max(1) };
-    // What has ended meanwhile has none.
-    let listed = below.listxattr(&Caller::ROOT, node).unwrap_or_default();
-    let beside: u64 = listed
-        .iter()
-        .map(|name| {
-            let value = below.getxattr(&Caller::ROOT, node, name).map_or(0, |value| value.len());
-            (name.len() + value) as u64 + ATTRIBUTE_BYTES
-        })
-        .sum();
+    let beside = match below.listxattr(&Caller::ROOT, node) {
+        Ok(listed) => listed
+            .iter()
+            .map(|name| match below.getxattr(&Caller::ROOT, node, name) {
+                Ok(value) => attribute_bytes(name, value.len()),
+                // It has been removed meanwhile, which is measured next.
+                Err(error) if error == Errno::ENODATA => 0,
+                Err(_) => attribute_bytes(name, XATTR_VALUE_MAX),
+            })
+            .sum(),
+        // What has ended meanwhile has none.
+        Err(error) if error == Errno::ESTALE => 0,
+        Err(_) => known.max(LIST_BYTES_MAX as u64),
+    };
     let names = names.saturating_mul(NAME_BYTES);
     blocks.saturating_add(tree_bytes(blocks, attributes.size)).saturating_add(names).saturating_add(beside)
 }
@@ -69,7 +97,7 @@ fn blocks_taken(attributes: &Attributes, asked_for: u64) -> u64 {
 
 impl Counted {
     fn measure(&mut self, account: &Account, below: &Branch, node: NodeId, attributes: &Attributes) {
-        let after = taken(account, below, node, attributes, self.asked_for);
+        let after = taken(account, below, node, attributes, self.asked_for, self.bytes);
         account.settle(self.bytes, after);
         self.bytes = after;
     }
@@ -104,7 +132,7 @@ impl Nodes {
         if counted.held == 1
             && let Ok(attributes) = below.getattr(&Caller::ROOT, node)
         {
-            counted.bytes = taken(account, below, node, &attributes, 0);
+            counted.bytes = taken(account, below, node, &attributes, 0, 0);
         }
     }
 
@@ -113,7 +141,7 @@ impl Nodes {
         let mut shard = lock(self.shard(node));
         let counted = shard.entry(node).or_default();
         counted.held += 1;
-        let bytes = taken(account, below, node, attributes, 0);
+        let bytes = taken(account, below, node, attributes, 0, 0);
         account.settle(0, bytes);
         // Others may have found it by its name before: they took it for counted.
         if counted.held == 1 {

@@ -1,6 +1,7 @@
 //! The limiting layer: refuses calls for which the account has no space.
 
 use crate::account::{Account, Promise};
+use crate::nodes::attribute_bytes;
 use hashbrown::HashMap;
 use poolfs_libservice::{Branch, Entry, Error, Filter, Libservice, Result, Written, write_whole};
 use poolfs_types::limits::BLOCK_SIZE;
@@ -76,9 +77,14 @@ impl QuotaLimit {
 
     /// Whether names and attributes may be added.
     fn check_names(&self) -> Result<()> {
-        let has_room = || self.account.has_room_for_names(self.dirty());
+        self.check_room_for_names(0)
+    }
+
+    /// The same, where that takes so many bytes for itself.
+    fn check_room_for_names(&self, bytes: u64) -> Result<()> {
+        let has_room = || self.account.has_room_for_names(self.dirty().saturating_add(bytes));
         // What is dirty may come to less once it is stored, also where nothing is free any more.
-        let may_fit = self.account.has_room_for_names(0);
+        let may_fit = self.account.has_room_for_names(bytes);
         if has_room() || may_fit && self.empty(0) && has_room() || self.accepted.wait_for_room(&mut || has_room()) {
             return Ok(());
         }
@@ -255,7 +261,9 @@ impl Filter for QuotaLimit {
     }
 
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        self.check_names()?;
+        // In memory, it takes what it has.
+        let bytes = if self.account.is_in_memory() { attribute_bytes(name, value.len()) } else { 0 };
+        self.check_room_for_names(bytes)?;
         self.below.setxattr(caller, node, name, value, flags)
     }
 

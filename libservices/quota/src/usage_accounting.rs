@@ -1,7 +1,7 @@
 //! The counting layer: keeps the account of what a branch stores.
 
 use crate::account::Account;
-use crate::nodes::{Nodes, taken};
+use crate::nodes::{Nodes, lists_one_more, taken};
 use poolfs_libservice::walk::walk;
 use poolfs_libservice::{Branch, Durability, Entry, Filter, Held, Libservice, NameChange, Result, Written, fail};
 use poolfs_types::limits::BLOCK_SIZE;
@@ -21,6 +21,8 @@ pub struct UsageAccounting {
     removing: Mutex<()>,
     /// in memory, held while a size is set and while room is asked for behind one
     sizing: Mutex<()>,
+    /// in memory, held while an attribute is set
+    naming: Mutex<()>,
 }
 
 impl UsageAccounting {
@@ -30,13 +32,13 @@ impl UsageAccounting {
     /// What the backend answers where something cannot be looked at.
     pub fn open(below: Branch, account: &Arc<Account>) -> Result<Arc<Self>> {
         let root = below.getattr(&Caller::ROOT, NodeId::ROOT)?;
-        let root = taken(account, &below, NodeId::ROOT, &root, 0);
+        let root = taken(account, &below, NodeId::ROOT, &root, 0, 0);
         let mut sum = root;
         let mut linked = HashSet::new();
         walk(&below, Held::new(&below, NodeId::ROOT), b"", &mut |_, visited| {
             let (held, attributes) = visited?;
             let is_counted = !attributes.is_directory() && attributes.links > 1 && !linked.insert(attributes.inode);
-            sum += if is_counted { 0 } else { taken(account, &below, held.node(), attributes, 0) };
+            sum += if is_counted { 0 } else { taken(account, &below, held.node(), attributes, 0, 0) };
             Ok(true)
         })?;
         account.settle(0, sum);
@@ -47,12 +49,18 @@ impl UsageAccounting {
             nodes,
             removing: Mutex::default(),
             sizing: Mutex::default(),
+            naming: Mutex::default(),
         }))
     }
 
     /// Excludes others from sizes, where it matters.
     fn sizing(&self) -> Option<MutexGuard<'_, ()>> {
         self.account.is_in_memory().then(|| self.sizing.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Excludes others who set attributes, where it matters.
+    fn naming(&self) -> Option<MutexGuard<'_, ()>> {
+        self.account.is_in_memory().then(|| self.naming.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn measure(&self, node: NodeId) {
@@ -297,7 +305,12 @@ impl Filter for UsageAccounting {
         self.below.release(handle);
     }
 
+    /// In memory, no object gets more names of attributes than can be listed: they could not be counted. `ENOSPC` then, as on filesystems of a disk.
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        let alone = self.naming();
+        if alone.is_some() && !lists_one_more(&self.below, node, name) {
+            return fail(Errno::ENOSPC);
+        }
         let set = self.below.setxattr(caller, node, name, value, flags);
         self.measure(node);
         set

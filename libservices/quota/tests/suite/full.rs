@@ -296,3 +296,46 @@ fn in_memory_pages_far_from_each_other_take_more_room() {
     assert_eq!(behind(4 * BLOCK).expect_err("behind a hole").errno(), Errno::EOPNOTSUPP);
     stack.top.fallocate(ROOT, handle, AllocateMode::empty(), DISTANCE * BLOCK, BLOCK).expect("with the size");
 }
+
+/// What is written over takes no room, though it waits to be stored.
+#[test]
+fn names_fit_beside_what_is_written_over() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let stack = Stack::in_memory(folder.path(), LIMIT);
+    let (_, handle) = stack.create("f");
+    assert_eq!(stack.fill(handle, 0, 200), 200);
+    stack.top.sync().expect("room");
+    let make = |number: u64| {
+        let text = format!("n{number}");
+        stack.top.mknod(ROOT, NodeId::ROOT, name(&text), FileType::Regular, 0o644, 0).map(|_| ())
+    };
+    let made = (0..).find(|number| make(*number).is_err() || stack.account.used() >= LIMIT).expect("full");
+    assert!(stack.account.used() < LIMIT + LIMIT / 32, "names may still be added");
+    assert_eq!(stack.fill(handle, 0, 200), 200);
+    make(made + 1).expect("nothing new is stored beside it");
+    stack.top.release(handle);
+}
+
+/// Linux lists no more than 64 KiB of names: what is behind that could be had for nothing.
+#[test]
+fn in_memory_no_attribute_is_set_that_could_not_be_counted() {
+    const LIMIT: u64 = 8 << 20;
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let stack = Stack::in_memory(folder.path(), LIMIT);
+    let (node, handle) = stack.create("f");
+    let attribute = |number: u64| format!("trusted.{number:0240}");
+    let set = |number: u64, value: &[u8]| {
+        stack.top.setxattr(ROOT, node, attribute(number).as_bytes(), value, XattrFlags::empty())
+    };
+    let made = (0..1000).take_while(|number| set(*number, b"small").is_ok()).count() as u64;
+    assert!((200..(64 << 10) / 249 + 1).contains(&made), "{made} names");
+    assert_eq!(set(made, b"").expect_err("a list that is too long"), Errno::ENOSPC);
+    assert_eq!(stack.top.listxattr(ROOT, node).expect("all of them").len() as u64, made);
+    // Values of the names that there are: as much as the limit allows.
+    let value = vec![7; 60 << 10];
+    let large = (0..made).take_while(|number| set(*number, &value).is_ok()).count() as u64;
+    assert!((100..(LIMIT + LIMIT / 16) / (60 << 10) + 1).contains(&large), "{large} values");
+    assert!(stack.account.used() >= large * (60 << 10) && stack.account.used() <= LIMIT + LIMIT / 16);
+    assert_eq!(Stack::in_memory(folder.path(), LIMIT).account.used(), stack.account.used(), "as it is counted anew");
+    stack.top.release(handle);
+}
