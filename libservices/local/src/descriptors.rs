@@ -4,14 +4,20 @@
 //! So however many files are open, and whoever opened them, they take at most a part of the process's descriptor table. If a
 //! descriptor was closed, its next user opens it again by its node. A call in progress keeps the descriptors it uses.
 //!
+//! To close a descriptor may take as long as its filesystem likes: a FUSE server is asked first. So each directory's callers close those of their own
+//! directory, and a thread closes those of others. While it is stuck in one directory, what it was to close of others stays open: at most as many as are
+//! open at a time.
+//!
 //! Descriptors that cannot be opened again (see `nodes`) are kept for good. Each directory has a [`Share`] of those.
 
 use poolfs_libservice::{Share, Shares};
 use rustix::process::{Resource, getrlimit};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
 
 /// One part in so many of the process's table is for what can be opened again. A file that moves bytes directly takes two.
 const REOPENABLE_PART: usize = 8;
@@ -31,8 +37,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The descriptors of all directories that share it; usually one of a process.
 pub struct Descriptors {
     reopenable_max: usize,
-    /// Slots that were opened, the oldest first.
-    opened: Mutex<VecDeque<Weak<dyn Closable>>>,
+    /// Slots that were opened, the oldest first, each with the number of its directory.
+    opened: Mutex<VecDeque<(u64, Weak<dyn Closable>)>>,
+    last_directory: AtomicU64,
+    /// What the thread closes; it begins with the first.
+    closing: Mutex<Option<Sender<Arc<dyn Closable>>>>,
     kept: Arc<Shares>,
 }
 
@@ -47,7 +56,8 @@ impl Descriptors {
     #[must_use]
     pub fn new(reopenable_max: usize, kept_max: usize) -> Arc<Self> {
         let kept = Shares::new(kept_max as u64);
-        Arc::new(Self { reopenable_max: reopenable_max.max(1), opened: Mutex::default(), kept })
+        let (opened, last_directory, closing) = Default::default();
+        Arc::new(Self { reopenable_max: reopenable_max.max(1), opened, last_directory, closing, kept })
     }
 
     /// With parts of what the process may have.
@@ -57,35 +67,72 @@ impl Descriptors {
         Self::new((limit / REOPENABLE_PART).clamp(REOPENABLE_MIN, REOPENABLE_MAX), limit / KEPT_PART)
     }
 
-    /// The share of one more directory in those that are kept.
-    pub(crate) fn share(&self) -> Arc<Share> {
-        self.kept.join()
+    /// One more directory.
+    pub(crate) fn join(self: &Arc<Self>) -> OwnDescriptors {
+        let number = self.last_directory.fetch_add(1, Ordering::Relaxed);
+        OwnDescriptors { all: Arc::clone(self), number, kept: self.kept.join() }
+    }
+
+    /// Closes what belongs to another directory than its caller's, with nobody waiting for that.
+    fn close_elsewhere(&self, slot: Arc<dyn Closable>) {
+        let mut closing = lock(&self.closing);
+        if closing.is_none() {
+            let (sender, slots) = channel::<Arc<dyn Closable>>();
+            let begun = thread::Builder::new()
+                .name("local-close".into())
+                .spawn(move || slots.iter().for_each(|slot| slot.close()));
+            *closing = begun.is_ok().then_some(sender);
+        }
+        match &*closing {
+            Some(closing) => drop(closing.send(slot)),
+            // Without a thread somebody has to.
+            None => {
+                drop(closing);
+                slot.close();
+            }
+        }
+    }
+}
+
+/// The descriptors of one directory among those of all.
+#[derive(Debug)]
+pub(crate) struct OwnDescriptors {
+    all: Arc<Descriptors>,
+    number: u64,
+    /// Its part of those that are kept.
+    pub kept: Arc<Share>,
+}
+
+impl OwnDescriptors {
+    fn close(&self, (number, slot): (u64, Arc<dyn Closable>)) {
+        if number == self.number { slot.close() } else { self.all.close_elsewhere(slot) }
     }
 
     /// Notes that a slot was opened, and closes others if there are too many.
     fn note(&self, slot: Weak<dyn Closable>) {
         let mut surplus = Vec::new();
-        let mut opened = lock(&self.opened);
-        opened.push_back(slot);
+        let mut opened = lock(&self.all.opened);
+        opened.push_back((self.number, slot));
         let mut passed_over = 0;
-        while opened.len() > self.reopenable_max {
-            let Some(oldest) = opened.pop_front() else { break };
+        while opened.len() > self.all.reopenable_max {
+            let Some((number, oldest)) = opened.pop_front() else { break };
             let Some(slot) = oldest.upgrade() else { continue };
             if passed_over < PASSED_OVER_MAX && slot.is_hot() {
                 passed_over += 1;
-                opened.push_back(oldest);
+                opened.push_back((number, oldest));
             } else {
-                surplus.push(slot);
+                surplus.push((number, slot));
             }
         }
         drop(opened);
-        surplus.iter().for_each(|slot| slot.close());
+        surplus.into_iter().for_each(|slot| self.close(slot));
     }
 
     /// Closes all that can be opened again.
     pub(crate) fn close_all(&self) {
-        let opened = std::mem::take(&mut *lock(&self.opened));
-        opened.iter().filter_map(Weak::upgrade).for_each(|slot| slot.close());
+        let opened = std::mem::take(&mut *lock(&self.all.opened));
+        let open = opened.into_iter().filter_map(|(number, slot)| Some((number, slot.upgrade()?)));
+        open.for_each(|slot| self.close(slot));
     }
 }
 
@@ -114,7 +161,7 @@ impl<T: Send + Sync + 'static> Slot<T> {
     /// What is open, or is opened by `open` now.
     pub(crate) fn get<E>(
         self: &Arc<Self>,
-        descriptors: &Descriptors,
+        descriptors: &OwnDescriptors,
         open: impl FnOnce() -> Result<T, E>,
     ) -> Result<Arc<T>, E> {
         if let Some(open) = &*lock(&self.open) {
@@ -125,7 +172,7 @@ impl<T: Send + Sync + 'static> Slot<T> {
     }
 
     /// Puts something open in, unless another one was faster; what then is there.
-    pub(crate) fn put(self: &Arc<Self>, descriptors: &Descriptors, opened: Arc<T>) -> Arc<T> {
+    pub(crate) fn put(self: &Arc<Self>, descriptors: &OwnDescriptors, opened: Arc<T>) -> Arc<T> {
         {
             let mut open = lock(&self.open);
             if let Some(open) = &*open {
@@ -166,7 +213,7 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
 
-    fn opened(slot: &Arc<Slot<u32>>, descriptors: &Descriptors) -> bool {
+    fn opened(slot: &Arc<Slot<u32>>, descriptors: &OwnDescriptors) -> bool {
         let mut opened = false;
         let got: Result<_, Infallible> = slot.get(descriptors, || {
             opened = true;
@@ -178,7 +225,7 @@ mod tests {
 
     #[test]
     fn what_was_not_used_for_longest_is_closed_first() {
-        let descriptors = Descriptors::new(3, 0);
+        let descriptors = Descriptors::new(3, 0).join();
         let slots: [_; 5] = std::array::from_fn(|_| Slot::new());
         let is_open = |at: usize| lock(&slots[at].open).is_some();
         (0..3).for_each(|at| assert!(opened(&slots[at], &descriptors)));
@@ -193,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_use_outlives_the_closing_and_what_is_gone_takes_no_place() {
-        let descriptors = Descriptors::new(1, 0);
+        let descriptors = Descriptors::new(1, 0).join();
         let slot = Slot::new();
         let used: Result<_, Infallible> = slot.get(&descriptors, || Ok(vec![1]));
         for _ in 0..10 {
@@ -201,12 +248,12 @@ mod tests {
         }
         assert!(slot.take().is_none());
         assert_eq!(used.map(|used| used[0]), Ok(1));
-        assert_eq!(lock(&descriptors.opened).len(), 1);
+        assert_eq!(lock(&descriptors.all.opened).len(), 1);
     }
 
     #[test]
     fn one_thing_is_taken_out_and_no_other() {
-        let descriptors = Descriptors::new(3, 0);
+        let descriptors = Descriptors::new(3, 0).join();
         let (slot, first) = (Slot::new(), Arc::new(7));
         slot.put(&descriptors, Arc::clone(&first));
         assert!(slot.take_this(&Arc::downgrade(&Arc::new(7))).is_none());
@@ -218,12 +265,46 @@ mod tests {
 
     #[test]
     fn however_much_is_used_there_are_never_too_many() {
-        let descriptors = Descriptors::new(100, 0);
+        let descriptors = Descriptors::new(100, 0).join();
         let slots: Vec<_> = (0..300).map(|_| Slot::new()).collect();
         for slot in &slots {
             opened(slot, &descriptors);
             slots.iter().for_each(|slot| slot.is_hot.store(true, Ordering::Relaxed));
             assert!(slots.iter().filter(|slot| lock(&slot.open).is_some()).count() <= 100);
+        }
+    }
+
+    /// A descriptor whose filesystem does not let it be closed.
+    struct Stuck(Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl Drop for Stuck {
+        fn drop(&mut self) {
+            let _ = lock(&self.0).recv();
+        }
+    }
+
+    #[test]
+    fn a_directory_in_which_closing_hangs_keeps_no_other_waiting() {
+        let all = Descriptors::new(4, 0);
+        let (hanging, healthy) = (all.join(), all.join());
+        let (resume, stuck) = channel();
+        let first = Slot::new();
+        let got: Result<_, Infallible> = first.get(&hanging, || Ok(Stuck(Mutex::new(stuck))));
+        drop(got);
+        let others: [_; 3] = std::array::from_fn(|_| Slot::new());
+        others.iter().for_each(|slot| assert!(opened(slot, &hanging)));
+        // All of the hanging one's are closed in time, by nobody who waits here.
+        let slots: Vec<_> = (0..20).map(|_| Slot::new()).collect();
+        slots.iter().for_each(|slot| assert!(opened(slot, &healthy)));
+        assert_eq!(slots.iter().filter(|slot| lock(&slot.open).is_some()).count(), 4, "its own are closed by itself");
+        healthy.close_all();
+        assert!(slots.iter().all(|slot| lock(&slot.open).is_none()));
+        assert!(lock(&others[2].open).is_some(), "it waits behind the one that hangs");
+        drop(resume);
+        let begun = std::time::Instant::now();
+        while others.iter().any(|slot| lock(&slot.open).is_some()) {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "they are closed when it goes on");
+            thread::yield_now();
         }
     }
 }

@@ -106,7 +106,7 @@ impl Local {
         let root = Arc::new(backing.root().try_clone_to_owned().map_err(failed)?);
         let seen = stat(&root).map_err(|raw| failed(raw.into()))?;
         let identity = backing.identity(&root, &seen).map_err(|raw| failed(raw.into()))?;
-        let nodes = Nodes::new(mount, options.descriptors);
+        let nodes = Nodes::new(mount, &options.descriptors);
         let full = |error: Error| failed(std::io::Error::from_raw_os_error(error.errno().raw()));
         let node =
             nodes.acquire(identity, FileType::Directory, device_of(&seen), || Ok(Arc::clone(&root))).map_err(full)?;

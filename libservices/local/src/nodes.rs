@@ -7,12 +7,12 @@
 //! node keeps one. Kept descriptors are bounded.
 
 pub(crate) use crate::descriptors::lock;
-use crate::descriptors::{Descriptors, Slot as DescriptorSlot};
+use crate::descriptors::{Descriptors, OwnDescriptors, Slot as DescriptorSlot};
 use crate::error::backend;
 use crate::sys::{self, FileHandle};
 use crate::transfer::SizeClass;
 use hashbrown::HashMap;
-use poolfs_libservice::{Error, Result, Share, Taken};
+use poolfs_libservice::{Error, Result, Taken};
 use poolfs_types::{Errno, FileType, NodeId};
 use rustix::fd::OwnedFd;
 use std::hash::{BuildHasher, RandomState};
@@ -70,8 +70,7 @@ pub(crate) struct Nodes {
     by_identity: Vec<Mutex<HashMap<Identity, Slot>>>,
     hasher: RandomState,
     next: AtomicU64,
-    pub(crate) descriptors: Arc<Descriptors>,
-    kept: Arc<Share>,
+    pub(crate) descriptors: OwnDescriptors,
     /// Held by whoever removes a name, until a descriptor is kept of what has lost its last.
     removing: RwLock<()>,
     /// An open directory of the mount, which handles are resolved against.
@@ -101,14 +100,13 @@ impl Node {
 }
 
 impl Nodes {
-    pub(crate) fn new(mount: OwnedFd, descriptors: Arc<Descriptors>) -> Self {
+    pub(crate) fn new(mount: OwnedFd, descriptors: &Arc<Descriptors>) -> Self {
         Self {
             by_id: (0..SHARDS).map(|_| RwLock::default()).collect(),
             by_identity: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
             next: AtomicU64::new(NodeId::ROOT.0),
-            kept: descriptors.share(),
-            descriptors,
+            descriptors: descriptors.join(),
             removing: RwLock::default(),
             mount,
         }
@@ -124,7 +122,7 @@ impl Nodes {
 
     /// Room for one more kept descriptor.
     pub(crate) fn permit(&self) -> Result<Taken> {
-        self.kept.take(1).ok_or_else(|| {
+        self.descriptors.kept.take(1).ok_or_else(|| {
             Error::new(
                 Errno::ENFILE,
                 "local directory: too many files need a descriptor of their own (removed but in use, or on a filesystem \

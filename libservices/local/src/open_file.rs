@@ -1,6 +1,6 @@
 //! One open regular file: its flags, and the descriptors by which it is read and written.
 
-use crate::descriptors::{Descriptors, Slot};
+use crate::descriptors::{OwnDescriptors, Slot};
 use crate::nodes::Node;
 use crate::transfer::Direct;
 use poolfs_libservice::{Result, fail};
@@ -47,12 +47,12 @@ pub(crate) fn backing_flags(flags: OpenFlags) -> OFlags {
 }
 
 impl OpenFile {
-    pub(crate) fn new(node: Arc<Node>, flags: OpenFlags, file: OwnedFd, descriptors: &Descriptors) -> Self {
+    pub(crate) fn new(node: Arc<Node>, flags: OpenFlags, file: OwnedFd, descriptors: &OwnDescriptors) -> Self {
         Self { made: Weak::new(), ..Self::of_new(node, flags, Arc::new(file), descriptors) }
     }
 
     /// A file that was opened as it was made, by `file`.
-    pub(crate) fn of_new(node: Arc<Node>, flags: OpenFlags, file: Arc<OwnedFd>, descriptors: &Descriptors) -> Self {
+    pub(crate) fn of_new(node: Arc<Node>, flags: OpenFlags, file: Arc<OwnedFd>, descriptors: &OwnDescriptors) -> Self {
         let opened = Slot::new();
         let made = Arc::downgrade(&file);
         opened.put(descriptors, Arc::new(Opened::new(file)));
