@@ -3,11 +3,13 @@
 
 use crate::blocks::{block_of, blocks_for};
 use crate::file_lists::FileLists;
+use crate::flushers::{FlusherId, Flushers};
 use crate::node::Node;
 use crate::pool::Pool;
-use crate::sync::{read, try_lock};
+use crate::sync::{lock, read, try_lock};
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The part of a tick that may go into making huge pages: one in so many.
@@ -23,36 +25,74 @@ pub(crate) struct Background {
     pub(crate) lists: Arc<FileLists<Node>>,
     /// When huge pages are made next; never where the kernel cannot make any.
     huge_due: Mutex<Option<Instant>>,
-    /// held by the flusher that has stored what is deferred below
-    storing: Mutex<()>,
+    flushers: Flushers,
+    /// The threads of flushers.
+    started: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Background {
     pub(crate) fn new(pool: &Arc<Pool>) -> Self {
         let huge_due = Mutex::new(Some(Instant::now()));
-        Self { pool: Arc::clone(pool), lists: Arc::default(), huge_due, storing: Mutex::default() }
+        let flushers = Flushers::new(pool.config.flush_threads);
+        Self { pool: Arc::clone(pool), lists: Arc::default(), huge_due, flushers, started: Mutex::default() }
     }
 
-    /// A flusher's life.
-    pub(crate) fn flush(&self) {
-        while self.pool.wait_for_tick() {
-            if self.pool.is_short() {
-                self.pool.idle.layers().iter().for_each(|layer| layer.give_up_answers());
-            }
-            let due = self.due();
-            due.iter().for_each(Node::write_back_in_background);
-            // When the content of all is on its way to the disk, the first has the least to wait for.
-            // One flusher at a time waits for disks; what another leaves is due again.
-            if let Some(_storing) = try_lock(&self.storing) {
-                due.iter().for_each(Node::store_in_background);
-            }
-            self.visit_segments();
-            self.pool.mmap_exports.visit();
+    /// Starts the flushers that are missing.
+    pub(crate) fn start_flushers(self: &Arc<Self>) -> io::Result<()> {
+        let mut started = lock(&self.started);
+        started.retain(|thread| !thread.is_finished());
+        self.flushers.missing(Instant::now()).into_iter().try_for_each(|id| {
+            let own = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("cache-flush".into()).spawn(move || own.flush(id));
+            started.push(thread.inspect_err(|_| self.flushers.leave(id))?);
+            Ok(())
+        })
+    }
+
+    /// Waits for the end of all flushers, which have been told.
+    pub(crate) fn join_flushers(&self) {
+        let started = std::mem::take(&mut *lock(&self.started));
+        for thread in started {
+            // A thread that panicked has said so already.
+            let _ = thread.join();
         }
     }
 
+    /// The life of the thread that looks after everything for which no branch is asked, and after the flushers.
+    pub(crate) fn look_after(self: &Arc<Self>) {
+        while self.pool.wait_to_look() {
+            if self.pool.is_short() {
+                self.pool.idle.layers().iter().for_each(|layer| layer.give_up_answers());
+            }
+            self.visit_segments();
+            self.pool.mmap_exports.visit();
+            if let Err(error) = self.start_flushers() {
+                tracing::warn!(%error, "no further thread for write-back could be started");
+            }
+        }
+    }
+
+    /// A flusher's life.
+    fn flush(&self, id: FlusherId) {
+        while self.pool.wait_for_tick() {
+            let due = self.due();
+            let layer = |node: &Arc<Node>| Arc::as_ptr(&node.core).addr();
+            due.iter().for_each(|node| self.flushers.within(id, layer(node), || node.write_back_in_background()));
+            // When the content of all is on its way to the disk, the first has the least to wait for.
+            // One flusher at a time waits for the disk of a layer; what another leaves is due again.
+            for node in due.iter().filter(|node| self.flushers.begin_storing(layer(node))) {
+                self.flushers.within(id, layer(node), || node.store_in_background());
+                self.flushers.end_storing(layer(node));
+            }
+            if self.flushers.leaves_as_surplus(id, Instant::now()) {
+                return;
+            }
+        }
+        self.flushers.leave(id);
+    }
+
     /// The life of a thread that reads ahead.
-    pub(crate) fn read_ahead(&self) {
+    pub(crate) fn read_ahead(self: &Arc<Self>) {
         self.lists.read_ahead.work(|node, bytes| {
             let Ok(node) = node.begin_use() else { return };
             // A failure here is no one's yet: the reader meets it again when it gets there.

@@ -73,16 +73,15 @@ impl CachePool {
         let pool = Arc::new(Pool::new(config, segments, texts, ledger));
         let background = Arc::new(Background::new(&pool));
         let mut made = Self { pool, background, threads: Vec::new() };
-        for _ in 0..made.pool.config.flush_threads {
-            made.start("cache-flush", Background::flush)?;
-        }
+        made.background.start_flushers().map_err(CacheError::Thread)?;
+        made.start("cache-keeper", Background::look_after)?;
         for _ in 0..made.pool.config.read_ahead_threads {
             made.start("cache-ahead", Background::read_ahead)?;
         }
         Ok(Arc::new(made))
     }
 
-    fn start(&mut self, name: &str, work: fn(&Background)) -> Result<(), CacheError> {
+    fn start(&mut self, name: &str, work: fn(&Arc<Background>)) -> Result<(), CacheError> {
         let background = Arc::clone(&self.background);
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&background));
         self.threads.push(thread.map_err(CacheError::Thread)?);
@@ -168,5 +167,6 @@ impl Drop for CachePool {
             // A thread that panicked has said so already.
             let _ = thread.join();
         }
+        self.background.join_flushers();
     }
 }

@@ -62,6 +62,7 @@ mod crash_recovery;
 mod deferred;
 mod failure;
 mod file_lists;
+mod flushers;
 mod handles;
 mod huge;
 mod idle;

@@ -61,6 +61,8 @@ pub(crate) struct Pool {
     counters: [CachePadded<Counter>; COUNTER_PARTS],
     signal: Mutex<Signal>,
     wake: Condvar,
+    /// For the thread that looks after the pool.
+    look: Condvar,
 }
 
 fn counter_part() -> usize {
@@ -101,6 +103,7 @@ impl Pool {
             counters: Default::default(),
             signal: Mutex::default(),
             wake: Condvar::new(),
+            look: Condvar::new(),
             config,
         }
     }
@@ -137,6 +140,7 @@ impl Pool {
         if !signal.hurry {
             signal.hurry = true;
             self.wake.notify_one();
+            self.look.notify_one();
         }
     }
 
@@ -151,9 +155,19 @@ impl Pool {
         !signal.stop
     }
 
-    /// Has the flushers end.
+    /// Waits as the thread that looks after the pool; false when it has to end.
+    pub(crate) fn wait_to_look(&self) -> bool {
+        let mut signal = lock(&self.signal);
+        if !signal.stop {
+            signal = self.look.wait_timeout(signal, self.config.tick).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        !signal.stop
+    }
+
+    /// Has the flushers end, and whoever looks after them.
     pub(crate) fn stop(&self) {
         lock(&self.signal).stop = true;
         self.wake.notify_all();
+        self.look.notify_all();
     }
 }

@@ -283,3 +283,37 @@ fn a_cache_that_is_dropped_writes_back_what_it_can() {
         assert!(below.now(node).content == expected);
     }
 }
+
+#[test]
+fn branches_that_do_not_answer_keep_no_other_from_being_written() {
+    const HANGING: usize = 3;
+    let soon = Duration::from_millis(10);
+    let config = CacheConfig { expire: soon, tick: soon, ..CacheConfig::with_limit(32 << 20) };
+    let healthy = Stack::new(config);
+    let hanging: Vec<Stack> = (0..HANGING).map(|_| healthy.beside()).collect();
+    for stack in &hanging {
+        stack.below.writes_allowed.store(0, Ordering::SeqCst);
+        for number in 0..8 {
+            let (_, handle) = stack.create(&format!("f{number}"));
+            stack.write(handle, 0, b"waits");
+        }
+    }
+    let begun = Instant::now();
+    let wait = |what: &str, is_done: &dyn Fn() -> bool| {
+        while !is_done() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::yield_now();
+        }
+    };
+    let (_, handle) = healthy.create("f");
+    for round in 0..20u64 {
+        let before = healthy.below.writes.load(Ordering::SeqCst);
+        healthy.write(handle, round * 4096, b"written");
+        wait("write-back", &|| healthy.below.writes.load(Ordering::SeqCst) > before);
+    }
+    for stack in &hanging {
+        stack.below.writes_allowed.store(u64::MAX, Ordering::SeqCst);
+    }
+    let count = |stack: &Stack| stack.pool.statistics().dirty_bytes;
+    wait("all of it, when they go on", &|| count(&healthy) == 0);
+}
