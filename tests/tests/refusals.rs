@@ -48,6 +48,21 @@ fn a_directory_is_mounted_by_two_pools_only_when_both_say_so() {
         refused(&two, &["--upper", text(&inside), "--lower", text(&elsewhere)], &[&by]);
         refused(&two, &["--upper", text(&upper), "--lower", text(&data)], &["it is what is mounted", &by]);
         refused(&three, &["--dir", text(&data)], &["another process has it mounted"]);
+        let taken = try_mount(&two, &at("one"), &["--dir", text(&elsewhere)]);
+        let remedy = format!("poolfs umount {} ", one.name());
+        assert!(taken.code != 0 && taken.err.contains(&remedy), "whose mount it is: {taken:?}");
+        // What one pool writes is no lower branch of another: it would show some of it, from its cache.
+        let [around, written, part] = ["around", "around/written", "around/written/part"].map(|name| folder.join(name));
+        fs::create_dir_all(&part).expect("a folder");
+        let union = one.mount(&at("union"), &["--upper", text(&written), "--lower", text(&elsewhere)]);
+        refused(
+            &two,
+            &["--upper", text(&upper), "--lower", text(&written)],
+            &["the upper branch of what is mounted", &by],
+        );
+        refused(&two, &["--upper", text(&upper), "--lower", text(&part)], &[&by]);
+        refused(&two, &["--upper", text(&upper), "--lower", text(&around)], &[&by]);
+        drop(union);
         // Within one pool there is one cache.
         drop(one.mount_directory(&at("again"), &data));
         drop(mounted);

@@ -33,12 +33,7 @@ enum Use {
 impl Use {
     /// Whether services of two pools may use the same directory, or one inside the other, in these ways: each has a cache of its own.
     fn goes_with(self, other: Use) -> bool {
-        match (self, other) {
-            (Use::Lower | Use::Shared, Use::Lower | Use::Shared) => true,
-            // Equal ones the services themselves keep apart, where it matters.
-            (Use::Upper, Use::Lower) | (Use::Lower, Use::Upper) => true,
-            _ => false,
-        }
+        matches!((self, other), (Use::Lower | Use::Shared, Use::Lower | Use::Shared))
     }
 
     fn described(self) -> &'static str {

@@ -276,7 +276,7 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
     branches::refuse_overlaps(&pool.record, &stack, &found)?;
     branches::refuse_served(context, &pool.record, &stack, &found)?;
     let stack = memory::limited(&pool.record, stack, found.first().zip(mounts.first()))?;
-    detach_dead(context, pool, &wanted.mount_point)?;
+    detach_dead(context, &wanted.mount_point)?;
     let mount_point = mount_point(context, &wanted.mount_point)?;
     service::ensure(context, pool)?;
     let spec = MountSpec {
@@ -325,7 +325,7 @@ pub fn is_recorded(pool: &Locked<PoolRecord>, instance: &str) -> bool {
 }
 
 /// Take a dead mount away from a place where something new is to be mounted.
-fn detach_dead(context: &Context, pool: &Locked<PoolRecord>, place: &Path) -> Result<()> {
+fn detach_dead(context: &Context, place: &Path) -> Result<()> {
     let absolute = std::path::absolute(place).map_err(|error| Failure::file(place, error))?;
     let looked_at = absolute.clone();
     let place = waiting::within(context, &absolute, move || resolved(looked_at))?;
@@ -333,7 +333,8 @@ fn detach_dead(context: &Context, pool: &Locked<PoolRecord>, place: &Path) -> Re
         let Some(instance) = entry.instance() else { continue };
         let looked_at = place.clone();
         if waiting::within(context, &place, move || std::fs::metadata(looked_at).is_ok())? {
-            let remedy = format!("unmount it first with `poolfs umount {} {}`", pool.record.name, pasted(&place));
+            let pool = instance.rsplit_once('-').map_or(instance, |(pool, _)| pool);
+            let remedy = format!("unmount it first with `poolfs umount {pool} {}`", pasted(&place));
             return Err(Failure::in_use(place.display().to_string(), format!("{instance} is mounted there"), remedy));
         }
         context.host.detach(&place)?;

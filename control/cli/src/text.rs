@@ -28,7 +28,9 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
         "T" => 40,
         _ => return Err(format!("{text:?} is no size: write a number and K, M, G or T, as in 512M")),
     };
-    let number: u64 = digits.parse().map_err(|_| format!("{text:?} is no size: write it as in 512M"))?;
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| format!("{text:?} is no size: write a whole number and K, M, G or T, as in 512M"))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
 }
 

@@ -54,7 +54,7 @@ pub struct NoCoherence;
 impl fmt::Display for NoCoherence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "give exclusive, uncoordinated, or timed:TIME with a time up to an hour, such as timed:1s or timed:500ms",
+            "give exclusive, uncoordinated, or timed:TIME with a time in ms or s up to 3600s, such as timed:1s or timed:500ms",
         )
     }
 }

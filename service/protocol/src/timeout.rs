@@ -44,7 +44,7 @@ pub struct NoTimeout;
 
 impl fmt::Display for NoTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("give a time from 100ms to 3600s, such as 30s")
+        f.write_str("give a time in ms or s, from 100ms to 3600s, such as 30s")
     }
 }
 
