@@ -238,7 +238,11 @@ impl Ceph {
                 _ => {}
             },
         }
-        let rename = || from.inode.rename(name.as_bytes(), &to.inode, new_name.as_bytes()).map_err(fault);
+        let rename = || match from.inode.rename(name.as_bytes(), &to.inode, new_name.as_bytes()) {
+            // No directory with a limit is above one that has been removed: that is what it says then.
+            Err(Errno::EXDEV) if to.inode.attributes().is_ok_and(|found| found.links == 0) => fail(Errno::ENOENT),
+            renamed => renamed.map_err(fault),
+        };
         Self::changing(&[&from, &to], rename)
     }
 

@@ -267,13 +267,13 @@ mod tests {
         let lower = folder.path().join("lower");
         fs::create_dir(&lower).expect("made");
         for file in ["f", "same"] {
-            fs::write(lower.join(file), [b'A'; 4 << 20]).expect("written");
+            fs::write(lower.join(file), vec![b'A'; 4 << 20]).expect("written");
         }
         let builder = StackBuilder::new(64 << 20, None).expect("a cache");
         let others = Mounted::new(folder.path(), &builder, "others", false);
         assert_eq!(others.read("f").as_deref(), Ok(&[b'A'; 16][..]));
         tick();
-        fs::write(lower.join("f"), [b'B'; 4 << 20]).expect("written");
+        fs::write(lower.join("f"), vec![b'B'; 4 << 20]).expect("written");
         let mounted = Mounted::new(folder.path(), &builder, "upper", true);
         let layer = mounted.0.layer();
         let whole = mounted.node("f").and_then(|node| {
