@@ -71,22 +71,22 @@ pub(crate) fn taken(
     // Such a filesystem holds nothing ready.
     let blocks = attributes.blocks.saturating_mul(SECTOR_BYTES);
     let names = if attributes.is_directory() { 1 } else { u64::from(attributes.links).max(1) };
-    let beside = match below.listxattr(&Caller::ROOT, node) {
-        Ok(listed) => listed
-            .iter()
-            .map(|name| match below.getxattr(&Caller::ROOT, node, name) {
+    let own =
+        blocks.saturating_add(tree_bytes(blocks, attributes.size)).saturating_add(names.saturating_mul(NAME_BYTES));
+    match below.listxattr(&Caller::ROOT, node) {
+        Ok(listed) => {
+            let of_each = listed.iter().map(|name| match below.getxattr(&Caller::ROOT, node, name) {
                 Ok(value) => attribute_bytes(name, value.len()),
                 // It has been removed meanwhile, which is measured next.
                 Err(error) if error == Errno::ENODATA => 0,
                 Err(_) => attribute_bytes(name, XATTR_VALUE_MAX),
-            })
-            .sum(),
+            });
+            own.saturating_add(of_each.sum())
+        }
         // What has ended meanwhile has none.
-        Err(error) if error == Errno::ESTALE => 0,
-        Err(_) => known.max(LIST_BYTES_MAX as u64),
-    };
-    let names = names.saturating_mul(NAME_BYTES);
-    blocks.saturating_add(tree_bytes(blocks, attributes.size)).saturating_add(names).saturating_add(beside)
+        Err(error) if error == Errno::ESTALE => own,
+        Err(_) => own.saturating_add(LIST_BYTES_MAX as u64).max(known),
+    }
 }
 
 fn blocks_taken(attributes: &Attributes, asked_for: u64) -> u64 {

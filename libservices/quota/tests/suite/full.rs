@@ -339,3 +339,26 @@ fn in_memory_no_attribute_is_set_that_could_not_be_counted() {
     assert_eq!(Stack::in_memory(folder.path(), LIMIT).account.used(), stack.account.used(), "as it is counted anew");
     stack.top.release(handle);
 }
+
+/// What others have put there before may have more; it is not counted anew and again with each look.
+#[test]
+fn in_memory_attributes_that_cannot_be_listed_are_counted_once() {
+    const LIMIT: u64 = 8 << 20;
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let file = folder.path().join("f");
+    std::fs::write(&file, "content").expect("written");
+    for number in 0..300 {
+        let name = format!("trusted.{number:0240}");
+        rustix::fs::setxattr(&file, name.as_str(), b"small", rustix::fs::XattrFlags::empty()).expect("set");
+    }
+    let stack = Stack::in_memory(folder.path(), LIMIT);
+    let before = stack.account.used();
+    assert!(before > 64 << 10, "{before} bytes");
+    let node = stack.top.lookup(ROOT, NodeId::ROOT, name("f")).expect("there").node;
+    for _ in 0..5 {
+        let refused = stack.top.setxattr(ROOT, node, b"trusted.one-more", b"", XattrFlags::empty());
+        assert_eq!(refused.expect_err("a list that is too long"), Errno::ENOSPC);
+        stack.top.removexattr(ROOT, node, b"trusted.none").expect_err("there is none");
+    }
+    assert_eq!(stack.account.used(), before);
+}
