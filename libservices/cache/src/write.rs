@@ -1,6 +1,7 @@
 //! Writes: into the cache while there is room for them here and below, otherwise written through.
 
 use crate::blocks::{BLOCK, Chunk, block_of, blocks_for, cost_of};
+use crate::budget::Reservation;
 use crate::core::{Core, Room};
 use crate::failure::cache_failure;
 use crate::node::Node;
@@ -9,6 +10,7 @@ use crate::sync::{lock, read, try_read};
 use poolfs_libservice::{Result, Written, WrittenAt, fail};
 use poolfs_types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX, FILE_SIZE_MAX};
 use poolfs_types::{Caller, Errno};
+use std::ops::Range;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
@@ -30,21 +32,26 @@ enum Progress {
     Impossible,
 }
 
-/// How long a writer waits for others before it writes through: it holds no lock that they need, but no wait is without
-/// an end.
-#[derive(Default)]
+/// How long a writer waits for others before it does without room in the cache: it holds no lock that they need, but no wait is
+/// without an end.
 struct Patience {
     pauses: u32,
+    /// as long as nobody is seen to make room
+    most_impossible: u32,
 }
 
 impl Patience {
     const PAUSE: Duration = Duration::from_millis(1);
     const PAUSES_MAX: u32 = 5000;
-    const PAUSES_MAX_IMPOSSIBLE: u32 = 16;
+
+    /// Of who can write through.
+    const SHORT: Self = Self { pauses: 0, most_impossible: 16 };
+    /// Of who fails otherwise, though what others have set aside may be free in a moment.
+    const LONG: Self = Self { pauses: 0, most_impossible: 1000 };
 
     /// Waits a moment, unless that has been done often enough.
     fn wait(&mut self, progress: &Progress) -> bool {
-        let most = if matches!(progress, Progress::Elsewhere) { Self::PAUSES_MAX } else { Self::PAUSES_MAX_IMPOSSIBLE };
+        let most = if matches!(progress, Progress::Elsewhere) { Self::PAUSES_MAX } else { self.most_impossible };
         self.pauses += 1;
         if self.pauses <= most {
             std::thread::sleep(Self::PAUSE);
@@ -119,7 +126,8 @@ impl Node {
         // Held blocks must not go below now, whatever room there is.
         let delays = self.core.coherence.delays();
         let cached = held || (delays && !is_retiring && end <= CACHED_SIZE_MAX && self.may_become_dirty(count * BLOCK));
-        if cached && self.write_cached(offset, data)? {
+        let patience = if held { Patience::LONG } else { Patience::SHORT };
+        if cached && self.write_cached(offset, data, patience)? {
             return Ok((data.len(), true));
         }
         if held {
@@ -162,7 +170,7 @@ impl Node {
             // It was accepted when there was room. No more comes before there is room again.
             return true;
         }
-        let mut patience = Patience::default();
+        let mut patience = Patience::SHORT;
         // As long as all layers together have half of it, none has more than it may.
         let may_dirty = || pool.budget.dirty() + bytes <= dirty_max / 2 || self.core.dirty.may_take(bytes);
         while !may_dirty() {
@@ -231,23 +239,40 @@ impl Node {
         progress
     }
 
-    /// Puts `data` into the cache; false when there is no memory for it.
-    fn write_cached(&self, offset: u64, data: &[u8]) -> Result<bool> {
-        let pool = &self.core.pool;
-        let end = offset + data.len() as u64;
-        let blocks = block_of(offset)..blocks_for(end);
-        let bytes = cost_of(blocks.end - blocks.start, &blocks);
-        let mut patience = Patience::default();
-        let mut reservation = loop {
-            if let Some(reservation) = pool.budget.reserve(bytes) {
-                break reservation;
+    /// Sets `bytes` of the cache's memory aside; nothing when no room could be made, or none in time.
+    fn set_aside(&self, bytes: u64, mut patience: Patience) -> Option<Reservation<'_>> {
+        loop {
+            if let Some(reservation) = self.core.pool.budget.reserve(bytes) {
+                return Some(reservation);
             }
             match self.write_back_some(bytes, |_| true) {
                 Progress::Made => {}
                 // What readers have set aside, or hold locked while they copy, is free again in a moment.
                 progress if patience.wait(&progress) => {}
-                _ => return Ok(false),
+                _ => return None,
             }
+        }
+    }
+
+    /// Keeps blocks back from write-back, or lets them go. To know of them takes memory; `ENOSPC` when no room can be made for that.
+    pub(crate) fn hold(&self, range: Range<u64>, held: bool) -> Result<()> {
+        if !held {
+            self.update(None, |state| state.blocks.change_existing(range, |chunk, mask| chunk.held &= !mask));
+            return Ok(());
+        }
+        let Some(mut reservation) = self.set_aside(cost_of(0, &range), Patience::LONG) else {
+            return fail(Errno::ENOSPC);
+        };
+        self.update(Some(&mut reservation), |state| state.blocks.change(range, |chunk, mask| chunk.held |= mask));
+        Ok(())
+    }
+
+    /// Puts `data` into the cache; false when there is no memory for it.
+    fn write_cached(&self, offset: u64, data: &[u8], patience: Patience) -> Result<bool> {
+        let end = offset + data.len() as u64;
+        let blocks = block_of(offset)..blocks_for(end);
+        let Some(mut reservation) = self.set_aside(cost_of(blocks.end - blocks.start, &blocks), patience) else {
+            return Ok(false);
         };
         let mut edges = Vec::new();
         self.read_edges(offset, end, &mut edges)?;
@@ -391,5 +416,37 @@ impl State {
         let start = block * BLOCK;
         let content_end = self.attributes.size.min(start + BLOCK);
         start < self.below_size && (offset > start || end < content_end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::blocks::BLOCK;
+    use crate::cache::Cache;
+    use crate::cache_pool::CachePool;
+    use crate::config::CacheConfig;
+    use poolfs_libservice::{Libservice, Memory};
+    use poolfs_types::{Caller, Name, NodeId, OpenFlags};
+    use std::time::Duration;
+
+    const ROOT: Caller = Caller::ROOT;
+
+    /// Who holds blocks makes room for what that takes as a writer does.
+    #[test]
+    fn blocks_are_held_though_all_memory_is_dirty_or_set_aside() {
+        let hour = Duration::from_secs(3600);
+        let pool =
+            CachePool::new(CacheConfig { tick: hour, expire: hour, ..CacheConfig::with_limit(1 << 20) }).unwrap();
+        let cache = Cache::new(&pool, Memory::new());
+        let create = |name: &[u8]| {
+            cache.create(&ROOT, NodeId::ROOT, Name::new(name).unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap().1
+        };
+        let (dirty, held) = (create(b"dirty"), create(b"held"));
+        cache.write(&ROOT, dirty, 0, &[7; 256 << 10]).unwrap();
+        let budget = &pool.pool.budget;
+        let _others = budget.reserve(budget.allowed() - budget.used()).expect("the rest");
+        cache.hold(&ROOT, held, 0..BLOCK, true).expect("room is made");
+        cache.write(&ROOT, held, 0, &[8; BLOCK as usize]).expect("room is made");
+        cache.hold(&ROOT, held, 0..BLOCK, false).unwrap();
     }
 }

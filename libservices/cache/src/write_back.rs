@@ -1,11 +1,11 @@
 //! Write-back: dirty blocks go below in the order of their offsets and in large pieces, then the times; a file is clean only
 //! after both.
 
-use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk, cost_of};
+use crate::blocks::{BLOCK, Chunk, blocks_for, by_chunk};
 use crate::node::Node;
 use crate::node_state::{Emptied, State};
 use crate::sync::{lock, read, try_lock};
-use poolfs_libservice::{Error, NameChange, Result, Spending, fail};
+use poolfs_libservice::{Error, NameChange, Result, Spending};
 use poolfs_types::{Caller, Errno, SetAttributes, SetTime, Timestamp};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
@@ -197,19 +197,6 @@ impl Node {
             let unchanged = settled == Some(state.stamp) && !state.stale;
             state.written_back = unchanged.then_some((attributes.changed, state.attributes.changed));
         });
-        Ok(())
-    }
-
-    /// Keeps blocks back from write-back, or lets them go. To know of them takes memory; `ENOSPC` when there is none.
-    pub(crate) fn hold(&self, range: Range<u64>, held: bool) -> Result<()> {
-        if !held {
-            self.update(None, |state| state.blocks.change_existing(range, |chunk, mask| chunk.held &= !mask));
-            return Ok(());
-        }
-        let Some(mut reservation) = self.core.pool.budget.reserve(cost_of(0, &range)) else {
-            return fail(Errno::ENOSPC);
-        };
-        self.update(Some(&mut reservation), |state| state.blocks.change(range, |chunk, mask| chunk.held |= mask));
         Ok(())
     }
 

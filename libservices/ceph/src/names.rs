@@ -166,15 +166,16 @@ impl Ceph {
     pub(crate) fn make_link(&self, id: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let node = self.nodes.get(id)?;
         let parent = self.making_in(parent, name)?;
-        if node.file_type == FileType::Directory {
-            return fail(Errno::EPERM);
-        }
         let fault = |errno| backend("making a link", errno);
         {
             let _names = self.names.read().unwrap_or_else(PoisonError::into_inner);
-            if node.inode.attributes().map_err(fault)?.links == 0 {
+            let refusal = match node.file_type {
+                FileType::Directory => Some(Errno::EPERM),
+                _ => (node.inode.attributes().map_err(fault)?.links == 0).then_some(Errno::ENOENT),
+            };
+            if let Some(refusal) = refusal {
                 let exists = parent.inode.lookup(name.as_bytes()).is_ok();
-                return fail(if exists { Errno::EEXIST } else { Errno::ENOENT });
+                return fail(if exists { Errno::EEXIST } else { refusal });
             }
             Self::changing(&[&parent], || node.inode.link(&parent.inode, name.as_bytes()).map_err(fault))?;
         }
@@ -258,7 +259,12 @@ impl Ceph {
             if at.identity() == root.inode.identity() {
                 return Ok(false);
             }
-            parent = Some(at.lookup(b"..")?.0);
+            let next = at.lookup(b"..")?.0;
+            // What libcephfs answers of a directory that has been removed: no directory leads to that.
+            if next.identity() == at.identity() {
+                return Ok(false);
+            }
+            parent = Some(next);
         }
     }
 
