@@ -12,8 +12,11 @@ use poolfs_types::limits::{FILE_SIZE_MAX, NAME_MAX};
 use poolfs_types::{
     Attributes, Errno, FileSystemStatistics, FileType, HandleId, NodeId, SetAttributes, SetTime, Timestamp,
 };
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Of a mode.
+const SET_ID_BITS: u16 = 0o6000;
 
 /// `CEPH_SETATTR_*`.
 const SET_MODE: c_int = 1;
@@ -41,6 +44,21 @@ fn time(wanted: SetTime) -> Result<timespec> {
 pub(crate) fn touch(inode: &Inode) -> Answer<()> {
     let mut values = Statx { modified: now(), ..inode.attributes()? };
     inode.set_attributes(&mut values, SET_MODIFIED)
+}
+
+/// Whether a file with these attributes has bits that a write takes away in libcephfs, whoever writes: whether that is right has been decided above.
+pub(crate) fn has_set_id_bits(found: &Statx) -> bool {
+    found.mode & SET_ID_BITS != 0
+}
+
+/// Gives such bits back after a write. The caller has the node's `changing` alone.
+pub(crate) fn restore_set_id_bits(inode: &Inode, before: &Statx) -> Answer<()> {
+    let mut values = inode.attributes()?;
+    if values.mode == before.mode {
+        return Ok(());
+    }
+    values.mode = before.mode;
+    inode.set_attributes(&mut values, SET_MODE)
 }
 
 impl Ceph {
@@ -76,6 +94,7 @@ impl Ceph {
         let (accessed, modified) = (changes.accessed.map(time).transpose()?, changes.modified.map(time).transpose()?);
         self.changeable(&node)?;
         let fault = |errno| backend("changing attributes", errno);
+        let _alone = node.changing.write().unwrap_or_else(PoisonError::into_inner);
         // The size first: only it can be refused for what the cluster has. It sets times, so those come last.
         if let Some(size) = changes.size {
             let before = node.inode.attributes().map_err(fault)?;

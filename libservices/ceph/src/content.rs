@@ -1,5 +1,6 @@
 //! Opens files, reads and writes them.
 
+use crate::attributes::{has_set_id_bits, restore_set_id_bits};
 use crate::error::backend;
 use crate::handles::{File, Handle};
 use crate::layer::Ceph;
@@ -69,14 +70,29 @@ impl Ceph {
         let handle = self.handles.get(handle)?;
         let file = handle.writable()?;
         let fault = |errno| backend("writing a file", errno);
-        let appending = file.flags.contains(OpenFlags::APPEND);
-        let _alone = appending.then(|| file.node.appending.lock().unwrap_or_else(PoisonError::into_inner));
-        let offset = if appending { file.node.inode.attributes().map_err(fault)?.size } else { offset };
+        let (node, is_append) = (&file.node, file.flags.contains(OpenFlags::APPEND));
+        let write = |offset| {
+            end(offset, data.len() as u64)?;
+            file.open.write(place(offset)?, data).map_err(fault)
+        };
+        let attributes = || node.inode.attributes().map_err(fault);
         if data.is_empty() {
-            return Ok(Written { count: 0, offset });
+            return Ok(Written { count: 0, offset: if is_append { attributes()?.size } else { offset } });
         }
-        end(offset, data.len() as u64)?;
-        let count = file.open.write(place(offset)?, data).map_err(fault)?;
+        let shared = node.changing.read().unwrap_or_else(PoisonError::into_inner);
+        let (count, offset) = if is_append || has_set_id_bits(&attributes()?) {
+            drop(shared);
+            let _alone = node.changing.write().unwrap_or_else(PoisonError::into_inner);
+            let before = attributes()?;
+            let offset = if is_append { before.size } else { offset };
+            let count = write(offset)?;
+            if has_set_id_bits(&before) {
+                restore_set_id_bits(&node.inode, &before).map_err(fault)?;
+            }
+            (count, offset)
+        } else {
+            (write(offset)?, offset)
+        };
         if let Some(durability) = Durability::of_writes(file.flags) {
             file.open.sync(durability == Durability::Data).map_err(fault)?;
         }

@@ -6,7 +6,7 @@ use crate::seen::{self, Seen};
 use hashbrown::HashMap;
 use poolfs_libservice::{Entry, Error, Result, fail};
 use poolfs_types::{Errno, FileType, NodeId};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// One inode that somebody above holds.
 pub(crate) struct Node {
@@ -15,8 +15,8 @@ pub(crate) struct Node {
     /// Whether it is, or is in, a snapshot, or shows the list of them.
     pub is_snapshot: bool,
     pub inode: Inode,
-    /// Held by whoever appends, from looking for the end on.
-    pub appending: Mutex<()>,
+    /// Shared by writes; alone have it appends, changes of attributes, and writes to files with set-id bits.
+    pub changing: RwLock<()>,
 }
 
 impl Node {
@@ -67,7 +67,7 @@ impl Nodes {
         table.last += 1;
         let id = NodeId(table.last);
         table.by_inode.insert(inode.identity(), id);
-        let node = Node { id, file_type: attributes.file_type, is_snapshot, inode, appending: Mutex::default() };
+        let node = Node { id, file_type: attributes.file_type, is_snapshot, inode, changing: RwLock::default() };
         table.by_id.insert(id, Slot { node: Arc::new(node), references: 1, handles: 0 });
         Ok(Entry { node: id, attributes })
     }

@@ -41,6 +41,9 @@ fn filled(bytes_max: usize, fill: impl Fn(&mut [u8]) -> Answer<usize>) -> Answer
         }
         result => result?,
     };
+    if length > buffer.len() {
+        return Err(Errno::EIO);
+    }
     buffer.truncate(length);
     Ok(buffer)
 }

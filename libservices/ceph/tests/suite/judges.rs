@@ -24,7 +24,8 @@ fn conformance() {
 fn random_operations() {
     const OPERATIONS: usize = 4000;
     let cluster = Cluster::new();
-    for seed in [1, 2, 3] {
+    // Those that found faults: parents of removed directories, names lost beside other links, set-id bits.
+    for seed in [3, 4, 6] {
         let layer: Arc<dyn Libservice> = cluster.fresh();
         let summary = Comparison::new(seed, OPERATIONS).lacking(&LACKING).run(layer);
         assert!(summary.succeeded > OPERATIONS / 3 && summary.refused > 0, "{summary:?}");

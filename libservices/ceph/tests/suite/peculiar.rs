@@ -95,6 +95,9 @@ fn what_the_cluster_does_with_a_file_is_not_set_by_an_attribute() {
     set(b"user.mine").expect("anybody's");
     assert_eq!(layer.listxattr(&ROOT, NodeId::ROOT).expect("listed"), [b"user.mine".to_vec()]);
     let node = write(&layer, "f", b"12345");
+    let long = vec![7; 3000];
+    layer.setxattr(&ROOT, node, b"user.long", &long, XattrFlags::empty()).expect("anybody's");
+    assert_eq!(layer.getxattr(&ROOT, node, b"user.long").expect("there"), long);
     let handle = layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect("open");
     assert_eq!(layer.seek(&ROOT, handle, 2, SeekTo::Hole).expect("the end"), 5);
     layer.release(handle);
