@@ -159,7 +159,10 @@ impl Nodes {
         }
         match below.getattr(&Caller::ROOT, node) {
             Ok(attributes) if attributes.links > 0 => counted.measure(account, below, node, &attributes),
-            _ => account.settle(counted.bytes, 0),
+            Ok(_) => account.settle(counted.bytes, 0),
+            Err(error) if error == Errno::ESTALE => account.settle(counted.bytes, 0),
+            // It is still there, for all that is known.
+            Err(_) => {}
         }
         shard.remove(&node);
     }

@@ -6,7 +6,8 @@ use hashbrown::HashMap;
 use poolfs_libservice::{Branch, Entry, Error, Filter, Libservice, Result, Written, write_whole};
 use poolfs_types::limits::BLOCK_SIZE;
 use poolfs_types::{
-    AllocateMode, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags, SeekTo, XattrFlags,
+    AllocateMode, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags,
+    SeekTo, XattrFlags,
 };
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -258,6 +259,22 @@ impl Filter for QuotaLimit {
     fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         self.check_names()?;
         self.below.link(caller, node, parent, name)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: Name<'_>,
+        new_parent: NodeId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        if flags.contains(RenameFlags::WHITEOUT) {
+            // One more name than before.
+            self.check_names()?;
+        }
+        self.below.rename(caller, parent, name, new_parent, new_name, flags)
     }
 
     fn setxattr(&self, caller: &Caller, node: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {

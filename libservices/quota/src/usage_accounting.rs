@@ -106,6 +106,24 @@ impl UsageAccounting {
         self.measure(parent);
         removed
     }
+
+    /// Calls `rename`, which makes an object at its old name, if it changes anything. While names go, so that the object is counted before
+    /// anybody can remove it.
+    fn leaving_whiteout(&self, parent: NodeId, name: Name<'_>, rename: impl FnOnce() -> Result<()>) -> Result<()> {
+        let find = || self.below.lookup(&Caller::ROOT, parent, name).ok();
+        let before = find();
+        let renamed = rename();
+        if let Some(entry) = renamed.is_ok().then(find).flatten() {
+            if before.as_ref().is_some_and(|before| before.node != entry.node) {
+                self.nodes.hold_new(&self.below, &self.account, entry.node, &entry.attributes);
+                Filter::forget(self, entry.node, 1);
+            } else {
+                self.below.forget(entry.node, 1);
+            }
+        }
+        before.iter().for_each(|before| self.below.forget(before.node, 1));
+        renamed
+    }
 }
 
 impl Filter for UsageAccounting {
@@ -226,7 +244,12 @@ impl Filter for UsageAccounting {
         flags: RenameFlags,
     ) -> Result<()> {
         self.removing(caller, new_parent, new_name, || {
-            let renamed = self.below.rename(caller, parent, name, new_parent, new_name, flags);
+            let rename = || self.below.rename(caller, parent, name, new_parent, new_name, flags);
+            let renamed = if flags.contains(RenameFlags::WHITEOUT) {
+                self.leaving_whiteout(parent, name, rename)
+            } else {
+                rename()
+            };
             self.measure(parent);
             renamed
         })

@@ -2,6 +2,7 @@
 
 use crate::support::{BLOCK, ROOT, Stack, name, on_disk};
 use poolfs_bcow::Layout;
+use poolfs_libservice::conformance::Capability;
 use poolfs_libservice::random_operations::Comparison;
 use poolfs_libservice::types::{AllocateMode, NodeId, OpenFlags};
 use std::sync::Arc;
@@ -21,6 +22,20 @@ fn after_random_operations() {
         assert_eq!(account.used(), on_disk(folder.path()), "seed {seed}, {layout:?}");
         let again = Stack::at(folder.path(), *layout, u64::MAX);
         assert_eq!(again.account.used(), account.used(), "seed {seed}, {layout:?}");
+    }
+}
+
+#[test]
+fn in_memory_after_random_operations() {
+    for seed in 0..3 {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let stack = Stack::in_memory(folder.path(), u64::MAX);
+        let lacking = [Capability::Allocation, Capability::ZeroRange];
+        Comparison::new(seed, 2000).lacking(&lacking).run(Arc::clone(&stack.top));
+        stack.top.sync().expect("written");
+        let account = Arc::clone(&stack.account);
+        drop(stack);
+        assert_eq!(Stack::in_memory(folder.path(), u64::MAX).account.used(), account.used(), "seed {seed}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::support::{BLOCK, ROOT, Stack, name, on_disk};
 use poolfs_bcow::Layout;
-use poolfs_libservice::types::{AllocateMode, Errno, FileType, NodeId, OpenFlags, XattrFlags};
+use poolfs_libservice::types::{AllocateMode, Errno, FileType, NodeId, OpenFlags, RenameFlags, XattrFlags};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -257,6 +257,29 @@ fn in_memory_names_and_attributes_take_room() {
     stack.top.unlink(ROOT, NodeId::ROOT, name("first")).expect("there");
     stack.top.forget(node, 1);
     assert_eq!(stack.account.used(), empty);
+}
+
+/// A rename can make a device that stands for the name that has gone.
+#[test]
+fn in_memory_what_a_rename_leaves_is_counted() {
+    const LIMIT: u64 = 1 << 20;
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let stack = Stack::in_memory(folder.path(), LIMIT);
+    let (node, handle) = stack.create("f0");
+    stack.top.release(handle);
+    stack.top.forget(node, 1);
+    let used = stack.account.used();
+    let rename = |from: u64| {
+        let (from, to) = (format!("f{from}"), format!("f{}", from + 1));
+        stack.top.rename(ROOT, NodeId::ROOT, name(&from), NodeId::ROOT, name(&to), RenameFlags::WHITEOUT)
+    };
+    rename(0).expect("renamed");
+    assert_eq!(Stack::in_memory(folder.path(), LIMIT).account.used(), stack.account.used(), "as it is counted anew");
+    stack.top.unlink(ROOT, NodeId::ROOT, name("f0")).expect("a whiteout");
+    assert_eq!(stack.account.used(), used);
+    let made = (1..100_000).find(|&at| rename(at).is_err_and(|error| error.errno() == Errno::ENOSPC));
+    assert!(made.is_some_and(|made| made > 10), "{made:?}");
+    assert_eq!(Stack::in_memory(folder.path(), LIMIT).account.used(), stack.account.used(), "as it is counted anew");
 }
 
 /// To find one page of a file in memory the kernel takes up to a node on each level of a tree.
