@@ -5,8 +5,8 @@
 //! descriptor was closed, its next user opens it again by its node. A call in progress keeps the descriptors it uses.
 //!
 //! To close a descriptor may take as long as its filesystem likes: a FUSE server is asked first. So each directory's callers close those of their own
-//! directory, and a thread closes those of others. While it is stuck in one directory, what it was to close of others stays open: at most as many as are
-//! open at a time.
+//! directory, and those of another directory a thread of that directory closes. What waits there while it is stuck is at most what was open of that
+//! directory.
 //!
 //! Descriptors that cannot be opened again (see `nodes`) are kept for good. Each directory has a [`Share`] of those.
 
@@ -14,7 +14,7 @@ use poolfs_libservice::{Share, Shares};
 use rustix::process::{Resource, getrlimit};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -37,12 +37,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The descriptors of all directories that share it; usually one of a process.
 pub struct Descriptors {
     reopenable_max: usize,
-    /// Slots that were opened, the oldest first, each with the number of its directory.
-    opened: Mutex<VecDeque<(u64, Weak<dyn Closable>)>>,
-    last_directory: AtomicU64,
-    /// What the thread closes; it begins with the first.
-    closing: Mutex<Option<Sender<Arc<dyn Closable>>>>,
+    /// Slots that were opened, the oldest first.
+    opened: Mutex<VecDeque<OpenedSlot>>,
     kept: Arc<Shares>,
+}
+
+struct OpenedSlot {
+    /// That of its directory.
+    closer: Arc<Closer>,
+    is_hot: Arc<AtomicBool>,
+    slot: Weak<dyn Closable>,
 }
 
 impl fmt::Debug for Descriptors {
@@ -56,8 +60,7 @@ impl Descriptors {
     #[must_use]
     pub fn new(reopenable_max: usize, kept_max: usize) -> Arc<Self> {
         let kept = Shares::new(kept_max as u64);
-        let (opened, last_directory, closing) = Default::default();
-        Arc::new(Self { reopenable_max: reopenable_max.max(1), opened, last_directory, closing, kept })
+        Arc::new(Self { reopenable_max: reopenable_max.max(1), opened: Mutex::default(), kept })
     }
 
     /// With parts of what the process may have.
@@ -69,25 +72,32 @@ impl Descriptors {
 
     /// One more directory.
     pub(crate) fn join(self: &Arc<Self>) -> OwnDescriptors {
-        let number = self.last_directory.fetch_add(1, Ordering::Relaxed);
-        OwnDescriptors { all: Arc::clone(self), number, kept: self.kept.join() }
+        OwnDescriptors { all: Arc::clone(self), closer: Arc::default(), kept: self.kept.join() }
     }
+}
 
-    /// Closes what belongs to another directory than its caller's, with nobody waiting for that.
-    fn close_elsewhere(&self, slot: Arc<dyn Closable>) {
-        let mut closing = lock(&self.closing);
-        if closing.is_none() {
-            let (sender, slots) = channel::<Arc<dyn Closable>>();
-            let begun = thread::Builder::new()
+/// What closes slots of a directory for callers of others, who do not wait for that.
+#[derive(Default)]
+struct Closer {
+    /// To its thread, which begins with the first slot, and ends with the directory.
+    slots: Mutex<Option<Sender<Arc<dyn Closable>>>>,
+}
+
+impl Closer {
+    fn close(&self, slot: Arc<dyn Closable>) {
+        let mut sender = lock(&self.slots);
+        if sender.is_none() {
+            let (begun, slots) = channel::<Arc<dyn Closable>>();
+            let thread = thread::Builder::new()
                 .name("local-close".into())
                 .spawn(move || slots.iter().for_each(|slot| slot.close()));
-            *closing = begun.is_ok().then_some(sender);
+            *sender = thread.is_ok().then_some(begun);
         }
-        match &*closing {
-            Some(closing) => drop(closing.send(slot)),
+        match &*sender {
+            Some(sender) => drop(sender.send(slot)),
             // Without a thread somebody has to.
             None => {
-                drop(closing);
+                drop(sender);
                 slot.close();
             }
         }
@@ -95,33 +105,41 @@ impl Descriptors {
 }
 
 /// The descriptors of one directory among those of all.
-#[derive(Debug)]
 pub(crate) struct OwnDescriptors {
     all: Arc<Descriptors>,
-    number: u64,
+    closer: Arc<Closer>,
     /// Its part of those that are kept.
     pub kept: Arc<Share>,
 }
 
+impl fmt::Debug for OwnDescriptors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnDescriptors").field("all", &self.all).finish_non_exhaustive()
+    }
+}
+
 impl OwnDescriptors {
-    fn close(&self, (number, slot): (u64, Arc<dyn Closable>)) {
-        if number == self.number { slot.close() } else { self.all.close_elsewhere(slot) }
+    fn close(&self, (closer, slot): (Arc<Closer>, Arc<dyn Closable>)) {
+        if Arc::ptr_eq(&closer, &self.closer) { slot.close() } else { closer.close(slot) }
     }
 
     /// Notes that a slot was opened, and closes others if there are too many.
-    fn note(&self, slot: Weak<dyn Closable>) {
+    fn note(&self, slot: Weak<dyn Closable>, is_hot: Arc<AtomicBool>) {
         let mut surplus = Vec::new();
         let mut opened = lock(&self.all.opened);
-        opened.push_back((self.number, slot));
+        opened.push_back(OpenedSlot { closer: Arc::clone(&self.closer), is_hot, slot });
         let mut passed_over = 0;
         while opened.len() > self.all.reopenable_max {
-            let Some((number, oldest)) = opened.pop_front() else { break };
-            let Some(slot) = oldest.upgrade() else { continue };
-            if passed_over < PASSED_OVER_MAX && slot.is_hot() {
+            let Some(oldest) = opened.pop_front() else { break };
+            // Nothing is held here of which this could be the last user: to let it go would close it.
+            if passed_over < PASSED_OVER_MAX
+                && oldest.slot.strong_count() > 0
+                && oldest.is_hot.swap(false, Ordering::Relaxed)
+            {
                 passed_over += 1;
-                opened.push_back((number, oldest));
+                opened.push_back(oldest);
             } else {
-                surplus.push((number, slot));
+                surplus.extend(oldest.slot.upgrade().map(|slot| (oldest.closer, slot)));
             }
         }
         drop(opened);
@@ -131,16 +149,14 @@ impl OwnDescriptors {
     /// Closes all that can be opened again.
     pub(crate) fn close_all(&self) {
         let opened = std::mem::take(&mut *lock(&self.all.opened));
-        let open = opened.into_iter().filter_map(|(number, slot)| Some((number, slot.upgrade()?)));
-        open.for_each(|slot| self.close(slot));
+        let open: Vec<_> =
+            opened.into_iter().filter_map(|opened| Some((opened.closer, opened.slot.upgrade()?))).collect();
+        open.into_iter().for_each(|slot| self.close(slot));
     }
 }
 
 /// Something that is open and can be opened again.
 trait Closable: Send + Sync {
-    /// Whether it was used since this was last asked.
-    fn is_hot(&self) -> bool;
-
     /// Closes it, as soon as nobody uses it.
     fn close(&self);
 }
@@ -149,13 +165,14 @@ trait Closable: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Slot<T> {
     open: Mutex<Option<Arc<T>>>,
-    is_hot: AtomicBool,
+    /// Whether it was used since somebody looked for what to close.
+    is_hot: Arc<AtomicBool>,
 }
 
 impl<T: Send + Sync + 'static> Slot<T> {
     /// An empty one.
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { open: Mutex::new(None), is_hot: AtomicBool::new(false) })
+        Arc::new(Self { open: Mutex::new(None), is_hot: Arc::default() })
     }
 
     /// What is open, or is opened by `open` now.
@@ -181,7 +198,7 @@ impl<T: Send + Sync + 'static> Slot<T> {
             *open = Some(Arc::clone(&opened));
         }
         let slot: Arc<dyn Closable> = self.clone();
-        descriptors.note(Arc::downgrade(&slot));
+        descriptors.note(Arc::downgrade(&slot), Arc::clone(&self.is_hot));
         opened
     }
 }
@@ -199,10 +216,6 @@ impl<T> Slot<T> {
 }
 
 impl<T: Send + Sync> Closable for Slot<T> {
-    fn is_hot(&self) -> bool {
-        self.is_hot.swap(false, Ordering::Relaxed)
-    }
-
     fn close(&self) {
         drop(self.take());
     }
@@ -300,6 +313,18 @@ mod tests {
         healthy.close_all();
         assert!(slots.iter().all(|slot| lock(&slot.open).is_none()));
         assert!(lock(&others[2].open).is_some(), "it waits behind the one that hangs");
+        // A third one's are closed all the same, though its oldest are always the other healthy one's to close.
+        let third = all.join();
+        let more: Vec<_> = (0..20).map(|_| Slot::new()).collect();
+        for (one, other) in more.iter().zip(&slots) {
+            assert!(opened(one, &third) && opened(other, &healthy));
+        }
+        let is_open = |slots: &[Arc<Slot<u32>>]| slots.iter().filter(|slot| lock(&slot.open).is_some()).count();
+        let begun = std::time::Instant::now();
+        while is_open(&more) + is_open(&slots) > 4 {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "they wait behind the one that hangs");
+            thread::yield_now();
+        }
         drop(resume);
         let begun = std::time::Instant::now();
         while others.iter().any(|slot| lock(&slot.open).is_some()) {
