@@ -41,12 +41,19 @@ impl Background {
     pub(crate) fn start_flushers(self: &Arc<Self>) -> io::Result<()> {
         let mut started = lock(&self.started);
         started.retain(|thread| !thread.is_finished());
-        self.flushers.missing(Instant::now()).into_iter().try_for_each(|id| {
+        let mut failed = Ok(());
+        for id in self.flushers.missing(Instant::now()) {
             let own = Arc::clone(self);
-            let thread = std::thread::Builder::new().name("cache-flush".into()).spawn(move || own.flush(id));
-            started.push(thread.inspect_err(|_| self.flushers.leave(id))?);
-            Ok(())
-        })
+            match std::thread::Builder::new().name("cache-flush".into()).spawn(move || own.flush(id)) {
+                Ok(thread) => started.push(thread),
+                // Nobody takes its place.
+                Err(error) => {
+                    self.flushers.leave(id);
+                    failed = Err(error);
+                }
+            }
+        }
+        failed
     }
 
     /// Waits for the end of all flushers, which have been told.
@@ -102,7 +109,7 @@ impl Background {
 
     fn due(&self) -> Vec<Arc<Node>> {
         let pool = &self.pool;
-        let is_short = pool.is_short();
+        let is_short = pool.is_short() || pool.take_want_of_room();
         let hurry = is_short || pool.budget.dirty() > pool.budget.dirty_max() / 2;
         let mut hurried = 0;
         self.lists.due(pool.config.expire, hurry, |node| {
@@ -125,7 +132,7 @@ impl Background {
         self.lists.retain_viewed(Node::was_viewed);
     }
 
-    /// By one thread at a time, for a part of each tick.
+    /// For a part of each tick.
     fn make_huge_pages(&self, viewed: &[Arc<Node>]) {
         let Some(mut due) = try_lock(&self.huge_due) else { return };
         let begun = Instant::now();

@@ -3,8 +3,8 @@
 //! ```text
 //! free = all flushers - those that one call has kept for OVERDUE or longer
 //!
-//! a layer in which as many are overdue as a pool has threads for write-back gets no further one
-//! while free is below that number, further ones are started, up to FLUSHERS_MAX in all
+//! as many as a pool has threads for write-back are in one layer at most
+//! while free is below that number, further ones are started: so each layer that does not answer costs that number, up to FLUSHERS_MAX in all
 //! while free is above it, who is free ends
 //! ```
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// From so long on a call of a flusher counts as one that is not answered.
 const OVERDUE: Duration = Duration::from_secs(1);
 /// Most flushers of a pool.
-const FLUSHERS_MAX: usize = 16;
+const FLUSHERS_MAX: usize = 128;
 
 /// A flusher's place in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,15 +93,14 @@ impl Flushers {
         is_surplus
     }
 
-    /// Works in a layer, unless that keeps too many already.
+    /// Works in a layer, unless there are enough already.
     pub fn within(&self, id: FlusherId, layer: usize, work: impl FnOnce()) {
-        let now = Instant::now();
         {
             let mut table = lock(&self.table);
-            if table.overdue(now).filter(|work| work.layer == layer).count() >= self.wanted {
+            if table.flushers.values().flatten().filter(|work| work.layer == layer).count() >= self.wanted {
                 return;
             }
-            table.flushers.insert(id, Some(Work { layer, since: now }));
+            table.flushers.insert(id, Some(Work { layer, since: Instant::now() }));
         }
         work();
         lock(&self.table).flushers.insert(id, None);
@@ -139,16 +138,27 @@ mod tests {
         let mut done = Vec::new();
         let third = flushers.missing(late);
         assert_eq!(third.len(), 2);
-        // As many as that are in the one, and not yet in the other.
-        let ago = start.checked_sub(OVERDUE).unwrap_or(start);
-        for (id, layer) in [(first[0], 7), (second[0], 7), (first[1], 8)] {
-            keep(id, layer, ago);
-        }
+        // As many as that are in the one, however short a time, and not in the other.
         [7, 8, 9].into_iter().for_each(|layer| flushers.within(third[0], layer, || done.push(layer)));
         assert_eq!(done, [8, 9]);
         assert!(!flushers.leaves_as_surplus(third[0], late));
-        flushers.within(first[0], 9, || ());
+        lock(&flushers.table).flushers.insert(first[0], None);
         assert!(flushers.leaves_as_surplus(third[0], late) && !flushers.leaves_as_surplus(third[1], late));
+    }
+
+    #[test]
+    fn many_layers_that_do_not_answer_leave_those_that_are_wanted() {
+        let (flushers, start) = (Flushers::new(2), Instant::now());
+        for layer in 0..FLUSHERS_MAX / 2 - 1 {
+            let since = start.checked_sub(OVERDUE).unwrap_or(start);
+            for id in flushers.missing(start) {
+                let mut is_in = false;
+                flushers.within(id, layer, || is_in = true);
+                assert!(is_in);
+                lock(&flushers.table).flushers.insert(id, Some(Work { layer, since }));
+            }
+        }
+        assert_eq!(flushers.missing(start).len(), 2);
     }
 
     #[test]

@@ -29,6 +29,8 @@ struct Counter {
 struct Signal {
     stop: bool,
     hurry: bool,
+    /// A writer waits for memory that dirty content of other layers takes.
+    wants_room: bool,
 }
 
 /// What every node and every thread of a pool reaches.
@@ -142,6 +144,17 @@ impl Pool {
             self.wake.notify_one();
             self.look.notify_one();
         }
+    }
+
+    /// Asks the flushers for memory that is taken by what is dirty.
+    pub(crate) fn want_room(&self) {
+        lock(&self.signal).wants_room = true;
+        self.hurry();
+    }
+
+    /// Whether somebody has asked for that since.
+    pub(crate) fn take_want_of_room(&self) -> bool {
+        std::mem::take(&mut lock(&self.signal).wants_room)
     }
 
     /// Waits as a flusher until it has something to do; false when it has to end.

@@ -11,7 +11,7 @@ use poolfs_libservice::{Result, Written, WrittenAt, fail};
 use poolfs_types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX, FILE_SIZE_MAX};
 use poolfs_types::{Caller, Errno};
 use std::ops::Range;
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 /// Most a writer above the dirty limit writes back at once: it should wait, but not for everything.
@@ -23,13 +23,13 @@ const OTHERS_MAX: usize = 16;
 /// A block of which only a part is overwritten, as it is below.
 type Edge = (u64, Box<[u8; BLOCK_SIZE]>);
 
-/// What writing back for a writer came to.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What writing back for a writer came to; the greater, the better.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Progress {
-    Made,
+    Impossible,
     /// others are writing what could be written
     Elsewhere,
-    Impossible,
+    Made,
 }
 
 /// How long a writer waits for others before it does without room in the cache: it holds no lock that they need, but no wait is
@@ -184,54 +184,70 @@ impl Node {
     }
 
     /// Writes back up to `bytes` of this file or, if it has nothing to write, of the oldest dirty one of the layer that can be
-    /// written; only if there is none, of another layer of which that helps. What is written back makes room when it is stored.
+    /// written. What is written back makes room when it is stored. What other layers have, if that `helps`, the flushers are asked to write: below may
+    /// not answer there, which is nothing for a writer of this layer to wait for.
     fn write_back_some(&self, bytes: u64, helps: impl Fn(&Core<Node>) -> bool) -> Progress {
-        if self.core.keeps_deferred && self.core.is_mostly_deferred() && self.store_some(&helps) == Progress::Made {
+        if self.core.keeps_deferred && self.core.is_mostly_deferred() && self.store_some() == Progress::Made {
             return Progress::Made;
         }
-        let mut progress = match self.write_back(bytes) {
+        let own = match self.write_back(bytes) {
             Some(Ok(written)) if written > 0 => return Progress::Made,
             Some(_) => Progress::Impossible,
             // There will be room long before all of it is below.
             None => Progress::Elsewhere,
         };
-        let lists = &self.core.lists;
-        let is_near = |node: &Node| std::ptr::eq(&*node.core, &*self.core);
-        let near = lists.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self) && is_near(node));
-        let far = lists.dirty_files(OTHERS_MAX, |node| !is_near(node) && helps(&node.core));
-        for node in near.into_iter().chain(far) {
-            match node.write_back_other(bytes) {
-                Some(Ok(written)) if written > 0 => return Progress::Made,
-                Some(_) => node.requeue_dirty(),
-                None => progress = Progress::Elsewhere,
-            }
+        let others = self.try_others(
+            |_| true,
+            |node| {
+                let written = node.write_back_other(bytes);
+                if matches!(written, Some(Ok(0) | Err(_))) {
+                    node.requeue_dirty();
+                }
+                written
+            },
+        );
+        let near = own.max(others);
+        let near = if near == Progress::Made { near } else { near.max(self.store_some()) };
+        if near == Progress::Made {
+            return near;
         }
-        match self.store_some(&helps) {
-            Progress::Impossible => progress,
-            stored => stored,
+        let is_far = |node: &Node| !self.is_near(node) && helps(&node.core);
+        if self.core.lists.dirty_files(1, is_far).is_empty() {
+            return near;
         }
+        self.core.pool.want_room();
+        Progress::Elsewhere
     }
 
-    /// Has stored below what is deferred of this file, or of one that [`Node::write_back_some`] would write back.
-    fn store_some(&self, helps: &impl Fn(&Core<Node>) -> bool) -> Progress {
-        let mut progress = Progress::Impossible;
-        match self.store_or_wait() {
+    /// Has stored below what is deferred of this file, or of another one of the layer.
+    fn store_some(&self) -> Progress {
+        let own = match self.store_or_wait() {
             Some(Ok(stored)) if stored > 0 => return Progress::Made,
-            Some(_) => {}
-            None => progress = Progress::Elsewhere,
-        }
-        let lists = &self.core.lists;
-        let has_deferred = |node: &Node| {
-            // Does not wait: the caller holds the list.
-            node.core.keeps_deferred && try_read(&node.state).is_none_or(|state| state.has_deferred())
+            Some(_) => Progress::Impossible,
+            None => Progress::Elsewhere,
         };
-        let is_near = |node: &Node| std::ptr::eq(&*node.core, &*self.core);
-        let near =
-            lists.dirty_files(OTHERS_MAX, |node| !std::ptr::eq(node, self) && is_near(node) && has_deferred(node));
-        let far = lists.dirty_files(OTHERS_MAX, |node| !is_near(node) && has_deferred(node) && helps(&node.core));
-        for node in near.into_iter().chain(far) {
-            match node.store_other() {
-                Some(Ok(stored)) if stored > 0 => return Progress::Made,
+        // Does not wait: the list is locked.
+        let has_deferred =
+            |node: &Node| node.core.keeps_deferred && try_read(&node.state).is_none_or(|state| state.has_deferred());
+        own.max(self.try_others(has_deferred, |node| node.store_other()))
+    }
+
+    /// Whether it is a file of the same layer.
+    fn is_near(&self, node: &Node) -> bool {
+        std::ptr::eq(&*node.core, &*self.core)
+    }
+
+    /// Calls `attempt` with dirty files of the layer that `pick` takes, the oldest first, until one says that there was something to do.
+    fn try_others(
+        &self,
+        pick: impl Fn(&Node) -> bool,
+        attempt: impl Fn(&Arc<Node>) -> Option<Result<u64>>,
+    ) -> Progress {
+        let is_other = |node: &Node| !std::ptr::eq(node, self) && self.is_near(node) && pick(node);
+        let mut progress = Progress::Impossible;
+        for node in self.core.lists.dirty_files(OTHERS_MAX, is_other) {
+            match attempt(&node) {
+                Some(Ok(done)) if done > 0 => return Progress::Made,
                 Some(_) => {}
                 None => progress = Progress::Elsewhere,
             }
@@ -425,28 +441,89 @@ mod tests {
     use crate::cache::Cache;
     use crate::cache_pool::CachePool;
     use crate::config::CacheConfig;
-    use poolfs_libservice::{Libservice, Memory};
-    use poolfs_types::{Caller, Name, NodeId, OpenFlags};
+    use poolfs_libservice::{Filter, Libservice, Memory, Result, Written};
+    use poolfs_types::{Caller, HandleId, Name, NodeId, OpenFlags};
+    use std::sync::mpsc::channel;
+    use std::sync::{Arc, RwLock};
     use std::time::Duration;
 
     const ROOT: Caller = Caller::ROOT;
 
-    /// Who holds blocks makes room for what that takes as a writer does.
+    /// Whose writes are answered only while nobody has the lock.
+    struct Stopped(Arc<Memory>, RwLock<()>);
+
+    impl Filter for Stopped {
+        fn below(&self) -> &dyn Libservice {
+            &*self.0
+        }
+
+        fn write(&self, caller: &Caller, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
+            let _resumed = self.1.read();
+            self.0.write(caller, handle, offset, data)
+        }
+
+        fn write_pieces(&self, caller: &Caller, handle: HandleId, pieces: &[(u64, &[u8])]) -> Result<()> {
+            let _resumed = self.1.read();
+            self.0.write_pieces(caller, handle, pieces)
+        }
+    }
+
+    /// A pool whose threads do nothing by themselves.
+    fn pool() -> Arc<CachePool> {
+        let hour = Duration::from_secs(3600);
+        CachePool::new(CacheConfig { tick: hour, expire: hour, ..CacheConfig::with_limit(1 << 20) }).unwrap()
+    }
+
+    fn create(cache: &Cache, name: &str) -> HandleId {
+        let name = Name::new(name.as_bytes()).unwrap();
+        cache.create(&ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).unwrap().1
+    }
+
+    fn hold_and_write(cache: &Cache, handle: HandleId) -> Result<Written> {
+        cache.hold(&ROOT, handle, 0..BLOCK, true)?;
+        let written = cache.write(&ROOT, handle, 0, &[8; BLOCK as usize]);
+        cache.hold(&ROOT, handle, 0..BLOCK, false)?;
+        written
+    }
+
+    /// Who holds blocks makes room for what that takes as a writer does: also where another layer of the pool has it.
     #[test]
     fn blocks_are_held_though_all_memory_is_dirty_or_set_aside() {
-        let hour = Duration::from_secs(3600);
-        let pool =
-            CachePool::new(CacheConfig { tick: hour, expire: hour, ..CacheConfig::with_limit(1 << 20) }).unwrap();
+        for is_near in [true, false] {
+            let pool = pool();
+            let cache = Cache::new(&pool, Memory::new());
+            let other = if is_near { Arc::clone(&cache) } else { Cache::new(&pool, Memory::new()) };
+            let (dirty, held) = (create(&other, "dirty"), create(&cache, "held"));
+            other.write(&ROOT, dirty, 0, &[7; 256 << 10]).unwrap();
+            let budget = &pool.pool.budget;
+            let _others = budget.reserve(budget.allowed() - budget.used()).expect("the rest");
+            assert!(hold_and_write(&cache, held).is_ok_and(|written| written.count as u64 == BLOCK), "{is_near}");
+        }
+    }
+
+    #[test]
+    fn no_writer_waits_for_good_for_a_layer_that_does_not_answer() {
+        let pool = pool();
+        let stopped = Arc::new(Stopped(Memory::new(), RwLock::default()));
+        let hanging = Cache::new(&pool, Arc::clone(&stopped) as Arc<dyn Libservice>);
         let cache = Cache::new(&pool, Memory::new());
-        let create = |name: &[u8]| {
-            cache.create(&ROOT, NodeId::ROOT, Name::new(name).unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap().1
-        };
-        let (dirty, held) = (create(b"dirty"), create(b"held"));
-        cache.write(&ROOT, dirty, 0, &[7; 256 << 10]).unwrap();
+        // More than there are flushers.
+        let files = ["a", "b", "c", "d", "e"].map(|name| create(&hanging, name));
+        for file in files {
+            hanging.write(&ROOT, file, 0, &[7; 32 << 10]).unwrap();
+        }
+        let held = create(&cache, "held");
         let budget = &pool.pool.budget;
-        let _others = budget.reserve(budget.allowed() - budget.used()).expect("the rest");
-        cache.hold(&ROOT, held, 0..BLOCK, true).expect("room is made");
-        cache.write(&ROOT, held, 0, &[8; BLOCK as usize]).expect("room is made");
-        cache.hold(&ROOT, held, 0..BLOCK, false).unwrap();
+        let others = budget.reserve(budget.allowed() - budget.used()).expect("the rest");
+        let (done, answer) = channel();
+        std::thread::scope(|scope| {
+            let stop = stopped.1.write();
+            scope.spawn(|| done.send(hold_and_write(&cache, held)));
+            let answered = answer.recv_timeout(Duration::from_secs(60));
+            drop(stop);
+            assert!(answered.expect("it does not hang").is_err());
+        });
+        assert!(hold_and_write(&cache, held).is_ok(), "it is answered again");
+        drop(others);
     }
 }
