@@ -32,9 +32,12 @@ use hashbrown::HashSet;
 use poolfs_libservice::{Branch, Error, Held, Opened, Result};
 use poolfs_types::{AllocateMode, Caller, Errno, FileSystemStatistics, Name, NodeId, OpenFlags};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 const ROOT: &Caller = &Caller::ROOT;
 
+/// After there was no memory for a journal, none is begun for so long.
+const PAUSE: Duration = Duration::from_secs(5);
 /// Bounds of [`Journal::left_bytes_max`].
 const LEFT_BYTES_MIN: u64 = 4 << 20;
 const LEFT_BYTES_MAX: u64 = 192 << 20;
@@ -75,9 +78,16 @@ struct Generations {
     made: u64,
     /// The current one has begun because the last was full, which nobody has been told of.
     has_begun: bool,
+    /// When there was no memory to hold a further one back.
+    refused: Option<Instant>,
 }
 
 impl Generations {
+    /// Whether there was none a moment ago: whoever asks again waits for it in vain.
+    fn is_refused(&self) -> bool {
+        self.refused.is_some_and(|refused| refused.elapsed() < PAUSE)
+    }
+
     /// Bytes of the generation that is appended to, if none can begin after it.
     fn filled(&self) -> u64 {
         match (&self.last, &self.current) {
@@ -177,8 +187,11 @@ impl Journal {
     }
 
     fn put(&self, generations: &mut Generations, node: NodeId, records: &[u8]) -> Result<()> {
+        let is_told = generations.is_refused();
         let Err(error) = self.append(generations, node, records) else { return Ok(()) };
-        tracing::warn!(%error, "what is written now does not outlive the service: it could not be recorded");
+        if !is_told {
+            tracing::warn!(%error, "what is written now does not outlive the service: it could not be recorded");
+        }
         let Generations { current, last, .. } = generations;
         for generation in [current, last] {
             if let Some(void) = generation {
@@ -198,6 +211,9 @@ impl Journal {
             generations.has_begun = true;
         }
         if generations.current.is_none() {
+            if generations.is_refused() {
+                return Err(Error::new(Errno::ENOSPC, "there was no memory for a journal a moment ago"));
+            }
             // A file that was found may have any number.
             let number = generations.made.checked_add(1).ok_or_else(|| Error::from(Errno::EOVERFLOW))?;
             generations.made = number;
@@ -205,7 +221,11 @@ impl Journal {
             let end = RECORD_BYTES as u64;
             // Whoever appends when it is full ends the one before; until then others append some more.
             self.reserve(&file);
-            self.upper.hold(ROOT, file.id(), 0..self.bytes_max * 2, true)?;
+            if let Err(error) = self.upper.hold(ROOT, file.id(), 0..self.bytes_max * 2, true) {
+                remove(&self.upper, self.top.node(), number)?;
+                generations.refused = Some(Instant::now());
+                return Err(error);
+            }
             generations.current = Some(Generation { number, file, end, nodes: HashSet::new() });
             let current = generations.current.as_ref().map(|current| &current.file);
             current.map_or(Ok(()), |file| file.write_full(0, &header(number)))?;

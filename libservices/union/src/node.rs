@@ -12,8 +12,9 @@ use poolfs_types::{FileType, NodeId, OpenFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
-/// Most names a file remembers; others are found again through the index.
-const NAMES_MAX: usize = 64;
+/// How many bytes the names take that a file remembers, if it is more than one name: a part of what a node is charged for. Others are found again through
+/// the index.
+const NAMES_BYTES_MAX: usize = 1024;
 
 /// Where a regular file's bytes are, once it has an upper file.
 pub(crate) enum Content {
@@ -29,6 +30,16 @@ pub(crate) enum Content {
 pub(crate) struct NameOf {
     pub parent: Arc<Node>,
     pub name: Box<[u8]>,
+}
+
+impl NameOf {
+    /// What the allocator adds to a name.
+    const ALLOCATION_BYTES: usize = 16;
+
+    /// What it takes of memory.
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.name.len() + Self::ALLOCATION_BYTES
+    }
 }
 
 /// What can change about a node.
@@ -344,16 +355,24 @@ impl Nodes {
             if known(&state) {
                 return;
             }
-            let full = node.is_directory() || state.names.len() >= NAMES_MAX || self.pinned.are_many();
-            let replaced = if full && !state.names.is_empty() { Some(state.names.remove(0)) } else { None };
-            state.names.push(NameOf { parent: parent.clone(), name: name.into() });
+            let new = NameOf { parent: parent.clone(), name: name.into() };
+            let is_one_enough = node.is_directory() || self.pinned.are_many();
+            let mut room = if is_one_enough { 0 } else { NAMES_BYTES_MAX.saturating_sub(new.bytes()) };
+            let fit = |known: &&NameOf| {
+                let left = room.checked_sub(known.bytes());
+                room = left.unwrap_or_default();
+                left.is_some()
+            };
+            // The latest stay.
+            let stay = state.names.iter().rev().take_while(fit).count();
+            let surplus = state.names.len() - stay;
+            let replaced: Vec<NameOf> = state.names.drain(..surplus).collect();
+            state.names.push(new);
             state.removed = false;
             replaced
         };
         self.pin(parent);
-        if let Some(replaced) = replaced {
-            self.unpin(&replaced.parent);
-        }
+        replaced.iter().for_each(|replaced| self.unpin(&replaced.parent));
     }
 
     /// Forgets a name of `node`.
@@ -452,5 +471,42 @@ impl Table {
             self.forgotten.put(slot.node.inode, unseen);
         }
         Some(slot.node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Union, UnionConfig};
+    use poolfs_libservice::{Libservice, Memory};
+    use poolfs_types::{Caller, Name};
+
+    const ROOT: Caller = Caller::ROOT;
+
+    /// A node is charged for a fixed number of bytes, and whoever looks a file up by all its names has the union remember them.
+    #[test]
+    fn the_names_of_a_file_take_no_more_than_they_may() {
+        let union = Union::open(UnionConfig::new(Memory::new(), Vec::new())).expect("a union");
+        let create =
+            union.create(&ROOT, NodeId::ROOT, Name::new(b"first").expect("short"), 0o644, OpenFlags::READ_WRITE);
+        let (entry, handle) = create.expect("created");
+        union.release(handle);
+        for length in [10, 250] {
+            for number in 0..100 {
+                let name = format!("{number:0>length$}");
+                let name = Name::new(name.as_bytes()).expect("short");
+                union.link(&ROOT, entry.node, NodeId::ROOT, name).expect("linked");
+                union.lookup(&ROOT, NodeId::ROOT, name).expect("there");
+                let node = union.nodes.get(entry.node).expect("held");
+                let state = node.read();
+                let bytes: usize = state.names.iter().map(NameOf::bytes).sum();
+                let latest = state.names.last().expect("a name");
+                assert!(
+                    bytes <= NAMES_BYTES_MAX && *latest.name == *name.as_bytes(),
+                    "{bytes} after {number} of {length}"
+                );
+                assert!(state.names.len() >= 3 || number < 3);
+            }
+        }
     }
 }

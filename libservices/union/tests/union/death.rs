@@ -8,7 +8,7 @@ use poolfs_libservice::types::{AllocateMode, Errno, NodeId, OpenFlags, RenameFla
 use poolfs_libservice::{Libservice, Memory, Recorder, fail};
 use poolfs_union::check::Check;
 use poolfs_union::{Lower, Union, UnionConfig};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -370,6 +370,34 @@ fn a_journal_that_cannot_be_written_is_void() {
     // What no record tells of is lost, and nothing that is older comes back.
     let old: Vec<u8> = content.iter().enumerate().map(|(at, _)| (at / BLOCK) as u8 + 1).collect();
     assert!(shown == content || shown == old, "{:?}", &shown[90..120]);
+}
+
+/// A name of a journal that is in no use would be found by whoever uses the branch next.
+#[test]
+fn a_journal_for_which_there_is_no_memory_leaves_no_name() {
+    let (lower, mut content) = lower();
+    let mortal = Mortal::new(vec![lower], AMPLE);
+    let union = mortal.open();
+    let attempts = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&attempts);
+    mortal.upper.hook(move |call| match call {
+        Call::Hold => {
+            counted.fetch_add(1, Ordering::SeqCst);
+            fail(Errno::ENOSPC)
+        }
+        _ => Ok(()),
+    });
+    for at in [100, 2 * BLOCK, 4 * BLOCK] {
+        write_at(&*union, "f", at as u64, b"written");
+        content[at..at + 7].copy_from_slice(b"written");
+    }
+    assert!(mortal.journals().is_empty(), "{:?}", mortal.journals());
+    assert!(attempts.load(Ordering::SeqCst) > 0, "the test shows nothing");
+    assert!(get(&*union, "f").unwrap() == content);
+    mortal.upper.unhook();
+    close(union);
+    assert!(mortal.journals().is_empty(), "{:?}", mortal.journals());
+    assert!(get(&*mortal.open(), "f").unwrap() == content);
 }
 
 /// Power is cut while a journal is made good, as often as that changes anything.

@@ -24,6 +24,7 @@ pub enum Call {
     WriteContent,
     Write,
     Allocate,
+    Hold,
     SyncFile,
     SyncDirectory,
     SyncAll,
@@ -34,8 +35,8 @@ pub enum Call {
 impl Call {
     /// Whether the call changes what is on disk.
     pub fn changes(self) -> bool {
-        use Call::{Getxattr, Listxattr, Look, Read, SyncAll, SyncDirectory, SyncFile, WriteContent};
-        !matches!(self, Look | Getxattr | Listxattr | Read | SyncFile | SyncDirectory | SyncAll | WriteContent)
+        use Call::{Getxattr, Hold, Listxattr, Look, Read, SyncAll, SyncDirectory, SyncFile, WriteContent};
+        !matches!(self, Look | Getxattr | Listxattr | Read | Hold | SyncFile | SyncDirectory | SyncAll | WriteContent)
     }
 }
 
@@ -109,6 +110,7 @@ impl Filter for Hooked {
             Op::ReadInto | Op::Seek | Op::Readdir => Call::Read,
             Op::Write => Call::Write,
             Op::Fallocate => Call::Allocate,
+            Op::Hold => Call::Hold,
             Op::Getxattr => Call::Getxattr,
             Op::Setxattr => Call::Setxattr,
             Op::Listxattr => Call::Listxattr,

@@ -38,7 +38,7 @@ fn make_files(union: &Union, files: usize, names: usize) -> Vec<NodeId> {
 #[test]
 fn directories_of_the_names_of_files_are_counted_after_they_are_forgotten() {
     const FILES: usize = 20;
-    const NAMES: usize = 30;
+    const NAMES: usize = 20;
     let (union, count) = counted();
     let held = make_files(&union, FILES, NAMES);
     let counted = count.count() as usize;
@@ -57,7 +57,7 @@ fn directories_of_the_names_of_files_are_counted_after_they_are_forgotten() {
 /// Files have names that the union does not remember any more when it has too many directories for them: they are found again.
 #[test]
 fn names_that_are_not_remembered_are_names_all_the_same() {
-    const FILES: usize = 300;
+    const FILES: usize = 400;
     const NAMES: usize = 40;
     const MANY: usize = 8192;
     let (union, count) = counted();
