@@ -178,3 +178,26 @@ tar.addfile(member, Zeros())";
         let _ = shell(&format!("umount {}", state.display())).expect("umount");
     });
 }
+
+#[test]
+fn a_bomb_of_names_leaves_room_on_the_disk() {
+    isolated("a_bomb_of_names_leaves_room_on_the_disk", |folder| {
+        let (state, at) = (folder.join("state"), folder.display());
+        fs::create_dir(&state).expect("a folder");
+        // Blocks for fewer directories than it has inodes.
+        let make = "truncate -s 64M disk; mkfs.ext4 -q -F -m 0 -b 4096 -N 40000 disk; mount -o loop disk state";
+        let _ = shell(&format!("cd {at}; {make}")).expect("a disk");
+        let pool = Pool::create(folder, "64M");
+        for (kind, wanting) in [("DIRTYPE", "bytes"), ("FIFOTYPE", "inodes")] {
+            let script = format!("for n in range(45000): add('d%d/e%d' % (n // 10000, n), tarfile.{kind})");
+            let bomb = archive(folder, kind, &script);
+            let refused = pool.poolfs(&["image", "import", "bomb", &format!("tar:{bomb}")]);
+            let told = format!("{wanting} are left");
+            assert!(refused.code != 0 && refused.err.contains(&told), "{kind}: {refused:?}");
+            assert!(refused.err.contains("make room"), "{kind}: {refused:?}");
+            assert!(left_in(folder).is_empty(), "{kind}: {:?}", left_in(folder));
+        }
+        drop(pool);
+        let _ = shell(&format!("umount {}", state.display())).expect("umount");
+    });
+}

@@ -33,17 +33,7 @@ pub(crate) fn copy_tree(
     let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty()).map_err(|e| ImageError::io("open", path, e));
     let (source, target) = (open(from)?, open(to)?);
     let status = rustix::fs::fstat(&source).map_err(|errno| ImageError::io("look at", from, errno))?;
-    let mut copier = Copier {
-        limits,
-        progress,
-        device: status.st_dev,
-        linked: HashMap::new(),
-        target_root: to.to_path_buf(),
-        hasher: Sha256::new(),
-        done: Unpacked::default(),
-        buffer: vec![0; COPY_BYTES],
-        room: Room::of(to),
-    };
+    let mut copier = Copier::new(to, status.st_dev, limits, progress);
     copier.progress.begin(&from.display().to_string(), 0);
     copier.directory(&source, &target, Path::new(""), &status, 0)?;
     copier.progress.end();
@@ -64,7 +54,21 @@ struct Copier<'a> {
     room: Room,
 }
 
-impl Copier<'_> {
+impl<'a> Copier<'a> {
+    fn new(to: &Path, device: u64, limits: &'a Limits, progress: &'a mut dyn Progress) -> Copier<'a> {
+        Copier {
+            limits,
+            progress,
+            device,
+            linked: HashMap::new(),
+            target_root: to.to_path_buf(),
+            hasher: Sha256::new(),
+            done: Unpacked::default(),
+            buffer: vec![0; COPY_BYTES],
+            room: Room::of(to),
+        }
+    }
+
     fn directory(&mut self, from: &OwnedFd, to: &OwnedFd, path: &Path, status: &Stat, depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
             return Err(ImageError::TooLarge { what: "the depth of a directory tree", limit: DEPTH_MAX as u64 });
@@ -84,6 +88,7 @@ impl Copier<'_> {
             self.child(from.as_fd(), to.as_fd(), &name, &child, depth)?;
         }
         let attributes = self.attributes(from.as_fd(), path)?;
+        self.room.take_attributes(&attributes)?;
         tree::set_open_file(to.as_fd(), owner(status), &attributes)
             .and_then(|()| tree::set_times(to.as_fd(), b"", time(status)))
             .map_err(fail("set attributes of"))
@@ -120,12 +125,14 @@ impl Copier<'_> {
             let identity = (status.st_dev, status.st_ino);
             if let Some(first) = self.linked.get(&identity) {
                 let first = self.target_root.join(first);
+                self.room.take_name()?;
                 rustix::fs::linkat(rustix::fs::CWD, &first, to, name, AtFlags::empty()).map_err(fail("link"))?;
                 self.note(path, &status, b"link");
                 return Ok(());
             }
             self.linked.insert(identity, path.to_path_buf());
         }
+        self.room.take_object()?;
         match kind {
             FileType::Directory => {
                 let open = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -189,6 +196,7 @@ impl Copier<'_> {
             }
         }
         let attributes = self.attributes(source.as_fd(), path)?;
+        self.room.take_attributes(&attributes)?;
         tree::set_open_file(target.as_fd(), owner(status), &attributes)
             .and_then(|()| tree::set_times(target.as_fd(), b"", time(status)))
             .map_err(fail("set attributes of"))
@@ -240,4 +248,33 @@ fn owner(status: &Stat) -> Ownership {
 
 fn time(status: &Stat) -> Time {
     Time { seconds: status.st_mtime, nanoseconds: u32::try_from(status.st_mtime_nsec).unwrap_or(0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{BLOCK_BYTES, NAME_BYTES};
+
+    #[test]
+    fn whatever_is_made_takes_room() {
+        const GRANTED: (u64, u64) = (1 << 30, 1000);
+        let (from, to) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let at = |name: &str| from.path().join(name);
+        std::fs::create_dir(at("d")).expect("made");
+        std::fs::write(at("d/f"), b"content").expect("written");
+        std::fs::hard_link(at("d/f"), at("d/g")).expect("linked");
+        std::os::unix::fs::symlink("f", at("d/s")).expect("linked");
+        rustix::fs::setxattr(at("d"), "user.x", &[7; 100], rustix::fs::XattrFlags::empty()).expect("set");
+        let open = |path: &Path| OwnedFd::from(File::open(path).expect("opened"));
+        let (source, target) = (open(from.path()), open(to.path()));
+        let status = rustix::fs::fstat(&source).expect("there");
+        let (limits, mut progress) = (Limits::default(), crate::Silent);
+        let mut copier = Copier::new(to.path(), status.st_dev, &limits, &mut progress);
+        copier.room = Room::with(GRANTED.0, GRANTED.1);
+        copier.directory(&source, &target, Path::new(""), &status, 0).expect("copied");
+        let left = copier.room.granted();
+        // The directory with its attributes, the file with its content and its second name, the link.
+        let bytes = 3 * (BLOCK_BYTES + NAME_BYTES) + BLOCK_BYTES + 7 + NAME_BYTES;
+        assert_eq!((GRANTED.0 - left.0, GRANTED.1 - left.1), (bytes, 3));
+    }
 }

@@ -91,16 +91,18 @@ pub enum ImageError {
     Interrupted,
     /// The disk would be filled.
     #[error(
-        "only {left_bytes} bytes are left on the disk of {}: an import leaves {kept_bytes} bytes to others",
+        "only {left} {what} are left on the disk of {}: an import leaves {kept} {what} to others",
         path.display()
     )]
     NoRoom {
         /// The directory of layers.
         path: PathBuf,
-        /// What is left.
-        left_bytes: u64,
-        /// What an import never takes.
-        kept_bytes: u64,
+        /// What would be used up: bytes or inodes.
+        what: &'static str,
+        /// How many are left.
+        left: u64,
+        /// How many an import never takes.
+        kept: u64,
     },
     /// An image larger than the bounds allow.
     #[error("{what} is over the limit of {limit}")]

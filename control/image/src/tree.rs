@@ -4,6 +4,7 @@
 //! leads to another place of the same tree at most. Only the last component is ever created, and never followed.
 
 use crate::archive::Time;
+use crate::limits::Room;
 use crate::{ImageError, Result};
 use poolfs_host::remove_tree;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -76,6 +77,7 @@ pub(crate) struct TreeWriter {
     root: OwnedFd,
     /// The directory used last: archives list the members of a directory one after the other.
     last: Option<(TreePath, OwnedFd)>,
+    room: Room,
 }
 
 impl TreeWriter {
@@ -83,7 +85,18 @@ impl TreeWriter {
     pub(crate) fn open(path: &Path) -> Result<TreeWriter> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| ImageError::io("open", path, e))?;
-        Ok(TreeWriter { path: path.to_path_buf(), root, last: None })
+        Ok(TreeWriter { path: path.to_path_buf(), root, last: None, room: Room::of(path) })
+    }
+
+    /// The same tree with this room.
+    #[cfg(test)]
+    pub(crate) fn with_room(self, room: Room) -> TreeWriter {
+        TreeWriter { room, ..self }
+    }
+
+    /// The room that everything written into the tree is taken from.
+    pub(crate) fn room(&mut self) -> &mut Room {
+        &mut self.room
     }
 
     pub(crate) fn root(&self) -> BorrowedFd<'_> {
@@ -112,7 +125,7 @@ impl TreeWriter {
         Ok(self.last.as_ref().map_or(self.root.as_fd(), |(_, directory)| directory.as_fd()))
     }
 
-    fn make_directories(&self, path: &TreePath) -> Result<OwnedFd> {
+    fn make_directories(&mut self, path: &TreePath) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let mut above = self.root.try_clone().map_err(|source| ImageError::io("open", &self.path, source))?;
         let mut is_new = false;
@@ -126,6 +139,7 @@ impl TreeWriter {
                     let opened = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                     // What was just made has no links, and nothing in it: there it goes on without the way from the root.
                     is_new = true;
+                    self.room.take_object()?;
                     rustix::fs::mkdirat(&above, name, Mode::from_raw_mode(0o755))
                         .and_then(|()| rustix::fs::openat(&above, name, opened, Mode::empty()))
                         .map_err(|errno| self.refused("make", &part, errno))?

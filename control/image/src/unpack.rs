@@ -4,7 +4,6 @@
 //! directory opaque. In a lower branch those are a character device 0/0 and the attribute `trusted.overlay.opaque`.
 
 use crate::archive::{ArchiveReader, Member, MemberKind, Time};
-use crate::limits::Room;
 use crate::tree::{self, Ownership, TreePath, TreeWriter};
 use crate::{ImageError, Limits, Result};
 use rustix::fd::AsFd;
@@ -41,22 +40,9 @@ pub(crate) enum Purpose {
 
 /// Unpack everything `reader` yields below `root`; gives the reader back for what follows the archive.
 pub(crate) fn unpack<R: Read>(reader: R, root: &Path, purpose: Purpose, limits: &Limits) -> Result<(Unpacked, R)> {
-    let mut archive = ArchiveReader::new(reader, limits);
-    let mut unpacker = Unpacker {
-        tree: TreeWriter::open(root)?,
-        purpose,
-        directory_times: Vec::new(),
-        waiting_bytes: 0,
-        buffer: vec![0; COPY_BYTES],
-        done: Unpacked::default(),
-        bytes_max: limits.layer_bytes,
-        room: Room::of(root),
-    };
-    while let Some(member) = archive.next_member()? {
-        unpacker.member(&member, &mut archive)?;
-    }
-    unpacker.finish()?;
-    Ok((unpacker.done, archive.into_inner()))
+    let mut unpacker = Unpacker::new(TreeWriter::open(root)?, purpose, limits);
+    let reader = unpacker.everything(reader, limits)?;
+    Ok((unpacker.done, reader))
 }
 
 struct Unpacker {
@@ -68,10 +54,30 @@ struct Unpacker {
     buffer: Vec<u8>,
     done: Unpacked,
     bytes_max: u64,
-    room: Room,
 }
 
 impl Unpacker {
+    fn new(tree: TreeWriter, purpose: Purpose, limits: &Limits) -> Unpacker {
+        Unpacker {
+            tree,
+            purpose,
+            directory_times: Vec::new(),
+            waiting_bytes: 0,
+            buffer: vec![0; COPY_BYTES],
+            done: Unpacked::default(),
+            bytes_max: limits.layer_bytes,
+        }
+    }
+
+    fn everything<R: Read>(&mut self, reader: R, limits: &Limits) -> Result<R> {
+        let mut archive = ArchiveReader::new(reader, limits);
+        while let Some(member) = archive.next_member()? {
+            self.member(&member, &mut archive)?;
+        }
+        self.finish()?;
+        Ok(archive.into_inner())
+    }
+
     fn member(&mut self, member: &Member, content: &mut impl Read) -> Result<()> {
         let path = TreePath::parse(&member.path)?;
         self.done.members += 1;
@@ -111,6 +117,7 @@ impl Unpacker {
             Some((FileType::Directory, _)) => self.opaque(&path),
             Some(_) => Ok(()),
             None => {
+                self.tree.room().take_object()?;
                 let directory = self.tree.directory(parent)?;
                 rustix::fs::mknodat(directory, name, FileType::CharacterDevice, Mode::empty(), makedev(0, 0))
                     .map_err(|errno| self.tree.refused("make a whiteout in", parent, errno))
@@ -119,6 +126,7 @@ impl Unpacker {
     }
 
     fn opaque(&mut self, path: &TreePath) -> Result<()> {
+        self.tree.room().take_attributes(&[(OPAQUE_ATTRIBUTE.to_owned(), b"y".to_vec())])?;
         let directory = self.tree.directory(path)?;
         rustix::fs::fsetxattr(directory, OPAQUE_ATTRIBUTE, b"y", XattrFlags::empty())
             .map_err(|errno| self.tree.refused("mark opaque", path, errno))
@@ -147,6 +155,7 @@ impl Unpacker {
         match member.kind {
             MemberKind::Directory => {
                 if !keeps_directory {
+                    self.tree.room().take_object()?;
                     let directory = self.tree.directory(parent)?;
                     rustix::fs::mkdirat(directory, name, Mode::RWXU)
                         .map_err(|errno| self.tree.refused("make", path, errno))?;
@@ -174,6 +183,9 @@ impl Unpacker {
         if self.done.bytes > self.bytes_max {
             return Err(ImageError::TooLarge { what: "the content of a layer", limit: self.bytes_max });
         }
+        let attributes = kept_attributes(member);
+        self.tree.room().take_object()?;
+        self.tree.room().take_attributes(&attributes)?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = self.tree.directory(parent)?;
         let file = rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)
@@ -184,10 +196,10 @@ impl Unpacker {
             if count == 0 {
                 break;
             }
-            self.room.take(count as u64)?;
+            self.tree.room().take(count as u64)?;
             file.write_all(&self.buffer[..count]).map_err(|source| named(member, &source))?;
         }
-        tree::set_open_file(file.as_fd(), owner(member), &kept_attributes(member))
+        tree::set_open_file(file.as_fd(), owner(member), &attributes)
             .and_then(|()| tree::set_times(file.as_fd(), b"", member.modified))
             .map_err(|errno| self.tree.refused("set attributes of", path, errno))
     }
@@ -200,6 +212,7 @@ impl Unpacker {
         if matches!(self.tree.existing(&target_parent, target_name)?, Some((FileType::CharacterDevice, 0))) {
             return Err(refuse("it is a hard link to a whiteout".to_owned()));
         }
+        self.tree.room().take_name()?;
         let from = self
             .tree
             .open_in(&target_parent, OFlags::PATH | OFlags::DIRECTORY)
@@ -215,6 +228,9 @@ impl Unpacker {
     }
 
     fn special(&mut self, member: &Member, path: &TreePath, parent: &TreePath, name: &[u8]) -> Result<()> {
+        let attributes = kept_attributes(member);
+        self.tree.room().take_object()?;
+        self.tree.room().take_attributes(&attributes)?;
         let directory = self.tree.directory(parent)?;
         let mode = Mode::from_raw_mode(member.mode & 0o777);
         let made = match member.kind {
@@ -228,14 +244,16 @@ impl Unpacker {
             _ => rustix::fs::mknodat(directory, name, FileType::Fifo, mode, 0),
         };
         let is_link = member.kind == MemberKind::Symlink;
-        made.and_then(|()| tree::set_named(directory, name, owner(member), is_link, &kept_attributes(member)))
+        made.and_then(|()| tree::set_named(directory, name, owner(member), is_link, &attributes))
             .and_then(|()| tree::set_times(directory, name, member.modified))
             .map_err(|errno| self.tree.refused("make", path, errno))
     }
 
     fn directory_attributes(&mut self, path: &TreePath, member: &Member) -> Result<()> {
+        let attributes = kept_attributes(member);
+        self.tree.room().take_attributes(&attributes)?;
         let directory = self.tree.directory(path)?;
-        tree::set_open_file(directory, owner(member), &kept_attributes(member))
+        tree::set_open_file(directory, owner(member), &attributes)
             .map_err(|errno| self.tree.refused("set attributes of", path, errno))?;
         self.waiting_bytes += path.as_bytes().len();
         if self.waiting_bytes > WAITING_BYTES_MAX {
@@ -280,4 +298,86 @@ fn kept_attributes(member: &Member) -> Vec<(String, Vec<u8>)> {
 pub(crate) fn is_kept_attribute(name: &str) -> bool {
     matches!(name, "security.capability" | "system.posix_acl_access" | "system.posix_acl_default")
         || (name.starts_with("user.") && !name.starts_with("user.overlay.") && !name.starts_with("user.poolfs."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{BLOCK_BYTES, NAME_BYTES, Room};
+    use tar::{Builder, EntryType, Header};
+
+    const GRANTED: (u64, u64) = (1 << 30, 1000);
+
+    fn add(builder: &mut Builder<Vec<u8>>, kind: EntryType, path: &str, content: &[u8]) {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(0o755);
+        header.set_size(content.len() as u64);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        match kind {
+            EntryType::Symlink | EntryType::Link => builder.append_link(&mut header, path, "f"),
+            _ => builder.append_data(&mut header, path, content),
+        }
+        .expect("in memory");
+    }
+
+    /// Bytes and objects that unpacking takes of so much room.
+    fn taken(granted: (u64, u64), build: impl FnOnce(&mut Builder<Vec<u8>>)) -> Result<(u64, u64)> {
+        let place = tempfile::tempdir().expect("a directory");
+        let mut builder = Builder::new(Vec::new());
+        build(&mut builder);
+        let archive = builder.into_inner().expect("in memory");
+        let limits = Limits::default();
+        let tree = TreeWriter::open(place.path())?.with_room(Room::with(granted.0, granted.1));
+        let mut unpacker = Unpacker::new(tree, Purpose::Layer, &limits);
+        unpacker.everything(&archive[..], &limits)?;
+        let left = unpacker.tree.room().granted();
+        Ok((granted.0 - left.0, granted.1 - left.1))
+    }
+
+    #[test]
+    fn whatever_is_made_takes_room() {
+        let taken = |build: &dyn Fn(&mut Builder<Vec<u8>>)| taken(GRANTED, build).expect("unpacked");
+        let objects = |count: u64| (count * (BLOCK_BYTES + NAME_BYTES), count);
+        let with = |(bytes, objects): (u64, u64), more: u64| (bytes + more, objects);
+        assert_eq!(taken(&|b| add(b, EntryType::Directory, "d", b"")), objects(1));
+        assert_eq!(taken(&|b| (0..2).for_each(|_| add(b, EntryType::Directory, "d", b""))), objects(1), "it is there");
+        assert_eq!(
+            taken(&|b| add(b, EntryType::Regular, "a/b/f", b"content")),
+            with(objects(3), 7),
+            "what leads there"
+        );
+        assert_eq!(taken(&|b| add(b, EntryType::Symlink, "s", b"")), objects(1));
+        assert_eq!(taken(&|b| add(b, EntryType::Fifo, "p", b"")), objects(1));
+        assert_eq!(taken(&|b| add(b, EntryType::Regular, ".wh.gone", b"")), objects(1));
+        assert_eq!(taken(&|b| add(b, EntryType::Regular, "d/.wh..wh..opq", b"")), with(objects(1), BLOCK_BYTES));
+        let links = |b: &mut Builder<Vec<u8>>| {
+            ["f", "g", "h"].map(|name| {
+                let kind = if name == "f" { EntryType::Regular } else { EntryType::Link };
+                add(b, kind, name, b"");
+            });
+        };
+        assert_eq!(taken(&links), with(objects(1), 2 * NAME_BYTES), "further names");
+        for kind in [EntryType::Directory, EntryType::Regular] {
+            let attributes = |b: &mut Builder<Vec<u8>>| {
+                b.append_pax_extensions([("SCHILY.xattr.user.x", &[7; 100][..])]).expect("in memory");
+                add(b, kind, "x", b"");
+            };
+            assert_eq!(taken(&attributes), with(objects(1), BLOCK_BYTES), "attributes of {kind:?}");
+        }
+    }
+
+    #[test]
+    fn an_archive_of_names_alone_ends_where_no_room_is_left() {
+        for kind in [EntryType::Directory, EntryType::Symlink, EntryType::Regular, EntryType::Fifo] {
+            let many = |b: &mut Builder<Vec<u8>>| (0..100).for_each(|n| add(b, kind, &format!("n{n}"), b""));
+            taken(GRANTED, many).expect("unpacked");
+            for granted in [(GRANTED.0, 99), (100 * BLOCK_BYTES, GRANTED.1)] {
+                let error = taken(granted, many).expect_err("more than there is").to_string();
+                assert!(error.contains("No such file"), "the disk is asked again, {kind:?}: {error}");
+            }
+        }
+    }
 }
