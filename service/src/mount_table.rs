@@ -3,6 +3,9 @@
 
 use std::collections::HashMap;
 
+/// What the kernel writes behind the path of something that was removed. No path has two slashes in a row.
+const REMOVED_MARK: &[u8] = b"//deleted";
+
 /// A mount, as far as it matters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount<'a> {
@@ -135,9 +138,14 @@ impl<'a> MountTable<'a> {
     pub(crate) fn mounted_on(&self, own: impl Fn(&Mount<'a>) -> bool) -> impl Iterator<Item = Option<Vec<u8>>> {
         self.mounts.iter().filter(move |mount| own(mount)).flat_map(|under| {
             let root: &[u8] = if under.root == b"/" { b"" } else { &under.root };
-            // One that covers all of a mount hides that one, and is on no name.
-            let on = self.on(under).filter(|on| on.place != under.place);
-            on.map(move |on| Some([root, below(&on.place, &under.place)?].concat()))
+            // What covers a mount is on the name of its root, wherever that is shown. The filesystem's root has no name, and neither has
+            // what was removed.
+            let is_nameless = root.is_empty() || root.ends_with(REMOVED_MARK);
+            let on = self.on(under).filter(move |on| !is_nameless || on.place != under.place);
+            on.map(move |on| {
+                let rest = if on.place == under.place { Some(&b""[..]) } else { below(&on.place, &under.place) };
+                Some([root, rest?].concat())
+            })
         })
     }
 }
@@ -194,6 +202,35 @@ mod tests {
         assert_eq!(root("3 2 0:8 / / rw - t over rw\n2 1 8:1 / / rw - ext4 disk rw\n"), Some(2));
         assert_eq!(root("1 1 0:2 / / rw - rootfs rootfs rw\n"), Some(1), "the first of all");
         assert_eq!(root("5 4 0:8 / /srv rw - t x rw\n"), None, "below a directory");
+    }
+
+    fn mounted_on(mounts: &str) -> Vec<String> {
+        let text = format!("1 0 8:1 / / rw - ext4 disk rw\n{mounts}");
+        let table = MountTable::parse(text.as_bytes());
+        let paths = table.mounted_on(|mount| mount.source == b"x");
+        paths.map(|path| String::from_utf8(path.expect("below it")).expect("as given")).collect()
+    }
+
+    #[test]
+    fn what_covers_a_part_is_on_the_name_of_that_part() {
+        const WHOLE: &str = "2 1 0:9 / /srv/x rw - t x rw\n";
+        const PART: &str = "3 1 0:9 /d/f /other rw - t x rw\n";
+        assert_eq!(mounted_on(&format!("{WHOLE}4 2 0:8 / /srv/x rw - t y rw\n")), [""; 0], "all of it");
+        assert_eq!(mounted_on(&format!("{WHOLE}{PART}")), [""; 0], "nothing is on it");
+        assert_eq!(mounted_on(&format!("{WHOLE}{PART}4 3 0:8 / /other rw - t y rw\n")), ["/d/f"]);
+        assert_eq!(
+            mounted_on(&format!("{WHOLE}{PART}4 3 0:9 /g /other rw - t x rw\n5 4 0:8 / /other rw - t y rw\n")),
+            ["/d/f", "/g"]
+        );
+        assert_eq!(mounted_on(&format!("{PART}4 3 0:8 / /other/below rw - t y rw\n")), ["/d/f/below"]);
+        assert_eq!(
+            mounted_on("3 1 0:9 /d / rw - t x rw\n4 3 0:8 / / rw - t y rw\n"),
+            ["/d"],
+            "a part that is the root"
+        );
+        assert_eq!(mounted_on("3 1 0:9 / / rw - t x rw\n4 3 0:8 / / rw - t y rw\n"), [""; 0], "all of it is the root");
+        let removed = "3 1 0:9 /d/f//deleted /other rw - t x rw\n4 3 0:8 / /other rw - t y rw\n";
+        assert_eq!(mounted_on(removed), [""; 0], "it has no name any more");
     }
 
     #[test]

@@ -519,6 +519,32 @@ fn mounts_outside_of_its_root_bind_a_client_too() {
     });
 }
 
+#[test]
+fn what_covers_a_part_shown_elsewhere_is_on_the_name_of_that_part() {
+    isolated("views::what_covers_a_part_shown_elsewhere_is_on_the_name_of_that_part", |folder| {
+        let service = Running::start(folder);
+        let (at, _) = service.mount_directory("one");
+        let (part, own) = (folder.join("part"), folder.join("own"));
+        for (path, content) in
+            [(at.join("f"), "kept"), (at.join("g"), "other"), (part.clone(), ""), (own.clone(), "cover")]
+        {
+            fs::write(path, content).expect("written");
+        }
+        elsewhere(|| {
+            bind(&at.join("f"), &part);
+            bind(&own, &part);
+            for refused in [fs::remove_file(at.join("f")), fs::rename(at.join("g"), at.join("f"))] {
+                assert_eq!(refused.expect_err("something is mounted on it").raw_os_error(), Some(libc::EBUSY));
+            }
+            let connection = connect(folder, "one");
+            assert_eq!(ask(&connection, Operation::Unlink, "f", ""), Status::UseKernel);
+            assert_eq!(ask(&connection, Operation::Rename, "g", "f"), Status::UseKernel);
+            assert_eq!(fs::read(&part).expect("read"), b"cover");
+        });
+        assert_eq!(fs::read(at.join("f")).expect("read"), b"kept");
+    });
+}
+
 /// A service that stands still until this is dropped.
 struct Stopped(rustix::process::Pid);
 
