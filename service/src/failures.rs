@@ -127,6 +127,11 @@ pub(crate) fn code_of(error: &Error) -> FailureCode {
     }
 }
 
+/// What an error of a layer says: without its errno, where the message says what can be done, so that nothing comes after that.
+pub(crate) fn text_of(error: &Error) -> String {
+    error.message().filter(|message| message.contains("; ")).map_or_else(|| error.to_string(), str::to_owned)
+}
+
 /// The answer with a text that says what is wrong and, where that is known, after the last semicolon what can be done about it.
 pub(crate) fn failure(code: FailureCode, text: impl Into<String>) -> Answer {
     let text = text.into();
@@ -190,5 +195,12 @@ mod tests {
         assert!(remedy.is_some_and(|remedy| remedy.starts_with("end the programs")));
         let lost = ServiceError::LeftBehind { path: "/a; b".into(), cause: Error::from(Errno::EIO) };
         assert_eq!(told(lost).1, None);
+    }
+
+    #[test]
+    fn an_errno_does_not_come_after_what_can_be_done() {
+        let text = |message| text_of(&Error::new(Errno::ENOMEM, message));
+        assert_eq!(text("too much; take less"), "too much; take less");
+        assert_eq!(text("too much"), Error::new(Errno::ENOMEM, "too much").to_string());
     }
 }

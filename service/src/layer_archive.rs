@@ -1,11 +1,17 @@
 //! Writes an image layer from a union's differences: a tar archive with whiteout names, as in the OCI image specification
 //! (`layer.md`).
 
-use crate::failures::code_of;
+mod disk;
+mod first_paths;
+#[cfg(test)]
+mod tests;
+
+use crate::failures::{code_of, text_of};
+use disk::SparingFile;
+use first_paths::FirstPaths;
 use poolfs_libservice::types::{Attributes, Caller, FileType, NodeId, OpenFlags, Timestamp};
-use poolfs_libservice::{Difference, Layered, Libservice, Opened, Relation};
+use poolfs_libservice::{Difference, Headroom, Layered, Libservice, Opened, Relation};
 use poolfs_service_protocol::{Committed, FailureCode};
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -24,6 +30,9 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Bytes written at once.
 const WRITE_BYTES: usize = 1 << 20;
 
+/// Most bytes of the extended attributes of a member, which are in memory at once. An import accepts no more.
+const ATTRIBUTES_BYTES_MAX: usize = 1 << 20;
+
 /// The largest number that a header has room for; larger ones stand in an extension.
 const HEADER_ID_MAX: u32 = 0o777_7777;
 
@@ -34,10 +43,19 @@ pub(crate) enum ArchiveError {
     Member { path: String, cause: poolfs_libservice::Error },
     #[error("/{path} has a name beginning with .wh., which hides another name in a layer; rename it")]
     Hides { path: String },
+    #[error(
+        "/{path} has more than {ATTRIBUTES_BYTES_MAX} bytes of extended attributes, too many for a layer; remove some"
+    )]
+    Attributes { path: String },
     #[error("the archive cannot be written: {0}")]
     Archive(#[from] io::Error),
-    #[error("the union cannot be listed: {0}")]
+    #[error("the union cannot be listed: {}", text_of(.0))]
     Listing(poolfs_libservice::Error),
+    #[error(
+        "/{path}: there are too many files with several names, or they are too deep in it, and the pool's memory has no room for more than \
+         {count}; remove some names, or use a pool with more cache"
+    )]
+    Linked { count: usize, path: String },
     #[error("it was ended")]
     Ended,
 }
@@ -48,24 +66,26 @@ impl ArchiveError {
         match self {
             Self::Member { cause, .. } | Self::Listing(cause) => code_of(cause),
             Self::Archive(error) if error.kind() == io::ErrorKind::StorageFull => FailureCode::NoSpace,
-            Self::Archive(_) | Self::Hides { .. } => FailureCode::File,
+            Self::Archive(_) | Self::Hides { .. } | Self::Attributes { .. } | Self::Linked { .. } => FailureCode::File,
             Self::Ended => FailureCode::Failed,
         }
     }
 }
 
-/// Writes the archive of what differs now: as long as this takes, whoever wants to change the union waits. `goes_on` is asked often, and ends it.
+/// Writes the archive of what differs now: as long as this takes, whoever wants to change the union waits. What is kept of it meanwhile is taken
+/// of `room`. `goes_on` is asked often, and ends it.
 pub(crate) fn write(
     union: &Arc<dyn Layered>,
     archive: File,
+    room: Arc<dyn Headroom>,
     goes_on: &dyn Fn() -> bool,
 ) -> Result<Committed, ArchiveError> {
     let _held = union.hold_changes();
     let layer: Arc<dyn Libservice> = union.clone();
     let mut writer = Writer {
         layer,
-        builder: Builder::new(BufWriter::with_capacity(WRITE_BYTES, archive)),
-        linked: HashMap::new(),
+        builder: Builder::new(BufWriter::with_capacity(WRITE_BYTES, SparingFile::new(archive))),
+        linked: FirstPaths::new(room),
         done: Committed::default(),
         goes_on,
     };
@@ -85,9 +105,8 @@ pub(crate) fn write(
 
 struct Writer<'a> {
     layer: Arc<dyn Libservice>,
-    builder: Builder<BufWriter<File>>,
-    /// The first path of each object with several names.
-    linked: HashMap<u64, Vec<u8>>,
+    builder: Builder<BufWriter<SparingFile>>,
+    linked: FirstPaths,
     done: Committed,
     goes_on: &'a dyn Fn() -> bool,
 }
@@ -129,16 +148,21 @@ impl Writer<'_> {
         let mut header = empty_header(attributes.permissions);
         let mut extensions = owner(&mut header, attributes);
         if attributes.links > 1 && !attributes.is_directory() {
-            if let Some(first) = self.linked.get(&attributes.inode).cloned() {
+            if let Some(first) = self.linked.get(attributes.inode) {
                 header.set_entry_type(EntryType::Link);
                 return self.append(header, path, Some(&first), Vec::new(), io::empty());
             }
-            self.linked.insert(attributes.inode, path.to_vec());
+            self.linked.insert(attributes.inode, path)?;
         }
+        let mut attributes_bytes = 0;
         for name in self.layer.listxattr(ROOT, node).map_err(failed)? {
             // PAX has no keywords of other names.
             let Ok(text) = std::str::from_utf8(&name) else { continue };
             let value = self.layer.getxattr(ROOT, node, &name).map_err(failed)?;
+            attributes_bytes += name.len() + value.len();
+            if attributes_bytes > ATTRIBUTES_BYTES_MAX {
+                return Err(ArchiveError::Attributes { path: shown(path) });
+            }
             extensions.push((format!("SCHILY.xattr.{text}"), value));
         }
         match attributes.file_type {
@@ -263,24 +287,5 @@ impl Read for Content<'_> {
         }
         self.offset += read as u64;
         Ok(read)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_decimal_numbers() {
-        for (time, text) in [
-            ((5, 0), "5"),
-            ((5, 20), "5.000000020"),
-            ((0, 1), "0.000000001"),
-            ((-5, 0), "-5"),
-            ((-5, 999_999_999), "-4.000000001"),
-            ((-1, 500_000_000), "-0.500000000"),
-        ] {
-            assert_eq!(decimal(time.0, time.1), text);
-        }
     }
 }

@@ -18,6 +18,7 @@ use crate::stack::{Directory, Source, Stack, StackBuilder};
 use crate::sync::lock;
 use crate::underway::{Change, Changes, INSTANCES_MAX};
 use endings::Left;
+use poolfs_libservice::Headroom;
 use poolfs_service_protocol::{
     Answer, Command, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
 };
@@ -140,6 +141,11 @@ impl Service {
     /// Has the callers of all instances say when they submit a request, while somebody wants to hear of them.
     pub fn want_stamps(&self) {
         lock(&self.instances).values().for_each(|mounted| mounted.front.want_stamps(self.tracer.is_on()));
+    }
+
+    /// Headroom for what one job keeps of a tree: of what listings share, as those are all that such a job is about.
+    pub(crate) fn room_of_job(&self) -> Arc<dyn Headroom> {
+        self.shares.listings().join()
     }
 
     /// The instance of that name.

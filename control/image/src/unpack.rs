@@ -354,10 +354,10 @@ mod tests {
         assert_eq!(taken(&|b| add(b, EntryType::Regular, ".wh.gone", b"")), objects(1));
         assert_eq!(taken(&|b| add(b, EntryType::Regular, "d/.wh..wh..opq", b"")), with(objects(1), BLOCK_BYTES));
         let links = |b: &mut Builder<Vec<u8>>| {
-            ["f", "g", "h"].map(|name| {
+            for name in ["f", "g", "h"] {
                 let kind = if name == "f" { EntryType::Regular } else { EntryType::Link };
                 add(b, kind, name, b"");
-            });
+            }
         };
         assert_eq!(taken(&links), with(objects(1), 2 * NAME_BYTES), "further names");
         for kind in [EntryType::Directory, EntryType::Regular] {

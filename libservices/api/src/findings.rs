@@ -75,7 +75,9 @@ fn cut(mut text: String) -> String {
     text
 }
 
-fn shown(path: &[u8]) -> String {
+/// A path as it is shown in messages: unprintable bytes escaped, cut after 1024 bytes, however long it is.
+#[must_use]
+pub fn shown_path(path: &[u8]) -> String {
     let some = &path[..path.len().min(TEXT_BYTES_MAX + 1)];
     cut(some.escape_ascii().to_string())
 }
@@ -99,7 +101,7 @@ impl<'a, P> Findings<'a, P> {
             Outcome::Repaired => &mut self.tally.repaired,
         };
         *count += 1;
-        (self.report)(Finding { path: shown(path), problem, cause: cut(cause), outcome });
+        (self.report)(Finding { path: shown_path(path), problem, cause: cut(cause), outcome });
     }
 
     /// Something that nobody can repair without guessing.

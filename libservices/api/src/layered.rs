@@ -56,7 +56,7 @@ pub struct Flattened {
     pub bytes: u64,
     /// How many could not be completed.
     pub failed: u64,
-    /// Those, at most 100: path and cause.
+    /// Those, at most 100: path, of which at most 4096 bytes and three dots, and cause.
     pub failures: Vec<(Vec<u8>, String)>,
 }
 
@@ -66,7 +66,8 @@ pub trait Layered: Libservice {
     /// names in order; paths are from the root, without a leading slash. What is changed meanwhile is told of as it was, as it is, or not at all.
     ///
     /// # Errors
-    /// Those of `visit`, and what the branches answer.
+    /// Those of `visit`; `ENAMETOOLONG` for a directory that is deeper than [`WALK_DEPTH_MAX`](crate::walk::WALK_DEPTH_MAX), `ENOMEM` when there is
+    /// no room for the names of one and of those above it; what the branches answer.
     fn differences(&self, visit: &mut Visit<'_>) -> Result<()>;
 
     /// Whether the permissions, the owners or the extended attributes of the root, which is always told of, are not those that the lower branches

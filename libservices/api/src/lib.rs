@@ -95,7 +95,7 @@ pub use coherence::{Coherence, Stale, Upcalls};
 pub use durability::{Durability, NameChange};
 pub use error::{Error, Result};
 pub use filter::{Filter, Operation};
-pub use findings::{Finding, Findings, Outcome, Tally};
+pub use findings::{Finding, Findings, Outcome, Tally, shown_path};
 pub use held::{Branch, Held, Opened};
 pub use layered::{ChangesHeld, Difference, Flattened, Layered, Relation, Visit};
 pub use memory::Memory;

@@ -2,15 +2,16 @@
 
 use crate::format::BLOCK;
 use crate::node::{Content, Node};
+use crate::pending_names::PendingNames;
 use crate::resolve::{LowerFound, Referenced};
 use crate::sketch::Sketch;
-use crate::upper_names::list;
-use crate::{Union, lower_path, marks};
+use crate::{Union, marks, upper_names};
+use poolfs_libservice::walk::WALK_DEPTH_MAX;
 use poolfs_libservice::{
-    Branch, ChangesHeld, Difference, Error, Flattened, Layered, Opened, Relation, Result, Visit, fail,
+    Branch, ChangesHeld, Difference, Error, Flattened, Layered, Opened, Relation, Result, Visit, fail, shown_path,
 };
 use poolfs_types::{Attributes, Caller, Errno, FileType, NodeId, OpenFlags, SeekTo};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
@@ -33,9 +34,9 @@ struct Entered<'a> {
     node: Arc<Node>,
     /// what keeps the node, of all but the root
     _reference: Option<Referenced<'a>>,
-    path: Vec<u8>,
-    /// those still to be looked at, the last first
-    names: Vec<Vec<u8>>,
+    /// of its path, which all below it begin with
+    path_length: usize,
+    names: PendingNames,
     below: Below,
     is_told: bool,
 }
@@ -77,26 +78,32 @@ impl Union {
         self.nothing_waits()?;
         self.complete_all_deferred()?;
         // A file with several lower names may have changed under names that are in no upper directory.
-        let has_links = !list(&self.upper, self.work.index.node())?.is_empty();
+        let has_links = !upper_names::first_names(&self.upper, self.work.index.node(), 1)?.is_empty();
         let root = self.node(NodeId::ROOT)?;
-        let mut way = vec![self.enter(root, None, Vec::new(), Below::Same, has_links, false)?];
-        if self.tell_of(&mut way, visit)?.is_break() {
+        let mut path = Vec::new();
+        let mut way = vec![self.enter(root, None, &path, Below::Same, has_links, false)?];
+        if self.tell_of(&mut way, &path, visit)?.is_break() {
             return Ok(());
         }
         while let Some(directory) = way.last_mut() {
+            path.truncate(directory.path_length);
             let Some(name) = directory.names.pop() else {
                 way.pop();
                 continue;
             };
-            let path = lower_path::join(&directory.path, &name);
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(name);
+            let name = &path[path.len() - name.len()..];
             let parent = directory.node.clone();
             let (child, relation, attributes) = {
                 let _names = self.names();
                 let lower = match directory.below {
-                    Below::Same => self.search_name(&parent.read(), &name)?,
+                    Below::Same => self.search_name(&parent.read(), name)?,
                     Below::Nothing => LowerFound::default(),
                 };
-                match self.child(&parent, &name)? {
+                match self.child(&parent, name)? {
                     None if lower.attributes.is_some() => (None, Relation::Added, None),
                     None => continue,
                     Some(child) => {
@@ -108,7 +115,7 @@ impl Union {
                 }
             };
             let is_told = child.is_none() || attributes.is_some();
-            if is_told && self.tell_of(&mut way, visit)?.is_break() {
+            if is_told && self.tell_of(&mut way, &path, visit)?.is_break() {
                 return Ok(());
             }
             let told = match (&child, &attributes) {
@@ -125,15 +132,18 @@ impl Union {
                 && child.is_directory()
             {
                 let below = if relation == Relation::Changed { Below::Same } else { Below::Nothing };
+                if way.len() == WALK_DEPTH_MAX {
+                    return Err(too_deep(&path));
+                }
                 let node = Arc::clone(&child);
-                way.push(self.enter(node, Some(child), path, below, has_links, is_told)?);
+                way.push(self.enter(node, Some(child), &path, below, has_links, is_told)?);
             }
         }
         Ok(())
     }
 
     /// Tells of the directories on the way of which it was not done yet, as there was nothing to tell of in them.
-    fn tell_of(&self, way: &mut [Entered<'_>], visit: &mut Visit<'_>) -> Result<ControlFlow<()>> {
+    fn tell_of(&self, way: &mut [Entered<'_>], path: &[u8], visit: &mut Visit<'_>) -> Result<ControlFlow<()>> {
         for directory in way.iter_mut().filter(|directory| !directory.is_told) {
             directory.is_told = true;
             let attributes = {
@@ -141,7 +151,8 @@ impl Union {
                 self.attributes(ROOT, &directory.node)?
             };
             let (node, relation) = (directory.node.id, Relation::Changed);
-            if visit(&directory.path, Difference::Object { node, attributes: &attributes, relation })?.is_break() {
+            let path = &path[..directory.path_length];
+            if visit(path, Difference::Object { node, attributes: &attributes, relation })?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
@@ -152,23 +163,28 @@ impl Union {
         &'a self,
         node: Arc<Node>,
         reference: Option<Referenced<'a>>,
-        path: Vec<u8>,
+        path: &[u8],
         below: Below,
         has_links: bool,
         is_told: bool,
     ) -> Result<Entered<'a>> {
-        let mut names = BTreeSet::new();
+        let names = self.pending_names(&node, below, has_links).map_err(|error| no_room(path, error))?;
+        Ok(Entered { node, _reference: reference, path_length: path.len(), names, below, is_told })
+    }
+
+    /// The names of a directory that are looked at.
+    fn pending_names(&self, node: &Node, below: Below, has_links: bool) -> Result<PendingNames> {
+        let mut names = PendingNames::new(&self.listings);
         if below == Below::Same
             && let Some(upper) = node.upper()
         {
-            names.extend(list(&self.upper, upper.node())?.into_iter().map(|(name, _)| name));
+            upper_names::each_name(&self.upper, upper.node(), &mut |name| names.push(name))?;
         }
         if below == Below::Nothing || has_links {
             let _names = self.names();
-            names.extend(self.shown_names(&node)?);
+            self.each_name(node, &mut |named, _| names.push(&named.name).map(ControlFlow::Continue))?;
         }
-        let names = names.into_iter().rev().collect();
-        Ok(Entered { node, _reference: reference, path, names, below, is_told })
+        names.finish()
     }
 
     /// How `node` stands to what was found below under its name.
@@ -218,6 +234,27 @@ impl Union {
         self.close_unused(&node);
         parts
     }
+}
+
+fn too_deep(path: &[u8]) -> Error {
+    let message = format!(
+        "/{} is below {WALK_DEPTH_MAX} directories; move it nearer to the root, or remove it",
+        shown_path(path)
+    );
+    Error::new(Errno::ENAMETOOLONG, message)
+}
+
+/// An error of listing a directory, which says where it was if there was no memory for it.
+fn no_room(path: &[u8], error: Error) -> Error {
+    if error != Errno::ENOMEM {
+        return error;
+    }
+    let cause = format!(
+        "/{}: there is too little memory for its names and those of the directories above it ({error}); divide the largest of them, or try again \
+         when less is listed",
+        shown_path(path)
+    );
+    Error::new(Errno::ENOMEM, cause)
 }
 
 /// Permissions, owners and extended attributes of an object of a branch, as far as users see them and they are not the host's own.

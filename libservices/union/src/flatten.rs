@@ -19,6 +19,16 @@ const STEP_BLOCKS: u64 = 256;
 /// Most files that are named because they could not be completed.
 const FAILED_MAX: usize = 100;
 
+/// Most bytes of the path of each.
+const FAILED_PATH_MAX: usize = 4096;
+
+fn cut(path: &[u8]) -> Vec<u8> {
+    match path.split_at_checked(FAILED_PATH_MAX) {
+        Some((first, rest)) if !rest.is_empty() => [first, b"..."].concat(),
+        _ => path.to_vec(),
+    }
+}
+
 /// What becomes of blocks of zeros that move to where there is a hole.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zeros {
@@ -47,7 +57,7 @@ impl Union {
                 Err(error) => {
                     done.failed += 1;
                     if done.failures.len() < FAILED_MAX {
-                        done.failures.push((path.to_vec(), error.to_string()));
+                        done.failures.push((cut(path), error.to_string()));
                     }
                 }
             }

@@ -57,6 +57,7 @@ mod names;
 mod needed;
 mod node;
 mod owners;
+mod pending_names;
 mod pinned;
 mod place;
 mod rename;

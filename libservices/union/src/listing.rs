@@ -87,10 +87,7 @@ impl Counted {
         let bytes = bytes as u64;
         if let Some(more) = bytes.checked_sub(self.bytes) {
             if !self.memory.add(more) {
-                return Err(Error::new(
-                    Errno::ENOMEM,
-                    "too many large directories of several branches are being listed",
-                ));
+                return Err(Error::new(Errno::ENOMEM, "too many large directories are being listed"));
             }
         } else {
             self.memory.subtract(self.bytes - bytes);

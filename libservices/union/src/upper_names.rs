@@ -25,6 +25,17 @@ pub(crate) fn first_names(upper: &Branch, node: NodeId, most: usize) -> Result<V
     Ok(names)
 }
 
+/// Visits all names of a directory of the upper branch.
+pub(crate) fn each_name(upper: &Branch, node: NodeId, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let directory = Opened::directory(upper, node)?;
+    let mut visited = Ok(());
+    upper.readdir(ROOT, directory.id(), 0, &mut |entry| {
+        visited = visit(entry.name.as_bytes());
+        if visited.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    visited
+}
+
 /// What a name leads to.
 pub(crate) fn find(upper: &Branch, parent: NodeId, name: &[u8]) -> Result<Option<(Held, Attributes)>> {
     match upper.lookup(ROOT, parent, Name::new(name)?) {

@@ -117,18 +117,12 @@ impl Union {
         Ok(count)
     }
 
-    /// The names that a directory shows.
-    pub(crate) fn shown_names(&self, node: &Node) -> Result<Vec<Vec<u8>>> {
-        let mut names = Vec::new();
-        self.each_name(node, &mut |named, _| {
-            names.push(named.name.clone());
-            Ok(ControlFlow::Continue(()))
-        })?;
-        Ok(names)
-    }
-
     /// Every name that a directory shows, once, with its inode number.
-    fn each_name(&self, node: &Node, visit: &mut dyn FnMut(&Named, u64) -> Result<ControlFlow<()>>) -> Result<()> {
+    pub(crate) fn each_name(
+        &self,
+        node: &Node,
+        visit: &mut dyn FnMut(&Named, u64) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
         let parts = self.parts(&node.read())?;
         let mut seen: HashSet<Vec<u8>> = HashSet::new();
         let (mut counted, mut bytes) = (Counted::new(&self.listings), 0);

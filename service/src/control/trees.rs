@@ -1,7 +1,7 @@
 //! The commands on the differences between a union and its lower branches.
 
 use super::{answer, failed, has_hung_up};
-use crate::failures::code_of;
+use crate::failures::{code_of, text_of};
 use crate::instance::Instance;
 use crate::layer_archive;
 use crate::outside::{Deed, outside};
@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// What keeps a union from being read or written to the end.
 fn broken(stream: &UnixStream, error: &poolfs_libservice::Error) -> io::Result<()> {
-    failed(stream, code_of(error), error.to_string())
+    failed(stream, code_of(error), text_of(error))
 }
 
 /// Has `work` done on the union of an instance, which is told by its second argument whether to go on: not when the instance is to end, or whoever
@@ -165,7 +165,7 @@ pub(super) fn commit(stream: &UnixStream, service: &Service, instance: &str, arc
                 return failed(stream, FailureCode::File, format!("{} cannot be made: {error}", archive.display()));
             }
         };
-        match layer_archive::write(union, file, goes_on) {
+        match layer_archive::write(union, file, service.room_of_job(), goes_on) {
             Ok(done) => answer(stream, &Answer::Committed(done)),
             Err(error) => failed(stream, error.code(), error.to_string()),
         }

@@ -1,9 +1,11 @@
-//! Tests of paths in lower branches that are deeper than a program can name at once.
+//! Tests of paths in lower branches that are deeper than a program can name at once, and of what is kept of a tree on the way down.
 
 use crate::support::{Branches, Counting, ROOT, close, mkdir, name, node};
-use poolfs_libservice::types::{Errno, NodeId};
-use poolfs_libservice::{Headroom, Libservice};
+use poolfs_libservice::types::{Errno, FileType, NodeId};
+use poolfs_libservice::walk::WALK_DEPTH_MAX;
+use poolfs_libservice::{Headroom, Layered, Libservice};
 use poolfs_union::{Lower, Union, UnionConfig};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const PART: usize = 250;
@@ -82,5 +84,69 @@ fn the_upper_branch_is_not_bounded() {
     node(&*union, &deep).expect("it is found again");
     mkdir(&*union, &format!("{deep}/more"));
     union.rmdir(ROOT, node(&*union, &deep).expect("found"), name("more")).expect("removed");
+    close(union);
+}
+
+#[test]
+fn differences_and_flattening_go_as_deep_as_other_walks() {
+    let branches = Branches::empty(1);
+    make_deep(&*branches.upper, "d", WALK_DEPTH_MAX + 5);
+    let union = branches.open();
+    let mut told = 0;
+    let listed = union.differences(&mut |path, _| {
+        assert_eq!(path.len(), usize::saturating_sub(2 * told, 1));
+        told += 1;
+        Ok(ControlFlow::Continue(()))
+    });
+    assert_eq!(told, 1 + WALK_DEPTH_MAX, "the root, and what is below it");
+    for error in [listed.expect_err("too deep"), union.flatten(&|| true).expect_err("too deep")] {
+        assert_eq!(error, Errno::ENAMETOOLONG);
+        let message = error.message().expect("words");
+        assert!(message.starts_with("/d/d/d") && message.len() < PATH_MAX, "{message}");
+        assert!(message.contains("below 4096 directories; move it"), "{message}");
+    }
+    close(union);
+}
+
+/// All directories on the way down have names that are still to come.
+#[test]
+fn names_on_the_way_down_are_counted_and_bounded() {
+    const DEPTH: usize = 20;
+    const WIDTH: usize = 100;
+    let branches = Branches::empty(1);
+    let mut at = NodeId::ROOT;
+    for _ in 0..DEPTH {
+        for number in 0..WIDTH {
+            let file = format!("{number:0PART$}");
+            branches.upper.mknod(ROOT, at, name(&file), FileType::Regular, 0o600, 0).expect("made");
+        }
+        at = branches.upper.mkdir(ROOT, at, name("directory"), 0o755).expect("made").node;
+    }
+    let names_bytes = (DEPTH * WIDTH * PART) as u64;
+    let open = |listings_bytes_max, room: &Arc<Counting>| {
+        let listings_room = Some(Arc::clone(room) as Arc<dyn Headroom>);
+        let config = UnionConfig::new(branches.upper.clone(), Vec::new());
+        Union::open(UnionConfig { listings_room, listings_bytes_max, ..config }).expect("the union opens")
+    };
+    let room = Arc::new(Counting::default());
+    let union = open(u64::MAX, &room);
+    let (mut told, mut most) = (0, 0);
+    let visit = &mut |_: &[u8], _: poolfs_libservice::Difference<'_>| {
+        told += 1;
+        most = most.max(room.count());
+        Ok(ControlFlow::Continue(()))
+    };
+    union.differences(visit).expect("told");
+    assert_eq!(told, 1 + DEPTH * (WIDTH + 1));
+    assert!((names_bytes..2 * names_bytes).contains(&most), "{most} of {names_bytes}");
+    assert_eq!(room.count(), 0, "all is given back");
+    close(union);
+
+    let union = open(names_bytes / 2, &room);
+    let error = union.differences(&mut |_, _| Ok(ControlFlow::Continue(()))).expect_err("no room");
+    assert_eq!(error, Errno::ENOMEM);
+    let message = error.message().expect("words");
+    assert!(message.starts_with("/directory/directory") && message.contains("; "), "{message}");
+    assert_eq!(room.count(), 0, "all is given back");
     close(union);
 }
