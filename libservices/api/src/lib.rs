@@ -3,7 +3,8 @@
 //!
 //! A filesystem instance is a stack (or tree) of layers: union, cache, local ... Each sees only the layers below it, through this
 //! trait, and nothing is global. Begin reading with the contract below. The tests [`conformance`] and [`random_operations`] check
-//! it, unchanged over every layer and every stack; [`Memory`] is the reference.
+//! it, unchanged over every layer and every stack but for what a backend cannot do at all ([`conformance::Capability`]); [`Memory`] is
+//! the reference.
 //!
 //! # The contract
 //!

@@ -31,7 +31,7 @@ pub struct CacheConfig {
     pub names_max: usize,
     /// Most segments open at once, between uses.
     pub descriptors_max: usize,
-    /// Threads that write back.
+    /// Threads for write-back that are to be free, beside those that branches keep.
     pub flush_threads: usize,
     /// Threads that read ahead.
     pub read_ahead_threads: usize,
