@@ -5,6 +5,7 @@ use crate::failures::ServiceError;
 use crate::flushes::{LOOK, Standing};
 use crate::fuse::{FuseMount, MountError};
 use crate::instance::Instance;
+use crate::jobs::Stopped;
 use crate::last_flush::{close, flush, next, reopen, said_since};
 use crate::queue_front::QueueFront;
 use poolfs_libservice::Error;
@@ -12,7 +13,7 @@ use poolfs_libservice::types::Errno;
 use poolfs_service_protocol::UnmountMode;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, TryLockError};
+use std::sync::{Arc, TryLockError, Weak};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -78,10 +79,28 @@ impl Service {
             Some(Err(cause)) if !ending.is_forced() => return Err(not_written(&instance, cause)),
             _ => {}
         }
+        let stopped = if answers { stop_jobs(&instance, is_wanted) } else { None };
+        match stopped {
+            None if !is_wanted() => return Err(ServiceError::GivenUp(name.to_owned())),
+            None if !ending.is_forced() => return Err(not_written(&instance, does_not_answer())),
+            _ => {}
+        }
+        let meant = Arc::downgrade(&instance);
         // Its branches are free as soon as it has ended.
         drop(instance);
         let _one_at_a_time = self.changes.begin();
-        if answers { self.end_instance(name, ending) } else { self.abandon(name) }
+        if !self.is_still(name, &meant) {
+            return Ok(Left::Nothing);
+        }
+        match stopped {
+            Some(stopped) => self.end_instance(name, ending, stopped),
+            None => self.abandon(name),
+        }
+    }
+
+    /// Whether an instance that was there still is, and no other one has its name. Whoever calls has `changes`.
+    fn is_still(&self, name: &str, meant: &Weak<Instance>) -> bool {
+        self.instance(name).is_some_and(|instance| std::ptr::eq(Arc::as_ptr(&instance), meant.as_ptr()))
     }
 
     /// Brings what an instance has accepted to the disk, as long as that is `wanted`. One that does not exist (any more) is fine.
@@ -132,15 +151,20 @@ impl Service {
                     continue;
                 }
             }
+            let Some(stopped) = stop_jobs(&instance, goes_on) else {
+                warn!(instance = name, "an instance without a mount stays: somebody still works on it");
+                is_left = true;
+                continue;
+            };
+            let meant = Arc::downgrade(&instance);
             // Its branches are free as soon as it has ended.
             drop(instance);
             let _one_at_a_time = self.changes.begin();
-            // Another one may have its name by now.
-            if !lock(&self.instances).get(name).is_some_and(over) {
+            if !self.is_still(name, &meant) || !lock(&self.instances).get(name).is_some_and(over) {
                 continue;
             }
             info!(instance = name, "its mount was taken away");
-            if let Err(error) = self.end_instance(name, UnmountMode::Orderly) {
+            if let Err(error) = self.end_instance(name, UnmountMode::Orderly, stopped) {
                 is_left |= self.instance(name).is_some();
                 warn!(instance = name, %error, is_left, "an instance without a mount did not end well");
             }
@@ -148,14 +172,9 @@ impl Service {
         is_left
     }
 
-    /// Unmounts an instance that was flushed just now, with what was written since. Whoever calls has `changes`.
-    fn end_instance(&self, name: &str, ending: UnmountMode) -> Result<Left, ServiceError> {
+    /// Unmounts an instance that was flushed just now and on which nobody works, with what was written since. Whoever calls has `changes`.
+    fn end_instance(&self, name: &str, ending: UnmountMode, stopped: Stopped) -> Result<Left, ServiceError> {
         let Some(instance) = self.instance(name) else { return Ok(Left::Nothing) };
-        let end = Instant::now() + JOBS_WAIT;
-        let stopped = match instance.jobs().stop(|| Instant::now() < end) {
-            None if ending.is_forced() => return self.abandon(name),
-            stopped => stopped.ok_or_else(|| not_written(&instance, does_not_answer()))?,
-        };
         let flushed = match flush(&instance, |standing| !standing.is_stuck()) {
             None if ending.is_forced() => {
                 let abandoned = self.abandon(name);
@@ -360,6 +379,12 @@ impl Service {
         self.builder.end();
         result
     }
+}
+
+/// Nobody works on an instance any more that is to end, unless that takes too long or is not `wanted`. Whoever calls does not have `changes`: a job may wait for a branch.
+fn stop_jobs(instance: &Instance, is_wanted: &dyn Fn() -> bool) -> Option<Stopped> {
+    let end = Instant::now() + JOBS_WAIT;
+    instance.jobs().stop(|| is_wanted() && Instant::now() < end)
 }
 
 fn does_not_answer() -> Error {

@@ -3,6 +3,7 @@
 use crate::harness::{Running, answer_of, eventually, give, isolated, make, mounts, spawn};
 use poolfs_service_protocol::{Answer, Command as Order, ServiceConfig, StackSpec, UnmountMode};
 use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -266,5 +267,38 @@ fn a_busy_mount_stays_unless_its_users_are_to_lose_it() {
         assert_eq!(service.order(&detached), Answer::Lingers);
         assert!(mounts(folder).is_empty());
         assert_eq!(fs::read(directory.join("f")).expect("flushed"), b"still here");
+    });
+}
+
+#[test]
+fn a_job_that_is_slow_to_end_holds_up_nothing_but_the_end_of_its_instance() {
+    isolated("endings::a_job_that_is_slow_to_end_holds_up_nothing_but_the_end_of_its_instance", |folder| {
+        let service = Running::start(folder);
+        let (upper, lower) = (make(&folder.join("upper")), make(&folder.join("lower")));
+        let at = service.mount("one", StackSpec::union(upper, vec![lower]));
+        // More than there is room for on a connection from which nobody reads.
+        for number in 0..4000 {
+            File::create(at.join(format!("{number:0>200}"))).expect("made");
+        }
+        let connect = || UnixStream::connect(service.control_socket()).expect("it listens");
+        let differences = Order::Differences { instance: "one".into(), parts: false };
+        let comparing = connect();
+        give(&comparing, &differences);
+        assert!(matches!(answer_of(&comparing), Answer::Difference(_)), "it has begun");
+        let ending = connect();
+        give(&ending, &Order::Unmount { instance: "one".into(), ending: UnmountMode::Orderly });
+        eventually("the job is asked to end", || {
+            let other = connect();
+            give(&other, &differences);
+            matches!(answer_of(&other), Answer::Failed { ref message, .. } if message.contains("being unmounted"))
+        });
+        let _ = service.mount_directory("two");
+        assert_eq!(service.unmount("two"), Answer::Done);
+        ending.set_nonblocking(true).expect("set");
+        let early = (&ending).read(&mut [0]);
+        assert!(early.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "the job goes on");
+        ending.set_nonblocking(false).expect("set");
+        drop(comparing);
+        assert_eq!(answer_of(&ending), Answer::Done);
     });
 }
